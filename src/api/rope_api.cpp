@@ -1,0 +1,72 @@
+// rope_api.cpp - RoPE at the C boundary: import, problem, plan, backend
+#include "api/descriptor.hpp"
+#include "core/import.hpp"
+
+namespace rope {
+
+namespace {
+
+rope_status_t create(const rope_config_t *given, rope_desc **desc_out) {
+  const char *function = "rope_desc_create";
+  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL", function);
+  *desc_out = nullptr;
+  rope_config_t config;
+  ROPE_TRY(import_struct(function, "config", given, kRopeConfigFirstSize, &config, sizeof config));
+  RopeGeometry geometry = {};
+  ROPE_TRY(make_rope_geometry(function, config, &geometry));
+  DeviceInfo device;
+  const Backend &backend = backend_of(config.device);
+  ROPE_TRY(backend.open_rope(function, geometry, config.device_index, config.num_threads, &device));
+  rope_desc *desc = static_cast<rope_desc *>(allocate_descriptor(kRopeMagic));
+  if (desc == nullptr) {
+    return fail(ROPE_STATUS_OUT_OF_MEMORY, "%s: no memory for a descriptor of %zu bytes", function, sizeof *desc);
+  }
+  desc->backend = &backend;
+  desc->device = device;
+  desc->device_index = config.device_index;
+  desc->geometry = geometry;
+  make_live(&desc->header, kRopeMagic);
+  *desc_out = desc;
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
+                  rope_stream_t stream) {
+  ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
+  rope_args_t args;
+  ROPE_TRY(import_struct(function, "args", given, kRopeArgsFirstSize, &args, sizeof args));
+  ROPE_TRY(check_stream(function, desc->geometry.device, stream));
+  RopeProblem problem;
+  ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &problem));
+  if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  RopePlan plan;
+  ROPE_TRY(plan_rope(function, problem, desc->device, &plan));
+  return desc->backend->run_rope(function, problem, plan, desc->device_index, stream);
+}
+
+}  // namespace
+
+}  // namespace rope
+
+extern "C" {
+
+rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out) {
+  return rope::create(config, desc_out);
+}
+
+void rope_desc_destroy(rope_desc_t *desc) {
+  if (desc == nullptr || rope::check_descriptor("rope_desc_destroy", desc, rope::kRopeMagic) != ROPE_STATUS_SUCCESS) {
+    return;
+  }
+  rope::release_descriptor(&desc->header, rope::kRopeMagic);
+}
+
+rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
+  return rope::run("rope_forward", desc, args, false, stream);
+}
+
+rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
+  return rope::run("rope_backward", desc, args, true, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,73 @@
+// swiglu_api.cpp - SwiGLU at the C boundary: import, problem, plan, backend
+#include "api/descriptor.hpp"
+#include "core/import.hpp"
+
+namespace rope {
+
+namespace {
+
+rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
+  const char *function = "swiglu_desc_create";
+  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL", function);
+  *desc_out = nullptr;
+  swiglu_config_t config;
+  ROPE_TRY(import_struct(function, "config", given, kSwigluConfigFirstSize, &config, sizeof config));
+  ROPE_TRY(check_swiglu_config(function, config));
+  DeviceInfo device;
+  const Backend &backend = backend_of(config.device);
+  ROPE_TRY(backend.open_swiglu(function, config.dtype, config.device_index, config.num_threads, &device));
+  swiglu_desc *desc = static_cast<swiglu_desc *>(allocate_descriptor(kSwigluMagic));
+  if (desc == nullptr) {
+    return fail(ROPE_STATUS_OUT_OF_MEMORY, "%s: no memory for a descriptor of %zu bytes", function, sizeof *desc);
+  }
+  desc->backend = &backend;
+  desc->device = device;
+  desc->device_index = config.device_index;
+  desc->device_kind = config.device;
+  desc->dtype = config.dtype;
+  make_live(&desc->header, kSwigluMagic);
+  *desc_out = desc;
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
+                  rope_stream_t stream) {
+  ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
+  swiglu_args_t args;
+  ROPE_TRY(import_struct(function, "args", given, kSwigluArgsFirstSize, &args, sizeof args));
+  ROPE_TRY(check_stream(function, desc->device_kind, stream));
+  SwigluProblem problem;
+  ROPE_TRY(make_swiglu_problem(function, desc->dtype, args, is_backward, &problem));
+  if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  SwigluPlan plan;
+  ROPE_TRY(plan_swiglu(function, problem, desc->device, &plan));
+  return desc->backend->run_swiglu(function, problem, plan, desc->device_index, stream);
+}
+
+}  // namespace
+
+}  // namespace rope
+
+extern "C" {
+
+rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out) {
+  return rope::create(config, desc_out);
+}
+
+void swiglu_desc_destroy(swiglu_desc_t *desc) {
+  if (desc == nullptr ||
+      rope::check_descriptor("swiglu_desc_destroy", desc, rope::kSwigluMagic) != ROPE_STATUS_SUCCESS) {
+    return;
+  }
+  rope::release_descriptor(&desc->header, rope::kSwigluMagic);
+}
+
+rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
+  return rope::run("swiglu_forward", desc, args, false, stream);
+}
+
+rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
+  return rope::run("swiglu_backward", desc, args, true, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,136 @@
+// cpu_kernels_base.cpp - the inner loops for the target's base instruction set
+//
+// Plain loops that the compiler vectorises. Loops over contiguous elements have their steps as literals; `ivdep` tells
+// the compiler what the ABI promises and aliasing analysis cannot see: an output is its input or disjoint from it.
+#include "backend/cpu/cpu_kernels.hpp"
+#include "core/float16.hpp"
+#include "core/gating.hpp"
+#include "core/rotation.hpp"
+
+namespace rope {
+
+namespace {
+
+void fill_angles(const uint64_t *increments, int pairs, uint64_t position, float scale, float *__restrict cos,
+                 float *__restrict sin) {
+  for (int pair = 0; pair < pairs; ++pair) {
+    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[pair]));
+    cos[pair] = multiply_rounded(angle.cos, scale);
+    sin[pair] = multiply_rounded(angle.sin, scale);
+  }
+}
+
+// Pair i is at elements i * in_step of x_in and y_in.
+template <typename T>
+inline __attribute__((always_inline)) void rotate_pairs(const T *x_in, const T *y_in, int64_t in_step, T *x_out,
+                                                        T *y_out, int64_t out_step, int pairs, const float *cos,
+                                                        const float *sin) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Pair out = rotate({to_float(x_in[i * in_step]), to_float(y_in[i * in_step])}, cos[i], sin[i]);
+    x_out[i * out_step] = round_to<T>(out.x);
+    y_out[i * out_step] = round_to<T>(out.y);
+  }
+}
+
+template <typename T>
+void rotate_half(const void *in, int64_t in_stride, void *out, int64_t out_stride, int pairs, const float *cos,
+                 const float *sin) {
+  const T *x = static_cast<const T *>(in);
+  T *x_out = static_cast<T *>(out);
+  if (in_stride == 1 && out_stride == 1) {
+    rotate_pairs(x, x + pairs, 1, x_out, x_out + pairs, 1, pairs, cos, sin);
+  } else {
+    rotate_pairs(x, x + pairs * in_stride, in_stride, x_out, x_out + pairs * out_stride, out_stride, pairs, cos, sin);
+  }
+}
+
+template <typename T>
+void rotate_interleaved(const void *in, int64_t in_stride, void *out, int64_t out_stride, int pairs, const float *cos,
+                        const float *sin) {
+  const T *x = static_cast<const T *>(in);
+  T *x_out = static_cast<T *>(out);
+  if (in_stride == 1 && out_stride == 1) {
+    rotate_pairs(x, x + 1, 2, x_out, x_out + 1, 2, pairs, cos, sin);
+  } else {
+    rotate_pairs(x, x + in_stride, 2 * in_stride, x_out, x_out + out_stride, 2 * out_stride, pairs, cos, sin);
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void gate_elements(const T *gate, int64_t gate_step, const T *up, int64_t up_step,
+                                                         T *out, int64_t out_step, int64_t count) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    out[i * out_step] = round_to<T>(swiglu(to_float(gate[i * gate_step]), to_float(up[i * up_step])));
+  }
+}
+
+template <typename T>
+void swiglu_forward(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
+                    int64_t out_stride, int64_t count) {
+  const T *g = static_cast<const T *>(gate);
+  const T *u = static_cast<const T *>(up);
+  T *o = static_cast<T *>(out);
+  if (gate_stride == 1 && up_stride == 1 && out_stride == 1) {
+    gate_elements(g, 1, u, 1, o, 1, count);
+  } else {
+    gate_elements(g, gate_stride, u, up_stride, o, out_stride, count);
+  }
+}
+
+// Gradients go through small buffers, so that one loop serves one or both of them, in place or not.
+template <typename T>
+void swiglu_backward(const void *const in[3], const int64_t in_stride[3], void *const out[2],
+                     const int64_t out_stride[2], int64_t count) {
+  constexpr int64_t kChunk = 256;
+  float value[3][kChunk];
+  float gradient[2][kChunk];
+  for (int64_t begin = 0; begin < count; begin += kChunk) {
+    const int64_t length = count - begin < kChunk ? count - begin : kChunk;
+    for (int input = 0; input < 3; ++input) {
+      const T *source = static_cast<const T *>(in[input]) + begin * in_stride[input];
+      if (in_stride[input] == 1) {
+        for (int64_t i = 0; i < length; ++i) value[input][i] = to_float(source[i]);
+      } else {
+        for (int64_t i = 0; i < length; ++i) value[input][i] = to_float(source[i * in_stride[input]]);
+      }
+    }
+    for (int64_t i = 0; i < length; ++i) {
+      const SwigluGradient result = swiglu_gradient(value[0][i], value[1][i], value[2][i]);
+      gradient[0][i] = result.gate;
+      gradient[1][i] = result.up;
+    }
+    for (int output = 0; output < 2; ++output) {
+      if (out[output] == nullptr) continue;
+      T *target = static_cast<T *>(out[output]) + begin * out_stride[output];
+      if (out_stride[output] == 1) {
+        for (int64_t i = 0; i < length; ++i) target[i] = round_to<T>(gradient[output][i]);
+      } else {
+        for (int64_t i = 0; i < length; ++i) target[i * out_stride[output]] = round_to<T>(gradient[output][i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+#if defined(__x86_64__)
+#define ROPE_BASE_NAME "SSE2"
+#elif defined(__aarch64__)
+#define ROPE_BASE_NAME "Advanced SIMD"
+#else
+#define ROPE_BASE_NAME "base"
+#endif
+
+const CpuKernels kBaseCpuKernels = {
+    ROPE_BASE_NAME,
+    fill_angles,
+    {{rotate_half<float>, rotate_interleaved<float>},
+     {rotate_half<Float16>, rotate_interleaved<Float16>},
+     {rotate_half<BFloat16>, rotate_interleaved<BFloat16>}},
+    {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>},
+    {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>},
+};
+
+}  // namespace rope

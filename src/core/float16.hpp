@@ -1,0 +1,104 @@
+// float16.hpp - the 16-bit storage types and their conversions, round to nearest even, the same on host and device
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "core/host_device.hpp"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace rope {
+
+struct Float16 {
+  uint16_t bits;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+ROPE_HOST_DEVICE uint32_t bits_of(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+#endif
+}
+
+ROPE_HOST_DEVICE float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+ROPE_HOST_DEVICE float to_float(float value) {
+  return value;
+}
+
+ROPE_HOST_DEVICE float to_float(BFloat16 value) {
+  return float_of(static_cast<uint32_t>(value.bits) << 16);
+}
+
+ROPE_HOST_DEVICE float to_float(Float16 value) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(value.bits));
+#else
+  // Exponent and mantissa in place of a float's are 2^112 too small, subnormals included: one exact product mends it.
+  // Infinity and NaN have the largest exponent and get the float's.
+  const uint32_t magnitude = value.bits & 0x7fffu;
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t finite = bits_of(float_of(magnitude << 13) * 0x1p112f);
+  const uint32_t special = (magnitude << 13) | 0x7f800000u;
+  return float_of(sign | (magnitude >= 0x7c00u ? special : finite));
+#endif
+}
+
+template <typename T>
+ROPE_HOST_DEVICE T round_to(float value);
+
+template <>
+ROPE_HOST_DEVICE float round_to<float>(float value) {
+  return value;
+}
+
+template <>
+ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
+#if defined(__CUDA_ARCH__)
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+#else
+  const uint32_t bits = bits_of(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
+#endif
+}
+
+template <>
+ROPE_HOST_DEVICE Float16 round_to<Float16>(float value) {
+#if defined(__CUDA_ARCH__)
+  return {__half_as_ushort(__float2half_rn(value))};
+#else
+  const uint32_t sign = (bits_of(value) >> 16) & 0x8000u;
+  const uint32_t magnitude = bits_of(value) & 0x7fffffffu;
+  // Normal: rebias the exponent and round the 13 bits that go, half to even. A carry into the exponent is right.
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Below 2^-14: adding 0.5 leaves the subnormal's bits, rounded by the addition, at the bottom of the mantissa.
+  const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  // 65520 and above round to infinity.
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return {static_cast<uint16_t>(sign | (magnitude >= 0x477ff000u ? special : finite))};
+#endif
+}
+
+}  // namespace rope

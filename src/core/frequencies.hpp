@@ -1,0 +1,22 @@
+// frequencies.hpp - phase increments: how far one position turns each pair, as a 64-bit fraction of a turn
+#pragma once
+
+#include <stdint.h>
+
+namespace rope {
+
+constexpr int kMaxHeadDim = 1024;
+constexpr int kMaxPairs = kMaxHeadDim / 2;
+
+constexpr double kSmallestTheta = 1e-300;
+constexpr double kLargestTheta = 1e300;
+
+// increments[i] = round(frac(theta^(-2i/rotary_dim) / 2 pi) * 2^64), i < rotary_dim/2.
+// The frequency is carried in double-double from theta on: at position 2^31 a double frequency would already cost
+// 4e-8 rad. theta lies between kSmallestTheta and kLargestTheta.
+void increments_from_theta(double theta, int rotary_dim, uint64_t *increments);
+
+// The same from frequencies in radians per position, each taken as exact. They are finite.
+void increments_from_frequencies(const double *inv_freq, int pairs, uint64_t *increments);
+
+}  // namespace rope

@@ -1,0 +1,81 @@
+// gating.hpp - SwiGLU of one element, forward and backward: the mathematics once, for host and device
+//
+// Factors are multiplied in an order in which finite inputs never meet 0 * infinity: sigmoid and its like, which are at
+// most 1.1, come first.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+#include "core/float16.hpp"
+#include "core/host_device.hpp"
+
+namespace rope {
+
+// exp(-t) for t >= 0, rounding to subnormals and to 0.
+ROPE_HOST_DEVICE float exp_of_negative(float t) {
+  const float bounded = t < 104.0f ? t : 104.0f;  // exp(-104) < 2^-150
+#if defined(__CUDA_ARCH__)
+  // 2^(-bounded * log2 e) with the product's rounding error put back: |product| reaches 150, where it would cost 75 ulp.
+  const float product = bounded * -1.44269504f;
+  const float rest = fmaf(bounded, -1.925963033e-8f, fmaf(bounded, -1.44269504f, -product));
+  const float power = exp2f(product);
+  return fmaf(power, rest * 0.693147182f, power);
+#else
+  // exp(-t) = 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 rounds to an integer, also where there is no instruction
+  // for it, and leaves that integer in the low bits. The first part of ln 2 has 10 bits, so its product is exact.
+  const float shifted = bounded * -1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (-bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.38145037e-3f;  // minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9
+  p = p * r + 8.36877333e-3f;
+  p = p * r + 4.16683928e-2f;
+  p = p * r + 0.166665202f;
+  p = p * r + 0.499999934f;
+  p = (p * r) * r + r + 1.0f;
+  // 2^n in two factors, because n reaches -150.
+  const uint32_t power = bits_of(shifted) - 0x4b400000u;
+  const uint32_t first = static_cast<uint32_t>(static_cast<int32_t>(power) >> 1);
+  const uint32_t second = power - first;
+  return p * float_of((first + 127u) << 23) * float_of((second + 127u) << 23);
+#endif
+}
+
+ROPE_HOST_DEVICE float divide_by_one_to_two(float numerator, float denominator) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(numerator, denominator);
+#else
+  return numerator / denominator;
+#endif
+}
+
+struct Sigmoid {
+  float value;       // sigmoid(gate)
+  float complement;  // sigmoid(-gate), that is 1 - value, without the cancellation
+};
+
+ROPE_HOST_DEVICE Sigmoid sigmoid_of(float gate) {
+  const float e = exp_of_negative(fabsf(gate));
+  const float large = divide_by_one_to_two(1.0f, 1.0f + e);
+  const float small = divide_by_one_to_two(e, 1.0f + e);
+  return {gate < 0.0f ? small : large, gate < 0.0f ? large : small};
+}
+
+ROPE_HOST_DEVICE float swiglu(float gate, float up) {
+  return (sigmoid_of(gate).value * up) * gate;
+}
+
+struct SwigluGradient {
+  float gate;
+  float up;
+};
+
+ROPE_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float grad_out) {
+  const Sigmoid s = sigmoid_of(gate);
+  // d silu / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small up.
+  const float half_slope = 0.5f * (s.value * (1.0f + gate * s.complement));
+  const float half_gradient = (half_slope * grad_out) * up;
+  return {half_gradient + half_gradient, (s.value * grad_out) * gate};
+}
+
+}  // namespace rope

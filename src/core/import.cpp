@@ -1,0 +1,36 @@
+// import.cpp - struct_size negotiation
+#include "core/import.hpp"
+
+#include <string.h>
+
+namespace rope {
+
+// Far above any struct of this ABI: a struct_size beyond it is garbage, and its tail is not worth reading.
+constexpr uint32_t kLargestStruct = 4096;
+
+rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
+                            void *target, uint32_t known_size) {
+  if (source == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s is NULL", function, name);
+  uint32_t size;
+  memcpy(&size, source, sizeof size);
+  if (size < first_size || size > kLargestStruct) {
+    return fail(
+        ROPE_STATUS_INVALID_ARGUMENT,
+        "%s: %s.struct_size is %u: it must be sizeof the struct (%u in this version); zero the struct and set it",
+        function, name, size, known_size);
+  }
+  const unsigned char *bytes = static_cast<const unsigned char *>(source);
+  for (uint32_t i = known_size; i < size; ++i) {
+    if (bytes[i] != 0) {
+      return fail(ROPE_STATUS_NOT_SUPPORTED,
+                  "%s: %s has a non-zero byte at offset %u: a field added after librope %d.%d.%d, which knows %u bytes",
+                  function, name, i, ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR, ROPE_VERSION_PATCH, known_size);
+    }
+  }
+  const uint32_t shared = size < known_size ? size : known_size;
+  memcpy(target, source, shared);
+  memset(static_cast<char *>(target) + shared, 0, known_size - shared);
+  return ROPE_STATUS_SUCCESS;
+}
+
+}  // namespace rope

@@ -1,0 +1,21 @@
+// import.hpp - the only reader of struct_size: turns a caller's struct of any version into today's
+#pragma once
+
+#include <stdint.h>
+
+#include "core/status.hpp"
+
+namespace rope {
+
+// Sizes of the structs in release 0.1. A smaller struct_size cannot come from any release's header.
+constexpr uint32_t kRopeConfigFirstSize = 88;
+constexpr uint32_t kRopeArgsFirstSize = 1064;
+constexpr uint32_t kSwigluConfigFirstSize = 56;
+constexpr uint32_t kSwigluArgsFirstSize = 728;
+
+// Copies the part that both sides know and zeroes the rest of `target`. A non-zero byte beyond `known_size` is a field
+// that this library does not know: refused, never ignored.
+rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
+                            void *target, uint32_t known_size);
+
+}  // namespace rope

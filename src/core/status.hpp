@@ -1,0 +1,19 @@
+// status.hpp - how a failure is said: a status for the program and a sentence for the person
+#pragma once
+
+#include <rope/rope.h>
+
+namespace rope {
+
+// Stores the message (function, field, value, rule) as this thread's last error and returns `status`.
+rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+const char *last_error();
+
+}  // namespace rope
+
+#define ROPE_TRY(expression)                                  \
+  do {                                                        \
+    const rope_status_t try_status = (expression);            \
+    if (try_status != ROPE_STATUS_SUCCESS) return try_status; \
+  } while (0)

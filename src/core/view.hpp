@@ -1,0 +1,42 @@
+// view.hpp - a validated tensor view, and whether two views share an element
+#pragma once
+
+#include <stdint.h>
+
+#include "core/status.hpp"
+
+namespace rope {
+
+constexpr int kMaxAxes = 4;
+
+struct View {
+  char *data;
+  rope_dtype_t dtype;
+  int ndim;
+  int64_t shape[kMaxAxes];
+  int64_t stride[kMaxAxes];  // in elements
+
+  bool is_absent() const { return ndim == 0; }
+  bool is_empty() const;
+};
+
+int64_t dtype_size(rope_dtype_t dtype);  // bytes; 0 for an unknown type
+const char *dtype_name(rope_dtype_t dtype);
+
+// Checks everything that a tensor can get wrong by itself; an absent tensor gives ndim 0. Afterwards strides are
+// explicit and every element's byte offset from data fits in 62 bits.
+rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
+
+// An output may not visit one element twice.
+rope_status_t check_output_strides(const char *function, const char *field, const View &view);
+
+View narrow_view(const View &view, int axis, int64_t start, int64_t length);
+
+// Same elements in the same order: data, dtype, shape, and the stride of every axis longer than 1.
+bool is_same_view(const View &a, const View &b);
+
+// True if an element of `a` and one of `b` certainly share bytes. Decides all strides met in practice; gives up, with
+// false, on stride sets that would take long.
+bool views_overlap(const View &a, const View &b);
+
+}  // namespace rope

@@ -1,0 +1,14 @@
+// device_info.hpp - what planning needs to know of a device, as plain data, so that tests can plan for any
+#pragma once
+
+namespace rope {
+
+struct DeviceInfo {
+  bool is_cuda;
+  int num_threads;              // CPU: threads that a call may use
+  int multiprocessors;          // CUDA
+  int compute_capability;       // CUDA: 90 for 9.0
+  int shared_memory_per_block;  // CUDA: bytes that every block may use without asking
+};
+
+}  // namespace rope

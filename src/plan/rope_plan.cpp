@@ -1,0 +1,76 @@
+// rope_plan.cpp - vector width, grid and shared memory of a RoPE call
+#include "plan/rope_plan.hpp"
+
+#include "core/view.hpp"
+#include "plan/launch_shape.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+namespace {
+
+void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const int64_t *stride, int64_t size,
+                 VectorBytes *bytes) {
+  if (problem.batches > 1) bytes->add(stride[kBatch] * size);
+  if (problem.tokens > 1) bytes->add(stride[kToken] * size);
+  if (tensor.heads > 1) bytes->add(stride[kHead] * size);
+}
+
+// The widest vector that every pointer, every stride and every edge between channels allows.
+int choose_vector_elements(const RopeProblem &problem) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  VectorBytes bytes;
+  bytes.add(geometry.rotary_offset * size);
+  bytes.add(geometry.rotary_dim / 2 * size);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    if (tensor.heads == 0) continue;
+    if (tensor.in_stride[kChannel] != 1 || tensor.out_stride[kChannel] != 1) return 1;
+    bytes.add(tensor.in);
+    bytes.add(tensor.out);
+    add_strides(problem, tensor, tensor.in_stride, size, &bytes);
+    add_strides(problem, tensor, tensor.out_stride, size, &bytes);
+    if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
+  }
+  return static_cast<int>(bytes.value() / size);
+}
+
+rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePlan *plan) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int elements = choose_vector_elements(problem);
+  const uint32_t pairs = static_cast<uint32_t>(geometry.rotary_dim / 2);
+  plan->vector_elements = elements;
+  plan->rotary_units_per_head = pairs / static_cast<uint32_t>(elements);
+  const uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / elements);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    plan->units_per_head[i] = plan->rotary_units_per_head + (tensor.is_in_place ? 0 : copy_units);
+    plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
+  }
+  const uint64_t tokens = static_cast<uint64_t>(problem.batches) * static_cast<uint64_t>(problem.tokens);
+  if (__builtin_mul_overflow(tokens, uint64_t{plan->units_per_token}, &plan->num_units)) plan->num_units = ~uint64_t{0};
+  // A block that begins at the last unit of a token touches one token more than its units fill.
+  plan->tokens_per_block = (kRopeThreads - 1 + plan->units_per_token - 1) / plan->units_per_token + 1;
+  plan->shared_bytes = plan->tokens_per_block * pairs * static_cast<uint32_t>(sizeof(float) * 2);
+  return shape_grid(function, (plan->num_units - 1) / kRopeThreads + 1, &plan->grid_x, &plan->grid_y);
+}
+
+void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
+  const int64_t rows = problem.batches * problem.tokens * problem.heads_per_token();
+  const int64_t row_bytes = 2 * problem.geometry->rotary_dim * dtype_size(problem.geometry->dtype);
+  int64_t bytes;
+  if (__builtin_mul_overflow(rows, row_bytes, &bytes)) bytes = INT64_MAX;
+  plan->num_tasks = count_cpu_tasks(bytes, rows, num_threads);
+}
+
+}  // namespace
+
+rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  *plan = RopePlan{};
+  if (device.is_cuda) return plan_cuda(function, problem, plan);
+  plan_cpu(problem, device.num_threads, plan);
+  return ROPE_STATUS_SUCCESS;
+}
+
+}  // namespace rope

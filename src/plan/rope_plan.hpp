@@ -1,0 +1,36 @@
+// rope_plan.hpp - chooses how a RoPE problem runs on a device
+#pragma once
+
+#include <stdint.h>
+
+#include "core/rope_problem.hpp"
+#include "plan/device_info.hpp"
+
+namespace rope {
+
+// Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels, half a window apart
+// (with one element a vector, a single pair); a copy unit is one vector of a channel outside the window, and only
+// tensors that are rotated out of place have any. The units of a token are those of q's heads, k's heads, v's heads,
+// each head's rotary units first. Threads take units in that order, token after token:
+//
+//   thread           0   1   2   3   4   5   6   7 ...
+//   token 0, q head  0   0   0   0   1   1   1   1 ...     four units a head
+//
+// so a block covers few tokens, and its threads compute the cosines and sines of those together.
+struct RopePlan {
+  int num_tasks;  // CPU: parts that may run at the same time
+
+  int vector_elements;  // CUDA
+  uint32_t rotary_units_per_head;
+  uint32_t units_per_head[3];
+  uint32_t units_per_token;
+  uint32_t tokens_per_block;  // most that the units of one block touch
+  uint32_t shared_bytes;      // cosines and sines of those tokens
+  uint64_t num_units;
+  uint32_t grid_x, grid_y;
+};
+
+// NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
+rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
+
+}  // namespace rope

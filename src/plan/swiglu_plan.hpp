@@ -1,0 +1,26 @@
+// swiglu_plan.hpp - chooses how a SwiGLU problem runs on a device
+#pragma once
+
+#include <stdint.h>
+
+#include "core/swiglu_problem.hpp"
+#include "plan/device_info.hpp"
+
+namespace rope {
+
+// On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
+// last vector of a row may be short.
+struct SwigluPlan {
+  int num_tasks;  // CPU: parts that may run at the same time
+
+  int vector_elements;  // CUDA
+  uint64_t vectors_per_row;
+  uint64_t num_vectors;
+  uint32_t grid_x, grid_y;
+};
+
+// NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
+rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
+                          SwigluPlan *plan);
+
+}  // namespace rope
