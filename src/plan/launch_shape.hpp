@@ -3,13 +3,12 @@
 
 #include <stdint.h>
 
-#include "core/status.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
 
-constexpr uint64_t kMaxGridX = 0x7fffffff;
-constexpr uint64_t kMaxGridY = 0xffff;
+constexpr int64_t kMaxGridX = 0x7fffffff;
+constexpr int64_t kMaxGridY = 0xffff;
 
 // The largest power of two, in bytes and up to 16, that divides everything added.
 class VectorBytes {
@@ -21,18 +20,6 @@ class VectorBytes {
  private:
   uint64_t bits_ = 16;
 };
-
-// A grid of at least num_blocks blocks, numbered y * grid_x + x.
-inline rope_status_t shape_grid(const char *function, uint64_t num_blocks, uint32_t *grid_x, uint32_t *grid_y) {
-  const uint64_t y = (num_blocks + kMaxGridX - 1) / kMaxGridX;
-  if (y > kMaxGridY) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: the tensors need %llu blocks: one launch holds at most %llu", function,
-                static_cast<unsigned long long>(num_blocks), static_cast<unsigned long long>(kMaxGridX * kMaxGridY));
-  }
-  *grid_y = static_cast<uint32_t>(y);
-  *grid_x = static_cast<uint32_t>((num_blocks + y - 1) / y);
-  return ROPE_STATUS_SUCCESS;
-}
 
 // As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
 inline int count_cpu_tasks(int64_t bytes, int64_t rows, int num_threads) {

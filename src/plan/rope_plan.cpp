@@ -9,6 +9,9 @@ namespace rope {
 
 namespace {
 
+// A grid row counts its units, and those of its last block, in 32 bits.
+constexpr int64_t kMaxUnitsPerGridRow = int64_t{1} << 31;
+
 void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const int64_t *stride, int64_t size,
                  VectorBytes *bytes) {
   if (problem.batches > 1) bytes->add(stride[kBatch] * size);
@@ -48,12 +51,23 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePl
     plan->units_per_head[i] = plan->rotary_units_per_head + (tensor.is_in_place ? 0 : copy_units);
     plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
-  const uint64_t tokens = static_cast<uint64_t>(problem.batches) * static_cast<uint64_t>(problem.tokens);
-  if (__builtin_mul_overflow(tokens, uint64_t{plan->units_per_token}, &plan->num_units)) plan->num_units = ~uint64_t{0};
+  const uint32_t units = plan->units_per_token;
   // A block that begins at the last unit of a token touches one token more than its units fill.
-  plan->tokens_per_block = (kRopeThreads - 1 + plan->units_per_token - 1) / plan->units_per_token + 1;
-  plan->shared_bytes = plan->tokens_per_block * pairs * static_cast<uint32_t>(sizeof(float) * 2);
-  return shape_grid(function, (plan->num_units - 1) / kRopeThreads + 1, &plan->grid_x, &plan->grid_y);
+  plan->tokens_per_block = (kRopeThreads - 1 + units - 1) / units + 1;
+  plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
+
+  const int64_t tokens = problem.batches * problem.tokens;
+  const int64_t most_tokens = units < kMaxUnitsPerGridRow ? kMaxUnitsPerGridRow / units : 1;
+  plan->tokens_per_grid_row = tokens < most_tokens ? tokens : most_tokens;
+  const int64_t grid_rows = (tokens - 1) / plan->tokens_per_grid_row + 1;
+  if (grid_rows > kMaxGridY) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: q has %lld tokens: with these heads one launch holds at most %lld",
+                function, static_cast<long long>(tokens), static_cast<long long>(most_tokens * kMaxGridY));
+  }
+  const uint64_t row_units = static_cast<uint64_t>(plan->tokens_per_grid_row) * units;
+  plan->grid_x = static_cast<uint32_t>((row_units - 1) / kRopeThreads + 1);
+  plan->grid_y = static_cast<uint32_t>(grid_rows);
+  return ROPE_STATUS_SUCCESS;
 }
 
 void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {

@@ -25,8 +25,9 @@ struct RopePlan {
   uint32_t units_per_head[3];
   uint32_t units_per_token;
   uint32_t tokens_per_block;  // most that the units of one block touch
-  uint32_t shared_bytes;      // cosines and sines of those tokens
-  uint64_t num_units;
+  uint32_t shared_bytes;      // cosines and sines of those tokens, and whether each has any
+  // Row y of the grid takes tokens from y * tokens_per_grid_row on, so that 32 bits count the units of a row.
+  int64_t tokens_per_grid_row;
   uint32_t grid_x, grid_y;
 };
 

@@ -39,10 +39,17 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     return ROPE_STATUS_SUCCESS;
   }
   plan->vector_elements = choose_vector_elements(problem);
-  const uint64_t elements = static_cast<uint64_t>(plan->vector_elements);
-  plan->vectors_per_row = (static_cast<uint64_t>(columns) + elements - 1) / elements;
-  plan->num_vectors = static_cast<uint64_t>(problem.num_elements() / columns) * plan->vectors_per_row;
-  return shape_grid(function, (plan->num_vectors - 1) / kSwigluThreads + 1, &plan->grid_x, &plan->grid_y);
+  plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
+  plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
+  const int64_t num_blocks = (plan->num_vectors - 1) / kSwigluThreads + 1;
+  const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
+  if (grid_y > kMaxGridY) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld blocks: one launch holds at most %lld", function,
+                static_cast<long long>(num_blocks), static_cast<long long>(kMaxGridX * kMaxGridY));
+  }
+  plan->grid_y = static_cast<uint32_t>(grid_y);
+  plan->grid_x = static_cast<uint32_t>((num_blocks - 1) / grid_y + 1);
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace rope

@@ -14,9 +14,9 @@ struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
   int vector_elements;  // CUDA
-  uint64_t vectors_per_row;
-  uint64_t num_vectors;
-  uint32_t grid_x, grid_y;
+  int64_t vectors_per_row;
+  int64_t num_vectors;
+  uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
 };
 
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.

@@ -1,0 +1,184 @@
+// cuda_backend.cpp - turns plans into launches; it chooses nothing
+#include <cuda_runtime_api.h>
+
+#include "backend/backend.hpp"
+#include "backend/cuda/device_cache.hpp"
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/rope_params.hpp"
+#include "backend/cuda/kernels/swiglu_params.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+namespace {
+
+const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_interleaved) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return rope_kernel_f16(vector_elements, is_interleaved);
+    case ROPE_DTYPE_BF16:
+      return rope_kernel_bf16(vector_elements, is_interleaved);
+    default:
+      return rope_kernel_f32(vector_elements, is_interleaved);
+  }
+}
+
+const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, bool is_backward) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return swiglu_kernel_f16(vector_elements, is_backward);
+    case ROPE_DTYPE_BF16:
+      return swiglu_kernel_bf16(vector_elements, is_backward);
+    default:
+      return swiglu_kernel_f32(vector_elements, is_backward);
+  }
+}
+
+// Asking for a kernel's attributes loads it. Loading later, at its first launch, could wait for the device and cannot
+// happen inside a stream capture.
+rope_status_t preload(const char *function, const void *kernel, const DeviceInfo &device) {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaFuncGetAttributes", error, device);
+}
+
+template <typename FindKernel>
+rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, FindKernel find_kernel) {
+  ROPE_TRY(find_cuda_device(function, device_index, device));
+  DeviceScope scope(device_index);
+  if (scope.status() != cudaSuccess) return fail_cuda(function, "cudaSetDevice", scope.status(), *device);
+  for (int elements = 8; elements > 0; elements /= 2) {
+    for (int variant = 0; variant < 2; ++variant) {
+      const void *kernel = find_kernel(elements, variant != 0);
+      if (kernel != nullptr) ROPE_TRY(preload(function, kernel, *device));
+    }
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+int32_t count_devices(const char *function) {
+  int count;
+  count_cuda_devices(function, &count);
+  return count;
+}
+
+rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
+                        DeviceInfo *device) {
+  const bool is_interleaved = geometry.style == ROPE_STYLE_INTERLEAVED;
+  return open_device(function, device_index, device, [&](int elements, bool is_other_style) {
+    return is_other_style ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved);
+  });
+}
+
+rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
+  return open_device(function, device_index, device, [&](int elements, bool is_backward) {
+    return find_swiglu_kernel(dtype, elements, is_backward);
+  });
+}
+
+rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
+                     void *params, size_t shared_bytes, rope_stream_t stream) {
+  DeviceScope scope(device_index);
+  if (scope.status() != cudaSuccess) return fail_cuda(function, "cudaSetDevice", scope.status(), DeviceInfo{});
+  void *arguments[] = {params};
+  // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
+  const cudaError_t error = cudaLaunchKernel(kernel, grid, dim3(threads), arguments, shared_bytes, stream);
+  return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaLaunchKernel", error, DeviceInfo{});
+}
+
+RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head,
+                               uint32_t first_unit) {
+  RopeKernelTensor result;
+  result.in = tensor.in;
+  result.out = tensor.out;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    result.in_stride[axis] = tensor.in_stride[axis] * size;
+    result.out_stride[axis] = tensor.out_stride[axis] * size;
+  }
+  result.units_per_head = Divider::by(units_per_head);
+  result.first_unit = first_unit;
+  result.is_in_place = tensor.is_in_place;
+  return result;
+}
+
+rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
+                       rope_stream_t stream) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t num_tokens = problem.batches * problem.tokens;
+  RopeKernelParams params;
+  uint32_t first_unit = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (i >= problem.num_tensors) {
+      params.tensor[i].first_unit = ~uint32_t{0};
+      continue;
+    }
+    params.tensor[i] =
+        kernel_tensor(problem.tensor[i], dtype_size(geometry.dtype), plan.units_per_head[i], first_unit);
+    first_unit += plan.units_per_head[i] * static_cast<uint32_t>(problem.tensor[i].heads);
+  }
+  params.has_one_batch = problem.batches == 1;
+  params.has_narrow_tokens = num_tokens <= UINT32_MAX;
+  params.units_per_token = Divider::by(plan.units_per_token);
+  params.pairs = Divider::by(static_cast<uint32_t>(geometry.rotary_dim / 2));
+  params.tokens_per_batch = Divider::by(params.has_narrow_tokens ? static_cast<uint32_t>(problem.tokens) : 1);
+  params.tokens = problem.tokens;
+  params.num_tokens = num_tokens;
+  params.tokens_per_grid_row = plan.tokens_per_grid_row;
+  params.positions = problem.positions;
+  params.start_positions = problem.start_positions;
+  params.position_offset = static_cast<uint64_t>(problem.position_offset);
+  params.table = problem.table;
+  params.rotary_units_per_head = plan.rotary_units_per_head;
+  params.tokens_per_block = plan.tokens_per_block;
+  params.rotary_offset = geometry.rotary_offset;
+  params.rotary_dim = geometry.rotary_dim;
+  params.cos_scale = problem.has_table ? 1.0f : geometry.attention_scale;
+  params.sin_scale = problem.is_transposed ? -params.cos_scale : params.cos_scale;
+  params.has_table = problem.has_table;
+  for (int pair = 0; pair < geometry.rotary_dim / 2; ++pair) params.increments[pair] = geometry.increments[pair];
+  const void *kernel =
+      find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED);
+  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kRopeThreads, &params,
+                plan.shared_bytes, stream);
+}
+
+// Right-aligned, in bytes: the kernel's last axis is the problem's.
+void kernel_strides(const int64_t *stride, int ndim, int64_t size, int64_t *target) {
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    const int source = axis - (kMaxAxes - ndim);
+    target[axis] = source >= 0 ? stride[source] * size : 0;
+  }
+}
+
+rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                         int32_t device_index, rope_stream_t stream) {
+  const int64_t size = dtype_size(problem.dtype);
+  SwigluKernelParams params = {};
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params.in[i] = problem.in[i];
+    kernel_strides(problem.in_stride[i], problem.ndim, size, params.in_stride[i]);
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    params.out[i] = problem.out[i];
+    kernel_strides(problem.out_stride[i], problem.ndim, size, params.out_stride[i]);
+  }
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    const int source = axis - (kMaxAxes - problem.ndim);
+    params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
+  }
+  params.vectors_per_row = plan.vectors_per_row;
+  params.num_vectors = plan.num_vectors;
+  params.is_single_row = problem.ndim == 1;
+  params.is_narrow = plan.num_vectors <= UINT32_MAX;
+  params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
+  params.has_outer_axes = problem.ndim > 2;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, problem.is_backward);
+  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, &params, 0, stream);
+}
+
+}  // namespace
+
+const Backend kCudaBackend = {count_devices, open_rope,  open_swiglu,
+                              run_rope,      run_swiglu, ROPE_CUDA_VERSION " for " ROPE_CUDA_ARCHITECTURES};
+
+}  // namespace rope

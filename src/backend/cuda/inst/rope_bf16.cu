@@ -1,0 +1,11 @@
+// rope_bf16.cu - the RoPE kernels for BF16
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/rope.cuh"
+
+namespace rope {
+
+const void *rope_kernel_bf16(int vector_elements, bool is_interleaved) {
+  return find_rope_kernel<BFloat16>(vector_elements, is_interleaved);
+}
+
+}  // namespace rope

@@ -1,0 +1,11 @@
+// swiglu_bf16.cu - the SwiGLU kernels for BF16
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/swiglu.cuh"
+
+namespace rope {
+
+const void *swiglu_kernel_bf16(int vector_elements, bool is_backward) {
+  return find_swiglu_kernel<BFloat16>(vector_elements, is_backward);
+}
+
+}  // namespace rope

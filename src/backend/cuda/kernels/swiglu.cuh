@@ -1,0 +1,145 @@
+// swiglu.cuh - the SwiGLU kernels, forward and backward
+//
+// Forward reads two elements and writes one, backward reads three and writes two; nothing else moves. One thread takes
+// one vector of each tensor: with more, the time depends on where the buffers happen to lie.
+#pragma once
+
+#include "backend/cuda/kernels/swiglu_params.hpp"
+#include "backend/cuda/kernels/vector.cuh"
+#include "core/gating.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+// Where a thread works: a row, and the vector in it.
+struct RowVector {
+  int64_t row;
+  int64_t vector;
+};
+
+__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
+  if (params.is_single_row) return {0, index};
+  if (params.is_narrow) {
+    const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
+    return {divided.quotient, divided.remainder};
+  }
+  return {index / params.vectors_per_row, index % params.vectors_per_row};
+}
+
+__device__ __forceinline__ int64_t offset_of(const SwigluKernelParams &params, const int64_t *stride, int64_t row,
+                                             int64_t column) {
+  constexpr int kRowAxis = kMaxAxes - 2, kColumnAxis = kMaxAxes - 1;
+  int64_t offset = column * stride[kColumnAxis];
+  if (!params.has_outer_axes) return offset + row * stride[kRowAxis];
+  for (int axis = kRowAxis; axis > 0; --axis) {
+    offset += row % params.shape[axis] * stride[axis];
+    row /= params.shape[axis];
+  }
+  return offset + row * stride[0];
+}
+
+// The thread's addresses, and how many of its V elements exist.
+template <int NumInputs, int NumOutputs>
+struct SwigluPlace {
+  const char *in[NumInputs];
+  char *out[NumOutputs];
+  int64_t count;
+};
+
+template <int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const SwigluKernelParams &params,
+                                                                         int64_t index) {
+  const RowVector at = split_vector(params, index);
+  const int64_t column = at.vector * V;
+  SwigluPlace<NumInputs, NumOutputs> place;
+  place.count = params.shape[kMaxAxes - 1] - column;
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) {
+    place.in[i] = params.in[i] + offset_of(params, params.in_stride[i], at.row, column);
+  }
+#pragma unroll
+  for (int i = 0; i < NumOutputs; ++i) {
+    place.out[i] = params.out[i] + offset_of(params, params.out_stride[i], at.row, column);
+  }
+  return place;
+}
+
+// Forward: one result of two values. Backward: two results of three values.
+template <typename T, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_vector(const Vector<T, V> (&in)[NumInputs], Vector<T, V> (&out)[NumOutputs]) {
+  float result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float gate = to_float(in[kGate].element[i]), up = to_float(in[kUp].element[i]);
+    if constexpr (NumInputs == 2) {
+      result[kOut][i] = swiglu(gate, up);
+    } else {
+      const SwigluGradient gradient = swiglu_gradient(gate, up, to_float(in[kGradOut].element[i]));
+      result[kGradGate][i] = gradient.gate;
+      result[kGradUp][i] = gradient.up;
+    }
+  }
+#pragma unroll
+  for (int output = 0; output < NumOutputs; ++output) {
+    if constexpr (V == 1) {
+      out[output].element[0] = round_to<T>(result[output][0]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; i += 2) {
+        round_pair(result[output][i], result[output][i + 1], &out[output].element[i]);
+      }
+    }
+  }
+}
+
+template <typename T, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset) {
+  Vector<T, V> in[NumInputs], out[NumOutputs];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<T, V>(place.in[i] + byte_offset);
+  compute_vector(in, out);
+#pragma unroll
+  for (int i = 0; i < NumOutputs; ++i) {
+    if (NumOutputs == 1 || place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, out[i]);
+  }
+}
+
+template <typename T, int V, bool IsBackward>
+__global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 2 : 1;
+  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t index = block * kSwigluThreads + threadIdx.x;
+  if (index >= params.num_vectors) return;
+  SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    if (params.out[i] == nullptr) place.out[i] = nullptr;
+  }
+  if (V == 1 || place.count >= V) {
+    process_vector<T, V>(place, 0);
+  } else {
+    for (int64_t i = 0; i < place.count; ++i) process_vector<T, 1>(place, i * static_cast<int64_t>(sizeof(T)));
+  }
+}
+
+// The kernel for a vector width, or NULL for a width that T has none of.
+template <typename T>
+const void *find_swiglu_kernel(int vector_elements, bool is_backward) {
+  const auto pick = [is_backward](auto forward, auto backward) {
+    return is_backward ? reinterpret_cast<const void *>(backward) : reinterpret_cast<const void *>(forward);
+  };
+  switch (vector_elements * static_cast<int>(sizeof(T))) {
+    case 16:
+      return pick(swiglu_kernel<T, 16 / sizeof(T), false>, swiglu_kernel<T, 16 / sizeof(T), true>);
+    case 8:
+      return pick(swiglu_kernel<T, 8 / sizeof(T), false>, swiglu_kernel<T, 8 / sizeof(T), true>);
+    case 4:
+      return pick(swiglu_kernel<T, 4 / sizeof(T), false>, swiglu_kernel<T, 4 / sizeof(T), true>);
+    case 2:
+      return pick(swiglu_kernel<T, 1, false>, swiglu_kernel<T, 1, true>);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace rope

@@ -1,0 +1,33 @@
+# cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -P dependencies.cmake: what the library asks of the system it is
+# loaded on: the C library alone, of 2021 or later, and no C++ runtime.
+
+cmake_minimum_required(VERSION 3.24)
+
+execute_process(COMMAND "${READELF}" -dW "${LIBRARY}" OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
+if(NOT dynamic MATCHES "\\(SONAME\\)[^[]*\\[librope\\.so\\.0\\]")
+  message(SEND_ERROR "the SONAME is not librope.so.0")
+endif()
+string(REGEX MATCHALL "\\(NEEDED\\)[^\n]*" needed "${dynamic}")
+foreach(line IN LISTS needed)
+  if(NOT line MATCHES "\\[(libc\\.so\\.6|libm\\.so\\.6|ld-linux[^]]*)\\]")
+    message(SEND_ERROR "a library that not every system has: ${line}")
+  endif()
+endforeach()
+if(dynamic MATCHES "R(UN)?PATH[^\n]*")
+  message(SEND_ERROR "the library has a search path of the build machine: ${CMAKE_MATCH_0}")
+endif()
+
+execute_process(COMMAND "${NM}" -D --undefined-only "${LIBRARY}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^ \n]+@(GLIBCXX|CXXABI|GCC)_[^\n]*" runtime "${symbols}")
+foreach(symbol IN LISTS runtime)
+  message(SEND_ERROR "a symbol of the C++ or compiler runtime: ${symbol}")
+endforeach()
+if(X86_64)
+  string(REGEX MATCHALL "[^ \n]+@GLIBC_[0-9.]+" versioned "${symbols}")
+  foreach(symbol IN LISTS versioned)
+    string(REGEX REPLACE ".*@GLIBC_" "" version "${symbol}")
+    if(version VERSION_GREATER 2.34)
+      message(SEND_ERROR "needs a C library newer than 2.34 (Ubuntu 22.04, RHEL 9): ${symbol}")
+    endif()
+  endforeach()
+endif()

@@ -1,0 +1,7 @@
+/* header.c - the public header is complete by itself, may come twice, and reads the same in C and C++ */
+#include <rope/rope.h>
+
+rope_status_t call(rope_desc_t *desc, const rope_args_t *args);
+rope_status_t call(rope_desc_t *desc, const rope_args_t *args) {
+  return rope_forward(desc, args, 0);
+}

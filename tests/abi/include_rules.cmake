@@ -1,0 +1,98 @@
+# cmake -D SOURCE=…/src -P include_rules.cmake: data flows api -> core -> plan -> backend -> kernels and never back.
+#
+# A file's rule is the first line below whose folder it lies in; a file without a rule is an error. Quoted includes are
+# written from src/.
+
+cmake_minimum_required(VERSION 3.24)
+
+set(rules
+  #  folder or file          may include, beside the C library
+  "api/|                     rope/rope.h api/ core/ plan/ backend/backend.hpp"
+  "core/|                    rope/rope.h core/"
+  "plan/|                    core/ plan/"
+  "backend/backend.hpp|      core/ plan/"
+  "backend/cpu/|             core/ plan/ backend/backend.hpp backend/cpu/"
+  "backend/cuda/kernels/|    core/float16.hpp core/gating.hpp core/host_device.hpp core/rotation.hpp backend/cuda/kernels/ CUDA"
+  "backend/cuda/|            core/ plan/ backend/backend.hpp backend/cuda/ CUDA"
+)
+# The C library and the compiler, and what C++ has as headers alone: the installed library links no C++ runtime.
+set(c_library "^((sys|linux)/)?[a-z0-9_]+\\.h$|^(atomic|limits|new|type_traits|utility)$")
+set(cuda "^(cuda|cuda_[a-z0-9_]+|cooperative_groups|vector_types|driver_types|device_types|nvtx3?/.*)(\\.h)?$")
+
+file(GLOB_RECURSE files RELATIVE "${SOURCE}" "${SOURCE}/*.c" "${SOURCE}/*.h" "${SOURCE}/*.cpp" "${SOURCE}/*.hpp"
+     "${SOURCE}/*.cu" "${SOURCE}/*.cuh")
+if(NOT files)
+  message(FATAL_ERROR "no sources in ${SOURCE}")
+endif()
+
+foreach(file IN LISTS files)
+  set(folder "")
+  foreach(rule IN LISTS rules)
+    if(rule MATCHES "^([^|]+)\\| *(.*)$")
+      set(rule_folder "${CMAKE_MATCH_1}")
+      string(REPLACE " " ";" allowed "${CMAKE_MATCH_2}")
+      string(FIND "${file}" "${rule_folder}" at)
+      if(at EQUAL 0)
+        set(folder "${rule_folder}")
+        break()
+      endif()
+    endif()
+  endforeach()
+  if(folder STREQUAL "")
+    message(SEND_ERROR "src/${file}: no rule for this folder in tests/abi/include_rules.cmake")
+    continue()
+  endif()
+
+  # Mathematics that host and device share may take CUDA's types where nvcc compiles it.
+  set(depth 0)
+  set(nvcc_depth 0)
+  file(STRINGS "${SOURCE}/${file}" lines REGEX "^[ \t]*#[ \t]*(include|if|endif)")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^[ \t]*#[ \t]*if")
+      math(EXPR depth "${depth} + 1")
+      if(nvcc_depth EQUAL 0 AND line MATCHES "__CUDACC__")
+        set(nvcc_depth ${depth})
+      endif()
+    elseif(line MATCHES "^[ \t]*#[ \t]*endif")
+      if(depth EQUAL nvcc_depth)
+        set(nvcc_depth 0)
+      endif()
+      math(EXPR depth "${depth} - 1")
+    elseif(line MATCHES "#[ \t]*include[ \t]*([<\"])([^>\"]+)")
+      set(bracket "${CMAKE_MATCH_1}")
+      set(included "${CMAKE_MATCH_2}")
+      set(is_allowed FALSE)
+      if(included MATCHES "${cuda}")
+        if("CUDA" IN_LIST allowed OR (folder STREQUAL "core/" AND nvcc_depth GREATER 0))
+          set(is_allowed TRUE)
+        endif()
+      elseif(bracket STREQUAL "<" AND included MATCHES "${c_library}")
+        set(is_allowed TRUE)
+      else()
+        foreach(prefix IN LISTS allowed)
+          string(FIND "${included}" "${prefix}" at)
+          if(at EQUAL 0)
+            set(is_allowed TRUE)
+          endif()
+        endforeach()
+        if(bracket STREQUAL "\"" AND NOT EXISTS "${SOURCE}/${included}")
+          set(is_allowed FALSE)
+        endif()
+      endif()
+      if(NOT is_allowed)
+        message(SEND_ERROR "src/${file} includes ${included}: ${folder} may include ${allowed} and the C library")
+      endif()
+    endif()
+  endforeach()
+
+  file(READ "${SOURCE}/${file}" text)
+  if(NOT folder STREQUAL "api/" AND text MATCHES "extern \"C\"")
+    message(SEND_ERROR "src/${file}: extern \"C\" stands only in src/api")
+  endif()
+  if(NOT folder MATCHES "^backend/cuda/" AND text MATCHES "[^A-Za-z0-9_](cuda[A-Z][A-Za-z0-9]*|cu[A-Z][a-z][A-Za-z0-9]*)\\(")
+    message(SEND_ERROR "src/${file} calls ${CMAKE_MATCH_1}: CUDA is called only in src/backend/cuda")
+  endif()
+  if(NOT folder MATCHES "^(api|core)/" AND text MATCHES "(rope|swiglu)_(config|args|tensor)_t")
+    message(SEND_ERROR "src/${file} names ${CMAKE_MATCH_0}: the public structs end in src/core")
+  endif()
+endforeach()

@@ -1,0 +1,141 @@
+/* layout.c - prints every size, offset and value that a program built against <rope/rope.h> carries in its binary
+ *
+ * Compared with layout.golden. A line that changes or goes is an ABI break; lines for what is new are added.
+ */
+#include <rope/rope.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#define VALUE(name) printf("value %s %d\n", #name, (int)(name))
+#define INTEGER(type) printf("type %s %sint%d\n", #type, (type)-1 < 0 ? "" : "u", (int)sizeof(type) * 8)
+#define STRUCT(type) begin_struct(#type, sizeof(type))
+#define FIELD(type, field) print_field(#type, #field, offsetof(type, field), sizeof(((type *)0)->field))
+#define END(type) gap |= end != sizeof(type)
+
+static size_t end; /* of the last field */
+static int gap;    /* set where a struct has bytes that no line of this file prints */
+
+static void begin_struct(const char *type, size_t size) {
+  printf("struct %s size %d\n", type, (int)size);
+  end = 0;
+}
+
+static void print_field(const char *type, const char *name, size_t offset, size_t size) {
+  printf("field %s.%s offset %d size %d\n", type, name, (int)offset, (int)size);
+  gap |= offset != end;
+  end = offset + size;
+}
+
+int main(void) {
+  INTEGER(rope_status_t);
+  INTEGER(rope_device_t);
+  INTEGER(rope_dtype_t);
+  INTEGER(rope_layout_t);
+  INTEGER(rope_style_t);
+
+  VALUE(ROPE_STATUS_SUCCESS);
+  VALUE(ROPE_STATUS_INVALID_ARGUMENT);
+  VALUE(ROPE_STATUS_NOT_SUPPORTED);
+  VALUE(ROPE_STATUS_OUT_OF_MEMORY);
+  VALUE(ROPE_STATUS_NO_DEVICE);
+  VALUE(ROPE_STATUS_CUDA_ERROR);
+  VALUE(ROPE_STATUS_INTERNAL_ERROR);
+  VALUE(ROPE_DEVICE_CPU);
+  VALUE(ROPE_DEVICE_CUDA);
+  VALUE(ROPE_DTYPE_F32);
+  VALUE(ROPE_DTYPE_F16);
+  VALUE(ROPE_DTYPE_BF16);
+  VALUE(ROPE_DTYPE_F64);
+  VALUE(ROPE_DTYPE_I32);
+  VALUE(ROPE_DTYPE_I64);
+  VALUE(ROPE_LAYOUT_BSHD);
+  VALUE(ROPE_LAYOUT_SBHD);
+  VALUE(ROPE_LAYOUT_BHSD);
+  VALUE(ROPE_LAYOUT_THD);
+  VALUE(ROPE_STYLE_HALF);
+  VALUE(ROPE_STYLE_INTERLEAVED);
+  VALUE(ROPE_TENSOR_STRIDED);
+  VALUE(ROPE_TABLE_BY_POSITION);
+  VALUE(ROPE_TABLE_BY_TOKEN);
+
+  STRUCT(rope_tensor_t);
+  FIELD(rope_tensor_t, data);
+  FIELD(rope_tensor_t, dtype);
+  FIELD(rope_tensor_t, ndim);
+  FIELD(rope_tensor_t, flags);
+  FIELD(rope_tensor_t, shape);
+  FIELD(rope_tensor_t, stride);
+  END(rope_tensor_t);
+
+  STRUCT(rope_config_t);
+  FIELD(rope_config_t, struct_size);
+  FIELD(rope_config_t, flags);
+  FIELD(rope_config_t, device);
+  FIELD(rope_config_t, device_index);
+  FIELD(rope_config_t, dtype);
+  FIELD(rope_config_t, layout);
+  FIELD(rope_config_t, style);
+  FIELD(rope_config_t, head_dim);
+  FIELD(rope_config_t, rotary_dim);
+  FIELD(rope_config_t, rotary_offset);
+  FIELD(rope_config_t, theta);
+  FIELD(rope_config_t, attention_scale);
+  FIELD(rope_config_t, inv_freq);
+  FIELD(rope_config_t, pair_axis);
+  FIELD(rope_config_t, num_axes);
+  FIELD(rope_config_t, pair_block);
+  FIELD(rope_config_t, num_threads);
+  FIELD(rope_config_t, out_style);
+  END(rope_config_t);
+
+  STRUCT(rope_args_t);
+  FIELD(rope_args_t, struct_size);
+  FIELD(rope_args_t, flags);
+  FIELD(rope_args_t, q);
+  FIELD(rope_args_t, q_out);
+  FIELD(rope_args_t, k);
+  FIELD(rope_args_t, k_out);
+  FIELD(rope_args_t, v);
+  FIELD(rope_args_t, v_out);
+  FIELD(rope_args_t, positions);
+  FIELD(rope_args_t, start_positions);
+  FIELD(rope_args_t, cu_seqlens);
+  FIELD(rope_args_t, cos);
+  FIELD(rope_args_t, sin);
+  FIELD(rope_args_t, angles);
+  FIELD(rope_args_t, fault);
+  FIELD(rope_args_t, position_offset);
+  FIELD(rope_args_t, table_rows);
+  FIELD(rope_args_t, reserved0);
+  END(rope_args_t);
+
+  STRUCT(swiglu_config_t);
+  FIELD(swiglu_config_t, struct_size);
+  FIELD(swiglu_config_t, flags);
+  FIELD(swiglu_config_t, device);
+  FIELD(swiglu_config_t, device_index);
+  FIELD(swiglu_config_t, dtype);
+  FIELD(swiglu_config_t, num_threads);
+  FIELD(swiglu_config_t, alpha);
+  FIELD(swiglu_config_t, limit);
+  FIELD(swiglu_config_t, up_offset);
+  FIELD(swiglu_config_t, out_scale);
+  END(swiglu_config_t);
+
+  STRUCT(swiglu_args_t);
+  FIELD(swiglu_args_t, struct_size);
+  FIELD(swiglu_args_t, flags);
+  FIELD(swiglu_args_t, gate);
+  FIELD(swiglu_args_t, up);
+  FIELD(swiglu_args_t, out);
+  FIELD(swiglu_args_t, row_scale);
+  FIELD(swiglu_args_t, num_rows);
+  FIELD(swiglu_args_t, grad_out);
+  FIELD(swiglu_args_t, grad_gate);
+  FIELD(swiglu_args_t, grad_up);
+  FIELD(swiglu_args_t, grad_row_scale);
+  END(swiglu_args_t);
+
+  if (gap) printf("layout.c: a field of a struct is not listed\n");
+  return gap;
+}

@@ -1,0 +1,112 @@
+/* new_client.c - a program built against a later header, whose structs have grown by 16 bytes
+ *
+ * While it leaves the new fields zero the library serves it; once it sets one, the library says that it does not know
+ * it, and touches nothing.
+ */
+#include <rope/rope.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LATER(type)   \
+  struct {            \
+    type known;       \
+    uint8_t tail[16]; \
+  }
+
+static int failures;
+
+static void expect(rope_status_t found, rope_status_t wanted, const char *what) {
+  if (found == wanted) return;
+  fprintf(stderr, "%s: %s instead of %s (%s)\n", what, rope_status_name(found), rope_status_name(wanted),
+          rope_last_error());
+  ++failures;
+}
+
+static void expect_unchanged(float value, const char *what) {
+  if (value == 1.0f) return;
+  fprintf(stderr, "%s: a refused call wrote to its output\n", what);
+  ++failures;
+}
+
+static rope_tensor_t vector(float *data, int ndim, int64_t length) {
+  rope_tensor_t tensor;
+  memset(&tensor, 0, sizeof(tensor));
+  tensor.data = data;
+  tensor.dtype = ROPE_DTYPE_F32;
+  tensor.ndim = (uint16_t)ndim;
+  tensor.shape[0] = ndim == 1 ? length : 1;
+  tensor.shape[1] = ndim == 1 ? 0 : 1;
+  tensor.shape[2] = ndim == 1 ? 0 : length;
+  return tensor;
+}
+
+static void check_rope(void) {
+  LATER(rope_config_t) config;
+  LATER(rope_args_t) args;
+  rope_desc_t *desc = NULL, *refused = NULL;
+  float q[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+
+  memset(&config, 0, sizeof(config));
+  config.known.struct_size = sizeof(config);
+  config.known.device = ROPE_DEVICE_CPU;
+  config.known.dtype = ROPE_DTYPE_F32;
+  config.known.layout = ROPE_LAYOUT_THD;
+  config.known.style = ROPE_STYLE_HALF;
+  config.known.head_dim = 4;
+  config.known.theta = 10000.0;
+  expect(rope_desc_create(&config.known, &desc), ROPE_STATUS_SUCCESS, "rope_desc_create, new fields zero");
+  config.tail[15] = 1;
+  expect(rope_desc_create(&config.known, &refused), ROPE_STATUS_NOT_SUPPORTED, "rope_desc_create, a new field set");
+  if (refused != NULL) ++failures;
+
+  memset(&args, 0, sizeof(args));
+  args.known.struct_size = sizeof(args);
+  args.known.position_offset = 1;
+  args.known.q = vector(q, 3, 4);
+  args.tail[0] = 1;
+  expect(rope_forward(desc, &args.known, NULL), ROPE_STATUS_NOT_SUPPORTED, "rope_forward, a new field set");
+  expect(rope_backward(desc, &args.known, NULL), ROPE_STATUS_NOT_SUPPORTED, "rope_backward, a new field set");
+  expect_unchanged(q[0], "rope_forward");
+  args.tail[0] = 0;
+  expect(rope_forward(desc, &args.known, NULL), ROPE_STATUS_SUCCESS, "rope_forward, new fields zero");
+  expect(rope_backward(desc, &args.known, NULL), ROPE_STATUS_SUCCESS, "rope_backward, new fields zero");
+  rope_desc_destroy(desc);
+}
+
+static void check_swiglu(void) {
+  LATER(swiglu_config_t) config;
+  LATER(swiglu_args_t) args;
+  swiglu_desc_t *desc = NULL, *refused = NULL;
+  float gate[1] = {1.0f}, up[1] = {1.0f}, out[1] = {1.0f};
+
+  memset(&config, 0, sizeof(config));
+  config.known.struct_size = sizeof(config);
+  config.known.device = ROPE_DEVICE_CPU;
+  config.known.dtype = ROPE_DTYPE_F32;
+  expect(swiglu_desc_create(&config.known, &desc), ROPE_STATUS_SUCCESS, "swiglu_desc_create, new fields zero");
+  config.tail[0] = 1;
+  expect(swiglu_desc_create(&config.known, &refused), ROPE_STATUS_NOT_SUPPORTED, "swiglu_desc_create, a new field set");
+  if (refused != NULL) ++failures;
+
+  memset(&args, 0, sizeof(args));
+  args.known.struct_size = sizeof(args);
+  args.known.gate = vector(gate, 1, 1);
+  args.known.up = vector(up, 1, 1);
+  args.known.out = vector(out, 1, 1);
+  args.tail[15] = 1;
+  expect(swiglu_forward(desc, &args.known, NULL), ROPE_STATUS_NOT_SUPPORTED, "swiglu_forward, a new field set");
+  expect_unchanged(out[0], "swiglu_forward");
+  args.tail[15] = 0;
+  expect(swiglu_forward(desc, &args.known, NULL), ROPE_STATUS_SUCCESS, "swiglu_forward, new fields zero");
+  swiglu_desc_destroy(desc);
+}
+
+int main(void) {
+  if (rope_version() != ROPE_VERSION) {
+    fprintf(stderr, "the library says version %u, its header %d\n", rope_version(), ROPE_VERSION);
+    ++failures;
+  }
+  check_rope();
+  check_swiglu();
+  return failures != 0;
+}

@@ -1,0 +1,313 @@
+/* rope.h - rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs
+ *
+ * What the library does
+ *   RoPE turns pairs of channels (x, y) of every head of a token by an angle that grows with the token's position:
+ *       x' = x cos a - y sin a        a = position * inv_freq[pair]
+ *       y' = x sin a + y cos a        (Su et al., "RoFormer", arXiv:2104.09864, eq. 15 and 34)
+ *   SwiGLU gates one tensor by another:
+ *       out = gate * sigmoid(gate) * up        (Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. 6)
+ *
+ * How a program uses it
+ *   1. Fill a config struct and create a descriptor. It holds what selects code: device, type, layout, geometry,
+ *      frequencies. It never changes afterwards and any number of threads may use it at once.
+ *   2. Fill an args struct with views of your tensors and call forward or backward. Nothing is copied or reshaped for
+ *      you and nothing needs to be: a layout is strides, a packed tensor is two views, a position source is a tensor.
+ *   3. Check the returned status; rope_last_error() says which field of which call broke which rule, and its value.
+ *
+ * Structs that begin with struct_size
+ *   Zero the whole struct, set struct_size = sizeof(it), then set what you need. Zero always means "as before this
+ *   field existed", so programs built against an older header keep their meaning. A library older than your header
+ *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
+ *   Fields stand here from the first release. A field that this version does not serve yet is marked "[later]" and is
+ *   refused with ROPE_STATUS_NOT_SUPPORTED, by its name, when it is set.
+ *
+ * The contract of rope_forward, rope_backward, swiglu_forward and swiglu_backward
+ *   - A CUDA descriptor enqueues one kernel on `stream` and returns. The call does not synchronise, does not allocate
+ *     device memory and queries no attribute, so it may be captured in a CUDA graph, the first call included. The
+ *     caller's current device is left as it was.
+ *   - A CPU descriptor takes a NULL stream and has finished when the call returns.
+ *   - Any failure other than ROPE_STATUS_CUDA_ERROR means that nothing was enqueued and nothing was written.
+ *   - An output is absent (in place), exactly its input, or shares no element with any other tensor of the call.
+ *     Overlap that can be found in bounded time is refused; the rest is undefined.
+ *   - Empty is success: with zero tokens, heads or rows nothing is launched, and the views' data may be NULL.
+ *   - Tensors of a CUDA descriptor lie in memory that its device can access, those of a CPU descriptor in host memory.
+ *     This is not checked. Configs, args and the arrays that a config points to always lie in host memory.
+ *
+ * Numbers
+ *   RoPE: angles are reduced exactly at every integer position; the error of cos and sin is at most
+ *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|). Products and sums are fp32, each rounded once, never fused,
+ *     and the result is rounded to the output type once. CPU and CUDA give the same bits (default rounding, no
+ *     flush-to-zero, NaN payloads aside), whatever the thread count, the vector width or the launch.
+ *   SwiGLU: fp32 inside, rounded once. The fp32 value of an output is within 6 ulp of the exact one, plus 2^-126 times
+ *     the remaining factors where sigmoid(gate) underflows; finite inputs of any size never give NaN. CPU and CUDA
+ *     therefore agree to 12 ulp of fp32 before the last rounding; each is reproducible bit for bit.
+ *
+ * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
+ * is still running on the host. Work already enqueued on a stream outlives its descriptor.
+ *
+ * 64-bit platforms only. This header needs no CUDA header.
+ */
+#ifndef ROPE_ROPE_H
+#define ROPE_ROPE_H
+
+#include <stdint.h>
+
+#if UINTPTR_MAX != UINT64_MAX
+#error "librope supports 64-bit platforms only"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ROPE_API __attribute__((visibility("default")))
+#else
+#define ROPE_API
+#endif
+
+/* ---- Version ---------------------------------------------------------------------------------------------------- */
+
+/* The version of this header. Everything else, the build files included, reads it from here. */
+#define ROPE_VERSION_MAJOR 0
+#define ROPE_VERSION_MINOR 1
+#define ROPE_VERSION_PATCH 0
+#define ROPE_VERSION (ROPE_VERSION_MAJOR * 10000 + ROPE_VERSION_MINOR * 100 + ROPE_VERSION_PATCH)
+
+/* The version of the loaded library, in the form of ROPE_VERSION. */
+ROPE_API uint32_t rope_version(void);
+
+/* One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets. Static. */
+ROPE_API const char *rope_build_info(void);
+
+/* ---- Status ----------------------------------------------------------------------------------------------------- */
+
+typedef int32_t rope_status_t;
+enum {
+  ROPE_STATUS_SUCCESS = 0,
+  ROPE_STATUS_INVALID_ARGUMENT = 1, /* the request is wrong on any machine */
+  ROPE_STATUS_NOT_SUPPORTED = 2,    /* well formed, but not served by this version, build or device */
+  ROPE_STATUS_OUT_OF_MEMORY = 3,    /* host memory */
+  ROPE_STATUS_NO_DEVICE = 4,        /* no such device here, or none that this build can drive */
+  ROPE_STATUS_CUDA_ERROR = 5,       /* the CUDA runtime refused; the message carries its words */
+  ROPE_STATUS_INTERNAL_ERROR = 6    /* a bug in librope: please report the message */
+};
+
+/* The status as a word, such as "INVALID_ARGUMENT"; "UNKNOWN" for any other value. Static, never NULL. */
+ROPE_API const char *rope_status_name(rope_status_t status);
+
+/* What the last failing call of this thread has to say: function, field, value, rule. "" before the first failure.
+ * A successful call leaves it alone, except that rope_device_count also writes it when the count is 0. The text is
+ * this thread's own and stays valid until the thread's next failure. */
+ROPE_API const char *rope_last_error(void);
+
+/* ---- Devices, types, layouts ------------------------------------------------------------------------------------ */
+
+/* A CUDA stream. cudaStream_t and CUstream convert without a cast. NULL is the legacy default stream of the
+ * descriptor's device. CPU descriptors take NULL only. */
+typedef struct CUstream_st *rope_stream_t;
+
+typedef int32_t rope_device_t;
+enum {
+  ROPE_DEVICE_CPU = 1, /* the numbers are DLPack's */
+  ROPE_DEVICE_CUDA = 2
+};
+
+/* How many devices of this kind this process can use: 1 for the CPU. Succeeds with 0 where there is no usable CUDA
+ * device, and rope_last_error() then says why (no driver, a driver too old, no visible device, a build without CUDA).
+ * INVALID_ARGUMENT: an unknown device kind, count_out is NULL. */
+ROPE_API rope_status_t rope_device_count(rope_device_t device, int32_t *count_out);
+
+typedef int32_t rope_dtype_t;
+enum {
+  ROPE_DTYPE_F32 = 1,
+  ROPE_DTYPE_F16 = 2,
+  ROPE_DTYPE_BF16 = 3,
+  ROPE_DTYPE_F64 = 4, /* [later] */
+  ROPE_DTYPE_I32 = 5, /* positions only */
+  ROPE_DTYPE_I64 = 6  /* positions only */
+};
+
+/* The order of a tensor's axes: Batch, Sequence, Heads, head Dimension (channels). Strides say how they lie. */
+typedef int32_t rope_layout_t;
+enum {
+  ROPE_LAYOUT_BSHD = 1,
+  ROPE_LAYOUT_SBHD = 2,
+  ROPE_LAYOUT_BHSD = 3,
+  ROPE_LAYOUT_THD = 4 /* rank 3: all tokens of all sequences, back to back */
+};
+
+/* Which channels form pair i of the rotated window of R channels. With R = 8, and pairs named a b c d:
+ *   HALF         a b c d a b c d    channels i and i + R/2 (Llama in Hugging Face, GPT-NeoX, Qwen)
+ *   INTERLEAVED  a a b b c c d d    channels 2i and 2i + 1 (GPT-J, Llama as published by Meta, DeepSeek)
+ * "NeoX style" means opposite things in two popular libraries; look at the channels, not at the name. */
+typedef int32_t rope_style_t;
+enum {
+  ROPE_STYLE_HALF = 1,
+  ROPE_STYLE_INTERLEAVED = 2
+};
+
+/* ---- Tensors ---------------------------------------------------------------------------------------------------- */
+
+enum {
+  ROPE_TENSOR_STRIDED = 1 /* strides mean what they say, all-zero ones (expanded tensors) included */
+};
+
+/* A view of caller memory, passed by value and frozen at 80 bytes for ever.
+ *   - ndim 0 is an absent tensor; its other members must then be zero, so that a forgotten ndim is not taken for one.
+ *   - data is aligned to the element and may be NULL only when the view has no elements.
+ *   - stride counts elements, may be negative, and is read for the first ndim axes. Without ROPE_TENSOR_STRIDED
+ *     all-zero strides mean compact, last axis fastest; any other strides mean what they say. Bindings set the flag
+ *     always.
+ *   - An input may broadcast with stride 0. An output axis of stride 0 and size above 1 is INVALID_ARGUMENT. */
+typedef struct rope_tensor {
+  void *data;
+  rope_dtype_t dtype;
+  uint16_t ndim;     /* 0 to 4 */
+  uint16_t flags;    /* ROPE_TENSOR_STRIDED or 0 */
+  int64_t shape[4];  /* each at least 0 */
+  int64_t stride[4]; /* in elements */
+} rope_tensor_t;
+
+/* Writes to *view_out the part of *src with indices start to start + length - 1 along axis `dim`. This is how packed
+ * tensors are said: q of a packed [T, Hq + 2 Hk, D] is narrow(qkv, 1, 0, Hq), its k narrow(qkv, 1, Hq, Hk).
+ * The view keeps the strides of *src and is marked ROPE_TENSOR_STRIDED. view_out may be src.
+ * INVALID_ARGUMENT: a NULL pointer, an absent or malformed src, dim outside its axes, a range outside the axis. */
+ROPE_API rope_status_t rope_tensor_narrow(const rope_tensor_t *src, int32_t dim, int64_t start, int64_t length,
+                                          rope_tensor_t *view_out);
+
+/* Writes to *view_out the slice of *src at `index` along axis `dim`, without that axis: cos of a cache of (cos, sin)
+ * pairs [M, R/2, 2] is select(cache, 2, 0). view_out may be src.
+ * INVALID_ARGUMENT: as for narrow; src has only one axis (an absent tensor would be left). */
+ROPE_API rope_status_t rope_tensor_select(const rope_tensor_t *src, int32_t dim, int64_t index,
+                                          rope_tensor_t *view_out);
+
+/* ---- RoPE ------------------------------------------------------------------------------------------------------- */
+
+typedef struct rope_desc rope_desc_t;
+
+/* What selects code. R below is the rotated width: rotary_dim, or head_dim where rotary_dim is 0. */
+typedef struct rope_config {
+  uint32_t struct_size;   /* sizeof(rope_config_t) */
+  uint32_t flags;         /* 0 */
+  rope_device_t device;   /* required */
+  int32_t device_index;   /* CUDA ordinal as in cudaSetDevice; 0 for the CPU */
+  rope_dtype_t dtype;     /* required: F32, F16 or BF16; q, k, v and their outputs have it */
+  rope_layout_t layout;   /* required */
+  rope_style_t style;     /* required; there is no default because guessing it wrong goes unnoticed */
+  int32_t head_dim;       /* required: channels per head, even, 2 to 1024 */
+  int32_t rotary_dim;     /* R: channels that are rotated, even, at most head_dim; 0: head_dim */
+  int32_t rotary_offset;  /* first rotated channel; rotary_offset + R <= head_dim. MLA and DeepSeek rotate the tail */
+  double theta;           /* base of the frequencies, 1e-300 to 1e300: inv_freq[i] = theta^(-2i/R) radians per position.
+                              0 with inv_freq NULL: a descriptor for cos and sin tables only */
+  double attention_scale; /* multiplies cos and sin of computed angles (YaRN's attention factor), never those of
+                              tables, which carry it; finite in fp32; 0: 1.0 */
+  const double *inv_freq; /* R/2 frequencies in radians per position, finite, any sign, 0 allowed; host memory, copied,
+                              taken as exact; overrides theta. NULL: from theta. Fractional positions are said by
+                              scaling them to integers and dividing inv_freq */
+  const int32_t *pair_axis; /* [later] R/2 position axes, one per pair; host memory, copied; NULL: all 0 */
+  int32_t num_axes;         /* [later] above 1: multi-axis positions; 0: 1 */
+  int32_t pair_block;       /* [later] HALF: pairs (c, c + block/2) inside each block of channels; 0: R */
+  int32_t num_threads;    /* CPU: most threads a call may use, itself included; 0: as many as the process may run on */
+  rope_style_t out_style; /* [later] style of the output where it differs from the input; 0: style */
+} rope_config_t;
+
+/* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
+ * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
+ * INVALID_ARGUMENT, NOT_SUPPORTED: as the fields say. NO_DEVICE: no such CUDA device, no driver, or no kernel for it.
+ * OUT_OF_MEMORY, CUDA_ERROR. */
+ROPE_API rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out);
+
+/* Accepts NULL. A destroyed descriptor is refused by later calls until its memory serves a new one. */
+ROPE_API void rope_desc_destroy(rope_desc_t *desc);
+
+/* How rows of cos, sin and angles are found. */
+enum {
+  ROPE_TABLE_BY_POSITION = 0, /* [M, R/2], row = position of the token */
+  ROPE_TABLE_BY_TOKEN = 1     /* [later] row = token */
+};
+
+/* What changes from call to call. Names of axes: B batches, S tokens of a sequence, T tokens of a THD tensor, H heads,
+ * D = head_dim, R as above, M table rows. Positions and tables are batch first whatever the layout. */
+typedef struct rope_args {
+  uint32_t struct_size; /* sizeof(rope_args_t) */
+  uint32_t flags;       /* 0 */
+  /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
+   * in all, H of each its own (at most 2^20). Backward: q holds the gradient of the output, q_out receives that of the
+   * input. An absent *_out means in place: channels outside the rotated window are then neither read nor written; out
+   * of place they are copied. */
+  rope_tensor_t q, q_out, k, k_out, v, v_out;
+  rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; absent: the token's index in its sequence */
+  rope_tensor_t start_positions; /* I32/I64 [B], or the shape of positions; added. Rank 1 of length B is [B] */
+  rope_tensor_t cu_seqlens;      /* [later] I32/I64 [B + 1]; THD: where sequences begin. Absent: one sequence */
+  rope_tensor_t cos, sin;        /* F32 [M, R/2], any strides, shapes equal; instead of computed angles. A position
+                                    outside 0 to M - 1 passes its token through unchanged and reads nothing */
+  rope_tensor_t angles;          /* [later] */
+  rope_tensor_t fault;           /* [later] */
+  int64_t position_offset;       /* added to every position; sums wrap in 64 bits */
+  int32_t table_rows;            /* ROPE_TABLE_BY_POSITION */
+  int32_t reserved0;             /* 0 */
+} rope_args_t;
+
+/* Rotates q, and k and v where given, by the angles of their tokens' positions, each pair as in the formula on top.
+ * INVALID_ARGUMENT: a NULL or destroyed descriptor, NULL args, a CPU descriptor with a stream, a tensor of another
+ * dtype, rank or shape than the fields say, an overlap. NOT_SUPPORTED: fields marked [later]; sizes beyond one launch.
+ * CUDA_ERROR: the launch failed. */
+ROPE_API rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
+
+/* The transpose of rope_forward (not its inverse: with attention_scale m, backward(forward(x)) = m^2 x), that is, the
+ * gradient of the inputs from that of the outputs:
+ *     x' = x cos a + y sin a        y' = y cos a - x sin a
+ * With attention_scale 1 it also undoes the rotation. Arguments and errors as for rope_forward. */
+ROPE_API rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
+
+/* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
+
+typedef struct swiglu_desc swiglu_desc_t;
+
+typedef struct swiglu_config {
+  uint32_t struct_size; /* sizeof(swiglu_config_t) */
+  uint32_t flags;       /* 0 */
+  rope_device_t device; /* required */
+  int32_t device_index; /* CUDA ordinal; 0 for the CPU */
+  rope_dtype_t dtype;   /* required: F32, F16 or BF16; every tensor of a call has it */
+  int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many as the process may run on */
+  double alpha;         /* [later] factor inside the sigmoid; 0: 1 */
+  double limit;         /* [later] gate at most limit, up within +-limit; 0: none */
+  double up_offset;     /* [later] added to up; 0 */
+  double out_scale;     /* [later] factor of the output; 0: 1 */
+} swiglu_config_t;
+
+/* As rope_desc_create and rope_desc_destroy. alpha 1 and out_scale 1 are the same as 0. */
+ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
+ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
+
+/* gate, up, out, grad_out, grad_gate and grad_up have rank 1 to 4, one shape, and any strides of their own. A packed
+ * [N, 2d] is two narrows, in either order; gate and up interleaved along the last axis are two views of stride 2.
+ * An output may be exactly any one of the inputs (same data and strides), or share no element with any other tensor. */
+typedef struct swiglu_args {
+  uint32_t struct_size; /* sizeof(swiglu_args_t) */
+  uint32_t flags;       /* 0 */
+  rope_tensor_t gate, up;
+  rope_tensor_t out;       /* forward: required. [later] backward: also recomputed */
+  rope_tensor_t row_scale; /* [later] */
+  rope_tensor_t num_rows;  /* [later] */
+  rope_tensor_t grad_out;  /* backward: required; forward: absent */
+  rope_tensor_t grad_gate; /* backward: an absent gradient is not wanted, one of the two is required */
+  rope_tensor_t grad_up;
+  rope_tensor_t grad_row_scale; /* [later] */
+} swiglu_args_t;
+
+/* out = gate * sigmoid(gate) * up, element by element. Errors as for rope_forward. */
+ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
+
+/* With s = sigmoid(gate):
+ *   grad_gate = grad_out * up * s * (1 + gate * (1 - s))        grad_up = grad_out * gate * s
+ * Errors as for rope_forward. */
+ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ROPE_ROPE_H */

@@ -1,0 +1,181 @@
+// cases.hpp - one line says a RoPE or SwiGLU problem; check() solves it on every device and compares with the oracle
+//
+//   RopeCase().dtype(ROPE_DTYPE_BF16).layout(ROPE_LAYOUT_BHSD).heads(8, 2).head_dim(128).rotary_dim(64).check();
+//
+// check() runs forward and backward, on the CPU with one thread and with all, and on CUDA where there is a device. It
+// holds every output element against the oracle, every other byte (inputs, gaps between strides, guard bands, channels
+// that are not rotated in place) against what it was, and for RoPE the bits of all runs against each other.
+#ifndef ROPE_TESTS_SUPPORT_CASES_HPP
+#define ROPE_TESTS_SUPPORT_CASES_HPP
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device.hpp"
+#include "tensors.hpp"
+
+enum class PositionShape {
+  PerToken,          // [S], or [T] of THD
+  PerBatchAndToken,  // [B, S]
+  PerBatch           // [B]
+};
+
+using PositionValue = std::function<int64_t(int64_t batch, int64_t token)>;
+
+enum class TableStorage {
+  Separate,     // two tensors [M, P]
+  SideBySide,   // cos | sin in the columns of one [M, 2P]
+  Alternating,  // (cos, sin) in the last axis of one [M, P, 2]
+};
+
+// Which axis of a tensor of the layout is which; THD has no batch axis.
+int batch_axis(rope_layout_t layout);
+int token_axis(rope_layout_t layout);
+int head_axis(rope_layout_t layout);
+int channel_axis(rope_layout_t layout);
+
+struct RopeStatistics {
+  int64_t rotated = 0;            // elements, of the forward call
+  int64_t correctly_rounded = 0;  // of these, the nearest to the exact value
+};
+
+class RopeCase {
+ public:
+  RopeCase &dtype(rope_dtype_t dtype);
+  RopeCase &layout(rope_layout_t layout);
+  RopeCase &style(rope_style_t style);
+  RopeCase &batch(int64_t batch);
+  RopeCase &tokens(int64_t tokens);
+  RopeCase &heads(int64_t q);
+  RopeCase &heads(int64_t q, int64_t k);
+  RopeCase &heads(int64_t q, int64_t k, int64_t v);
+  RopeCase &head_dim(int32_t head_dim);
+  RopeCase &rotary_dim(int32_t rotary_dim);
+  RopeCase &rotary_offset(int32_t rotary_offset);
+  RopeCase &theta(double theta);
+  RopeCase &inv_freq(std::vector<double> inv_freq);
+  RopeCase &attention_scale(double scale);
+
+  // In place is the default.
+  RopeCase &in_place(bool q, bool k = true, bool v = true);
+  RopeCase &out_of_place() { return in_place(false, false, false); }
+  // q, k and v are parts along the head axis of one tensor, placed as q is; so are their outputs.
+  RopeCase &packed();
+  RopeCase &placed(const Placement &everywhere);
+  RopeCase &q_placed(const Placement &in, const Placement &out = {});
+  RopeCase &k_placed(const Placement &in, const Placement &out = {});
+  RopeCase &v_placed(const Placement &in, const Placement &out = {});
+
+  RopeCase &positions(PositionShape shape, rope_dtype_t dtype, PositionValue value, const Placement &placement = {});
+  RopeCase &start_positions(PositionShape shape, rope_dtype_t dtype, PositionValue value,
+                            const Placement &placement = {});
+  RopeCase &position_offset(int64_t offset);
+  RopeCase &tables(int64_t rows, TableStorage storage = TableStorage::Separate, const Placement &cos = {},
+                   const Placement &sin = {});
+
+  // Standard normal data instead of a wide mix of magnitudes.
+  RopeCase &normal_data();
+
+  RopeStatistics check() const;
+  std::string describe() const;
+
+ private:
+  struct Operand {
+    const char *name;
+    bool present = false;
+    int64_t heads = 0;
+    bool in_place = true;
+    Placement in, out;
+  };
+  struct PositionTensor {
+    bool present = false;
+    PositionShape shape = PositionShape::PerToken;
+    rope_dtype_t dtype = ROPE_DTYPE_I32;
+    PositionValue value;
+    Placement placement;
+  };
+  struct Scene;
+  struct Row;
+
+  int64_t batches() const { return layout_ == ROPE_LAYOUT_THD ? 1 : batch_; }
+  int32_t rotated_width() const { return rotary_dim_ ? rotary_dim_ : head_dim_; }
+  Shape shape(int64_t heads) const;
+  Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
+  int64_t position_of(int64_t batch, int64_t token) const;
+  int64_t value_of(const PositionTensor &tensor, int64_t batch, int64_t token) const;
+  rope_tensor_t position_tensor(const PositionTensor &tensor, Workspace &workspace) const;
+  void build_tables(Scene *scene) const;
+  void fill_operand(const Operand &operand, const rope_tensor_t &tensor, Workspace &workspace) const;
+  void build(Scene *scene) const;
+  Row row_of(const Scene &scene, int64_t position) const;
+  rope_config_t config(const Device &device, int32_t threads) const;
+  void verify(Scene *scene, Direction direction, RopeStatistics *statistics) const;
+  bool passes_through(int64_t position) const { return rows_ >= 0 && (position < 0 || position >= rows_); }
+
+  rope_dtype_t dtype_ = ROPE_DTYPE_F32;
+  rope_layout_t layout_ = ROPE_LAYOUT_BSHD;
+  rope_style_t style_ = ROPE_STYLE_HALF;
+  int64_t batch_ = 2, tokens_ = 5;
+  int32_t head_dim_ = 64, rotary_dim_ = 0, rotary_offset_ = 0;
+  double theta_ = 10000, attention_scale_ = 0;
+  std::vector<double> inv_freq_;
+  std::vector<Operand> operands_ = {{"q", true, 3, true, {}, {}}, {"k", false, 0, true, {}, {}},
+                                    {"v", false, 0, true, {}, {}}};
+  bool packed_ = false;
+  PositionTensor positions_, start_positions_;
+  int64_t position_offset_ = 0;
+  int64_t rows_ = -1;
+  TableStorage table_storage_ = TableStorage::Separate;
+  Placement cos_placement_, sin_placement_;
+  bool normal_data_ = false;
+};
+
+enum class SwigluTensor {
+  Gate,
+  Up,
+  Out,
+  GradOut,
+  GradGate,
+  GradUp
+};
+
+enum class GatePacking {
+  Separate,
+  GateFirst,   // gate | up in the last axis
+  UpFirst,     // up | gate
+  Alternating  // gate, up, gate, up, ...
+};
+
+class SwigluCase {
+ public:
+  SwigluCase &dtype(rope_dtype_t dtype);
+  SwigluCase &shape(Shape shape);
+  SwigluCase &packing(GatePacking inputs, GatePacking gradients = GatePacking::Separate);
+  // Separate tensors only.
+  SwigluCase &placed(SwigluTensor tensor, const Placement &placement);
+  SwigluCase &placed(const Placement &everywhere);
+  // The output is the very view of the input.
+  SwigluCase &in_place(SwigluTensor output, SwigluTensor input);
+  SwigluCase &without(SwigluTensor gradient);
+  // The value of each element of Gate, Up and GradOut instead of random ones.
+  SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
+
+  void check() const;
+  std::string describe() const;
+
+ private:
+  struct Scene;
+  void build(Scene *scene) const;
+  void verify(Scene *scene, Direction direction) const;
+
+  rope_dtype_t dtype_ = ROPE_DTYPE_F32;
+  Shape shape_ = {3, 5};
+  GatePacking inputs_ = GatePacking::Separate, gradients_ = GatePacking::Separate;
+  Placement placements_[6];
+  int over_[6] = {-1, -1, -1, -1, -1, -1};
+  bool wanted_[6] = {true, true, true, true, true, true};
+  std::function<oracle::Real(SwigluTensor, const Index &)> values_;
+};
+
+#endif

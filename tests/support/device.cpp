@@ -1,0 +1,189 @@
+// device.cpp - finds devices, and mirrors a workspace in device memory for the time of a call
+#include "device.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <initializer_list>
+#include <ostream>
+
+#if ROPE_TEST_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace {
+
+#if ROPE_TEST_CUDA
+
+void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) FAIL("CUDA: " << cudaGetErrorString(status));
+}
+
+// One allocation serves all runs; cudaMalloc for each block would be most of the time of the tests.
+std::byte *device_arena(int64_t bytes) {
+  static std::byte *arena = nullptr;
+  static int64_t capacity = 0;
+  if (bytes > capacity) {
+    check_cuda(cudaFree(arena));
+    capacity = bytes < (64 << 20) ? 64 << 20 : bytes;
+    void *memory = nullptr;
+    check_cuda(cudaMalloc(&memory, static_cast<size_t>(capacity)));
+    arena = static_cast<std::byte *>(memory);
+  }
+  return arena;
+}
+
+class Mirror {
+ public:
+  Mirror(const Device &device, Workspace &workspace) : workspace_(workspace), active_(device.kind == ROPE_DEVICE_CUDA) {
+    if (!active_) return;
+    check_cuda(cudaSetDevice(device.index));
+    int64_t bytes = 0;
+    for (const auto &block : workspace.blocks()) bytes += block->size();
+    std::byte *next = device_arena(bytes);
+    for (const auto &block : workspace.blocks()) {
+      block->open_guards();
+      check_cuda(cudaMemcpy(next, block->begin(), static_cast<size_t>(block->size()), cudaMemcpyHostToDevice));
+      homes_.push_back(next);
+      next += block->size();
+    }
+  }
+
+  void translate(std::initializer_list<rope_tensor_t *> tensors) const {
+    if (!active_) return;
+    for (rope_tensor_t *tensor : tensors) {
+      for (size_t i = 0; i < homes_.size(); ++i) {
+        const Block &block = *workspace_.blocks()[i];
+        if (!block.contains(tensor->data)) continue;
+        tensor->data = homes_[i] + (static_cast<std::byte *>(tensor->data) - block.begin());
+        break;
+      }
+    }
+  }
+
+  void read_back() const {
+    if (!active_) return;
+    check_cuda(cudaDeviceSynchronize());
+    for (size_t i = 0; i < homes_.size(); ++i) {
+      const Block &block = *workspace_.blocks()[i];
+      check_cuda(cudaMemcpy(block.begin(), homes_[i], static_cast<size_t>(block.size()), cudaMemcpyDeviceToHost));
+    }
+  }
+
+ private:
+  Workspace &workspace_;
+  bool active_;
+  std::vector<std::byte *> homes_;
+};
+
+#else
+
+class Mirror {
+ public:
+  Mirror(const Device &, Workspace &) {}
+  void translate(std::initializer_list<rope_tensor_t *>) const {}
+  void read_back() const {}
+};
+
+#endif
+
+std::string absence() {
+  int32_t count = -1;
+  if (rope_device_count(ROPE_DEVICE_CUDA, &count) != ROPE_STATUS_SUCCESS || count <= 0) return rope_last_error();
+#if ROPE_TEST_CUDA
+  return "";
+#else
+  return "the tests were built without CUDA";
+#endif
+}
+
+}  // namespace
+
+std::ostream &operator<<(std::ostream &out, const Device &device) { return out << device.name; }
+
+const std::string &why_no_cuda() {
+  static const std::string reason = absence();
+  return reason;
+}
+
+bool has_cuda() { return why_no_cuda().empty(); }
+
+const std::vector<Device> &devices() {
+  static const std::vector<Device> all = [] {
+    std::vector<Device> found = {{ROPE_DEVICE_CPU, 0, "CPU"}};
+    if (has_cuda()) found.push_back({ROPE_DEVICE_CUDA, 0, "CUDA 0"});
+    return found;
+  }();
+  return all;
+}
+
+const char *name_of(Direction direction) { return direction == Direction::Forward ? "forward" : "backward"; }
+
+rope_config_t rope_config_for(const Device &device, int32_t head_dim) {
+  rope_config_t config = {};
+  config.struct_size = sizeof config;
+  config.device = device.kind;
+  config.device_index = device.index;
+  config.dtype = ROPE_DTYPE_F32;
+  config.layout = ROPE_LAYOUT_BSHD;
+  config.style = ROPE_STYLE_HALF;
+  config.head_dim = head_dim;
+  config.theta = 10000;
+  return config;
+}
+
+swiglu_config_t swiglu_config_for(const Device &device) {
+  swiglu_config_t config = {};
+  config.struct_size = sizeof config;
+  config.device = device.kind;
+  config.device_index = device.index;
+  config.dtype = ROPE_DTYPE_F32;
+  return config;
+}
+
+rope_args_t rope_args() {
+  rope_args_t args = {};
+  args.struct_size = sizeof args;
+  return args;
+}
+
+swiglu_args_t swiglu_args() {
+  swiglu_args_t args = {};
+  args.struct_size = sizeof args;
+  return args;
+}
+
+RopeDesc create(const rope_config_t &config) {
+  rope_desc_t *desc = nullptr;
+  const rope_status_t status = rope_desc_create(&config, &desc);
+  if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope_last_error());
+  return RopeDesc(desc);
+}
+
+SwigluDesc create(const swiglu_config_t &config) {
+  swiglu_desc_t *desc = nullptr;
+  const rope_status_t status = swiglu_desc_create(&config, &desc);
+  if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope_last_error());
+  return SwigluDesc(desc);
+}
+
+rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direction, const rope_args_t &args,
+                  Workspace &workspace) {
+  const Mirror mirror(device, workspace);
+  rope_args_t there = args;
+  mirror.translate({&there.q, &there.q_out, &there.k, &there.k_out, &there.v, &there.v_out, &there.positions,
+                    &there.start_positions, &there.cos, &there.sin});
+  const rope_status_t status = direction == Direction::Forward ? rope_forward(desc, &there, nullptr)
+                                                               : rope_backward(desc, &there, nullptr);
+  mirror.read_back();
+  return status;
+}
+
+rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction direction, const swiglu_args_t &args,
+                  Workspace &workspace) {
+  const Mirror mirror(device, workspace);
+  swiglu_args_t there = args;
+  mirror.translate({&there.gate, &there.up, &there.out, &there.grad_out, &there.grad_gate, &there.grad_up});
+  const rope_status_t status = direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr)
+                                                               : swiglu_backward(desc, &there, nullptr);
+  mirror.read_back();
+  return status;
+}

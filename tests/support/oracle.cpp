@@ -1,0 +1,183 @@
+// oracle.cpp - number formats by sign, exponent and fraction; rotations and gates in long double
+#include "oracle.hpp"
+
+#include <cfloat>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace oracle {
+namespace {
+
+static_assert(LDBL_MANT_DIG >= 64, "the oracle needs more precision than double has");
+
+struct Format {
+  int bytes;
+  int fraction_bits;
+  int exponent_bits;
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  int lowest_exponent() const { return 1 - bias(); }
+};
+
+Format format_of(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_F32: return {4, 23, 8};
+    case ROPE_DTYPE_F16: return {2, 10, 5};
+    case ROPE_DTYPE_BF16: return {2, 7, 8};
+    default: std::abort();
+  }
+}
+
+Real value_of_bits(Format format, uint32_t bits) {
+  const uint32_t fraction = bits & ((1u << format.fraction_bits) - 1);
+  const int exponent = static_cast<int>(bits >> format.fraction_bits) & ((1 << format.exponent_bits) - 1);
+  const bool negative = (bits >> (format.fraction_bits + format.exponent_bits)) & 1;
+  Real magnitude;
+  if (exponent == (1 << format.exponent_bits) - 1) {
+    magnitude = fraction ? std::numeric_limits<Real>::quiet_NaN() : std::numeric_limits<Real>::infinity();
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<Real>(fraction), format.lowest_exponent() - format.fraction_bits);
+  } else {
+    magnitude = std::ldexp(static_cast<Real>(fraction | (1u << format.fraction_bits)),
+                           exponent - format.bias() - format.fraction_bits);
+  }
+  return negative ? -magnitude : magnitude;
+}
+
+std::vector<Real> all_values(Format format) {
+  std::vector<Real> values(65536);
+  for (uint32_t bits = 0; bits < 65536; ++bits) values[bits] = value_of_bits(format, bits);
+  return values;
+}
+
+int exponent_of(Format format, Real value) {
+  const int exponent = value == 0 ? format.lowest_exponent() : std::ilogb(value);
+  return exponent < format.lowest_exponent() ? format.lowest_exponent() : exponent;
+}
+
+// 2 pi in two parts, the second the error of the first.
+const Real two_pi_high = 6.283185307179586476925286766559005768394L;
+const Real two_pi_low = LDBL_MANT_DIG == 64 ? -1.0033115225336664047e-19L : 0.0L;
+
+}  // namespace
+
+int64_t element_size(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+    case ROPE_DTYPE_BF16: return 2;
+    case ROPE_DTYPE_F64:
+    case ROPE_DTYPE_I64: return 8;
+    default: return 4;
+  }
+}
+
+const char *dtype_name(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_F32: return "F32";
+    case ROPE_DTYPE_F16: return "F16";
+    case ROPE_DTYPE_BF16: return "BF16";
+    case ROPE_DTYPE_F64: return "F64";
+    case ROPE_DTYPE_I32: return "I32";
+    case ROPE_DTYPE_I64: return "I64";
+    default: return "unknown";
+  }
+}
+
+Real largest(rope_dtype_t dtype) {
+  const Format format = format_of(dtype);
+  return std::ldexp(2.0L - std::ldexp(1.0L, -format.fraction_bits), format.bias());
+}
+
+Real smallest_normal(rope_dtype_t dtype) { return std::ldexp(1.0L, format_of(dtype).lowest_exponent()); }
+
+Real smallest(rope_dtype_t dtype) {
+  const Format format = format_of(dtype);
+  return std::ldexp(1.0L, format.lowest_exponent() - format.fraction_bits);
+}
+
+Real decode(rope_dtype_t dtype, const void *element) {
+  if (dtype == ROPE_DTYPE_F32) {
+    float value;
+    std::memcpy(&value, element, sizeof value);
+    return value;
+  }
+  static const std::vector<Real> half = all_values(format_of(ROPE_DTYPE_F16));
+  static const std::vector<Real> bfloat = all_values(format_of(ROPE_DTYPE_BF16));
+  uint16_t bits;
+  std::memcpy(&bits, element, sizeof bits);
+  return dtype == ROPE_DTYPE_F16 ? half[bits] : bfloat[bits];
+}
+
+Real ulp(rope_dtype_t dtype, Real value) {
+  const Format format = format_of(dtype);
+  return std::ldexp(1.0L, exponent_of(format, value) - format.fraction_bits);
+}
+
+Real nearest(rope_dtype_t dtype, Real value) {
+  if (!std::isfinite(value) || value == 0) return value;
+  const Real quantum = ulp(dtype, value);
+  const Real rounded = std::nearbyint(value / quantum) * quantum;
+  if (std::fabs(rounded) > largest(dtype)) return std::copysign(std::numeric_limits<Real>::infinity(), value);
+  return std::copysign(rounded, value);
+}
+
+void encode(rope_dtype_t dtype, Real value, void *element) {
+  const Format format = format_of(dtype);
+  const Real rounded = nearest(dtype, value);
+  const uint32_t infinite = ((1u << format.exponent_bits) - 1) << format.fraction_bits;
+  uint32_t bits;
+  if (std::isnan(rounded)) {
+    bits = infinite | (1u << (format.fraction_bits - 1));
+  } else if (std::isinf(rounded)) {
+    bits = infinite;
+  } else {
+    const int exponent = exponent_of(format, rounded);
+    const auto significand = static_cast<uint32_t>(std::ldexp(std::fabs(rounded), format.fraction_bits - exponent));
+    const bool normal = significand >> format.fraction_bits;
+    bits = normal ? (static_cast<uint32_t>(exponent + format.bias()) << format.fraction_bits) +
+                        (significand - (1u << format.fraction_bits))
+                  : significand;
+  }
+  if (std::signbit(rounded)) bits |= 1u << (format.fraction_bits + format.exponent_bits);
+  if (format.bytes == 4) {
+    std::memcpy(element, &bits, 4);
+  } else {
+    const auto narrow = static_cast<uint16_t>(bits);
+    std::memcpy(element, &narrow, 2);
+  }
+}
+
+Real frequency(double theta, int rotary_dim, int pair) {
+  return std::pow(static_cast<Real>(theta), -2.0L * pair / rotary_dim);
+}
+
+Rotation rotation(int64_t position, Real inv_freq) {
+  const Real at = static_cast<Real>(position);
+  const Real angle = at * inv_freq;
+  const Real lost = std::fma(at, inv_freq, -angle);
+  const Real turns = std::nearbyint(angle / two_pi_high);
+  const Real reduced = std::fma(-turns, two_pi_high, angle) + (lost - turns * two_pi_low);
+  return {std::cos(reduced), std::sin(reduced)};
+}
+
+Pair rotate(Pair pair, Rotation by) {
+  return {pair.x * by.cos - pair.y * by.sin, pair.x * by.sin + pair.y * by.cos};
+}
+
+Pair rotate_transposed(Pair pair, Rotation by) {
+  return {pair.x * by.cos + pair.y * by.sin, pair.y * by.cos - pair.x * by.sin};
+}
+
+Real sigmoid(Real gate) { return 1 / (1 + std::exp(-gate)); }
+
+Real swiglu(Real gate, Real up) { return gate * sigmoid(gate) * up; }
+
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
+  const Real s = sigmoid(gate);
+  const Real complement = sigmoid(-gate);
+  return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s};
+}
+
+}  // namespace oracle

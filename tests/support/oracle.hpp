@@ -1,0 +1,61 @@
+// oracle.hpp - the exact answers: number formats, RoPE and SwiGLU in long double, straight from their formulas
+#ifndef ROPE_TESTS_SUPPORT_ORACLE_HPP
+#define ROPE_TESTS_SUPPORT_ORACLE_HPP
+
+#include <rope/rope.h>
+
+#include <cstdint>
+
+namespace oracle {
+
+using Real = long double;
+
+int64_t element_size(rope_dtype_t dtype);
+const char *dtype_name(rope_dtype_t dtype);
+
+// The largest finite value, the smallest normal and the smallest positive value of a floating type.
+Real largest(rope_dtype_t dtype);
+Real smallest_normal(rope_dtype_t dtype);
+Real smallest(rope_dtype_t dtype);
+
+// The value of the element at `element`, exactly.
+Real decode(rope_dtype_t dtype, const void *element);
+
+// The nearest value of the type, ties to even, infinity beyond the largest.
+Real nearest(rope_dtype_t dtype, Real value);
+
+// Stores nearest(value).
+void encode(rope_dtype_t dtype, Real value, void *element);
+
+// The distance between neighbours of the type around `value`; that of the smallest normals below them.
+Real ulp(rope_dtype_t dtype, Real value);
+
+struct Rotation {
+  Real cos, sin;
+};
+
+struct Pair {
+  Real x, y;
+};
+
+// theta^(-2 pair / rotary_dim), radians per position.
+Real frequency(double theta, int rotary_dim, int pair);
+
+// cos and sin of position * inv_freq; right to 1e-18 while the angle stays below 2^62 radians.
+Rotation rotation(int64_t position, Real inv_freq);
+
+// x' = x cos a - y sin a, y' = x sin a + y cos a, and the transpose of that.
+Pair rotate(Pair pair, Rotation by);
+Pair rotate_transposed(Pair pair, Rotation by);
+
+struct SwigluGradients {
+  Real gate, up;
+};
+
+Real sigmoid(Real gate);
+Real swiglu(Real gate, Real up);
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out);
+
+}  // namespace oracle
+
+#endif
