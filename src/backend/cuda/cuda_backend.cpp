@@ -71,9 +71,8 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
-  return open_device(function, device_index, device, [&](int elements, bool is_backward) {
-    return find_swiglu_kernel(dtype, elements, is_backward);
-  });
+  return open_device(function, device_index, device,
+                     [&](int elements, bool is_backward) { return find_swiglu_kernel(dtype, elements, is_backward); });
 }
 
 rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
@@ -112,8 +111,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       params.tensor[i].first_unit = ~uint32_t{0};
       continue;
     }
-    params.tensor[i] =
-        kernel_tensor(problem.tensor[i], dtype_size(geometry.dtype), plan.units_per_head[i], first_unit);
+    params.tensor[i] = kernel_tensor(problem.tensor[i], dtype_size(geometry.dtype), plan.units_per_head[i], first_unit);
     first_unit += plan.units_per_head[i] * static_cast<uint32_t>(problem.tensor[i].heads);
   }
   params.has_one_batch = problem.batches == 1;
@@ -136,8 +134,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   params.sin_scale = problem.is_transposed ? -params.cos_scale : params.cos_scale;
   params.has_table = problem.has_table;
   for (int pair = 0; pair < geometry.rotary_dim / 2; ++pair) params.increments[pair] = geometry.increments[pair];
-  const void *kernel =
-      find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED);
+  const void *kernel = find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED);
   return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kRopeThreads, &params,
                 plan.shared_bytes, stream);
 }

@@ -14,8 +14,12 @@ pthread_mutex_t cache_mutex = PTHREAD_MUTEX_INITIALIZER;
 bool is_cached[kMaxDevices];
 DeviceInfo cached_device[kMaxDevices];
 
-constexpr int major_of(int version) { return version / 1000; }
-constexpr int minor_of(int version) { return version % 1000 / 10; }
+constexpr int major_of(int version) {
+  return version / 1000;
+}
+constexpr int minor_of(int version) {
+  return version % 1000 / 10;
+}
 
 // cudaGetDeviceCount's own text for a missing driver is "driver version is insufficient", which misleads.
 rope_status_t explain_no_device(const char *function, cudaError_t error) {
@@ -30,8 +34,9 @@ rope_status_t explain_no_device(const char *function, cudaError_t error) {
   }
   if (error == cudaErrorInsufficientDriver) {
     return fail(ROPE_STATUS_NO_DEVICE,
-                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d", function,
-                major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
+                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d",
+                function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
+                minor_of(CUDART_VERSION));
   }
   if (error == cudaErrorNoDevice || error == cudaSuccess) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");

@@ -1,0 +1,760 @@
+// error_tests.cpp - each misuse gives its status, a message that names it, and leaves memory alone
+#include <catch2/catch_test_macros.hpp>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/device.hpp"
+
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr int64_t huge = int64_t{1} << 62;
+
+bool contains_word(const std::string &text, const std::string &word) {
+  const auto part_of_word = [](char letter) {
+    return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '_';
+  };
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    const bool begins = at == 0 || !part_of_word(text[at - 1]) || !part_of_word(word.front());
+    if (begins && (end == text.size() || !part_of_word(text[end]))) return true;
+  }
+  return false;
+}
+
+// What the failed call must have said: function, field and, where not empty, value.
+void check_message(const char *function, const std::string &field, const std::string &value) {
+  const std::string message = rope_last_error();
+  INFO("message: " << message);
+  INFO("wanted: " << function << ", " << field << ", " << value);
+  CHECK(message.compare(0, std::strlen(function) + 1, std::string(function) + ":") == 0);
+  if (!field.empty()) CHECK(contains_word(message, field));
+  if (!value.empty()) CHECK(contains_word(message, value));
+  CHECK(message.find('\n') == std::string::npos);
+}
+
+// A good request for RoPE, to be broken in one place: [2, 3, H, 16] of 4 and 2 heads, out of place.
+struct RopeRequest {
+  explicit RopeRequest(const Device &on) : device(on), workspace(41) {
+    config = rope_config_for(device, 16);
+    args.q = tensor({2, 3, 4, 16});
+    args.q_out = tensor({2, 3, 4, 16});
+    args.k = tensor({2, 3, 2, 16});
+    args.k_out = tensor({2, 3, 2, 16});
+    args.positions = workspace.tensor(ROPE_DTYPE_I64, {2, 3});
+    workspace.fill_integers(args.positions, [](const Index &index) { return index[1]; });
+  }
+
+  rope_tensor_t tensor(const Shape &shape) { return workspace.tensor(ROPE_DTYPE_F32, shape); }
+
+  void use_tables() {
+    args.cos = tensor({5, 8});
+    args.sin = tensor({5, 8});
+  }
+
+  Device device;
+  Workspace workspace;
+  rope_config_t config = {};
+  rope_args_t args = rope_args();
+  rope_stream_t stream = nullptr;
+  bool null_args = false;
+};
+
+struct RopeMisuse {
+  const char *title;
+  rope_status_t status;
+  const char *field, *value;
+  std::function<void(RopeRequest &)> commit;
+  bool cpu_only = false;
+};
+
+constexpr rope_status_t invalid = ROPE_STATUS_INVALID_ARGUMENT;
+constexpr rope_status_t unsupported = ROPE_STATUS_NOT_SUPPORTED;
+
+const double frequencies_with_nan[8] = {1, 1, 1, nan, 1, 1, 1, 1};
+const double frequencies_with_infinity[8] = {1, 1, 1, 1, 1, 1, 1, -infinity};
+const int32_t axes_of_pairs[8] = {};
+
+std::vector<RopeMisuse> misused_rope_configs() {
+  using R = RopeRequest;
+  return {
+      {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.config.struct_size = 0; }},
+      {"struct_size of half the struct", invalid, "struct_size", "40", [](R &r) { r.config.struct_size = 40; }},
+      {"struct_size one short", invalid, "struct_size", "", [](R &r) { r.config.struct_size -= 1; }},
+      {"undefined flag", unsupported, "flags", "", [](R &r) { r.config.flags = 0x10; }},
+      {"no device", invalid, "device", "0", [](R &r) { r.config.device = 0; }},
+      {"unknown device", invalid, "device", "7", [](R &r) { r.config.device = 7; }},
+      {"negative device_index", invalid, "device_index", "-1", [](R &r) { r.config.device_index = -1; }},
+      {"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }, true},
+      {"no dtype", invalid, "dtype", "0", [](R &r) { r.config.dtype = 0; }},
+      {"dtype F64", unsupported, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_F64; }},
+      {"dtype I32", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I32; }},
+      {"unknown dtype", invalid, "dtype", "99", [](R &r) { r.config.dtype = 99; }},
+      {"no layout", invalid, "layout", "0", [](R &r) { r.config.layout = 0; }},
+      {"unknown layout", invalid, "layout", "5", [](R &r) { r.config.layout = 5; }},
+      {"no style", invalid, "style", "0", [](R &r) { r.config.style = 0; }},
+      {"unknown style", invalid, "style", "3", [](R &r) { r.config.style = 3; }},
+      {"head_dim 0", invalid, "head_dim", "0", [](R &r) { r.config.head_dim = 0; }},
+      {"negative head_dim", invalid, "head_dim", "-16", [](R &r) { r.config.head_dim = -16; }},
+      {"odd head_dim", invalid, "head_dim", "15", [](R &r) { r.config.head_dim = 15; }},
+      {"head_dim above 1024", invalid, "head_dim", "1026", [](R &r) { r.config.head_dim = 1026; }},
+      {"negative rotary_dim", invalid, "rotary_dim", "-2", [](R &r) { r.config.rotary_dim = -2; }},
+      {"odd rotary_dim", invalid, "rotary_dim", "7", [](R &r) { r.config.rotary_dim = 7; }},
+      {"rotary_dim above head_dim", invalid, "rotary_dim", "18", [](R &r) { r.config.rotary_dim = 18; }},
+      {"negative rotary_offset", invalid, "rotary_offset", "-1", [](R &r) { r.config.rotary_offset = -1; }},
+      {"window past head_dim", invalid, "rotary_offset", "9",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.config.rotary_offset = 9;
+       }},
+      {"rotary_offset with the whole head", invalid, "rotary_offset", "2",
+       [](R &r) { r.config.rotary_offset = 2; }},
+      {"rotary_offset that overflows", invalid, "rotary_offset", "2147483647",
+       [](R &r) { r.config.rotary_offset = std::numeric_limits<int32_t>::max(); }},
+      {"negative theta", invalid, "theta", "-10000", [](R &r) { r.config.theta = -10000; }},
+      {"theta NaN", invalid, "theta", "", [](R &r) { r.config.theta = nan; }},
+      {"theta infinite", invalid, "theta", "", [](R &r) { r.config.theta = infinity; }},
+      {"theta too small", invalid, "theta", "", [](R &r) { r.config.theta = 1e-301; }},
+      {"theta too large", invalid, "theta", "", [](R &r) { r.config.theta = 1e301; }},
+      {"inv_freq with NaN", invalid, "inv_freq", "", [](R &r) { r.config.inv_freq = frequencies_with_nan; }},
+      {"inv_freq infinite", invalid, "inv_freq", "", [](R &r) { r.config.inv_freq = frequencies_with_infinity; }},
+      {"attention_scale NaN", invalid, "attention_scale", "", [](R &r) { r.config.attention_scale = nan; }},
+      {"attention_scale infinite", invalid, "attention_scale", "", [](R &r) { r.config.attention_scale = -infinity; }},
+      {"attention_scale beyond fp32", invalid, "attention_scale", "", [](R &r) { r.config.attention_scale = 1e39; }},
+      {"pair_axis", unsupported, "pair_axis", "", [](R &r) { r.config.pair_axis = axes_of_pairs; }},
+      {"two axes", unsupported, "num_axes", "2", [](R &r) { r.config.num_axes = 2; }},
+      {"negative num_axes", invalid, "num_axes", "-1", [](R &r) { r.config.num_axes = -1; }},
+      {"pair_block", unsupported, "pair_block", "8", [](R &r) { r.config.pair_block = 8; }},
+      {"negative num_threads", invalid, "num_threads", "-3", [](R &r) { r.config.num_threads = -3; }},
+      {"out_style", unsupported, "out_style", "", [](R &r) { r.config.out_style = ROPE_STYLE_INTERLEAVED; }},
+  };
+}
+
+void move(rope_tensor_t *tensor, int64_t bytes) { tensor->data = static_cast<std::byte *>(tensor->data) + bytes; }
+
+std::vector<RopeMisuse> misused_rope_args() {
+  using R = RopeRequest;
+  std::vector<RopeMisuse> misuses = {
+      {"NULL args", invalid, "args", "NULL", [](R &r) { r.null_args = true; }},
+      {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.args.struct_size = 0; }},
+      {"struct_size short", invalid, "struct_size", "8", [](R &r) { r.args.struct_size = 8; }},
+      {"undefined flag", unsupported, "flags", "", [](R &r) { r.args.flags = 1; }},
+      {"a stream on the CPU", invalid, "stream", "",
+       [](R &r) { r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16)); }, true},
+
+      {"q absent", invalid, "q", "", [](R &r) { r.args.q = r.args.q_out = {}; }},
+      {"q absent but with data", invalid, "q", "", [](R &r) { r.args.q.ndim = 0; }},
+      {"v absent but with a dtype", invalid, "v", "", [](R &r) { r.args.v.dtype = ROPE_DTYPE_F32; }},
+      {"positions absent but with a shape", invalid, "positions", "", [](R &r) { r.args.positions.ndim = 0; }},
+      {"q of rank 3", invalid, "q", "3", [](R &r) { r.args.q.ndim = 3; }},
+      {"q of rank 5", invalid, "q", "5", [](R &r) { r.args.q.ndim = 5; }},
+      {"q of another dtype", invalid, "q", "", [](R &r) { r.args.q.dtype = ROPE_DTYPE_BF16; }},
+      {"q of no dtype", invalid, "q", "0", [](R &r) { r.args.q.dtype = 0; }},
+      {"q with an undefined flag", unsupported, "q", "", [](R &r) { r.args.q.flags = 0x4001; }},
+      {"q of another head_dim", invalid, "q", "18",
+       [](R &r) { r.args.q = r.args.q_out = r.tensor({2, 3, 4, 18}); }},
+      {"q with a negative size", invalid, "q", "-4", [](R &r) { r.args.q.shape[2] = -4; }},
+      {"q without data", invalid, "q", "NULL", [](R &r) { r.args.q.data = nullptr; }},
+      {"q_out without data", invalid, "q_out", "NULL", [](R &r) { r.args.q_out.data = nullptr; }},
+      {"q misaligned", invalid, "q", "", [](R &r) { move(&r.args.q, 2); }},
+      {"k_out misaligned", invalid, "k_out", "", [](R &r) { move(&r.args.k_out, 1); }},
+      {"positions misaligned", invalid, "positions", "", [](R &r) { move(&r.args.positions, 4); }},
+      {"too many heads", invalid, "q", "1048577",
+       [](R &r) {
+         r.args.q.shape[2] = 1048577;
+         r.args.q.stride[1] = 1048577 * 16;
+         r.args.q.stride[0] = 3 * r.args.q.stride[1];
+         r.args.q_out = {};
+       }},
+      {"sizes whose product overflows", invalid, "q", "",
+       [](R &r) {
+         r.args.q.shape[0] = r.args.q.shape[1] = huge;
+         r.args.q.flags = 0;
+         for (int64_t &stride : r.args.q.stride) stride = 0;
+         r.args.q_out = r.args.k = r.args.k_out = r.args.positions = {};
+       }},
+      {"strides that overflow", invalid, "q", "", [](R &r) { r.args.q.stride[1] = huge; }},
+      {"negative strides that overflow", invalid, "q_out", "", [](R &r) { r.args.q_out.stride[0] = -2 * huge; }},
+      {"bytes that overflow", invalid, "q", "", [](R &r) { r.args.q.stride[0] = huge; }},
+
+      {"q_out with other heads", invalid, "q_out", "5", [](R &r) { r.args.q_out = r.tensor({2, 3, 5, 16}); }},
+      {"q_out of another dtype", invalid, "q_out", "", [](R &r) { r.args.q_out.dtype = ROPE_DTYPE_I32; }},
+      {"q_out of another rank", invalid, "q_out", "3", [](R &r) { r.args.q_out.ndim = 3; }},
+      {"k with another batch", invalid, "k", "3",
+       [](R &r) { r.args.k = r.args.k_out = r.tensor({3, 3, 2, 16}); }},
+      {"k with other tokens", invalid, "k", "4", [](R &r) { r.args.k = r.args.k_out = r.tensor({2, 4, 2, 16}); }},
+      {"k of another head_dim", invalid, "k", "8",
+       [](R &r) { r.args.k = r.args.k_out = r.tensor({2, 3, 2, 8}); }},
+      {"k of another dtype", invalid, "k", "", [](R &r) { r.args.k.dtype = ROPE_DTYPE_F16; }},
+      {"k_out without k", invalid, "k_out", "", [](R &r) { r.args.k = {}; }},
+      {"v with another batch", invalid, "v", "1", [](R &r) { r.args.v = r.tensor({1, 3, 2, 16}); }},
+      {"v_out without v", invalid, "v_out", "", [](R &r) { r.args.v_out = r.tensor({2, 3, 2, 16}); }},
+
+      {"positions of F32", invalid, "positions", "", [](R &r) { r.args.positions = r.tensor({2, 3}); }},
+      {"positions of rank 3", invalid, "positions", "3",
+       [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I32, {2, 3, 1}); }},
+      {"positions too long", invalid, "positions", "4",
+       [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I32, {4}); }},
+      {"positions per batch", invalid, "positions", "2",
+       [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
+      {"positions with axes swapped", invalid, "positions", "",
+       [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {3, 2}); }},
+      {"positions without data", invalid, "positions", "NULL", [](R &r) { r.args.positions.data = nullptr; }},
+      {"start_positions of F32", invalid, "start_positions", "", [](R &r) { r.args.start_positions = r.tensor({2}); }},
+      {"start_positions of another length", invalid, "start_positions", "5",
+       [](R &r) { r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {5}); }},
+      {"start_positions of rank 3", invalid, "start_positions", "3",
+       [](R &r) { r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {2, 3, 1}); }},
+      {"start_positions with axes swapped", invalid, "start_positions", "",
+       [](R &r) { r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {3, 2}); }},
+
+      {"cu_seqlens", unsupported, "cu_seqlens", "",
+       [](R &r) { r.args.cu_seqlens = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
+      {"angles", unsupported, "angles", "", [](R &r) { r.args.angles = r.tensor({5, 8}); }},
+      {"fault", unsupported, "fault", "",
+       [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
+      {"table_rows by token", unsupported, "table_rows", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"unknown table_rows", invalid, "table_rows", "2",
+       [](R &r) {
+         r.use_tables();
+         r.args.table_rows = 2;
+       }},
+      {"reserved0", unsupported, "reserved0", "1", [](R &r) { r.args.reserved0 = 1; }},
+
+      {"no theta and no tables", invalid, "theta", "", [](R &r) { r.config.theta = 0; }},
+      {"cos without sin", invalid, "sin", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.sin = {};
+       }},
+      {"sin without cos", invalid, "cos", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.cos = {};
+       }},
+      {"cos of R columns", invalid, "cos", "16", [](R &r) { r.args.cos = r.args.sin = r.tensor({5, 16}); }},
+      {"sin of other columns", invalid, "sin", "7",
+       [](R &r) {
+         r.use_tables();
+         r.args.sin = r.tensor({5, 7});
+       }},
+      {"sin of other rows", invalid, "sin", "6",
+       [](R &r) {
+         r.use_tables();
+         r.args.sin = r.tensor({6, 8});
+       }},
+      {"cos of rank 1", invalid, "cos", "1", [](R &r) { r.args.cos = r.args.sin = r.tensor({8}); }},
+      {"cos of I32", invalid, "cos", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.cos.dtype = ROPE_DTYPE_I32;
+       }},
+      {"cos without data", invalid, "cos", "NULL",
+       [](R &r) {
+         r.use_tables();
+         r.args.cos.data = nullptr;
+       }},
+
+      {"q_out of one head repeated", invalid, "q_out", "", [](R &r) { r.args.q_out.stride[2] = 0; }},
+      {"q in place of one token repeated", invalid, "q", "",
+       [](R &r) {
+         r.args.q.stride[1] = 0;
+         r.args.q_out = {};
+       }},
+      {"k_out in q_out", invalid, "k_out", "",
+       [](R &r) {
+         r.args.k_out = r.args.q_out;
+         r.args.k_out.shape[2] = 2;
+       }},
+      {"k_out in q_out, one element on", invalid, "k_out", "",
+       [](R &r) {
+         r.args.k_out = r.args.q_out;
+         r.args.k_out.shape[2] = 2;
+         move(&r.args.k_out, 4);
+       }},
+      {"q in place, and k the same", invalid, "k", "",
+       [](R &r) {
+         r.args.q_out = {};
+         r.args.k = r.args.q;
+         r.args.k_out = {};
+       }},
+      {"q_out in q, one element on", invalid, "q_out", "",
+       [](R &r) {
+         r.args.q_out = r.args.q;
+         move(&r.args.q_out, 4);
+       }},
+      {"q_out in q, one head on", invalid, "q_out", "",
+       [](R &r) {
+         r.args.q_out = r.args.q;
+         move(&r.args.q_out, 64);
+       }},
+      {"q_out in q with other strides", invalid, "q_out", "",
+       [](R &r) {
+         r.args.q_out = r.args.q;
+         r.args.q_out.stride[1] = 16;
+         r.args.q_out.stride[2] = 48;
+       }},
+      {"q_out in k", invalid, "q_out", "",
+       [](R &r) {
+         r.args.q_out = r.args.k = r.tensor({2, 3, 4, 16});
+         r.args.k_out = r.tensor({2, 3, 4, 16});
+       }},
+      {"q_out in positions", invalid, "q_out", "",
+       [](R &r) {
+         r.args.positions = r.args.q_out;
+         r.args.positions.dtype = ROPE_DTYPE_I32;
+         r.args.positions.ndim = 2;
+         r.args.positions.stride[1] = 1;
+       }},
+      {"k_out in cos", invalid, "k_out", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.k_out = r.tensor({2, 3, 2, 16});
+         r.args.cos.data = r.args.k_out.data;
+       }},
+  };
+  return misuses;
+}
+
+void check_untouched(const Workspace &workspace) {
+  std::string where;
+  const bool untouched = workspace.untouched_elsewhere(&where);
+  INFO(where);
+  CHECK(untouched);
+}
+
+template <class Desc>
+Desc *not_null() {
+  return reinterpret_cast<Desc *>(static_cast<uintptr_t>(64));
+}
+
+// Memory for a struct that a newer header has made longer.
+template <class Struct>
+struct Longer {
+  Struct known;
+  unsigned char tail[24];
+};
+
+}  // namespace
+
+TEST_CASE("the request that the misuses break is served", "[errors]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    for (bool tables : {false, true}) {
+      RopeRequest request(device);
+      if (tables) {
+        request.use_tables();
+        request.workspace.fill_normal(request.args.cos);
+        request.workspace.fill_normal(request.args.sin);
+      }
+      request.workspace.freeze();
+      request.workspace.restore();
+      const RopeDesc desc = create(request.config);
+      for (Direction direction : {Direction::Forward, Direction::Backward}) {
+        const rope_status_t status = run(device, desc.get(), direction, request.args, request.workspace);
+        INFO(rope_last_error());
+        CHECK(status == ROPE_STATUS_SUCCESS);
+      }
+    }
+  }
+}
+
+TEST_CASE("misused RoPE configs", "[errors]") {
+  for (const Device &device : devices()) {
+    for (const RopeMisuse &misuse : misused_rope_configs()) {
+      if (misuse.cpu_only && device.kind != ROPE_DEVICE_CPU) continue;
+      INFO(misuse.title << ", on " << device);
+      RopeRequest request(device);
+      misuse.commit(request);
+      rope_desc_t *desc = not_null<rope_desc_t>();
+      CHECK(rope_desc_create(&request.config, &desc) == misuse.status);
+      CHECK(desc == nullptr);
+      check_message("rope_desc_create", misuse.field, misuse.value);
+    }
+  }
+}
+
+TEST_CASE("misused RoPE args", "[errors]") {
+  for (const Device &device : devices()) {
+    for (const RopeMisuse &misuse : misused_rope_args()) {
+      if (misuse.cpu_only && device.kind != ROPE_DEVICE_CPU) continue;
+      RopeRequest request(device);
+      misuse.commit(request);
+      request.workspace.freeze();
+      request.workspace.restore();
+      INFO(misuse.title << ", on " << device);
+      const RopeDesc desc = create(request.config);
+      const rope_args_t *args = request.null_args ? nullptr : &request.args;
+      CHECK(rope_forward(desc.get(), args, request.stream) == misuse.status);
+      check_message("rope_forward", misuse.field, misuse.value);
+      CHECK(rope_backward(desc.get(), args, request.stream) == misuse.status);
+      check_message("rope_backward", misuse.field, misuse.value);
+      check_untouched(request.workspace);
+    }
+  }
+}
+
+TEST_CASE("THD tensors have rank 3", "[errors]") {
+  RopeRequest request(devices()[0]);
+  request.config.layout = ROPE_LAYOUT_THD;
+  const RopeDesc desc = create(request.config);
+  CHECK(rope_forward(desc.get(), &request.args, nullptr) == invalid);
+  check_message("rope_forward", "q", "4");
+  request.args.q = request.args.q_out = request.tensor({3, 4, 16});
+  request.args.k = request.args.k_out = {};
+  CHECK(rope_forward(desc.get(), &request.args, nullptr) == invalid);
+  check_message("rope_forward", "positions", "2");
+}
+
+TEST_CASE("NULL for a config, a descriptor or the place of one", "[errors]") {
+  RopeRequest request(devices()[0]);
+  rope_desc_t *rope = not_null<rope_desc_t>();
+  CHECK(rope_desc_create(nullptr, &rope) == invalid);
+  CHECK(rope == nullptr);
+  check_message("rope_desc_create", "config", "NULL");
+  CHECK(rope_desc_create(&request.config, nullptr) == invalid);
+  check_message("rope_desc_create", "desc_out", "NULL");
+  CHECK(rope_forward(nullptr, &request.args, nullptr) == invalid);
+  check_message("rope_forward", "desc", "NULL");
+  CHECK(rope_backward(nullptr, &request.args, nullptr) == invalid);
+  check_message("rope_backward", "desc", "NULL");
+
+  const swiglu_config_t config = swiglu_config_for(devices()[0]);
+  const swiglu_args_t args = swiglu_args();
+  swiglu_desc_t *swiglu = not_null<swiglu_desc_t>();
+  CHECK(swiglu_desc_create(nullptr, &swiglu) == invalid);
+  CHECK(swiglu == nullptr);
+  check_message("swiglu_desc_create", "config", "NULL");
+  CHECK(swiglu_desc_create(&config, nullptr) == invalid);
+  check_message("swiglu_desc_create", "desc_out", "NULL");
+  CHECK(swiglu_forward(nullptr, &args, nullptr) == invalid);
+  check_message("swiglu_forward", "desc", "NULL");
+  CHECK(swiglu_backward(nullptr, &args, nullptr) == invalid);
+  check_message("swiglu_backward", "desc", "NULL");
+}
+
+TEST_CASE("descriptors that are destroyed, or of the other kind", "[errors]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    RopeRequest request(device);
+    request.workspace.freeze();
+    request.workspace.restore();
+    const RopeDesc rope = create(request.config);
+    const SwigluDesc swiglu = create(swiglu_config_for(device));
+    swiglu_args_t args = swiglu_args();
+    args.gate = request.args.q;
+    args.up = request.args.q;
+    args.out = request.args.q_out;
+
+    CHECK(rope_forward(reinterpret_cast<const rope_desc_t *>(swiglu.get()), &request.args, nullptr) == invalid);
+    check_message("rope_forward", "desc", "");
+    CHECK(swiglu_forward(reinterpret_cast<const swiglu_desc_t *>(rope.get()), &args, nullptr) == invalid);
+    check_message("swiglu_forward", "desc", "");
+
+    RopeDesc rope_ended = create(request.config);
+    SwigluDesc swiglu_ended = create(swiglu_config_for(device));
+    const rope_desc_t *stale_rope = rope_ended.get();
+    const swiglu_desc_t *stale_swiglu = swiglu_ended.get();
+    rope_ended.reset();
+    swiglu_ended.reset();
+    CHECK(rope_forward(stale_rope, &request.args, nullptr) == invalid);
+    check_message("rope_forward", "desc", "");
+    CHECK(rope_backward(stale_rope, &request.args, nullptr) == invalid);
+    check_message("rope_backward", "desc", "");
+    CHECK(swiglu_forward(stale_swiglu, &args, nullptr) == invalid);
+    check_message("swiglu_forward", "desc", "");
+    CHECK(swiglu_backward(stale_swiglu, &args, nullptr) == invalid);
+    check_message("swiglu_backward", "desc", "");
+    check_untouched(request.workspace);
+  }
+}
+
+TEST_CASE("structs of a newer header", "[errors]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    RopeRequest request(device);
+    Longer<rope_config_t> config = {request.config, {}};
+    config.known.struct_size = sizeof config;
+    rope_desc_t *desc = nullptr;
+    REQUIRE(rope_desc_create(&config.known, &desc) == ROPE_STATUS_SUCCESS);
+    const RopeDesc owner(desc);
+    for (size_t byte : {size_t{0}, size_t{7}, sizeof config.tail - 1}) {
+      config.tail[byte] = 1;
+      rope_desc_t *refused = not_null<rope_desc_t>();
+      CHECK(rope_desc_create(&config.known, &refused) == unsupported);
+      CHECK(refused == nullptr);
+      check_message("rope_desc_create", "", "");
+      config.tail[byte] = 0;
+    }
+    request.workspace.freeze();
+    request.workspace.restore();
+    Longer<rope_args_t> args = {request.args, {}};
+    args.known.struct_size = sizeof args;
+    args.tail[3] = 9;
+    CHECK(rope_forward(desc, &args.known, nullptr) == unsupported);
+    check_message("rope_forward", "", "");
+    CHECK(rope_backward(desc, &args.known, nullptr) == unsupported);
+    check_message("rope_backward", "", "");
+    check_untouched(request.workspace);
+    args.tail[3] = 0;
+    if (device.kind == ROPE_DEVICE_CPU) CHECK(rope_forward(desc, &args.known, nullptr) == ROPE_STATUS_SUCCESS);
+
+    Longer<swiglu_config_t> gate_config = {swiglu_config_for(device), {}};
+    gate_config.known.struct_size = sizeof gate_config;
+    swiglu_desc_t *gate = nullptr;
+    REQUIRE(swiglu_desc_create(&gate_config.known, &gate) == ROPE_STATUS_SUCCESS);
+    const SwigluDesc gate_owner(gate);
+    gate_config.tail[0] = 1;
+    swiglu_desc_t *refused = not_null<swiglu_desc_t>();
+    CHECK(swiglu_desc_create(&gate_config.known, &refused) == unsupported);
+    CHECK(refused == nullptr);
+    Longer<swiglu_args_t> gate_args = {swiglu_args(), {}};
+    gate_args.known.struct_size = sizeof gate_args;
+    gate_args.known.gate = gate_args.known.up = request.args.q;
+    gate_args.known.out = request.args.q_out;
+    gate_args.tail[23] = 1;
+    CHECK(swiglu_forward(gate, &gate_args.known, nullptr) == unsupported);
+    check_message("swiglu_forward", "", "");
+    gate_args.tail[23] = 0;
+    if (device.kind == ROPE_DEVICE_CPU) CHECK(swiglu_forward(gate, &gate_args.known, nullptr) == ROPE_STATUS_SUCCESS);
+  }
+}
+
+TEST_CASE("devices that are not there", "[errors]") {
+  int32_t count = 0;
+  REQUIRE(rope_device_count(ROPE_DEVICE_CUDA, &count) == ROPE_STATUS_SUCCESS);
+  rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, count, "CUDA"}, 16);
+  rope_desc_t *rope = not_null<rope_desc_t>();
+  CHECK(rope_desc_create(&config, &rope) == ROPE_STATUS_NO_DEVICE);
+  CHECK(rope == nullptr);
+  check_message("rope_desc_create", "", "");
+  swiglu_config_t gate = swiglu_config_for({ROPE_DEVICE_CUDA, count, "CUDA"});
+  swiglu_desc_t *swiglu = not_null<swiglu_desc_t>();
+  CHECK(swiglu_desc_create(&gate, &swiglu) == ROPE_STATUS_NO_DEVICE);
+  CHECK(swiglu == nullptr);
+  check_message("swiglu_desc_create", "", "");
+}
+
+TEST_CASE("a wrong config is wrong on a machine without its device too", "[errors]") {
+  rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, "CUDA"}, 15);
+  rope_desc_t *desc = not_null<rope_desc_t>();
+  CHECK(rope_desc_create(&config, &desc) == invalid);
+  CHECK(desc == nullptr);
+  check_message("rope_desc_create", "head_dim", "15");
+}
+
+TEST_CASE("views of nothing need no data", "[errors]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    for (int axis : {0, 1, 2}) {
+      RopeRequest request(device);
+      rope_args_t args = rope_args();
+      args.q = args.q_out = request.args.q;
+      args.q.shape[axis] = args.q_out.shape[axis] = 0;
+      args.q.data = args.q_out.data = nullptr;
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_forward(desc.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+      CHECK(rope_backward(desc.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+    }
+  }
+}
+
+namespace {
+
+// A good request for SwiGLU, [3, 5], to be broken in one place. The directions share it: forward reads no gradients.
+struct SwigluRequest {
+  SwigluRequest(const Device &on, Direction to) : device(on), direction(to), workspace(42) {
+    config = swiglu_config_for(device);
+    args.gate = tensor({3, 5});
+    args.up = tensor({3, 5});
+    if (direction == Direction::Forward) {
+      args.out = tensor({3, 5});
+    } else {
+      args.grad_out = tensor({3, 5});
+      args.grad_gate = tensor({3, 5});
+      args.grad_up = tensor({3, 5});
+    }
+  }
+
+  rope_tensor_t tensor(const Shape &shape) { return workspace.tensor(ROPE_DTYPE_F32, shape); }
+
+  Device device;
+  Direction direction;
+  Workspace workspace;
+  swiglu_config_t config = {};
+  swiglu_args_t args = swiglu_args();
+  rope_stream_t stream = nullptr;
+  bool null_args = false;
+};
+
+enum class Where {
+  Both,
+  Forward,
+  Backward
+};
+
+struct SwigluMisuse {
+  const char *title;
+  rope_status_t status;
+  const char *field, *value;
+  std::function<void(SwigluRequest &)> commit;
+  Where where = Where::Both;
+  bool cpu_only = false;
+};
+
+std::vector<SwigluMisuse> misused_swiglu_configs() {
+  using R = SwigluRequest;
+  std::vector<SwigluMisuse> misuses = {
+      {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.config.struct_size = 0; }},
+      {"struct_size short", invalid, "struct_size", "12", [](R &r) { r.config.struct_size = 12; }},
+      {"undefined flag", unsupported, "flags", "", [](R &r) { r.config.flags = 2; }},
+      {"no device", invalid, "device", "0", [](R &r) { r.config.device = 0; }},
+      {"unknown device", invalid, "device", "3", [](R &r) { r.config.device = 3; }},
+      {"negative device_index", invalid, "device_index", "-7", [](R &r) { r.config.device_index = -7; }},
+      {"no dtype", invalid, "dtype", "0", [](R &r) { r.config.dtype = 0; }},
+      {"dtype F64", unsupported, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_F64; }},
+      {"dtype I64", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I64; }},
+      {"unknown dtype", invalid, "dtype", "-1", [](R &r) { r.config.dtype = -1; }},
+      {"negative num_threads", invalid, "num_threads", "-1", [](R &r) { r.config.num_threads = -1; }},
+      {"alpha", unsupported, "alpha", "1.5", [](R &r) { r.config.alpha = 1.5; }},
+      {"limit", unsupported, "limit", "7", [](R &r) { r.config.limit = 7; }},
+      {"up_offset", unsupported, "up_offset", "1", [](R &r) { r.config.up_offset = 1; }},
+      {"out_scale", unsupported, "out_scale", "2", [](R &r) { r.config.out_scale = 2; }},
+  };
+  misuses.push_back({"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }});
+  misuses.back().cpu_only = true;
+  return misuses;
+}
+
+std::vector<SwigluMisuse> misused_swiglu_args() {
+  using R = SwigluRequest;
+  std::vector<SwigluMisuse> misuses = {
+      {"NULL args", invalid, "args", "NULL", [](R &r) { r.null_args = true; }},
+      {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.args.struct_size = 0; }},
+      {"struct_size short", invalid, "struct_size", "88", [](R &r) { r.args.struct_size = 88; }},
+      {"undefined flag", unsupported, "flags", "", [](R &r) { r.args.flags = 4; }},
+      {"gate absent", invalid, "gate", "", [](R &r) { r.args.gate = {}; }},
+      {"up absent", invalid, "up", "", [](R &r) { r.args.up = {}; }},
+      {"up absent but with data", invalid, "up", "", [](R &r) { r.args.up.ndim = 0; }},
+      {"gate of another dtype", invalid, "gate", "", [](R &r) { r.args.gate.dtype = ROPE_DTYPE_F16; }},
+      {"up of another shape", invalid, "up", "6", [](R &r) { r.args.up = r.tensor({3, 6}); }},
+      {"up of another rank", invalid, "up", "1", [](R &r) { r.args.up = r.tensor({15}); }},
+      {"up that would broadcast", invalid, "up", "1", [](R &r) { r.args.up = r.tensor({1, 5}); }},
+      {"gate of rank 5", invalid, "gate", "5", [](R &r) { r.args.gate.ndim = 5; }},
+      {"gate with a negative size", invalid, "gate", "-5", [](R &r) { r.args.gate.shape[1] = -5; }},
+      {"gate without data", invalid, "gate", "NULL", [](R &r) { r.args.gate.data = nullptr; }},
+      {"up misaligned", invalid, "up", "", [](R &r) { move(&r.args.up, 3); }},
+      {"gate with an undefined flag", unsupported, "gate", "", [](R &r) { r.args.gate.flags = 2; }},
+      {"strides that overflow", invalid, "gate", "", [](R &r) { r.args.gate.stride[0] = huge; }},
+      {"row_scale", unsupported, "row_scale", "", [](R &r) { r.args.row_scale = r.tensor({3}); }},
+      {"num_rows", unsupported, "num_rows", "",
+       [](R &r) { r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I64, {1}); }},
+      {"grad_row_scale", unsupported, "grad_row_scale", "", [](R &r) { r.args.grad_row_scale = r.tensor({3}); }},
+
+      {"out absent", invalid, "out", "", [](R &r) { r.args.out = {}; }, Where::Forward},
+      {"out of another shape", invalid, "out", "4", [](R &r) { r.args.out = r.tensor({4, 5}); }, Where::Forward},
+      {"out of another dtype", invalid, "out", "", [](R &r) { r.args.out.dtype = ROPE_DTYPE_I32; }, Where::Forward},
+      {"out of one row repeated", invalid, "out", "", [](R &r) { r.args.out.stride[0] = 0; }, Where::Forward},
+      {"out in gate, one element on", invalid, "out", "",
+       [](R &r) {
+         r.args.out = r.args.gate;
+         move(&r.args.out, 4);
+       },
+       Where::Forward},
+      {"out in up with other strides", invalid, "out", "",
+       [](R &r) {
+         r.args.out = r.args.up;
+         r.args.out.stride[0] = 1;
+         r.args.out.stride[1] = 3;
+       },
+       Where::Forward},
+      {"grad_out in forward", invalid, "grad_out", "", [](R &r) { r.args.grad_out = r.tensor({3, 5}); },
+       Where::Forward},
+      {"grad_gate in forward", invalid, "grad_gate", "", [](R &r) { r.args.grad_gate = r.tensor({3, 5}); },
+       Where::Forward},
+      {"grad_up in forward", invalid, "grad_up", "", [](R &r) { r.args.grad_up = r.tensor({3, 5}); }, Where::Forward},
+
+      {"out in backward", unsupported, "out", "", [](R &r) { r.args.out = r.tensor({3, 5}); }, Where::Backward},
+      {"grad_out absent", invalid, "grad_out", "", [](R &r) { r.args.grad_out = {}; }, Where::Backward},
+      {"no gradient wanted", invalid, "grad_gate", "", [](R &r) { r.args.grad_gate = r.args.grad_up = {}; },
+       Where::Backward},
+      {"grad_up of another shape", invalid, "grad_up", "", [](R &r) { r.args.grad_up = r.tensor({5, 3}); },
+       Where::Backward},
+      {"grad_out of another dtype", invalid, "grad_out", "", [](R &r) { r.args.grad_out.dtype = ROPE_DTYPE_BF16; },
+       Where::Backward},
+      {"grad_up in grad_gate", invalid, "grad_up", "", [](R &r) { r.args.grad_up = r.args.grad_gate; },
+       Where::Backward},
+      {"both gradients over gate", invalid, "grad_up", "",
+       [](R &r) { r.args.grad_up = r.args.grad_gate = r.args.gate; }, Where::Backward},
+      {"grad_gate in grad_out, one row on", invalid, "grad_gate", "",
+       [](R &r) {
+         r.args.grad_gate = r.args.grad_out;
+         move(&r.args.grad_gate, 20);
+       },
+       Where::Backward},
+      {"grad_gate of one column repeated", invalid, "grad_gate", "", [](R &r) { r.args.grad_gate.stride[1] = 0; },
+       Where::Backward},
+  };
+  misuses.push_back({"a stream on the CPU", invalid, "stream", "", [](R &r) {
+                       r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16));
+                     }});
+  misuses.back().cpu_only = true;
+  return misuses;
+}
+
+}  // namespace
+
+TEST_CASE("misused SwiGLU configs", "[errors]") {
+  for (const Device &device : devices()) {
+    for (const SwigluMisuse &misuse : misused_swiglu_configs()) {
+      if (misuse.cpu_only && device.kind != ROPE_DEVICE_CPU) continue;
+      INFO(misuse.title << ", on " << device);
+      SwigluRequest request(device, Direction::Forward);
+      misuse.commit(request);
+      swiglu_desc_t *desc = not_null<swiglu_desc_t>();
+      CHECK(swiglu_desc_create(&request.config, &desc) == misuse.status);
+      CHECK(desc == nullptr);
+      check_message("swiglu_desc_create", misuse.field, misuse.value);
+    }
+  }
+}
+
+TEST_CASE("misused SwiGLU args", "[errors]") {
+  for (const Device &device : devices()) {
+    for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+      const bool forward = direction == Direction::Forward;
+      const SwigluDesc desc = create(swiglu_config_for(device));
+      const auto call = [&](const SwigluRequest &request) {
+        const swiglu_args_t *args = request.null_args ? nullptr : &request.args;
+        return forward ? swiglu_forward(desc.get(), args, request.stream)
+                       : swiglu_backward(desc.get(), args, request.stream);
+      };
+      SwigluRequest unbroken(device, direction);
+      unbroken.workspace.freeze();
+      unbroken.workspace.restore();
+      CHECK(run(device, desc.get(), direction, unbroken.args, unbroken.workspace) == ROPE_STATUS_SUCCESS);
+      for (const SwigluMisuse &misuse : misused_swiglu_args()) {
+        if (misuse.cpu_only && device.kind != ROPE_DEVICE_CPU) continue;
+        if (misuse.where == (forward ? Where::Backward : Where::Forward)) continue;
+        INFO(misuse.title << ", " << name_of(direction) << " on " << device);
+        SwigluRequest request(device, direction);
+        misuse.commit(request);
+        request.workspace.freeze();
+        request.workspace.restore();
+        CHECK(call(request) == misuse.status);
+        check_message(forward ? "swiglu_forward" : "swiglu_backward", misuse.field, misuse.value);
+        check_untouched(request.workspace);
+      }
+    }
+  }
+}

@@ -1,0 +1,257 @@
+// lifecycle_tests.cpp - version, status, devices, descriptors over threads and processes
+#include <rope/rope.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/device.hpp"
+
+namespace {
+
+// A call long enough to be spread over threads: q in place, [1, 96, 32, 128].
+struct LargeRope {
+  LargeRope() : workspace(51) {
+    args.q = workspace.tensor(ROPE_DTYPE_F32, {1, 96, 32, 128});
+    workspace.fill_normal(args.q);
+    workspace.freeze();
+    workspace.restore();
+  }
+
+  RopeDesc desc(int32_t threads) const {
+    rope_config_t config = rope_config_for(devices()[0], 128);
+    config.num_threads = threads;
+    return create(config);
+  }
+
+  Workspace workspace;
+  rope_args_t args = rope_args();
+};
+
+std::string fail_once() {
+  rope_desc_t *desc = nullptr;
+  (void)rope_desc_create(nullptr, &desc);
+  return rope_last_error();
+}
+
+}  // namespace
+
+TEST_CASE("the version is that of the header", "[lifecycle]") { CHECK(rope_version() == ROPE_VERSION); }
+
+TEST_CASE("each status has a name", "[lifecycle]") {
+  std::set<std::string> names;
+  for (rope_status_t status = ROPE_STATUS_SUCCESS; status <= ROPE_STATUS_INTERNAL_ERROR; ++status) {
+    names.insert(rope_status_name(status));
+  }
+  CHECK(names == std::set<std::string>{"SUCCESS", "INVALID_ARGUMENT", "NOT_SUPPORTED", "OUT_OF_MEMORY", "NO_DEVICE",
+                                       "CUDA_ERROR", "INTERNAL_ERROR"});
+  CHECK(std::string(rope_status_name(ROPE_STATUS_INVALID_ARGUMENT)) == "INVALID_ARGUMENT");
+  for (rope_status_t status : {-1, 7, 1000, INT32_MIN, INT32_MAX}) {
+    CHECK(std::string(rope_status_name(status)) == "UNKNOWN");
+  }
+}
+
+TEST_CASE("build info is one line with the version", "[lifecycle]") {
+  const std::string info = rope_build_info();
+  const std::string version = std::to_string(ROPE_VERSION_MAJOR) + "." + std::to_string(ROPE_VERSION_MINOR) + "." +
+                              std::to_string(ROPE_VERSION_PATCH);
+  CHECK(info.find(version) != std::string::npos);
+  CHECK(info.find('\n') == std::string::npos);
+  CHECK(rope_build_info() == rope_build_info());
+}
+
+TEST_CASE("device counts", "[lifecycle]") {
+  int32_t count = -1;
+  CHECK(rope_device_count(ROPE_DEVICE_CPU, &count) == ROPE_STATUS_SUCCESS);
+  CHECK(count == 1);
+  count = -1;
+  CHECK(rope_device_count(ROPE_DEVICE_CUDA, &count) == ROPE_STATUS_SUCCESS);
+  CHECK(count >= 0);
+  if (count == 0) CHECK(std::string(rope_last_error()).find("rope_device_count") != std::string::npos);
+  for (rope_device_t device : {0, 3, -1, 100}) {
+    CHECK(rope_device_count(device, &count) == ROPE_STATUS_INVALID_ARGUMENT);
+    CHECK(std::string(rope_last_error()).find(std::to_string(device)) != std::string::npos);
+  }
+  CHECK(rope_device_count(ROPE_DEVICE_CPU, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(std::string(rope_last_error()).find("count_out") != std::string::npos);
+}
+
+TEST_CASE("all the other tests ran on a CUDA device too", "[lifecycle][cuda]") {
+  if (!has_cuda()) SKIP("no CUDA device: " << why_no_cuda());
+  CHECK(devices().size() == 2);
+}
+
+TEST_CASE("descriptors come and go", "[lifecycle]") {
+  rope_desc_destroy(nullptr);
+  swiglu_desc_destroy(nullptr);
+  for (const Device &device : devices()) {
+    INFO(device);
+    std::vector<RopeDesc> ropes;
+    std::vector<SwigluDesc> swiglus;
+    for (int i = 0; i < 200; ++i) {
+      ropes.push_back(create(rope_config_for(device, 2 + 2 * i)));
+      swiglus.push_back(create(swiglu_config_for(device)));
+      if (i % 3 == 0) ropes.erase(ropes.begin() + i / 7);
+    }
+    const std::set<RopeDesc> distinct(std::make_move_iterator(ropes.begin()), std::make_move_iterator(ropes.end()));
+    CHECK(distinct.size() == ropes.size());
+  }
+}
+
+TEST_CASE("a descriptor keeps nothing of the caller's memory", "[lifecycle]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    Workspace workspace(52);
+    rope_args_t args = rope_args();
+    args.q = workspace.tensor(ROPE_DTYPE_F32, {1, 7, 2, 8});
+    workspace.fill_normal(args.q);
+    workspace.freeze();
+    std::vector<std::vector<std::byte>> images;
+    for (double later : {0.5, 1e9}) {
+      std::vector<double> frequencies = {0.5, 0.25, 0.125, 0.0625};
+      rope_config_t config = rope_config_for(device, 8);
+      config.inv_freq = frequencies.data();
+      const RopeDesc desc = create(config);
+      frequencies.assign(4, later);
+      std::memset(&config, 0xA5, sizeof config);
+      workspace.restore();
+      REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+      images.push_back(workspace.image());
+    }
+    const bool same = images[0] == images[1];
+    CHECK(same);
+  }
+}
+
+TEST_CASE("the last error belongs to its thread and to its failure", "[lifecycle]") {
+  const std::string here = fail_once();
+  CHECK(here.find("rope_desc_create") != std::string::npos);
+  std::string before, there;
+  std::thread([&] {
+    before = rope_last_error();
+    int32_t count = 0;
+    (void)rope_device_count(77, &count);
+    there = rope_last_error();
+  }).join();
+  CHECK(before.empty());
+  CHECK(there.find("77") != std::string::npos);
+  CHECK(std::string(rope_last_error()) == here);
+
+  // Success leaves it alone.
+  int32_t count = 0;
+  CHECK(rope_device_count(ROPE_DEVICE_CPU, &count) == ROPE_STATUS_SUCCESS);
+  Workspace workspace(53);
+  rope_args_t args = rope_args();
+  args.q = workspace.tensor(ROPE_DTYPE_F32, {1, 2, 1, 8});
+  workspace.fill_normal(args.q);
+  const RopeDesc desc = create(rope_config_for(devices()[0], 8));
+  CHECK(rope_forward(desc.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+  CHECK(std::string(rope_last_error()) == here);
+}
+
+TEST_CASE("a message for endless values ends", "[lifecycle]") {
+  rope_config_t config = rope_config_for(devices()[0], 8);
+  config.theta = -1e300;
+  rope_desc_t *desc = nullptr;
+  CHECK(rope_desc_create(&config, &desc) == ROPE_STATUS_INVALID_ARGUMENT);
+  const std::string message = rope_last_error();
+  CHECK(message.size() < 500);
+  CHECK(message.find("theta") != std::string::npos);
+}
+
+TEST_CASE("every number of threads gives the same bits", "[lifecycle][threads]") {
+  LargeRope large;
+  std::vector<std::byte> first;
+  for (int32_t threads : {1, 2, 3, 4, 7, 16, 64, 1000, 0}) {
+    INFO("num_threads " << threads);
+    const RopeDesc desc = large.desc(threads);
+    large.workspace.restore();
+    REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);
+    REQUIRE(large.workspace.guards_hold());
+    if (first.empty()) {
+      first = large.workspace.image();
+    } else {
+      const bool same = large.workspace.image() == first;
+      CHECK(same);
+    }
+  }
+}
+
+TEST_CASE("many threads use one descriptor at once", "[lifecycle][threads]") {
+  LargeRope expected;
+  const RopeDesc desc = expected.desc(0);
+  REQUIRE(rope_forward(desc.get(), &expected.args, nullptr) == ROPE_STATUS_SUCCESS);
+  const std::vector<std::byte> image = expected.workspace.image();
+
+  std::vector<LargeRope> larges(6);
+  std::vector<int> wrong(larges.size(), 0);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < larges.size(); ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 8; ++round) {
+        larges[i].workspace.restore();
+        const rope_status_t status = rope_forward(desc.get(), &larges[i].args, nullptr);
+        wrong[i] += status != ROPE_STATUS_SUCCESS || larges[i].workspace.image() != image;
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(larges.size(), 0));
+}
+
+TEST_CASE("threads create, use and destroy descriptors of their own", "[lifecycle][threads]") {
+  std::vector<int> failures(8, 0);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < failures.size(); ++i) {
+    threads.emplace_back([&failures, i] {
+      Workspace workspace(54 + i);
+      rope_args_t args = rope_args();
+      args.q = workspace.tensor(ROPE_DTYPE_F32, {1, 3, 2, 8});
+      workspace.fill_normal(args.q);
+      for (int round = 0; round < 100; ++round) {
+        const rope_config_t config = rope_config_for(devices()[0], 8);
+        rope_desc_t *desc = nullptr;
+        failures[i] += rope_desc_create(&config, &desc) != ROPE_STATUS_SUCCESS;
+        failures[i] += rope_forward(desc, &args, nullptr) != ROPE_STATUS_SUCCESS;
+        rope_desc_destroy(desc);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  CHECK(failures == std::vector<int>(failures.size(), 0));
+}
+
+TEST_CASE("a child process may call after its parent did", "[lifecycle][threads]") {
+  LargeRope large;
+  const RopeDesc desc = large.desc(4);
+  REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);
+  const std::vector<std::byte> expected = large.workspace.image();
+
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // A pool that the child believes to have would wait for ever.
+    alarm(60);
+    large.workspace.restore();
+    const bool served = rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS;
+    const bool same = served && large.workspace.image() == expected;
+    const RopeDesc own = large.desc(0);
+    large.workspace.restore();
+    const bool again = rope_forward(own.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS;
+    _exit(served && same && again && large.workspace.image() == expected ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+
+  large.workspace.restore();
+  REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);
+  const bool same = large.workspace.image() == expected;
+  CHECK(same);
+}
