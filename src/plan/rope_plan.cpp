@@ -9,9 +9,6 @@ namespace rope {
 
 namespace {
 
-// A grid row counts its units, and those of its last block, in 32 bits.
-constexpr int64_t kMaxUnitsPerGridRow = int64_t{1} << 31;
-
 void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const int64_t *stride, int64_t size,
                  VectorBytes *bytes) {
   if (problem.batches > 1) bytes->add(stride[kBatch] * size);
@@ -39,6 +36,24 @@ int choose_vector_elements(const RopeProblem &problem) {
   return static_cast<int>(bytes.value() / size);
 }
 
+// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
+// those that are alike.
+void shape_block(RopePlan *plan) {
+  const uint32_t units = plan->units_per_token;
+  uint64_t least_threads = ~uint64_t{0};
+  for (const uint32_t threads : kRopeBlockSizes) {
+    const uint32_t tokens = units < threads ? threads / units : 1;
+    const uint32_t blocks = (units - 1) / threads + 1;
+    // Threads spent on as many tokens as every candidate divides well enough to be compared.
+    const uint64_t spent = uint64_t{threads} * blocks * 1024 / tokens;
+    if (spent >= least_threads) continue;
+    least_threads = spent;
+    plan->threads = threads;
+    plan->tokens_per_block = tokens;
+    plan->blocks_per_token = blocks;
+  }
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const int elements = choose_vector_elements(problem);
@@ -51,21 +66,21 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePl
     plan->units_per_head[i] = plan->rotary_units_per_head + (tensor.is_in_place ? 0 : copy_units);
     plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
-  const uint32_t units = plan->units_per_token;
-  // A block that begins at the last unit of a token touches one token more than its units fill.
-  plan->tokens_per_block = (kRopeThreads - 1 + units - 1) / units + 1;
+  shape_block(plan);
   plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
 
   const int64_t tokens = problem.batches * problem.tokens;
-  const int64_t most_tokens = units < kMaxUnitsPerGridRow ? kMaxUnitsPerGridRow / units : 1;
-  plan->tokens_per_grid_row = tokens < most_tokens ? tokens : most_tokens;
-  const int64_t grid_rows = (tokens - 1) / plan->tokens_per_grid_row + 1;
+  const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
+  const int64_t groups_per_grid_row =
+      groups < kMaxGridX / plan->blocks_per_token ? groups : kMaxGridX / plan->blocks_per_token;
+  const int64_t grid_rows = (groups - 1) / groups_per_grid_row + 1;
+  plan->tokens_per_grid_row = groups_per_grid_row * plan->tokens_per_block;
   if (grid_rows > kMaxGridY) {
     return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: q has %lld tokens: with these heads one launch holds at most %lld",
-                function, static_cast<long long>(tokens), static_cast<long long>(most_tokens * kMaxGridY));
+                function, static_cast<long long>(tokens),
+                static_cast<long long>(plan->tokens_per_grid_row * kMaxGridY));
   }
-  const uint64_t row_units = static_cast<uint64_t>(plan->tokens_per_grid_row) * units;
-  plan->grid_x = static_cast<uint32_t>((row_units - 1) / kRopeThreads + 1);
+  plan->grid_x = static_cast<uint32_t>(groups_per_grid_row * plan->blocks_per_token);
   plan->grid_y = static_cast<uint32_t>(grid_rows);
   return ROPE_STATUS_SUCCESS;
 }

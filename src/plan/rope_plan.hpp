@@ -9,14 +9,15 @@
 namespace rope {
 
 // Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels, half a window apart
-// (with one element a vector, a single pair); a copy unit is one vector of a channel outside the window, and only
-// tensors that are rotated out of place have any. The units of a token are those of q's heads, k's heads, v's heads,
-// each head's rotary units first. Threads take units in that order, token after token:
+// (with one element a vector, a single pair); a copy unit is one vector of channels outside the window, and only tensors
+// that are rotated out of place have any. The units of a token are those of q's heads, k's heads, v's heads, each head's
+// rotary units first. One thread takes one unit:
 //
-//   thread           0   1   2   3   4   5   6   7 ...
-//   token 0, q head  0   0   0   0   1   1   1   1 ...     four units a head
+//   unit of the token   0   1   2   3   4   5   6   7 ...
+//   head                0   0   0   0   1   1   1   1 ...     four units a head
 //
-// so a block covers few tokens, and its threads compute the cosines and sines of those together.
+// A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
+// all units of `tokens_per_block` tokens. Its threads compute the cosines and sines of those tokens together.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -24,9 +25,11 @@ struct RopePlan {
   uint32_t rotary_units_per_head;
   uint32_t units_per_head[3];
   uint32_t units_per_token;
-  uint32_t tokens_per_block;  // most that the units of one block touch
-  uint32_t shared_bytes;      // cosines and sines of those tokens, and whether each has any
-  // Row y of the grid takes tokens from y * tokens_per_grid_row on, so that 32 bits count the units of a row.
+  uint32_t threads;
+  uint32_t blocks_per_token;
+  uint32_t tokens_per_block;
+  uint32_t shared_bytes;  // cosines and sines of a block's tokens, and whether each has any
+  // Row y of the grid takes tokens from y * tokens_per_grid_row on.
   int64_t tokens_per_grid_row;
   uint32_t grid_x, grid_y;
 };

@@ -5,15 +5,16 @@
 
 namespace rope {
 
-// CUDA, RoPE. One thread moves two vectors, so a block of 128 covers 4 KiB of input: 2 to 5 KiB is best, 8 KiB loses
-// 2 %, 16 KiB 5 to 7 %.
-constexpr int kRopeThreads = 128;
+// CUDA, RoPE. Threads of a block, best first. One thread moves two vectors, so these cover 4, 5, 3 and 2 KiB: copies are
+// fastest at 2 to 5 KiB a block, 2 % slower at 8 and 5 to 7 % at 16.
+constexpr uint32_t kRopeBlockSizes[] = {128, 160, 96, 64};
+constexpr uint32_t kMaxRopeThreads = 160;
 
-// Caps the kernel at 40 registers; the compiler's own choice is 2 % slower.
-constexpr int kRopeBlocksPerMultiprocessor = 12;
+// Caps the kernel at 40 registers; 32 and 48 are slower.
+constexpr int kRopeBlocksPerMultiprocessor = 9;
 
-// CUDA, SwiGLU. One vector of each tensor a thread, 4 KiB of each a block.
-constexpr int kSwigluThreads = 256;
+// CUDA, SwiGLU. One vector of each tensor a thread, 2 KiB of each a block.
+constexpr int kSwigluThreads = 128;
 
 // CPU. Handing work to the pool takes about 30 us, in which one core rotates about 1 MiB.
 constexpr int64_t kBytesPerCpuTask = int64_t{512} << 10;

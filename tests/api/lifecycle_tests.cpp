@@ -41,7 +41,9 @@ std::string fail_once() {
 
 }  // namespace
 
-TEST_CASE("the version is that of the header", "[lifecycle]") { CHECK(rope_version() == ROPE_VERSION); }
+TEST_CASE("the version is that of the header", "[lifecycle]") {
+  CHECK(rope_version() == ROPE_VERSION);
+}
 
 TEST_CASE("each status has a name", "[lifecycle]") {
   std::set<std::string> names;
@@ -227,6 +229,9 @@ TEST_CASE("threads create, use and destroy descriptors of their own", "[lifecycl
 }
 
 TEST_CASE("a child process may call after its parent did", "[lifecycle][threads]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
+#endif
   LargeRope large;
   const RopeDesc desc = large.desc(4);
   REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);

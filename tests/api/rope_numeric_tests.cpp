@@ -103,9 +103,22 @@ TEST_CASE("angles of every thousandth of a degree", "[rope][numbers]") {
 }
 
 TEST_CASE("angles of frequencies of any size and sign", "[rope][numbers]") {
-  const double inv_freq[] = {0.0,    1.0,   -1.0,  0.7853981633974483, 3.141592653589793, -6.283185307179586, 12345.678,
-                             -1e6,   1e9,   1e12,  -1e15,              1e-3,              -1e-9,              1e-15,
-                             1e-300, 4e-320};
+  const double inv_freq[] = {0.0,
+                             1.0,
+                             -1.0,
+                             0.7853981633974483,
+                             3.141592653589793,
+                             -6.283185307179586,
+                             12345.678,
+                             -1e6,
+                             1e9,
+                             1e12,
+                             -1e15,
+                             1e-3,
+                             -1e-9,
+                             1e-15,
+                             1e-300,
+                             4e-320};
   rope_config_t numbers = rope_config_for(devices()[0], 32);
   numbers.inv_freq = inv_freq;
   check_angles(positions_within(4000, 2000, Random(4)), 16, numbers);
@@ -183,8 +196,8 @@ TEST_CASE("fp32 results are rounded to the nearest of 16 bits, ties to even", "[
       if (!std::isfinite(value)) continue;
       const Real step = std::isfinite(next) ? next - value : value - oracle::nearest(dtype, value * 0.999L);
       const auto middle = static_cast<float>(value + step / 2);
-      for (float cell : {static_cast<float>(value), middle, std::nextafter(middle, 1e38f),
-                         std::nextafter(middle, -1e38f)}) {
+      for (float cell :
+           {static_cast<float>(value), middle, std::nextafter(middle, 1e38f), std::nextafter(middle, -1e38f)}) {
         cells.push_back(cell);
       }
     }

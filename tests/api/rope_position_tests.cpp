@@ -13,7 +13,9 @@ constexpr int64_t last = std::numeric_limits<int64_t>::max();
 const std::vector<rope_dtype_t> position_dtypes = {ROPE_DTYPE_I32, ROPE_DTYPE_I64};
 const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
 
-int64_t scattered(int64_t batch, int64_t token) { return (token * 7919 + batch * 104729) % 4099 - 1000; }
+int64_t scattered(int64_t batch, int64_t token) {
+  return (token * 7919 + batch * 104729) % 4099 - 1000;
+}
 
 // Six tokens on both sides of each end of 32 bits.
 int64_t at_the_ends(int64_t batch, int64_t token) {
@@ -133,14 +135,14 @@ TEST_CASE("the sum of 32-bit positions does not stop at 32 bits", "[rope][positi
 
 TEST_CASE("positions with strides of their own", "[rope][positions]") {
   for (rope_dtype_t dtype : position_dtypes) {
-    for (const Placement &placement :
-         {Placement().gap(0, 1), Placement().gap(0, 5), Placement().reversed(0), Placement().at(1).gap(0, 2),
-          Placement().implicit()}) {
+    for (const Placement &placement : {Placement().gap(0, 1), Placement().gap(0, 5), Placement().reversed(0),
+                                       Placement().at(1).gap(0, 2), Placement().implicit()}) {
       for (rope_layout_t layout : layouts) {
         geometry(layout).positions(PositionShape::PerToken, dtype, scattered, placement).check();
       }
       geometry(ROPE_LAYOUT_BSHD)
-          .start_positions(PositionShape::PerBatch, dtype, [](int64_t batch, int64_t) { return batch * 31; }, placement)
+          .start_positions(
+              PositionShape::PerBatch, dtype, [](int64_t batch, int64_t) { return batch * 31; }, placement)
           .check();
     }
     for (const Placement &placement : {Placement().order({1, 0}), Placement().gap(0, 3).gap(1, 1),
@@ -153,15 +155,18 @@ TEST_CASE("positions with strides of their own", "[rope][positions]") {
 TEST_CASE("broadcast positions", "[rope][positions]") {
   for (rope_dtype_t dtype : position_dtypes) {
     geometry(ROPE_LAYOUT_THD)
-        .positions(PositionShape::PerToken, dtype, [](int64_t, int64_t) { return 4242; }, Placement().expanded(0))
+        .positions(
+            PositionShape::PerToken, dtype, [](int64_t, int64_t) { return 4242; }, Placement().expanded(0))
         .check();
     geometry(ROPE_LAYOUT_BSHD)
-        .positions(PositionShape::PerBatchAndToken, dtype, [](int64_t, int64_t token) { return 10 - token; },
-                   Placement().expanded(0))
+        .positions(
+            PositionShape::PerBatchAndToken, dtype, [](int64_t, int64_t token) { return 10 - token; },
+            Placement().expanded(0))
         .check();
     geometry(ROPE_LAYOUT_BSHD)
-        .positions(PositionShape::PerBatchAndToken, dtype, [](int64_t batch, int64_t) { return 99 * batch; },
-                   Placement().expanded(1))
+        .positions(
+            PositionShape::PerBatchAndToken, dtype, [](int64_t batch, int64_t) { return 99 * batch; },
+            Placement().expanded(1))
         .check();
   }
 }

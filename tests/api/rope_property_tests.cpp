@@ -171,6 +171,66 @@ TEST_CASE("packed and separate tensors give the same bits", "[rope][properties]"
   });
 }
 
+TEST_CASE("views that interleave but share nothing are rotated in place", "[rope][properties]") {
+  for_each_device_dtype_style([](const Device &device, rope_config_t config) {
+    config.layout = ROPE_LAYOUT_THD;
+    config.head_dim = 16;
+    Workspace workspace(22);
+    // q, k and v of each head side by side; then of alternate heads; then of alternate channels.
+    const rope_tensor_t of_head = workspace.tensor(config.dtype, {tokens, heads, 3 * 16});
+    const rope_tensor_t of_heads = workspace.tensor(config.dtype, {tokens, 2 * heads, 16});
+    const rope_tensor_t of_channels = workspace.tensor(config.dtype, {tokens, heads, 2 * 16});
+    rope_args_t side_by_side = rope_args(), alternate_heads = rope_args(), alternate_channels = rope_args();
+    side_by_side.q = narrow(of_head, 2, 0, 16);
+    side_by_side.k = narrow(of_head, 2, 16, 16);
+    side_by_side.v = narrow(of_head, 2, 32, 16);
+    const auto alternate = [&](const rope_tensor_t &tensor, int axis, int64_t start) {
+      rope_tensor_t view = narrow(tensor, axis, start, tensor.shape[axis] - 1);
+      view.shape[axis] = tensor.shape[axis] / 2;
+      view.stride[axis] *= 2;
+      return view;
+    };
+    alternate_heads.q = alternate(of_heads, 1, 0);
+    alternate_heads.k = alternate(of_heads, 1, 1);
+    alternate_channels.q = alternate(of_channels, 2, 0);
+    alternate_channels.k = alternate(of_channels, 2, 1);
+    for (rope_args_t *args : {&side_by_side, &alternate_heads, &alternate_channels}) {
+      Workspace plain(23);
+      rope_args_t apart[3];
+      const rope_tensor_t together[] = {args->q, args->k, args->v};
+      for (int i = 0; i < 3; ++i) {
+        if (!together[i].ndim) continue;
+        apart[i] = rope_args();
+        apart[i].q = plain.tensor(config.dtype, {tokens, heads, 16});
+        plain.fill_mixed(apart[i].q);
+        copy_elements(apart[i].q, together[i]);
+        rotate(device, config, Direction::Forward, apart[i], plain);
+      }
+      rotate(device, config, Direction::Forward, *args, workspace);
+      for (int i = 0; i < 3; ++i) {
+        if (together[i].ndim) CHECK(different_elements(together[i], apart[i].q) == 0);
+      }
+    }
+  });
+}
+
+TEST_CASE("q and k may be the same input", "[rope][properties]") {
+  for_each_device_dtype_style([](const Device &device, const rope_config_t &config) {
+    Workspace workspace(24);
+    rope_args_t args = rope_args();
+    args.q = args.k = workspace.tensor(config.dtype, {batch, tokens, heads, channels});
+    args.q_out = workspace.tensor(config.dtype, {batch, tokens, heads, channels});
+    args.k_out = workspace.tensor(config.dtype, {batch, tokens, heads, channels});
+    workspace.fill_mixed(args.q);
+    workspace.freeze();
+    workspace.restore();
+    rotate(device, config, Direction::Forward, args, workspace);
+    CHECK(different_elements(args.q_out, args.k_out) == 0);
+    CHECK(different_elements(args.q, workspace.before(args.q)) == 0);
+    CHECK(different_elements(args.q_out, workspace.before(args.q)) > 0);
+  });
+}
+
 TEST_CASE("the same elements give the same bits however they lie", "[rope][properties]") {
   const std::vector<Placement> placements = {
       Placement().at(1),

@@ -12,7 +12,9 @@ const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_D
 const std::vector<rope_style_t> styles = {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED};
 const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
 
-int64_t inside(int64_t batch, int64_t token) { return (token * 5 + batch * 3) % 11; }
+int64_t inside(int64_t batch, int64_t token) {
+  return (token * 5 + batch * 3) % 11;
+}
 
 // Rows 0 and 10 of eleven, and every kind of position that has no row.
 int64_t inside_and_outside(int64_t batch, int64_t token) {
@@ -67,9 +69,13 @@ TEST_CASE("tables side by side, alternating, and with any strides", "[rope][tabl
         RopeCase(plain).tables(11, storage).check();
         RopeCase(plain).tables(11, storage, Placement().at(1).gap(0, 3)).check();
       }
-      const std::vector<Placement> placements = {
-          Placement().at(1),        Placement().at(3).gap(0, 1),  Placement().gap(1, 1),          Placement().order({1, 0}),
-          Placement().reversed(0), Placement().reversed(1),       Placement().gap(0, 4).gap(1, 2)};
+      const std::vector<Placement> placements = {Placement().at(1),
+                                                 Placement().at(3).gap(0, 1),
+                                                 Placement().gap(1, 1),
+                                                 Placement().order({1, 0}),
+                                                 Placement().reversed(0),
+                                                 Placement().reversed(1),
+                                                 Placement().gap(0, 4).gap(1, 2)};
       for (const Placement &placement : placements) {
         RopeCase(plain).tables(11, TableStorage::Separate, placement, {}).check();
         RopeCase(plain).tables(11, TableStorage::Separate, {}, placement).check();

@@ -12,8 +12,8 @@ namespace {
 
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 
-const std::vector<Shape> shapes = {{1},        {7},          {64},        {3, 1},       {5, 8},      {3, 33},
-                                   {2, 3, 17}, {4, 1, 6},    {2, 3, 4, 5}, {1, 7, 1, 31}, {1, 257},    {2, 1024},
+const std::vector<Shape> shapes = {{1},        {7},           {64},         {3, 1},        {5, 8},   {3, 33},
+                                   {2, 3, 17}, {4, 1, 6},     {2, 3, 4, 5}, {1, 7, 1, 31}, {1, 257}, {2, 1024},
                                    {13, 3},    {2, 2, 2, 24}, {1, 1, 1, 1}, {31, 127}};
 
 constexpr SwigluTensor all_tensors[] = {SwigluTensor::Gate,    SwigluTensor::Up,       SwigluTensor::Out,
@@ -95,6 +95,15 @@ TEST_CASE("each output over each input", "[swiglu]") {
   }
 }
 
+TEST_CASE("gate and up the same tensor", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    SwigluCase same;
+    same.dtype(dtype).shape({3, 24}).in_place(SwigluTensor::Up, SwigluTensor::Gate);
+    SwigluCase(same).check();
+    SwigluCase(same).in_place(SwigluTensor::Out, SwigluTensor::Gate).check();
+  }
+}
+
 TEST_CASE("one gradient alone", "[swiglu]") {
   for (rope_dtype_t dtype : dtypes) {
     for (const Shape &shape : {Shape{3, 24}, Shape{5, 7}}) {
@@ -111,11 +120,11 @@ TEST_CASE("one gradient alone", "[swiglu]") {
 }
 
 TEST_CASE("strides of each tensor", "[swiglu]") {
-  const std::vector<Placement> placements = {
-      Placement().order({1, 0}),        Placement().gap(0, 1),          Placement().gap(0, 8),
-      Placement().gap(1, 1),            Placement().gap(1, 2).gap(0, 3), Placement().reversed(0),
-      Placement().reversed(1),          Placement().at(1),              Placement().at(4).gap(0, 4),
-      Placement().order({1, 0}).reversed(1)};
+  const std::vector<Placement> placements = {Placement().order({1, 0}),       Placement().gap(0, 1),
+                                             Placement().gap(0, 8),           Placement().gap(1, 1),
+                                             Placement().gap(1, 2).gap(0, 3), Placement().reversed(0),
+                                             Placement().reversed(1),         Placement().at(1),
+                                             Placement().at(4).gap(0, 4),     Placement().order({1, 0}).reversed(1)};
   for (rope_dtype_t dtype : dtypes) {
     for (const Placement &placement : placements) {
       for (SwigluTensor tensor : all_tensors) {
@@ -159,11 +168,7 @@ TEST_CASE("expanded inputs of SwiGLU", "[swiglu]") {
       for (int axis : {0, 1, 2}) {
         SwigluCase().dtype(dtype).shape({3, 4, 9}).placed(input, Placement().expanded(axis)).check();
       }
-      SwigluCase()
-          .dtype(dtype)
-          .shape({3, 4, 9})
-          .placed(input, Placement().expanded(0).expanded(1).expanded(2))
-          .check();
+      SwigluCase().dtype(dtype).shape({3, 4, 9}).placed(input, Placement().expanded(0).expanded(1).expanded(2)).check();
     }
   }
 }
@@ -205,6 +210,7 @@ TEST_CASE("the gradient of the gate around its zero", "[swiglu]") {
         .dtype(dtype)
         .shape({4001})
         .without(SwigluTensor::GradUp)
+        .to_the_letter()
         .values([](SwigluTensor tensor, const Index &index) -> Real {
           const auto step = static_cast<Real>(index[0] - 2000);
           return tensor == SwigluTensor::Gate ? -1.278464542761074L + step * step * step * 1e-12L : 1;
@@ -248,6 +254,18 @@ TEST_CASE("random finite bits never give NaN", "[swiglu]") {
         })
         .check();
   }
+}
+
+TEST_CASE("products of large and small factors lose nothing on the way", "[swiglu]") {
+  SwigluCase()
+      .shape({20000})
+      .to_the_letter()
+      .values([random = Random(34)](SwigluTensor tensor, const Index &) mutable -> Real {
+        // Where sigmoid is normal and 1 + gate * (1 - sigmoid(gate)) does not cancel.
+        if (tensor == SwigluTensor::Gate) return random.bits() & 1 ? random.uniform(-60, -2) : random.uniform(0.1, 60);
+        return std::ldexp(random.normal(), static_cast<int>(random.below(240)) - 120);
+      })
+      .check();
 }
 
 TEST_CASE("NaN and infinite inputs of SwiGLU", "[swiglu]") {

@@ -120,8 +120,8 @@ class RopeCase {
   int32_t head_dim_ = 64, rotary_dim_ = 0, rotary_offset_ = 0;
   double theta_ = 10000, attention_scale_ = 0;
   std::vector<double> inv_freq_;
-  std::vector<Operand> operands_ = {{"q", true, 3, true, {}, {}}, {"k", false, 0, true, {}, {}},
-                                    {"v", false, 0, true, {}, {}}};
+  std::vector<Operand> operands_ = {
+      {"q", true, 3, true, {}, {}}, {"k", false, 0, true, {}, {}}, {"v", false, 0, true, {}, {}}};
   bool packed_ = false;
   PositionTensor positions_, start_positions_;
   int64_t position_offset_ = 0;
@@ -160,6 +160,8 @@ class SwigluCase {
   SwigluCase &without(SwigluTensor gradient);
   // The value of each element of Gate, Up and GradOut instead of random ones.
   SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
+  // Allows what the header says and nothing for cancellation and subnormal products.
+  SwigluCase &to_the_letter();
 
   void check() const;
   std::string describe() const;
@@ -176,6 +178,7 @@ class SwigluCase {
   int over_[6] = {-1, -1, -1, -1, -1, -1};
   bool wanted_[6] = {true, true, true, true, true, true};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
+  bool to_the_letter_ = false;
 };
 
 #endif

@@ -97,14 +97,18 @@ std::string absence() {
 
 }  // namespace
 
-std::ostream &operator<<(std::ostream &out, const Device &device) { return out << device.name; }
+std::ostream &operator<<(std::ostream &out, const Device &device) {
+  return out << device.name;
+}
 
 const std::string &why_no_cuda() {
   static const std::string reason = absence();
   return reason;
 }
 
-bool has_cuda() { return why_no_cuda().empty(); }
+bool has_cuda() {
+  return why_no_cuda().empty();
+}
 
 const std::vector<Device> &devices() {
   static const std::vector<Device> all = [] {
@@ -115,7 +119,9 @@ const std::vector<Device> &devices() {
   return all;
 }
 
-const char *name_of(Direction direction) { return direction == Direction::Forward ? "forward" : "backward"; }
+const char *name_of(Direction direction) {
+  return direction == Direction::Forward ? "forward" : "backward";
+}
 
 rope_config_t rope_config_for(const Device &device, int32_t head_dim) {
   rope_config_t config = {};
@@ -171,8 +177,8 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   rope_args_t there = args;
   mirror.translate({&there.q, &there.q_out, &there.k, &there.k_out, &there.v, &there.v_out, &there.positions,
                     &there.start_positions, &there.cos, &there.sin});
-  const rope_status_t status = direction == Direction::Forward ? rope_forward(desc, &there, nullptr)
-                                                               : rope_backward(desc, &there, nullptr);
+  const rope_status_t status =
+      direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);
   mirror.read_back();
   return status;
 }
@@ -182,8 +188,8 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   const Mirror mirror(device, workspace);
   swiglu_args_t there = args;
   mirror.translate({&there.gate, &there.up, &there.out, &there.grad_out, &there.grad_gate, &there.grad_up});
-  const rope_status_t status = direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr)
-                                                               : swiglu_backward(desc, &there, nullptr);
+  const rope_status_t status =
+      direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);
   mirror.read_back();
   return status;
 }

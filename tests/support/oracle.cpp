@@ -23,10 +23,14 @@ struct Format {
 
 Format format_of(rope_dtype_t dtype) {
   switch (dtype) {
-    case ROPE_DTYPE_F32: return {4, 23, 8};
-    case ROPE_DTYPE_F16: return {2, 10, 5};
-    case ROPE_DTYPE_BF16: return {2, 7, 8};
-    default: std::abort();
+    case ROPE_DTYPE_F32:
+      return {4, 23, 8};
+    case ROPE_DTYPE_F16:
+      return {2, 10, 5};
+    case ROPE_DTYPE_BF16:
+      return {2, 7, 8};
+    default:
+      std::abort();
   }
 }
 
@@ -66,22 +70,32 @@ const Real two_pi_low = LDBL_MANT_DIG == 64 ? -1.0033115225336664047e-19L : 0.0L
 int64_t element_size(rope_dtype_t dtype) {
   switch (dtype) {
     case ROPE_DTYPE_F16:
-    case ROPE_DTYPE_BF16: return 2;
+    case ROPE_DTYPE_BF16:
+      return 2;
     case ROPE_DTYPE_F64:
-    case ROPE_DTYPE_I64: return 8;
-    default: return 4;
+    case ROPE_DTYPE_I64:
+      return 8;
+    default:
+      return 4;
   }
 }
 
 const char *dtype_name(rope_dtype_t dtype) {
   switch (dtype) {
-    case ROPE_DTYPE_F32: return "F32";
-    case ROPE_DTYPE_F16: return "F16";
-    case ROPE_DTYPE_BF16: return "BF16";
-    case ROPE_DTYPE_F64: return "F64";
-    case ROPE_DTYPE_I32: return "I32";
-    case ROPE_DTYPE_I64: return "I64";
-    default: return "unknown";
+    case ROPE_DTYPE_F32:
+      return "F32";
+    case ROPE_DTYPE_F16:
+      return "F16";
+    case ROPE_DTYPE_BF16:
+      return "BF16";
+    case ROPE_DTYPE_F64:
+      return "F64";
+    case ROPE_DTYPE_I32:
+      return "I32";
+    case ROPE_DTYPE_I64:
+      return "I64";
+    default:
+      return "unknown";
   }
 }
 
@@ -90,7 +104,9 @@ Real largest(rope_dtype_t dtype) {
   return std::ldexp(2.0L - std::ldexp(1.0L, -format.fraction_bits), format.bias());
 }
 
-Real smallest_normal(rope_dtype_t dtype) { return std::ldexp(1.0L, format_of(dtype).lowest_exponent()); }
+Real smallest_normal(rope_dtype_t dtype) {
+  return std::ldexp(1.0L, format_of(dtype).lowest_exponent());
+}
 
 Real smallest(rope_dtype_t dtype) {
   const Format format = format_of(dtype);
@@ -170,9 +186,13 @@ Pair rotate_transposed(Pair pair, Rotation by) {
   return {pair.x * by.cos + pair.y * by.sin, pair.y * by.cos - pair.x * by.sin};
 }
 
-Real sigmoid(Real gate) { return 1 / (1 + std::exp(-gate)); }
+Real sigmoid(Real gate) {
+  return 1 / (1 + std::exp(-gate));
+}
 
-Real swiglu(Real gate, Real up) { return gate * sigmoid(gate) * up; }
+Real swiglu(Real gate, Real up) {
+  return gate * sigmoid(gate) * up;
+}
 
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
   const Real s = sigmoid(gate);

@@ -25,13 +25,18 @@ struct RopeCase::Row {
   std::vector<Real> lengths, phase_errors;
 };
 
-int batch_axis(rope_layout_t layout) { return layout == ROPE_LAYOUT_SBHD ? 1 : 0; }
+int batch_axis(rope_layout_t layout) {
+  return layout == ROPE_LAYOUT_SBHD ? 1 : 0;
+}
 
 int token_axis(rope_layout_t layout) {
   switch (layout) {
-    case ROPE_LAYOUT_BSHD: return 1;
-    case ROPE_LAYOUT_BHSD: return 2;
-    default: return 0;
+    case ROPE_LAYOUT_BSHD:
+      return 1;
+    case ROPE_LAYOUT_BHSD:
+      return 2;
+    default:
+      return 0;
   }
 }
 
@@ -39,22 +44,52 @@ int head_axis(rope_layout_t layout) {
   return layout == ROPE_LAYOUT_BHSD || layout == ROPE_LAYOUT_THD ? 1 : 2;
 }
 
-int channel_axis(rope_layout_t layout) { return layout == ROPE_LAYOUT_THD ? 2 : 3; }
+int channel_axis(rope_layout_t layout) {
+  return layout == ROPE_LAYOUT_THD ? 2 : 3;
+}
 
-RopeCase &RopeCase::dtype(rope_dtype_t dtype) { return dtype_ = dtype, *this; }
-RopeCase &RopeCase::layout(rope_layout_t layout) { return layout_ = layout, *this; }
-RopeCase &RopeCase::style(rope_style_t style) { return style_ = style, *this; }
-RopeCase &RopeCase::batch(int64_t batch) { return batch_ = batch, *this; }
-RopeCase &RopeCase::tokens(int64_t tokens) { return tokens_ = tokens, *this; }
-RopeCase &RopeCase::head_dim(int32_t head_dim) { return head_dim_ = head_dim, *this; }
-RopeCase &RopeCase::rotary_dim(int32_t rotary_dim) { return rotary_dim_ = rotary_dim, *this; }
-RopeCase &RopeCase::rotary_offset(int32_t rotary_offset) { return rotary_offset_ = rotary_offset, *this; }
-RopeCase &RopeCase::theta(double theta) { return theta_ = theta, *this; }
-RopeCase &RopeCase::inv_freq(std::vector<double> inv_freq) { return inv_freq_ = std::move(inv_freq), *this; }
-RopeCase &RopeCase::attention_scale(double scale) { return attention_scale_ = scale, *this; }
-RopeCase &RopeCase::packed() { return packed_ = true, *this; }
-RopeCase &RopeCase::position_offset(int64_t offset) { return position_offset_ = offset, *this; }
-RopeCase &RopeCase::normal_data() { return normal_data_ = true, *this; }
+RopeCase &RopeCase::dtype(rope_dtype_t dtype) {
+  return dtype_ = dtype, *this;
+}
+RopeCase &RopeCase::layout(rope_layout_t layout) {
+  return layout_ = layout, *this;
+}
+RopeCase &RopeCase::style(rope_style_t style) {
+  return style_ = style, *this;
+}
+RopeCase &RopeCase::batch(int64_t batch) {
+  return batch_ = batch, *this;
+}
+RopeCase &RopeCase::tokens(int64_t tokens) {
+  return tokens_ = tokens, *this;
+}
+RopeCase &RopeCase::head_dim(int32_t head_dim) {
+  return head_dim_ = head_dim, *this;
+}
+RopeCase &RopeCase::rotary_dim(int32_t rotary_dim) {
+  return rotary_dim_ = rotary_dim, *this;
+}
+RopeCase &RopeCase::rotary_offset(int32_t rotary_offset) {
+  return rotary_offset_ = rotary_offset, *this;
+}
+RopeCase &RopeCase::theta(double theta) {
+  return theta_ = theta, *this;
+}
+RopeCase &RopeCase::inv_freq(std::vector<double> inv_freq) {
+  return inv_freq_ = std::move(inv_freq), *this;
+}
+RopeCase &RopeCase::attention_scale(double scale) {
+  return attention_scale_ = scale, *this;
+}
+RopeCase &RopeCase::packed() {
+  return packed_ = true, *this;
+}
+RopeCase &RopeCase::position_offset(int64_t offset) {
+  return position_offset_ = offset, *this;
+}
+RopeCase &RopeCase::normal_data() {
+  return normal_data_ = true, *this;
+}
 
 RopeCase &RopeCase::heads(int64_t q) {
   operands_[0].heads = q;
@@ -162,10 +197,14 @@ std::string RopeCase::describe() const {
 
 Shape RopeCase::shape(int64_t heads) const {
   switch (layout_) {
-    case ROPE_LAYOUT_SBHD: return {tokens_, batch_, heads, head_dim_};
-    case ROPE_LAYOUT_BHSD: return {batch_, heads, tokens_, head_dim_};
-    case ROPE_LAYOUT_THD: return {tokens_, heads, head_dim_};
-    default: return {batch_, tokens_, heads, head_dim_};
+    case ROPE_LAYOUT_SBHD:
+      return {tokens_, batch_, heads, head_dim_};
+    case ROPE_LAYOUT_BHSD:
+      return {batch_, heads, tokens_, head_dim_};
+    case ROPE_LAYOUT_THD:
+      return {tokens_, heads, head_dim_};
+    default:
+      return {batch_, tokens_, heads, head_dim_};
   }
 }
 
@@ -180,9 +219,12 @@ Index RopeCase::index(int64_t batch, int64_t token, int64_t head, int64_t channe
 
 int64_t RopeCase::value_of(const PositionTensor &tensor, int64_t batch, int64_t token) const {
   switch (tensor.shape) {
-    case PositionShape::PerToken: return tensor.value(0, token);
-    case PositionShape::PerBatch: return tensor.value(batch, 0);
-    default: return tensor.value(batch, token);
+    case PositionShape::PerToken:
+      return tensor.value(0, token);
+    case PositionShape::PerBatch:
+      return tensor.value(batch, 0);
+    default:
+      return tensor.value(batch, token);
   }
 }
 
@@ -332,9 +374,9 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
                           Real actual) {
     if (++wrong > 3) return;
     UNSCOPED_INFO(operand.name << '[' << at[0] << ',' << at[1] << ',' << at[2] << ',' << at[3] << "] " << what
-                               << ": expected " << static_cast<double>(expected) << " +- "
-                               << static_cast<double>(slack) << ", got " << static_cast<double>(actual)
-                               << ", difference " << static_cast<double>(actual - expected));
+                               << ": expected " << static_cast<double>(expected) << " +- " << static_cast<double>(slack)
+                               << ", got " << static_cast<double>(actual) << ", difference "
+                               << static_cast<double>(actual - expected));
   };
   for (int64_t batch = 0; batch < batches(); ++batch) {
     for (int64_t token = 0; token < tokens_; ++token) {
@@ -394,7 +436,8 @@ RopeStatistics RopeCase::check() const {
   for (const Direction direction : {Direction::Forward, Direction::Backward}) {
     std::vector<std::byte> first;
     for (const Device &device : devices()) {
-      for (const int32_t threads : device.kind == ROPE_DEVICE_CPU ? std::vector<int32_t>{1, 0} : std::vector<int32_t>{0}) {
+      for (const int32_t threads :
+           device.kind == ROPE_DEVICE_CPU ? std::vector<int32_t>{1, 0} : std::vector<int32_t>{0}) {
         INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads);
         const RopeDesc desc = create(config(device, threads));
         scene.workspace.restore();

@@ -17,7 +17,9 @@ inline Real phase(int64_t position, Real inv_freq) {
 }
 
 // cos and sin of computed angles.
-inline Real rotation(int64_t position, Real inv_freq) { return 1.1e-7L + phase(position, inv_freq); }
+inline Real rotation(int64_t position, Real inv_freq) {
+  return 1.1e-7L + phase(position, inv_freq);
+}
 
 // Whether `actual` may stand for a value that fp32 arithmetic got to within `slack` of `exact`, and that was rounded to
 // the type where this is narrower than fp32. An infinity stands for everything that rounds to it.
@@ -39,10 +41,19 @@ inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
   return arithmetic + phase_error * magnitude;
 }
 
-// An output of SwiGLU; `other_factors` is what multiplies sigmoid(gate) in it.
+// An output of SwiGLU, to the letter of the header; `other_factors` is all that multiplies sigmoid(gate) in it.
 inline Real swiglu_slack(Real exact, Real gate, Real other_factors) {
   const Real underflow = oracle::sigmoid(gate) < 0x1p-126L ? 0x1p-126L * std::fabs(other_factors) : 0;
   return 6 * oracle::ulp(ROPE_DTYPE_F32, exact) + underflow;
+}
+
+// What fp32 adds to that for any order of the operations: 6 ulp of the terms where 1 + gate * (1 - sigmoid(gate))
+// cancels, and the rounding of subnormal products of some of the factors, times the others. `up` and `grad_out` are 1
+// where they are not factors of the output; `term` is the product of all of them with sigmoid(gate).
+inline Real swiglu_arithmetic_slack(Real term, Real gate, Real up, Real grad_out) {
+  const Real largest =
+      std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) * std::max(1.0L, std::fabs(grad_out));
+  return 6 * oracle::ulp(ROPE_DTYPE_F32, term) + 0x1p-147L * largest;
 }
 
 }  // namespace tolerance

@@ -117,6 +117,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   params.has_one_batch = problem.batches == 1;
   params.has_narrow_tokens = num_tokens <= UINT32_MAX;
   params.units_per_token = Divider::by(plan.units_per_token);
+  params.blocks_per_token = Divider::by(plan.blocks_per_token);
   params.pairs = Divider::by(static_cast<uint32_t>(geometry.rotary_dim / 2));
   params.tokens_per_batch = Divider::by(params.has_narrow_tokens ? static_cast<uint32_t>(problem.tokens) : 1);
   params.tokens = problem.tokens;
@@ -135,7 +136,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   params.has_table = problem.has_table;
   for (int pair = 0; pair < geometry.rotary_dim / 2; ++pair) params.increments[pair] = geometry.increments[pair];
   const void *kernel = find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED);
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kRopeThreads, &params,
+  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, &params,
                 plan.shared_bytes, stream);
 }
 

@@ -3,10 +3,10 @@
 // Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
 // Everything else (positions, table rows) is read once a block and is small beside that.
 //
-// A block takes kRopeThreads units (see rope_plan.hpp). Its threads first load their channels, so that memory works
-// while they compute, then share the work of the angles of the few tokens that the block covers: one angle serves all
-// heads of a token, and neither the exact reduction nor the table costs anything next to the memory. One barrier, then
-// each thread reads its pairs' cosines and sines from shared memory, rotates and stores.
+// A block takes some units of one token, or all units of a few small ones (see rope_plan.hpp). Its threads first load
+// their channels, so that memory works while they compute, then share the work of the block's angles: one angle serves
+// all heads of a token. One barrier, then each thread reads its pairs' cosines and sines from shared memory, rotates and
+// stores. Instructions are what this kernel runs out of: at 16 bits an element, more than about 150 a thread show.
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"
@@ -18,7 +18,7 @@ namespace rope {
 
 // Turing holds 1024 threads a multiprocessor, later GPUs at least 1536.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define ROPE_BLOCKS_PER_MULTIPROCESSOR 8
+#define ROPE_BLOCKS_PER_MULTIPROCESSOR 6
 #else
 #define ROPE_BLOCKS_PER_MULTIPROCESSOR kRopeBlocksPerMultiprocessor
 #endif
@@ -59,26 +59,42 @@ struct SharedAngles {
   uint32_t *is_rotated;
 };
 
-__device__ __forceinline__ void fill_angles(const RopeKernelParams &params, int64_t first_token, uint32_t num_tokens,
-                                            const SharedAngles &angles) {
-  for (uint32_t i = threadIdx.x; i < num_tokens * params.pairs.divisor; i += kRopeThreads) {
-    const Divided at = params.pairs.divide(i);
-    const uint32_t pair = at.remainder;
-    const uint64_t position = position_of(params, first_token + at.quotient);
-    CosSin angle;
-    if (params.has_table) {
-      const AngleTable &table = params.table;
-      const bool is_inside = position < static_cast<uint64_t>(table.rows);
-      if (pair == 0) angles.is_rotated[at.quotient] = is_inside;
-      if (!is_inside) continue;
-      const int64_t row = static_cast<int64_t>(position);
-      angle.cos = table.cos[row * table.cos_row_stride + pair * table.cos_pair_stride];
-      angle.sin = table.sin[row * table.sin_row_stride + pair * table.sin_pair_stride];
-    } else {
-      angle = cos_sin_of_phase(phase_of(position, params.increments[pair]));
-    }
+// The angles of a block are numbered token after token; the quotient is the token, counted in the block, the remainder
+// the pair.
+__device__ __forceinline__ Divided find_angle(const RopeKernelParams &params, uint32_t number) {
+  if (params.tokens_per_block == 1 && number < params.pairs.divisor) return {0, number};
+  return params.pairs.divide(number);
+}
+
+// Thread i takes the angles with numbers i, i + blockDim.x, ... `position` is that of the first one: it comes early,
+// because everything here waits for it.
+__device__ __forceinline__ void compute_angles(const RopeKernelParams &params, const uint64_t *increments,
+                                               int64_t first_token, uint32_t num_angles, uint64_t position,
+                                               const SharedAngles &angles) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < num_angles; i += blockDim.x) {
+    const Divided at = find_angle(params, i);
+    if (i != threadIdx.x) position = position_of(params, first_token + at.quotient);
+    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[at.remainder]));
     angles.cos[i] = multiply_rounded(angle.cos, params.cos_scale);
     angles.sin[i] = multiply_rounded(angle.sin, params.sin_scale);
+  }
+}
+
+__device__ __forceinline__ void load_angles(const RopeKernelParams &params, int64_t first_token, uint32_t num_angles,
+                                            uint64_t position, const SharedAngles &angles) {
+  const AngleTable &table = params.table;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < num_angles; i += blockDim.x) {
+    const Divided at = find_angle(params, i);
+    if (i != threadIdx.x) position = position_of(params, first_token + at.quotient);
+    const bool is_inside = position < static_cast<uint64_t>(table.rows);
+    if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
+    if (!is_inside) continue;
+    const int64_t row = static_cast<int64_t>(position);
+    angles.cos[i] = table.cos[row * table.cos_row_stride + at.remainder * table.cos_pair_stride];
+    const float sin = table.sin[row * table.sin_row_stride + at.remainder * table.sin_pair_stride];
+    angles.sin[i] = params.sin_scale < 0.0f ? -sin : sin;
   }
 }
 
@@ -135,9 +151,20 @@ __device__ __forceinline__ Vector<T, V> from_floats(const float *values) {
   return vector;
 }
 
+// Bytes from the first vector of a rotary unit to its second.
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSOR)
+__device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params, int64_t channel_stride) {
+  const int channels = V == 1 && IsInterleaved ? 1 : params.rotary_dim / 2;
+  return V == 1 ? channels * channel_stride : channels * static_cast<int64_t>(sizeof(T));
+}
+
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSOR)
     rope_kernel(const __grid_constant__ RopeKernelParams params) {
+  // Lanes read different increments: through the constant cache, as a parameter is, 32 of them would take turns.
+  const uint64_t *increments = params.increments;
+  asm("" : "+l"(increments));
+
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
   SharedAngles angles;
@@ -145,80 +172,75 @@ __global__ void __launch_bounds__(kRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSOR)
   angles.sin = angles.cos + params.tokens_per_block * pairs;
   angles.is_rotated = reinterpret_cast<uint32_t *>(angles.sin + params.tokens_per_block * pairs);
 
-  // This block's place: units from first.remainder of token first_token on.
-  const Divided first = params.units_per_token.divide(blockIdx.x * kRopeThreads);
-  const int64_t row_begin = blockIdx.y * params.tokens_per_grid_row;
-  const int64_t first_token = row_begin + first.quotient;
-  int64_t tokens_left = params.num_tokens - first_token;
-  const int64_t tokens_left_in_row = params.tokens_per_grid_row - first.quotient;
-  if (tokens_left > tokens_left_in_row) tokens_left = tokens_left_in_row;
+  // Which tokens the block has, and which unit of which of them is this thread's.
+  const Divided block = params.blocks_per_token.divide(blockIdx.x);
+  const int64_t first_token =
+      blockIdx.y * params.tokens_per_grid_row + int64_t{block.quotient} * params.tokens_per_block;
+  const int64_t tokens_left = params.num_tokens - first_token;
+  const uint32_t num_tokens =
+      tokens_left < params.tokens_per_block ? static_cast<uint32_t>(tokens_left) : params.tokens_per_block;
+  Divided place = {0, block.remainder * blockDim.x + threadIdx.x};
+  if (params.tokens_per_block > 1) place = params.units_per_token.divide(threadIdx.x);
+  const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor;
 
-  // This thread's unit: of which token, tensor and head.
-  const Divided place = params.units_per_token.divide(first.remainder + threadIdx.x);
-  const bool is_active = place.quotient < tokens_left;
+  const uint32_t num_angles = num_tokens * pairs;
+  uint64_t position = 0;
+  if (threadIdx.x < num_angles) position = position_of(params, first_token + find_angle(params, threadIdx.x).quotient);
+
   const int which = (place.remainder >= params.tensor[1].first_unit) + (place.remainder >= params.tensor[2].first_unit);
   const RopeKernelTensor &tensor = params.tensor[which];
   const Divided head = tensor.units_per_head.divide(place.remainder - tensor.first_unit);
   const uint32_t unit = head.remainder;
   const bool is_rotary = unit < params.rotary_units_per_head;
 
-  // First channel of the unit's vectors. Copy units count vectors below the window, then those above it.
-  int low_channel, high_channel;
-  if (is_rotary) {
-    const int step = V == 1 && IsInterleaved ? 2 : V;
-    low_channel = params.rotary_offset + static_cast<int>(unit) * step;
-    high_channel = low_channel + (V == 1 && IsInterleaved ? 1 : params.rotary_dim / 2);
-  } else {
-    low_channel = static_cast<int>(unit - params.rotary_units_per_head) * V;
-    if (low_channel >= params.rotary_offset) low_channel += params.rotary_dim;
-    high_channel = low_channel;
-  }
-
   Vector<T, V> low, high;
-  char *low_out, *high_out;
+  char *low_out;
   if (is_active) {
-    const BatchToken at = split_token(params, first_token + place.quotient);
-    const int64_t in_offset = at.batch * tensor.in_stride[kBatch] + at.token * tensor.in_stride[kToken] +
-                              head.quotient * tensor.in_stride[kHead];
-    const int64_t in_step = V == 1 ? tensor.in_stride[kChannel] : static_cast<int64_t>(sizeof(T));
-    const char *in = tensor.in + in_offset;
-    const char *low_in = in + low_channel * in_step;
-    const char *high_in = in + high_channel * in_step;
-    low = load_vector<T, V>(low_in);
-    high = load_vector<T, V>(high_in);
-    if (tensor.is_in_place) {
-      low_out = const_cast<char *>(low_in);
-      high_out = const_cast<char *>(high_in);
+    // First channel of the unit. Copy units count vectors below the window, then those above it.
+    int channel;
+    if (is_rotary) {
+      channel = params.rotary_offset + static_cast<int>(unit) * (V == 1 && IsInterleaved ? 2 : V);
     } else {
-      const int64_t out_offset = at.batch * tensor.out_stride[kBatch] + at.token * tensor.out_stride[kToken] +
-                                 head.quotient * tensor.out_stride[kHead];
-      const int64_t out_step = V == 1 ? tensor.out_stride[kChannel] : static_cast<int64_t>(sizeof(T));
-      char *out = tensor.out + out_offset;
-      low_out = out + low_channel * out_step;
-      high_out = out + high_channel * out_step;
+      channel = static_cast<int>(unit - params.rotary_units_per_head) * V;
+      if (channel >= params.rotary_offset) channel += params.rotary_dim;
     }
+    const BatchToken at = split_token(params, first_token + place.quotient);
+    const auto offset_of = [&](const int64_t *stride) {
+      int64_t offset = at.token * stride[kToken] + head.quotient * stride[kHead];
+      if (!params.has_one_batch) offset += at.batch * stride[kBatch];
+      return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+    };
+    const char *low_in = tensor.in + offset_of(tensor.in_stride);
+    low = load_vector<T, V>(low_in);
+    if (is_rotary) {
+      high = load_vector<T, V>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
+    }
+    low_out = tensor.is_in_place ? const_cast<char *>(low_in) : tensor.out + offset_of(tensor.out_stride);
   }
 
-  const Divided last = params.units_per_token.divide(first.remainder + kRopeThreads - 1);
-  const int64_t num_tokens = last.quotient + 1 < tokens_left ? last.quotient + 1 : tokens_left;
-  fill_angles(params, first_token, static_cast<uint32_t>(num_tokens > 0 ? num_tokens : 0), angles);
+  if (params.has_table) {
+    load_angles(params, first_token, num_angles, position, angles);
+  } else {
+    compute_angles(params, increments, first_token, num_angles, position, angles);
+  }
   __syncthreads();
 
   if (!is_active) return;
-  const bool is_rotated = is_rotary && (!params.has_table || angles.is_rotated[place.quotient] != 0);
-  if (is_rotated) {
+  if (is_rotary && (!params.has_table || angles.is_rotated[place.quotient] != 0)) {
+    const uint32_t first_angle = place.quotient * pairs;
     float x[V], y[V];
     to_floats(low, x);
     to_floats(high, y);
-    rotate_unit<V, IsInterleaved>(x, y, unit, pairs, angles.cos + place.quotient * pairs,
-                                  angles.sin + place.quotient * pairs);
+    rotate_unit<V, IsInterleaved>(x, y, unit, pairs, angles.cos + first_angle, angles.sin + first_angle);
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
   } else if (tensor.is_in_place) {
     return;
   }
   store_vector(low_out, low);
-  if (is_rotary) store_vector(high_out, high);
+  if (is_rotary) {
+    store_vector(low_out + bytes_to_high<T, V, IsInterleaved>(params, tensor.out_stride[kChannel]), high);
+  }
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.

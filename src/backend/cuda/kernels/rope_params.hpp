@@ -19,17 +19,18 @@ struct RopeKernelTensor {
 struct RopeKernelParams {
   RopeKernelTensor tensor[3];
   Divider units_per_token;
+  Divider blocks_per_token;
   Divider pairs;
   Divider tokens_per_batch;  // where has_narrow_tokens
   int64_t tokens;            // of each batch
   int64_t num_tokens;        // of all
   int64_t tokens_per_grid_row;
+  uint32_t tokens_per_block;
+  uint32_t rotary_units_per_head;
   TokenIntegers positions;
   TokenIntegers start_positions;
   uint64_t position_offset;
   AngleTable table;
-  uint32_t rotary_units_per_head;
-  uint32_t tokens_per_block;
   int rotary_offset;
   int rotary_dim;
   float cos_scale;
