@@ -54,6 +54,30 @@ void shape_block(RopePlan *plan) {
   }
 }
 
+// Rows of the grid, each of fewer than 2^31 tokens and blocks. Where there are several batches a row has whole ones.
+rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
+  const int64_t tokens = problem.batches * problem.tokens;
+  int64_t most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
+  if (most > kMaxGridX) most = kMaxGridX;
+  if (problem.batches > 1) {
+    most -= most % problem.tokens;
+  } else {
+    most -= most % plan->tokens_per_block;
+  }
+  const int64_t grid_rows = most > 0 ? (tokens - 1) / most + 1 : kMaxGridY + 1;
+  if (grid_rows > kMaxGridY) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED,
+                "%s: q has %lld batches of %lld tokens: with these heads one launch holds %lld tokens", function,
+                static_cast<long long>(problem.batches), static_cast<long long>(problem.tokens),
+                static_cast<long long>(most * kMaxGridY));
+  }
+  plan->tokens_per_grid_row = tokens < most ? tokens : most;
+  plan->grid_x =
+      static_cast<uint32_t>((plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1) * plan->blocks_per_token;
+  plan->grid_y = static_cast<uint32_t>(grid_rows);
+  return ROPE_STATUS_SUCCESS;
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const int elements = choose_vector_elements(problem);
@@ -69,20 +93,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePl
   shape_block(plan);
   plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
 
-  const int64_t tokens = problem.batches * problem.tokens;
-  const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
-  const int64_t groups_per_grid_row =
-      groups < kMaxGridX / plan->blocks_per_token ? groups : kMaxGridX / plan->blocks_per_token;
-  const int64_t grid_rows = (groups - 1) / groups_per_grid_row + 1;
-  plan->tokens_per_grid_row = groups_per_grid_row * plan->tokens_per_block;
-  if (grid_rows > kMaxGridY) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: q has %lld tokens: with these heads one launch holds at most %lld",
-                function, static_cast<long long>(tokens),
-                static_cast<long long>(plan->tokens_per_grid_row * kMaxGridY));
-  }
-  plan->grid_x = static_cast<uint32_t>(groups_per_grid_row * plan->blocks_per_token);
-  plan->grid_y = static_cast<uint32_t>(grid_rows);
-  return ROPE_STATUS_SUCCESS;
+  return shape_grid(function, problem, plan);
 }
 
 void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {

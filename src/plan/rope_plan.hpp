@@ -29,7 +29,7 @@ struct RopePlan {
   uint32_t blocks_per_token;
   uint32_t tokens_per_block;
   uint32_t shared_bytes;  // cosines and sines of a block's tokens, and whether each has any
-  // Row y of the grid takes tokens from y * tokens_per_grid_row on.
+  // Row y of the grid takes tokens from y * tokens_per_grid_row on, fewer than 2^31.
   int64_t tokens_per_grid_row;
   uint32_t grid_x, grid_y;
 };

@@ -317,6 +317,14 @@ std::vector<RopeMisuse> misused_rope_args() {
          r.args.positions.ndim = 2;
          r.args.positions.stride[1] = 1;
        }},
+{"q_out in the upper halves of positions", invalid, "q_out", "",
+       [](R &r) {
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F32, {2, 3, 4, 16}, Placement().gap(3, 3).at(1));
+         r.args.positions.data = r.args.q_out.data;
+         move(&r.args.positions, -4);
+         r.args.positions.stride[0] = 6;
+         r.args.positions.stride[1] = 2;
+       }},
       {"k_out in cos", invalid, "k_out", "",
        [](R &r) {
          r.use_tables();

@@ -2,7 +2,7 @@
 //
 //   RopeCase().dtype(ROPE_DTYPE_BF16).layout(ROPE_LAYOUT_BHSD).heads(8, 2).head_dim(128).rotary_dim(64).check();
 //
-// check() runs forward and backward, on the CPU with one thread and with all, and on CUDA where there is a device. It
+// check() runs forward and backward, on the CPU with one thread, five and all, and on CUDA where there is a device. It
 // holds every output element against the oracle, every other byte (inputs, gaps between strides, guard bands, channels
 // that are not rotated in place) against what it was, and for RoPE the bits of all runs against each other.
 #ifndef ROPE_TESTS_SUPPORT_CASES_HPP

@@ -437,7 +437,7 @@ RopeStatistics RopeCase::check() const {
     std::vector<std::byte> first;
     for (const Device &device : devices()) {
       for (const int32_t threads :
-           device.kind == ROPE_DEVICE_CPU ? std::vector<int32_t>{1, 0} : std::vector<int32_t>{0}) {
+           device.kind == ROPE_DEVICE_CPU ? std::vector<int32_t>{1, 5, 0} : std::vector<int32_t>{0}) {
         INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads);
         const RopeDesc desc = create(config(device, threads));
         scene.workspace.restore();

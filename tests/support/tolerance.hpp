@@ -41,19 +41,19 @@ inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
   return arithmetic + phase_error * magnitude;
 }
 
-// An output of SwiGLU, to the letter of the header; `other_factors` is all that multiplies sigmoid(gate) in it.
-inline Real swiglu_slack(Real exact, Real gate, Real other_factors) {
+// An output of SwiGLU: 6 ulp of fp32 around `size`, and 2^-126 of `other_factors`, all that multiplies sigmoid(gate) in
+// it, where sigmoid(gate) underflows. To the letter of the header `size` is the exact value; where the two terms of
+// grad_gate cancel, fp32 arithmetic reaches that of the larger term.
+inline Real swiglu_slack(Real size, Real gate, Real other_factors) {
   const Real underflow = oracle::sigmoid(gate) < 0x1p-126L ? 0x1p-126L * std::fabs(other_factors) : 0;
-  return 6 * oracle::ulp(ROPE_DTYPE_F32, exact) + underflow;
+  return 6 * oracle::ulp(ROPE_DTYPE_F32, size) + underflow;
 }
 
-// What fp32 adds to that for any order of the operations: 6 ulp of the terms where 1 + gate * (1 - sigmoid(gate))
-// cancels, and the rounding of subnormal products of some of the factors, times the others. `up` and `grad_out` are 1
-// where they are not factors of the output; `term` is the product of all of them with sigmoid(gate).
-inline Real swiglu_arithmetic_slack(Real term, Real gate, Real up, Real grad_out) {
-  const Real largest =
-      std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) * std::max(1.0L, std::fabs(grad_out));
-  return 6 * oracle::ulp(ROPE_DTYPE_F32, term) + 0x1p-147L * largest;
+// What fp32 arithmetic in any order adds to that: a product of some of the factors is rounded as a subnormal, and the
+// others multiply its error. `up` and `grad_out` are 1 where they are not factors of the output.
+inline Real swiglu_subnormal_slack(Real gate, Real up, Real grad_out) {
+  return 0x1p-147L * std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) *
+         std::max(1.0L, std::fabs(grad_out));
 }
 
 }  // namespace tolerance

@@ -103,7 +103,6 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                        rope_stream_t stream) {
   const RopeGeometry &geometry = *problem.geometry;
-  const int64_t num_tokens = problem.batches * problem.tokens;
   RopeKernelParams params;
   uint32_t first_unit = 0;
   for (int i = 0; i < 3; ++i) {
@@ -115,16 +114,17 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
     first_unit += plan.units_per_head[i] * static_cast<uint32_t>(problem.tensor[i].heads);
   }
   params.has_one_batch = problem.batches == 1;
-  params.has_narrow_tokens = num_tokens <= UINT32_MAX;
   params.units_per_token = Divider::by(plan.units_per_token);
   params.blocks_per_token = Divider::by(plan.blocks_per_token);
   params.pairs = Divider::by(static_cast<uint32_t>(geometry.rotary_dim / 2));
-  params.tokens_per_batch = Divider::by(params.has_narrow_tokens ? static_cast<uint32_t>(problem.tokens) : 1);
-  params.tokens = problem.tokens;
-  params.num_tokens = num_tokens;
+  params.tokens = Divider::by(params.has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
+  params.num_tokens = problem.batches * problem.tokens;
   params.tokens_per_grid_row = plan.tokens_per_grid_row;
+  params.batches_per_grid_row = plan.tokens_per_grid_row / problem.tokens;
   params.positions = problem.positions;
   params.start_positions = problem.start_positions;
+  params.has_narrow_positions =
+      problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params.position_offset = static_cast<uint64_t>(problem.position_offset);
   params.table = problem.table;
   params.rotary_units_per_head = plan.rotary_units_per_head;

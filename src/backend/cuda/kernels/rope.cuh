@@ -28,27 +28,52 @@ struct BatchToken {
   int64_t token;
 };
 
-__device__ __forceinline__ BatchToken split_token(const RopeKernelParams &params, int64_t token) {
-  if (params.has_one_batch) return {0, token};
-  if (params.has_narrow_tokens) {
-    const Divided divided = params.tokens_per_batch.divide(static_cast<uint32_t>(token));
-    return {divided.quotient, divided.remainder};
-  }
-  return {token / params.tokens, token % params.tokens};
+// Token `number` of this block. A row of the grid begins at a batch, or, where there is one batch, at a token.
+__device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t number) {
+  const uint32_t group = params.blocks_per_token.divide(blockIdx.x).quotient;
+  const uint32_t in_row = group * params.tokens_per_block + number;
+  if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
+  const Divided divided = params.tokens.divide(in_row);
+  return {blockIdx.y * params.batches_per_grid_row + divided.quotient, divided.remainder};
 }
 
-__device__ __forceinline__ int64_t read_integer(const TokenIntegers &source, BatchToken at) {
+// An integer as it comes from memory. Extending it to 64 bits would wait for it, so that is done later.
+struct LoadedInteger {
+  uint32_t low;
+  uint32_t high;  // of a 64-bit integer
+};
+
+__device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &source, BatchToken at) {
   const int64_t offset = at.batch * source.batch_stride + at.token * source.token_stride;
-  if (source.is_64_bit) return reinterpret_cast<const int64_t *>(source.data)[offset];
-  return reinterpret_cast<const int32_t *>(source.data)[offset];
+  if (source.is_64_bit) {
+    const uint2 words = reinterpret_cast<const uint2 *>(source.data)[offset];
+    return {words.x, words.y};
+  }
+  return {reinterpret_cast<const uint32_t *>(source.data)[offset], 0};
 }
 
-__device__ __forceinline__ uint64_t position_of(const RopeKernelParams &params, int64_t token) {
-  const BatchToken at = split_token(params, token);
-  uint64_t position = params.position_offset;
-  position += static_cast<uint64_t>(params.positions.is_present ? read_integer(params.positions, at) : at.token);
-  if (params.start_positions.is_present) position += static_cast<uint64_t>(read_integer(params.start_positions, at));
+__device__ __forceinline__ uint64_t extend(LoadedInteger integer, bool is_64_bit) {
+  const uint32_t sign = static_cast<uint32_t>(static_cast<int32_t>(integer.low) >> 31);
+  return static_cast<uint64_t>(is_64_bit ? integer.high : sign) << 32 | integer.low;
+}
+
+__device__ __forceinline__ LoadedInteger as_loaded(uint64_t value) {
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)};
+}
+
+// The position of a token but for position_offset; finish_position makes a number of it.
+__device__ __forceinline__ LoadedInteger load_position(const RopeKernelParams &params, BatchToken at) {
+  LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
+  if (params.positions.is_present) position = load_integer(params.positions, at);
+  if (params.start_positions.is_present) {
+    const uint64_t index = extend(position, params.positions.is_64_bit || !params.positions.is_present);
+    position = as_loaded(index + extend(load_integer(params.start_positions, at), params.start_positions.is_64_bit));
+  }
   return position;
+}
+
+__device__ __forceinline__ uint64_t finish_position(const RopeKernelParams &params, LoadedInteger position) {
+  return extend(position, !params.has_narrow_positions) + params.position_offset;
 }
 
 // The block's angles in shared memory: cosines of its tokens one after the other, then sines, then a word a token that
@@ -66,36 +91,26 @@ __device__ __forceinline__ Divided find_angle(const RopeKernelParams &params, ui
   return params.pairs.divide(number);
 }
 
-// Thread i takes the angles with numbers i, i + blockDim.x, ... `position` is that of the first one: it comes early,
-// because everything here waits for it.
-__device__ __forceinline__ void compute_angles(const RopeKernelParams &params, const uint64_t *increments,
-                                               int64_t first_token, uint32_t num_angles, uint64_t position,
-                                               const SharedAngles &angles) {
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < num_angles; i += blockDim.x) {
-    const Divided at = find_angle(params, i);
-    if (i != threadIdx.x) position = position_of(params, first_token + at.quotient);
-    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[at.remainder]));
-    angles.cos[i] = multiply_rounded(angle.cos, params.cos_scale);
-    angles.sin[i] = multiply_rounded(angle.sin, params.sin_scale);
-  }
-}
-
-__device__ __forceinline__ void load_angles(const RopeKernelParams &params, int64_t first_token, uint32_t num_angles,
+// Puts an angle into shared memory: computed, or from the table.
+__device__ __forceinline__ void share_angle(const RopeKernelParams &params, Divided at, uint32_t number,
                                             uint64_t position, const SharedAngles &angles) {
-  const AngleTable &table = params.table;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < num_angles; i += blockDim.x) {
-    const Divided at = find_angle(params, i);
-    if (i != threadIdx.x) position = position_of(params, first_token + at.quotient);
-    const bool is_inside = position < static_cast<uint64_t>(table.rows);
-    if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
-    if (!is_inside) continue;
-    const int64_t row = static_cast<int64_t>(position);
-    angles.cos[i] = table.cos[row * table.cos_row_stride + at.remainder * table.cos_pair_stride];
-    const float sin = table.sin[row * table.sin_row_stride + at.remainder * table.sin_pair_stride];
-    angles.sin[i] = params.sin_scale < 0.0f ? -sin : sin;
+  if (!params.has_table) {
+    // Lanes read different increments: through the constant cache, as a parameter is, 32 of them would take turns.
+    const uint64_t *increments = params.increments;
+    asm("" : "+l"(increments));
+    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[at.remainder]));
+    angles.cos[number] = multiply_rounded(angle.cos, params.cos_scale);
+    angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
+    return;
   }
+  const AngleTable &table = params.table;
+  const bool is_inside = position < static_cast<uint64_t>(table.rows);
+  if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
+  if (!is_inside) return;
+  const int64_t row = static_cast<int64_t>(position);
+  angles.cos[number] = table.cos[row * table.cos_row_stride + at.remainder * table.cos_pair_stride];
+  const float sin = table.sin[row * table.sin_row_stride + at.remainder * table.sin_pair_stride];
+  angles.sin[number] = params.sin_scale < 0.0f ? -sin : sin;
 }
 
 // Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
@@ -105,7 +120,7 @@ __device__ __forceinline__ void rotate_pairs(float *x, float *y, int step, const
   const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const Pair out = rotate({x[i * step], y[i * step]}, c.element[i], s.element[i]);
+    const Pair out = rotate({x[i * step], y[i * step]}, float_of(c.word[i]), float_of(s.word[i]));
     x[i * step] = out.x;
     y[i * step] = out.y;
   }
@@ -133,24 +148,6 @@ __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t un
   }
 }
 
-template <typename T, int V>
-__device__ __forceinline__ void to_floats(const Vector<T, V> &vector, float *values) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) values[i] = to_float(vector.element[i]);
-}
-
-template <typename T, int V>
-__device__ __forceinline__ Vector<T, V> from_floats(const float *values) {
-  Vector<T, V> vector;
-  if constexpr (V == 1) {
-    vector.element[0] = round_to<T>(values[0]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; i += 2) round_pair(values[i], values[i + 1], &vector.element[i]);
-  }
-  return vector;
-}
-
 // Bytes from the first vector of a rotary unit to its second.
 template <typename T, int V, bool IsInterleaved>
 __device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params, int64_t channel_stride) {
@@ -161,10 +158,6 @@ __device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params,
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSOR)
     rope_kernel(const __grid_constant__ RopeKernelParams params) {
-  // Lanes read different increments: through the constant cache, as a parameter is, 32 of them would take turns.
-  const uint64_t *increments = params.increments;
-  asm("" : "+l"(increments));
-
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
   SharedAngles angles;
@@ -174,9 +167,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
 
   // Which tokens the block has, and which unit of which of them is this thread's.
   const Divided block = params.blocks_per_token.divide(blockIdx.x);
-  const int64_t first_token =
-      blockIdx.y * params.tokens_per_grid_row + int64_t{block.quotient} * params.tokens_per_block;
-  const int64_t tokens_left = params.num_tokens - first_token;
+  int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
+  if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
+  tokens_left -= int64_t{block.quotient} * params.tokens_per_block;
   const uint32_t num_tokens =
       tokens_left < params.tokens_per_block ? static_cast<uint32_t>(tokens_left) : params.tokens_per_block;
   Divided place = {0, block.remainder * blockDim.x + threadIdx.x};
@@ -184,8 +177,12 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
   const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor;
 
   const uint32_t num_angles = num_tokens * pairs;
-  uint64_t position = 0;
-  if (threadIdx.x < num_angles) position = position_of(params, first_token + find_angle(params, threadIdx.x).quotient);
+  // Thread i shares the angles with numbers i, i + blockDim.x, ... The position of the first comes early, because
+  // everything there waits for it.
+  LoadedInteger position = {};
+  if (threadIdx.x < num_angles) {
+    position = load_position(params, find_token(params, find_angle(params, threadIdx.x).quotient));
+  }
 
   const int which = (place.remainder >= params.tensor[1].first_unit) + (place.remainder >= params.tensor[2].first_unit);
   const RopeKernelTensor &tensor = params.tensor[which];
@@ -204,24 +201,25 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
       channel = static_cast<int>(unit - params.rotary_units_per_head) * V;
       if (channel >= params.rotary_offset) channel += params.rotary_dim;
     }
-    const BatchToken at = split_token(params, first_token + place.quotient);
+    const BatchToken at = find_token(params, place.quotient);
     const auto offset_of = [&](const int64_t *stride) {
       int64_t offset = at.token * stride[kToken] + head.quotient * stride[kHead];
       if (!params.has_one_batch) offset += at.batch * stride[kBatch];
       return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
     };
     const char *low_in = tensor.in + offset_of(tensor.in_stride);
-    low = load_vector<T, V>(low_in);
+    low = load_vector<Vector<T, V>>(low_in);
     if (is_rotary) {
-      high = load_vector<T, V>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
+      high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
     }
     low_out = tensor.is_in_place ? const_cast<char *>(low_in) : tensor.out + offset_of(tensor.out_stride);
   }
 
-  if (params.has_table) {
-    load_angles(params, first_token, num_angles, position, angles);
-  } else {
-    compute_angles(params, increments, first_token, num_angles, position, angles);
+#pragma unroll 1
+  for (uint32_t number = threadIdx.x; number < num_angles; number += blockDim.x) {
+    const Divided at = find_angle(params, number);
+    if (number != threadIdx.x) position = load_position(params, find_token(params, at.quotient));
+    share_angle(params, at, number, finish_position(params, position), angles);
   }
   __syncthreads();
 
@@ -229,8 +227,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
   if (is_rotary && (!params.has_table || angles.is_rotated[place.quotient] != 0)) {
     const uint32_t first_angle = place.quotient * pairs;
     float x[V], y[V];
-    to_floats(low, x);
-    to_floats(high, y);
+    to_floats<T, V>(low, x);
+    to_floats<T, V>(high, y);
     rotate_unit<V, IsInterleaved>(x, y, unit, pairs, angles.cos + first_angle, angles.sin + first_angle);
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);

@@ -8,36 +8,37 @@ namespace rope {
 
 struct RopeKernelTensor {
   const char *in;
-  char *out;
   int64_t in_stride[kNumAxes];  // in bytes
-  int64_t out_stride[kNumAxes];
   Divider units_per_head;
   uint32_t first_unit;  // among the units of a token; all ones: no such tensor
   bool is_in_place;
+  char *out;
+  int64_t out_stride[kNumAxes];
 };
 
+// What every thread reads first comes first: at decode size a launch waits for each line of it in turn.
 struct RopeKernelParams {
-  RopeKernelTensor tensor[3];
-  Divider units_per_token;
   Divider blocks_per_token;
+  Divider units_per_token;
   Divider pairs;
-  Divider tokens_per_batch;  // where has_narrow_tokens
-  int64_t tokens;            // of each batch
-  int64_t num_tokens;        // of all
-  int64_t tokens_per_grid_row;
+  Divider tokens;  // of each batch, where there are several
   uint32_t tokens_per_block;
   uint32_t rotary_units_per_head;
-  TokenIntegers positions;
-  TokenIntegers start_positions;
-  uint64_t position_offset;
-  AngleTable table;
   int rotary_offset;
   int rotary_dim;
   float cos_scale;
   float sin_scale;  // negative for the transpose
   bool has_one_batch;
-  bool has_narrow_tokens;  // num_tokens fits 32 bits
   bool has_table;
+  bool has_narrow_positions;  // 32-bit positions and no start_positions
+  int64_t num_tokens;         // of all batches
+  int64_t tokens_per_grid_row;
+  int64_t batches_per_grid_row;
+  uint64_t position_offset;
+  TokenIntegers positions;
+  RopeKernelTensor tensor[3];
+  TokenIntegers start_positions;
+  AngleTable table;
   uint64_t increments[kMaxPairs];
 };
 

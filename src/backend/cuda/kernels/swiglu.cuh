@@ -64,43 +64,30 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
   return place;
 }
 
-// Forward: one result of two values. Backward: two results of three values.
+// Forward: one result of two values. Backward: two results of three values; a NULL output is not wanted.
 template <typename T, int V, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void compute_vector(const Vector<T, V> (&in)[NumInputs], Vector<T, V> (&out)[NumOutputs]) {
-  float result[NumOutputs][V];
+__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset) {
+  Vector<T, V> in[NumInputs];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
+  float value[NumInputs][V], result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const float gate = to_float(in[kGate].element[i]), up = to_float(in[kUp].element[i]);
     if constexpr (NumInputs == 2) {
-      result[kOut][i] = swiglu(gate, up);
+      result[kOut][i] = swiglu(value[kGate][i], value[kUp][i]);
     } else {
-      const SwigluGradient gradient = swiglu_gradient(gate, up, to_float(in[kGradOut].element[i]));
+      const SwigluGradient gradient = swiglu_gradient(value[kGate][i], value[kUp][i], value[kGradOut][i]);
       result[kGradGate][i] = gradient.gate;
       result[kGradUp][i] = gradient.up;
     }
   }
 #pragma unroll
-  for (int output = 0; output < NumOutputs; ++output) {
-    if constexpr (V == 1) {
-      out[output].element[0] = round_to<T>(result[output][0]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; i += 2) {
-        round_pair(result[output][i], result[output][i + 1], &out[output].element[i]);
-      }
-    }
-  }
-}
-
-template <typename T, int V, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset) {
-  Vector<T, V> in[NumInputs], out[NumOutputs];
-#pragma unroll
-  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<T, V>(place.in[i] + byte_offset);
-  compute_vector(in, out);
-#pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    if (NumOutputs == 1 || place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, out[i]);
+    if (NumOutputs == 1 || place.out[i] != nullptr) {
+      store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+    }
   }
 }
 

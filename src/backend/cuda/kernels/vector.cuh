@@ -5,37 +5,87 @@
 
 namespace rope {
 
-template <typename T, int N>
-struct alignas(N * sizeof(T)) Vector {
-  T element[N];
+// Elements as they come from memory: 32-bit words, or a single 16-bit element. They are taken apart only when they are
+// needed: doing so right after the load would wait for it.
+template <int Bytes>
+struct alignas(Bytes) Words {
+  uint32_t word[Bytes / 4];
+};
+
+template <>
+struct alignas(2) Words<2> {
+  uint16_t word[1];
 };
 
 template <typename T, int N>
-__device__ __forceinline__ Vector<T, N> load_vector(const char *address) {
-  return *reinterpret_cast<const Vector<T, N> *>(address);
+using Vector = Words<N *static_cast<int>(sizeof(T))>;
+
+template <typename Vector>
+__device__ __forceinline__ Vector load_vector(const char *address) {
+  return *reinterpret_cast<const Vector *>(address);
+}
+
+template <typename Vector>
+__device__ __forceinline__ void store_vector(char *address, const Vector &vector) {
+  *reinterpret_cast<Vector *>(address) = vector;
+}
+
+// The two elements of a word.
+struct FloatPair {
+  float first;
+  float second;
+};
+
+__device__ __forceinline__ FloatPair split_word(uint32_t word, Float16) {
+  return {to_float(Float16{static_cast<uint16_t>(word)}), to_float(Float16{static_cast<uint16_t>(word >> 16)})};
+}
+
+__device__ __forceinline__ FloatPair split_word(uint32_t word, BFloat16) {
+  return {float_of(word << 16), float_of(word & 0xffff0000u)};
+}
+
+// Two at a time, because that is one conversion instruction instead of two and a merge.
+__device__ __forceinline__ uint32_t join_word(float first, float second, Float16) {
+  const __half2 pair = __floats2half2_rn(first, second);
+  return static_cast<uint32_t>(__half_as_ushort(__high2half(pair))) << 16 | __half_as_ushort(__low2half(pair));
+}
+
+__device__ __forceinline__ uint32_t join_word(float first, float second, BFloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+  return static_cast<uint32_t>(__bfloat16_as_ushort(__high2bfloat16(pair))) << 16 |
+         __bfloat16_as_ushort(__low2bfloat16(pair));
 }
 
 template <typename T, int N>
-__device__ __forceinline__ void store_vector(char *address, const Vector<T, N> &vector) {
-  *reinterpret_cast<Vector<T, N> *>(address) = vector;
+__device__ __forceinline__ void to_floats(const Vector<T, N> &vector, float *values) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = float_of(vector.word[i]);
+  } else if constexpr (N == 1) {
+    values[0] = to_float(T{vector.word[0]});
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const FloatPair pair = split_word(vector.word[i], T{});
+      values[2 * i] = pair.first;
+      values[2 * i + 1] = pair.second;
+    }
+  }
 }
 
-// Two at a time where there are two: one conversion instruction instead of two and a merge.
-__device__ __forceinline__ void round_pair(float first, float second, float *target) {
-  target[0] = first;
-  target[1] = second;
-}
-
-__device__ __forceinline__ void round_pair(float first, float second, Float16 *target) {
-  const __half2 pair = __floats2half2_rn(first, second);
-  target[0].bits = __half_as_ushort(__low2half(pair));
-  target[1].bits = __half_as_ushort(__high2half(pair));
-}
-
-__device__ __forceinline__ void round_pair(float first, float second, BFloat16 *target) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  target[0].bits = __bfloat16_as_ushort(__low2bfloat16(pair));
-  target[1].bits = __bfloat16_as_ushort(__high2bfloat16(pair));
+template <typename T, int N>
+__device__ __forceinline__ Vector<T, N> from_floats(const float *values) {
+  Vector<T, N> vector;
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) vector.word[i] = bits_of(values[i]);
+  } else if constexpr (N == 1) {
+    vector.word[0] = round_to<T>(values[0]).bits;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) vector.word[i] = join_word(values[2 * i], values[2 * i + 1], T{});
+  }
+  return vector;
 }
 
 }  // namespace rope
