@@ -38,9 +38,11 @@
  *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|). Products and sums are fp32, each rounded once, never fused,
  *     and the result is rounded to the output type once. CPU and CUDA give the same bits (default rounding, no
  *     flush-to-zero, NaN payloads aside), whatever the thread count, the vector width or the launch.
- *   SwiGLU: fp32 inside, rounded once. The fp32 value of an output is within 6 ulp of the exact one, plus 2^-126 times
- *     the remaining factors where sigmoid(gate) underflows; finite inputs of any size never give NaN. CPU and CUDA
- *     therefore agree to 12 ulp of fp32 before the last rounding; each is reproducible bit for bit.
+ *   SwiGLU: fp32 inside, rounded once. Before that rounding `out` and grad_up are within 8 ulp of fp32 of the exact
+ *     value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp of its larger term. Products of
+ *     some of the factors may be subnormal: allow 2^-147 times the product of those factors that exceed 1. Finite inputs
+ *     of any size never give NaN. CPU and CUDA therefore agree to 16 ulp of fp32 before the rounding; each gives the same
+ *     bits whatever the thread count, the vector width or the launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -88,7 +90,7 @@ enum {
   ROPE_STATUS_INVALID_ARGUMENT = 1, /* the request is wrong on any machine */
   ROPE_STATUS_NOT_SUPPORTED = 2,    /* well formed, but not served by this version, build or device */
   ROPE_STATUS_OUT_OF_MEMORY = 3,    /* host memory */
-  ROPE_STATUS_NO_DEVICE = 4,        /* no such device here, or none that this build can drive */
+  ROPE_STATUS_NO_DEVICE = 4,        /* no such device here: no driver, none visible, or none this code runs on */
   ROPE_STATUS_CUDA_ERROR = 5,       /* the CUDA runtime refused; the message carries its words */
   ROPE_STATUS_INTERNAL_ERROR = 6    /* a bug in librope: please report the message */
 };
@@ -214,8 +216,8 @@ typedef struct rope_config {
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
  * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
- * INVALID_ARGUMENT, NOT_SUPPORTED: as the fields say. NO_DEVICE: no such CUDA device, no driver, or no kernel for it.
- * OUT_OF_MEMORY, CUDA_ERROR. */
+ * INVALID_ARGUMENT: as the fields say. NOT_SUPPORTED: fields marked [later], and CUDA in a build without it.
+ * NO_DEVICE: no such CUDA device, no driver, or no kernel for it. OUT_OF_MEMORY, CUDA_ERROR. */
 ROPE_API rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out);
 
 /* Accepts NULL. A destroyed descriptor is refused by later calls until its memory serves a new one. */
@@ -233,7 +235,7 @@ typedef struct rope_args {
   uint32_t struct_size; /* sizeof(rope_args_t) */
   uint32_t flags;       /* 0 */
   /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
-   * in all, H of each its own (at most 2^20). Backward: q holds the gradient of the output, q_out receives that of the
+   * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out receives that of the
    * input. An absent *_out means in place: channels outside the rotated window are then neither read nor written; out
    * of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
@@ -241,7 +243,8 @@ typedef struct rope_args {
   rope_tensor_t start_positions; /* I32/I64 [B], or the shape of positions; added. Rank 1 of length B is [B] */
   rope_tensor_t cu_seqlens;      /* [later] I32/I64 [B + 1]; THD: where sequences begin. Absent: one sequence */
   rope_tensor_t cos, sin;        /* F32 [M, R/2], any strides, shapes equal; instead of computed angles. A position
-                                    outside 0 to M - 1 passes its token through unchanged and reads nothing */
+                                    outside 0 to M - 1 passes its token through unchanged and reads nothing.
+                                    [later] other float types, and [M, R] */
   rope_tensor_t angles;          /* [later] */
   rope_tensor_t fault;           /* [later] */
   int64_t position_offset;       /* added to every position; sums wrap in 64 bits */

@@ -3,14 +3,16 @@
 
 #include <stdint.h>
 
+#include "plan/device_info.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
 
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 0xffff;
+constexpr int64_t kMaxVectorBytes = 16;
 
-// The largest power of two, in bytes and up to 16, that divides everything added.
+// The largest power of two, in bytes and up to kMaxVectorBytes, that divides everything added.
 class VectorBytes {
  public:
   void add(int64_t bytes) { bits_ |= static_cast<uint64_t>(bytes); }
@@ -18,8 +20,13 @@ class VectorBytes {
   int64_t value() const { return static_cast<int64_t>(bits_ & (~bits_ + 1)); }
 
  private:
-  uint64_t bits_ = 16;
+  uint64_t bits_ = kMaxVectorBytes;
 };
+
+// Launches of no more widest vectors than this are quicker with vectors of half the width and twice the threads.
+inline int64_t small_launch_vectors(const DeviceInfo &device) {
+  return int64_t{kSmallLaunchVectorsPerMultiprocessor} * device.multiprocessors;
+}
 
 // As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
 inline int count_cpu_tasks(int64_t bytes, int64_t rows, int num_threads) {

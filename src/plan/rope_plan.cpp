@@ -78,21 +78,31 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t plan_cuda(const char *function, const RopeProblem &problem, RopePlan *plan) {
+void count_units(const RopeProblem &problem, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
-  const int elements = choose_vector_elements(problem);
-  const uint32_t pairs = static_cast<uint32_t>(geometry.rotary_dim / 2);
-  plan->vector_elements = elements;
-  plan->rotary_units_per_head = pairs / static_cast<uint32_t>(elements);
+  const int elements = plan->vector_elements;
+  plan->rotary_units_per_head = static_cast<uint32_t>(geometry.rotary_dim / 2 / elements);
+  plan->units_per_token = 0;
   const uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / elements);
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     plan->units_per_head[i] = plan->rotary_units_per_head + (tensor.is_in_place ? 0 : copy_units);
     plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
-  shape_block(plan);
-  plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
+}
 
+rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  plan->vector_elements = choose_vector_elements(problem);
+  count_units(problem, plan);
+  const int64_t tokens = problem.batches * problem.tokens;
+  const int64_t small_tokens = small_launch_vectors(device) / plan->units_per_token;
+  if (plan->vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes && tokens <= small_tokens) {
+    plan->vector_elements /= 2;
+    count_units(problem, plan);
+  }
+  shape_block(plan);
+  const uint32_t pairs = static_cast<uint32_t>(problem.geometry->rotary_dim / 2);
+  plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
   return shape_grid(function, problem, plan);
 }
 
@@ -108,7 +118,7 @@ void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
 
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   *plan = RopePlan{};
-  if (device.is_cuda) return plan_cuda(function, problem, plan);
+  if (device.is_cuda) return plan_cuda(function, problem, device, plan);
   plan_cpu(problem, device.num_threads, plan);
   return ROPE_STATUS_SUCCESS;
 }

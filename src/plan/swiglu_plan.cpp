@@ -39,6 +39,10 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     return ROPE_STATUS_SUCCESS;
   }
   plan->vector_elements = choose_vector_elements(problem);
+  if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
+      problem.num_elements() <= small_launch_vectors(device) * plan->vector_elements) {
+    plan->vector_elements /= 2;
+  }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
   const int64_t num_blocks = (plan->num_vectors - 1) / kSwigluThreads + 1;

@@ -1,6 +1,8 @@
 // rope_bench.cpp - how fast librope is, as a share of a copy of the same bytes in the same process
 //
-// usage: rope_bench [--device cpu|cuda]
+// usage: rope_bench [--device cpu|cuda] [--filter TEXT]
+//
+// --filter runs only the rows with TEXT in their name.
 //
 // Bytes are the least that the operation can move: every touched element read once and written once, without positions
 // and tables. On a GPU each row is timed in graph replays over buffer sets that together exceed the L2 cache (decode
@@ -21,6 +23,12 @@
 #endif
 
 namespace {
+
+std::string filter;
+
+bool is_wanted(const char *name) {
+  return std::string(name).find(filter) != std::string::npos;
+}
 
 void check(rope_status_t status) {
   if (status == ROPE_STATUS_SUCCESS) return;
@@ -52,6 +60,7 @@ rope_desc_t *rope_descriptor(rope_device_t device, rope_dtype_t dtype, rope_styl
   return desc;
 }
 
+#if defined(ROPE_BENCH_CUDA)
 swiglu_desc_t *swiglu_descriptor(rope_device_t device, rope_dtype_t dtype) {
   swiglu_config_t config = {};
   config.struct_size = sizeof config;
@@ -61,6 +70,8 @@ swiglu_desc_t *swiglu_descriptor(rope_device_t device, rope_dtype_t dtype) {
   check(swiglu_desc_create(&config, &desc));
   return desc;
 }
+
+#endif
 
 void print_row(const char *name, double bytes, double us, double low, double high, double copy_us) {
   std::printf("%-46s %9.1f %9.2f %8.2f-%-8.2f %8.0f %9.2f %7.3f\n", name, bytes / 1e6, us, low, high, bytes / us / 1e3,
@@ -111,7 +122,8 @@ void bench_cpu() {
     const std::string name = std::string("rope 64 MiB in place, 32 x 128, ") + (dtype == ROPE_DTYPE_F32    ? "f32"
                                                                                 : dtype == ROPE_DTYPE_BF16 ? "bf16"
                                                                                                            : "f16");
-    print_row(name.c_str(), 2.0 * kBytes, seconds * 1e6, seconds * 1e6, seconds * 1e6, copy * 1e6);
+    if (is_wanted(name.c_str()))
+      print_row(name.c_str(), 2.0 * kBytes, seconds * 1e6, seconds * 1e6, seconds * 1e6, copy * 1e6);
     rope_desc_destroy(desc);
   }
 }
@@ -267,36 +279,44 @@ void bench_cuda() {
   constexpr rope_dtype_t bf16 = ROPE_DTYPE_BF16, f16 = ROPE_DTYPE_F16, f32 = ROPE_DTYPE_F32;
   constexpr rope_style_t half = ROPE_STYLE_HALF, interleaved = ROPE_STYLE_INTERLEAVED;
   const RopeRow rope_rows[] = {
-      {"rope llama-3-70b prefill 16384 bf16", bf16, half, 16384, 64, 8, 128, 128, false, false, false, false, false},
-      {"  with I64 positions", bf16, half, 16384, 64, 8, 128, 128, false, false, true, false, false},
-      {"  out of place", bf16, half, 16384, 64, 8, 128, 128, true, false, false, false, false},
-      {"  backward", bf16, half, 16384, 64, 8, 128, 128, false, true, false, false, false},
-      {"  interleaved", bf16, interleaved, 16384, 64, 8, 128, 128, false, false, false, false, false},
-      {"  F32 table", bf16, half, 16384, 64, 8, 128, 128, false, false, true, false, true},
-      {"rope llama-3-8b prefill 8192 bf16", bf16, half, 8192, 32, 8, 128, 128, false, false, false, false, false},
+      {"rope llama-3-70b prefill, 16384 tokens bf16", bf16, half, 16384, 64, 8, 128, 128, false, false, false, false,
+       false},
+      {"rope llama-3-70b prefill, I64 positions", bf16, half, 16384, 64, 8, 128, 128, false, false, true, false, false},
+      {"rope llama-3-70b prefill, out of place", bf16, half, 16384, 64, 8, 128, 128, true, false, false, false, false},
+      {"rope llama-3-70b prefill, backward", bf16, half, 16384, 64, 8, 128, 128, false, true, false, false, false},
+      {"rope llama-3-70b prefill, interleaved", bf16, interleaved, 16384, 64, 8, 128, 128, false, false, false, false,
+       false},
+      {"rope llama-3-70b prefill, F32 table", bf16, half, 16384, 64, 8, 128, 128, false, false, true, false, true},
+      {"rope llama-3-8b prefill, 8192 tokens bf16", bf16, half, 8192, 32, 8, 128, 128, false, false, false, false,
+       false},
       {"rope 8192 x 32 x 128 f32", f32, half, 8192, 32, 0, 128, 128, false, false, false, false, false},
       {"rope 2048 x 32 x 128 f16 interleaved", f16, interleaved, 2048, 32, 0, 128, 128, false, false, false, false,
        false},
       {"rope gpt-j prefill 8192 x 16, 64 of 256 f16", f16, interleaved, 8192, 16, 16, 256, 64, false, false, false,
        false, false},
+      {"rope decode 8 tokens, no positions", bf16, half, 8, 64, 8, 128, 128, false, false, false, true, false},
       {"rope decode 1 token 64+8 heads bf16", bf16, half, 1, 64, 8, 128, 128, false, false, true, true, false},
       {"rope decode 8 tokens 64+8 heads bf16", bf16, half, 8, 64, 8, 128, 128, false, false, true, true, false},
       {"rope decode 64 tokens 64+8 heads bf16", bf16, half, 64, 64, 8, 128, 128, false, false, true, true, false},
       {"rope decode 256 tokens 64+8 heads bf16", bf16, half, 256, 64, 8, 128, 128, false, false, true, true, false},
       {"rope decode 1024 tokens 64+8 heads bf16", bf16, half, 1024, 64, 8, 128, 128, false, false, true, true, false},
   };
-  for (const RopeRow &row : rope_rows) bench_rope(row);
+  for (const RopeRow &row : rope_rows) {
+    if (is_wanted(row.name)) bench_rope(row);
+  }
   const SwigluRow swiglu_rows[] = {
       {"swiglu 8192 x 14336 bf16", bf16, 8192, 14336, false, false, false},
-      {"  packed", bf16, 8192, 14336, true, false, false},
-      {"  backward", bf16, 8192, 14336, false, true, false},
+      {"swiglu 8192 x 14336 bf16 packed", bf16, 8192, 14336, true, false, false},
+      {"swiglu 8192 x 14336 bf16 backward", bf16, 8192, 14336, false, true, false},
       {"swiglu 4096 x 14336 f32", f32, 4096, 14336, false, false, false},
       {"swiglu 1 x 14336 bf16 packed", bf16, 1, 14336, true, false, true},
       {"swiglu 8 x 14336 bf16 packed", bf16, 8, 14336, true, false, true},
       {"swiglu 64 x 14336 bf16 packed", bf16, 64, 14336, true, false, true},
   };
-  for (const SwigluRow &row : swiglu_rows) bench_swiglu(row);
-  bench_host_call();
+  for (const SwigluRow &row : swiglu_rows) {
+    if (is_wanted(row.name)) bench_swiglu(row);
+  }
+  if (is_wanted("host call")) bench_host_call();
 }
 
 #endif
@@ -304,9 +324,20 @@ void bench_cuda() {
 }  // namespace
 
 int main(int count, char **arguments) {
-  std::string device = count == 3 && std::strcmp(arguments[1], "--device") == 0 ? arguments[2] : "";
-  if ((count != 1 && device.empty()) || (!device.empty() && device != "cpu" && device != "cuda")) {
-    std::fprintf(stderr, "usage: rope_bench [--device cpu|cuda]\n");
+  std::string device;
+  bool is_usage_right = count % 2 == 1;
+  for (int i = 1; is_usage_right && i < count; i += 2) {
+    const std::string option = arguments[i], value = arguments[i + 1];
+    if (option == "--device" && (value == "cpu" || value == "cuda")) {
+      device = value;
+    } else if (option == "--filter") {
+      filter = value;
+    } else {
+      is_usage_right = false;
+    }
+  }
+  if (!is_usage_right) {
+    std::fprintf(stderr, "usage: rope_bench [--device cpu|cuda] [--filter TEXT]\n");
     return 2;
   }
   int32_t num_cuda_devices = 0;

@@ -160,8 +160,6 @@ class SwigluCase {
   SwigluCase &without(SwigluTensor gradient);
   // The value of each element of Gate, Up and GradOut instead of random ones.
   SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
-  // Allows what the header says and nothing for cancellation and subnormal products.
-  SwigluCase &to_the_letter();
 
   void check() const;
   std::string describe() const;
@@ -178,7 +176,6 @@ class SwigluCase {
   int over_[6] = {-1, -1, -1, -1, -1, -1};
   bool wanted_[6] = {true, true, true, true, true, true};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
-  bool to_the_letter_ = false;
 };
 
 #endif

@@ -41,19 +41,12 @@ inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
   return arithmetic + phase_error * magnitude;
 }
 
-// An output of SwiGLU: 6 ulp of fp32 around `size`, and 2^-126 of `other_factors`, all that multiplies sigmoid(gate) in
-// it, where sigmoid(gate) underflows. To the letter of the header `size` is the exact value; where the two terms of
-// grad_gate cancel, fp32 arithmetic reaches that of the larger term.
-inline Real swiglu_slack(Real size, Real gate, Real other_factors) {
-  const Real underflow = oracle::sigmoid(gate) < 0x1p-126L ? 0x1p-126L * std::fabs(other_factors) : 0;
-  return 6 * oracle::ulp(ROPE_DTYPE_F32, size) + underflow;
-}
-
-// What fp32 arithmetic in any order adds to that: a product of some of the factors is rounded as a subnormal, and the
-// others multiply its error. `up` and `grad_out` are 1 where they are not factors of the output.
-inline Real swiglu_subnormal_slack(Real gate, Real up, Real grad_out) {
-  return 0x1p-147L * std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) *
-         std::max(1.0L, std::fabs(grad_out));
+// An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is what
+// a product of some factors may lose by being subnormal; `up` and `grad_out` are 1 where they are no factors.
+inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out) {
+  return 8 * oracle::ulp(ROPE_DTYPE_F32, size) + 0x1p-147L * std::max(1.0L, std::fabs(gate)) *
+                                                     std::max(1.0L, std::fabs(up)) *
+                                                     std::max(1.0L, std::fabs(grad_out));
 }
 
 }  // namespace tolerance

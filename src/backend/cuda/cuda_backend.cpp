@@ -12,14 +12,14 @@ namespace rope {
 
 namespace {
 
-const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_interleaved) {
+const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_interleaved, bool has_table) {
   switch (dtype) {
     case ROPE_DTYPE_F16:
-      return rope_kernel_f16(vector_elements, is_interleaved);
+      return rope_kernel_f16(vector_elements, is_interleaved, has_table);
     case ROPE_DTYPE_BF16:
-      return rope_kernel_bf16(vector_elements, is_interleaved);
+      return rope_kernel_bf16(vector_elements, is_interleaved, has_table);
     default:
-      return rope_kernel_f32(vector_elements, is_interleaved);
+      return rope_kernel_f32(vector_elements, is_interleaved, has_table);
   }
 }
 
@@ -65,8 +65,8 @@ int32_t count_devices(const char *function) {
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
   const bool is_interleaved = geometry.style == ROPE_STYLE_INTERLEAVED;
-  return open_device(function, device_index, device, [&](int elements, bool is_other_style) {
-    return is_other_style ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved);
+  return open_device(function, device_index, device, [&](int elements, bool has_table) {
+    return find_rope_kernel(geometry.dtype, elements, is_interleaved, has_table);
   });
 }
 
@@ -85,8 +85,7 @@ rope_status_t launch(const char *function, const void *kernel, int32_t device_in
   return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaLaunchKernel", error, DeviceInfo{});
 }
 
-RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head,
-                               uint32_t first_unit) {
+RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
   RopeKernelTensor result;
   result.in = tensor.in;
   result.out = tensor.out;
@@ -95,8 +94,6 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
     result.out_stride[axis] = tensor.out_stride[axis] * size;
   }
   result.units_per_head = Divider::by(units_per_head);
-  result.first_unit = first_unit;
-  result.is_in_place = tensor.is_in_place;
   return result;
 }
 
@@ -104,14 +101,14 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
                        rope_stream_t stream) {
   const RopeGeometry &geometry = *problem.geometry;
   RopeKernelParams params;
-  uint32_t first_unit = 0;
+  uint32_t next_unit = 0;
   for (int i = 0; i < 3; ++i) {
-    if (i >= problem.num_tensors) {
-      params.tensor[i].first_unit = ~uint32_t{0};
-      continue;
-    }
-    params.tensor[i] = kernel_tensor(problem.tensor[i], dtype_size(geometry.dtype), plan.units_per_head[i], first_unit);
-    first_unit += plan.units_per_head[i] * static_cast<uint32_t>(problem.tensor[i].heads);
+    params.tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
+    if (i >= problem.num_tensors) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    params.tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
+    params.is_in_place[i] = tensor.is_in_place;
+    next_unit += plan.units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
   params.has_one_batch = problem.batches == 1;
   params.units_per_token = Divider::by(plan.units_per_token);
@@ -123,6 +120,8 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   params.batches_per_grid_row = plan.tokens_per_grid_row / problem.tokens;
   params.positions = problem.positions;
   params.start_positions = problem.start_positions;
+  params.has_positions = problem.positions.is_present;
+  params.has_start_positions = problem.start_positions.is_present;
   params.has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params.position_offset = static_cast<uint64_t>(problem.position_offset);
@@ -133,9 +132,9 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   params.rotary_dim = geometry.rotary_dim;
   params.cos_scale = problem.has_table ? 1.0f : geometry.attention_scale;
   params.sin_scale = problem.is_transposed ? -params.cos_scale : params.cos_scale;
-  params.has_table = problem.has_table;
   for (int pair = 0; pair < geometry.rotary_dim / 2; ++pair) params.increments[pair] = geometry.increments[pair];
-  const void *kernel = find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED);
+  const void *kernel = find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED,
+                                        problem.has_table);
   return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, &params,
                 plan.shared_bytes, stream);
 }

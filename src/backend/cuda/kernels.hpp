@@ -5,9 +5,9 @@ namespace rope {
 
 // The kernel for vectors of so many elements, NULL where the type has none of that width. RoPE kernels take a
 // RopeKernelParams, SwiGLU kernels a SwigluKernelParams.
-const void *rope_kernel_f32(int vector_elements, bool is_interleaved);
-const void *rope_kernel_f16(int vector_elements, bool is_interleaved);
-const void *rope_kernel_bf16(int vector_elements, bool is_interleaved);
+const void *rope_kernel_f32(int vector_elements, bool is_interleaved, bool has_table);
+const void *rope_kernel_f16(int vector_elements, bool is_interleaved, bool has_table);
+const void *rope_kernel_bf16(int vector_elements, bool is_interleaved, bool has_table);
 const void *swiglu_kernel_f32(int vector_elements, bool is_backward);
 const void *swiglu_kernel_f16(int vector_elements, bool is_backward);
 const void *swiglu_kernel_bf16(int vector_elements, bool is_backward);

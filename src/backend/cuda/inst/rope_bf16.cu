@@ -4,8 +4,8 @@
 
 namespace rope {
 
-const void *rope_kernel_bf16(int vector_elements, bool is_interleaved) {
-  return find_rope_kernel<BFloat16>(vector_elements, is_interleaved);
+const void *rope_kernel_bf16(int vector_elements, bool is_interleaved, bool has_table) {
+  return find_rope_kernel<BFloat16>(vector_elements, is_interleaved, has_table);
 }
 
 }  // namespace rope

@@ -4,8 +4,8 @@
 
 namespace rope {
 
-const void *rope_kernel_f32(int vector_elements, bool is_interleaved) {
-  return find_rope_kernel<float>(vector_elements, is_interleaved);
+const void *rope_kernel_f32(int vector_elements, bool is_interleaved, bool has_table) {
+  return find_rope_kernel<float>(vector_elements, is_interleaved, has_table);
 }
 
 }  // namespace rope

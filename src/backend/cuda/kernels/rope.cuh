@@ -16,22 +16,33 @@
 
 namespace rope {
 
-// Turing holds 1024 threads a multiprocessor, later GPUs at least 1536.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define ROPE_BLOCKS_PER_MULTIPROCESSOR 6
+// Where cosines and sines come from. A table costs one more trip to memory in a row, which takes more threads to hide.
+enum class Angles {
+  kComputed,
+  kTable
+};
+
+// Threads that a multiprocessor holds: 2048 on the data-centre GPUs from Ampere on, fewer on the others.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kHeldThreads = 1024;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int kHeldThreads = 1536;
 #else
-#define ROPE_BLOCKS_PER_MULTIPROCESSOR kRopeBlocksPerMultiprocessor
+constexpr int kHeldThreads = 2048;
 #endif
+
+constexpr int min_blocks_per_multiprocessor(Angles angles) {
+  const int wanted = angles == Angles::kTable ? kRopeTableResidentThreads : kRopeResidentThreads;
+  return (wanted < kHeldThreads ? wanted : kHeldThreads) / kMaxRopeThreads;
+}
 
 struct BatchToken {
   int64_t batch;
   int64_t token;
 };
 
-// Token `number` of this block. A row of the grid begins at a batch, or, where there is one batch, at a token.
-__device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t number) {
-  const uint32_t group = params.blocks_per_token.divide(blockIdx.x).quotient;
-  const uint32_t in_row = group * params.tokens_per_block + number;
+// A token of this row of the grid. The row begins at a batch, or, where there is one batch, at a token.
+__device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t in_row) {
   if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
   const Divided divided = params.tokens.divide(in_row);
   return {blockIdx.y * params.batches_per_grid_row + divided.quotient, divided.remainder};
@@ -64,9 +75,9 @@ __device__ __forceinline__ LoadedInteger as_loaded(uint64_t value) {
 // The position of a token but for position_offset; finish_position makes a number of it.
 __device__ __forceinline__ LoadedInteger load_position(const RopeKernelParams &params, BatchToken at) {
   LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
-  if (params.positions.is_present) position = load_integer(params.positions, at);
-  if (params.start_positions.is_present) {
-    const uint64_t index = extend(position, params.positions.is_64_bit || !params.positions.is_present);
+  if (params.has_positions) position = load_integer(params.positions, at);
+  if (params.has_start_positions) {
+    const uint64_t index = extend(position, params.positions.is_64_bit || !params.has_positions);
     position = as_loaded(index + extend(load_integer(params.start_positions, at), params.start_positions.is_64_bit));
   }
   return position;
@@ -84,25 +95,25 @@ struct SharedAngles {
   uint32_t *is_rotated;
 };
 
-// The angles of a block are numbered token after token; the quotient is the token, counted in the block, the remainder
-// the pair.
-__device__ __forceinline__ Divided find_angle(const RopeKernelParams &params, uint32_t number) {
-  if (params.tokens_per_block == 1 && number < params.pairs.divisor) return {0, number};
-  return params.pairs.divide(number);
+// The angles of a block are numbered token after token: a number divided by the pairs is the token, counted in the block,
+// and the remainder the pair.
+
+// Lanes read different increments: through the constant cache, where parameters come from, 32 of them would take turns.
+__device__ __forceinline__ uint64_t load_increment(const RopeKernelParams &params, uint32_t pair) {
+  const uint64_t *increments = params.increments;
+  asm("" : "+l"(increments));
+  return increments[pair];
 }
 
-// Puts an angle into shared memory: computed, or from the table.
-__device__ __forceinline__ void share_angle(const RopeKernelParams &params, Divided at, uint32_t number,
-                                            uint64_t position, const SharedAngles &angles) {
-  if (!params.has_table) {
-    // Lanes read different increments: through the constant cache, as a parameter is, 32 of them would take turns.
-    const uint64_t *increments = params.increments;
-    asm("" : "+l"(increments));
-    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[at.remainder]));
-    angles.cos[number] = multiply_rounded(angle.cos, params.cos_scale);
-    angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
-    return;
-  }
+__device__ __forceinline__ void share_computed_angle(const RopeKernelParams &params, uint32_t number, uint64_t position,
+                                                     uint64_t increment, const SharedAngles &angles) {
+  const CosSin angle = cos_sin_of_phase(phase_of(position, increment));
+  angles.cos[number] = multiply_rounded(angle.cos, params.cos_scale);
+  angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
+}
+
+__device__ __forceinline__ void share_table_angle(const RopeKernelParams &params, Divided at, uint32_t number,
+                                                  uint64_t position, const SharedAngles &angles) {
   const AngleTable &table = params.table;
   const bool is_inside = position < static_cast<uint64_t>(table.rows);
   if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
@@ -155,8 +166,8 @@ __device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params,
   return V == 1 ? channels * channel_stride : channels * static_cast<int64_t>(sizeof(T));
 }
 
-template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSOR)
+template <typename T, int V, bool IsInterleaved, Angles kAngles>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kAngles))
     rope_kernel(const __grid_constant__ RopeKernelParams params) {
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
@@ -167,26 +178,37 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
 
   // Which tokens the block has, and which unit of which of them is this thread's.
   const Divided block = params.blocks_per_token.divide(blockIdx.x);
-  int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
-  if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
-  tokens_left -= int64_t{block.quotient} * params.tokens_per_block;
-  const uint32_t num_tokens =
-      tokens_left < params.tokens_per_block ? static_cast<uint32_t>(tokens_left) : params.tokens_per_block;
+  const uint32_t first_in_row = block.quotient * params.tokens_per_block;
+  const bool has_one_token = params.tokens_per_block == 1;
   Divided place = {0, block.remainder * blockDim.x + threadIdx.x};
-  if (params.tokens_per_block > 1) place = params.units_per_token.divide(threadIdx.x);
+  if (!has_one_token) place = params.units_per_token.divide(threadIdx.x);
+  const BatchToken unit_token = find_token(params, first_in_row + place.quotient);
+
+  // The last block of a row of the grid may have fewer tokens, or none.
+  uint32_t num_tokens = params.tokens_per_block;
+  if (!has_one_token || gridDim.y > 1) {
+    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
+    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
+    tokens_left -= first_in_row;
+    if (tokens_left < num_tokens) num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
+  }
   const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor;
 
+  // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes
+  // before all else, because the whole block waits for it.
   const uint32_t num_angles = num_tokens * pairs;
-  // Thread i shares the angles with numbers i, i + blockDim.x, ... The position of the first comes early, because
-  // everything there waits for it.
+  Divided angle = {0, threadIdx.x};
+  if (!has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
   LoadedInteger position = {};
+  uint64_t increment = 0;
   if (threadIdx.x < num_angles) {
-    position = load_position(params, find_token(params, find_angle(params, threadIdx.x).quotient));
+    position = load_position(params, has_one_token ? unit_token : find_token(params, first_in_row + angle.quotient));
+    if (kAngles == Angles::kComputed) increment = load_increment(params, angle.remainder);
   }
 
-  const int which = (place.remainder >= params.tensor[1].first_unit) + (place.remainder >= params.tensor[2].first_unit);
+  const int which = (place.remainder >= params.tensor_begins[1]) + (place.remainder >= params.tensor_begins[2]);
   const RopeKernelTensor &tensor = params.tensor[which];
-  const Divided head = tensor.units_per_head.divide(place.remainder - tensor.first_unit);
+  const Divided head = tensor.units_per_head.divide(place.remainder - params.tensor_begins[which]);
   const uint32_t unit = head.remainder;
   const bool is_rotary = unit < params.rotary_units_per_head;
 
@@ -201,10 +223,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
       channel = static_cast<int>(unit - params.rotary_units_per_head) * V;
       if (channel >= params.rotary_offset) channel += params.rotary_dim;
     }
-    const BatchToken at = find_token(params, place.quotient);
     const auto offset_of = [&](const int64_t *stride) {
-      int64_t offset = at.token * stride[kToken] + head.quotient * stride[kHead];
-      if (!params.has_one_batch) offset += at.batch * stride[kBatch];
+      int64_t offset = unit_token.token * stride[kToken] + head.quotient * stride[kHead];
+      if (!params.has_one_batch) offset += unit_token.batch * stride[kBatch];
       return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
     };
     const char *low_in = tensor.in + offset_of(tensor.in_stride);
@@ -212,19 +233,26 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
     if (is_rotary) {
       high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
     }
-    low_out = tensor.is_in_place ? const_cast<char *>(low_in) : tensor.out + offset_of(tensor.out_stride);
+    low_out = params.is_in_place[which] ? const_cast<char *>(low_in) : tensor.out + offset_of(tensor.out_stride);
   }
 
 #pragma unroll 1
-  for (uint32_t number = threadIdx.x; number < num_angles; number += blockDim.x) {
-    const Divided at = find_angle(params, number);
-    if (number != threadIdx.x) position = load_position(params, find_token(params, at.quotient));
-    share_angle(params, at, number, finish_position(params, position), angles);
+  for (uint32_t number = threadIdx.x; number < num_angles;) {
+    if (kAngles == Angles::kTable) {
+      share_table_angle(params, angle, number, finish_position(params, position), angles);
+    } else {
+      share_computed_angle(params, number, finish_position(params, position), increment, angles);
+    }
+    number += blockDim.x;
+    if (number >= num_angles) break;
+    angle = params.pairs.divide(number);
+    position = load_position(params, find_token(params, first_in_row + angle.quotient));
+    if (kAngles == Angles::kComputed) increment = load_increment(params, angle.remainder);
   }
   __syncthreads();
 
   if (!is_active) return;
-  if (is_rotary && (!params.has_table || angles.is_rotated[place.quotient] != 0)) {
+  if (is_rotary && (kAngles == Angles::kComputed || angles.is_rotated[place.quotient] != 0)) {
     const uint32_t first_angle = place.quotient * pairs;
     float x[V], y[V];
     to_floats<T, V>(low, x);
@@ -232,7 +260,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
     rotate_unit<V, IsInterleaved>(x, y, unit, pairs, angles.cos + first_angle, angles.sin + first_angle);
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
-  } else if (tensor.is_in_place) {
+  } else if (params.is_in_place[which]) {
     return;
   }
   store_vector(low_out, low);
@@ -241,22 +269,32 @@ __global__ void __launch_bounds__(kMaxRopeThreads, ROPE_BLOCKS_PER_MULTIPROCESSO
   }
 }
 
+template <typename T, int V>
+const void *find_rope_kernel(bool is_interleaved, bool has_table) {
+  constexpr Angles computed = Angles::kComputed, table = Angles::kTable;
+  if (is_interleaved) {
+    return has_table ? reinterpret_cast<const void *>(rope_kernel<T, V, true, table>)
+                     : reinterpret_cast<const void *>(rope_kernel<T, V, true, computed>);
+  }
+  return has_table ? reinterpret_cast<const void *>(rope_kernel<T, V, false, table>)
+                   : reinterpret_cast<const void *>(rope_kernel<T, V, false, computed>);
+}
+
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_rope_kernel(int vector_elements, bool is_interleaved) {
-  const auto pick = [is_interleaved](auto half, auto interleaved) {
-    return is_interleaved ? reinterpret_cast<const void *>(interleaved) : reinterpret_cast<const void *>(half);
-  };
-  switch (vector_elements * static_cast<int>(sizeof(T))) {
-    case 16:
-      return pick(rope_kernel<T, 16 / sizeof(T), false>, rope_kernel<T, 16 / sizeof(T), true>);
-    case 8:
-      return pick(rope_kernel<T, 8 / sizeof(T), false>, rope_kernel<T, 8 / sizeof(T), true>);
-    case 4:
-      return pick(rope_kernel<T, 4 / sizeof(T), false>, rope_kernel<T, 4 / sizeof(T), true>);
-    case 2:
-      return pick(rope_kernel<T, 1, false>, rope_kernel<T, 1, true>);
+const void *find_rope_kernel(int vector_elements, bool is_interleaved, bool has_table) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  switch (vector_elements) {
+    case 1:
+      return find_rope_kernel<T, 1>(is_interleaved, has_table);
+    case 8 / kSize:
+      return find_rope_kernel<T, 8 / kSize>(is_interleaved, has_table);
+    case 16 / kSize:
+      return find_rope_kernel<T, 16 / kSize>(is_interleaved, has_table);
     default:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 2) return find_rope_kernel<T, 2>(is_interleaved, has_table);
+      }
       return nullptr;
   }
 }
