@@ -95,7 +95,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->vector_elements = choose_vector_elements(problem);
   count_units(problem, plan);
   const int64_t tokens = problem.batches * problem.tokens;
-  const int64_t small_tokens = small_launch_vectors(device) / plan->units_per_token;
+  const int64_t small_tokens = small_launch_threads(device) / plan->units_per_token;
   if (plan->vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes && tokens <= small_tokens) {
     plan->vector_elements /= 2;
     count_units(problem, plan);

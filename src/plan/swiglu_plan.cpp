@@ -40,7 +40,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   }
   plan->vector_elements = choose_vector_elements(problem);
   if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-      problem.num_elements() <= small_launch_vectors(device) * plan->vector_elements) {
+      problem.num_elements() <= small_launch_threads(device) * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;

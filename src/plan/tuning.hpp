@@ -22,10 +22,10 @@ constexpr int kRopeTableResidentThreads = 1920;
 // 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
 constexpr int kSwigluThreads = 128;
 
-// Both: widest vectors for each multiprocessor up to which half the width is quicker. RoPE decode: 8 tokens (35) 1.67
-// against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens (1117) 4.07 against 3.32; SwiGLU of 8 x 14336 (109) 1.54
-// against 1.60, of 64 x 14336 (869) 2.70 against 2.57.
-constexpr int kSmallLaunchVectorsPerMultiprocessor = 300;
+// Both: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice the
+// threads are quicker. RoPE decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens
+// (1117) 4.07 against 3.32; SwiGLU of 8 x 14336 (109) 1.54 against 1.60, of 64 x 14336 (869) 2.70 against 2.57.
+constexpr int kSmallLaunchThreadsPerMultiprocessor = 300;
 
 // CPU: least bytes, read and written, that are worth a thread of their own. Two cores of an AMD EPYC 9004, 2026-11-20,
 // RoPE on one thread and on two: bf16 1 MiB 148 and 132 us, 4 MiB 592 and 405 us; fp32 1 MiB 24 and 32 us, 4 MiB 95 and

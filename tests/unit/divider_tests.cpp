@@ -1,9 +1,8 @@
 // divider_tests.cpp - division by multiplication against division
-#include "backend/cuda/kernels/divider.hpp"
-
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
+#include "backend/cuda/kernels/divider.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -48,7 +47,8 @@ TEST_CASE("a divider divides around the multiples of its divisor", "[divider]") 
     for (int i = 0; i < 200; ++i) {
       const auto factor = i == 0 ? most : static_cast<uint32_t>(random.below(int64_t{most} + 1));
       const uint32_t multiple = factor * divisor;
-      for (const uint32_t n : {multiple - 1, multiple, multiple + 1, multiple + (divisor - 1)}) wrong += wrong_divisions(divisor, n);
+      for (const uint32_t n : {multiple - 1, multiple, multiple + 1, multiple + (divisor - 1)})
+        wrong += wrong_divisions(divisor, n);
     }
   }
   CHECK(wrong == 0);

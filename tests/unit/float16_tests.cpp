@@ -1,12 +1,11 @@
 // float16_tests.cpp - every 16-bit value to fp32 and back, and fp32 values around every rounding boundary
-#include "core/float16.hpp"
-
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "core/float16.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 
@@ -44,8 +43,9 @@ struct Rounding {
   void compare(uint32_t bits) {
     const float value = float_with(bits);
     const uint16_t rounded = rope::round_to<T>(value).bits;
-    const bool is_right = std::isnan(value) ? std::isnan(oracle::decode(kDtype<T>, &rounded)) && (rounded & kQuietBit<T>) != 0
-                                            : rounded == expected_bits<T>(value);
+    const bool is_right = std::isnan(value)
+                              ? std::isnan(oracle::decode(kDtype<T>, &rounded)) && (rounded & kQuietBit<T>) != 0
+                              : rounded == expected_bits<T>(value);
     ++compared;
     if (is_right) return;
     if (wrong++ == 0) first_wrong = bits;
@@ -54,8 +54,7 @@ struct Rounding {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("every 16-bit value has its fp32 value and comes back", "[float16]", rope::Float16,
-                   rope::BFloat16) {
+TEMPLATE_TEST_CASE("every 16-bit value has its fp32 value and comes back", "[float16]", rope::Float16, rope::BFloat16) {
   int wrong_value = 0, wrong_return = 0, nans = 0;
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const TestType stored = {static_cast<uint16_t>(bits)};
@@ -84,7 +83,9 @@ TEMPLATE_TEST_CASE("fp32 rounds to nearest even at every exponent", "[float16]",
       // Below `bit` the mantissa is at the tie, just under and just over it; above, a few patterns and all ones.
       const uint32_t tie = uint32_t{1} << bit >> 1, above = 0x7fffffu & ~((uint32_t{1} << bit) - 1);
       for (int pattern = 0; pattern < 10; ++pattern) {
-        const uint32_t upper = above & (pattern == 0 ? 0 : pattern == 1 ? 0x7fffffu : static_cast<uint32_t>(random.bits()));
+        const uint32_t upper = above & (pattern == 0   ? 0
+                                        : pattern == 1 ? 0x7fffffu
+                                                       : static_cast<uint32_t>(random.bits()));
         for (const uint32_t lower : {uint32_t{0}, tie, tie - (tie > 0), tie + (tie > 1), (uint32_t{1} << bit) - 1}) {
           const uint32_t magnitude = exponent << 23 | upper | lower;
           rounding.compare(magnitude);
@@ -156,7 +157,8 @@ TEST_CASE("the largest BFloat16 and the smallest", "[float16]") {
 }
 
 TEMPLATE_TEST_CASE("a NaN stays a quiet NaN of its sign", "[float16]", rope::Float16, rope::BFloat16) {
-  for (const uint32_t bits : {0x7f800001u, 0x7f8fffffu, 0x7fbfffffu, 0x7fc00000u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
+  for (const uint32_t bits :
+       {0x7f800001u, 0x7f8fffffu, 0x7fbfffffu, 0x7fc00000u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
     const uint16_t rounded = rope::round_to<TestType>(float_with(bits)).bits;
     INFO("0x" << std::hex << bits);
     CHECK(std::isnan(oracle::decode(kDtype<TestType>, &rounded)));

@@ -18,6 +18,8 @@ using Quad = __float128;
 namespace quad {
 
 inline Quad scaled(Quad value, int exponent) {
+  for (; exponent >= 64; exponent -= 64) value *= 0x1p64;
+  for (; exponent <= -64; exponent += 64) value *= 0x1p-64;
   for (; exponent > 0; --exponent) value *= 2;
   for (; exponent < 0; ++exponent) value /= 2;
   return value;
@@ -34,7 +36,8 @@ inline Quad twice_atanh(Quad t) {
 }
 
 inline Quad ln2() {
-  return twice_atanh(static_cast<Quad>(1) / 3);
+  static const Quad value = twice_atanh(static_cast<Quad>(1) / 3);
+  return value;
 }
 
 inline Quad log(Quad x) {
@@ -58,21 +61,15 @@ inline Quad exp(Quad x) {
 
 // The digits of pi in base 16: 3.243F6A8885A308D3 13198A2E03707344 A4093822299F31D0.
 inline Quad two_pi() {
-  const Quad pi = 3 + scaled(static_cast<Quad>(UINT64_C(0x243F6A8885A308D3)), -64) +
-                  scaled(static_cast<Quad>(UINT64_C(0x13198A2E03707344)), -128);
+  static const Quad pi = 3 + scaled(static_cast<Quad>(UINT64_C(0x243F6A8885A308D3)), -64) +
+                         scaled(static_cast<Quad>(UINT64_C(0x13198A2E03707344)), -128);
   return 2 * pi;
 }
 
 // 2^64 times the fractional part of `turns`, whose magnitude is below 2^100.
 inline Quad fraction_units(Quad turns) {
-  Quad rest = turns;
-  for (int bit = 100; bit >= 0; --bit) {
-    const Quad whole = scaled(1, bit);
-    if (rest >= whole) rest -= whole;
-    if (rest <= -whole) rest += whole;
-  }
-  if (rest < 0) rest += 1;
-  return scaled(rest, 64);
+  const Quad rest = turns - static_cast<Quad>(static_cast<__int128>(turns));
+  return scaled(rest < 0 ? rest + 1 : rest, 64);
 }
 
 // How far `units` is from `exact` on the circle of 2^64 units.

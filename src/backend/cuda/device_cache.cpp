@@ -21,32 +21,6 @@ constexpr int minor_of(int version) {
   return version % 1000 / 10;
 }
 
-// cudaGetDeviceCount's own text for a missing driver is "driver version is insufficient", which misleads.
-rope_status_t explain_no_device(const char *function, cudaError_t error) {
-  int driver_version = 0;
-  if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
-  if (error == cudaErrorStubLibrary) {
-    return fail(ROPE_STATUS_NO_DEVICE,
-                "%s: no NVIDIA driver: the libcuda.so.1 that was found is the CUDA Toolkit's link-time stub", function);
-  }
-  if (error == cudaErrorInsufficientDriver && driver_version == 0) {
-    return fail(ROPE_STATUS_NO_DEVICE, "%s: no NVIDIA driver: libcuda.so.1 cannot be loaded", function);
-  }
-  if (error == cudaErrorInsufficientDriver) {
-    return fail(ROPE_STATUS_NO_DEVICE,
-                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d",
-                function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
-                minor_of(CUDART_VERSION));
-  }
-  if (error == cudaErrorNoDevice || error == cudaSuccess) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    return fail(ROPE_STATUS_NO_DEVICE, "%s: no CUDA device is visible (CUDA_VISIBLE_DEVICES is %s%s)", function,
-                visible != nullptr ? "" : "not set", visible != nullptr ? visible : "");
-  }
-  return fail(ROPE_STATUS_CUDA_ERROR, "%s: cudaGetDeviceCount: %s (%s)", function, cudaGetErrorString(error),
-              cudaGetErrorName(error));
-}
-
 }  // namespace
 
 DeviceScope::DeviceScope(int index) {
@@ -63,6 +37,29 @@ DeviceScope::~DeviceScope() {
   if (!had_error_) cudaGetLastError();
 }
 
+rope_status_t explain_no_device(const char *function, cudaError_t error, int driver_version,
+                                const char *visible_devices) {
+  if (error == cudaErrorStubLibrary) {
+    return fail(ROPE_STATUS_NO_DEVICE,
+                "%s: no NVIDIA driver: the libcuda.so.1 that was found is the CUDA Toolkit's link-time stub", function);
+  }
+  if (error == cudaErrorInsufficientDriver && driver_version == 0) {
+    return fail(ROPE_STATUS_NO_DEVICE, "%s: no NVIDIA driver: libcuda.so.1 cannot be loaded", function);
+  }
+  if (error == cudaErrorInsufficientDriver) {
+    return fail(ROPE_STATUS_NO_DEVICE,
+                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d",
+                function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
+                minor_of(CUDART_VERSION));
+  }
+  if (error == cudaErrorNoDevice || error == cudaSuccess) {
+    return fail(ROPE_STATUS_NO_DEVICE, "%s: no CUDA device is visible (CUDA_VISIBLE_DEVICES is %s)", function,
+                visible_devices != nullptr ? visible_devices : "not set");
+  }
+  return fail(ROPE_STATUS_CUDA_ERROR, "%s: cudaGetDeviceCount: %s (%s)", function, cudaGetErrorString(error),
+              cudaGetErrorName(error));
+}
+
 rope_status_t count_cuda_devices(const char *function, int *count) {
   const bool had_error = cudaPeekAtLastError() != cudaSuccess;
   *count = 0;
@@ -70,7 +67,9 @@ rope_status_t count_cuda_devices(const char *function, int *count) {
   rope_status_t status = ROPE_STATUS_SUCCESS;
   if (error != cudaSuccess || *count == 0) {
     *count = 0;
-    status = explain_no_device(function, error);
+    int driver_version = 0;
+    if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
+    status = explain_no_device(function, error, driver_version, getenv("CUDA_VISIBLE_DEVICES"));
   }
   if (!had_error) cudaGetLastError();
   return status;

@@ -30,6 +30,11 @@ class DeviceScope {
 // Number of usable devices. Where it is 0, the error says why.
 rope_status_t count_cuda_devices(const char *function, int *count);
 
+// Why cudaGetDeviceCount gave none, in librope's words: its own text for a missing driver, "driver version is
+// insufficient", misleads. driver_version is cudaDriverGetVersion's, 0 without a driver.
+rope_status_t explain_no_device(const char *function, cudaError_t error, int driver_version,
+                                const char *visible_devices);
+
 // Describes a device, which has to exist.
 rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *device);
 

@@ -6,7 +6,8 @@
 // A block takes some units of one token, or all units of a few small ones (see rope_plan.hpp). Its threads first load
 // their channels, so that memory works while they compute, then share the work of the block's angles: one angle serves
 // all heads of a token. One barrier, then each thread reads its pairs' cosines and sines from shared memory, rotates and
-// stores. Instructions are what this kernel runs out of: at 16 bits an element, more than about 150 a thread show.
+// stores. At 16 bits an element the kernel is nearly as short of instructions as of memory, hence the care with both:
+// nothing is divided but by a reciprocal, and what a thread can read again it does not keep.
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"
@@ -87,16 +88,14 @@ __device__ __forceinline__ uint64_t finish_position(const RopeKernelParams &para
   return extend(position, !params.has_narrow_positions) + params.position_offset;
 }
 
-// The block's angles in shared memory: cosines of its tokens one after the other, then sines, then a word a token that
-// says whether it is rotated at all.
+// The block's angles in shared memory: the cosines of its tokens one after the other, then the sines, then a word a token
+// that says whether it is rotated at all. Angles are numbered as they lie: the number divided by the pairs is the token,
+// counted in the block, and the remainder is the pair.
 struct SharedAngles {
   float *cos;
   float *sin;
   uint32_t *is_rotated;
 };
-
-// The angles of a block are numbered token after token: a number divided by the pairs is the token, counted in the block,
-// and the remainder the pair.
 
 // Lanes read different increments: through the constant cache, where parameters come from, 32 of them would take turns.
 __device__ __forceinline__ uint64_t load_increment(const RopeKernelParams &params, uint32_t pair) {

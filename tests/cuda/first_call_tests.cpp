@@ -1,0 +1,138 @@
+// first_call_tests.cpp - the very first calls of a process: inside a capture, and on a stream that is held back
+//
+// What a call loads or allocates at its first time shows in a new process only, so these test cases start this program
+// once more, with one of the hidden test cases below.
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <cstdio>
+#include <string>
+
+#include "scenes.hpp"
+
+namespace {
+
+// A scene of each function, type, style and vector width but the widest.
+Scenes scenes_of_each_kernel() {
+  Scenes scenes;
+  uint64_t seed = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const int64_t start : {0, 1, 2, 4}) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+          RopeSetup setup;
+          setup.dtype = dtype;
+          setup.style = style;
+          setup.direction = direction;
+          setup.start = start;
+          setup.has_table = direction == Direction::Backward;
+          setup.seed = ++seed;
+          scenes.push_back(std::make_unique<RopeScene>(setup));
+        }
+        SwigluSetup setup;
+        setup.dtype = dtype;
+        setup.direction = direction;
+        setup.start = start;
+        setup.seed = ++seed;
+        scenes.push_back(std::make_unique<SwigluScene>(setup));
+      }
+    }
+  }
+  return scenes;
+}
+
+// Small launches take vectors of half the width, so the widest ones need many tokens: these are no small launches on up
+// to 160 multiprocessors.
+void add_wide_scenes(Scenes *scenes) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    RopeSetup rope;
+    rope.dtype = dtype;
+    rope.tokens = dtype == ROPE_DTYPE_F32 ? 801 : 1601;
+    scenes->push_back(std::make_unique<RopeScene>(rope));
+    SwigluSetup swiglu;
+    swiglu.dtype = dtype;
+    swiglu.rows = dtype == ROPE_DTYPE_F32 ? 5201 : 10401;
+    scenes->push_back(std::make_unique<SwigluScene>(swiglu));
+  }
+}
+
+void capture_first_calls(cudaStreamCaptureMode mode) {
+  need_gpus();
+  Scenes scenes = scenes_of_each_kernel();
+  if (mode == cudaStreamCaptureModeGlobal) add_wide_scenes(&scenes);
+  const Graph graph(
+      [&](cudaStream_t stream) {
+        for (const auto &scene : scenes) require_call(*scene, stream);
+      },
+      mode);
+  const Stream stream;
+  graph.launch(stream);
+  REQUIRE_CUDA(cudaStreamSynchronize(stream));
+  for (const auto &scene : scenes) scene->check();
+}
+
+// Runs a hidden test case in a process of its own. CUDA there loads kernels as late as it can.
+void require_in_new_process(const std::string &test_case) {
+  char program[4096];
+  const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+  REQUIRE(length > 0);
+  const std::string command =
+      "CUDA_MODULE_LOADING=LAZY '" + std::string(program, static_cast<size_t>(length)) + "' '" + test_case + "' 2>&1";
+  std::FILE *output = popen(command.c_str(), "r");
+  REQUIRE(output != nullptr);
+  std::string text;
+  char part[4096];
+  for (size_t bytes; (bytes = std::fread(part, 1, sizeof part, output)) > 0;) text.append(part, bytes);
+  const int status = pclose(output);
+  INFO(text);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  // Not "no test cases ran", and not all of them skipped.
+  CHECK(text.find("All tests passed") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("process: first calls in a global capture", "[.process]") {
+  capture_first_calls(cudaStreamCaptureModeGlobal);
+}
+
+TEST_CASE("process: first calls in a thread-local capture", "[.process]") {
+  capture_first_calls(cudaStreamCaptureModeThreadLocal);
+}
+
+TEST_CASE("process: first calls in a relaxed capture", "[.process]") {
+  capture_first_calls(cudaStreamCaptureModeRelaxed);
+}
+
+TEST_CASE("process: first calls on a stream that is held back", "[.process]") {
+  need_gpus();
+  Scenes scenes = scenes_of_each_kernel();
+  add_wide_scenes(&scenes);
+  const Stream stream;
+  StreamBlocker blocker(stream);
+  for (const auto &scene : scenes) require_call(*scene, stream);
+  for (const auto &scene : scenes) {
+    INFO(scene->describe());
+    scene->image().read();
+    CHECK(scene->image().is_as_frozen());
+  }
+  CHECK_FALSE(blocker.has_expired());
+  blocker.release();
+  REQUIRE_CUDA(cudaStreamSynchronize(stream));
+  for (const auto &scene : scenes) scene->check();
+}
+
+TEST_CASE("the first calls of a process may be captured in every mode", "[cuda][graphs]") {
+  need_gpus();
+  require_in_new_process("process: first calls in a global capture");
+  require_in_new_process("process: first calls in a thread-local capture");
+  require_in_new_process("process: first calls in a relaxed capture");
+}
+
+TEST_CASE("the first calls of a process do not wait for the device", "[cuda][streams]") {
+  need_gpus();
+  require_in_new_process("process: first calls on a stream that is held back");
+}

@@ -1,0 +1,189 @@
+// grid_row_tests.cpp - launches of several grid rows, which otherwise need 2^31 tokens or blocks, on small problems
+#include <catch2/catch_test_macros.hpp>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "scenes.hpp"
+
+namespace {
+
+struct Sizes {
+  int64_t batches, tokens, q_heads, k_heads;
+  int head_dim, rotary_dim;
+};
+
+struct RowCase {
+  Sizes sizes;
+  rope_dtype_t dtype;
+  bool is_in_place, has_table;
+  std::string describe() const {
+    std::ostringstream text;
+    text << oracle::dtype_name(dtype) << ' ' << sizes.batches << " x " << sizes.tokens << " tokens, " << sizes.q_heads
+         << " + " << sizes.k_heads << " heads of " << sizes.rotary_dim << " of " << sizes.head_dim << " channels"
+         << (is_in_place ? "" : ", out of place") << (has_table ? ", by tables" : "");
+    return text.str();
+  }
+};
+
+void require_served(rope_status_t status) {
+  if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope::last_error());
+}
+
+// Launches a plan from the frozen image and returns the bytes of all tensors and their surroundings.
+template <typename Launch>
+std::vector<std::byte> bytes_after(const DeviceImage &image, const Launch &launch) {
+  image.reset();
+  require_served(launch());
+  REQUIRE_CUDA(cudaDeviceSynchronize());
+  image.read();
+  return image.bytes();
+}
+
+void check_rope_rows(const RowCase &row_case) {
+  INFO(row_case.describe());
+  const Sizes &sizes = row_case.sizes;
+  Workspace workspace(17);
+  rope_args_t host = rope_args();
+  const Shape q_shape = {sizes.batches, sizes.tokens, sizes.q_heads, sizes.head_dim};
+  const Shape k_shape = {sizes.batches, sizes.tokens, sizes.k_heads, sizes.head_dim};
+  host.q = workspace.tensor(row_case.dtype, q_shape);
+  host.k = workspace.tensor(row_case.dtype, k_shape);
+  workspace.fill_normal(host.q);
+  workspace.fill_normal(host.k);
+  if (!row_case.is_in_place) {
+    host.q_out = workspace.tensor(row_case.dtype, q_shape);
+    host.k_out = workspace.tensor(row_case.dtype, k_shape);
+  }
+  constexpr int64_t table_rows = 1000;
+  host.positions = workspace.tensor(ROPE_DTYPE_I32, {sizes.batches, sizes.tokens});
+  workspace.fill_integers(host.positions, [&](const Index &) { return workspace.random().below(table_rows); });
+  host.start_positions = workspace.tensor(ROPE_DTYPE_I64, {sizes.batches});
+  workspace.fill_integers(host.start_positions, [&](const Index &) { return workspace.random().below(100); });
+  if (row_case.has_table) {
+    for (rope_tensor_t *table : {&host.cos, &host.sin}) {
+      *table = workspace.tensor(ROPE_DTYPE_F32, {table_rows, sizes.rotary_dim / 2});
+      workspace.fill_normal(*table);
+    }
+  }
+  workspace.freeze();
+  const DeviceImage image(workspace);
+  rope_args_t args = host;
+  for (rope_tensor_t *tensor :
+       {&args.q, &args.k, &args.q_out, &args.k_out, &args.positions, &args.start_positions, &args.cos, &args.sin}) {
+    *tensor = image.there(*tensor);
+  }
+
+  rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, sizes.head_dim);
+  config.dtype = row_case.dtype;
+  config.rotary_dim = sizes.rotary_dim;
+  rope::RopeGeometry geometry = {};
+  require_served(rope::make_rope_geometry("test", config, &geometry));
+  rope::DeviceInfo device;
+  require_served(rope::kCudaBackend.open_rope("test", geometry, 0, 0, &device));
+  rope::RopeProblem problem;
+  require_served(rope::make_rope_problem("test", geometry, args, false, &problem));
+  rope::RopePlan plan;
+  require_served(rope::plan_rope("test", problem, device, &plan));
+  REQUIRE(plan.grid_y == 1);
+  const auto launch = [&] { return rope::kCudaBackend.run_rope("test", problem, plan, 0, nullptr); };
+  const std::vector<std::byte> expected = bytes_after(image, launch);
+  CHECK_FALSE(image.is_as_frozen());
+
+  // Several batches: a row has whole ones. One batch: a row has whole blocks.
+  const int64_t all_tokens = problem.batches * problem.tokens;
+  const int64_t unit = problem.batches > 1 ? problem.tokens : plan.tokens_per_block;
+  for (const int64_t units : {1, 2, 3, 5}) {
+    const int64_t tokens_per_row = units * unit;
+    if (tokens_per_row >= all_tokens) continue;
+    plan.tokens_per_grid_row = tokens_per_row;
+    plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
+    plan.grid_y = static_cast<uint32_t>((all_tokens - 1) / tokens_per_row + 1);
+    INFO(tokens_per_row << " tokens a row, " << plan.tokens_per_block << " a block, grid " << plan.grid_x << " x "
+                        << plan.grid_y);
+    REQUIRE(plan.grid_y > 1);
+    const bool is_same = bytes_after(image, launch) == expected;
+    CHECK(is_same);
+  }
+}
+
+void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bool is_backward) {
+  INFO(oracle::dtype_name(dtype) << (is_backward ? " backward, " : " forward, ") << start
+                                 << " elements past the alignment");
+  Workspace workspace(18);
+  swiglu_args_t args = swiglu_args();
+  const Placement placement = Placement().gap(0, 5).at(start);
+  const std::vector<rope_tensor_t *> inputs = is_backward
+                                                  ? std::vector<rope_tensor_t *>{&args.gate, &args.up, &args.grad_out}
+                                                  : std::vector<rope_tensor_t *>{&args.gate, &args.up};
+  const std::vector<rope_tensor_t *> outputs = is_backward
+                                                   ? std::vector<rope_tensor_t *>{&args.grad_gate, &args.grad_up}
+                                                   : std::vector<rope_tensor_t *>{&args.out};
+  for (rope_tensor_t *input : inputs) {
+    *input = workspace.tensor(dtype, shape, placement);
+    workspace.fill_normal(*input);
+  }
+  for (rope_tensor_t *output : outputs) *output = workspace.tensor(dtype, shape, placement);
+  workspace.freeze();
+  const DeviceImage image(workspace);
+  for (rope_tensor_t *tensor : inputs) *tensor = image.there(*tensor);
+  for (rope_tensor_t *tensor : outputs) *tensor = image.there(*tensor);
+
+  rope::DeviceInfo device;
+  require_served(rope::kCudaBackend.open_swiglu("test", dtype, 0, 0, &device));
+  rope::SwigluProblem problem;
+  require_served(rope::make_swiglu_problem("test", dtype, args, is_backward, &problem));
+  rope::SwigluPlan plan;
+  require_served(rope::plan_swiglu("test", problem, device, &plan));
+  REQUIRE(plan.grid_y == 1);
+  const auto launch = [&] { return rope::kCudaBackend.run_swiglu("test", problem, plan, 0, nullptr); };
+  const std::vector<std::byte> expected = bytes_after(image, launch);
+  CHECK_FALSE(image.is_as_frozen());
+  const uint32_t blocks = plan.grid_x;
+  for (const uint32_t blocks_per_row : {1u, 2u, 5u}) {
+    if (blocks_per_row >= blocks) continue;
+    plan.grid_x = blocks_per_row;
+    plan.grid_y = (blocks - 1) / blocks_per_row + 1;
+    INFO("grid " << plan.grid_x << " x " << plan.grid_y);
+    const bool is_same = bytes_after(image, launch) == expected;
+    CHECK(is_same);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("RoPE gives the same bits with several grid rows", "[cuda][grid]") {
+  need_gpus();
+  const Sizes all_sizes[] = {
+      {1, 1000, 3, 1, 64, 64},   // several tokens a block, the last row of the grid not full
+      {1, 997, 1, 1, 2, 2},      // many tokens a block
+      {1, 61, 9, 3, 128, 128},   // one token a block
+      {1, 29, 40, 8, 128, 96},   // several blocks a token
+      {2, 7, 3, 1, 64, 64},      // a batch that is no whole number of blocks
+      {23, 7, 2, 1, 64, 32},     // channels to copy
+      {9, 1, 5, 2, 128, 128},    // a token a batch
+      {5, 200, 1, 1, 8, 4},      // several blocks a batch
+      {11, 5, 40, 8, 128, 128},  // several blocks a token, several batches
+  };
+  for (const Sizes &sizes : all_sizes) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+      for (const bool is_in_place : {true, false}) {
+        for (const bool has_table : {false, true}) check_rope_rows({sizes, dtype, is_in_place, has_table});
+      }
+    }
+  }
+}
+
+TEST_CASE("SwiGLU gives the same bits with several grid rows", "[cuda][grid]") {
+  need_gpus();
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const int64_t start : {0, 1}) {
+      for (const bool is_backward : {false, true}) {
+        check_swiglu_rows(dtype, {61, 251}, start, is_backward);
+        check_swiglu_rows(dtype, {3, 3, 7, 123}, start, is_backward);
+      }
+    }
+  }
+}

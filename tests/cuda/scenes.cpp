@@ -1,0 +1,387 @@
+// scenes.cpp - builds tensors on a GPU and holds what a call made of them against the oracle
+#include "scenes.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "support/tolerance.hpp"
+
+using oracle::Real;
+
+namespace {
+
+constexpr int64_t batches = 2, channels = 64;
+constexpr int rotary_dim = 48, rotary_offset = 8, pairs = rotary_dim / 2;
+constexpr double theta = 10000;
+
+int64_t bytes_of(const Workspace &workspace) {
+  int64_t bytes = 0;
+  for (const auto &block : workspace.blocks()) bytes += block->size();
+  return bytes;
+}
+
+// One for all images of the current device: with many streams, some share a queue, and one that is held back would hold
+// its neighbours.
+cudaStream_t stream_for_copies() {
+  static std::map<int, std::unique_ptr<Stream>> streams;
+  int device = 0;
+  REQUIRE_CUDA(cudaGetDevice(&device));
+  std::unique_ptr<Stream> &stream = streams[device];
+  if (!stream) stream = std::make_unique<Stream>();
+  return *stream;
+}
+
+// Reports the first few wrong elements of a tensor.
+class Judge {
+ public:
+  explicit Judge(rope_dtype_t dtype) : dtype_(dtype) {}
+  void judge(const char *tensor, const Index &at, Real actual, Real exact, Real slack) {
+    if (tolerance::accepts(dtype_, actual, exact, slack) || ++wrong_ > 3) return;
+    UNSCOPED_INFO(tensor << '[' << at[0] << ',' << at[1] << ',' << at[2] << ',' << at[3] << "]: expected "
+                         << static_cast<double>(exact) << " +- " << static_cast<double>(slack) << ", got "
+                         << static_cast<double>(actual));
+  }
+
+  void conclude() const { CHECK(wrong_ == 0); }
+
+ private:
+  rope_dtype_t dtype_;
+  int64_t wrong_ = 0;
+};
+
+void check_untouched_elsewhere(const Workspace &workspace) {
+  std::string where;
+  const bool is_untouched = workspace.untouched_elsewhere(&where);
+  INFO(where);
+  CHECK(is_untouched);
+}
+
+swiglu_config_t config_for(const SwigluSetup &setup) {
+  swiglu_config_t config = swiglu_config_for({ROPE_DEVICE_CUDA, setup.device_index, ""});
+  config.dtype = setup.dtype;
+  return config;
+}
+
+}  // namespace
+
+DeviceImage::DeviceImage(Workspace &workspace)
+    : workspace_(workspace),
+      size_(bytes_of(workspace)),
+      device_(size_),
+      frozen_(size_),
+      fetched_(size_),
+      copies_(stream_for_copies()) {
+  std::byte *next = frozen_.data();
+  for (const auto &block : workspace.blocks()) {
+    block->open_guards();
+    std::memcpy(next, block->begin(), static_cast<size_t>(block->size()));
+    next += block->size();
+  }
+  reset();
+  read();
+}
+
+rope_tensor_t DeviceImage::there(const rope_tensor_t &tensor) const {
+  rope_tensor_t view = tensor;
+  int64_t offset = 0;
+  for (const auto &block : workspace_.blocks()) {
+    if (block->contains(tensor.data)) {
+      view.data = device_.data() + offset + (static_cast<std::byte *>(tensor.data) - block->begin());
+      break;
+    }
+    offset += block->size();
+  }
+  return view;
+}
+
+cudaError_t DeviceImage::enqueue_reset(cudaStream_t stream) const {
+  return cudaMemcpyAsync(device_.data(), frozen_.data(), static_cast<size_t>(size_), cudaMemcpyHostToDevice, stream);
+}
+
+void DeviceImage::reset() const {
+  REQUIRE_CUDA(enqueue_reset(copies_));
+  REQUIRE_CUDA(cudaStreamSynchronize(copies_));
+}
+
+void DeviceImage::spoil() const {
+  for (int64_t i = 0; i < size_; ++i) fetched_.data()[i] = ~frozen_.data()[i];
+  REQUIRE_CUDA(
+      cudaMemcpyAsync(device_.data(), fetched_.data(), static_cast<size_t>(size_), cudaMemcpyHostToDevice, copies_));
+  REQUIRE_CUDA(cudaStreamSynchronize(copies_));
+}
+
+cudaError_t DeviceImage::enqueue_read(cudaStream_t stream) const {
+  return cudaMemcpyAsync(fetched_.data(), device_.data(), static_cast<size_t>(size_), cudaMemcpyDeviceToHost, stream);
+}
+
+void DeviceImage::read() const {
+  REQUIRE_CUDA(enqueue_read(copies_));
+  REQUIRE_CUDA(cudaStreamSynchronize(copies_));
+}
+
+bool DeviceImage::is_as_frozen() const {
+  return std::memcmp(fetched_.data(), frozen_.data(), static_cast<size_t>(size_)) == 0;
+}
+
+std::vector<std::byte> DeviceImage::bytes() const {
+  return std::vector<std::byte>(fetched_.data(), fetched_.data() + size_);
+}
+
+bool DeviceImage::is_same_as(const std::vector<std::byte> &bytes) const {
+  return static_cast<int64_t>(bytes.size()) == size_ &&
+         std::memcmp(fetched_.data(), bytes.data(), static_cast<size_t>(size_)) == 0;
+}
+
+void DeviceImage::copy_to_workspace() const {
+  workspace_.restore();
+  const std::byte *next = fetched_.data();
+  for (const auto &block : workspace_.blocks()) {
+    block->open_guards();
+    std::memcpy(block->begin(), next, static_cast<size_t>(block->size()));
+    next += block->size();
+  }
+}
+
+void Scene::place(int device_index) {
+  const CurrentDevice here(device_index);
+  image_ = std::make_unique<DeviceImage>(workspace_);
+}
+
+void require_call(const Scene &scene, rope_stream_t stream) {
+  INFO(scene.describe());
+  const rope_status_t status = scene.call(stream);
+  if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope_last_error());
+}
+
+std::shared_ptr<const rope_desc_t> share(const rope_config_t &config) {
+  return create(config);
+}
+
+std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config) {
+  return create(config);
+}
+
+rope_config_t config_for(const RopeSetup &setup) {
+  rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, setup.device_index, ""}, channels);
+  config.dtype = setup.dtype;
+  config.style = setup.style;
+  config.rotary_dim = rotary_dim;
+  config.rotary_offset = rotary_offset;
+  config.theta = theta;
+  return config;
+}
+
+RopeScene::RopeScene(const RopeSetup &setup) : RopeScene(setup, share(config_for(setup))) {}
+
+RopeScene::RopeScene(const RopeSetup &setup, std::shared_ptr<const rope_desc_t> desc)
+    : Scene(setup.seed), setup_(setup), desc_(std::move(desc)) {
+  const int64_t heads[2] = {3, 2};
+  for (int i = 0; i < 2; ++i) {
+    const Shape shape = {batches, setup.tokens, heads[i], channels};
+    in_[i] = out_[i] = workspace_.tensor(setup.dtype, shape, Placement().at(setup.start));
+    workspace_.fill_normal(in_[i]);
+    if (!setup.is_in_place) out_[i] = workspace_.tensor(setup.dtype, shape, Placement().at(setup.start));
+  }
+  host_args_.q = in_[0];
+  host_args_.k = in_[1];
+  if (!setup.is_in_place) {
+    host_args_.q_out = out_[0];
+    host_args_.k_out = out_[1];
+  }
+  host_args_.positions = workspace_.tensor(ROPE_DTYPE_I32, {setup.tokens});
+  workspace_.fill_integers(host_args_.positions, [&](const Index &index) { return position_of(index[0]); });
+  if (setup.has_table) {
+    const Shape shape = {position_of(setup.tokens - 1) + 1, pairs};
+    host_args_.cos = workspace_.tensor(ROPE_DTYPE_F32, shape);
+    host_args_.sin = workspace_.tensor(ROPE_DTYPE_F32, shape);
+    const auto rotation = [](const Index &index) {
+      return oracle::rotation(index[0], oracle::frequency(theta, rotary_dim, static_cast<int>(index[1])));
+    };
+    workspace_.fill(host_args_.cos, [&](const Index &index) { return rotation(index).cos; });
+    workspace_.fill(host_args_.sin, [&](const Index &index) { return rotation(index).sin; });
+  }
+  workspace_.freeze();
+  place(setup.device_index);
+  device_args_ = host_args_;
+  for (rope_tensor_t *tensor : {&device_args_.q, &device_args_.q_out, &device_args_.k, &device_args_.k_out,
+                                &device_args_.positions, &device_args_.cos, &device_args_.sin}) {
+    *tensor = image_->there(*tensor);
+  }
+}
+
+rope_status_t RopeScene::call(rope_stream_t stream) const {
+  return setup_.direction == Direction::Forward ? rope_forward(desc_.get(), &device_args_, stream)
+                                                : rope_backward(desc_.get(), &device_args_, stream);
+}
+
+// The rotations of a token's pairs, with the length of each and what its phase may be wrong by.
+struct RopeScene::Turn {
+  oracle::Rotation rotation[pairs];
+  Real length[pairs];
+  Real phase_error[pairs];
+};
+
+RopeScene::Turn RopeScene::turn_of(int64_t token, int times) const {
+  Turn turn;
+  const int64_t position = position_of(token);
+  for (int pair = 0; pair < pairs; ++pair) {
+    if (setup_.has_table) {
+      const Real cos = value_at(workspace_.before(host_args_.cos), {position, pair});
+      const Real sin = value_at(workspace_.before(host_args_.sin), {position, pair});
+      turn.rotation[pair] = {cos, sin};
+      turn.length[pair] = std::hypot(cos, sin);
+      turn.phase_error[pair] = 0;
+    } else {
+      const Real frequency = oracle::frequency(theta, rotary_dim, pair);
+      turn.rotation[pair] = oracle::rotation(times * position, frequency);
+      turn.length[pair] = 1;
+      turn.phase_error[pair] = tolerance::phase(position, frequency);
+    }
+  }
+  return turn;
+}
+
+void RopeScene::check_turned(int times) {
+  if (times > 1) REQUIRE((setup_.dtype == ROPE_DTYPE_F32 && setup_.is_in_place && !setup_.has_table));
+  image_->copy_to_workspace();
+  INFO(describe());
+  const bool is_half = setup_.style == ROPE_STYLE_HALF;
+  Judge judge(setup_.dtype);
+  for (int64_t token = 0; token < setup_.tokens; ++token) {
+    const Turn turn = turn_of(token, times);
+    for (int i = 0; i < 2; ++i) {
+      const char *name = i == 0 ? "q" : "k";
+      const rope_tensor_t before = workspace_.before(in_[i]);
+      for (int64_t row = 0; row < batches * in_[i].shape[2]; ++row) {
+        const int64_t batch = row / in_[i].shape[2], head = row % in_[i].shape[2];
+        for (int pair = 0; pair < pairs; ++pair) {
+          const Index at_x = {batch, token, head, rotary_offset + (is_half ? pair : 2 * pair)};
+          const Index at_y = {batch, token, head, rotary_offset + (is_half ? pair + pairs : 2 * pair + 1)};
+          const oracle::Pair in = {value_at(before, at_x), value_at(before, at_y)};
+          const oracle::Pair exact = setup_.direction == Direction::Forward
+                                         ? oracle::rotate(in, turn.rotation[pair])
+                                         : oracle::rotate_transposed(in, turn.rotation[pair]);
+          // Over a thousand calls the length itself drifts by less than 1e-3.
+          const Real length = std::hypot(in.x, in.y) * turn.length[pair] * (times > 1 ? 1.001L : 1.0L);
+          const Real slack = times * tolerance::rope_slack(setup_.dtype, length, turn.phase_error[pair]);
+          judge.judge(name, at_x, value_at(out_[i], at_x), exact.x, slack);
+          judge.judge(name, at_y, value_at(out_[i], at_y), exact.y, slack);
+          workspace_.accept(out_[i], at_x);
+          workspace_.accept(out_[i], at_y);
+        }
+        for (int64_t channel = 0; channel < channels && !setup_.is_in_place; ++channel) {
+          if (channel >= rotary_offset && channel < rotary_offset + rotary_dim) continue;
+          const Index at = {batch, token, head, channel};
+          judge.judge(name, at, value_at(out_[i], at), value_at(before, at), 0);
+          workspace_.accept(out_[i], at);
+        }
+      }
+    }
+  }
+  judge.conclude();
+  check_untouched_elsewhere(workspace_);
+}
+
+std::string RopeScene::describe() const {
+  std::ostringstream text;
+  text << "RoPE " << name_of(setup_.direction) << ' ' << oracle::dtype_name(setup_.dtype) << " style " << setup_.style
+       << (setup_.is_in_place ? "" : " out of place") << (setup_.has_table ? " by tables" : "") << ", 2 x "
+       << setup_.tokens << " tokens, " << setup_.start << " elements past the alignment, device "
+       << setup_.device_index;
+  return text.str();
+}
+
+SwigluScene::SwigluScene(const SwigluSetup &setup) : SwigluScene(setup, share(config_for(setup))) {}
+
+SwigluScene::SwigluScene(const SwigluSetup &setup, std::shared_ptr<const swiglu_desc_t> desc)
+    : Scene(setup.seed), setup_(setup), desc_(std::move(desc)) {
+  swiglu_args_t &args = host_args_;
+  const bool is_forward = setup.direction == Direction::Forward;
+  const std::vector<rope_tensor_t *> inputs = is_forward
+                                                  ? std::vector<rope_tensor_t *>{&args.gate, &args.up}
+                                                  : std::vector<rope_tensor_t *>{&args.gate, &args.up, &args.grad_out};
+  const std::vector<rope_tensor_t *> outputs = is_forward
+                                                   ? std::vector<rope_tensor_t *>{&args.out}
+                                                   : std::vector<rope_tensor_t *>{&args.grad_gate, &args.grad_up};
+  const Placement placement = Placement().gap(0, 11).at(setup.start);
+  for (rope_tensor_t *input : inputs) {
+    *input = workspace_.tensor(setup.dtype, {setup.rows, 37}, placement);
+    workspace_.fill_normal(*input);
+  }
+  for (rope_tensor_t *output : outputs) *output = workspace_.tensor(setup.dtype, {setup.rows, 37}, placement);
+  workspace_.freeze();
+  place(setup.device_index);
+  device_args_ = host_args_;
+  for (rope_tensor_t *tensor : {&device_args_.gate, &device_args_.up, &device_args_.out, &device_args_.grad_out,
+                                &device_args_.grad_gate, &device_args_.grad_up}) {
+    *tensor = image_->there(*tensor);
+  }
+}
+
+rope_status_t SwigluScene::call(rope_stream_t stream) const {
+  return setup_.direction == Direction::Forward ? swiglu_forward(desc_.get(), &device_args_, stream)
+                                                : swiglu_backward(desc_.get(), &device_args_, stream);
+}
+
+void SwigluScene::check_fetched() {
+  image_->copy_to_workspace();
+  INFO(describe());
+  const swiglu_args_t &args = host_args_;
+  Judge judge(setup_.dtype);
+  for_each_index(args.gate, [&](const Index &at) {
+    const Real gate = value_at(workspace_.before(args.gate), at), up = value_at(workspace_.before(args.up), at);
+    if (setup_.direction == Direction::Forward) {
+      const Real exact = oracle::swiglu(gate, up);
+      judge.judge("out", at, value_at(args.out, at), exact, tolerance::swiglu_slack(exact, gate, up, 1));
+      workspace_.accept(args.out, at);
+      return;
+    }
+    const Real grad_out = value_at(workspace_.before(args.grad_out), at);
+    const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
+    // The two terms of grad_gate may cancel; arithmetic is as good as the larger allows.
+    const Real factor = grad_out * up * oracle::sigmoid(gate);
+    const Real size = std::fmax(std::fabs(factor), std::fabs(factor * gate * oracle::sigmoid(-gate)));
+    judge.judge("grad_gate", at, value_at(args.grad_gate, at), exact.gate,
+                tolerance::swiglu_slack(std::fmax(size, std::fabs(exact.gate)), gate, up, grad_out));
+    judge.judge("grad_up", at, value_at(args.grad_up, at), exact.up,
+                tolerance::swiglu_slack(exact.up, gate, 1, grad_out));
+    workspace_.accept(args.grad_gate, at);
+    workspace_.accept(args.grad_up, at);
+  });
+  judge.conclude();
+  check_untouched_elsewhere(workspace_);
+}
+
+std::string SwigluScene::describe() const {
+  std::ostringstream text;
+  text << "SwiGLU " << name_of(setup_.direction) << ' ' << oracle::dtype_name(setup_.dtype) << ", " << setup_.rows
+       << " rows, " << setup_.start << " elements past the alignment, device " << setup_.device_index;
+  return text.str();
+}
+
+Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index) {
+  Scenes scenes;
+  RopeSetup rope;
+  rope.dtype = dtype;
+  rope.device_index = device_index;
+  SwigluSetup swiglu;
+  swiglu.dtype = dtype;
+  swiglu.device_index = device_index;
+  for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+    rope.direction = swiglu.direction = direction;
+    for (const bool has_table : {false, true}) {
+      for (const bool is_in_place : {true, false}) {
+        rope.has_table = has_table;
+        rope.is_in_place = is_in_place;
+        ++rope.seed;
+        scenes.push_back(std::make_unique<RopeScene>(rope));
+      }
+    }
+    ++swiglu.seed;
+    scenes.push_back(std::make_unique<SwigluScene>(swiglu));
+  }
+  return scenes;
+}

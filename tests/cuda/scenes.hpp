@@ -1,0 +1,155 @@
+// scenes.hpp - a call of librope with its tensors on a GPU, and the oracle's judgement of what it left there
+#ifndef ROPE_TESTS_CUDA_SCENES_HPP
+#define ROPE_TESTS_CUDA_SCENES_HPP
+
+#include <rope/rope.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu.hpp"
+#include "support/device.hpp"
+
+// A frozen workspace in memory of the device that was current, all blocks in one piece. Functions that return a
+// cudaError_t may be called from any thread.
+class DeviceImage {
+ public:
+  explicit DeviceImage(Workspace &workspace);
+
+  // The tensor of the workspace, in device memory.
+  rope_tensor_t there(const rope_tensor_t &tensor) const;
+
+  // Makes the device memory what was frozen.
+  cudaError_t enqueue_reset(cudaStream_t stream) const;
+  void reset() const;
+  // Makes every byte of it another.
+  void spoil() const;
+
+  // Fetches the device memory to the host. read() waits for no stream but its own.
+  cudaError_t enqueue_read(cudaStream_t stream) const;
+  void read() const;
+
+  // What was fetched.
+  bool is_as_frozen() const;
+  std::vector<std::byte> bytes() const;
+  bool is_same_as(const std::vector<std::byte> &bytes) const;
+  void copy_to_workspace() const;
+
+  std::byte *device_data() const { return device_.data(); }
+  const std::byte *frozen_data() const { return frozen_.data(); }
+  int64_t size() const { return size_; }
+
+ private:
+  Workspace &workspace_;
+  int64_t size_;
+  DeviceMemory device_;
+  PinnedMemory frozen_, fetched_;
+  cudaStream_t copies_;
+};
+
+// A call in one direction with a descriptor.
+class Scene {
+ public:
+  virtual ~Scene() = default;
+
+  // May be called from any thread.
+  virtual rope_status_t call(rope_stream_t stream) const = 0;
+
+  // Judges what the image has fetched: outputs by the oracle, every other byte by what it was.
+  virtual void check_fetched() = 0;
+  void check() {
+    image().read();
+    check_fetched();
+  }
+
+  virtual void destroy_descriptor() = 0;
+  virtual std::string describe() const = 0;
+  DeviceImage &image() { return *image_; }
+
+ protected:
+  explicit Scene(uint64_t seed) : workspace_(seed) {}
+  void place(int device_index);
+
+  Workspace workspace_;
+  std::unique_ptr<DeviceImage> image_;
+};
+
+// A call that must be accepted. For the thread of the test case only.
+void require_call(const Scene &scene, rope_stream_t stream);
+
+// q of 3 and k of 2 heads of 64 channels, of which 48 are rotated, in two batches. Token s has position
+// first_position + 3 s, from a tensor.
+struct RopeSetup {
+  rope_dtype_t dtype = ROPE_DTYPE_F32;
+  rope_style_t style = ROPE_STYLE_HALF;
+  Direction direction = Direction::Forward;
+  bool is_in_place = true;
+  bool has_table = false;
+  int64_t tokens = 7;
+  int64_t first_position = 5;
+  int64_t start = 0;  // elements that the tensors begin past the alignment: they decide how wide vectors may be
+  int device_index = 0;
+  uint64_t seed = 1;
+};
+
+rope_config_t config_for(const RopeSetup &setup);
+
+class RopeScene : public Scene {
+ public:
+  explicit RopeScene(const RopeSetup &setup);  // with a descriptor of its own
+  RopeScene(const RopeSetup &setup, std::shared_ptr<const rope_desc_t> desc);
+
+  rope_status_t call(rope_stream_t stream) const override;
+  void check_fetched() override { check_turned(1); }
+  // Judges what so many calls in place have left, F32 and computed angles only: each may add what one may be wrong by.
+  void check_turned(int times);
+  void destroy_descriptor() override { desc_.reset(); }
+  std::string describe() const override;
+
+ private:
+  struct Turn;
+  int64_t position_of(int64_t token) const { return setup_.first_position + 3 * token; }
+  Turn turn_of(int64_t token, int times) const;
+
+  RopeSetup setup_;
+  std::shared_ptr<const rope_desc_t> desc_;
+  rope_args_t host_args_ = rope_args(), device_args_ = rope_args();
+  rope_tensor_t in_[2], out_[2];
+};
+
+// Rows of 37 elements, one every 48.
+struct SwigluSetup {
+  rope_dtype_t dtype = ROPE_DTYPE_F32;
+  Direction direction = Direction::Forward;
+  int64_t rows = 5;
+  int64_t start = 0;
+  int device_index = 0;
+  uint64_t seed = 1;
+};
+
+class SwigluScene : public Scene {
+ public:
+  explicit SwigluScene(const SwigluSetup &setup);
+  SwigluScene(const SwigluSetup &setup, std::shared_ptr<const swiglu_desc_t> desc);
+
+  rope_status_t call(rope_stream_t stream) const override;
+  void check_fetched() override;
+  void destroy_descriptor() override { desc_.reset(); }
+  std::string describe() const override;
+
+ private:
+  SwigluSetup setup_;
+  std::shared_ptr<const swiglu_desc_t> desc_;
+  swiglu_args_t host_args_ = swiglu_args(), device_args_ = swiglu_args();
+};
+
+std::shared_ptr<const rope_desc_t> share(const rope_config_t &config);
+std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config);
+
+using Scenes = std::vector<std::unique_ptr<Scene>>;
+
+// One scene of each function: RoPE forward, backward, by tables and out of place, SwiGLU forward and backward.
+Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index = 0);
+
+#endif

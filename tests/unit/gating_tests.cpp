@@ -1,0 +1,191 @@
+// gating_tests.cpp - exponential, sigmoid, SwiGLU and its gradients of one element against long double
+#include <catch2/catch_test_macros.hpp>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <vector>
+
+#include "core/gating.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+
+using oracle::Real;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Calls visit(value) for floats from `low` to `high`, both positive, `stride` representations apart.
+template <typename Visit>
+void for_floats(float low, float high, uint32_t stride, Visit visit) {
+  for (uint32_t bits = rope::bits_of(low); bits <= rope::bits_of(high); bits += stride) visit(rope::float_of(bits));
+}
+
+Real ulps(float actual, Real exact, Real size) {
+  const Real error = std::fabs(actual - exact) / oracle::ulp(ROPE_DTYPE_F32, size);
+  return error >= 0 ? error : std::numeric_limits<Real>::infinity();
+}
+
+Real ulps(float actual, Real exact) {
+  return ulps(actual, exact, exact);
+}
+
+// Gates all over the range in which neither branch of sigmoid is subnormal.
+template <typename Visit>
+void for_gates(Visit visit) {
+  for_floats(0x1p-30f, 87.0f, 4099, [&](float gate) {
+    visit(gate);
+    visit(-gate);
+  });
+}
+
+std::vector<float> extremes() {
+  std::vector<float> values = {0.0f};
+  for (const float magnitude :
+       {FLT_TRUE_MIN, FLT_MIN, 1e-30f, 1e-7f,  0.5f, 1.0f,  1.25f, 17.0f, 87.0f,       88.0f,
+        88.8f,        103.9f,  104.0f, 104.1f, 1e3f, 1e10f, 1e19f, 1e30f, FLT_MAX / 2, FLT_MAX}) {
+    values.push_back(magnitude);
+    values.push_back(-magnitude);
+  }
+  values.push_back(-0.0f);
+  return values;
+}
+
+// A finite exact value has a finite result and one beyond the range an infinite one, with the right sign; a little
+// either side of the largest float both will do.
+bool is_right_limit(float actual, Real exact) {
+  if (std::isnan(actual)) return false;
+  if (std::fabs(exact) < 0.99999L * FLT_MAX) return std::isfinite(actual);
+  if (std::fabs(exact) > 1.00001L * FLT_MAX) return actual == (exact > 0 ? kInfinity : -kInfinity);
+  return std::signbit(actual) == std::signbit(exact);
+}
+
+}  // namespace
+
+TEST_CASE("exp of negative numbers", "[gating]") {
+  Real worst = 0, worst_subnormal = 0;
+  const auto compare = [&](float t) {
+    const Real exact = std::exp(-static_cast<Real>(t));
+    const Real error = ulps(rope::exp_of_negative(t), exact);
+    Real &side = exact < FLT_MIN ? worst_subnormal : worst;
+    side = std::fmax(side, error);
+  };
+  for_floats(FLT_TRUE_MIN, 0x1p-30f, 99991, compare);
+  for_floats(0x1p-30f, 110.0f, 997, compare);
+  CHECK(worst <= 1.5L);
+  CHECK(worst_subnormal <= 1.5L);
+  CHECK(rope::exp_of_negative(0.0f) == 1.0f);
+  for (const float t : {104.0f, 105.0f, 1e10f, FLT_MAX, kInfinity}) CHECK(rope::exp_of_negative(t) == 0.0f);
+}
+
+TEST_CASE("sigmoid and its complement", "[gating]") {
+  Real worst = 0;
+  for_gates([&](float gate) {
+    const rope::Sigmoid s = rope::sigmoid_of(gate);
+    worst = std::fmax(worst, ulps(s.value, oracle::sigmoid(gate)));
+    worst = std::fmax(worst, ulps(s.complement, oracle::sigmoid(-static_cast<Real>(gate))));
+  });
+  CHECK(worst <= 3);
+  CHECK(rope::sigmoid_of(0.0f).value == 0.5f);
+  CHECK(rope::sigmoid_of(-0.0f).complement == 0.5f);
+  CHECK(rope::sigmoid_of(FLT_MAX).value == 1.0f);
+  CHECK(rope::sigmoid_of(FLT_MAX).complement == 0.0f);
+  CHECK(rope::sigmoid_of(-FLT_MAX).value == 0.0f);
+  CHECK(rope::sigmoid_of(-FLT_MAX).complement == 1.0f);
+}
+
+TEST_CASE("sigmoid where it is subnormal", "[gating]") {
+  Real worst = 0;
+  for_floats(87.0f, 110.0f, 7, [&](float magnitude) {
+    const Real exact = oracle::sigmoid(-static_cast<Real>(magnitude));
+    worst = std::fmax(worst, ulps(rope::sigmoid_of(-magnitude).value, exact));
+    worst = std::fmax(worst, ulps(rope::sigmoid_of(magnitude).complement, exact));
+  });
+  CHECK(worst <= 3);
+}
+
+TEST_CASE("SwiGLU and its gradients", "[gating]") {
+  Random random(1);
+  Real worst_out = 0, worst_up = 0, worst_gate = 0;
+  for_gates([&](float gate) {
+    // Neither these nor any product of theirs leaves the normal range before the exact result does.
+    const float up = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20)) - 5));
+    const float grad_out = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20)) - 5));
+    const Real slack = 0x1p-126L * (std::fabs(gate) + 1) * (std::fabs(up) + 1) * (std::fabs(grad_out) + 1);
+    const Real out = oracle::swiglu(gate, up);
+    const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
+    const Real s = oracle::sigmoid(gate), complement = oracle::sigmoid(-static_cast<Real>(gate));
+    const Real factor = static_cast<Real>(grad_out) * up * s;
+    const Real larger_term = std::fmax(std::fabs(factor), std::fabs(factor * gate * complement));
+    const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
+    if (std::fabs(out) > slack) worst_out = std::fmax(worst_out, ulps(rope::swiglu(gate, up), out));
+    if (std::fabs(exact.up) > slack) worst_up = std::fmax(worst_up, ulps(gradient.up, exact.up));
+    if (larger_term > slack) worst_gate = std::fmax(worst_gate, ulps(gradient.gate, exact.gate, larger_term));
+  });
+  CHECK(worst_out > 0);
+  CHECK(worst_out <= 8);
+  CHECK(worst_up > 0);
+  CHECK(worst_up <= 8);
+  CHECK(worst_gate > 0);
+  CHECK(worst_gate <= 8);
+}
+
+TEST_CASE("SwiGLU where sigmoid underflows", "[gating]") {
+  Random random(2);
+  int64_t outside = 0, compared = 0;
+  // 8 ulp, and 2^-147 times those factors that exceed 1.
+  const auto compare = [&](float actual, Real exact, std::initializer_list<float> factors) {
+    Real subnormal = 0x1p-147L;
+    for (const float factor : factors) subnormal *= std::fmax(1.0L, std::fabs(factor));
+    ++compared;
+    outside += !(std::fabs(actual - exact) <= 8 * oracle::ulp(ROPE_DTYPE_F32, exact) + subnormal);
+  };
+  for_floats(87.0f, 120.0f, 97, [&](float magnitude) {
+    const float gate = -magnitude;
+    const auto up = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(100))));
+    const auto grad_out = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20))));
+    const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
+    const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
+    compare(rope::swiglu(gate, up), oracle::swiglu(gate, up), {gate, up});
+    compare(gradient.up, exact.up, {gate, grad_out});
+    compare(gradient.gate, exact.gate, {gate, up, grad_out});
+  });
+  CHECK(outside == 0);
+  CHECK(compared > 50000);
+}
+
+TEST_CASE("finite numbers of any size have the right limit", "[gating]") {
+  const std::vector<float> values = extremes();
+  int64_t wrong_out = 0, wrong_gate = 0, wrong_up = 0, infinite = 0;
+  for (const float gate : values) {
+    for (const float up : values) {
+      const Real out = oracle::swiglu(gate, up);
+      wrong_out += !is_right_limit(rope::swiglu(gate, up), out);
+      infinite += std::fabs(out) > FLT_MAX;
+      for (const float grad_out : values) {
+        const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
+        const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
+        wrong_gate += !is_right_limit(gradient.gate, exact.gate);
+        wrong_up += !is_right_limit(gradient.up, exact.up);
+      }
+    }
+  }
+  CHECK(wrong_out == 0);
+  CHECK(wrong_gate == 0);
+  CHECK(wrong_up == 0);
+  CHECK(infinite > 0);
+}
+
+TEST_CASE("a NaN anywhere gives NaN", "[gating]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(rope::swiglu(nan, 1.0f)));
+  CHECK(std::isnan(rope::swiglu(1.0f, nan)));
+  CHECK(std::isnan(rope::swiglu_gradient(nan, 1.0f, 1.0f).gate));
+  CHECK(std::isnan(rope::swiglu_gradient(nan, 1.0f, 1.0f).up));
+  CHECK(std::isnan(rope::swiglu_gradient(1.0f, nan, 1.0f).gate));
+  CHECK(std::isnan(rope::swiglu_gradient(1.0f, 1.0f, nan).gate));
+  CHECK(std::isnan(rope::swiglu_gradient(1.0f, 1.0f, nan).up));
+  CHECK(rope::swiglu_gradient(1.0f, nan, 1.0f).up == rope::swiglu_gradient(1.0f, 0.0f, 1.0f).up);
+}

@@ -1,0 +1,53 @@
+// no_device_tests.cpp - the reasons for having no CUDA device, in librope's own words
+#include <catch2/catch_test_macros.hpp>
+#include <string>
+
+#include "backend/cuda/device_cache.hpp"
+
+namespace {
+
+bool says(const char *text) {
+  return std::string(rope::last_error()).find(text) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("no driver, an old driver, no visible device and other failures are told apart", "[no_device]") {
+  CHECK(rope::explain_no_device("f", cudaErrorInsufficientDriver, 0, nullptr) == ROPE_STATUS_NO_DEVICE);
+  CHECK(says("f: no NVIDIA driver"));
+
+  CHECK(rope::explain_no_device("f", cudaErrorStubLibrary, 0, nullptr) == ROPE_STATUS_NO_DEVICE);
+  CHECK(says("f: no NVIDIA driver"));
+  CHECK(says("stub"));
+
+  CHECK(rope::explain_no_device("f", cudaErrorInsufficientDriver, 12040, nullptr) == ROPE_STATUS_NO_DEVICE);
+  CHECK(says("too old"));
+  CHECK(says("CUDA 12.4"));
+  const std::string built =
+      "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);
+  CHECK(says(built.c_str()));
+
+  CHECK(rope::explain_no_device("f", cudaErrorNoDevice, 13000, "7") == ROPE_STATUS_NO_DEVICE);
+  CHECK(says("no CUDA device is visible"));
+  CHECK(says("CUDA_VISIBLE_DEVICES is 7"));
+  CHECK(rope::explain_no_device("f", cudaSuccess, 13000, nullptr) == ROPE_STATUS_NO_DEVICE);
+  CHECK(says("CUDA_VISIBLE_DEVICES is not set"));
+
+  CHECK(rope::explain_no_device("f", cudaErrorSystemNotReady, 13000, nullptr) == ROPE_STATUS_CUDA_ERROR);
+  CHECK(says("cudaErrorSystemNotReady"));
+}
+
+TEST_CASE("a GPU that no kernel was built for is named, with what was built", "[no_device]") {
+  rope::DeviceInfo volta = {};
+  volta.is_cuda = true;
+  volta.compute_capability = 70;
+  for (const cudaError_t error : {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
+    CHECK(rope::fail_cuda("f", "cudaFuncGetAttributes", error, volta) == ROPE_STATUS_NO_DEVICE);
+    CHECK(says("sm_70"));
+    CHECK(says("built for"));
+    CHECK(says("compute_"));
+  }
+  CHECK(rope::fail_cuda("f", "cudaLaunchKernel", cudaErrorInvalidResourceHandle, volta) == ROPE_STATUS_CUDA_ERROR);
+  CHECK(says("cudaLaunchKernel"));
+  CHECK(says("cudaErrorInvalidResourceHandle"));
+}

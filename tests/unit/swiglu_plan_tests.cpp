@@ -1,0 +1,291 @@
+// swiglu_plan_tests.cpp - the plan of every legal SwiGLU problem is a legal launch that takes each element once
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "plan/swiglu_plan.hpp"
+#include "plan/tuning.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+#include "unit/fake_tensors.hpp"
+
+namespace {
+
+constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+
+const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 48 << 10},
+                                     {true, 0, 108, 80, 48 << 10},
+                                     {true, 0, 132, 90, 48 << 10},
+                                     {true, 0, 148, 100, 48 << 10},
+                                     {true, 0, 170, 120, 48 << 10}};
+
+uintptr_t region(int number) {
+  return static_cast<uintptr_t>(2 * number + 2) << 59;
+}
+
+// False where the random problem is not a legal one.
+bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
+  const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+  const rope_dtype_t dtype = dtypes[random->below(3)];
+  const int64_t size = oracle::element_size(dtype);
+  const auto rank = static_cast<size_t>(1 + random->below(4));
+  std::vector<int64_t> shape(rank);
+  int64_t left = int64_t{1} << random->below(size_exponent + 1);
+  for (int64_t &length : shape) {
+    length = std::min(
+        1 + (static_cast<int64_t>(random->bits() >> 1) & ((int64_t{1} << random->below(size_exponent + 1)) - 1)), left);
+    // Widths are mostly round.
+    if (length > 16 && random->below(3) != 0) length = length / 16 * 16;
+    left /= length;
+  }
+  std::swap(shape[0], shape[static_cast<size_t>(random->below(static_cast<int64_t>(rank)))]);
+  const bool is_transposed = random->below(8) == 0;
+  const auto tensor = [&](int number) {
+    const int64_t alignment = int64_t{1} << random->below(5);
+    std::vector<int64_t> stride(rank);
+    int64_t next = random->below(8) == 0 ? 2 : 1;
+    for (size_t i = 0; i < rank; ++i) {
+      const size_t axis = is_transposed ? i : rank - 1 - i;
+      stride[axis] = random->below(16) == 0 ? -next : next;
+      next = next * shape[axis] + (random->below(3) == 0 ? random->below(3) * alignment : 0);
+    }
+    const auto offset = static_cast<uintptr_t>((random->below(3) == 0 ? random->below(9) : 0) * alignment * size);
+    rope_tensor_t result = fake_tensor(region(number) + offset, dtype, shape, stride);
+    if (number < 3 && random->below(16) == 0) result.stride[random->below(static_cast<int64_t>(rank))] = 0;
+    return result;
+  };
+  swiglu_args_t args = {};
+  args.struct_size = sizeof args;
+  const bool is_backward = random->below(2) == 0;
+  args.gate = tensor(0);
+  args.up = tensor(1);
+  if (is_backward) {
+    args.grad_out = tensor(2);
+    const int64_t wanted = random->below(4);
+    if (wanted != 1) args.grad_gate = tensor(3);
+    if (wanted != 2) args.grad_up = tensor(4);
+  } else {
+    args.out = random->below(4) == 0 ? args.gate : tensor(3);
+  }
+  return rope::make_swiglu_problem("swiglu_forward", dtype, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
+}
+
+std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
+  std::ostringstream text;
+  text << oracle::dtype_name(problem.dtype) << (problem.is_backward ? " backward" : " forward");
+  for (int axis = 0; axis < problem.ndim; ++axis) text << (axis == 0 ? " of " : " x ") << problem.shape[axis];
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    text << "; " << static_cast<const void *>(problem.in[i]) << " by";
+    for (int axis = 0; axis < problem.ndim; ++axis) text << ' ' << problem.in_stride[i][axis];
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    text << "; to " << static_cast<void *>(problem.out[i]) << " by";
+    for (int axis = 0; axis < problem.ndim; ++axis) text << ' ' << problem.out_stride[i][axis];
+  }
+  text << ": vectors of " << plan.vector_elements << ", " << plan.vectors_per_row << " a row, " << plan.num_vectors
+       << " in all, grid " << plan.grid_x << " x " << plan.grid_y;
+  return text.str();
+}
+
+// Whether vectors of so many elements are aligned wherever they begin at a multiple of that in a row.
+bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements) {
+  const int64_t size = oracle::element_size(problem.dtype), bytes = elements * size;
+  if (elements == 1) return true;
+  const auto allows = [&](const void *data, const int64_t *stride) {
+    if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) != 0) return false;
+    for (int axis = 0; axis < problem.ndim - 1; ++axis) {
+      if (stride[axis] * size % bytes != 0) return false;
+    }
+    return stride[problem.ndim - 1] == 1;
+  };
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    if (!allows(problem.in[i], problem.in_stride[i])) return false;
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    if (problem.out[i] != nullptr && !allows(problem.out[i], problem.out_stride[i])) return false;
+  }
+  return bytes <= 16;
+}
+
+std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
+  if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
+  if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
+  if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
+  if (!allows_vectors(problem, elements)) return "vectors are not aligned";
+  int64_t widest = 16 / size;
+  while (!allows_vectors(problem, widest)) widest /= 2;
+  if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
+  if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) return "vectors of a large problem are narrow";
+  const int64_t columns = problem.shape[problem.ndim - 1];
+  if (plan.vectors_per_row != (columns + elements - 1) / elements) return "vectors_per_row";
+  if (plan.num_vectors != problem.num_elements() / columns * plan.vectors_per_row) return "num_vectors";
+  const int64_t blocks = int64_t{plan.grid_x} * plan.grid_y;
+  if (blocks * rope::kSwigluThreads < plan.num_vectors) return "vectors left over";
+  // At most one block in a row of the grid has nothing to do.
+  if ((blocks - plan.grid_y) * rope::kSwigluThreads >= plan.num_vectors) return "too many blocks";
+  return "";
+}
+
+// Takes every vector in turn: each element once, and each whole vector aligned in every tensor.
+std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
+  const int64_t columns = problem.shape[problem.ndim - 1], rows = problem.num_elements() / columns;
+  const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
+  std::vector<uint8_t> taken(static_cast<size_t>(problem.num_elements()));
+  const int64_t threads = int64_t{plan.grid_x} * plan.grid_y * rope::kSwigluThreads;
+  for (int64_t thread = 0; thread < threads; ++thread) {
+    if (thread >= plan.num_vectors) break;
+    const int64_t row = thread / plan.vectors_per_row, first = thread % plan.vectors_per_row * elements;
+    if (row >= rows) return "a vector of no row";
+    const int64_t count = std::min(elements, columns - first);
+    for (int64_t i = 0; i < count; ++i) ++taken[static_cast<size_t>(row * columns + first + i)];
+    if (count < elements) continue;
+    const auto is_aligned = [&](const void *data, const int64_t *stride) {
+      int64_t offset = first * stride[problem.ndim - 1], rest = row;
+      for (int axis = problem.ndim - 2; axis >= 0; --axis) {
+        offset += rest % problem.shape[axis] * stride[axis];
+        rest /= problem.shape[axis];
+      }
+      const uintptr_t address = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(offset * size);
+      return address % static_cast<uintptr_t>(elements * size) == 0;
+    };
+    for (int i = 0; i < problem.num_inputs(); ++i) {
+      if (!is_aligned(problem.in[i], problem.in_stride[i])) return "a vector that is not aligned";
+    }
+    for (int i = 0; i < problem.num_outputs(); ++i) {
+      if (problem.out[i] != nullptr && !is_aligned(problem.out[i], problem.out_stride[i]))
+        return "a vector that is not aligned";
+    }
+  }
+  return std::all_of(taken.begin(), taken.end(), [](uint8_t n) { return n == 1; }) ? "" : "an element not taken once";
+}
+
+rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward) {
+  swiglu_args_t args = {};
+  args.struct_size = sizeof args;
+  args.gate = compact_tensor(region(0), dtype, shape);
+  args.up = compact_tensor(region(1), dtype, shape);
+  if (is_backward) {
+    args.grad_out = compact_tensor(region(2), dtype, shape);
+    args.grad_gate = compact_tensor(region(3), dtype, shape);
+    args.grad_up = compact_tensor(region(4), dtype, shape);
+  } else {
+    args.out = compact_tensor(region(3), dtype, shape);
+  }
+  rope::SwigluProblem problem;
+  const rope_status_t status = rope::make_swiglu_problem("swiglu_forward", dtype, args, is_backward, &problem);
+  INFO(rope::last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  return problem;
+}
+
+}  // namespace
+
+TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu plan]") {
+  Random random(1);
+  int planned = 0, wide = 0, scalar = 0, rows = 0;
+  for (int round = 0; round < 40000; ++round) {
+    rope::SwigluProblem problem;
+    if (!draw(&random, 55, &problem)) continue;
+    for (const rope::DeviceInfo &device : kDevices) {
+      rope::SwigluPlan plan;
+      const rope_status_t status = rope::plan_swiglu("swiglu_forward", problem, device, &plan);
+      if (status != ROPE_STATUS_SUCCESS) {
+        INFO(rope::last_error());
+        REQUIRE(status == ROPE_STATUS_NOT_SUPPORTED);
+        REQUIRE(std::string(rope::last_error()).rfind("swiglu_forward: gate ", 0) == 0);
+        REQUIRE(problem.num_elements() / rope::kSwigluThreads / kLargestGridX >= kLargestGridY / 2);
+        continue;
+      }
+      ++planned;
+      const std::string fault = fault_of(problem, plan);
+      if (!fault.empty()) {
+        INFO(describe(problem, plan));
+        FAIL(fault);
+      }
+      ++(plan.vector_elements > 1 ? wide : scalar);
+      rows += plan.grid_y > 1;
+    }
+  }
+  CHECK(planned > 100000);
+  CHECK(wide > 10000);
+  CHECK(scalar > 10000);
+  CHECK(rows > 100);
+}
+
+TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
+  Random random(2);
+  int launches = 0, wide = 0, short_vectors = 0;
+  for (int round = 0; round < 10000; ++round) {
+    rope::SwigluProblem problem;
+    if (!draw(&random, 12, &problem)) continue;
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[round % 5], &plan) == ROPE_STATUS_SUCCESS);
+    const std::string fault = fault_of(problem, plan) + run(problem, plan);
+    if (!fault.empty()) {
+      INFO(describe(problem, plan));
+      FAIL(fault);
+    }
+    ++launches;
+    wide += plan.vector_elements > 1;
+    short_vectors += problem.shape[problem.ndim - 1] % plan.vector_elements != 0;
+  }
+  CHECK(launches > 5000);
+  CHECK(wide > 500);
+  CHECK(short_vectors > 100);
+}
+
+TEST_CASE("SwiGLU beyond one launch is refused with a reason", "[swiglu plan]") {
+  rope::SwigluPlan plan;
+  // Single elements: 2^55 of them need 2^48 blocks, more than 65535 rows of 2^31 - 1.
+  rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_F16, {int64_t{1} << 55}, false);
+  problem.in[0] += 2;
+  CHECK(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_NOT_SUPPORTED);
+  CHECK(std::string(rope::last_error()).rfind("swiglu_forward: gate ", 0) == 0);
+  problem.in[0] -= 2;
+  CHECK(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+  CHECK(fault_of(problem, plan).empty());
+}
+
+TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const bool is_backward : {false, true}) {
+      const rope::SwigluProblem problem = compact_problem(dtype, {1 << 17, 14336}, is_backward);
+      rope::SwigluPlan plan;
+      REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+      CHECK(plan.vector_elements * oracle::element_size(dtype) == 16);
+      CHECK(fault_of(problem, plan).empty());
+    }
+  }
+}
+
+TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swiglu plan]") {
+  Random random(3);
+  int planned = 0, parallel = 0;
+  for (int round = 0; round < 10000; ++round) {
+    rope::SwigluProblem problem;
+    if (!draw(&random, round % 2 == 0 ? 55 : 12, &problem)) continue;
+    for (const int num_threads : {1, 2, 7, 64, 1000}) {
+      rope::SwigluPlan plan;
+      REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, num_threads, 0, 0, 0}, &plan) ==
+              ROPE_STATUS_SUCCESS);
+      if (plan.num_tasks < 1 || plan.num_tasks > num_threads || plan.num_tasks > problem.num_elements())
+        FAIL(plan.num_tasks);
+      ++planned;
+      parallel += plan.num_tasks > 1;
+    }
+  }
+  CHECK(planned > 10000);
+  CHECK(parallel > 1000);
+  rope::SwigluPlan plan;
+  const rope::DeviceInfo device = {false, 16, 0, 0, 0};
+  REQUIRE(rope::plan_swiglu("swiglu_forward", compact_problem(ROPE_DTYPE_F32, {4096}, false), device, &plan) ==
+          ROPE_STATUS_SUCCESS);
+  CHECK(plan.num_tasks == 1);
+  REQUIRE(rope::plan_swiglu("swiglu_forward", compact_problem(ROPE_DTYPE_F32, {8192, 14336}, true), device, &plan) ==
+          ROPE_STATUS_SUCCESS);
+  CHECK(plan.num_tasks == 16);
+}

@@ -1,0 +1,222 @@
+// thread_pool_tests.cpp - every task once, whoever calls, from tasks, from many threads and after fork
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch_test_macros.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "backend/cpu/thread_pool.hpp"
+
+namespace {
+
+void run(int num_tasks, const std::function<void(int)> &task) {
+  rope::run_tasks(
+      num_tasks, [](void *context, int index) { (*static_cast<const std::function<void(int)> *>(context))(index); },
+      const_cast<std::function<void(int)> *>(&task));
+}
+
+// How often each task of one call ran; one more slot on either side for indices that do not exist.
+class Counts {
+ public:
+  explicit Counts(int num_tasks) : num_tasks_(num_tasks), counts_(new std::atomic<int>[num_tasks + 2]()) {}
+  void add(int index) { ++counts_[index >= 0 && index < num_tasks_ ? index + 1 : index < 0 ? 0 : num_tasks_ + 1]; }
+  bool each_once() const {
+    for (int i = 0; i < num_tasks_; ++i) {
+      if (counts_[i + 1] != 1) return false;
+    }
+    return counts_[0] == 0 && counts_[num_tasks_ + 1] == 0;
+  }
+
+ private:
+  int num_tasks_;
+  std::unique_ptr<std::atomic<int>[]> counts_;
+};
+
+bool runs_each_once(int num_tasks) {
+  Counts counts(num_tasks);
+  run(num_tasks, [&](int index) { counts.add(index); });
+  return counts.each_once();
+}
+
+// True once `count` tasks have come, false if they do not within ten seconds.
+bool wait_for(const std::atomic<int> &arrived, int count) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (arrived < count) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// Runs `check` in a forked child; a child that hangs is ended by its alarm.
+bool holds_in_child(const std::function<bool()> &check) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(check() ? 0 : 1);
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("each task runs once", "[thread pool]") {
+  for (const int num_tasks : {0, 1, 2, 3, 4, 5, 7, 8, 16, 33}) {
+    INFO(num_tasks << " tasks");
+    for (int round = 0; round < 50; ++round) REQUIRE(runs_each_once(num_tasks));
+  }
+}
+
+TEST_CASE("calls of few tasks follow calls of many", "[thread pool]") {
+  for (int round = 0; round < 300; ++round) {
+    REQUIRE(runs_each_once(2 + round % 7));
+    REQUIRE(runs_each_once(40));
+  }
+}
+
+TEST_CASE("more tasks than threads can be had", "[thread pool]") {
+  for (const int num_tasks : {255, 256, 257, 1000, 20000}) {
+    INFO(num_tasks << " tasks");
+    CHECK(runs_each_once(num_tasks));
+  }
+}
+
+TEST_CASE("tasks run at the same time, the caller's among them", "[thread pool]") {
+  std::atomic<int> arrived{0}, alone{0}, by_caller{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  run(3, [&](int) {
+    ++arrived;
+    if (std::this_thread::get_id() == caller) ++by_caller;
+    if (!wait_for(arrived, 3)) ++alone;
+  });
+  CHECK(alone == 0);
+  CHECK(by_caller == 1);
+}
+
+TEST_CASE("a call returns when its last task has", "[thread pool]") {
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> finished{0};
+    run(4, [&](int index) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(index));
+      ++finished;
+    });
+    REQUIRE(finished == 4);
+  }
+}
+
+TEST_CASE("a task may call", "[thread pool]") {
+  std::atomic<int> wrong{0};
+  Counts outer(5);
+  run(5, [&](int index) {
+    outer.add(index);
+    if (!runs_each_once(6)) ++wrong;
+    run(2, [&](int) {
+      if (!runs_each_once(3)) ++wrong;
+    });
+  });
+  CHECK(outer.each_once());
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("many threads call at once", "[thread pool]") {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 6; ++i) {
+    callers.emplace_back([&wrong, i] {
+      for (int round = 0; round < 200; ++round) {
+        if (!runs_each_once(1 + (round + i) % 9)) ++wrong;
+      }
+    });
+  }
+  for (std::thread &caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("threads of the pool take no signals", "[thread pool]") {
+  std::atomic<int> arrived{0}, open{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  sigset_t before, after;
+  pthread_sigmask(SIG_BLOCK, nullptr, &before);
+  run(3, [&](int) {
+    ++arrived;
+    wait_for(arrived, 3);
+    if (std::this_thread::get_id() == caller) return;
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    for (const int signal : {SIGINT, SIGTERM, SIGALRM, SIGUSR1, SIGCHLD, SIGPROF})
+      open += sigismember(&mask, signal) != 1;
+  });
+  pthread_sigmask(SIG_BLOCK, nullptr, &after);
+  CHECK(arrived == 3);
+  CHECK(open == 0);
+  for (const int signal : {SIGINT, SIGTERM, SIGALRM, SIGUSR1, SIGCHLD, SIGPROF}) {
+    CHECK(sigismember(&before, signal) == sigismember(&after, signal));
+  }
+}
+
+TEST_CASE("a forked child has a pool of its own", "[thread pool]") {
+  REQUIRE(runs_each_once(4));
+  CHECK(holds_in_child([] {
+    // New threads, not those of the parent, which the child does not have.
+    std::atomic<int> arrived{0}, alone{0};
+    run(3, [&](int) {
+      ++arrived;
+      if (!wait_for(arrived, 3)) ++alone;
+    });
+    return alone == 0 && runs_each_once(5) && holds_in_child([] { return runs_each_once(3); });
+  }));
+  CHECK(runs_each_once(4));
+}
+
+TEST_CASE("a child forked in the middle of a call is not held up by it", "[thread pool]") {
+  std::atomic<int> arrived{0};
+  std::atomic<bool> may_finish{false};
+  std::thread busy([&] {
+    run(3, [&](int) {
+      ++arrived;
+      while (!may_finish) std::this_thread::yield();
+    });
+  });
+  CHECK(wait_for(arrived, 3));
+  const bool child_works = holds_in_child([] {
+    std::atomic<int> together{0}, alone{0};
+    run(2, [&](int) {
+      ++together;
+      if (!wait_for(together, 2)) ++alone;
+    });
+    return alone == 0 && runs_each_once(6);
+  });
+  CHECK(child_works);
+  // Meanwhile the pool is taken here.
+  CHECK(runs_each_once(6));
+  may_finish = true;
+  busy.join();
+  CHECK(runs_each_once(6));
+}
+
+TEST_CASE("processors are those that the thread may run on", "[thread pool]") {
+  cpu_set_t before;
+  REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
+  CHECK(rope::count_usable_processors() == CPU_COUNT(&before));
+  int bound_to_one = 0;
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &before)) continue;
+      CPU_SET(cpu, &one);
+      break;
+    }
+    if (sched_setaffinity(0, sizeof one, &one) == 0) bound_to_one = rope::count_usable_processors();
+  }).join();
+  CHECK(bound_to_one == 1);
+}

@@ -1,0 +1,421 @@
+// view_tests.cpp - what makes a tensor a view, parts of views, and which views share bytes, by brute force
+#include <algorithm>
+#include <bitset>
+#include <catch2/catch_test_macros.hpp>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/view.hpp"
+#include "support/random.hpp"
+#include "unit/fake_tensors.hpp"
+
+namespace {
+
+constexpr uintptr_t kBase = uintptr_t{1} << 40;
+
+rope_status_t read(const rope_tensor_t &tensor, rope::View *view) {
+  return rope::read_view("some_function", "some_field", tensor, view);
+}
+
+rope::View view_of(const rope_tensor_t &tensor) {
+  rope::View view;
+  const rope_status_t status = read(tensor, &view);
+  INFO(rope::last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  return view;
+}
+
+rope::View view_of(const std::vector<int64_t> &shape, const std::vector<int64_t> &stride,
+                   rope_dtype_t dtype = ROPE_DTYPE_F32, uintptr_t address = kBase) {
+  return view_of(fake_tensor(address, dtype, shape, stride));
+}
+
+// Refused, in a sentence that names the function and the field.
+bool refuses(const rope_tensor_t &tensor, rope_status_t expected = ROPE_STATUS_INVALID_ARGUMENT) {
+  rope::View view;
+  rope::fail(ROPE_STATUS_SUCCESS, "%s", "");
+  const rope_status_t status = read(tensor, &view);
+  const std::string message = rope::last_error();
+  UNSCOPED_INFO("status " << status << ": " << message);
+  return status == expected && message.rfind("some_function: some_field", 0) == 0;
+}
+
+bool accepts(const rope_tensor_t &tensor) {
+  rope::View view;
+  const rope_status_t status = read(tensor, &view);
+  if (status != ROPE_STATUS_SUCCESS) UNSCOPED_INFO(rope::last_error());
+  return status == ROPE_STATUS_SUCCESS;
+}
+
+std::vector<int64_t> shape_of(const rope::View &view) {
+  return {view.shape, view.shape + view.ndim};
+}
+
+// Byte offsets of the elements from the view's data, in index order.
+std::vector<int64_t> element_offsets(const rope::View &view) {
+  std::vector<int64_t> offsets;
+  for_each_index(shape_of(view), [&](const int64_t *index) {
+    int64_t offset = 0;
+    for (int axis = 0; axis < view.ndim; ++axis) offset += index[axis] * view.stride[axis];
+    offsets.push_back(offset * rope::dtype_size(view.dtype));
+  });
+  return offsets;
+}
+
+bool visits_twice(const rope::View &view) {
+  std::vector<int64_t> offsets = element_offsets(view);
+  std::sort(offsets.begin(), offsets.end());
+  return std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end();
+}
+
+bool accepts_as_output(const rope::View &view) {
+  const rope_status_t status = rope::check_output_strides("some_function", "some_field", view);
+  if (status == ROPE_STATUS_SUCCESS) return true;
+  REQUIRE(status == ROPE_STATUS_INVALID_ARGUMENT);
+  REQUIRE(std::string(rope::last_error()).rfind("some_function: some_field", 0) == 0);
+  return false;
+}
+
+// All bytes of both views lie within kReach of kBase.
+constexpr int64_t kReach = 2048;
+using Bytes = std::bitset<2 * kReach>;
+
+Bytes bytes_of(const rope::View &view) {
+  Bytes bytes;
+  const int64_t start = view.data - at_address(kBase);
+  for (const int64_t offset : element_offsets(view)) {
+    for (int64_t byte = 0; byte < rope::dtype_size(view.dtype); ++byte) {
+      bytes.set(static_cast<size_t>(start + offset + byte + kReach));
+    }
+  }
+  return bytes;
+}
+
+rope::View random_view(Random *random, int64_t largest_stride, int64_t stride_unit, int64_t largest_offset) {
+  constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F32,
+                                      ROPE_DTYPE_I32, ROPE_DTYPE_I64,  ROPE_DTYPE_F64};
+  const rope_dtype_t dtype = kDtypes[random->below(6)];
+  const int64_t size = rope::dtype_size(dtype);
+  const auto ndim = static_cast<size_t>(1 + random->below(4));
+  std::vector<int64_t> shape(ndim), stride(ndim);
+  for (size_t axis = 0; axis < ndim; ++axis) {
+    shape[axis] = 1 + random->below(4);
+    stride[axis] = (random->below(2 * largest_stride + 1) - largest_stride) * stride_unit;
+  }
+  const int64_t offset = (random->below(2 * largest_offset + 1) - largest_offset) / size * size;
+  return view_of(shape, stride, dtype, kBase + static_cast<uintptr_t>(offset));
+}
+
+std::string describe(const rope::View &view) {
+  std::string text = rope::dtype_name(view.dtype);
+  text += " at " + std::to_string(view.data - at_address(kBase));
+  for (int axis = 0; axis < view.ndim; ++axis) {
+    text += ", " + std::to_string(view.shape[axis]) + " by " + std::to_string(view.stride[axis]);
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("an absent tensor is all zero", "[views]") {
+  rope::View view;
+  REQUIRE(read(rope_tensor_t{}, &view) == ROPE_STATUS_SUCCESS);
+  CHECK(view.is_absent());
+  rope_tensor_t forgotten = {};
+  forgotten.data = at_address(kBase);
+  CHECK(refuses(forgotten));
+  forgotten = {};
+  forgotten.dtype = ROPE_DTYPE_F32;
+  CHECK(refuses(forgotten));
+  forgotten = {};
+  forgotten.flags = ROPE_TENSOR_STRIDED;
+  CHECK(refuses(forgotten));
+  for (int axis = 0; axis < 4; ++axis) {
+    forgotten = {};
+    forgotten.shape[axis] = 1;
+    CHECK(refuses(forgotten));
+    forgotten = {};
+    forgotten.stride[axis] = -1;
+    CHECK(refuses(forgotten));
+  }
+}
+
+TEST_CASE("strides left zero are compact", "[views]") {
+  rope_tensor_t tensor = compact_tensor(kBase, ROPE_DTYPE_F16, {2, 3, 5, 7});
+  tensor.flags = 0;
+  for (int64_t &stride : tensor.stride) stride = 0;
+  const rope::View view = view_of(tensor);
+  const int64_t compact[] = {105, 35, 7, 1};
+  for (int axis = 0; axis < 4; ++axis) CHECK(view.stride[axis] == compact[axis]);
+  CHECK(view.data == tensor.data);
+  CHECK(view.dtype == ROPE_DTYPE_F16);
+  CHECK(view.ndim == 4);
+
+  tensor.flags = ROPE_TENSOR_STRIDED;
+  for (const int64_t stride : view_of(tensor).stride) CHECK(stride == 0);
+
+  tensor.flags = 0;
+  tensor.stride[2] = 9;
+  const rope::View said = view_of(tensor);
+  CHECK(said.stride[2] == 9);
+  CHECK(said.stride[3] == 0);
+
+  // Axes beyond ndim are not read.
+  tensor = compact_tensor(kBase, ROPE_DTYPE_F16, {4, 6});
+  tensor.flags = 0;
+  tensor.stride[0] = tensor.stride[1] = 0;
+  tensor.stride[3] = 99;
+  tensor.shape[3] = -5;
+  CHECK(view_of(tensor).stride[0] == 6);
+  CHECK(view_of(tensor).stride[1] == 1);
+}
+
+TEST_CASE("a malformed tensor is refused", "[views]") {
+  const rope_tensor_t good = compact_tensor(kBase, ROPE_DTYPE_F32, {3, 4});
+  REQUIRE(accepts(good));
+  rope_tensor_t bad = good;
+  bad.ndim = 5;
+  CHECK(refuses(bad));
+  bad.ndim = 65535;
+  CHECK(refuses(bad));
+  for (const rope_dtype_t dtype : {0, -1, 7, 100}) {
+    bad = good;
+    bad.dtype = dtype;
+    CHECK(refuses(bad));
+  }
+  for (const uint16_t flags : {0x2, 0x3, 0x8000}) {
+    bad = good;
+    bad.flags = flags;
+    CHECK(refuses(bad, ROPE_STATUS_NOT_SUPPORTED));
+  }
+  for (int axis = 0; axis < 2; ++axis) {
+    bad = good;
+    bad.shape[axis] = -1;
+    CHECK(refuses(bad));
+    bad.shape[axis] = INT64_MIN;
+    CHECK(refuses(bad));
+  }
+  bad = good;
+  bad.data = nullptr;
+  CHECK(refuses(bad));
+  for (int axis = 0; axis < 2; ++axis) {
+    rope_tensor_t empty = bad;
+    empty.shape[axis] = 0;
+    CHECK(accepts(empty));
+    CHECK(view_of(empty).is_empty());
+  }
+}
+
+TEST_CASE("data is aligned to the element", "[views]") {
+  const rope_dtype_t dtypes[] = {ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F32,
+                                 ROPE_DTYPE_F64, ROPE_DTYPE_I32,  ROPE_DTYPE_I64};
+  const uintptr_t sizes[] = {2, 2, 4, 8, 4, 8};
+  for (int i = 0; i < 6; ++i) {
+    CHECK(rope::dtype_size(dtypes[i]) == static_cast<int64_t>(sizes[i]));
+    for (uintptr_t offset = 0; offset < 16; ++offset) {
+      const rope_tensor_t tensor = compact_tensor(kBase + offset, dtypes[i], {3});
+      INFO(rope::dtype_name(dtypes[i]) << " + " << offset);
+      if (offset % sizes[i] == 0) {
+        CHECK(accepts(tensor));
+      } else {
+        CHECK(refuses(tensor));
+      }
+    }
+  }
+}
+
+TEST_CASE("sizes that overflow are refused", "[views]") {
+  constexpr int64_t huge = INT64_MAX, half = int64_t{1} << 62;
+  rope_tensor_t compact = compact_tensor(kBase, ROPE_DTYPE_F16, {1, 1, 1});
+  compact.flags = 0;
+  compact.stride[0] = compact.stride[1] = compact.stride[2] = 0;
+  compact.shape[0] = compact.shape[1] = compact.shape[2] = int64_t{1} << 32;
+  CHECK(refuses(compact));
+  compact.shape[0] = 1;
+  CHECK(refuses(compact));
+  compact.shape[1] = 1 << 20;
+  CHECK(accepts(compact));
+
+  const uintptr_t middle = uintptr_t{1} << 63;
+  for (const std::vector<int64_t> &strides : {std::vector<int64_t>{huge, 1},
+                                              {1, huge},
+                                              {INT64_MIN, 1},
+                                              {half, half},
+                                              {half, -half},
+                                              {-half, -half},
+                                              {int64_t{1} << 60, 1}}) {
+    CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {3, 3}, strides)));
+  }
+  // 2^60 bytes on either side are the most; the tensor's elements count too, expanded ones included.
+  CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {int64_t{1} << 59})));
+  CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {-(int64_t{1} << 59)})));
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {(int64_t{1} << 59) + 1})));
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2}, {int64_t{1} << 58})));
+  CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 30, int64_t{1} << 30}, {0, 0})));
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 30, int64_t{1} << 31}, {0, 0})));
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 40, int64_t{1} << 40}, {0, 0})));
+}
+
+TEST_CASE("strides that leave the address space are refused", "[views]") {
+  // 100 elements of 4 bytes downwards need 396 bytes below data, and upwards 400 bytes above it.
+  CHECK(accepts(fake_tensor(396, ROPE_DTYPE_F32, {100}, {-1})));
+  CHECK(refuses(fake_tensor(392, ROPE_DTYPE_F32, {100}, {-1})));
+  CHECK(accepts(fake_tensor(UINTPTR_MAX - 403, ROPE_DTYPE_F32, {100}, {1})));
+  CHECK(refuses(fake_tensor(UINTPTR_MAX - 395, ROPE_DTYPE_F32, {100}, {1})));
+  CHECK(accepts(fake_tensor(4096, ROPE_DTYPE_F32, {4, 5}, {-256, 1})));
+  CHECK(refuses(fake_tensor(2048, ROPE_DTYPE_F32, {4, 5}, {-256, 1})));
+}
+
+TEST_CASE("a part of a view begins at the element of that index", "[views]") {
+  const rope::View view = view_of({3, 4, 5}, {-100, 7, 30}, ROPE_DTYPE_F32);
+  for (int axis = 0; axis < 3; ++axis) {
+    for (int64_t start = 0; start <= view.shape[axis]; ++start) {
+      const rope::View part = rope::narrow_view(view, axis, start, view.shape[axis] - start);
+      REQUIRE(part.data == view.data + start * view.stride[axis] * 4);
+      for (int other = 0; other < 3; ++other) {
+        REQUIRE(part.shape[other] == view.shape[other] - (other == axis ? start : 0));
+        REQUIRE(part.stride[other] == view.stride[other]);
+      }
+    }
+  }
+  rope_tensor_t empty = compact_tensor(0, ROPE_DTYPE_F32, {0, 8});
+  CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).data == nullptr);
+  CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).shape[1] == 2);
+}
+
+TEST_CASE("the same view has the same elements in the same order", "[views]") {
+  const rope::View view = view_of({3, 4}, {4, 1});
+  CHECK(rope::is_same_view(view, view));
+  CHECK_FALSE(rope::is_same_view(view, view_of({3, 4}, {4, 1}, ROPE_DTYPE_F32, kBase + 4)));
+  CHECK_FALSE(rope::is_same_view(view, view_of({3, 4}, {4, 1}, ROPE_DTYPE_I32)));
+  CHECK_FALSE(rope::is_same_view(view, view_of({3, 4}, {5, 1})));
+  CHECK_FALSE(rope::is_same_view(view, view_of({3, 4}, {4, -1})));
+  CHECK_FALSE(rope::is_same_view(view, view_of({3, 3}, {4, 1})));
+  CHECK_FALSE(rope::is_same_view(view, view_of({4, 3}, {1, 4})));
+  CHECK_FALSE(rope::is_same_view(view_of({12}, {1}), view));
+  // The stride of a single element says nothing.
+  CHECK(rope::is_same_view(view_of({1, 4}, {4, 1}), view_of({1, 4}, {99, 1})));
+  CHECK_FALSE(rope::is_same_view(view_of({2, 4}, {4, 1}), view_of({2, 4}, {99, 1})));
+}
+
+TEST_CASE("strides that lead nowhere may be any number", "[views]") {
+  constexpr int64_t most = INT64_MAX, least = INT64_MIN;
+  for (const int64_t wild : {most, least, least + 1, most / 2}) {
+    const rope::View single = view_of({1, 4}, {wild, 1}), plain = view_of({1, 4}, {4, 1});
+    CHECK(rope::is_same_view(single, plain));
+    CHECK(rope::views_overlap(single, plain));
+    CHECK(rope::views_overlap(plain, single));
+    CHECK_FALSE(rope::views_overlap(single, view_of({1, 4}, {least, 1}, ROPE_DTYPE_F32, kBase + 16)));
+    CHECK(accepts_as_output(single));
+    CHECK(rope::narrow_view(single, 1, 2, 2).data == single.data + 8);
+    const rope::View empty = view_of({0, 4}, {1, wild});
+    CHECK(accepts_as_output(empty));
+    CHECK_FALSE(rope::views_overlap(empty, plain));
+    CHECK(rope::narrow_view(empty, 1, 3, 1).shape[1] == 1);
+  }
+}
+
+TEST_CASE("an output visits no element twice", "[views]") {
+  CHECK(accepts_as_output(view_of({2, 3}, {3, 1})));
+  CHECK(accepts_as_output(view_of({2, 3}, {3, 2})));
+  CHECK(accepts_as_output(view_of({2, 3}, {1, 2})));
+  CHECK(accepts_as_output(view_of({2, 3}, {-3, 2})));
+  CHECK(accepts_as_output(view_of({6, 3}, {3, 5})));
+  CHECK(accepts_as_output(view_of({5, 4}, {3, 5})));
+  CHECK_FALSE(accepts_as_output(view_of({6, 4}, {3, 5})));
+  CHECK_FALSE(accepts_as_output(view_of({2, 3}, {2, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({2, 3}, {1, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({2, 3}, {-2, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({2, 3}, {0, 1})));
+  CHECK(accepts_as_output(view_of({1, 3}, {0, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({1, 3}, {0, 0})));
+  CHECK(accepts_as_output(view_of({0, 3}, {0, 0})));
+  CHECK(accepts_as_output(view_of({1, 1, 1, 1}, {0, 0, 0, 0})));
+  CHECK(accepts_as_output(view_of({2, 2, 2, 2}, {8, 4, 2, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({2, 2, 2, 2}, {7, 4, 2, 1})));
+  CHECK(accepts_as_output(view_of({1 << 20, 64, 128}, {64 * 128, 128, 1})));
+  CHECK_FALSE(accepts_as_output(view_of({1 << 20, 64, 128}, {64 * 128 - 1, 128, 1})));
+}
+
+TEST_CASE("outputs against brute force", "[views]") {
+  Random random(1);
+  int twice = 0, once = 0, wrong = 0;
+  std::string first_wrong;
+  for (int i = 0; i < 40000; ++i) {
+    const rope::View view = random_view(&random, i % 2 == 0 ? 8 : 40, 1, 0);
+    const bool expected = !visits_twice(view);
+    ++(expected ? once : twice);
+    if (accepts_as_output(view) != expected && wrong++ == 0) {
+      first_wrong = (expected ? "visited once: " : "visited twice: ") + describe(view);
+    }
+  }
+  INFO(first_wrong);
+  CHECK(wrong == 0);
+  CHECK(once > 5000);
+  CHECK(twice > 5000);
+}
+
+TEST_CASE("overlaps against brute force", "[views]") {
+  // Strides of one unit meet nearly always; of two and three they interleave without meeting.
+  for (const int64_t unit : {1, 2, 3}) {
+    Random random(static_cast<uint64_t>(unit));
+    int meeting = 0, apart = 0, wrong = 0;
+    std::string first_wrong;
+    for (int i = 0; i < 30000; ++i) {
+      const int64_t largest_stride = 8 / unit, largest_offset = i % 2 == 0 ? 100 : 500;
+      const rope::View a = random_view(&random, largest_stride, unit, largest_offset);
+      const rope::View b = random_view(&random, largest_stride, unit, largest_offset);
+      const bool expected = (bytes_of(a) & bytes_of(b)).any();
+      ++(expected ? meeting : apart);
+      if (rope::views_overlap(a, b) != expected && wrong++ == 0) {
+        first_wrong = (expected ? "meeting: " : "apart: ") + describe(a) + " and " + describe(b);
+      }
+    }
+    INFO(first_wrong);
+    CHECK(wrong == 0);
+    CHECK(meeting > 3000);
+    CHECK(apart > 3000);
+  }
+}
+
+TEST_CASE("views of real tensors overlap or not", "[views]") {
+  // q, k and v of one packed tensor, and gate and up interleaved.
+  const rope::View packed = view_of({16384, 96, 128}, {96 * 128, 128, 1}, ROPE_DTYPE_BF16);
+  const rope::View q = rope::narrow_view(packed, 1, 0, 64), k = rope::narrow_view(packed, 1, 64, 16);
+  const rope::View v = rope::narrow_view(packed, 1, 80, 16), most = rope::narrow_view(packed, 1, 63, 16);
+  CHECK_FALSE(rope::views_overlap(q, k));
+  CHECK_FALSE(rope::views_overlap(k, v));
+  CHECK_FALSE(rope::views_overlap(q, v));
+  CHECK(rope::views_overlap(q, most));
+  CHECK(rope::views_overlap(most, k));
+  CHECK_FALSE(rope::views_overlap(most, v));
+  CHECK(rope::views_overlap(packed, q));
+  const rope::View even = view_of({8192, 14336}, {2 * 14336, 2}, ROPE_DTYPE_F16);
+  const rope::View odd = view_of({8192, 14336}, {2 * 14336, 2}, ROPE_DTYPE_F16, kBase + 2);
+  CHECK_FALSE(rope::views_overlap(even, odd));
+  CHECK(rope::views_overlap(even, rope::narrow_view(odd, 0, 0, 1)) == false);
+  CHECK(rope::views_overlap(even, even));
+  // Halves of heads, one reversed.
+  const rope::View low = rope::narrow_view(packed, 2, 0, 64), high = rope::narrow_view(packed, 2, 64, 64);
+  CHECK_FALSE(rope::views_overlap(low, high));
+  const rope::View reversed = view_of({16384, 96, 128}, {96 * 128, 128, -1}, ROPE_DTYPE_BF16, kBase + 127 * 2);
+  CHECK(rope::views_overlap(reversed, high));
+  CHECK_FALSE(rope::views_overlap(rope::narrow_view(reversed, 2, 64, 64), high));
+  // Far apart, absent and empty.
+  const rope::View here = view_of({1 << 20}, {1}),
+                   far = view_of({1 << 20}, {1}, ROPE_DTYPE_F32, UINTPTR_MAX - (64 << 20) + 1);
+  CHECK_FALSE(rope::views_overlap(here, far));
+  CHECK_FALSE(rope::views_overlap(far, here));
+  CHECK_FALSE(rope::views_overlap(here, rope::View{}));
+  CHECK_FALSE(rope::views_overlap(rope::View{}, here));
+  CHECK_FALSE(rope::views_overlap(here, view_of({0, 5}, {1, 1})));
+  // Neighbours to the byte.
+  for (int64_t gap = -8; gap <= 8; gap += 2) {
+    const rope::View words = view_of({4}, {1}, ROPE_DTYPE_F32),
+                     halves = view_of({4}, {1}, ROPE_DTYPE_F16, kBase + 16 + static_cast<uintptr_t>(gap));
+    CHECK(rope::views_overlap(words, halves) == (gap < 0));
+    CHECK(rope::views_overlap(halves, words) == (gap < 0));
+  }
+}
