@@ -18,6 +18,18 @@ struct FreeList {
 FreeList free_rope_descriptors;
 FreeList free_swiglu_descriptors;
 pthread_mutex_t free_mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
+
+// A fork waits for the lists to be whole, so that the child can use them.
+void lock_lists() {
+  pthread_mutex_lock(&free_mutex);
+}
+void unlock_lists() {
+  pthread_mutex_unlock(&free_mutex);
+}
+void install_fork_handlers() {
+  pthread_atfork(lock_lists, unlock_lists, unlock_lists);
+}
 
 FreeList &free_list_of(uint32_t magic) {
   return magic == kRopeMagic ? free_rope_descriptors : free_swiglu_descriptors;
@@ -34,6 +46,7 @@ const Backend &backend_of(rope_device_t device) {
 }
 
 void *allocate_descriptor(uint32_t magic) {
+  pthread_once(&fork_handlers_once, install_fork_handlers);
   FreeList &list = free_list_of(magic);
   pthread_mutex_lock(&free_mutex);
   DescriptorHeader *header = list.first;

@@ -30,7 +30,6 @@ struct swiglu_desc {
   const rope::Backend *backend;
   rope::DeviceInfo device;
   int32_t device_index;
-  rope_device_t device_kind;
   rope_dtype_t dtype;
 };
 

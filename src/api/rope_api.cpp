@@ -35,7 +35,7 @@ rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   rope_args_t args;
   ROPE_TRY(import_struct(function, "args", given, kRopeArgsFirstSize, &args, sizeof args));
-  ROPE_TRY(check_stream(function, desc->geometry.device, stream));
+  if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   RopeProblem problem;
   ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &problem));
   if (problem.is_empty()) return ROPE_STATUS_SUCCESS;

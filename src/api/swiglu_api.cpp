@@ -23,7 +23,6 @@ rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
   desc->backend = &backend;
   desc->device = device;
   desc->device_index = config.device_index;
-  desc->device_kind = config.device;
   desc->dtype = config.dtype;
   make_live(&desc->header, kSwigluMagic);
   *desc_out = desc;
@@ -35,7 +34,7 @@ rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_ar
   ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
   swiglu_args_t args;
   ROPE_TRY(import_struct(function, "args", given, kSwigluArgsFirstSize, &args, sizeof args));
-  ROPE_TRY(check_stream(function, desc->device_kind, stream));
+  if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   SwigluProblem problem;
   ROPE_TRY(make_swiglu_problem(function, desc->dtype, args, is_backward, &problem));
   if (problem.is_empty()) return ROPE_STATUS_SUCCESS;

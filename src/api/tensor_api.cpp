@@ -56,8 +56,9 @@ rope_status_t rope_tensor_select(const rope_tensor_t *src, int32_t dim, int64_t 
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "rope_tensor_select: src.ndim is 1: no axis would be left");
   }
   if (index < 0 || index >= view.shape[dim]) {
-    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "rope_tensor_select: index is %lld: it must be 0 to %lld",
-                      static_cast<long long>(index), static_cast<long long>(view.shape[dim] - 1));
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT,
+                      "rope_tensor_select: index is %lld: it must be at least 0 and below src.shape[%d], %lld",
+                      static_cast<long long>(index), dim, static_cast<long long>(view.shape[dim]));
   }
   view = rope::narrow_view(view, dim, index, 1);
   for (int axis = dim; axis < view.ndim; ++axis) {

@@ -49,6 +49,15 @@ ROPE_HOST_DEVICE float divide_by_one_to_two(float numerator, float denominator) 
 #endif
 }
 
+// a * b + c, fused or not as the device does it best, but the same in every kernel.
+ROPE_HOST_DEVICE float multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 struct Sigmoid {
   float value;       // sigmoid(gate)
   float complement;  // sigmoid(-gate), that is 1 - value, without the cancellation
@@ -73,7 +82,7 @@ struct SwigluGradient {
 ROPE_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float grad_out) {
   const Sigmoid s = sigmoid_of(gate);
   // d silu / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small up.
-  const float half_slope = 0.5f * (s.value * (1.0f + gate * s.complement));
+  const float half_slope = 0.5f * (s.value * multiply_add(gate, s.complement, 1.0f));
   const float half_gradient = (half_slope * grad_out) * up;
   return {half_gradient + half_gradient, (s.value * grad_out) * gate};
 }

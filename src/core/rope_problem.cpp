@@ -72,8 +72,15 @@ rope_status_t check_unserved_config(const char *function, const rope_config_t &c
   if (config.num_axes > 1) {
     return fail(kUnsupported, "%s: num_axes is %d: more than one axis is not served yet", function, config.num_axes);
   }
+  if (config.pair_block < 0) {
+    return fail(kInvalid, "%s: pair_block is %d: it must be at least 0", function, config.pair_block);
+  }
   if (config.pair_block != 0) {
     return fail(kUnsupported, "%s: pair_block is %d: not served yet, leave it 0", function, config.pair_block);
+  }
+  if (config.out_style != 0 && config.out_style != ROPE_STYLE_HALF && config.out_style != ROPE_STYLE_INTERLEAVED) {
+    return fail(kInvalid, "%s: out_style is %d: it must be a ROPE_STYLE_ value, or 0 for style", function,
+                config.out_style);
   }
   if (config.out_style != 0 && config.out_style != config.style) {
     return fail(kUnsupported, "%s: out_style is %d: a style other than that of the input is not served yet", function,
@@ -109,8 +116,9 @@ rope_status_t copy_frequencies(const char *function, const rope_config_t &config
   const int pairs = geometry->rotary_dim / 2;
   const double theta = config.theta;
   const double scale = config.attention_scale;
-  if (!(fabs(scale) <= 3.4028234663852886e38)) {
-    return fail(kInvalid, "%s: attention_scale is %g: it must be finite in fp32", function, scale);
+  if (!(fabs(scale) <= 3.4028234663852886e38) || (scale != 0.0 && static_cast<float>(scale) == 0.0f)) {
+    return fail(kInvalid, "%s: attention_scale is %g: it must be a finite number other than 0 in fp32, or 0 for 1",
+                function, scale);
   }
   geometry->attention_scale = scale == 0.0 ? 1.0f : static_cast<float>(scale);
   if (theta != 0.0 && !(theta >= kSmallestTheta && theta <= kLargestTheta)) {
@@ -140,8 +148,8 @@ class ProblemReader {
   rope_status_t read_rotated(const char *field, const char *out_field, const rope_tensor_t &in,
                              const rope_tensor_t &out) {
     View in_view, out_view;
-    ROPE_TRY(read_view(function_, field, in, &in_view));
-    ROPE_TRY(read_view(function_, out_field, out, &out_view));
+    ROPE_TRY(read(field, in, &in_view));
+    ROPE_TRY(read(out_field, out, &out_view));
     if (in_view.is_absent()) {
       if (out_view.is_absent()) return ROPE_STATUS_SUCCESS;
       return fail(kInvalid, "%s: %s is set but %s is absent: an output needs its input", function_, out_field, field);
@@ -150,8 +158,6 @@ class ProblemReader {
     const bool is_in_place = out_view.is_absent() || is_same_view(in_view, out_view);
     const View &written = out_view.is_absent() ? in_view : out_view;
     if (!out_view.is_absent()) ROPE_TRY(check_same_shape(out_field, out_view, field, in_view));
-    ROPE_TRY(check_output_strides(function_, out_view.is_absent() ? field : out_field, written));
-
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
     tensor->in = in_view.data;
     tensor->out = written.data;
@@ -164,7 +170,9 @@ class ProblemReader {
     const int channels = layout_.axis[kChannel];
     const View touched =
         is_in_place ? narrow_view(written, channels, geometry_.rotary_offset, geometry_.rotary_dim) : written;
-    keep_output(out_view.is_absent() ? field : out_field, touched);
+    const char *written_field = out_view.is_absent() ? field : out_field;
+    ROPE_TRY(check_output_strides(function_, written_field, touched));
+    keep_output(written_field, touched);
     if (!is_in_place) keep_input(field, in_view);
     return ROPE_STATUS_SUCCESS;
   }
@@ -173,17 +181,26 @@ class ProblemReader {
     View positions, start;
     ROPE_TRY(read_integers("positions", args.positions, &positions));
     ROPE_TRY(read_integers("start_positions", args.start_positions, &start));
+    const long long batches = printable(problem_->batches), tokens = printable(problem_->tokens);
     const bool is_thd = layout_.ndim == 3;
     if (!positions.is_absent() && !is_by_token(positions)) {
-      return fail(kInvalid, "%s: positions has shape %s: it must be %s", function_, ShapeText(positions).text,
-                  is_thd ? "[T]" : "[S] or [B, S]");
+      const ShapeText shape(positions);
+      return is_thd
+                 ? fail(kInvalid, "%s: positions has shape %s: it must be [T], [%lld]", function_, shape.text, tokens)
+                 : fail(kInvalid, "%s: positions has shape %s: it must be [S], [%lld], or [B, S], [%lld, %lld]",
+                        function_, shape.text, tokens, batches, tokens);
     }
     if (!start.is_absent()) {
       const bool is_by_batch = start.ndim == 1 && start.shape[0] == problem_->batches;
-      const bool is_like_positions = start.ndim == positions.ndim && is_by_token(start);
-      if (!is_by_batch && !is_like_positions) {
-        return fail(kInvalid, "%s: start_positions has shape %s: it must be [B] or the shape of positions", function_,
-                    ShapeText(start).text);
+      // [S] is not taken: with S = B it would silently mean [B].
+      const bool is_for_each_token = is_by_token(start) && (is_thd || start.ndim == 2);
+      if (!is_by_batch && !is_for_each_token) {
+        const ShapeText shape(start);
+        return is_thd
+                   ? fail(kInvalid, "%s: start_positions has shape %s: it must be [B], [1], or [T], [%lld]", function_,
+                          shape.text, tokens)
+                   : fail(kInvalid, "%s: start_positions has shape %s: it must be [B], [%lld], or [B, S], [%lld, %lld]",
+                          function_, shape.text, batches, batches, tokens);
       }
       problem_->start_positions =
           is_by_batch ? TokenIntegers{start.data, true, start.dtype == ROPE_DTYPE_I64, start.stride[0], 0}
@@ -200,8 +217,8 @@ class ProblemReader {
 
   rope_status_t read_angles(const rope_args_t &args) {
     View cos, sin;
-    ROPE_TRY(read_view(function_, "cos", args.cos, &cos));
-    ROPE_TRY(read_view(function_, "sin", args.sin, &sin));
+    ROPE_TRY(read("cos", args.cos, &cos));
+    ROPE_TRY(read("sin", args.sin, &sin));
     if (cos.is_absent() != sin.is_absent()) {
       return fail(kInvalid, "%s: %s is absent: cos and sin come together", function_, cos.is_absent() ? "cos" : "sin");
     }
@@ -262,6 +279,12 @@ class ProblemReader {
     char text[4 * 22];
   };
 
+  rope_status_t read(const char *field, const rope_tensor_t &tensor, View *view) {
+    ROPE_TRY(read_view(function_, field, tensor, view));
+    view->forget_unused_strides();
+    return ROPE_STATUS_SUCCESS;
+  }
+
   rope_status_t check_shape(const char *field, const View &view) {
     if (view.dtype != geometry_.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -314,7 +337,7 @@ class ProblemReader {
   }
 
   rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, View *view) {
-    ROPE_TRY(read_view(function_, field, tensor, view));
+    ROPE_TRY(read(field, tensor, view));
     if (!view->is_absent() && view->dtype != ROPE_DTYPE_I32 && view->dtype != ROPE_DTYPE_I64) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(view->dtype));
     }
@@ -403,8 +426,8 @@ rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
   return fail(kInvalid, "%s: dtype is %d (%s): it must be F32, F16 or BF16", function, dtype, dtype_name(dtype));
 }
 
-rope_status_t check_stream(const char *function, rope_device_t device, rope_stream_t stream) {
-  if (device != ROPE_DEVICE_CPU || stream == nullptr) return ROPE_STATUS_SUCCESS;
+rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {
+  if (stream == nullptr) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: stream is %p: a CPU descriptor takes NULL", function, static_cast<void *>(stream));
 }
 
@@ -413,7 +436,6 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   ROPE_TRY(check_data_type(function, config.dtype));
   ROPE_TRY(check_geometry(function, config));
   ROPE_TRY(check_unserved_config(function, config));
-  geometry->device = config.device;
   geometry->dtype = config.dtype;
   geometry->layout = config.layout;
   geometry->style = config.style;

@@ -24,7 +24,6 @@ constexpr int64_t kMaxHeads = int64_t{1} << 20;
 
 // The part of a descriptor that says what is rotated and how; fixed at creation.
 struct RopeGeometry {
-  rope_device_t device;
   rope_dtype_t dtype;
   rope_layout_t layout;
   rope_style_t style;
@@ -89,6 +88,6 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
 // What both descriptors check alike.
 rope_status_t check_device(const char *function, rope_device_t device, int32_t device_index, int32_t num_threads);
 rope_status_t check_data_type(const char *function, rope_dtype_t dtype);
-rope_status_t check_stream(const char *function, rope_device_t device, rope_stream_t stream);
+rope_status_t check_cpu_stream(const char *function, rope_stream_t stream);
 
 }  // namespace rope

@@ -19,6 +19,7 @@ struct Operand {
 
 rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
   ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  operand->view.forget_unused_strides();
   const View &view = operand->view;
   if (view.is_absent()) {
     if (!operand->is_required) return ROPE_STATUS_SUCCESS;
@@ -214,6 +215,10 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   }
   ROPE_TRY(check_overlaps(function, inputs, num_inputs, outputs, num_outputs));
 
+  if (inputs[kGate].view.is_empty()) {
+    problem->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
+    return ROPE_STATUS_SUCCESS;
+  }
   AxisMerger merger(problem, inputs[kGate].view);
   for (int i = 0; i < num_inputs; ++i) {
     problem->in[i] = inputs[i].view.data;

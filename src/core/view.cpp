@@ -115,7 +115,7 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
     view->stride[axis] = tensor.stride[axis];
     has_strides = has_strides || tensor.stride[axis] != 0;
   }
-  if (!has_strides && !set_compact_strides(view)) {
+  if (!has_strides && !set_compact_strides(view) && !view->is_empty()) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape has more elements than 63 bits count", function, field);
   }
   if (view->is_empty()) return ROPE_STATUS_SUCCESS;
@@ -145,10 +145,17 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   return ROPE_STATUS_SUCCESS;
 }
 
+void View::forget_unused_strides() {
+  const bool has_no_elements = is_empty();
+  for (int axis = 0; axis < ndim; ++axis) {
+    if (has_no_elements || shape[axis] == 1) stride[axis] = 0;
+  }
+}
+
 View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
   View part = view;
   part.shape[axis] = length;
-  if (part.data != nullptr) part.data += start * view.stride[axis] * dtype_size(view.dtype);
+  if (!part.is_empty()) part.data += start * view.stride[axis] * dtype_size(view.dtype);
   return part;
 }
 
@@ -176,10 +183,17 @@ struct Equation {
   Term term[kMaxTerms];
   int count = 0;
 
-  // n runs over low to high with any sign of step; steps of 0 and unknowns fixed at 0 add nothing.
+  // n runs over low to high with any sign of step; steps of 0 and unknowns fixed at 0 add nothing. Unknowns of one step
+  // are one unknown with the sum of their ranges: packed tensors share all their strides.
   void add(int64_t step, int64_t low, int64_t high) {
     if (step == 0 || (low == 0 && high == 0)) return;
-    Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};
+    const Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};
+    for (int i = 0; i < count; ++i) {
+      if (term[i].step != added.step) continue;
+      term[i].low += added.low;
+      term[i].high += added.high;
+      return;
+    }
     int at = count++;
     for (; at > 0 && term[at - 1].step < added.step; --at) term[at] = term[at - 1];
     term[at] = added;
@@ -233,8 +247,9 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
     }
     int budget = kSearchBudget;
     if (equation.has_solution(0, 0, &budget)) {
-      return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s visits an element twice: stride[%d] is %lld", function, field,
-                  axis, static_cast<long long>(view.stride[axis]));
+      return fail(ROPE_STATUS_INVALID_ARGUMENT,
+                  "%s: %s visits an element twice: stride[%d] is %lld, and an output has one place for each element",
+                  function, field, axis, static_cast<long long>(view.stride[axis]));
     }
   }
   return ROPE_STATUS_SUCCESS;

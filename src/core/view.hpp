@@ -18,6 +18,9 @@ struct View {
 
   bool is_absent() const { return ndim == 0; }
   bool is_empty() const;
+
+  // Strides that no element uses may be any number: sets those of axes of length 1, or all of an empty view, to 0.
+  void forget_unused_strides();
 };
 
 int64_t dtype_size(rope_dtype_t dtype);  // bytes; 0 for an unknown type

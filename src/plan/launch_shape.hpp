@@ -29,9 +29,8 @@ inline int64_t small_launch_threads(const DeviceInfo &device) {
 }
 
 // As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
-inline int count_cpu_tasks(int64_t bytes, int64_t rows, int num_threads) {
+inline int count_cpu_tasks(int64_t bytes, int num_threads) {
   int64_t tasks = bytes / kBytesPerCpuTask;
-  if (tasks > rows) tasks = rows;
   if (tasks > num_threads) tasks = num_threads;
   return tasks > 1 ? static_cast<int>(tasks) : 1;
 }

@@ -64,7 +64,12 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   } else {
     most -= most % plan->tokens_per_block;
   }
-  const int64_t grid_rows = most > 0 ? (tokens - 1) / most + 1 : kMaxGridY + 1;
+  if (most == 0) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED,
+                "%s: q has %lld batches of %lld tokens: one launch holds several batches only of fewer tokens",
+                function, static_cast<long long>(problem.batches), static_cast<long long>(problem.tokens));
+  }
+  const int64_t grid_rows = (tokens - 1) / most + 1;
   if (grid_rows > kMaxGridY) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
                 "%s: q has %lld batches of %lld tokens: with these heads one launch holds %lld tokens", function,
@@ -107,11 +112,17 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
 }
 
 void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
-  const int64_t rows = problem.batches * problem.tokens * problem.heads_per_token();
-  const int64_t row_bytes = 2 * problem.geometry->rotary_dim * dtype_size(problem.geometry->dtype);
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t tokens = problem.batches * problem.tokens;
+  int64_t token_bytes = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    const int channels = tensor.is_in_place ? geometry.rotary_dim : geometry.head_dim;
+    token_bytes += 2 * tensor.heads * channels * dtype_size(geometry.dtype);
+  }
   int64_t bytes;
-  if (__builtin_mul_overflow(rows, row_bytes, &bytes)) bytes = INT64_MAX;
-  plan->num_tasks = count_cpu_tasks(bytes, rows, num_threads);
+  if (__builtin_mul_overflow(tokens, token_bytes, &bytes)) bytes = INT64_MAX;
+  plan->num_tasks = count_cpu_tasks(bytes, num_threads);
 }
 
 }  // namespace

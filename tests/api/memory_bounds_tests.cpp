@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 
@@ -157,4 +158,36 @@ TEST_CASE("SwiGLU tensors that fill their pages to either end", "[bounds]") {
       }
     }
   }
+}
+
+TEST_CASE("a tensor without heads needs no memory beside one that has some", "[bounds]") {
+  const LonelyPage page;
+  std::memset(page.begin(), 0, static_cast<size_t>(page.end() - page.begin()));
+  for_each_dtype_and_style([&](rope_config_t config) {
+    config.head_dim = 16;
+    config.rotary_offset = 2;
+    config.rotary_dim = 8;
+    rope_args_t args = rope_args();
+    args.q = view_at(page.begin(), config.dtype, {2, 3, 2, 16});
+    args.k = view_at(nullptr, config.dtype, {2, 3, 0, 16});
+    // Strides that no element uses may be any number.
+    args.k.flags = ROPE_TENSOR_STRIDED;
+    for (int64_t &stride : args.k.stride) stride = INT64_MAX;
+    both_directions(config, args);
+  });
+}
+
+TEST_CASE("in place, heads may overlap outside the window", "[bounds]") {
+  const LonelyPage page;
+  std::memset(page.begin(), 0, static_cast<size_t>(page.end() - page.begin()));
+  for_each_dtype_and_style([&](rope_config_t config) {
+    config.head_dim = 64;
+    config.rotary_dim = 32;
+    rope_args_t args = rope_args();
+    args.q = view_at(page.begin(), config.dtype, {1, 2, 3, 64});
+    args.q.flags = ROPE_TENSOR_STRIDED;
+    const int64_t strides[] = {256, 128, 32, 1};
+    std::copy(strides, strides + 4, args.q.stride);
+    both_directions(config, args);
+  });
 }

@@ -64,18 +64,21 @@ TEST_CASE("start_positions per batch, with and without positions", "[rope][posit
   }
 }
 
-TEST_CASE("start_positions of the shape of positions", "[rope][positions]") {
+TEST_CASE("start_positions of each token", "[rope][positions]") {
   const auto start = [](int64_t batch, int64_t token) { return batch * 1000 - token * token - 5; };
   for (rope_layout_t layout : layouts) {
+    const bool is_thd = layout == ROPE_LAYOUT_THD;
+    const PositionShape each = is_thd ? PositionShape::PerToken : PositionShape::PerBatchAndToken;
     for (rope_dtype_t dtype : position_dtypes) {
+      geometry(layout).start_positions(each, dtype, start).check();
       geometry(layout)
           .positions(PositionShape::PerToken, dtype, scattered)
-          .start_positions(PositionShape::PerToken, ROPE_DTYPE_I64, start)
+          .start_positions(each, ROPE_DTYPE_I64, start)
           .check();
-      if (layout == ROPE_LAYOUT_THD) continue;
+      if (is_thd) continue;
       geometry(layout)
           .positions(PositionShape::PerBatchAndToken, dtype, scattered)
-          .start_positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, start)
+          .start_positions(each, ROPE_DTYPE_I32, start)
           .check();
     }
   }

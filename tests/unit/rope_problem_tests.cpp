@@ -218,7 +218,7 @@ TEST_CASE("positions by token, and by batch and token", "[rope problem]") {
   CHECK(problem.start_positions.token_stride == 0);
 }
 
-TEST_CASE("start positions of rank 1 belong to batches where both fit", "[rope problem]") {
+TEST_CASE("start positions of rank 1 belong to batches and never to tokens", "[rope problem]") {
   const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_BSHD));
   rope_args_t args = some_args();
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[0], 2, 4, 4));
@@ -231,6 +231,8 @@ TEST_CASE("start positions of rank 1 belong to batches where both fit", "[rope p
   CHECK(problem.start_positions.token_stride == 0);
 
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[0], 2, 3, 4));
+  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem) == ROPE_STATUS_INVALID_ARGUMENT);
+  args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I32, {3, 4}, {0, 6});
   problem = problem_of(geometry, args);
   CHECK(problem.start_positions.batch_stride == 0);
   CHECK(problem.start_positions.token_stride == 6);

@@ -273,7 +273,9 @@ TEST_CASE("a part of a view begins at the element of that index", "[views]") {
   for (int axis = 0; axis < 3; ++axis) {
     for (int64_t start = 0; start <= view.shape[axis]; ++start) {
       const rope::View part = rope::narrow_view(view, axis, start, view.shape[axis] - start);
-      REQUIRE(part.data == view.data + start * view.stride[axis] * 4);
+      // An empty part begins nowhere: its pointer is not moved.
+      const int64_t offset = start < view.shape[axis] ? start * view.stride[axis] * 4 : 0;
+      REQUIRE(static_cast<void *>(part.data) == static_cast<void *>(view.data + offset));
       for (int other = 0; other < 3; ++other) {
         REQUIRE(part.shape[other] == view.shape[other] - (other == axis ? start : 0));
         REQUIRE(part.stride[other] == view.stride[other]);
@@ -283,6 +285,17 @@ TEST_CASE("a part of a view begins at the element of that index", "[views]") {
   rope_tensor_t empty = compact_tensor(0, ROPE_DTYPE_F32, {0, 8});
   CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).data == nullptr);
   CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).shape[1] == 2);
+}
+
+TEST_CASE("packed views of any size are told apart", "[views]") {
+  // q and k of a packed [T, 12, 64], and the same k one channel lower, which meets the last channel of q.
+  constexpr int64_t tokens = 1 << 20;
+  const rope::View q = view_of({tokens, 8, 64}, {768, 64, 1});
+  CHECK_FALSE(rope::views_overlap(q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + 512 * 4)));
+  CHECK(rope::views_overlap(q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + 511 * 4)));
+  // and where only their last elements meet
+  CHECK(rope::views_overlap(
+      q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + ((tokens - 1) * 768 + 7 * 64 + 63) * 4)));
 }
 
 TEST_CASE("the same view has the same elements in the same order", "[views]") {

@@ -102,6 +102,7 @@ void rotate_rows(void *context, int index) {
     int64_t head = row % heads_per_token;  // counted from the first head of the tensor at hand
     for (int i = 0; i < problem.num_tensors; ++i) {
       const RotatedTensor &tensor = problem.tensor[i];
+      if (tensor.heads == 0) continue;  // it may have no memory
       const int64_t in_channel = tensor.in_stride[kChannel], out_channel = tensor.out_stride[kChannel];
       const char *in = tensor.in + (batch * tensor.in_stride[kBatch] + token * tensor.in_stride[kToken]) * size;
       char *out = tensor.out + (batch * tensor.out_stride[kBatch] + token * tensor.out_stride[kToken]) * size;

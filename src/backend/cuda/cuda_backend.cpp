@@ -42,11 +42,16 @@ rope_status_t preload(const char *function, const void *kernel, const DeviceInfo
   return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaFuncGetAttributes", error, device);
 }
 
+rope_status_t fail_switch(const char *function, int32_t device_index) {
+  return fail(ROPE_STATUS_CUDA_ERROR, "%s: the context of CUDA device %d cannot be made current", function,
+              device_index);
+}
+
 template <typename FindKernel>
 rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, FindKernel find_kernel) {
   ROPE_TRY(find_cuda_device(function, device_index, device));
   DeviceScope scope(device_index);
-  if (scope.status() != cudaSuccess) return fail_cuda(function, "cudaSetDevice", scope.status(), *device);
+  if (!scope.is_current()) return fail_switch(function, device_index);
   for (int elements = 8; elements > 0; elements /= 2) {
     for (int variant = 0; variant < 2; ++variant) {
       const void *kernel = find_kernel(elements, variant != 0);
@@ -78,11 +83,12 @@ rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t devi
 rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
                      void *params, size_t shared_bytes, rope_stream_t stream) {
   DeviceScope scope(device_index);
-  if (scope.status() != cudaSuccess) return fail_cuda(function, "cudaSetDevice", scope.status(), DeviceInfo{});
+  if (!scope.is_current()) return fail_switch(function, device_index);
   void *arguments[] = {params};
   // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
   const cudaError_t error = cudaLaunchKernel(kernel, grid, dim3(threads), arguments, shared_bytes, stream);
-  return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaLaunchKernel", error, DeviceInfo{});
+  if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
+  return fail_cuda(function, "cudaLaunchKernel", error, found_cuda_device(device_index));
 }
 
 RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
@@ -100,11 +106,11 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                        rope_stream_t stream) {
   const RopeGeometry &geometry = *problem.geometry;
-  RopeKernelParams params;
+  RopeKernelParams params;  // what no unit of this launch reads stays unset
   uint32_t next_unit = 0;
   for (int i = 0; i < 3; ++i) {
     params.tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
-    if (i >= problem.num_tensors) continue;
+    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
     params.tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
     params.is_in_place[i] = tensor.is_in_place;

@@ -1,6 +1,7 @@
 // device_cache.cpp - devices, and the reasons for having none
 #include "backend/cuda/device_cache.hpp"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -10,9 +11,62 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-pthread_mutex_t cache_mutex = PTHREAD_MUTEX_INITIALIZER;
-bool is_cached[kMaxDevices];
-DeviceInfo cached_device[kMaxDevices];
+struct FoundDevice {
+  bool is_found;
+  DeviceInfo info;
+  CUcontext primary_context;  // retained for good
+};
+
+pthread_mutex_t found_mutex = PTHREAD_MUTEX_INITIALIZER;
+FoundDevice found[kMaxDevices];
+
+// The driver's functions come through the runtime: linking libcuda would keep the library from loading without it.
+struct Driver {
+  CUresult (*get_device)(CUdevice *device, int ordinal);
+  CUresult (*retain_primary_context)(CUcontext *context, CUdevice device);
+  CUresult (*push_context)(CUcontext context);
+  CUresult (*pop_context)(CUcontext *context);
+};
+
+Driver driver;
+
+template <typename Function>
+cudaError_t find_driver_function(const char *name, Function *function) {
+  cudaDriverEntryPointQueryResult result;
+  void *address = nullptr;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &result);
+  if (error != cudaSuccess) return error;
+  if (result != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
+  *function = reinterpret_cast<Function>(address);
+  return cudaSuccess;
+}
+
+cudaError_t find_driver() {
+  cudaError_t error = find_driver_function("cuDeviceGet", &driver.get_device);
+  if (error == cudaSuccess) error = find_driver_function("cuDevicePrimaryCtxRetain", &driver.retain_primary_context);
+  if (error == cudaSuccess) error = find_driver_function("cuCtxPushCurrent", &driver.push_context);
+  if (error == cudaSuccess) error = find_driver_function("cuCtxPopCurrent", &driver.pop_context);
+  return error;
+}
+
+cudaError_t find_device(int index, FoundDevice *device) {
+  device->info = DeviceInfo{};
+  device->info.is_cuda = true;
+  int major = 0, minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+  device->info.compute_capability = major * 10 + minor;
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&device->info.multiprocessors, cudaDevAttrMultiProcessorCount, index);
+  }
+  if (error == cudaSuccess) error = find_driver();
+  if (error != cudaSuccess) return error;
+  CUdevice handle;
+  CUresult result = driver.get_device(&handle, index);
+  if (result == CUDA_SUCCESS) result = driver.retain_primary_context(&device->primary_context, handle);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) return cudaErrorMemoryAllocation;
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorDevicesUnavailable;
+}
 
 constexpr int major_of(int version) {
   return version / 1000;
@@ -25,15 +79,16 @@ constexpr int minor_of(int version) {
 
 DeviceScope::DeviceScope(int index) {
   had_error_ = cudaPeekAtLastError() != cudaSuccess;
-  status_ = cudaGetDevice(&previous_);
-  if (status_ == cudaSuccess && previous_ != index) {
-    status_ = cudaSetDevice(index);
-    has_switched_ = true;
-  }
+  int current;
+  is_current_ = cudaGetDevice(&current) == cudaSuccess && current == index;
+  if (is_current_) return;
+  has_pushed_ = driver.push_context(found[index].primary_context) == CUDA_SUCCESS;
+  is_current_ = has_pushed_;
 }
 
 DeviceScope::~DeviceScope() {
-  if (has_switched_) cudaSetDevice(previous_);
+  CUcontext popped;
+  if (has_pushed_) driver.pop_context(&popped);
   if (!had_error_) cudaGetLastError();
 }
 
@@ -86,25 +141,21 @@ rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *devi
     return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: device_index is %d: at most %d devices are served", function, index,
                 kMaxDevices);
   }
-  pthread_mutex_lock(&cache_mutex);
+  const bool had_error = cudaPeekAtLastError() != cudaSuccess;
+  pthread_mutex_lock(&found_mutex);
   cudaError_t error = cudaSuccess;
-  if (!is_cached[index]) {
-    int major = 0, minor = 0, multiprocessors = 0;
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index);
-    if (error == cudaSuccess) {
-      cached_device[index] = DeviceInfo{};
-      cached_device[index].is_cuda = true;
-      cached_device[index].compute_capability = major * 10 + minor;
-      cached_device[index].multiprocessors = multiprocessors;
-      is_cached[index] = true;
-    }
+  if (!found[index].is_found) {
+    error = find_device(index, &found[index]);
+    found[index].is_found = error == cudaSuccess;
   }
-  *device = cached_device[index];
-  pthread_mutex_unlock(&cache_mutex);
-  if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
-  return fail_cuda(function, "cudaDeviceGetAttribute", error, *device);
+  *device = found[index].info;
+  pthread_mutex_unlock(&found_mutex);
+  if (!had_error) cudaGetLastError();
+  return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "looking at the device", error, *device);
+}
+
+const DeviceInfo &found_cuda_device(int index) {
+  return found[index].info;
 }
 
 rope_status_t fail_cuda(const char *function, const char *action, cudaError_t error, const DeviceInfo &device) {

@@ -8,9 +8,12 @@
 
 namespace rope {
 
-// Makes `index` the current device for a scope and restores the caller's. Where it is current already, as in most
-// programs, nothing is set. Errors of the scope's own calls are not left behind for the caller's cudaGetLastError,
-// which shares our runtime where the program links the static library.
+// Makes `index`, a device that was found, the current one for a scope. Where it is current already, as in most programs,
+// nothing is set. Otherwise its primary context is pushed and popped: setting the device and setting it back would leave
+// a context, and its memory, on a device that the program may never use.
+//
+// Errors of the scope's own calls are not left for the caller's cudaGetLastError, which shares our runtime where the
+// program links the static library. (An error that was there before is replaced if a call of the scope fails.)
 class DeviceScope {
  public:
   explicit DeviceScope(int index);
@@ -18,13 +21,12 @@ class DeviceScope {
   DeviceScope(const DeviceScope &) = delete;
   DeviceScope &operator=(const DeviceScope &) = delete;
 
-  cudaError_t status() const { return status_; }
+  bool is_current() const { return is_current_; }
 
  private:
-  int previous_ = -1;
-  bool has_switched_ = false;
   bool had_error_;
-  cudaError_t status_;
+  bool has_pushed_ = false;
+  bool is_current_ = false;
 };
 
 // Number of usable devices. Where it is 0, the error says why.
@@ -37,6 +39,9 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
 
 // Describes a device, which has to exist.
 rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *device);
+
+// What find_cuda_device found.
+const DeviceInfo &found_cuda_device(int index);
 
 // A failed runtime call in librope's words: NO_DEVICE where the device cannot run this build, else CUDA_ERROR.
 rope_status_t fail_cuda(const char *function, const char *action, cudaError_t error, const DeviceInfo &device);

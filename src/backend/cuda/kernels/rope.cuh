@@ -26,7 +26,7 @@ enum class Angles {
 // Threads that a multiprocessor holds: 2048 on the data-centre GPUs from Ampere on, fewer on the others.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
-#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#elif defined(__CUDA_ARCH__) && ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
 constexpr int kHeldThreads = 1536;
 #else
 constexpr int kHeldThreads = 2048;

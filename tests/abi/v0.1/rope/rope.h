@@ -18,6 +18,7 @@
  *   Zero the whole struct, set struct_size = sizeof(it), then set what you need. Zero always means "as before this
  *   field existed", so programs built against an older header keep their meaning. A library older than your header
  *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
+ *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
  *   Fields stand here from the first release. A field that this version does not serve yet is marked "[later]" and is
  *   refused with ROPE_STATUS_NOT_SUPPORTED, by its name, when it is set.
  *
@@ -39,10 +40,10 @@
  *     and the result is rounded to the output type once. CPU and CUDA give the same bits (default rounding, no
  *     flush-to-zero, NaN payloads aside), whatever the thread count, the vector width or the launch.
  *   SwiGLU: fp32 inside, rounded once. Before that rounding `out` and grad_up are within 8 ulp of fp32 of the exact
- *     value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp of its larger term. Products of
- *     some of the factors may be subnormal: allow 2^-147 times the product of those factors that exceed 1. Finite inputs
- *     of any size never give NaN. CPU and CUDA therefore agree to 16 ulp of fp32 before the rounding; each gives the same
- *     bits whatever the thread count, the vector width or the launch.
+ *     value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp of its larger term. Products
+ *     of some of the factors may be subnormal: allow 2^-147 times the product of those factors that exceed 1. Finite
+ *     inputs of any size never give NaN. CPU and CUDA therefore agree to 16 ulp of fp32 before the rounding; each gives
+ *     the same bits whatever the thread count, the vector width or the launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -210,8 +211,9 @@ typedef struct rope_config {
   const int32_t *pair_axis; /* [later] R/2 position axes, one per pair; host memory, copied; NULL: all 0 */
   int32_t num_axes;         /* [later] above 1: multi-axis positions; 0: 1 */
   int32_t pair_block;       /* [later] HALF: pairs (c, c + block/2) inside each block of channels; 0: R */
-  int32_t num_threads;    /* CPU: most threads a call may use, itself included; 0: as many as the process may run on */
-  rope_style_t out_style; /* [later] style of the output where it differs from the input; 0: style */
+  int32_t num_threads;      /* CPU: most threads a call may use, itself included; 0: as many processors as the
+                              creating thread may run on */
+  rope_style_t out_style;   /* [later] style of the output where it differs from the input; 0: style */
 } rope_config_t;
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
@@ -235,12 +237,12 @@ typedef struct rope_args {
   uint32_t struct_size; /* sizeof(rope_args_t) */
   uint32_t flags;       /* 0 */
   /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
-   * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out receives that of the
-   * input. An absent *_out means in place: channels outside the rotated window are then neither read nor written; out
-   * of place they are copied. */
+   * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out
+   * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
+   * read nor written; out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
   rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; absent: the token's index in its sequence */
-  rope_tensor_t start_positions; /* I32/I64 [B], or the shape of positions; added. Rank 1 of length B is [B] */
+  rope_tensor_t start_positions; /* I32/I64 [B], or one for each token, [T] or [B, S]; added */
   rope_tensor_t cu_seqlens;      /* [later] I32/I64 [B + 1]; THD: where sequences begin. Absent: one sequence */
   rope_tensor_t cos, sin;        /* F32 [M, R/2], any strides, shapes equal; instead of computed angles. A position
                                     outside 0 to M - 1 passes its token through unchanged and reads nothing.
@@ -274,7 +276,8 @@ typedef struct swiglu_config {
   rope_device_t device; /* required */
   int32_t device_index; /* CUDA ordinal; 0 for the CPU */
   rope_dtype_t dtype;   /* required: F32, F16 or BF16; every tensor of a call has it */
-  int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many as the process may run on */
+  int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
+                           thread may run on */
   double alpha;         /* [later] factor inside the sigmoid; 0: 1 */
   double limit;         /* [later] gate at most limit, up within +-limit; 0: none */
   double up_offset;     /* [later] added to up; 0 */
