@@ -183,10 +183,10 @@ struct Equation {
   Term term[kMaxTerms];
   int count = 0;
 
-  // n runs over low to high with any sign of step; steps of 0 and unknowns fixed at 0 add nothing. Unknowns of one step
-  // are one unknown with the sum of their ranges: packed tensors share all their strides.
+  // n runs over low to high with any sign of step; steps of 0 add nothing. Unknowns of one step are one unknown with the
+  // sum of their ranges: packed tensors share all their strides.
   void add(int64_t step, int64_t low, int64_t high) {
-    if (step == 0 || (low == 0 && high == 0)) return;
+    if (step == 0) return;
     const Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};
     for (int i = 0; i < count; ++i) {
       if (term[i].step != added.step) continue;
@@ -243,6 +243,7 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
     Equation equation;
     equation.add(view.stride[axis], 1, view.shape[axis] - 1);
     for (int later = axis + 1; later < view.ndim; ++later) {
+      if (view.shape[later] < 2) continue;
       equation.add(view.stride[later], -(view.shape[later] - 1), view.shape[later] - 1);
     }
     int budget = kSearchBudget;
@@ -271,8 +272,12 @@ bool views_overlap(const View &a, const View &b) {
 
   // a byte of `a` meets one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, x and y inside elements
   Equation equation;
-  for (int axis = 0; axis < a.ndim; ++axis) equation.add(a.stride[axis] * a_size, 0, a.shape[axis] - 1);
-  for (int axis = 0; axis < b.ndim; ++axis) equation.add(-b.stride[axis] * b_size, 0, b.shape[axis] - 1);
+  for (int axis = 0; axis < a.ndim; ++axis) {
+    if (a.shape[axis] > 1) equation.add(a.stride[axis] * a_size, 0, a.shape[axis] - 1);
+  }
+  for (int axis = 0; axis < b.ndim; ++axis) {
+    if (b.shape[axis] > 1) equation.add(-b.stride[axis] * b_size, 0, b.shape[axis] - 1);
+  }
   equation.add(1, -(b_size - 1), a_size - 1);
   int budget = kSearchBudget;
   return equation.has_solution(difference, 0, &budget);
