@@ -105,7 +105,7 @@ TEST_CASE("a call returns while its stream waits for an event of another", "[cud
   for (const auto &scene : scenes) scene->check();
 }
 
-TEST_CASE("one descriptor serves a stream while another is held back", "[cuda][streams]") {
+TEST_CASE("one descriptor serves a stream while another is held back", "[cuda][streams][concurrent]") {
   need_gpus();
   RopeSetup setup;
   const auto desc = share(config_for(setup));
@@ -211,7 +211,7 @@ TEST_CASE("NULL, the legacy handle and the per-thread handle are streams", "[cud
   }
 }
 
-TEST_CASE("NULL is the stream that waits for blocking streams and for no other", "[cuda][streams]") {
+TEST_CASE("NULL is the stream that waits for blocking streams and for no other", "[cuda][streams][concurrent]") {
   need_gpus();
   for (const unsigned flags : {unsigned{cudaStreamDefault}, unsigned{cudaStreamNonBlocking}}) {
     const bool is_waited_for = flags == cudaStreamDefault;
@@ -238,7 +238,7 @@ TEST_CASE("NULL is the stream that waits for blocking streams and for no other",
   }
 }
 
-TEST_CASE("the per-thread handle is the stream of the calling thread", "[cuda][streams][threads]") {
+TEST_CASE("the per-thread handle is the stream of the calling thread", "[cuda][streams][concurrent][threads]") {
   need_gpus();
   RopeSetup setup;
   const auto desc = share(config_for(setup));
