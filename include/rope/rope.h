@@ -278,13 +278,14 @@ typedef struct swiglu_config {
   rope_dtype_t dtype;   /* required: F32, F16 or BF16; every tensor of a call has it */
   int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
                            thread may run on */
-  double alpha;         /* [later] factor inside the sigmoid; 0: 1 */
-  double limit;         /* [later] gate at most limit, up within +-limit; 0: none */
-  double up_offset;     /* [later] added to up; 0 */
-  double out_scale;     /* [later] factor of the output; 0: 1 */
+  double alpha;         /* factor inside the sigmoid; 0: 1 */
+  double limit;         /* gate at most limit, up within +-limit; 0: none */
+  double up_offset;     /* added to up; 0 */
+  double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
-/* As rope_desc_create and rope_desc_destroy. alpha 1 and out_scale 1 are the same as 0. */
+/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, where they are finite and only 0 is 0;
+ * limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
@@ -295,7 +296,7 @@ typedef struct swiglu_args {
   uint32_t struct_size; /* sizeof(swiglu_args_t) */
   uint32_t flags;       /* 0 */
   rope_tensor_t gate, up;
-  rope_tensor_t out;       /* forward: required. [later] backward: also recomputed */
+  rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* [later] */
   rope_tensor_t num_rows;  /* [later] */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
@@ -304,11 +305,15 @@ typedef struct swiglu_args {
   rope_tensor_t grad_row_scale; /* [later] */
 } swiglu_args_t;
 
-/* out = gate * sigmoid(gate) * up, element by element. Errors as for rope_forward. */
+/* With g = min(gate, limit), u = up within +-limit and s = sigmoid(alpha * g), element by element,
+ *   out = out_scale * g * s * (u + up_offset)
+ * With an alpha other than 1, alpha * g is rounded to fp32, which may cost up to |alpha * g| ulp more than the bound on
+ * top. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
-/* With s = sigmoid(gate):
- *   grad_gate = grad_out * up * s * (1 + gate * (1 - s))        grad_up = grad_out * gate * s
+/* The gradients, 0 where the limit cut gate or up:
+ *   grad_gate = grad_out * out_scale * (u + up_offset) * s * (1 + alpha * g * (1 - s))     where gate <= limit
+ *   grad_up   = grad_out * out_scale * g * s                                               where |up| <= limit
  * Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 

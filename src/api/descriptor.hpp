@@ -31,6 +31,7 @@ struct swiglu_desc {
   rope::DeviceInfo device;
   int32_t device_index;
   rope_dtype_t dtype;
+  rope::GatingForm form;
 };
 
 namespace rope {

@@ -12,7 +12,8 @@ rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
   *desc_out = nullptr;
   swiglu_config_t config;
   ROPE_TRY(import_struct(function, "config", given, kSwigluConfigFirstSize, &config, sizeof config));
-  ROPE_TRY(check_swiglu_config(function, config));
+  GatingForm form;
+  ROPE_TRY(check_swiglu_config(function, config, &form));
   DeviceInfo device;
   const Backend &backend = backend_of(config.device);
   ROPE_TRY(backend.open_swiglu(function, config.dtype, config.device_index, config.num_threads, &device));
@@ -24,6 +25,7 @@ rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
   desc->device = device;
   desc->device_index = config.device_index;
   desc->dtype = config.dtype;
+  desc->form = form;
   make_live(&desc->header, kSwigluMagic);
   *desc_out = desc;
   return ROPE_STATUS_SUCCESS;
@@ -36,7 +38,7 @@ rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_ar
   ROPE_TRY(import_struct(function, "args", given, kSwigluArgsFirstSize, &args, sizeof args));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   SwigluProblem problem;
-  ROPE_TRY(make_swiglu_problem(function, desc->dtype, args, is_backward, &problem));
+  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, args, is_backward, &problem));
   if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
   SwigluPlan plan;
   ROPE_TRY(plan_swiglu(function, problem, desc->device, &plan));

@@ -70,8 +70,47 @@ ROPE_HOST_DEVICE Sigmoid sigmoid_of(float gate) {
   return {gate < 0.0f ? small : large, gate < 0.0f ? large : small};
 }
 
-ROPE_HOST_DEVICE float swiglu(float gate, float up) {
-  return (sigmoid_of(gate).value * up) * gate;
+// out = out_scale * g * sigmoid(alpha * g) * (u + up_offset), g = min(gate, limit), u = up within +-limit.
+struct GatingForm {
+  float alpha;
+  float limit;  // infinity: none
+  float up_offset;
+  float out_scale;
+  bool is_plain;  // alpha 1, no limit, offset 0, scale 1: everything below reduces to gate * sigmoid(gate) * up
+};
+
+constexpr float kLargestFloat = 3.40282347e38f;
+
+// NaN stays NaN.
+ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
+  const float raised = value < low ? low : value;
+  return raised > high ? high : raised;
+}
+
+// What a form makes of gate and up. Products and sums that would overflow stop at the largest number, so that a sigmoid of
+// 0 still makes 0 of them.
+struct GatedInputs {
+  float gate;
+  float up;
+  Sigmoid sigmoid;
+  float argument;  // alpha * gate
+};
+
+template <bool IsPlain>
+ROPE_HOST_DEVICE GatedInputs apply_form(float gate, float up, const GatingForm &form) {
+  if (IsPlain) return {gate, up, sigmoid_of(gate), gate};
+  const float bounded_gate = gate > form.limit ? form.limit : gate;
+  const float bounded_up = clamp(up, -form.limit, form.limit);
+  const float argument = clamp(form.alpha * bounded_gate, -kLargestFloat, kLargestFloat);
+  return {bounded_gate, clamp(bounded_up + form.up_offset, -kLargestFloat, kLargestFloat), sigmoid_of(argument),
+          argument};
+}
+
+template <bool IsPlain>
+ROPE_HOST_DEVICE float swiglu(float gate, float up, const GatingForm &form) {
+  const GatedInputs in = apply_form<IsPlain>(gate, up, form);
+  const float out = (in.sigmoid.value * in.up) * in.gate;
+  return IsPlain ? out : out * form.out_scale;
 }
 
 struct SwigluGradient {
@@ -79,12 +118,20 @@ struct SwigluGradient {
   float up;
 };
 
-ROPE_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float grad_out) {
-  const Sigmoid s = sigmoid_of(gate);
-  // d silu / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small up.
-  const float half_slope = 0.5f * (s.value * multiply_add(gate, s.complement, 1.0f));
-  const float half_gradient = (half_slope * grad_out) * up;
-  return {half_gradient + half_gradient, (s.value * grad_out) * gate};
+// The gradients are 0 where the limit cut gate or up.
+template <bool IsPlain>
+ROPE_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float grad_out, const GatingForm &form) {
+  const GatedInputs in = apply_form<IsPlain>(gate, up, form);
+  // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
+  // up.
+  const float half_slope = 0.5f * (in.sigmoid.value * multiply_add(in.argument, in.sigmoid.complement, 1.0f));
+  const float half_gradient = (half_slope * grad_out) * in.up;
+  SwigluGradient gradient = {half_gradient + half_gradient, (in.sigmoid.value * grad_out) * in.gate};
+  if (!IsPlain) {
+    gradient.gate = gate > form.limit ? 0.0f : gradient.gate * form.out_scale;
+    gradient.up = up > form.limit || up < -form.limit ? 0.0f : gradient.up * form.out_scale;
+  }
+  return gradient;
 }
 
 }  // namespace rope

@@ -1,6 +1,8 @@
 // swiglu_problem.cpp - validates SwiGLU configs and calls
 #include "core/swiglu_problem.hpp"
 
+#include <math.h>
+
 #include "core/rope_problem.hpp"
 
 namespace rope {
@@ -145,7 +147,7 @@ int64_t SwigluProblem::num_elements() const {
   return count;
 }
 
-rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &config) {
+rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &config, GatingForm *form) {
   ROPE_TRY(check_device(function, config.device, config.device_index, config.num_threads));
   ROPE_TRY(check_data_type(function, config.dtype));
   if (config.flags != 0) {
@@ -154,30 +156,41 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   const struct {
     const char *field;
     double value;
-    double neutral;
-  } unserved[] = {{"alpha", config.alpha, 1.0},
-                  {"limit", config.limit, 0.0},
-                  {"up_offset", config.up_offset, 0.0},
-                  {"out_scale", config.out_scale, 1.0}};
-  for (const auto &entry : unserved) {
-    if (entry.value != 0.0 && entry.value != entry.neutral) {
-      return fail(kUnsupported, "%s: %s is %g: not served yet, leave it 0", function, entry.field, entry.value);
+  } factors[] = {{"alpha", config.alpha},
+                 {"limit", config.limit},
+                 {"up_offset", config.up_offset},
+                 {"out_scale", config.out_scale}};
+  for (const auto &factor : factors) {
+    const bool vanishes = factor.value != 0.0 && static_cast<float>(factor.value) == 0.0f;
+    if (!(fabs(factor.value) <= static_cast<double>(kLargestFloat)) || vanishes) {
+      return fail(kInvalid, "%s: %s is %g: it must be a finite number in fp32, and 0 only where it is given as 0",
+                  function, factor.field, factor.value);
     }
   }
+  if (config.limit < 0.0) {
+    return fail(kInvalid, "%s: limit is %g: it must be above 0, or 0 for none", function, config.limit);
+  }
+  form->alpha = config.alpha != 0.0 ? static_cast<float>(config.alpha) : 1.0f;
+  form->limit = config.limit != 0.0 ? static_cast<float>(config.limit) : INFINITY;
+  form->up_offset = static_cast<float>(config.up_offset);
+  form->out_scale = config.out_scale != 0.0 ? static_cast<float>(config.out_scale) : 1.0f;
+  form->is_plain = form->alpha == 1.0f && config.limit == 0.0 && config.up_offset == 0.0 && form->out_scale == 1.0f;
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const swiglu_args_t &args, bool is_backward,
-                                  SwigluProblem *problem) {
+rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const GatingForm &form,
+                                  const swiglu_args_t &args, bool is_backward, SwigluProblem *problem) {
   *problem = SwigluProblem{};
   problem->dtype = dtype;
+  problem->form = form;
   problem->is_backward = is_backward;
   if (args.flags != 0) return fail(kUnsupported, "%s: flags is 0x%x: this version knows no flag", function, args.flags);
 
   Operand inputs[] = {
       {"gate", &args.gate, true, {}}, {"up", &args.up, true, {}}, {"grad_out", &args.grad_out, true, {}}};
   Operand forward_outputs[] = {{"out", &args.out, true, {}}};
-  Operand backward_outputs[] = {{"grad_gate", &args.grad_gate, false, {}}, {"grad_up", &args.grad_up, false, {}}};
+  Operand backward_outputs[] = {
+      {"grad_gate", &args.grad_gate, false, {}}, {"grad_up", &args.grad_up, false, {}}, {"out", &args.out, false, {}}};
   Operand *outputs = is_backward ? backward_outputs : forward_outputs;
 
   // Fields that this direction or this version does not take.
@@ -191,7 +204,6 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
                             {"grad_row_scale", &args.grad_row_scale, true}};
   const Refused in_forward[] = {
       {"grad_out", &args.grad_out, false}, {"grad_gate", &args.grad_gate, false}, {"grad_up", &args.grad_up, false}};
-  const Refused in_backward[] = {{"out", &args.out, true}};
   const auto refuse = [&](const Refused &refused) -> rope_status_t {
     if (refused.tensor->ndim != 0) {
       return refused.is_later ? fail(kUnsupported, "%s: %s is set: not served yet", function, refused.field)
@@ -201,9 +213,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     return read_view(function, refused.field, *refused.tensor, &absent);
   };
   for (const Refused &refused : always) ROPE_TRY(refuse(refused));
-  if (is_backward) {
-    for (const Refused &refused : in_backward) ROPE_TRY(refuse(refused));
-  } else {
+  if (!is_backward) {
     for (const Refused &refused : in_forward) ROPE_TRY(refuse(refused));
   }
 

@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "core/gating.hpp"
 #include "core/status.hpp"
 #include "core/view.hpp"
 
@@ -18,6 +19,7 @@ enum SwigluOutput {
   kOut = 0,
   kGradGate = 0,
   kGradUp = 1,
+  kRecomputedOut = 2,
   kMaxSwigluOutputs
 };
 
@@ -26,22 +28,23 @@ enum SwigluOutput {
 // any rank is a single axis.
 struct SwigluProblem {
   rope_dtype_t dtype;
-  bool is_backward;  // inputs gate, up, grad_out, outputs grad_gate, grad_up; otherwise gate, up and out
+  GatingForm form;
+  bool is_backward;  // inputs gate, up, grad_out, outputs grad_gate, grad_up, out; otherwise gate, up and out
   int ndim;          // at least 1
   int64_t shape[kMaxAxes];
   const char *in[kMaxSwigluInputs];
-  char *out[kMaxSwigluOutputs];                   // backward: NULL is a gradient that is not wanted
+  char *out[kMaxSwigluOutputs];                   // backward: NULL is an output that is not wanted
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in elements
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
 
   int num_inputs() const { return is_backward ? 3 : 2; }
-  int num_outputs() const { return is_backward ? 2 : 1; }
+  int num_outputs() const { return is_backward ? 3 : 1; }
   int64_t num_elements() const;
   bool is_empty() const { return num_elements() == 0; }
 };
 
-rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &config);
-rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const swiglu_args_t &args, bool is_backward,
-                                  SwigluProblem *problem);
+rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &config, GatingForm *form);
+rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const GatingForm &form,
+                                  const swiglu_args_t &args, bool is_backward, SwigluProblem *problem);
 
 }  // namespace rope

@@ -644,10 +644,13 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
       {"dtype I64", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I64; }},
       {"unknown dtype", invalid, "dtype", "-1", [](R &r) { r.config.dtype = -1; }},
       {"negative num_threads", invalid, "num_threads", "-1", [](R &r) { r.config.num_threads = -1; }},
-      {"alpha", unsupported, "alpha", "1.5", [](R &r) { r.config.alpha = 1.5; }},
-      {"limit", unsupported, "limit", "7", [](R &r) { r.config.limit = 7; }},
-      {"up_offset", unsupported, "up_offset", "1", [](R &r) { r.config.up_offset = 1; }},
-      {"out_scale", unsupported, "out_scale", "2", [](R &r) { r.config.out_scale = 2; }},
+      {"alpha NaN", invalid, "alpha", "nan", [](R &r) { r.config.alpha = nan; }},
+      {"alpha beyond fp32", invalid, "alpha", "1e+39", [](R &r) { r.config.alpha = 1e39; }},
+      {"alpha that is 0 in fp32", invalid, "alpha", "1e-60", [](R &r) { r.config.alpha = 1e-60; }},
+      {"negative limit", invalid, "limit", "-7", [](R &r) { r.config.limit = -7; }},
+      {"limit infinite", invalid, "limit", "inf", [](R &r) { r.config.limit = infinity; }},
+      {"up_offset NaN", invalid, "up_offset", "nan", [](R &r) { r.config.up_offset = nan; }},
+      {"out_scale infinite", invalid, "out_scale", "-inf", [](R &r) { r.config.out_scale = -infinity; }},
   };
   misuses.push_back({"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }});
   misuses.back().cpu_only = true;
@@ -722,9 +725,9 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        },
        Where::Forward},
 
-      {"out in backward", unsupported, "out", "",
+      {"out of another shape in backward", invalid, "out", "4",
        [](R &r) {
-         r.args.out = r.tensor({3, 5});
+         r.args.out = r.tensor({3, 4});
        },
        Where::Backward},
       {"grad_out absent", invalid, "grad_out", "", [](R &r) { r.args.grad_out = {}; }, Where::Backward},

@@ -319,3 +319,84 @@ TEST_CASE("alpha 1 and out_scale 1 are the same as 0", "[swiglu]") {
     CHECK(same);
   }
 }
+
+TEST_CASE("forms of SwiGLU: alpha, limit, up_offset and out_scale, alone and as gpt-oss has them", "[swiglu]") {
+  const struct {
+    double alpha, limit, up_offset, out_scale;
+  } forms[] = {{1.702, 7, 1, 0}, {1.702, 0, 0, 0}, {0, 7, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 2.5}, {-0.5, 0.75, -0.25, -3}};
+  for (rope_dtype_t dtype : dtypes) {
+    for (const auto &form : forms) {
+      const auto make = [&] {
+        return SwigluCase().dtype(dtype).form(form.alpha, form.limit, form.up_offset, form.out_scale);
+      };
+      make().shape({7, 131}).check();
+      make().shape({3, 64}).packing(GatePacking::GateFirst).recomputed().check();
+      make().shape({5, 33}).packing(GatePacking::Alternating, GatePacking::Alternating).check();
+      make().shape({67, 2731}).recomputed().check();
+      make().shape({129}).in_place(SwigluTensor::GradGate, SwigluTensor::Gate).without(SwigluTensor::GradUp).check();
+      // Around the limit, and where it is met exactly.
+      make()
+          .shape({25, 25})
+          .values([&](SwigluTensor tensor, const Index &index) -> Real {
+            const Real step = (static_cast<Real>(index[tensor == SwigluTensor::Gate ? 0 : 1]) - 12) / 8;
+            if (tensor == SwigluTensor::GradOut) return 1.25L;
+            return form.limit == 0 ? 4 * step : static_cast<Real>(form.limit) * step;
+          })
+          .check();
+    }
+  }
+}
+
+TEST_CASE("backward writes the output again, in place or not", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    SwigluCase().dtype(dtype).shape({5, 77}).recomputed().check();
+    SwigluCase().dtype(dtype).shape({5, 77}).recomputed().without(SwigluTensor::GradUp).check();
+    SwigluCase()
+        .dtype(dtype)
+        .shape({6, 32})
+        .recomputed()
+        .in_place(SwigluTensor::GradGate, SwigluTensor::Gate)
+        .in_place(SwigluTensor::GradUp, SwigluTensor::Up)
+        .in_place(SwigluTensor::Out, SwigluTensor::GradOut)
+        .check();
+  }
+}
+
+TEST_CASE("a form with extreme numbers gives no NaN", "[swiglu]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    const double top = 3.4e38;
+    std::vector<double> values = {0, 1, 88, 200, 1e30, top};
+    for (double value : std::vector<double>(values)) values.push_back(-value);
+    const auto count = static_cast<int64_t>(values.size());
+    Workspace workspace(35);
+    swiglu_args_t args = swiglu_args();
+    const Shape shape = {count, count, count};
+    for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
+      *tensor = workspace.tensor(ROPE_DTYPE_F32, shape);
+    }
+    workspace.fill(args.gate, [&](const Index &index) -> Real { return values[index[0]]; });
+    workspace.fill(args.up, [&](const Index &index) -> Real { return values[index[1]]; });
+    workspace.fill(args.grad_out, [&](const Index &index) -> Real { return values[index[2]]; });
+    workspace.freeze();
+    for (double alpha : {1.702, -3.0, top}) {
+      for (double up_offset : {1.0, top, -top}) {
+        for (double out_scale : {1.0, 1e-30, top}) {
+          swiglu_config_t config = swiglu_config_for(device);
+          config.alpha = alpha;
+          config.up_offset = up_offset;
+          config.out_scale = out_scale;
+          const SwigluDesc desc = create(config);
+          workspace.restore();
+          REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+          int64_t num_nans = 0;
+          for (const rope_tensor_t &output : {args.grad_gate, args.grad_up, args.out}) {
+            for_each_index(output, [&](const Index &at) { num_nans += std::isnan(value_at(output, at)); });
+          }
+          INFO("alpha " << alpha << ", up_offset " << up_offset << ", out_scale " << out_scale);
+          CHECK(num_nans == 0);
+        }
+      }
+    }
+  }
+}

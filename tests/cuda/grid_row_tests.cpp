@@ -1,5 +1,6 @@
 // grid_row_tests.cpp - launches of several grid rows, which otherwise need 2^31 tokens or blocks, on small problems
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -9,6 +10,8 @@
 #include "scenes.hpp"
 
 namespace {
+
+constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
 struct Sizes {
   int64_t batches, tokens, q_heads, k_heads;
@@ -134,7 +137,7 @@ void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bo
   rope::DeviceInfo device;
   require_served(rope::kCudaBackend.open_swiglu("test", dtype, 0, 0, &device));
   rope::SwigluProblem problem;
-  require_served(rope::make_swiglu_problem("test", dtype, args, is_backward, &problem));
+  require_served(rope::make_swiglu_problem("test", dtype, kPlain, args, is_backward, &problem));
   rope::SwigluPlan plan;
   require_served(rope::plan_swiglu("test", problem, device, &plan));
   REQUIRE(plan.grid_y == 1);

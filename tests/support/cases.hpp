@@ -158,6 +158,10 @@ class SwigluCase {
   // The output is the very view of the input.
   SwigluCase &in_place(SwigluTensor output, SwigluTensor input);
   SwigluCase &without(SwigluTensor gradient);
+  // Members of swiglu_config_t; 0 is 0 there too.
+  SwigluCase &form(double alpha, double limit, double up_offset, double out_scale);
+  // Backward writes Out too.
+  SwigluCase &recomputed();
   // The value of each element of Gate, Up and GradOut instead of random ones.
   SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
 
@@ -176,6 +180,8 @@ class SwigluCase {
   int over_[6] = {-1, -1, -1, -1, -1, -1};
   bool wanted_[6] = {true, true, true, true, true, true};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
+  double alpha_ = 0, limit_ = 0, up_offset_ = 0, out_scale_ = 0;
+  bool recomputed_ = false;
 };
 
 #endif

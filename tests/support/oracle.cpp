@@ -200,4 +200,19 @@ SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
   return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s};
 }
 
+Real swiglu(Real gate, Real up, const SwigluForm &form) {
+  const Real g = std::fmin(gate, form.limit);
+  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
+  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset);
+}
+
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form) {
+  const Real g = std::fmin(gate, form.limit);
+  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
+  const Real s = sigmoid(form.alpha * g), complement = sigmoid(-form.alpha * g);
+  const Real common = grad_out * form.out_scale;
+  return {gate > form.limit ? 0 : common * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
+          std::fabs(up) > form.limit ? 0 : common * g * s};
+}
+
 }  // namespace oracle

@@ -4,6 +4,7 @@
 
 #include <rope/rope.h>
 
+#include <cmath>
 #include <cstdint>
 
 namespace oracle {
@@ -55,6 +56,14 @@ struct SwigluGradients {
 Real sigmoid(Real gate);
 Real swiglu(Real gate, Real up);
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out);
+
+// The members of swiglu_config_t, with their defaults said out.
+struct SwigluForm {
+  Real alpha = 1, limit = HUGE_VALL, up_offset = 0, out_scale = 1;
+};
+
+Real swiglu(Real gate, Real up, const SwigluForm &form);
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form);
 
 }  // namespace oracle
 

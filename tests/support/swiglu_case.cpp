@@ -20,17 +20,37 @@ struct Exact {
   Real value, slack;
 };
 
-Exact exact_output(SwigluTensor output, Real gate, Real up, Real grad_out) {
+// The form as the library reads it: its numbers in fp32.
+oracle::SwigluForm form_of(double alpha, double limit, double up_offset, double out_scale) {
+  oracle::SwigluForm form;
+  if (alpha != 0) form.alpha = static_cast<float>(alpha);
+  if (limit != 0) form.limit = static_cast<float>(limit);
+  form.up_offset = static_cast<float>(up_offset);
+  if (out_scale != 0) form.out_scale = static_cast<float>(out_scale);
+  return form;
+}
+
+Exact exact_output(SwigluTensor output, Real gate, Real up, Real grad_out, const oracle::SwigluForm &form) {
+  const Real g = std::fmin(gate, form.limit);
+  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit)) + form.up_offset;
+  const Real argument = form.alpha * g;
+  const bool is_scaled = form.alpha != 1;
   if (output == SwigluTensor::Out) {
-    const Real value = oracle::swiglu(gate, up);
-    return {value, tolerance::swiglu_slack(value, gate, up, 1)};
+    const Real value = oracle::swiglu(gate, up, form);
+    return {value, tolerance::swiglu_slack(value, g, u, 1, form.out_scale, is_scaled ? argument : 0)};
   }
-  const oracle::SwigluGradients gradients = oracle::swiglu_gradients(gate, up, grad_out);
-  if (output == SwigluTensor::GradUp) return {gradients.up, tolerance::swiglu_slack(gradients.up, gate, 1, grad_out)};
-  const Real larger_term =
-      grad_out * up * oracle::sigmoid(gate) * std::fmax(1.0L, std::fabs(gate * oracle::sigmoid(-gate)));
+  const oracle::SwigluGradients gradients = oracle::swiglu_gradients(gate, up, grad_out, form);
+  if (output == SwigluTensor::GradUp) {
+    if (std::fabs(up) > form.limit) return {0, 0};
+    return {gradients.up,
+            tolerance::swiglu_slack(gradients.up, g, 1, grad_out, form.out_scale, is_scaled ? argument : 0)};
+  }
+  if (gate > form.limit) return {0, 0};
+  const Real larger_term = form.out_scale * grad_out * u * oracle::sigmoid(argument) *
+                           std::fmax(1.0L, std::fabs(argument * oracle::sigmoid(-argument)));
   const Real size = std::fmax(std::fabs(gradients.gate), std::fabs(larger_term));
-  return {gradients.gate, tolerance::swiglu_slack(size, gate, up, grad_out)};
+  return {gradients.gate,
+          tolerance::swiglu_slack(size, argument, u, grad_out, form.out_scale, is_scaled ? argument : 0)};
 }
 
 }  // namespace
@@ -73,6 +93,18 @@ SwigluCase &SwigluCase::without(SwigluTensor gradient) {
   return wanted_[number(gradient)] = false, *this;
 }
 
+SwigluCase &SwigluCase::form(double alpha, double limit, double up_offset, double out_scale) {
+  alpha_ = alpha;
+  limit_ = limit;
+  up_offset_ = up_offset;
+  out_scale_ = out_scale;
+  return *this;
+}
+
+SwigluCase &SwigluCase::recomputed() {
+  return recomputed_ = true, *this;
+}
+
 SwigluCase &SwigluCase::values(std::function<Real(SwigluTensor, const Index &)> value) {
   values_ = std::move(value);
   return *this;
@@ -88,6 +120,8 @@ std::string SwigluCase::describe() const {
     if (over_[i] >= 0) text << " over " << names[over_[i]];
     if (!wanted_[i]) text << " absent";
   }
+  text << "; form " << alpha_ << ' ' << limit_ << ' ' << up_offset_ << ' ' << out_scale_;
+  if (recomputed_) text << "; out in backward";
   return text.str();
 }
 
@@ -144,14 +178,16 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
     for (SwigluTensor gradient : {SwigluTensor::GradGate, SwigluTensor::GradUp}) {
       if (wanted_[number(gradient)]) outputs.push_back(gradient);
     }
+    if (recomputed_) outputs.push_back(SwigluTensor::Out);
   }
+  const oracle::SwigluForm form = form_of(alpha_, limit_, up_offset_, out_scale_);
   int64_t wrong = 0;
   for (SwigluTensor output : outputs) {
     const rope_tensor_t &out = scene->tensors[number(output)];
     for_each_index(out, [&](const Index &at) {
       const Real g = value_at(gate, at), u = value_at(up, at);
       const Real go = direction == Direction::Backward ? value_at(grad_out, at) : 0;
-      const Exact exact = exact_output(output, g, u, go);
+      const Exact exact = exact_output(output, g, u, go, form);
       const Real actual = value_at(out, at);
       if (!tolerance::accepts(dtype_, actual, exact.value, exact.slack) && ++wrong <= 3) {
         UNSCOPED_INFO(names[number(output)]
@@ -188,6 +224,7 @@ void SwigluCase::check() const {
       args.grad_out = tensor(SwigluTensor::GradOut);
       args.grad_gate = tensor(SwigluTensor::GradGate);
       args.grad_up = tensor(SwigluTensor::GradUp);
+      if (recomputed_) args.out = tensor(SwigluTensor::Out);
     }
     for (const Device &device : devices()) {
       std::vector<std::byte> first;
@@ -196,6 +233,10 @@ void SwigluCase::check() const {
         swiglu_config_t config = swiglu_config_for(device);
         config.dtype = dtype_;
         config.num_threads = threads;
+        config.alpha = alpha_;
+        config.limit = limit_;
+        config.up_offset = up_offset_;
+        config.out_scale = out_scale_;
         const SwigluDesc desc = create(config);
         scene.workspace.restore();
         const rope_status_t status = run(device, desc.get(), direction, args, scene.workspace);

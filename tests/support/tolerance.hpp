@@ -42,11 +42,13 @@ inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
 }
 
 // An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is what
-// a product of some factors may lose by being subnormal; `up` and `grad_out` are 1 where they are no factors.
-inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out) {
-  return 8 * oracle::ulp(ROPE_DTYPE_F32, size) + 0x1p-147L * std::max(1.0L, std::fabs(gate)) *
-                                                     std::max(1.0L, std::fabs(up)) *
-                                                     std::max(1.0L, std::fabs(grad_out));
+// a product of some factors may lose by being subnormal; `up` and `grad_out` are 1 where they are no factors. `argument`
+// is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
+inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0) {
+  const Real ulps = 8 + std::min(104.0L, std::fabs(argument));
+  return ulps * oracle::ulp(ROPE_DTYPE_F32, size) +
+         0x1p-147L * std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) *
+             std::max(1.0L, std::fabs(grad_out)) * std::max(1.0L, std::fabs(out_scale));
 }
 
 }  // namespace tolerance

@@ -15,6 +15,7 @@ using oracle::Real;
 
 namespace {
 
+constexpr rope::GatingForm kPlain = {1, std::numeric_limits<float>::infinity(), 0, 1, true};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Calls visit(value) for floats from `low` to `high`, both positive, `stride` representations apart.
@@ -119,8 +120,8 @@ TEST_CASE("SwiGLU and its gradients", "[gating]") {
     const Real s = oracle::sigmoid(gate), complement = oracle::sigmoid(-static_cast<Real>(gate));
     const Real factor = static_cast<Real>(grad_out) * up * s;
     const Real larger_term = std::fmax(std::fabs(factor), std::fabs(factor * gate * complement));
-    const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
-    if (std::fabs(out) > slack) worst_out = std::fmax(worst_out, ulps(rope::swiglu(gate, up), out));
+    const rope::SwigluGradient gradient = rope::swiglu_gradient<true>(gate, up, grad_out, kPlain);
+    if (std::fabs(out) > slack) worst_out = std::fmax(worst_out, ulps(rope::swiglu<true>(gate, up, kPlain), out));
     if (std::fabs(exact.up) > slack) worst_up = std::fmax(worst_up, ulps(gradient.up, exact.up));
     if (larger_term > slack) worst_gate = std::fmax(worst_gate, ulps(gradient.gate, exact.gate, larger_term));
   });
@@ -147,8 +148,8 @@ TEST_CASE("SwiGLU where sigmoid underflows", "[gating]") {
     const auto up = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(100))));
     const auto grad_out = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20))));
     const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
-    const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
-    compare(rope::swiglu(gate, up), oracle::swiglu(gate, up), {gate, up});
+    const rope::SwigluGradient gradient = rope::swiglu_gradient<true>(gate, up, grad_out, kPlain);
+    compare(rope::swiglu<true>(gate, up, kPlain), oracle::swiglu(gate, up), {gate, up});
     compare(gradient.up, exact.up, {gate, grad_out});
     compare(gradient.gate, exact.gate, {gate, up, grad_out});
   });
@@ -162,11 +163,11 @@ TEST_CASE("finite numbers of any size have the right limit", "[gating]") {
   for (const float gate : values) {
     for (const float up : values) {
       const Real out = oracle::swiglu(gate, up);
-      wrong_out += !is_right_limit(rope::swiglu(gate, up), out);
+      wrong_out += !is_right_limit(rope::swiglu<true>(gate, up, kPlain), out);
       infinite += std::fabs(out) > FLT_MAX;
       for (const float grad_out : values) {
         const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
-        const rope::SwigluGradient gradient = rope::swiglu_gradient(gate, up, grad_out);
+        const rope::SwigluGradient gradient = rope::swiglu_gradient<true>(gate, up, grad_out, kPlain);
         wrong_gate += !is_right_limit(gradient.gate, exact.gate);
         wrong_up += !is_right_limit(gradient.up, exact.up);
       }
@@ -180,12 +181,13 @@ TEST_CASE("finite numbers of any size have the right limit", "[gating]") {
 
 TEST_CASE("a NaN anywhere gives NaN", "[gating]") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  CHECK(std::isnan(rope::swiglu(nan, 1.0f)));
-  CHECK(std::isnan(rope::swiglu(1.0f, nan)));
-  CHECK(std::isnan(rope::swiglu_gradient(nan, 1.0f, 1.0f).gate));
-  CHECK(std::isnan(rope::swiglu_gradient(nan, 1.0f, 1.0f).up));
-  CHECK(std::isnan(rope::swiglu_gradient(1.0f, nan, 1.0f).gate));
-  CHECK(std::isnan(rope::swiglu_gradient(1.0f, 1.0f, nan).gate));
-  CHECK(std::isnan(rope::swiglu_gradient(1.0f, 1.0f, nan).up));
-  CHECK(rope::swiglu_gradient(1.0f, nan, 1.0f).up == rope::swiglu_gradient(1.0f, 0.0f, 1.0f).up);
+  CHECK(std::isnan(rope::swiglu<true>(nan, 1.0f, kPlain)));
+  CHECK(std::isnan(rope::swiglu<true>(1.0f, nan, kPlain)));
+  CHECK(std::isnan(rope::swiglu_gradient<true>(nan, 1.0f, 1.0f, kPlain).gate));
+  CHECK(std::isnan(rope::swiglu_gradient<true>(nan, 1.0f, 1.0f, kPlain).up));
+  CHECK(std::isnan(rope::swiglu_gradient<true>(1.0f, nan, 1.0f, kPlain).gate));
+  CHECK(std::isnan(rope::swiglu_gradient<true>(1.0f, 1.0f, nan, kPlain).gate));
+  CHECK(std::isnan(rope::swiglu_gradient<true>(1.0f, 1.0f, nan, kPlain).up));
+  CHECK(rope::swiglu_gradient<true>(1.0f, nan, 1.0f, kPlain).up ==
+        rope::swiglu_gradient<true>(1.0f, 0.0f, 1.0f, kPlain).up);
 }

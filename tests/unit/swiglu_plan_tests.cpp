@@ -1,6 +1,7 @@
 // swiglu_plan_tests.cpp - the plan of every legal SwiGLU problem is a legal launch that takes each element once
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -13,6 +14,8 @@
 #include "unit/fake_tensors.hpp"
 
 namespace {
+
+constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
 constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
 
@@ -70,7 +73,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   } else {
     args.out = random->below(4) == 0 ? args.gate : tensor(3);
   }
-  return rope::make_swiglu_problem("swiglu_forward", dtype, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
+  return rope::make_swiglu_problem("swiglu_forward", dtype, kPlain, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
 }
 
 std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
@@ -176,7 +179,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
     args.out = compact_tensor(region(3), dtype, shape);
   }
   rope::SwigluProblem problem;
-  const rope_status_t status = rope::make_swiglu_problem("swiglu_forward", dtype, args, is_backward, &problem);
+  const rope_status_t status = rope::make_swiglu_problem("swiglu_forward", dtype, kPlain, args, is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   return problem;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <vector>
 
 #include "core/swiglu_problem.hpp"
@@ -9,6 +10,8 @@
 #include "unit/fake_tensors.hpp"
 
 namespace {
+
+constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
 constexpr int kTensors = 5;  // gate, up, grad_out, and two outputs or one
 using Strides = std::vector<int64_t>;
@@ -47,7 +50,7 @@ struct Call {
     }
     rope::SwigluProblem result;
     const rope_status_t status =
-        rope::make_swiglu_problem("swiglu_forward", ROPE_DTYPE_F16, args, is_backward, &result);
+        rope::make_swiglu_problem("swiglu_forward", ROPE_DTYPE_F16, kPlain, args, is_backward, &result);
     INFO(rope::last_error());
     REQUIRE(status == ROPE_STATUS_SUCCESS);
     return result;

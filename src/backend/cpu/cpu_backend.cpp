@@ -167,10 +167,10 @@ void gate_elements(void *context, int index) {
       out[i] = problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * out_step[i]) * size;
     }
     if (problem.is_backward) {
-      kernels().swiglu_backward[type](in, in_step, out, out_step, count);
+      kernels().swiglu_backward[type](in, in_step, out, out_step, count, problem.form);
     } else {
-      kernels().swiglu_forward[type](in[kGate], in_step[kGate], in[kUp], in_step[kUp], out[kOut], out_step[kOut],
-                                     count);
+      kernels().swiglu_forward[type](in[kGate], in_step[kGate], in[kUp], in_step[kUp], out[kOut], out_step[kOut], count,
+                                     problem.form);
     }
     element += count;
   }

@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "core/gating.hpp"
+
 namespace rope {
 
 enum CpuType {
@@ -30,12 +32,12 @@ struct CpuKernels {
   Rotate *rotate[kNumCpuTypes][kNumCpuStyles];
 
   using SwigluForward = void(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
-                             int64_t out_stride, int64_t count);
+                             int64_t out_stride, int64_t count, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];
 
-  // grad_gate or grad_up may be NULL.
-  using SwigluBackward = void(const void *const in[3], const int64_t in_stride[3], void *const out[2],
-                              const int64_t out_stride[2], int64_t count);
+  // From gate, up and grad_out to grad_gate, grad_up and out, of which any may be NULL.
+  using SwigluBackward = void(const void *const in[3], const int64_t in_stride[3], void *const out[3],
+                              const int64_t out_stride[3], int64_t count, const GatingForm &form);
   SwigluBackward *swiglu_backward[kNumCpuTypes];
 };
 

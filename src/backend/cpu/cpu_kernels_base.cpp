@@ -57,57 +57,79 @@ void rotate_interleaved(const void *in, int64_t in_stride, void *out, int64_t ou
   }
 }
 
-template <typename T>
+template <bool IsPlain, typename T>
 inline __attribute__((always_inline)) void gate_elements(const T *gate, int64_t gate_step, const T *up, int64_t up_step,
-                                                         T *out, int64_t out_step, int64_t count) {
+                                                         T *out, int64_t out_step, int64_t count,
+                                                         const GatingForm form) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    out[i * out_step] = round_to<T>(swiglu(to_float(gate[i * gate_step]), to_float(up[i * up_step])));
+    out[i * out_step] = round_to<T>(swiglu<IsPlain>(to_float(gate[i * gate_step]), to_float(up[i * up_step]), form));
   }
 }
 
 template <typename T>
 void swiglu_forward(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
-                    int64_t out_stride, int64_t count) {
+                    int64_t out_stride, int64_t count, const GatingForm &form) {
   const T *g = static_cast<const T *>(gate);
   const T *u = static_cast<const T *>(up);
   T *o = static_cast<T *>(out);
-  if (gate_stride == 1 && up_stride == 1 && out_stride == 1) {
-    gate_elements(g, 1, u, 1, o, 1, count);
+  const bool is_contiguous = gate_stride == 1 && up_stride == 1 && out_stride == 1;
+  if (is_contiguous && form.is_plain) {
+    gate_elements<true>(g, 1, u, 1, o, 1, count, form);
+  } else if (is_contiguous) {
+    gate_elements<false>(g, 1, u, 1, o, 1, count, form);
+  } else if (form.is_plain) {
+    gate_elements<true>(g, gate_stride, u, up_stride, o, out_stride, count, form);
   } else {
-    gate_elements(g, gate_stride, u, up_stride, o, out_stride, count);
+    gate_elements<false>(g, gate_stride, u, up_stride, o, out_stride, count, form);
   }
 }
 
-// Gradients go through small buffers, so that one loop serves one or both of them, in place or not.
+constexpr int64_t kChunk = 256;
+
+struct GatingChunk {
+  float in[3][kChunk];
+  float out[3][kChunk];
+};
+
+template <bool IsPlain>
+void differentiate_chunk(GatingChunk *chunk, int64_t length, bool has_out, const GatingForm form) {
+  for (int64_t i = 0; i < length; ++i) {
+    const SwigluGradient result = swiglu_gradient<IsPlain>(chunk->in[0][i], chunk->in[1][i], chunk->in[2][i], form);
+    chunk->out[0][i] = result.gate;
+    chunk->out[1][i] = result.up;
+  }
+  if (!has_out) return;
+  for (int64_t i = 0; i < length; ++i) chunk->out[2][i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form);
+}
+
+// Values go through small buffers, so that one loop serves any of the outputs, in place or not.
 template <typename T>
-void swiglu_backward(const void *const in[3], const int64_t in_stride[3], void *const out[2],
-                     const int64_t out_stride[2], int64_t count) {
-  constexpr int64_t kChunk = 256;
-  float value[3][kChunk];
-  float gradient[2][kChunk];
+void swiglu_backward(const void *const in[3], const int64_t in_stride[3], void *const out[3],
+                     const int64_t out_stride[3], int64_t count, const GatingForm &form) {
+  GatingChunk chunk;
   for (int64_t begin = 0; begin < count; begin += kChunk) {
     const int64_t length = count - begin < kChunk ? count - begin : kChunk;
     for (int input = 0; input < 3; ++input) {
       const T *source = static_cast<const T *>(in[input]) + begin * in_stride[input];
       if (in_stride[input] == 1) {
-        for (int64_t i = 0; i < length; ++i) value[input][i] = to_float(source[i]);
+        for (int64_t i = 0; i < length; ++i) chunk.in[input][i] = to_float(source[i]);
       } else {
-        for (int64_t i = 0; i < length; ++i) value[input][i] = to_float(source[i * in_stride[input]]);
+        for (int64_t i = 0; i < length; ++i) chunk.in[input][i] = to_float(source[i * in_stride[input]]);
       }
     }
-    for (int64_t i = 0; i < length; ++i) {
-      const SwigluGradient result = swiglu_gradient(value[0][i], value[1][i], value[2][i]);
-      gradient[0][i] = result.gate;
-      gradient[1][i] = result.up;
+    if (form.is_plain) {
+      differentiate_chunk<true>(&chunk, length, out[2] != nullptr, form);
+    } else {
+      differentiate_chunk<false>(&chunk, length, out[2] != nullptr, form);
     }
-    for (int output = 0; output < 2; ++output) {
+    for (int output = 0; output < 3; ++output) {
       if (out[output] == nullptr) continue;
       T *target = static_cast<T *>(out[output]) + begin * out_stride[output];
       if (out_stride[output] == 1) {
-        for (int64_t i = 0; i < length; ++i) target[i] = round_to<T>(gradient[output][i]);
+        for (int64_t i = 0; i < length; ++i) target[i] = round_to<T>(chunk.out[output][i]);
       } else {
-        for (int64_t i = 0; i < length; ++i) target[i * out_stride[output]] = round_to<T>(gradient[output][i]);
+        for (int64_t i = 0; i < length; ++i) target[i * out_stride[output]] = round_to<T>(chunk.out[output][i]);
       }
     }
   }

@@ -23,14 +23,14 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_in
   }
 }
 
-const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, bool is_backward) {
+const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, bool is_backward, bool is_plain) {
   switch (dtype) {
     case ROPE_DTYPE_F16:
-      return swiglu_kernel_f16(vector_elements, is_backward);
+      return swiglu_kernel_f16(vector_elements, is_backward, is_plain);
     case ROPE_DTYPE_BF16:
-      return swiglu_kernel_bf16(vector_elements, is_backward);
+      return swiglu_kernel_bf16(vector_elements, is_backward, is_plain);
     default:
-      return swiglu_kernel_f32(vector_elements, is_backward);
+      return swiglu_kernel_f32(vector_elements, is_backward, is_plain);
   }
 }
 
@@ -53,8 +53,8 @@ rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
   for (int elements = 8; elements > 0; elements /= 2) {
-    for (int variant = 0; variant < 2; ++variant) {
-      const void *kernel = find_kernel(elements, variant != 0);
+    for (int variant = 0; variant < 4; ++variant) {
+      const void *kernel = find_kernel(elements, (variant & 1) != 0, (variant & 2) != 0);
       if (kernel != nullptr) ROPE_TRY(preload(function, kernel, *device));
     }
   }
@@ -70,14 +70,15 @@ int32_t count_devices(const char *function) {
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
   const bool is_interleaved = geometry.style == ROPE_STYLE_INTERLEAVED;
-  return open_device(function, device_index, device, [&](int elements, bool has_table) {
-    return find_rope_kernel(geometry.dtype, elements, is_interleaved, has_table);
+  return open_device(function, device_index, device, [&](int elements, bool has_table, bool is_other) {
+    return is_other ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved, has_table);
   });
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
-  return open_device(function, device_index, device,
-                     [&](int elements, bool is_backward) { return find_swiglu_kernel(dtype, elements, is_backward); });
+  return open_device(function, device_index, device, [&](int elements, bool is_backward, bool is_plain) {
+    return find_swiglu_kernel(dtype, elements, is_backward, is_plain);
+  });
 }
 
 rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
@@ -169,13 +170,15 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
     const int source = axis - (kMaxAxes - problem.ndim);
     params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
   }
+  params.form = problem.form;
   params.vectors_per_row = plan.vectors_per_row;
   params.num_vectors = plan.num_vectors;
   params.is_single_row = problem.ndim == 1;
   params.is_narrow = plan.num_vectors <= UINT32_MAX;
   params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
   params.has_outer_axes = problem.ndim > 2;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, problem.is_backward);
+  const void *kernel =
+      find_swiglu_kernel(problem.dtype, plan.vector_elements, problem.is_backward, problem.form.is_plain);
   return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, &params, 0, stream);
 }
 

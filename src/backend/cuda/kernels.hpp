@@ -8,8 +8,8 @@ namespace rope {
 const void *rope_kernel_f32(int vector_elements, bool is_interleaved, bool has_table);
 const void *rope_kernel_f16(int vector_elements, bool is_interleaved, bool has_table);
 const void *rope_kernel_bf16(int vector_elements, bool is_interleaved, bool has_table);
-const void *swiglu_kernel_f32(int vector_elements, bool is_backward);
-const void *swiglu_kernel_f16(int vector_elements, bool is_backward);
-const void *swiglu_kernel_bf16(int vector_elements, bool is_backward);
+const void *swiglu_kernel_f32(int vector_elements, bool is_backward, bool is_plain);
+const void *swiglu_kernel_f16(int vector_elements, bool is_backward, bool is_plain);
+const void *swiglu_kernel_bf16(int vector_elements, bool is_backward, bool is_plain);
 
 }  // namespace rope

@@ -59,72 +59,90 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
   }
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    place.out[i] = params.out[i] + offset_of(params, params.out_stride[i], at.row, column);
+    place.out[i] = nullptr;
+    if (NumOutputs == 1 || params.out[i] != nullptr) {
+      place.out[i] = params.out[i] + offset_of(params, params.out_stride[i], at.row, column);
+    }
   }
   return place;
 }
 
-// Forward: one result of two values. Backward: two results of three values; a NULL output is not wanted.
-template <typename T, int V, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset) {
+// Forward: one result of two values. Backward: the gradients and the result again, of three values; a NULL output is not
+// wanted.
+template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset,
+                                               const GatingForm &form) {
   Vector<T, V> in[NumInputs];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
-  float value[NumInputs][V], result[NumOutputs][V];
+  float value[NumInputs][V], result[2][V];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  if constexpr (NumInputs == 2) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if constexpr (NumInputs == 2) {
-      result[kOut][i] = swiglu(value[kGate][i], value[kUp][i]);
-    } else {
-      const SwigluGradient gradient = swiglu_gradient(value[kGate][i], value[kUp][i], value[kGradOut][i]);
+    for (int i = 0; i < V; ++i) result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+    store_vector(place.out[kOut] + byte_offset, from_floats<T, V>(result[kOut]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const SwigluGradient gradient =
+          swiglu_gradient<IsPlain>(value[kGate][i], value[kUp][i], value[kGradOut][i], form);
       result[kGradGate][i] = gradient.gate;
       result[kGradUp][i] = gradient.up;
     }
-  }
 #pragma unroll
-  for (int i = 0; i < NumOutputs; ++i) {
-    if (NumOutputs == 1 || place.out[i] != nullptr) {
-      store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+    for (int i = kGradGate; i <= kGradUp; ++i) {
+      if (place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+    }
+    if (place.out[kRecomputedOut] != nullptr) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) result[0][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+      store_vector(place.out[kRecomputedOut] + byte_offset, from_floats<T, V>(result[0]));
     }
   }
 }
 
-template <typename T, int V, bool IsBackward>
+template <typename T, int V, bool IsBackward, bool IsPlain>
 __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
-  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 2 : 1;
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t index = block * kSwigluThreads + threadIdx.x;
   if (index >= params.num_vectors) return;
-  SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
-#pragma unroll
-  for (int i = 0; i < kOutputs; ++i) {
-    if (params.out[i] == nullptr) place.out[i] = nullptr;
-  }
+  const SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
   if (V == 1 || place.count >= V) {
-    process_vector<T, V>(place, 0);
+    process_vector<T, V, IsPlain>(place, 0, params.form);
   } else {
-    for (int64_t i = 0; i < place.count; ++i) process_vector<T, 1>(place, i * static_cast<int64_t>(sizeof(T)));
+    for (int64_t i = 0; i < place.count; ++i) {
+      process_vector<T, 1, IsPlain>(place, i * static_cast<int64_t>(sizeof(T)), params.form);
+    }
   }
+}
+
+template <typename T, int V>
+const void *find_swiglu_kernel(bool is_backward, bool is_plain) {
+  if (is_backward) {
+    return is_plain ? reinterpret_cast<const void *>(swiglu_kernel<T, V, true, true>)
+                    : reinterpret_cast<const void *>(swiglu_kernel<T, V, true, false>);
+  }
+  return is_plain ? reinterpret_cast<const void *>(swiglu_kernel<T, V, false, true>)
+                  : reinterpret_cast<const void *>(swiglu_kernel<T, V, false, false>);
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_swiglu_kernel(int vector_elements, bool is_backward) {
-  const auto pick = [is_backward](auto forward, auto backward) {
-    return is_backward ? reinterpret_cast<const void *>(backward) : reinterpret_cast<const void *>(forward);
-  };
-  switch (vector_elements * static_cast<int>(sizeof(T))) {
-    case 16:
-      return pick(swiglu_kernel<T, 16 / sizeof(T), false>, swiglu_kernel<T, 16 / sizeof(T), true>);
-    case 8:
-      return pick(swiglu_kernel<T, 8 / sizeof(T), false>, swiglu_kernel<T, 8 / sizeof(T), true>);
-    case 4:
-      return pick(swiglu_kernel<T, 4 / sizeof(T), false>, swiglu_kernel<T, 4 / sizeof(T), true>);
-    case 2:
-      return pick(swiglu_kernel<T, 1, false>, swiglu_kernel<T, 1, true>);
+const void *find_swiglu_kernel(int vector_elements, bool is_backward, bool is_plain) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  switch (vector_elements) {
+    case 1:
+      return find_swiglu_kernel<T, 1>(is_backward, is_plain);
+    case 8 / kSize:
+      return find_swiglu_kernel<T, 8 / kSize>(is_backward, is_plain);
+    case 16 / kSize:
+      return find_swiglu_kernel<T, 16 / kSize>(is_backward, is_plain);
     default:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 2) return find_swiglu_kernel<T, 2>(is_backward, is_plain);
+      }
       return nullptr;
   }
 }

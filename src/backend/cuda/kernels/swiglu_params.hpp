@@ -16,7 +16,8 @@ struct SwigluKernelParams {
   int64_t num_vectors;
   Divider narrow_vectors_per_row;  // where is_narrow
   bool is_single_row;
-  bool is_narrow;       // num_vectors fits 32 bits
+  bool is_narrow;  // num_vectors fits 32 bits
+  GatingForm form;
   bool has_outer_axes;  // rows run over more than one axis
 };
 
