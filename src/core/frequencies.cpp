@@ -1,4 +1,4 @@
-// frequencies.cpp - phase increments in double-double arithmetic
+// frequencies.cpp - frequencies and phase increments in double-double arithmetic
 //
 // A double-double is an unevaluated sum high + low with |low| <= ulp(high)/2, about 106 bits. Only correctly rounded
 // operations (+, -, *, / and fma) touch it, so every machine computes the same increments; pow gives nothing but the
@@ -58,6 +58,15 @@ DoubleDouble nth_root(DoubleDouble x, int n) {
   return root;
 }
 
+// theta^(-1/pairs). The root is taken of a number of at least 1, so that its powers keep clear of the subnormal range.
+DoubleDouble step_between_pairs(double theta, int pairs) {
+  const DoubleDouble one = {1.0, 0.0};
+  const DoubleDouble exact_theta = {theta, 0.0};
+  const bool is_growing = theta < 1.0;
+  const DoubleDouble root = nth_root(is_growing ? divide(one, exact_theta) : exact_theta, pairs);
+  return is_growing ? root : divide(one, root);
+}
+
 // A fraction of [0, 1) in units of 2^-64: upper * 2^32 + lower, both exact.
 struct FractionBits {
   uint64_t upper;
@@ -89,15 +98,15 @@ uint64_t increment(DoubleDouble frequency) {
 
 }  // namespace
 
+void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq) {
+  const int pairs = rotary_dim / 2;
+  const DoubleDouble step = step_between_pairs(theta, pairs);
+  for (int pair = 0; pair < pairs; ++pair) inv_freq[pair] = power(step, pair).high;
+}
+
 void increments_from_theta(double theta, int rotary_dim, uint64_t *increments) {
   const int pairs = rotary_dim / 2;
-  const DoubleDouble one = {1.0, 0.0};
-  const DoubleDouble exact_theta = {theta, 0.0};
-  // The step between neighbouring pairs is theta^(-1/pairs). The root is taken of a number of at least 1, so that its
-  // powers keep clear of the subnormal range.
-  const bool is_growing = theta < 1.0;
-  const DoubleDouble root = nth_root(is_growing ? divide(one, exact_theta) : exact_theta, pairs);
-  const DoubleDouble step = is_growing ? root : divide(one, root);
+  const DoubleDouble step = step_between_pairs(theta, pairs);
   for (int pair = 0; pair < pairs; ++pair) increments[pair] = increment(power(step, pair));
 }
 

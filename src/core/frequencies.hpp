@@ -1,4 +1,4 @@
-// frequencies.hpp - phase increments: how far one position turns each pair, as a 64-bit fraction of a turn
+// frequencies.hpp - how far one position turns each pair, in radians and as a 64-bit fraction of a turn
 #pragma once
 
 #include <stdint.h>
@@ -10,6 +10,9 @@ constexpr int kMaxPairs = kMaxHeadDim / 2;
 
 constexpr double kSmallestTheta = 1e-300;
 constexpr double kLargestTheta = 1e300;
+
+// inv_freq[i] = theta^(-2i/rotary_dim), i < rotary_dim/2, rounded once from double-double.
+void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq);
 
 // increments[i] = round(frac(theta^(-2i/rotary_dim) / 2 pi) * 2^64), i < rotary_dim/2.
 // The frequency is carried in double-double from theta on: at position 2^31 a double frequency would already cost

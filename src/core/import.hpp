@@ -10,6 +10,7 @@ namespace rope {
 // Sizes of the structs in release 0.1. A smaller struct_size cannot come from any release's header.
 constexpr uint32_t kRopeConfigFirstSize = 88;
 constexpr uint32_t kRopeArgsFirstSize = 1064;
+constexpr uint32_t kRopeScalingFirstSize = 144;
 constexpr uint32_t kSwigluConfigFirstSize = 56;
 constexpr uint32_t kSwigluArgsFirstSize = 728;
 

@@ -32,6 +32,7 @@ int main(void) {
   INTEGER(rope_dtype_t);
   INTEGER(rope_layout_t);
   INTEGER(rope_style_t);
+  INTEGER(rope_scaling_type_t);
 
   VALUE(ROPE_STATUS_SUCCESS);
   VALUE(ROPE_STATUS_INVALID_ARGUMENT);
@@ -57,6 +58,20 @@ int main(void) {
   VALUE(ROPE_TENSOR_STRIDED);
   VALUE(ROPE_TABLE_BY_POSITION);
   VALUE(ROPE_TABLE_BY_TOKEN);
+  VALUE(ROPE_SCALING_NONE);
+  VALUE(ROPE_SCALING_LINEAR);
+  VALUE(ROPE_SCALING_DYNAMIC_NTK);
+  VALUE(ROPE_SCALING_DYNAMIC_NTK_FIXED);
+  VALUE(ROPE_SCALING_NTK_ALPHA);
+  VALUE(ROPE_SCALING_NTK_FIXED);
+  VALUE(ROPE_SCALING_NTK_MIXED);
+  VALUE(ROPE_SCALING_YARN);
+  VALUE(ROPE_SCALING_YARN_LOG);
+  VALUE(ROPE_SCALING_LLAMA3);
+  VALUE(ROPE_SCALING_LONGROPE);
+  VALUE(ROPE_SCALING_PROPORTIONAL);
+  VALUE(ROPE_SCALING_FACTORS);
+  VALUE(ROPE_SCALING_FLAG_NO_TRUNCATE);
 
   STRUCT(rope_tensor_t);
   FIELD(rope_tensor_t, data);
@@ -108,6 +123,29 @@ int main(void) {
   FIELD(rope_args_t, table_rows);
   FIELD(rope_args_t, reserved0);
   END(rope_args_t);
+
+  STRUCT(rope_scaling_t);
+  FIELD(rope_scaling_t, struct_size);
+  FIELD(rope_scaling_t, flags);
+  FIELD(rope_scaling_t, type);
+  FIELD(rope_scaling_t, num_factors);
+  FIELD(rope_scaling_t, factor);
+  FIELD(rope_scaling_t, original_max_position);
+  FIELD(rope_scaling_t, sequence_length);
+  FIELD(rope_scaling_t, alpha);
+  FIELD(rope_scaling_t, mixed_b);
+  FIELD(rope_scaling_t, beta_fast);
+  FIELD(rope_scaling_t, beta_slow);
+  FIELD(rope_scaling_t, attention_factor);
+  FIELD(rope_scaling_t, mscale);
+  FIELD(rope_scaling_t, mscale_all_dim);
+  FIELD(rope_scaling_t, low_freq_factor);
+  FIELD(rope_scaling_t, high_freq_factor);
+  FIELD(rope_scaling_t, partial_rotary_factor);
+  FIELD(rope_scaling_t, short_factor);
+  FIELD(rope_scaling_t, long_factor);
+  FIELD(rope_scaling_t, pair_factors);
+  END(rope_scaling_t);
 
   STRUCT(swiglu_config_t);
   FIELD(swiglu_config_t, struct_size);

@@ -227,8 +227,10 @@ ROPE_API void rope_desc_destroy(rope_desc_t *desc);
 
 /* How rows of cos, sin and angles are found. */
 enum {
-  ROPE_TABLE_BY_POSITION = 0, /* [M, R/2], row = position of the token */
-  ROPE_TABLE_BY_TOKEN = 1     /* [later] row = token */
+  ROPE_TABLE_BY_POSITION = 0, /* [M, R/2], row = position of the token. A position outside 0 to M - 1 passes its token
+                                 through unchanged and reads nothing */
+  ROPE_TABLE_BY_TOKEN = 1 /* [S, R/2] or [B, S, R/2], THD [T, R/2], row = token; a batch axis of length 1 serves all.
+                                 Takes no positions, start_positions and position_offset */
 };
 
 /* What changes from call to call. Names of axes: B batches, S tokens of a sequence, T tokens of a THD tensor, H heads,
@@ -244,13 +246,12 @@ typedef struct rope_args {
   rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; absent: the token's index in its sequence */
   rope_tensor_t start_positions; /* I32/I64 [B], or one for each token, [T] or [B, S]; added */
   rope_tensor_t cu_seqlens;      /* [later] I32/I64 [B + 1]; THD: where sequences begin. Absent: one sequence */
-  rope_tensor_t cos, sin;        /* F32 [M, R/2], any strides, shapes equal; instead of computed angles. A position
-                                    outside 0 to M - 1 passes its token through unchanged and reads nothing.
-                                    [later] other float types, and [M, R] */
+  rope_tensor_t cos, sin;        /* F32, F16 or BF16, dtype and shape of both equal, any strides; instead of computed
+                                    angles; rows as table_rows says. [later] F64, and columns for each channel (R) */
   rope_tensor_t angles;          /* [later] */
   rope_tensor_t fault;           /* [later] */
   int64_t position_offset;       /* added to every position; sums wrap in 64 bits */
-  int32_t table_rows;            /* ROPE_TABLE_BY_POSITION */
+  int32_t table_rows;            /* a ROPE_TABLE_ value */
   int32_t reserved0;             /* 0 */
 } rope_args_t;
 
@@ -266,6 +267,126 @@ ROPE_API rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *
  * With attention_scale 1 it also undoes the rotation. Arguments and errors as for rope_forward. */
 ROPE_API rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
 
+/* ---- Frequencies ------------------------------------------------------------------------------------------------ */
+
+/* The published ways to make a model serve longer contexts than it was trained on. Each is another vector of
+ * frequencies and one factor of cos and sin, computed here once, in double, on the host:
+ *
+ *   rope_scaling_t scaling = {0};
+ *   scaling.struct_size = sizeof(scaling);
+ *   scaling.type = ROPE_SCALING_LLAMA3;
+ *   scaling.factor = 8;
+ *   scaling.original_max_position = 8192;
+ *   status = rope_scaled_frequencies(128, 5e5, &scaling, inv_freq, &attention_scale);
+ *   config.inv_freq = inv_freq;
+ *   config.attention_scale = attention_scale;
+ *
+ * Below: R = rotary_dim, i = 0 to R/2 - 1 a pair, f(i) = theta^(-2i/R), s = factor, M = original_max_position,
+ * L = sequence_length, and m the attention factor, 1 where nothing else is said. With s = 1 every recipe that uses
+ * factor gives f and m = 1, beside what LONGROPE's arrays, PROPORTIONAL's share and attention_factor do. */
+typedef int32_t rope_scaling_type_t;
+enum {
+  /* f(i) */
+  ROPE_SCALING_NONE = 1,
+
+  /* f(i) / s. Uses factor. (Chen et al., arXiv:2306.15595; "linear" of Hugging Face) */
+  ROPE_SCALING_LINEAR = 2,
+
+  /* f of theta' = theta * (s * L/M - (s - 1))^(R/(R-2)), L at least M. Uses factor, original_max_position and
+   * sequence_length, with 0 for M. Call it again when L grows. R = 2 is INVALID_ARGUMENT: the exponent divides by 0.
+   * ("dynamic" of Hugging Face, whose M is max_position_embeddings) */
+  ROPE_SCALING_DYNAMIC_NTK = 3,
+
+  /* The same at the fixed length L = s * M, so that M drops out. Uses factor. R = 2 is INVALID_ARGUMENT.
+   * ("dynamic" of vLLM) */
+  ROPE_SCALING_DYNAMIC_NTK_FIXED = 4,
+
+  /* f of theta' = theta * alpha^(R/(R-2)). Uses alpha. R = 2 is INVALID_ARGUMENT. ("dynamic" with alpha: Hunyuan) */
+  ROPE_SCALING_NTK_ALPHA = 5,
+
+  /* f(i) of theta' = theta * s, divided by s^(2/R). Uses factor. ("ntk" of vLLM) */
+  ROPE_SCALING_NTK_FIXED = 6,
+
+  /* f(i) / exp(a * (i + 1)^b) with a = ln(s) / (R/2)^b. Uses factor and mixed_b. ("ntk" with mixed_b of vLLM) */
+  ROPE_SCALING_NTK_MIXED = 7,
+
+  /* f(i) / s * r(i) + f(i) * (1 - r(i)). The ramp r(i) = (i - low) / (high - low), clamped to 0 to 1, runs from the
+   * pair that turns beta_fast times within M positions to the one that turns beta_slow times:
+   *   turning(n) = R * ln(M / (2 pi n)) / (2 ln(theta))
+   *   low = max(floor(turning(beta_fast)), 0)        high = min(ceil(turning(beta_slow)), R - 1)
+   * high is raised by 0.001 where it equals low. (The bound R - 1, though pairs are counted, is the published code's.)
+   *   m = g(s, mscale) / g(s, mscale_all_dim), g(s, k) = 0.1 * k * ln(s) + 1;        attention_factor replaces it
+   * Uses factor, original_max_position, beta_fast, beta_slow, attention_factor or mscale and mscale_all_dim, and
+   * ROPE_SCALING_FLAG_NO_TRUNCATE. INVALID_ARGUMENT: theta of at most 1; low above high, where M is so small or so
+   * large that no pair lies between. (Peng et al., arXiv:2309.00071; "yarn" of Hugging Face; DeepSeek; gpt-oss) */
+  ROPE_SCALING_YARN = 8,
+
+  /* f(i) / s^r(i): the ramp of YARN over logarithms. m = 1. Uses factor, original_max_position, beta_fast, beta_slow
+   * and ROPE_SCALING_FLAG_NO_TRUNCATE; INVALID_ARGUMENT as for YARN. ("yarn_log" of Grok) */
+  ROPE_SCALING_YARN_LOG = 9,
+
+  /* By the wavelength w = 2 pi / f(i) in positions:
+   *   w < M / high_freq_factor: f(i)        w > M / low_freq_factor: f(i) / s
+   *   between: (1 - t) * f(i) / s + t * f(i), t = (M/w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+   * Where the two are equal nothing lies between and w = M / low_freq_factor takes f(i) / s. Uses factor,
+   * original_max_position, low_freq_factor, high_freq_factor. ("llama3" of Hugging Face) */
+  ROPE_SCALING_LLAMA3 = 10,
+
+  /* f(i) / long_factor[i] where L > M, else f(i) / short_factor[i]; m = sqrt(1 + ln(s) / ln(M)), or attention_factor.
+   * s is the ratio of the longest position that the model serves to M. Uses original_max_position, sequence_length with
+   * 0 for M, factor (0 with attention_factor, else required), attention_factor, num_factors, short_factor and
+   * long_factor. The choice is for all positions at once: what was rotated before L passed M does not fit afterwards.
+   * INVALID_ARGUMENT: M = 1 with a factor above 1. (Ding et al., arXiv:2402.13753; "longrope" and "su" of Phi-3) */
+  ROPE_SCALING_LONGROPE = 11,
+
+  /* f(i) / s for the first floor(partial_rotary_factor * R/2) pairs and 0, no rotation, for the others. R is the width
+   * in the exponent, so head_dim. Uses factor, 0 for 1, and partial_rotary_factor. INVALID_ARGUMENT: no pair is left.
+   * ("proportional" of Hugging Face, Gemma 4) */
+  ROPE_SCALING_PROPORTIONAL = 12,
+
+  /* f(i) / pair_factors[i]. Uses num_factors and pair_factors. ("rope_freqs" of GGUF files) */
+  ROPE_SCALING_FACTORS = 13
+};
+
+enum {
+  ROPE_SCALING_FLAG_NO_TRUNCATE = 1 /* YARN, YARN_LOG: low and high are not rounded ("truncate": false, gpt-oss) */
+};
+
+/* A recipe and its parameters. A field that the recipe does not use must be 0 and is refused by name where it is not.
+ * Numbers are finite; arrays lie in host memory and are read during the call only. */
+typedef struct rope_scaling {
+  uint32_t struct_size;          /* sizeof(rope_scaling_t) */
+  uint32_t flags;                /* ROPE_SCALING_FLAG_ values */
+  rope_scaling_type_t type;      /* required */
+  int32_t num_factors;           /* entries of each array below: R/2 */
+  double factor;                 /* s, at least 1: how many times longer; required where a recipe says nothing else */
+  int64_t original_max_position; /* M, at least 1: positions that the model was trained on; required */
+  int64_t sequence_length;       /* L: positions that will be used; 0: M */
+  double alpha;                  /* at least 1; required */
+  double mixed_b;                /* above 0; required */
+  double beta_fast;              /* turns within M; at least beta_slow; 0: 32 */
+  double beta_slow;              /* turns within M; above 0; 0: 1 */
+  double attention_factor;       /* m itself, above 0; what else m would come from must then be 0; 0: the formula */
+  double mscale;                 /* above 0; 0: 1. TeleChat3's slope of 0.07 is 0.7 */
+  double mscale_all_dim;         /* above 0; 0: 0, g = 1. Hugging Face ignores one of the two without the other; leave
+                                    both 0 for that. DeepSeek's softmax scale takes g(s, mscale_all_dim)^2 elsewhere */
+  double low_freq_factor;        /* above 0; 0: 1 */
+  double high_freq_factor;       /* at least low_freq_factor; 0: 4 */
+  double partial_rotary_factor;  /* above 0, at most 1; 0: 1 */
+  const double *short_factor;    /* [num_factors], each above 0 */
+  const double *long_factor;     /* [num_factors], each above 0 */
+  const double *pair_factors;    /* [num_factors], each above 0 */
+} rope_scaling_t;
+
+/* Writes to inv_freq_out the rotary_dim/2 frequencies in radians per position, and to *attention_scale_out the factor m
+ * of cos and sin: rope_config_t's inv_freq and attention_scale. On failure nothing is written. Pure host, no device.
+ * f is the double nearest to its value but for rare near-ties; recipes add a few roundings of double to it.
+ * INVALID_ARGUMENT: a NULL pointer; rotary_dim odd or outside 2 to 1024; theta below 1e-300, it or theta' above 1e300;
+ * a field outside its range, missing, or set but not used; a result that is not finite. NOT_SUPPORTED: a type or flag
+ * that this version does not know. */
+ROPE_API rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta, const rope_scaling_t *scaling,
+                                               double *inv_freq_out, double *attention_scale_out);
+
 /* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
 
 typedef struct swiglu_desc swiglu_desc_t;
@@ -278,13 +399,14 @@ typedef struct swiglu_config {
   rope_dtype_t dtype;   /* required: F32, F16 or BF16; every tensor of a call has it */
   int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
                            thread may run on */
-  double alpha;         /* [later] factor inside the sigmoid; 0: 1 */
-  double limit;         /* [later] gate at most limit, up within +-limit; 0: none */
-  double up_offset;     /* [later] added to up; 0 */
-  double out_scale;     /* [later] factor of the output; 0: 1 */
+  double alpha;         /* factor inside the sigmoid; 0: 1 */
+  double limit;         /* gate at most limit, up within +-limit; 0: none */
+  double up_offset;     /* added to up; 0 */
+  double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
-/* As rope_desc_create and rope_desc_destroy. alpha 1 and out_scale 1 are the same as 0. */
+/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, where they must be finite and only 0
+ * may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
@@ -295,7 +417,7 @@ typedef struct swiglu_args {
   uint32_t struct_size; /* sizeof(swiglu_args_t) */
   uint32_t flags;       /* 0 */
   rope_tensor_t gate, up;
-  rope_tensor_t out;       /* forward: required. [later] backward: also recomputed */
+  rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* [later] */
   rope_tensor_t num_rows;  /* [later] */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
@@ -304,11 +426,15 @@ typedef struct swiglu_args {
   rope_tensor_t grad_row_scale; /* [later] */
 } swiglu_args_t;
 
-/* out = gate * sigmoid(gate) * up, element by element. Errors as for rope_forward. */
+/* With g = min(gate, limit), u = up within +-limit and s = sigmoid(alpha * g), element by element,
+ *   out = out_scale * g * s * (u + up_offset)
+ * With an alpha other than 1, alpha * g is rounded to fp32, which may cost up to |alpha * g| ulp more than the bound on
+ * top. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
-/* With s = sigmoid(gate):
- *   grad_gate = grad_out * up * s * (1 + gate * (1 - s))        grad_up = grad_out * gate * s
+/* The gradients, 0 where the limit cut gate or up:
+ *   grad_gate = grad_out * out_scale * (u + up_offset) * s * (1 + alpha * g * (1 - s))     where gate <= limit
+ *   grad_up   = grad_out * out_scale * g * s                                               where |up| <= limit
  * Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
