@@ -103,10 +103,7 @@ rope_status_t check_unserved_args(const char *function, const rope_args_t &args)
     View absent;
     ROPE_TRY(read_view(function, entry.field, *entry.tensor, &absent));
   }
-  if (args.table_rows == ROPE_TABLE_BY_TOKEN) {
-    return fail(kUnsupported, "%s: table_rows is ROPE_TABLE_BY_TOKEN: not served yet", function);
-  }
-  if (args.table_rows != ROPE_TABLE_BY_POSITION) {
+  if (args.table_rows != ROPE_TABLE_BY_POSITION && args.table_rows != ROPE_TABLE_BY_TOKEN) {
     return fail(kInvalid, "%s: table_rows is %d: it must be a ROPE_TABLE_ value", function, args.table_rows);
   }
   return ROPE_STATUS_SUCCESS;
@@ -222,25 +219,19 @@ class ProblemReader {
     if (cos.is_absent() != sin.is_absent()) {
       return fail(kInvalid, "%s: %s is absent: cos and sin come together", function_, cos.is_absent() ? "cos" : "sin");
     }
+    const bool is_by_token = args.table_rows == ROPE_TABLE_BY_TOKEN;
     if (cos.is_absent()) {
+      if (is_by_token) return fail(kInvalid, "%s: table_rows is ROPE_TABLE_BY_TOKEN but cos is absent", function_);
       if (geometry_.has_frequencies) return ROPE_STATUS_SUCCESS;
       return fail(kInvalid, "%s: cos is absent: a descriptor with theta 0 and without inv_freq needs cos and sin",
                   function_);
     }
-    ROPE_TRY(check_table("cos", cos));
-    ROPE_TRY(check_table("sin", sin));
-    if (cos.shape[0] != sin.shape[0]) {
-      return fail(kInvalid, "%s: sin.shape[0] is %lld: it must be that of cos, %lld", function_,
-                  printable(sin.shape[0]), printable(cos.shape[0]));
-    }
+    if (is_by_token) ROPE_TRY(refuse_positions());
+    ROPE_TRY(check_table("cos", cos, is_by_token));
+    ROPE_TRY(check_table("sin", sin, is_by_token));
+    ROPE_TRY(check_same_shape("sin", sin, "cos", cos));
     problem_->has_table = true;
-    problem_->table = {reinterpret_cast<const float *>(cos.data),
-                       reinterpret_cast<const float *>(sin.data),
-                       cos.shape[0],
-                       cos.stride[0],
-                       cos.stride[1],
-                       sin.stride[0],
-                       sin.stride[1]};
+    problem_->table = {columns_of(cos), columns_of(sin), cos.dtype, cos.shape[cos.ndim - 2]};
     keep_input("cos", cos);
     keep_input("sin", sin);
     return ROPE_STATUS_SUCCESS;
@@ -355,27 +346,55 @@ class ProblemReader {
             view.stride[view.ndim - 1]};
   }
 
-  rope_status_t check_table(const char *field, const View &view) {
-    if (view.dtype != ROPE_DTYPE_F32) {
-      const bool is_float =
-          view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16 || view.dtype == ROPE_DTYPE_F64;
-      return fail(is_float ? kUnsupported : kInvalid, "%s: %s.dtype is %s: %s", function_, field,
-                  dtype_name(view.dtype), is_float ? "tables other than F32 are not served yet" : "it must be F32");
+  rope_status_t refuse_positions() const {
+    const char *field = problem_->positions.is_present         ? "positions"
+                        : problem_->start_positions.is_present ? "start_positions"
+                        : problem_->position_offset != 0       ? "position_offset"
+                                                               : nullptr;
+    if (field == nullptr) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s is set: with ROPE_TABLE_BY_TOKEN the row is the token, whatever its position",
+                function_, field);
+  }
+
+  rope_status_t check_table(const char *field, const View &view, bool is_by_token) {
+    if (view.dtype != ROPE_DTYPE_F32 && view.dtype != ROPE_DTYPE_F16 && view.dtype != ROPE_DTYPE_BF16) {
+      const bool is_later = view.dtype == ROPE_DTYPE_F64;
+      return fail(is_later ? kUnsupported : kInvalid, "%s: %s.dtype is %s: %s", function_, field,
+                  dtype_name(view.dtype), is_later ? "F64 is not served yet" : "it must be F32, F16 or BF16");
     }
+    const bool has_batches = is_by_token && layout_.ndim == 4 && view.ndim == 3;
+    if (view.ndim != 2 && !has_batches) {
+      return fail(kInvalid, "%s: %s.ndim is %d: it must be %s", function_, field, view.ndim,
+                  !is_by_token        ? "2, [M, R/2]"
+                  : layout_.ndim == 3 ? "2, [T, R/2]"
+                                      : "2, [S, R/2], or 3, [B, S, R/2]");
+    }
+    const int last = view.ndim - 1;
     const int64_t pairs = geometry_.rotary_dim / 2;
-    if (view.ndim != 2) {
-      return fail(kInvalid, "%s: %s.ndim is %d: it must be 2, [M, R/2]", function_, field, view.ndim);
-    }
-    if (view.shape[1] == 2 * pairs) {
+    if (view.shape[last] == 2 * pairs) {
       return fail(kUnsupported,
-                  "%s: %s.shape[1] is %lld: tables of full width are not served yet; narrow it to R/2, %lld", function_,
-                  field, printable(view.shape[1]), printable(pairs));
+                  "%s: %s.shape[%d] is %lld: tables of full width are not served yet; narrow it to R/2, %lld",
+                  function_, field, last, printable(view.shape[last]), printable(pairs));
     }
-    if (view.shape[1] != pairs) {
-      return fail(kInvalid, "%s: %s.shape[1] is %lld: it must be R/2, %lld", function_, field, printable(view.shape[1]),
-                  printable(pairs));
+    if (view.shape[last] != pairs) {
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be R/2, %lld", function_, field, last,
+                  printable(view.shape[last]), printable(pairs));
+    }
+    if (is_by_token && view.shape[last - 1] != problem_->tokens) {
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: by token it must be that of q, %lld tokens", function_, field,
+                  last - 1, printable(view.shape[last - 1]), printable(problem_->tokens));
+    }
+    if (has_batches && view.shape[0] != 1 && view.shape[0] != problem_->batches) {
+      return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be that of q, %lld batches, or 1", function_, field,
+                  printable(view.shape[0]), printable(problem_->batches));
     }
     return ROPE_STATUS_SUCCESS;
+  }
+
+  // An axis of length 1 has stride 0 here, which is what lets one batch serve all.
+  static TableColumns columns_of(const View &view) {
+    const int last = view.ndim - 1;
+    return {view.data, view.ndim == 3 ? view.stride[0] : 0, view.stride[last - 1], view.stride[last]};
   }
 
   void keep_output(const char *field, const View &view) { output_[num_outputs_++] = {field, view}; }

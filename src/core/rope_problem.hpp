@@ -53,13 +53,20 @@ struct TokenIntegers {
   int64_t token_stride;
 };
 
-// Rows of cosines and sines by position; a position outside 0 to rows - 1 leaves its token as it is.
+// Where a column of cosines or sines lies: rows by position, or by token and then perhaps of each batch its own.
+struct TableColumns {
+  const char *data;
+  int64_t batch_stride;  // in elements
+  int64_t row_stride;
+  int64_t pair_stride;
+};
+
+// Rows of cosines and sines. A position outside 0 to rows - 1 leaves its token as it is. By token there are no other
+// positions than the index in the sequence, so that the row is the position there too.
 struct AngleTable {
-  const float *cos;
-  const float *sin;
+  TableColumns cos, sin;
+  rope_dtype_t dtype;
   int64_t rows;
-  int64_t cos_row_stride, cos_pair_stride;  // in elements
-  int64_t sin_row_stride, sin_pair_stride;
 };
 
 struct RopeProblem {

@@ -226,10 +226,45 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"angles", unsupported, "angles", "", [](R &r) { r.args.angles = r.tensor({5, 8}); }},
       {"fault", unsupported, "fault", "",
        [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
-      {"table_rows by token", unsupported, "table_rows", "",
+      {"positions beside a table by token", invalid, "positions", "",
+       [](R &r) {
+         r.args.cos = r.args.sin = r.tensor({3, 8});
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"start_positions beside a table by token", invalid, "start_positions", "",
+       [](R &r) {
+         r.args.cos = r.args.sin = r.tensor({3, 8});
+         r.args.positions = {};
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {2});
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"position_offset beside a table by token", invalid, "position_offset", "",
+       [](R &r) {
+         r.args.cos = r.args.sin = r.tensor({3, 8});
+         r.args.positions = {};
+         r.args.position_offset = 1;
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"table by token of other tokens", invalid, "cos", "5",
        [](R &r) {
          r.use_tables();
+         r.args.positions = {};
          r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"table by token of other batches", invalid, "cos", "4",
+       [](R &r) {
+         r.args.cos = r.args.sin = r.tensor({4, 3, 8});
+         r.args.positions = {};
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"table_rows by token without tables", invalid, "table_rows", "",
+       [](R &r) { r.args.table_rows = ROPE_TABLE_BY_TOKEN; }},
+      {"cos of F64", unsupported, "cos", "F64",
+       [](R &r) { r.args.cos = r.args.sin = r.workspace.tensor(ROPE_DTYPE_F64, {5, 8}); }},
+      {"sin of another dtype", invalid, "sin", "F16",
+       [](R &r) {
+         r.use_tables();
+         r.args.sin = r.workspace.tensor(ROPE_DTYPE_F16, {5, 8});
        }},
       {"unknown table_rows", invalid, "table_rows", "2",
        [](R &r) {

@@ -163,3 +163,67 @@ TEST_CASE("large calls with tables", "[rope][tables]") {
     RopeCase(tables).tables(40, TableStorage::Alternating).check();
   }
 }
+
+TEST_CASE("tables of 16-bit types beside data of any type", "[rope][tables]") {
+  for (rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (rope_dtype_t table : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+      for (rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+        const auto make = [&] { return RopeCase().dtype(dtype).style(style).table_dtype(table).heads(3, 1); };
+        make().tables(9).check();
+        make().tables(3).tokens(7).out_of_place().check();  // positions outside
+        make().head_dim(20).rotary_dim(6).rotary_offset(8).tables(40, TableStorage::SideBySide).check();
+        make().head_dim(18).tables(40, TableStorage::Alternating).out_of_place().check();
+      }
+    }
+  }
+}
+
+TEST_CASE("tables by token, shared or of each batch", "[rope][tables]") {
+  for (rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
+    for (bool by_batch : {false, true}) {
+      if (by_batch && layout == ROPE_LAYOUT_THD) continue;
+      for (rope_dtype_t table : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+        const auto make = [&](int64_t tokens) {
+          return RopeCase().layout(layout).batch(3).tokens(tokens).heads(2, 1).table_dtype(table);
+        };
+        make(7).tables_by_token(by_batch).check();
+        make(1).tables_by_token(by_batch).check();
+        make(33).dtype(ROPE_DTYPE_BF16).tables_by_token(by_batch, TableStorage::SideBySide).out_of_place().check();
+        make(67).head_dim(4).tables_by_token(by_batch, TableStorage::Alternating).check();
+        make(5)
+            .style(ROPE_STYLE_INTERLEAVED)
+            .tables_by_token(by_batch, TableStorage::Separate, Placement().gap(0, 3), Placement().reversed(0))
+            .check();
+      }
+    }
+  }
+}
+
+TEST_CASE("a table by token of one batch serves all", "[rope][tables]") {
+  for (const Device &device : devices()) {
+    INFO(device);
+    Workspace workspace(41);
+    rope_config_t config = rope_config_for(device, 8);
+    config.theta = 0;
+    rope_args_t args = rope_args();
+    args.q = workspace.tensor(ROPE_DTYPE_F32, {3, 5, 2, 8});
+    workspace.fill_normal(args.q);
+    const rope_tensor_t cos = workspace.tensor(ROPE_DTYPE_F32, {1, 5, 4}),
+                        sin = workspace.tensor(ROPE_DTYPE_F32, {1, 5, 4});
+    workspace.fill_normal(cos);
+    workspace.fill_normal(sin);
+    workspace.freeze();
+    const RopeDesc desc = create(config);
+    args.table_rows = ROPE_TABLE_BY_TOKEN;
+    std::vector<std::vector<std::byte>> images;
+    for (bool has_batch_axis : {true, false}) {
+      args.cos = has_batch_axis ? cos : select(cos, 0, 0);
+      args.sin = has_batch_axis ? sin : select(sin, 0, 0);
+      workspace.restore();
+      REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+      images.push_back(workspace.image());
+    }
+    const bool same = images[0] == images[1];
+    CHECK(same);
+  }
+}

@@ -73,6 +73,10 @@ class RopeCase {
   RopeCase &position_offset(int64_t offset);
   RopeCase &tables(int64_t rows, TableStorage storage = TableStorage::Separate, const Placement &cos = {},
                    const Placement &sin = {});
+  RopeCase &table_dtype(rope_dtype_t dtype);
+  // A row for each token, and with by_batch of each batch its own. After tokens().
+  RopeCase &tables_by_token(bool by_batch = false, TableStorage storage = TableStorage::Separate,
+                            const Placement &cos = {}, const Placement &sin = {});
 
   // Standard normal data instead of a wide mix of magnitudes.
   RopeCase &normal_data();
@@ -105,10 +109,11 @@ class RopeCase {
   int64_t position_of(int64_t batch, int64_t token) const;
   int64_t value_of(const PositionTensor &tensor, int64_t batch, int64_t token) const;
   rope_tensor_t position_tensor(const PositionTensor &tensor, Workspace &workspace) const;
+  oracle::Real table_value(const rope_tensor_t &table, int64_t batch, int64_t row, int64_t pair) const;
   void build_tables(Scene *scene) const;
   void fill_operand(const Operand &operand, const rope_tensor_t &tensor, Workspace &workspace) const;
   void build(Scene *scene) const;
-  Row row_of(const Scene &scene, int64_t position) const;
+  Row row_of(const Scene &scene, int64_t batch, int64_t position) const;
   rope_config_t config(const Device &device, int32_t threads) const;
   void verify(Scene *scene, Direction direction, RopeStatistics *statistics) const;
   bool passes_through(int64_t position) const { return rows_ >= 0 && (position < 0 || position >= rows_); }
@@ -127,6 +132,8 @@ class RopeCase {
   int64_t position_offset_ = 0;
   int64_t rows_ = -1;
   TableStorage table_storage_ = TableStorage::Separate;
+  rope_dtype_t table_dtype_ = ROPE_DTYPE_F32;
+  bool tables_by_token_ = false, tables_by_batch_ = false;
   Placement cos_placement_, sin_placement_;
   bool normal_data_ = false;
 };

@@ -158,6 +158,16 @@ RopeCase &RopeCase::tables(int64_t rows, TableStorage storage, const Placement &
   return *this;
 }
 
+RopeCase &RopeCase::table_dtype(rope_dtype_t dtype) {
+  return table_dtype_ = dtype, *this;
+}
+
+RopeCase &RopeCase::tables_by_token(bool by_batch, TableStorage storage, const Placement &cos, const Placement &sin) {
+  tables_by_token_ = true;
+  tables_by_batch_ = by_batch;
+  return tables(tokens_, storage, cos, sin);
+}
+
 std::string RopeCase::describe() const {
   static const char *const layouts[] = {"?", "BSHD", "SBHD", "BHSD", "THD"};
   std::ostringstream text;
@@ -175,7 +185,11 @@ std::string RopeCase::describe() const {
   }
   if (packed_) text << "; packed";
   if (rows_ >= 0) {
-    text << "; tables M=" << rows_ << " storage " << static_cast<int>(table_storage_) << cos_placement_.describe()
+    text << "; " << oracle::dtype_name(table_dtype_) << " tables"
+         << (tables_by_batch_   ? " by batch and token"
+             : tables_by_token_ ? " by token"
+                                : "")
+         << " M=" << rows_ << " storage " << static_cast<int>(table_storage_) << cos_placement_.describe()
          << sin_placement_.describe();
   } else if (inv_freq_.empty()) {
     text << "; theta=" << theta_;
@@ -246,22 +260,34 @@ rope_tensor_t RopeCase::position_tensor(const PositionTensor &tensor, Workspace 
   return view;
 }
 
+Real RopeCase::table_value(const rope_tensor_t &table, int64_t batch, int64_t row, int64_t pair) const {
+  return tables_by_batch_ ? value_at(table, {batch, row, pair}) : value_at(table, {row, pair});
+}
+
 void RopeCase::build_tables(Scene *scene) const {
   if (rows_ < 0) return;
   Workspace &workspace = scene->workspace;
   rope_args_t &args = scene->args;
+  if (tables_by_token_) args.table_rows = ROPE_TABLE_BY_TOKEN;
   const int64_t pairs = rotated_width() / 2;
+  const auto shape = [&](std::initializer_list<int64_t> columns) {
+    Shape result = {rows_};
+    if (tables_by_batch_) result.insert(result.begin(), batches());
+    result.insert(result.end(), columns);
+    return result;
+  };
+  const int column_axis = tables_by_batch_ ? 2 : 1;
   if (table_storage_ == TableStorage::SideBySide) {
-    const rope_tensor_t both = workspace.tensor(ROPE_DTYPE_F32, {rows_, 2 * pairs}, cos_placement_);
-    args.cos = narrow(both, 1, 0, pairs);
-    args.sin = narrow(both, 1, pairs, pairs);
+    const rope_tensor_t both = workspace.tensor(table_dtype_, shape({2 * pairs}), cos_placement_);
+    args.cos = narrow(both, column_axis, 0, pairs);
+    args.sin = narrow(both, column_axis, pairs, pairs);
   } else if (table_storage_ == TableStorage::Alternating) {
-    const rope_tensor_t both = workspace.tensor(ROPE_DTYPE_F32, {rows_, pairs, 2}, cos_placement_);
-    args.cos = select(both, 2, 0);
-    args.sin = select(both, 2, 1);
+    const rope_tensor_t both = workspace.tensor(table_dtype_, shape({pairs, 2}), cos_placement_);
+    args.cos = select(both, column_axis + 1, 0);
+    args.sin = select(both, column_axis + 1, 1);
   } else {
-    args.cos = workspace.tensor(ROPE_DTYPE_F32, {rows_, pairs}, cos_placement_);
-    args.sin = workspace.tensor(ROPE_DTYPE_F32, {rows_, pairs}, sin_placement_);
+    args.cos = workspace.tensor(table_dtype_, shape({pairs}), cos_placement_);
+    args.sin = workspace.tensor(table_dtype_, shape({pairs}), sin_placement_);
   }
   // Not a rotation: each cell has its own length, so that a wrong row, column or table shows.
   for (const rope_tensor_t &table : {args.cos, args.sin}) {
@@ -326,7 +352,7 @@ void RopeCase::build(Scene *scene) const {
   workspace.freeze();
 }
 
-RopeCase::Row RopeCase::row_of(const Scene &scene, int64_t position) const {
+RopeCase::Row RopeCase::row_of(const Scene &scene, int64_t batch, int64_t position) const {
   Row row;
   row.passes_through = passes_through(position);
   if (row.passes_through) return row;
@@ -335,7 +361,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, int64_t position) const {
     Rotation by;
     Real phase_error = 0;
     if (rows_ >= 0) {
-      by = {value_at(scene.args.cos, {position, pair}), value_at(scene.args.sin, {position, pair})};
+      by = {table_value(scene.args.cos, batch, position, pair), table_value(scene.args.sin, batch, position, pair)};
     } else {
       const Real frequency =
           inv_freq_.empty() ? oracle::frequency(theta_, rotated_width(), pair) : static_cast<Real>(inv_freq_[pair]);
@@ -368,7 +394,7 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
   Workspace &workspace = scene->workspace;
   const int pairs = rotated_width() / 2;
   const bool half = style_ == ROPE_STYLE_HALF;
-  std::map<int64_t, Row> rows;
+  std::map<std::pair<int64_t, int64_t>, Row> rows;
   int64_t wrong = 0;
   const auto report = [&](const Operand &operand, const char *what, const Index &at, Real expected, Real slack,
                           Real actual) {
@@ -381,8 +407,9 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
   for (int64_t batch = 0; batch < batches(); ++batch) {
     for (int64_t token = 0; token < tokens_; ++token) {
       const int64_t position = position_of(batch, token);
-      auto found = rows.find(position);
-      if (found == rows.end()) found = rows.emplace(position, row_of(*scene, position)).first;
+      const std::pair<int64_t, int64_t> key = {tables_by_batch_ ? batch : 0, position};
+      auto found = rows.find(key);
+      if (found == rows.end()) found = rows.emplace(key, row_of(*scene, batch, position)).first;
       const Row &row = found->second;
       for (int i = 0; i < 3; ++i) {
         const Operand &operand = operands_[i];

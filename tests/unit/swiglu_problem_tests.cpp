@@ -13,7 +13,7 @@ namespace {
 
 constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
-constexpr int kTensors = 5;  // gate, up, grad_out, and two outputs or one
+constexpr int kTensors = 6;  // gate, up, grad_out, and three outputs or one
 using Strides = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
@@ -24,12 +24,14 @@ uintptr_t region(int number) {
 struct Call {
   Shape shape;
   bool is_backward = false;
-  bool has_grad_gate = true, has_grad_up = true;
+  bool has_grad_gate = true, has_grad_up = true, has_out = true;
   std::vector<Strides> in, out;
 
   int num_inputs() const { return is_backward ? 3 : 2; }
-  int num_outputs() const { return is_backward ? 2 : 1; }
-  bool is_wanted(int output) const { return !is_backward || (output == 0 ? has_grad_gate : has_grad_up); }
+  int num_outputs() const { return is_backward ? 3 : 1; }
+  bool is_wanted(int output) const {
+    return !is_backward || (output == 0 ? has_grad_gate : output == 1 ? has_grad_up : has_out);
+  }
 
   rope_tensor_t input(int i) const { return fake_tensor(region(i), ROPE_DTYPE_F16, shape, in[i]); }
   rope_tensor_t output(int i) const {
@@ -45,6 +47,7 @@ struct Call {
       args.grad_out = input(2);
       args.grad_gate = output(0);
       args.grad_up = output(1);
+      args.out = output(2);
     } else {
       args.out = output(0);
     }
@@ -62,7 +65,7 @@ Call compact_call(const Shape &shape) {
   Call call;
   call.shape = shape;
   call.in = {3, compact_strides(shape)};
-  call.out = {2, compact_strides(shape)};
+  call.out = {3, compact_strides(shape)};
   return call;
 }
 
@@ -261,7 +264,7 @@ TEST_CASE("strides of empty tensors may be any number", "[swiglu problem]") {
       Call call;
       call.shape = shape;
       call.in = {3, stride};
-      call.out = {2, Strides{stride[2], stride[1], stride[0]}};
+      call.out = {3, Strides{stride[2], stride[1], stride[0]}};
       CHECK(call.problem().is_empty());
     }
   }
@@ -276,6 +279,7 @@ TEST_CASE("merged axes visit what the call says", "[swiglu problem]") {
     if (call.is_backward) {
       call.has_grad_gate = random.below(4) != 0;
       call.has_grad_up = !call.has_grad_gate || random.below(4) != 0;
+      call.has_out = random.below(2) == 0;
     }
     const auto rank = static_cast<size_t>(1 + random.below(4));
     for (size_t axis = 0; axis < rank; ++axis) call.shape.push_back(1 + random.below(5));
@@ -291,7 +295,7 @@ TEST_CASE("merged axes visit what the call says", "[swiglu problem]") {
       call.in.push_back(strides());
       if (random.below(6) == 0) call.in.back()[static_cast<size_t>(random.below(static_cast<int64_t>(rank)))] = 0;
     }
-    for (int i = 0; i < 2; ++i) call.out.push_back(strides());
+    for (int i = 0; i < 3; ++i) call.out.push_back(strides());
     const rope::SwigluProblem problem = checked_problem(call);
     const auto long_axes = std::count_if(call.shape.begin(), call.shape.end(), [](int64_t n) { return n > 1; });
     if (long_axes > 1) ++(problem.ndim < long_axes ? merged : not_merged);

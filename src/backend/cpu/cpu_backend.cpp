@@ -4,6 +4,7 @@
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/thread_pool.hpp"
+#include "core/float16.hpp"
 
 namespace rope {
 
@@ -46,6 +47,24 @@ uint64_t position_of(const RopeProblem &problem, int64_t batch, int64_t token) {
   return position;
 }
 
+template <typename T>
+void read_column(const TableColumns &columns, int64_t batch, int64_t row, int pairs, float *values) {
+  const T *data = reinterpret_cast<const T *>(columns.data) + batch * columns.batch_stride + row * columns.row_stride;
+  for (int pair = 0; pair < pairs; ++pair) values[pair] = to_float(data[pair * columns.pair_stride]);
+}
+
+void read_column(const TableColumns &columns, rope_dtype_t dtype, int64_t batch, int64_t row, int pairs,
+                 float *values) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return read_column<Float16>(columns, batch, row, pairs, values);
+    case ROPE_DTYPE_BF16:
+      return read_column<BFloat16>(columns, batch, row, pairs, values);
+    default:
+      return read_column<float>(columns, batch, row, pairs, values);
+  }
+}
+
 // The angles of one token. False: the token has none, because its position is outside the table.
 bool fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t token, float *cos, float *sin) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -55,10 +74,8 @@ bool fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t token,
     const AngleTable &table = problem.table;
     if (position >= static_cast<uint64_t>(table.rows)) return false;
     const int64_t row = static_cast<int64_t>(position);
-    for (int pair = 0; pair < pairs; ++pair) {
-      cos[pair] = table.cos[row * table.cos_row_stride + pair * table.cos_pair_stride];
-      sin[pair] = table.sin[row * table.sin_row_stride + pair * table.sin_pair_stride];
-    }
+    read_column(table.cos, table.dtype, batch, row, pairs, cos);
+    read_column(table.sin, table.dtype, batch, row, pairs, sin);
   } else {
     kernels().fill_angles(geometry.increments, pairs, position, geometry.attention_scale, cos, sin);
   }

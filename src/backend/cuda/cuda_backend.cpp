@@ -23,14 +23,14 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_in
   }
 }
 
-const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, bool is_backward, bool is_plain) {
+const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
   switch (dtype) {
     case ROPE_DTYPE_F16:
-      return swiglu_kernel_f16(vector_elements, is_backward, is_plain);
+      return swiglu_kernel_f16(vector_elements, variant);
     case ROPE_DTYPE_BF16:
-      return swiglu_kernel_bf16(vector_elements, is_backward, is_plain);
+      return swiglu_kernel_bf16(vector_elements, variant);
     default:
-      return swiglu_kernel_f32(vector_elements, is_backward, is_plain);
+      return swiglu_kernel_f32(vector_elements, variant);
   }
 }
 
@@ -47,14 +47,15 @@ rope_status_t fail_switch(const char *function, int32_t device_index) {
               device_index);
 }
 
+// find_kernel(elements, variant) is asked for every width and for variants 0 to 7; NULL is none.
 template <typename FindKernel>
 rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, FindKernel find_kernel) {
   ROPE_TRY(find_cuda_device(function, device_index, device));
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
   for (int elements = 8; elements > 0; elements /= 2) {
-    for (int variant = 0; variant < 4; ++variant) {
-      const void *kernel = find_kernel(elements, (variant & 1) != 0, (variant & 2) != 0);
+    for (int variant = 0; variant < 8; ++variant) {
+      const void *kernel = find_kernel(elements, variant);
       if (kernel != nullptr) ROPE_TRY(preload(function, kernel, *device));
     }
   }
@@ -70,14 +71,14 @@ int32_t count_devices(const char *function) {
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
   const bool is_interleaved = geometry.style == ROPE_STYLE_INTERLEAVED;
-  return open_device(function, device_index, device, [&](int elements, bool has_table, bool is_other) {
-    return is_other ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved, has_table);
+  return open_device(function, device_index, device, [&](int elements, int variant) {
+    return variant > 1 ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved, variant == 1);
   });
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
-  return open_device(function, device_index, device, [&](int elements, bool is_backward, bool is_plain) {
-    return find_swiglu_kernel(dtype, elements, is_backward, is_plain);
+  return open_device(function, device_index, device, [&](int elements, int variant) {
+    return find_swiglu_kernel(dtype, elements, {(variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0});
   });
 }
 
@@ -133,6 +134,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params.position_offset = static_cast<uint64_t>(problem.position_offset);
   params.table = problem.table;
+  params.has_batch_tables = problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0;
   params.rotary_units_per_head = plan.rotary_units_per_head;
   params.tokens_per_block = plan.tokens_per_block;
   params.rotary_offset = geometry.rotary_offset;
@@ -177,8 +179,9 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   params.is_narrow = plan.num_vectors <= UINT32_MAX;
   params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
   params.has_outer_axes = problem.ndim > 2;
-  const void *kernel =
-      find_swiglu_kernel(problem.dtype, plan.vector_elements, problem.is_backward, problem.form.is_plain);
+  const SwigluVariant variant = {problem.is_backward, problem.form.is_plain,
+                                 problem.is_backward && problem.out[kRecomputedOut] != nullptr};
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
   return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, &params, 0, stream);
 }
 

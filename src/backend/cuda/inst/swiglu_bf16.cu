@@ -4,8 +4,8 @@
 
 namespace rope {
 
-const void *swiglu_kernel_bf16(int vector_elements, bool is_backward, bool is_plain) {
-  return find_swiglu_kernel<BFloat16>(vector_elements, is_backward, is_plain);
+const void *swiglu_kernel_bf16(int vector_elements, SwigluVariant variant) {
+  return find_swiglu_kernel<BFloat16>(vector_elements, variant);
 }
 
 }  // namespace rope

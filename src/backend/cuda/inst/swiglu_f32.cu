@@ -4,8 +4,8 @@
 
 namespace rope {
 
-const void *swiglu_kernel_f32(int vector_elements, bool is_backward, bool is_plain) {
-  return find_swiglu_kernel<float>(vector_elements, is_backward, is_plain);
+const void *swiglu_kernel_f32(int vector_elements, SwigluVariant variant) {
+  return find_swiglu_kernel<float>(vector_elements, variant);
 }
 
 }  // namespace rope

@@ -111,16 +111,33 @@ __device__ __forceinline__ void share_computed_angle(const RopeKernelParams &par
   angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
 }
 
+// Both loads before anything is made of either.
+__device__ __forceinline__ CosSin load_table_angle(const AngleTable &table, int64_t batch, int64_t row, uint32_t pair) {
+  const auto offset_in = [&](const TableColumns &columns) {
+    return batch * columns.batch_stride + row * columns.row_stride + pair * columns.pair_stride;
+  };
+  const int64_t cos_at = offset_in(table.cos), sin_at = offset_in(table.sin);
+  if (table.dtype == ROPE_DTYPE_F32) {
+    return {reinterpret_cast<const float *>(table.cos.data)[cos_at],
+            reinterpret_cast<const float *>(table.sin.data)[sin_at]};
+  }
+  const uint16_t cos = reinterpret_cast<const uint16_t *>(table.cos.data)[cos_at];
+  const uint16_t sin = reinterpret_cast<const uint16_t *>(table.sin.data)[sin_at];
+  if (table.dtype == ROPE_DTYPE_F16) return {to_float(Float16{cos}), to_float(Float16{sin})};
+  return {to_float(BFloat16{cos}), to_float(BFloat16{sin})};
+}
+
 __device__ __forceinline__ void share_table_angle(const RopeKernelParams &params, Divided at, uint32_t number,
-                                                  uint64_t position, const SharedAngles &angles) {
+                                                  uint32_t first_in_row, uint64_t position,
+                                                  const SharedAngles &angles) {
   const AngleTable &table = params.table;
   const bool is_inside = position < static_cast<uint64_t>(table.rows);
   if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
   if (!is_inside) return;
-  const int64_t row = static_cast<int64_t>(position);
-  angles.cos[number] = table.cos[row * table.cos_row_stride + at.remainder * table.cos_pair_stride];
-  const float sin = table.sin[row * table.sin_row_stride + at.remainder * table.sin_pair_stride];
-  angles.sin[number] = params.sin_scale < 0.0f ? -sin : sin;
+  const int64_t batch = params.has_batch_tables ? find_token(params, first_in_row + at.quotient).batch : 0;
+  const CosSin angle = load_table_angle(table, batch, static_cast<int64_t>(position), at.remainder);
+  angles.cos[number] = angle.cos;
+  angles.sin[number] = params.sin_scale < 0.0f ? -angle.sin : angle.sin;
 }
 
 // Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
@@ -238,7 +255,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < num_angles;) {
     if (kAngles == Angles::kTable) {
-      share_table_angle(params, angle, number, finish_position(params, position), angles);
+      share_table_angle(params, angle, number, first_in_row, finish_position(params, position), angles);
     } else {
       share_computed_angle(params, number, finish_position(params, position), increment, angles);
     }

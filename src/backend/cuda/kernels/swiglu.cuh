@@ -67,44 +67,42 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
   return place;
 }
 
-// Forward: one result of two values. Backward: the gradients and the result again, of three values; a NULL output is not
-// wanted.
+// Forward: one result of two values. Backward: the gradients of three, of which a NULL one is not wanted, and with
+// HasOut the forward result again.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset,
                                                const GatingForm &form) {
   Vector<T, V> in[NumInputs];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
-  float value[NumInputs][V], result[2][V];
+  float value[NumInputs][V], result[NumOutputs][V];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
-  if constexpr (NumInputs == 2) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
-    store_vector(place.out[kOut] + byte_offset, from_floats<T, V>(result[kOut]));
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
+  for (int i = 0; i < V; ++i) {
+    if constexpr (NumInputs == 2) {
+      result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+    } else {
       const SwigluGradient gradient =
           swiglu_gradient<IsPlain>(value[kGate][i], value[kUp][i], value[kGradOut][i], form);
       result[kGradGate][i] = gradient.gate;
       result[kGradUp][i] = gradient.up;
+      if constexpr (NumOutputs == 3) {
+        result[kRecomputedOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+      }
     }
+  }
 #pragma unroll
-    for (int i = kGradGate; i <= kGradUp; ++i) {
-      if (place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
-    }
-    if (place.out[kRecomputedOut] != nullptr) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) result[0][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
-      store_vector(place.out[kRecomputedOut] + byte_offset, from_floats<T, V>(result[0]));
+  for (int i = 0; i < NumOutputs; ++i) {
+    if (NumOutputs == 1 || i == kRecomputedOut || place.out[i] != nullptr) {
+      store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
     }
   }
 }
 
-template <typename T, int V, bool IsBackward, bool IsPlain>
+template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut>
 __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
-  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t index = block * kSwigluThreads + threadIdx.x;
   if (index >= params.num_vectors) return;
@@ -119,29 +117,30 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
 }
 
 template <typename T, int V>
-const void *find_swiglu_kernel(bool is_backward, bool is_plain) {
-  if (is_backward) {
-    return is_plain ? reinterpret_cast<const void *>(swiglu_kernel<T, V, true, true>)
-                    : reinterpret_cast<const void *>(swiglu_kernel<T, V, true, false>);
-  }
-  return is_plain ? reinterpret_cast<const void *>(swiglu_kernel<T, V, false, true>)
-                  : reinterpret_cast<const void *>(swiglu_kernel<T, V, false, false>);
+const void *find_swiglu_kernel(SwigluVariant variant) {
+  const auto pick = [&](auto plain, auto general) {
+    return variant.is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
+  };
+  if (!variant.is_backward)
+    return pick(swiglu_kernel<T, V, false, true, true>, swiglu_kernel<T, V, false, false, true>);
+  if (variant.has_out) return pick(swiglu_kernel<T, V, true, true, true>, swiglu_kernel<T, V, true, false, true>);
+  return pick(swiglu_kernel<T, V, true, true, false>, swiglu_kernel<T, V, true, false, false>);
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_swiglu_kernel(int vector_elements, bool is_backward, bool is_plain) {
+const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   switch (vector_elements) {
     case 1:
-      return find_swiglu_kernel<T, 1>(is_backward, is_plain);
+      return find_swiglu_kernel<T, 1>(variant);
     case 8 / kSize:
-      return find_swiglu_kernel<T, 8 / kSize>(is_backward, is_plain);
+      return find_swiglu_kernel<T, 8 / kSize>(variant);
     case 16 / kSize:
-      return find_swiglu_kernel<T, 16 / kSize>(is_backward, is_plain);
+      return find_swiglu_kernel<T, 16 / kSize>(variant);
     default:
       if constexpr (kSize == 2) {
-        if (vector_elements == 2) return find_swiglu_kernel<T, 2>(is_backward, is_plain);
+        if (vector_elements == 2) return find_swiglu_kernel<T, 2>(variant);
       }
       return nullptr;
   }
