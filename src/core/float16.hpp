@@ -6,11 +6,6 @@
 
 #include "core/host_device.hpp"
 
-#if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#endif
-
 namespace rope {
 
 struct Float16 {
@@ -51,7 +46,9 @@ ROPE_HOST_DEVICE float to_float(BFloat16 value) {
 
 ROPE_HOST_DEVICE float to_float(Float16 value) {
 #if defined(__CUDA_ARCH__)
-  return __half2float(__ushort_as_half(value.bits));
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
 #else
   // Exponent and mantissa in place of a float's are 2^112 too small, subnormals included: one exact product mends it.
   // Infinity and NaN have the largest exponent and get the float's.
@@ -73,8 +70,10 @@ ROPE_HOST_DEVICE float round_to<float>(float value) {
 
 template <>
 ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
-#if defined(__CUDA_ARCH__)
-  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  BFloat16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
 #else
   const uint32_t bits = bits_of(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -86,7 +85,9 @@ ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
 template <>
 ROPE_HOST_DEVICE Float16 round_to<Float16>(float value) {
 #if defined(__CUDA_ARCH__)
-  return {__half_as_ushort(__float2half_rn(value))};
+  Float16 result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
 #else
   const uint32_t sign = (bits_of(value) >> 16) & 0x8000u;
   const uint32_t magnitude = bits_of(value) & 0x7fffffffu;

@@ -1,6 +1,9 @@
 // vector.cuh - several neighbouring elements as one memory access, and as floats
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "core/float16.hpp"
 
 namespace rope {
