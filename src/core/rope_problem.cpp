@@ -154,7 +154,7 @@ class ProblemReader {
     ROPE_TRY(check_shape(field, in_view));
     const bool is_in_place = out_view.is_absent() || is_same_view(in_view, out_view);
     const View &written = out_view.is_absent() ? in_view : out_view;
-    if (!out_view.is_absent()) ROPE_TRY(check_same_shape(out_field, out_view, field, in_view));
+    if (!out_view.is_absent()) ROPE_TRY(check_alike(out_field, out_view, field, in_view));
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
     tensor->in = in_view.data;
     tensor->out = written.data;
@@ -229,7 +229,7 @@ class ProblemReader {
     if (is_by_token) ROPE_TRY(refuse_positions());
     ROPE_TRY(check_table("cos", cos, is_by_token));
     ROPE_TRY(check_table("sin", sin, is_by_token));
-    ROPE_TRY(check_same_shape("sin", sin, "cos", cos));
+    ROPE_TRY(check_alike("sin", sin, "cos", cos));
     problem_->has_table = true;
     problem_->table = {columns_of(cos), columns_of(sin), cos.dtype, cos.shape[cos.ndim - 2]};
     keep_input("cos", cos);
@@ -309,22 +309,12 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  rope_status_t check_same_shape(const char *field, const View &view, const char *in_field, const View &in) {
-    if (view.dtype != in.dtype) {
+  rope_status_t check_alike(const char *field, const View &view, const char *other_field, const View &other) {
+    if (view.dtype != other.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function_, field, dtype_name(view.dtype),
-                  in_field, dtype_name(in.dtype));
+                  other_field, dtype_name(other.dtype));
     }
-    if (view.ndim != in.ndim) {
-      return fail(kInvalid, "%s: %s.ndim is %d: it must be that of %s, %d", function_, field, view.ndim, in_field,
-                  in.ndim);
-    }
-    for (int axis = 0; axis < view.ndim; ++axis) {
-      if (view.shape[axis] != in.shape[axis]) {
-        return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of %s, %lld", function_, field, axis,
-                    printable(view.shape[axis]), in_field, printable(in.shape[axis]));
-      }
-    }
-    return ROPE_STATUS_SUCCESS;
+    return check_same_shape(function_, field, view, other_field, other);
   }
 
   rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, View *view) {

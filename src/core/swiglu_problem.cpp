@@ -31,17 +31,7 @@ rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *op
     return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function, operand->field,
                 dtype_name(view.dtype), dtype_name(dtype));
   }
-  if (view.ndim != gate.view.ndim) {
-    return fail(kInvalid, "%s: %s.ndim is %d: it must be that of gate, %d", function, operand->field, view.ndim,
-                gate.view.ndim);
-  }
-  for (int axis = 0; axis < view.ndim; ++axis) {
-    if (view.shape[axis] != gate.view.shape[axis]) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of gate, %lld", function, operand->field, axis,
-                  static_cast<long long>(view.shape[axis]), static_cast<long long>(gate.view.shape[axis]));
-    }
-  }
-  return ROPE_STATUS_SUCCESS;
+  return check_same_shape(function, operand->field, view, gate.field, gate.view);
 }
 
 // Every output is exactly one of the inputs or shares nothing with anything.

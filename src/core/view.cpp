@@ -152,6 +152,22 @@ void View::forget_unused_strides() {
   }
 }
 
+rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,
+                               const View &other) {
+  if (view.ndim != other.ndim) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.ndim is %d: it must be that of %s, %d", function, field,
+                view.ndim, other_field, other.ndim);
+  }
+  for (int axis = 0; axis < view.ndim; ++axis) {
+    if (view.shape[axis] != other.shape[axis]) {
+      return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape[%d] is %lld: it must be that of %s, %lld", function,
+                  field, axis, static_cast<long long>(view.shape[axis]), other_field,
+                  static_cast<long long>(other.shape[axis]));
+    }
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
   View part = view;
   part.shape[axis] = length;

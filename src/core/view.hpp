@@ -30,6 +30,10 @@ const char *dtype_name(rope_dtype_t dtype);
 // explicit and every element's byte offset from data fits in 62 bits.
 rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
 
+// Rank and lengths of `view` are those of `other`.
+rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,
+                               const View &other);
+
 // An output may not visit one element twice.
 rope_status_t check_output_strides(const char *function, const char *field, const View &view);
 
