@@ -436,7 +436,7 @@ ROPE_API rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta,
 typedef int32_t rope_sections_type_t;
 enum {
   /* The first n[0] pairs axis 0, the next n[1] axis 1, and so on; sum = P. (mrope_section of Qwen2-VL; xdrope_section
-   * of Hunyuan, four axes) */
+   * of Hunyuan as its authors and vLLM apply it, four axes) */
   ROPE_SECTIONS_CHUNKED = 1,
 
   /* Three sections: axis 1 where i mod 3 = 1 and i < 3 n[1], axis 2 where i mod 3 = 2 and i < 3 n[2], else axis 0;
