@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
+#include <initializer_list>
+
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
