@@ -23,10 +23,19 @@ enum class PositionShape {
 
 using PositionValue = std::function<int64_t(int64_t batch, int64_t token)>;
 
+// With several position axes: [A, T] or [A, S], [A, B, S], [B].
+using AxisPositionValue = std::function<int64_t(int64_t axis, int64_t batch, int64_t token)>;
+
 enum class TableStorage {
-  Separate,     // two tensors [M, P]
-  SideBySide,   // cos | sin in the columns of one [M, 2P]
-  Alternating,  // (cos, sin) in the last axis of one [M, P, 2]
+  Separate,     // two tensors [M, W]
+  SideBySide,   // cos | sin in the columns of one [M, 2W]
+  Alternating,  // (cos, sin) in the last axis of one [M, W, 2]
+};
+
+enum class TableWidth {
+  Pairs,     // W = R/2
+  Channels,  // W = R, in the order of the output
+  Repeated   // W = R/(2A)
 };
 
 // Which axis of a tensor of the layout is which; THD has no batch axis.
@@ -45,6 +54,8 @@ class RopeCase {
   RopeCase &dtype(rope_dtype_t dtype);
   RopeCase &layout(rope_layout_t layout);
   RopeCase &style(rope_style_t style);
+  RopeCase &out_style(rope_style_t style);
+  RopeCase &pair_block(int32_t block);
   RopeCase &batch(int64_t batch);
   RopeCase &tokens(int64_t tokens);
   RopeCase &heads(int64_t q);
@@ -56,6 +67,9 @@ class RopeCase {
   RopeCase &theta(double theta);
   RopeCase &inv_freq(std::vector<double> inv_freq);
   RopeCase &attention_scale(double scale);
+
+  // num_axes and pair_axis of the config; an empty pair_axis is NULL.
+  RopeCase &axes(int32_t num_axes, std::vector<int32_t> pair_axis);
 
   // In place is the default.
   RopeCase &in_place(bool q, bool k = true, bool v = true);
@@ -70,7 +84,15 @@ class RopeCase {
   RopeCase &positions(PositionShape shape, rope_dtype_t dtype, PositionValue value, const Placement &placement = {});
   RopeCase &start_positions(PositionShape shape, rope_dtype_t dtype, PositionValue value,
                             const Placement &placement = {});
+  RopeCase &axis_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                           const Placement &placement = {});
+  RopeCase &axis_start_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                                 const Placement &placement = {});
   RopeCase &position_offset(int64_t offset);
+  // THD. The batch of start_positions [B] is then the sequence. Entries must be in order; tokens past the last are
+  // padding.
+  RopeCase &sequences(std::vector<int64_t> cu_seqlens, rope_dtype_t dtype = ROPE_DTYPE_I32,
+                      const Placement &placement = {});
   RopeCase &tables(int64_t rows, TableStorage storage = TableStorage::Separate, const Placement &cos = {},
                    const Placement &sin = {});
   RopeCase &table_dtype(rope_dtype_t dtype);
@@ -78,6 +100,16 @@ class RopeCase {
   RopeCase &tables_by_token(bool by_batch = false, TableStorage storage = TableStorage::Separate,
                             const Placement &cos = {}, const Placement &sin = {});
 
+  RopeCase &table_width(TableWidth width);
+  // A leading axis of length A, or of length 1 that serves all.
+  RopeCase &tables_by_axis(bool shared = false);
+  // The tables are one `angles` tensor of the tables' dtype, within +-largest, instead of cos and sin.
+  RopeCase &angles(double largest);
+  // Calls add to a fault tensor that begins with these values.
+  RopeCase &fault(int64_t count = 0, int64_t lowest = 0);
+
+  // check() also holds <R x, y> against <x, R^T y>, for other data y.
+  RopeCase &adjoint();
   // Standard normal data instead of a wide mix of magnitudes.
   RopeCase &normal_data();
 
