@@ -648,15 +648,20 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
             workspace.accept(out, at_x);
             workspace.accept(out, at_y);
           }
-          if (operand.in_place) continue;
-          for (int64_t channel = 0; channel < head_dim_; ++channel) {
-            const bool rotated = channel >= rotary_offset_ && channel < rotary_offset_ + rotated_width();
-            if (rotated && !row.passes_through) continue;
-            const Index at = index(batch, token, head, channel);
-            if (!same_bits_at(before, at, out, at)) {
-              report(operand, "copied", at, value_at(before, at), 0, value_at(out, at));
+          const auto expect_moved = [&](const Index &from, const Index &to) {
+            if (!same_bits_at(before, from, out, to)) {
+              report(operand, "moved", to, value_at(before, from), 0, value_at(out, to));
             }
-            workspace.accept(out, at);
+            workspace.accept(out, to);
+          };
+          // A token that passes through has its pairs in the other style all the same.
+          for (int member = 0; member < 2 * pairs && row.passes_through; ++member) {
+            expect_moved(index(batch, token, head, channel_of(read_style, member / 2, member % 2)),
+                         index(batch, token, head, channel_of(written, member / 2, member % 2)));
+          }
+          for (int64_t channel = 0; channel < head_dim_ && !operand.in_place; ++channel) {
+            if (channel >= rotary_offset_ && channel < rotary_offset_ + rotated_width()) continue;
+            expect_moved(index(batch, token, head, channel), index(batch, token, head, channel));
           }
         }
       }
