@@ -235,6 +235,15 @@ ROPE_API rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t
 /* Accepts NULL. A destroyed descriptor is refused by later calls until its memory serves a new one. */
 ROPE_API void rope_desc_destroy(rope_desc_t *desc);
 
+/* Flags of a call. */
+enum {
+  /* CUDA: launches with programmatic dependent launch (compute capability 9.0 and above; elsewhere and on the CPU without
+   * effect). The kernel then starts while the one before it on the stream still runs, waits for its end before it reads
+   * or writes any of the call's tensors, and lets the next kernel start early in the same way. Saves about 0.6 us a call
+   * where kernels are short. */
+  ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
+};
+
 /* How rows of cos, sin and angles are found; M rows, W columns. With A above 1 each position axis may have a table of
  * its own: an axis of length A comes first. An axis A or B of length 1 serves all. */
 enum {
@@ -249,7 +258,7 @@ enum {
  * tensor, H heads, D = head_dim, A and R as above. Positions and tables are batch first whatever the layout. */
 typedef struct rope_args {
   uint32_t struct_size; /* sizeof(rope_args_t) */
-  uint32_t flags;       /* 0 */
+  uint32_t flags;       /* ROPE_FLAG_ values */
   /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
    * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out
    * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
@@ -505,7 +514,7 @@ ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
  * An output may be exactly any one of the inputs (same data and strides), or share no element with any other tensor. */
 typedef struct swiglu_args {
   uint32_t struct_size; /* sizeof(swiglu_args_t) */
-  uint32_t flags;       /* 0 */
+  uint32_t flags;       /* ROPE_FLAG_ values */
   rope_tensor_t gate, up;
   rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
