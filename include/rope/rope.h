@@ -41,8 +41,9 @@
  *   SwiGLU: fp32 inside, with dtype F64 fp64, rounded once. Before that rounding `out` and grad_up are within 8 ulp (of
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
- *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore agree
- *     to 16 ulp before the rounding; each gives the same bits whatever the thread count, the vector width or the launch.
+ *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
+ *     agree to 16 ulp before the rounding; each gives the same bits whatever the thread count, the vector width or the
+ *     launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -237,10 +238,10 @@ ROPE_API void rope_desc_destroy(rope_desc_t *desc);
 
 /* Flags of a call. */
 enum {
-  /* CUDA: launches with programmatic dependent launch (compute capability 9.0 and above; elsewhere and on the CPU without
-   * effect). The kernel then starts while the one before it on the stream still runs, waits for its end before it reads
-   * or writes any of the call's tensors, and lets the next kernel start early in the same way. Saves about 0.6 us a call
-   * where kernels are short. */
+  /* CUDA: launches with programmatic dependent launch, from compute capability 9.0 on; elsewhere without effect. The
+   * kernel starts while the one before it on the stream still runs, waits for its end before it reads or writes any of
+   * the call's tensors, and lets the next kernel start early in the same way. Saves about 0.6 us a call where kernels
+   * are short. */
   ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
 };
 
