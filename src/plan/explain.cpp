@@ -10,7 +10,7 @@ namespace rope {
 namespace {
 
 const char *name_of(RopeKernel kernel) {
-  return kernel == RopeKernel::kComputed ? "computed angles" : kernel == RopeKernel::kTable ? "table" : "general";
+  return kernel == RopeKernel::kComputed ? "computed angles" : kernel == RopeKernel::kGeneral ? "general" : "table";
 }
 
 const char *name_of(Pairing pairing) {

@@ -1,6 +1,8 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
+#include <initializer_list>
+
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -16,21 +18,32 @@ void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const 
   if (tensor.heads > 1) bytes->add(stride[kHead] * size);
 }
 
-bool is_simple_table(const RopeProblem &problem) {
-  const AngleTable &table = problem.table;
-  return problem.angles == AngleSource::kTable && table.width == problem.geometry->pairs() && !table.is_by_channel &&
-         table.dtype != ROPE_DTYPE_F64;
+// Bytes of neighbouring entries that a thread may load at once from every row, where `step` entries are a thread's.
+int64_t table_vector_bytes(const AngleTable &table, int64_t step) {
+  const int64_t size = dtype_size(table.dtype);
+  VectorBytes bytes;
+  bytes.add(step * size);
+  for (const TableColumns *columns : {&table.cos, &table.sin}) {
+    bytes.add(columns->data);
+    bytes.add(columns->row_stride * size);
+    bytes.add(columns->batch_stride * size);
+  }
+  return bytes.value();
 }
 
 RopeKernel choose_kernel(const RopeProblem &problem) {
   const RopeGeometry &geometry = *problem.geometry;
+  const AngleTable &table = problem.table;
   const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
                                 (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
   const bool is_general = !has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64 || geometry.num_axes > 1 ||
                           problem.sequences.is_present || problem.fault.data != nullptr;
-  if (!is_general && problem.angles == AngleSource::kIncrements) return RopeKernel::kComputed;
-  if (!is_general && is_simple_table(problem)) return RopeKernel::kTable;
-  return RopeKernel::kGeneral;
+  if (is_general) return RopeKernel::kGeneral;
+  if (problem.angles == AngleSource::kIncrements) return RopeKernel::kComputed;
+  const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
+                               table.cos.column_stride == 1 && table.sin.column_stride == 1;
+  if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
 
 // The widest vector that every pointer, every stride and every edge between channels allows.
@@ -51,8 +64,8 @@ int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // The general kernel has no vectors of 4 bytes.
-  if (plan.kernel == RopeKernel::kGeneral && bytes.value() < kMaxVectorBytes / 2) return 1;
+  // Only computed angles have vectors of 4 bytes.
+  if (plan.kernel != RopeKernel::kComputed && bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
 
@@ -142,7 +155,8 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * (2 * pairs + 1) * kFloat;
+  if (plan.kernel == RopeKernel::kComputed) return plan.tokens_per_block * 2 * pairs * kFloat;
+  if (plan.kernel != RopeKernel::kGeneral) return 0;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
@@ -152,6 +166,13 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
   plan->vector_elements = choose_vector_elements(problem, *plan);
+  if (plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) {
+    const int entries = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1 ? plan->vector_elements / 2
+                                                                                            : plan->vector_elements;
+    const int64_t wanted = entries * dtype_size(problem.table.dtype);
+    const int64_t vector_bytes = wanted < kMaxVectorBytes ? wanted : kMaxVectorBytes;
+    if (table_vector_bytes(problem.table, entries) < vector_bytes) plan->kernel = RopeKernel::kGeneral;
+  }
   count_units(problem, plan);
   const int64_t size = dtype_size(problem.geometry->dtype);
   const int64_t tokens = problem.batches * problem.tokens;
@@ -160,6 +181,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
+  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);

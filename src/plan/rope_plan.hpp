@@ -11,7 +11,8 @@ namespace rope {
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
   kComputed,  // one position axis, no sequences, angles from increments
-  kTable,     // the same with a table of a column a pair
+  kTable32,   // the same from a table of F32, a column a pair, columns next to each other
+  kTable16,   // of F16 or BF16
   kGeneral
 };
 enum class Pairing {
@@ -49,6 +50,7 @@ struct RopePlan {
   // Row y of the grid takes tokens from y * tokens_per_grid_row on, fewer than 2^31.
   int64_t tokens_per_grid_row;
   uint32_t grid_x, grid_y;
+  bool is_programmatic;  // launched with programmatic dependent launch
 };
 
 // Which kernels the calls of a descriptor may need.

@@ -90,7 +90,8 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (const RopeKernel kernel : {RopeKernel::kComputed, RopeKernel::kTable, RopeKernel::kGeneral}) {
+      for (const RopeKernel kernel :
+           {RopeKernel::kComputed, RopeKernel::kTable32, RopeKernel::kTable16, RopeKernel::kGeneral}) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
@@ -111,15 +112,33 @@ rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t devi
   });
 }
 
-rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
-                     void *params, size_t shared_bytes, rope_stream_t stream) {
+struct Launch {
+  const void *kernel;
+  dim3 grid;
+  unsigned threads;
+  size_t shared_bytes;
+  bool is_programmatic;
+};
+
+rope_status_t launch(const char *function, const Launch &what, void *params, int32_t device_index,
+                     rope_stream_t stream) {
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = what.grid;
+  config.blockDim = dim3(what.threads);
+  config.dynamicSmemBytes = what.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = what.is_programmatic ? 1 : 0;
   void *arguments[] = {params};
   // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
-  const cudaError_t error = cudaLaunchKernel(kernel, grid, dim3(threads), arguments, shared_bytes, stream);
+  const cudaError_t error = cudaLaunchKernelExC(&config, what.kernel, arguments);
   if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
-  return fail_cuda(function, "cudaLaunchKernel", error, found_cuda_device(device_index));
+  return fail_cuda(function, "cudaLaunchKernelExC", error, found_cuda_device(device_index));
 }
 
 RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
@@ -161,7 +180,6 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
   params->table = problem.table;
-  params->has_batch_tables = problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0;
   params->rotary_units_per_head = plan.rotary_units_per_head;
   params->tokens_per_block = plan.tokens_per_block;
   params->rotary_offset = geometry.rotary_offset;
@@ -203,8 +221,8 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
   static_assert(std::is_base_of<RopeKernelParams, RopeGeneralParams>::value, "");
   RopeKernelParams *base = &params;
   void *given = plan.kernel == RopeKernel::kGeneral ? static_cast<void *>(&params) : base;
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, given, plan.shared_bytes,
-                stream);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, plan.shared_bytes, plan.is_programmatic};
+  return launch(function, what, given, device_index, stream);
 }
 
 rope_status_t fill_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
@@ -223,7 +241,8 @@ rope_status_t fill_tables(const char *function, const TableProblem &problem, con
   const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
-  return launch(function, table_kernel_of(problem.dtype), device_index, grid, kTableThreads, &params, 0, stream);
+  const Launch what = {table_kernel_of(problem.dtype), grid, kTableThreads, 0, false};
+  return launch(function, what, &params, device_index, stream);
 }
 
 // Right-aligned, in bytes: the kernel's last axis is the problem's.
@@ -260,7 +279,8 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   const SwigluVariant variant = {problem.is_backward, problem.form.is_plain,
                                  problem.is_backward && problem.out[kRecomputedOut] != nullptr};
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, &params, 0, stream);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
 }
 
 }  // namespace

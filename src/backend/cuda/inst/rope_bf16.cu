@@ -1,15 +1,22 @@
 // rope_bf16.cu - the RoPE kernels for BF16
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_general.cuh"
+#include "backend/cuda/kernels/rope_table.cuh"
 
 namespace rope {
 
 const void *rope_kernel_bf16(int vector_elements, RopeVariant variant) {
-  if (variant.kernel != RopeKernel::kGeneral) {
-    return find_rope_kernel<BFloat16>(vector_elements, variant.pairing == Pairing::kInterleaved,
-                                      variant.kernel == RopeKernel::kTable);
+  const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
+  switch (variant.kernel) {
+    case RopeKernel::kComputed:
+      return find_rope_kernel<BFloat16>(vector_elements, is_interleaved);
+    case RopeKernel::kTable32:
+      return find_table_kernel<BFloat16>(vector_elements, is_interleaved, true);
+    case RopeKernel::kTable16:
+      return find_table_kernel<BFloat16>(vector_elements, is_interleaved, false);
+    default:
+      return find_general_kernel<BFloat16>(vector_elements, variant.pairing);
   }
-  return find_general_kernel<BFloat16>(vector_elements, variant.pairing);
 }
 
 }  // namespace rope

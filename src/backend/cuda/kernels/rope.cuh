@@ -17,12 +17,6 @@
 
 namespace rope {
 
-// Where cosines and sines come from. A table costs one more trip to memory in a row, which takes more threads to hide.
-enum class Angles {
-  kComputed,
-  kTable
-};
-
 // Threads that a multiprocessor holds: 2048 on the data-centre GPUs from Ampere on, fewer on the others.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
@@ -32,9 +26,8 @@ constexpr int kHeldThreads = 1536;
 constexpr int kHeldThreads = 2048;
 #endif
 
-constexpr int min_blocks_per_multiprocessor(Angles angles) {
-  const int wanted = angles == Angles::kTable ? kRopeTableResidentThreads : kRopeResidentThreads;
-  return (wanted < kHeldThreads ? wanted : kHeldThreads) / kMaxRopeThreads;
+constexpr int min_blocks_per_multiprocessor(int resident_threads) {
+  return (resident_threads < kHeldThreads ? resident_threads : kHeldThreads) / kMaxRopeThreads;
 }
 
 struct BatchToken {
@@ -88,13 +81,11 @@ __device__ __forceinline__ uint64_t finish_position(const RopeKernelParams &para
   return extend(position, !params.has_narrow_positions) + params.position_offset;
 }
 
-// The block's angles in shared memory: the cosines of its tokens one after the other, then the sines, then a word a token
-// that says whether it is rotated at all. Angles are numbered as they lie: the number divided by the pairs is the token,
-// counted in the block, and the remainder is the pair.
+// The block's angles in shared memory: the cosines of its tokens one after the other, then the sines. They are numbered as
+// they lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
 struct SharedAngles {
   float *cos;
   float *sin;
-  uint32_t *is_rotated;
 };
 
 // Lanes read different increments: through the constant cache, where parameters come from, 32 of them would take turns.
@@ -109,36 +100,6 @@ __device__ __forceinline__ void share_computed_angle(const RopeKernelParams &par
   const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
   angles.cos[number] = multiply_rounded(angle.cos, params.cos_scale);
   angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
-}
-
-// Both loads before anything is made of either.
-__device__ __forceinline__ CosSin<float> load_table_angle(const AngleTable &table, int64_t batch, int64_t row,
-                                                          uint32_t pair) {
-  const auto offset_in = [&](const TableColumns &columns) {
-    return batch * columns.batch_stride + row * columns.row_stride + pair * columns.column_stride;
-  };
-  const int64_t cos_at = offset_in(table.cos), sin_at = offset_in(table.sin);
-  if (table.dtype == ROPE_DTYPE_F32) {
-    return {reinterpret_cast<const float *>(table.cos.data)[cos_at],
-            reinterpret_cast<const float *>(table.sin.data)[sin_at]};
-  }
-  const uint16_t cos = reinterpret_cast<const uint16_t *>(table.cos.data)[cos_at];
-  const uint16_t sin = reinterpret_cast<const uint16_t *>(table.sin.data)[sin_at];
-  if (table.dtype == ROPE_DTYPE_F16) return {to_float(Float16{cos}), to_float(Float16{sin})};
-  return {to_float(BFloat16{cos}), to_float(BFloat16{sin})};
-}
-
-__device__ __forceinline__ void share_table_angle(const RopeKernelParams &params, Divided at, uint32_t number,
-                                                  uint32_t first_in_row, uint64_t position,
-                                                  const SharedAngles &angles) {
-  const AngleTable &table = params.table;
-  const bool is_inside = position < static_cast<uint64_t>(table.rows);
-  if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
-  if (!is_inside) return;
-  const int64_t batch = params.has_batch_tables ? find_token(params, first_in_row + at.quotient).batch : 0;
-  const CosSin<float> angle = load_table_angle(table, batch, static_cast<int64_t>(position), at.remainder);
-  angles.cos[number] = angle.cos;
-  angles.sin[number] = params.sin_scale < 0.0f ? -angle.sin : angle.sin;
 }
 
 // Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
@@ -184,134 +145,156 @@ __device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params,
   return V == 1 ? channels * channel_stride : channels * static_cast<int64_t>(sizeof(T));
 }
 
-template <typename T, int V, bool IsInterleaved, Angles kAngles>
-__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kAngles))
+// Which tokens the block has, and which unit of which of them is this thread's.
+struct BlockShare {
+  uint32_t first_in_row;
+  uint32_t num_tokens;
+  bool has_one_token;
+  Divided place;  // token, counted in the block, and unit of it
+  bool is_active;
+};
+
+__device__ __forceinline__ BlockShare find_share(const RopeKernelParams &params) {
+  BlockShare share;
+  const Divided block = params.blocks_per_token.divide(blockIdx.x);
+  share.first_in_row = block.quotient * params.tokens_per_block;
+  share.has_one_token = params.tokens_per_block == 1;
+  share.place = {0, block.remainder * blockDim.x + threadIdx.x};
+  if (!share.has_one_token) share.place = params.units_per_token.divide(threadIdx.x);
+
+  // The last block of a row of the grid may have fewer tokens, or none.
+  share.num_tokens = params.tokens_per_block;
+  if (!share.has_one_token || gridDim.y > 1) {
+    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
+    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
+    tokens_left -= share.first_in_row;
+    if (tokens_left < share.num_tokens) share.num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
+  }
+  share.is_active = share.place.quotient < share.num_tokens && share.place.remainder < params.units_per_token.divisor;
+  return share;
+}
+
+struct Unit {
+  int tensor;
+  uint32_t head;
+  uint32_t number;  // in its head
+  bool is_rotary;
+};
+
+__device__ __forceinline__ Unit find_unit(const RopeKernelParams &params, uint32_t unit_of_token) {
+  const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
+  const Divided head = params.tensor[which].units_per_head.divide(unit_of_token - params.tensor_begins[which]);
+  return {which, head.quotient, head.remainder, head.remainder < params.rotary_units_per_head};
+}
+
+// Bytes from the beginning of a tensor to a unit's first vector.
+template <typename T, int V, bool IsInterleaved>
+__device__ __forceinline__ int64_t offset_of_unit(const RopeKernelParams &params, const Unit &unit, BatchToken at,
+                                                  const int64_t *stride) {
+  int channel;
+  if (unit.is_rotary) {
+    channel = params.rotary_offset + static_cast<int>(unit.number) * (V == 1 && IsInterleaved ? 2 : V);
+  } else {
+    // Copy units count vectors below the window, then those above it.
+    channel = static_cast<int>(unit.number - params.rotary_units_per_head) * V;
+    if (channel >= params.rotary_offset) channel += params.rotary_dim;
+  }
+  int64_t offset = at.token * stride[kToken] + unit.head * stride[kHead];
+  if (!params.has_one_batch) offset += at.batch * stride[kBatch];
+  return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+}
+
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads))
     rope_kernel(const __grid_constant__ RopeKernelParams params) {
+  begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
   SharedAngles angles;
   angles.cos = reinterpret_cast<float *>(shared);
   angles.sin = angles.cos + params.tokens_per_block * pairs;
-  angles.is_rotated = reinterpret_cast<uint32_t *>(angles.sin + params.tokens_per_block * pairs);
 
-  // Which tokens the block has, and which unit of which of them is this thread's.
-  const Divided block = params.blocks_per_token.divide(blockIdx.x);
-  const uint32_t first_in_row = block.quotient * params.tokens_per_block;
-  const bool has_one_token = params.tokens_per_block == 1;
-  Divided place = {0, block.remainder * blockDim.x + threadIdx.x};
-  if (!has_one_token) place = params.units_per_token.divide(threadIdx.x);
-  const BatchToken unit_token = find_token(params, first_in_row + place.quotient);
-
-  // The last block of a row of the grid may have fewer tokens, or none.
-  uint32_t num_tokens = params.tokens_per_block;
-  if (!has_one_token || gridDim.y > 1) {
-    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
-    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
-    tokens_left -= first_in_row;
-    if (tokens_left < num_tokens) num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
-  }
-  const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor;
+  const BlockShare share = find_share(params);
+  const Divided place = share.place;
+  const BatchToken unit_token = find_token(params, share.first_in_row + place.quotient);
 
   // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes
   // before all else, because the whole block waits for it.
-  const uint32_t num_angles = num_tokens * pairs;
+  const uint32_t num_angles = share.num_tokens * pairs;
   Divided angle = {0, threadIdx.x};
-  if (!has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
+  if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
   LoadedInteger position = {};
   uint64_t increment = 0;
+  wait_for_previous_launch();
   if (threadIdx.x < num_angles) {
-    position = load_position(params, has_one_token ? unit_token : find_token(params, first_in_row + angle.quotient));
-    if (kAngles == Angles::kComputed) increment = load_increment(params, angle.remainder);
+    const BatchToken first = share.has_one_token ? unit_token : find_token(params, share.first_in_row + angle.quotient);
+    position = load_position(params, first);
+    increment = load_increment(params, angle.remainder);
   }
 
-  const int which = (place.remainder >= params.tensor_begins[1]) + (place.remainder >= params.tensor_begins[2]);
-  const RopeKernelTensor &tensor = params.tensor[which];
-  const Divided head = tensor.units_per_head.divide(place.remainder - params.tensor_begins[which]);
-  const uint32_t unit = head.remainder;
-  const bool is_rotary = unit < params.rotary_units_per_head;
-
+  const Unit unit = find_unit(params, place.remainder);
+  const RopeKernelTensor &tensor = params.tensor[unit.tensor];
   Vector<T, V> low, high;
   char *low_out;
-  if (is_active) {
-    // First channel of the unit. Copy units count vectors below the window, then those above it.
-    int channel;
-    if (is_rotary) {
-      channel = params.rotary_offset + static_cast<int>(unit) * (V == 1 && IsInterleaved ? 2 : V);
-    } else {
-      channel = static_cast<int>(unit - params.rotary_units_per_head) * V;
-      if (channel >= params.rotary_offset) channel += params.rotary_dim;
-    }
-    const auto offset_of = [&](const int64_t *stride) {
-      int64_t offset = unit_token.token * stride[kToken] + head.quotient * stride[kHead];
-      if (!params.has_one_batch) offset += unit_token.batch * stride[kBatch];
-      return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
-    };
-    const char *low_in = tensor.in + offset_of(tensor.in_stride);
+  if (share.is_active) {
+    const char *low_in = tensor.in + offset_of_unit<T, V, IsInterleaved>(params, unit, unit_token, tensor.in_stride);
     low = load_vector<Vector<T, V>>(low_in);
-    if (is_rotary) {
+    if (unit.is_rotary) {
       high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
     }
-    low_out = params.is_in_place[which] ? const_cast<char *>(low_in) : tensor.out + offset_of(tensor.out_stride);
+    low_out = const_cast<char *>(low_in);
+    if (!params.is_in_place[unit.tensor]) {
+      low_out = tensor.out + offset_of_unit<T, V, IsInterleaved>(params, unit, unit_token, tensor.out_stride);
+    }
   }
 
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < num_angles;) {
-    if (kAngles == Angles::kTable) {
-      share_table_angle(params, angle, number, first_in_row, finish_position(params, position), angles);
-    } else {
-      share_computed_angle(params, number, finish_position(params, position), increment, angles);
-    }
+    share_computed_angle(params, number, finish_position(params, position), increment, angles);
     number += blockDim.x;
     if (number >= num_angles) break;
     angle = params.pairs.divide(number);
-    position = load_position(params, find_token(params, first_in_row + angle.quotient));
-    if (kAngles == Angles::kComputed) increment = load_increment(params, angle.remainder);
+    position = load_position(params, find_token(params, share.first_in_row + angle.quotient));
+    increment = load_increment(params, angle.remainder);
   }
   __syncthreads();
 
-  if (!is_active) return;
-  if (is_rotary && (kAngles == Angles::kComputed || angles.is_rotated[place.quotient] != 0)) {
+  if (!share.is_active) return;
+  if (unit.is_rotary) {
     const uint32_t first_angle = place.quotient * pairs;
     float x[V], y[V];
     to_floats<T, V>(low, x);
     to_floats<T, V>(high, y);
-    rotate_unit<V, IsInterleaved>(x, y, unit, pairs, angles.cos + first_angle, angles.sin + first_angle);
+    rotate_unit<V, IsInterleaved>(x, y, unit.number, pairs, angles.cos + first_angle, angles.sin + first_angle);
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
-  } else if (params.is_in_place[which]) {
-    return;
   }
   store_vector(low_out, low);
-  if (is_rotary) {
+  if (unit.is_rotary) {
     store_vector(low_out + bytes_to_high<T, V, IsInterleaved>(params, tensor.out_stride[kChannel]), high);
   }
 }
 
 template <typename T, int V>
-const void *find_rope_kernel(bool is_interleaved, bool has_table) {
-  constexpr Angles computed = Angles::kComputed, table = Angles::kTable;
-  if (is_interleaved) {
-    return has_table ? reinterpret_cast<const void *>(rope_kernel<T, V, true, table>)
-                     : reinterpret_cast<const void *>(rope_kernel<T, V, true, computed>);
-  }
-  return has_table ? reinterpret_cast<const void *>(rope_kernel<T, V, false, table>)
-                   : reinterpret_cast<const void *>(rope_kernel<T, V, false, computed>);
+const void *find_rope_kernel(bool is_interleaved) {
+  return is_interleaved ? reinterpret_cast<const void *>(rope_kernel<T, V, true>)
+                        : reinterpret_cast<const void *>(rope_kernel<T, V, false>);
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_rope_kernel(int vector_elements, bool is_interleaved, bool has_table) {
+const void *find_rope_kernel(int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   switch (vector_elements) {
     case 1:
-      return find_rope_kernel<T, 1>(is_interleaved, has_table);
+      return find_rope_kernel<T, 1>(is_interleaved);
     case 8 / kSize:
-      return find_rope_kernel<T, 8 / kSize>(is_interleaved, has_table);
+      return find_rope_kernel<T, 8 / kSize>(is_interleaved);
     case 16 / kSize:
-      return find_rope_kernel<T, 16 / kSize>(is_interleaved, has_table);
+      return find_rope_kernel<T, 16 / kSize>(is_interleaved);
     default:
       if constexpr (kSize == 2) {
-        if (vector_elements == 2) return find_rope_kernel<T, 2>(is_interleaved, has_table);
+        if (vector_elements == 2) return find_rope_kernel<T, 2>(is_interleaved);
       }
       return nullptr;
   }

@@ -270,6 +270,7 @@ template <typename T, int V, Pairing kPairing>
 __global__ void __launch_bounds__(max_general_threads(kPairing, V), min_general_blocks(kPairing, V))
     rope_general_kernel(const __grid_constant__ RopeGeneralParams params) {
   using Real = RealOf<T>;
+  begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
   const bool is_by_channel = params.table.is_by_channel;
@@ -299,6 +300,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V), min_general_
   const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor &&
                          threadIdx.x < params.units_per_block && (is_rotary || !is_in_place);
 
+  wait_for_previous_launch();
   Vector<T, V> low, high;
   char *low_out = nullptr, *high_out = nullptr;
   if (is_active) {

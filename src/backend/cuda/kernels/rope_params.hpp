@@ -29,7 +29,6 @@ struct RopeKernelParams {
   bool has_one_batch;
   bool has_positions;
   bool has_start_positions;
-  bool has_batch_tables;      // each batch has rows of its own
   bool has_narrow_positions;  // 32-bit positions and no start_positions
   float cos_scale;
   float sin_scale;  // negative for the transpose
