@@ -18,17 +18,17 @@ void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const 
   if (tensor.heads > 1) bytes->add(stride[kHead] * size);
 }
 
-// Bytes of neighbouring entries that a thread may load at once from every row, where `step` entries are a thread's.
-int64_t table_vector_bytes(const AngleTable &table, int64_t step) {
+// Whether runs of so many neighbouring entries can be loaded as vectors wherever a thread's begin.
+bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
-  bytes.add(step * size);
+  bytes.add(entries * size);
   for (const TableColumns *columns : {&table.cos, &table.sin}) {
     bytes.add(columns->data);
     bytes.add(columns->row_stride * size);
     bytes.add(columns->batch_stride * size);
   }
-  return bytes.value();
+  return bytes.value() == (entries * size < kMaxVectorBytes ? entries * size : kMaxVectorBytes);
 }
 
 RopeKernel choose_kernel(const RopeProblem &problem) {
@@ -39,7 +39,7 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
   const bool is_general = !has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64 || geometry.num_axes > 1 ||
                           problem.sequences.is_present || problem.fault.data != nullptr;
   if (is_general) return RopeKernel::kGeneral;
-  if (problem.angles == AngleSource::kIncrements) return RopeKernel::kComputed;
+  if (problem.angles == AngleSource::kIncrements) return RopeKernel::kShared;
   const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
                                table.cos.column_stride == 1 && table.sin.column_stride == 1;
   if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
@@ -64,50 +64,28 @@ int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // Only computed angles have vectors of 4 bytes.
-  if (plan.kernel != RopeKernel::kComputed && bytes.value() < kMaxVectorBytes / 2) return 1;
+  // Only the kernel with shared angles has vectors of 4 bytes.
+  if (plan.kernel != RopeKernel::kShared && bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
 
-void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
-  const uint32_t units = plan->units_per_token;
-  plan->threads = threads;
-  plan->tokens_per_block = units < units_per_block ? units_per_block / units : 1;
-  plan->blocks_per_token = (units - 1) / units_per_block + 1;
-  plan->units_per_block = units_per_block;
-}
-
-// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
-// those that are alike. A block's units are a multiple of `uncut`.
+// Threads of a block, and the units that they take: a multiple of `uncut`.
 void shape_block(uint32_t uncut, RopePlan *plan) {
-  RopePlan best = *plan;
-  uint64_t least_threads = ~uint64_t{0};
-  for (const uint32_t threads : kRopeBlockSizes) {
-    if (threads < uncut) continue;
-    take_threads(threads, threads - threads % uncut, plan);
-    // Threads spent on as many tokens as every candidate divides well enough to be compared.
-    const uint64_t spent = uint64_t{threads} * plan->blocks_per_token * 1024 / plan->tokens_per_block;
-    if (spent >= least_threads) continue;
-    least_threads = spent;
-    best = *plan;
-  }
-  if (least_threads == ~uint64_t{0}) {
-    take_threads((uncut + 31) / 32 * 32, uncut, plan);
+  plan->threads = uncut <= kRopeThreads ? kRopeThreads : (uncut + 31) / 32 * 32;
+  plan->units_per_block = plan->threads - plan->threads % uncut;
+  const uint32_t in_block = plan->units_per_block, in_token = plan->units_per_token;
+  if (in_block % in_token == 0 || in_token % in_block == 0) {
+    plan->tokens_per_block = in_block > in_token ? in_block / in_token : 1;
   } else {
-    *plan = best;
+    plan->tokens_per_block = (in_block - 2) / in_token + 2;
   }
 }
 
-// Rows of the grid, each of fewer than 2^31 tokens and blocks. Where there are several batches a row has whole ones.
+// Rows of the grid, each of fewer than 2^32 units. Where there are several batches a row has whole ones.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
-  int64_t most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
-  if (most > kMaxGridX) most = kMaxGridX;
-  if (problem.batches > 1) {
-    most -= most % problem.tokens;
-  } else {
-    most -= most % plan->tokens_per_block;
-  }
+  int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
+  if (problem.batches > 1) most -= most % problem.tokens;
   if (most == 0) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
                 "%s: q has %lld batches of %lld tokens: one launch holds several batches only of fewer tokens",
@@ -121,8 +99,8 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
                 static_cast<long long>(most * kMaxGridY));
   }
   plan->tokens_per_grid_row = tokens < most ? tokens : most;
-  plan->grid_x =
-      static_cast<uint32_t>((plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1) * plan->blocks_per_token;
+  plan->units_per_grid_row = static_cast<uint32_t>(plan->tokens_per_grid_row) * plan->units_per_token;
+  plan->grid_x = (plan->units_per_grid_row - 1) / plan->units_per_block + 1;
   plan->grid_y = static_cast<uint32_t>(grid_rows);
   return ROPE_STATUS_SUCCESS;
 }
@@ -155,7 +133,7 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel == RopeKernel::kComputed) return plan.tokens_per_block * 2 * pairs * kFloat;
+  if (plan.kernel == RopeKernel::kShared) return plan.tokens_per_block * 2 * pairs * kFloat;
   if (plan.kernel != RopeKernel::kGeneral) return 0;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
@@ -166,20 +144,21 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
   plan->vector_elements = choose_vector_elements(problem, *plan);
-  if (plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) {
-    const int entries = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1 ? plan->vector_elements / 2
-                                                                                            : plan->vector_elements;
-    const int64_t wanted = entries * dtype_size(problem.table.dtype);
-    const int64_t vector_bytes = wanted < kMaxVectorBytes ? wanted : kMaxVectorBytes;
-    if (table_vector_bytes(problem.table, entries) < vector_bytes) plan->kernel = RopeKernel::kGeneral;
+  const bool has_runs = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1;
+  if ((plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) &&
+      !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
+    plan->kernel = RopeKernel::kGeneral;
   }
   count_units(problem, plan);
-  const int64_t size = dtype_size(problem.geometry->dtype);
-  const int64_t tokens = problem.batches * problem.tokens;
-  const int64_t small_tokens = small_launch_threads(device) / plan->units_per_token;
-  if (plan->vector_elements > 1 && plan->vector_elements * size == kMaxVectorBytes && tokens <= small_tokens) {
+  const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
+  const bool is_small = problem.batches * problem.tokens <= small_launch_threads(device) / plan->units_per_token;
+  if (is_small && plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes) {
     plan->vector_elements /= 2;
     count_units(problem, plan);
+  }
+  if (is_small && plan->kernel == RopeKernel::kShared && problem.geometry->pairs() <= kMaxFlatPairs &&
+      (plan->vector_elements == 1 || vector_bytes >= kMaxVectorBytes / 2)) {
+    plan->kernel = RopeKernel::kFlat;
   }
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);

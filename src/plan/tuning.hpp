@@ -8,10 +8,8 @@ namespace rope {
 // All CUDA numbers: NVIDIA H200, 2026-11-20, `rope_bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
 // whose copy takes 141.9 us, "decode" its 8 tokens.
 
-// RoPE: threads of a block, best first where they leave equally few idle. One thread moves two vectors, so a block
-// covers 4, 5, 3 and 2 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against 150.6 us.
-constexpr uint32_t kRopeBlockSizes[] = {128, 160, 96, 64};
-constexpr int kMaxRopeThreads = 160;
+// RoPE: threads of a block. One thread moves two vectors, so a block covers 4 KiB.
+constexpr uint32_t kRopeThreads = 128;
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Computed angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 159 us, 1440 (40) 181.

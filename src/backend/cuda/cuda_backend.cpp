@@ -7,7 +7,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
-#include "backend/cuda/kernels/rope_general_params.hpp"
+#include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "plan/tuning.hpp"
 
@@ -91,7 +91,7 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
       for (const RopeKernel kernel :
-           {RopeKernel::kComputed, RopeKernel::kTable32, RopeKernel::kTable16, RopeKernel::kGeneral}) {
+           {RopeKernel::kShared, RopeKernel::kFlat, RopeKernel::kTable32, RopeKernel::kTable16, RopeKernel::kGeneral}) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
@@ -166,8 +166,8 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   }
   params->has_one_batch = problem.batches == 1;
   params->units_per_token = Divider::by(plan.units_per_token);
-  params->blocks_per_token = Divider::by(plan.blocks_per_token);
-  params->pairs = Divider::by(static_cast<uint32_t>(geometry.pairs()));
+  params->units_per_block = plan.units_per_block;
+  params->units_per_grid_row = plan.units_per_grid_row;
   params->tokens = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.tokens_per_grid_row;
@@ -179,25 +179,33 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   params->has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  params->table = problem.table;
   params->rotary_units_per_head = plan.rotary_units_per_head;
-  params->tokens_per_block = plan.tokens_per_block;
   params->rotary_offset = geometry.rotary_offset;
   params->rotary_dim = geometry.rotary_dim;
   params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
   params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
-  for (int pair = 0; pair < geometry.pairs(); ++pair) params->increments[pair] = geometry.increments[pair];
+}
+
+void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
+  memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
+}
+
+void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
+  set_rope_params(problem, plan, params);
+  params->pairs = Divider::by(static_cast<uint32_t>(problem.geometry->pairs()));
+  params->tokens_per_block = plan.tokens_per_block;
+  copy_increments(*problem.geometry, params->increments);
 }
 
 void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
+  set_shared_params(problem, plan, params);
   params->scale = geometry.attention_scale;
   params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
   params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
   params->table_distance = Divider::by(static_cast<uint32_t>(geometry.out_distance));
-  params->units_per_block = plan.units_per_block;
   params->in_distance = problem.in_distance;
   params->out_distance = problem.out_distance;
   params->num_axes = geometry.num_axes;
@@ -206,6 +214,7 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->is_transposed = problem.is_transposed;
   params->has_token_info =
       problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
+  params->table = problem.table;
   params->sequences = problem.sequences;
   params->fault = problem.fault;
   memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
@@ -214,15 +223,33 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                        rope_stream_t stream) {
   const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
-  RopeGeneralParams params;  // what no unit of this launch reads stays unset
-  set_rope_params(problem, plan, &params);
-  if (plan.kernel == RopeKernel::kGeneral) set_general_params(problem, plan, &params);
-  // The other kernels take the part that comes first.
-  static_assert(std::is_base_of<RopeKernelParams, RopeGeneralParams>::value, "");
-  RopeKernelParams *base = &params;
-  void *given = plan.kernel == RopeKernel::kGeneral ? static_cast<void *>(&params) : base;
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, plan.shared_bytes, plan.is_programmatic};
-  return launch(function, what, given, device_index, stream);
+  // What no unit of a launch reads stays unset.
+  switch (plan.kernel) {
+    case RopeKernel::kShared: {
+      RopeSharedParams params;
+      set_shared_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kFlat: {
+      RopeFlatParams params;
+      set_rope_params(problem, plan, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTable32:
+    case RopeKernel::kTable16: {
+      RopeTableParams params;
+      set_rope_params(problem, plan, &params);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    default: {
+      RopeGeneralParams params;
+      set_general_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+  }
 }
 
 rope_status_t fill_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
@@ -237,7 +264,7 @@ rope_status_t fill_tables(const char *function, const TableProblem &problem, con
   params.is_by_channel = problem.is_by_channel;
   params.distance = geometry.out_distance;
   params.scale = geometry.attention_scale;
-  for (int pair = 0; pair < geometry.pairs(); ++pair) params.increments[pair] = geometry.increments[pair];
+  copy_increments(geometry, params.increments);
   const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));

@@ -1,0 +1,174 @@
+// rope_shared.cuh - the RoPE kernel that computes angles once for all heads of a token
+//
+// Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
+// Everything else (positions) is read once a block and is small beside that.
+//
+// A block's threads first load their channels, so that memory works while they compute, then share the work of the angles
+// of the block's tokens: one angle serves all heads of a token. One barrier, then each thread reads its pairs' cosines and
+// sines from shared memory, rotates and stores.
+#pragma once
+
+#include "backend/cuda/kernels/rope_units.cuh"
+
+namespace rope {
+
+// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
+template <int N>
+__device__ __forceinline__ void rotate_pairs(float *x, float *y, int step, const float *cos, const float *sin) {
+  const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
+  const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const CosSin<float> angle = {float_of(c.word[i]), float_of(s.word[i])};
+    const Pair<float> out = rotate<float>({x[i * step], y[i * step]}, angle, angle);
+    x[i * step] = out.x;
+    y[i * step] = out.y;
+  }
+}
+
+// Rotates the two vectors of a rotary unit. With V elements in a vector, unit u of a head holds
+//   HALF         pairs V u to V u + V - 1, their first channels in `low`, their second ones in `high`
+//   INTERLEAVED  pairs V/2 u to V/2 u + V/2 - 1 in `low`, those half a window further in `high`
+//   V = 1        pair u in either style
+template <int V, bool IsInterleaved>
+__device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
+                                            const float *sin) {
+  if constexpr (V == 1) {
+    rotate_pairs<1>(low, high, 1, cos + unit, sin + unit);
+  } else if constexpr (IsInterleaved) {
+    const uint32_t first = unit * (V / 2), second = pairs / 2 + first;
+    rotate_pairs<V / 2>(low, low + 1, 2, cos + first, sin + first);
+    rotate_pairs<V / 2>(high, high + 1, 2, cos + second, sin + second);
+  } else {
+    constexpr int kStep = V < 4 ? V : 4;
+#pragma unroll
+    for (int i = 0; i < V; i += kStep) {
+      rotate_pairs<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
+    }
+  }
+}
+
+// Angles in shared memory: the cosines of the block's tokens one after the other, then the sines. They are numbered as they
+// lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
+struct SharedAngles {
+  float *cos;
+  float *sin;
+};
+
+// The units of a block and the tokens that they belong to.
+struct BlockShare {
+  uint32_t first_token;  // in the row of the grid
+  uint32_t num_tokens;
+  Divided place;  // this thread's token in the row, and its unit of that
+  bool is_active;
+};
+
+__device__ __forceinline__ BlockShare find_share(const RopeKernelParams &params) {
+  const uint32_t begin = blockIdx.x * params.units_per_block, units = units_in_grid_row(params);
+  if (begin >= units) return {};  // the last row of the grid may be shorter
+  const uint32_t end = units - begin > params.units_per_block ? begin + params.units_per_block : units;
+  BlockShare share;
+  share.first_token = params.units_per_token.divide(begin).quotient;
+  share.num_tokens = params.units_per_token.divide(end - 1).quotient - share.first_token + 1;
+  share.place = params.units_per_token.divide(begin + threadIdx.x);
+  share.is_active = begin + threadIdx.x < end;
+  return share;
+}
+
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kRopeThreads))
+    rope_shared_kernel(const __grid_constant__ RopeSharedParams params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const uint32_t pairs = params.pairs.divisor;
+  const BlockShare share = find_share(params);
+  SharedAngles angles;
+  angles.cos = reinterpret_cast<float *>(shared);
+  angles.sin = angles.cos + params.tokens_per_block * pairs;
+
+  // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes before
+  // all else, because the whole block waits for it.
+  const uint32_t num_angles = share.num_tokens * pairs;
+  Divided angle = params.pairs.divide(threadIdx.x);
+  const uint64_t *increments = through_memory(params.increments);
+  uint64_t increment = 0;
+  if (threadIdx.x < num_angles) increment = increments[angle.remainder];
+  wait_for_previous_launch();
+  LoadedInteger position = {};
+  if (threadIdx.x < num_angles) {
+    position = load_position(params, find_token(params, share.first_token + angle.quotient));
+  }
+
+  const BatchToken at = find_token(params, share.place.quotient);
+  const Unit unit = find_unit(params, share.place.remainder);
+  const RopeKernelTensor &tensor = params.tensor[unit.tensor];
+  Vector<T, V> low, high;
+  char *low_out;
+  if (share.is_active) {
+    const char *low_in = tensor.in + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor.in_stride);
+    low = load_vector<Vector<T, V>>(low_in);
+    if (unit.is_rotary) {
+      high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
+    }
+    low_out = const_cast<char *>(low_in);
+    if (!params.is_in_place[unit.tensor]) {
+      low_out = tensor.out + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor.out_stride);
+    }
+  }
+
+#pragma unroll 1
+  for (uint32_t number = threadIdx.x; number < num_angles;) {
+    const CosSin<float> result = compute_angle(params, finish_position(params, position), increment);
+    angles.cos[number] = result.cos;
+    angles.sin[number] = result.sin;
+    number += blockDim.x;
+    if (number >= num_angles) break;
+    const uint32_t pair = angle.remainder;
+    angle = params.pairs.divide(number);
+    position = load_position(params, find_token(params, share.first_token + angle.quotient));
+    if (angle.remainder != pair) increment = increments[angle.remainder];
+  }
+  __syncthreads();
+
+  if (!share.is_active) return;
+  if (unit.is_rotary) {
+    const uint32_t first_angle = (share.place.quotient - share.first_token) * pairs;
+    float x[V], y[V];
+    to_floats<T, V>(low, x);
+    to_floats<T, V>(high, y);
+    rotate_unit<V, IsInterleaved>(x, y, unit.number, pairs, angles.cos + first_angle, angles.sin + first_angle);
+    low = from_floats<T, V>(x);
+    high = from_floats<T, V>(y);
+  }
+  store_vector(low_out, low);
+  if (unit.is_rotary) {
+    store_vector(low_out + bytes_to_high<T, V, IsInterleaved>(params, tensor.out_stride[kChannel]), high);
+  }
+}
+
+template <typename T, int V>
+const void *find_shared_kernel(bool is_interleaved) {
+  return is_interleaved ? reinterpret_cast<const void *>(rope_shared_kernel<T, V, true>)
+                        : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false>);
+}
+
+// The kernel for a vector width, or NULL for a width that T has none of.
+template <typename T>
+const void *find_shared_kernel(int vector_elements, bool is_interleaved) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  switch (vector_elements) {
+    case 1:
+      return find_shared_kernel<T, 1>(is_interleaved);
+    case 8 / kSize:
+      return find_shared_kernel<T, 8 / kSize>(is_interleaved);
+    case 16 / kSize:
+      return find_shared_kernel<T, 16 / kSize>(is_interleaved);
+    default:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 2) return find_shared_kernel<T, 2>(is_interleaved);
+      }
+      return nullptr;
+  }
+}
+
+}  // namespace rope
