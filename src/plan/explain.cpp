@@ -13,6 +13,8 @@ const char *name_of(RopeKernel kernel) {
   switch (kernel) {
     case RopeKernel::kShared:
       return "shared angles";
+    case RopeKernel::kLookup:
+      return "shared angles, positions looked up";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:

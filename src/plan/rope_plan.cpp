@@ -36,10 +36,10 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
   const AngleTable &table = problem.table;
   const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
                                 (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
-  const bool is_general = !has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64 || geometry.num_axes > 1 ||
-                          problem.sequences.is_present || problem.fault.data != nullptr;
-  if (is_general) return RopeKernel::kGeneral;
-  if (problem.angles == AngleSource::kIncrements) return RopeKernel::kShared;
+  if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  const bool needs_lookup = geometry.num_axes > 1 || problem.sequences.is_present;
+  if (problem.angles == AngleSource::kIncrements) return needs_lookup ? RopeKernel::kLookup : RopeKernel::kShared;
+  if (needs_lookup || problem.fault.data != nullptr) return RopeKernel::kGeneral;
   const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
                                table.cos.column_stride == 1 && table.sin.column_stride == 1;
   if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
@@ -47,13 +47,13 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
 }
 
 // The widest vector that every pointer, every stride and every edge between channels allows.
-int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
+int choose_vector_elements(const RopeProblem &problem, Pairing pairing) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   VectorBytes bytes;
   bytes.add(geometry.rotary_offset * size);
-  bytes.add((plan.pairing == Pairing::kInterleaved ? geometry.pairs() : distance) * size);
+  bytes.add((pairing == Pairing::kInterleaved ? geometry.pairs() : distance) * size);
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (tensor.heads == 0) continue;
@@ -64,28 +64,54 @@ int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // Only the kernel with shared angles has vectors of 4 bytes.
-  if (plan.kernel != RopeKernel::kShared && bytes.value() < kMaxVectorBytes / 2) return 1;
+  // No kernel has vectors of 4 bytes, but for those that are one element.
+  if (bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
 
-// Threads of a block, and the units that they take: a multiple of `uncut`.
+bool shares_angles(RopeKernel kernel) {
+  return kernel == RopeKernel::kShared || kernel == RopeKernel::kLookup || kernel == RopeKernel::kGeneral;
+}
+
+void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
+  const uint32_t units = plan->units_per_token;
+  plan->threads = threads;
+  plan->units_per_block = units_per_block;
+  plan->tokens_per_block = units < units_per_block ? units_per_block / units : 1;
+  plan->blocks_per_token = (units - 1) / units_per_block + 1;
+}
+
+// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
+// those that are alike. A block's units are a multiple of `uncut`.
 void shape_block(uint32_t uncut, RopePlan *plan) {
-  plan->threads = uncut <= kRopeThreads ? kRopeThreads : (uncut + 31) / 32 * 32;
-  plan->units_per_block = plan->threads - plan->threads % uncut;
-  const uint32_t in_block = plan->units_per_block, in_token = plan->units_per_token;
-  if (in_block % in_token == 0 || in_token % in_block == 0) {
-    plan->tokens_per_block = in_block > in_token ? in_block / in_token : 1;
+  RopePlan best = *plan;
+  uint64_t least_threads = ~uint64_t{0};
+  for (const uint32_t threads : kRopeBlockSizes) {
+    if (threads < uncut) continue;
+    take_threads(threads, threads - threads % uncut, plan);
+    // Threads spent on as many tokens as every candidate divides well enough to be compared.
+    const uint64_t spent = uint64_t{threads} * plan->blocks_per_token * 1024 / plan->tokens_per_block;
+    if (spent >= least_threads) continue;
+    least_threads = spent;
+    best = *plan;
+  }
+  if (least_threads == ~uint64_t{0}) {
+    take_threads((uncut + 31) / 32 * 32, uncut, plan);
   } else {
-    plan->tokens_per_block = (in_block - 2) / in_token + 2;
+    *plan = best;
   }
 }
 
-// Rows of the grid, each of fewer than 2^32 units. Where there are several batches a row has whole ones.
+// Rows of the grid, each of fewer tokens, units and blocks than 32 bits count. Where there are several batches a row has
+// whole ones.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
+  const bool is_by_token = shares_angles(plan->kernel);
   int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
-  if (problem.batches > 1) most -= most % problem.tokens;
+  if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
+  if (most > kMaxGridX) most = kMaxGridX;
+  const int64_t whole = problem.batches > 1 ? problem.tokens : is_by_token ? int64_t{plan->tokens_per_block} : 1;
+  most -= most % whole;
   if (most == 0) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
                 "%s: q has %lld batches of %lld tokens: one launch holds several batches only of fewer tokens",
@@ -99,9 +125,14 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
                 static_cast<long long>(most * kMaxGridY));
   }
   plan->tokens_per_grid_row = tokens < most ? tokens : most;
-  plan->units_per_grid_row = static_cast<uint32_t>(plan->tokens_per_grid_row) * plan->units_per_token;
-  plan->grid_x = (plan->units_per_grid_row - 1) / plan->units_per_block + 1;
   plan->grid_y = static_cast<uint32_t>(grid_rows);
+  if (is_by_token) {
+    const int64_t groups = (plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1;
+    plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  } else {
+    plan->units_per_grid_row = static_cast<uint32_t>(plan->tokens_per_grid_row) * plan->units_per_token;
+    plan->grid_x = (plan->units_per_grid_row - 1) / plan->units_per_block + 1;
+  }
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -133,17 +164,27 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel == RopeKernel::kShared) return plan.tokens_per_block * 2 * pairs * kFloat;
-  if (plan.kernel != RopeKernel::kGeneral) return 0;
+  if (!shares_angles(plan.kernel)) return 0;
+  if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
+// Launches that are over sooner when each thread computes its own angles: those of decode size, where a barrier costs more
+// than sharing saves, and those with a single head, where there is nothing to share.
+bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  if (problem.geometry->pairs() > kMaxFlatPairs) return false;
+  const int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
+  const int64_t tokens = problem.batches * problem.tokens;
+  return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
-  plan->vector_elements = choose_vector_elements(problem, *plan);
+  plan->vector_elements = choose_vector_elements(problem, plan->pairing);
   const bool has_runs = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1;
   if ((plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) &&
       !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
@@ -151,17 +192,17 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   }
   count_units(problem, plan);
   const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
-  const bool is_small = problem.batches * problem.tokens <= small_launch_threads(device) / plan->units_per_token;
-  if (is_small && plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes) {
+  if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes &&
+      problem.batches * problem.tokens <= small_launch_threads(device) / plan->units_per_token) {
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  if (is_small && plan->kernel == RopeKernel::kShared && problem.geometry->pairs() <= kMaxFlatPairs &&
-      (plan->vector_elements == 1 || vector_bytes >= kMaxVectorBytes / 2)) {
-    plan->kernel = RopeKernel::kFlat;
+  if (plan->kernel == RopeKernel::kShared && is_flat(problem, device, *plan)) plan->kernel = RopeKernel::kFlat;
+  if (shares_angles(plan->kernel)) {
+    shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
+  } else {
+    plan->threads = plan->units_per_block = kFlatThreads;
   }
-  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }

@@ -90,8 +90,8 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (const RopeKernel kernel :
-           {RopeKernel::kShared, RopeKernel::kFlat, RopeKernel::kTable32, RopeKernel::kTable16, RopeKernel::kGeneral}) {
+      for (const RopeKernel kernel : {RopeKernel::kShared, RopeKernel::kLookup, RopeKernel::kFlat, RopeKernel::kTable32,
+                                      RopeKernel::kTable16, RopeKernel::kGeneral}) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
@@ -166,8 +166,6 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   }
   params->has_one_batch = problem.batches == 1;
   params->units_per_token = Divider::by(plan.units_per_token);
-  params->units_per_block = plan.units_per_block;
-  params->units_per_grid_row = plan.units_per_grid_row;
   params->tokens = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.tokens_per_grid_row;
@@ -193,15 +191,24 @@ void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
 void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
   set_rope_params(problem, plan, params);
   params->pairs = Divider::by(static_cast<uint32_t>(problem.geometry->pairs()));
+  params->blocks_per_token = Divider::by(plan.blocks_per_token);
   params->tokens_per_block = plan.tokens_per_block;
   copy_increments(*problem.geometry, params->increments);
+}
+
+void set_lookup_params(const RopeProblem &problem, const RopePlan &plan, RopeLookupParams *params) {
+  set_shared_params(problem, plan, params);
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  memcpy(params->pair_axis, problem.geometry->pair_axis, sizeof params->pair_axis);
 }
 
 void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
-  set_shared_params(problem, plan, params);
+  set_lookup_params(problem, plan, params);
+  params->units_per_block = plan.units_per_block;
   params->scale = geometry.attention_scale;
   params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
   params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
@@ -215,9 +222,6 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->has_token_info =
       problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
   params->table = problem.table;
-  params->sequences = problem.sequences;
-  params->fault = problem.fault;
-  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
 }
 
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
@@ -231,9 +235,15 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_shared_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
+    case RopeKernel::kLookup: {
+      RopeLookupParams params;
+      set_lookup_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
     case RopeKernel::kFlat: {
       RopeFlatParams params;
       set_rope_params(problem, plan, &params);
+      params.units_per_grid_row = plan.units_per_grid_row;
       copy_increments(*problem.geometry, params.increments);
       return launch(function, what, &params, device_index, stream);
     }
@@ -241,6 +251,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
     case RopeKernel::kTable16: {
       RopeTableParams params;
       set_rope_params(problem, plan, &params);
+      params.units_per_grid_row = plan.units_per_grid_row;
       params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }

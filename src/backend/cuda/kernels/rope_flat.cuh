@@ -92,10 +92,15 @@ struct FlatUnit {
   const char *in;
   bool is_active;
 
-  __device__ __forceinline__ explicit FlatUnit(const RopeKernelParams &params) {
+  // Threads are numbered through all units of a row of the grid, so a block may end one token and begin the next.
+  __device__ __forceinline__ FlatUnit(const RopeKernelParams &params, uint32_t units_per_grid_row) {
     const uint32_t number = blockIdx.x * blockDim.x + threadIdx.x;
     const Divided place = params.units_per_token.divide(number);
-    is_active = number < units_in_grid_row(params);
+    is_active = number < units_per_grid_row;
+    if (gridDim.y > 1) {
+      const int64_t token = blockIdx.y * params.tokens_per_grid_row + place.quotient;
+      is_active = is_active && token < params.num_tokens;
+    }
     at = find_token(params, place.quotient);
     unit = find_unit(params, place.remainder);
     in = tensor(params).in + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor(params).in_stride);
@@ -127,10 +132,10 @@ struct FlatUnit {
 };
 
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kRopeThreads) rope_flat_kernel(const __grid_constant__ RopeFlatParams params) {
+__global__ void __launch_bounds__(kFlatThreads) rope_flat_kernel(const __grid_constant__ RopeFlatParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
-  const FlatUnit<T, V, IsInterleaved> mine(params);
+  const FlatUnit<T, V, IsInterleaved> mine(params, params.units_per_grid_row);
   if (!mine.is_active) return;
   // Parameters come from memory too, so this is done while the previous launch still runs.
   uint64_t increment[R::kCount][R::kLength] = {};
@@ -162,11 +167,11 @@ __global__ void __launch_bounds__(kRopeThreads) rope_flat_kernel(const __grid_co
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kRopeThreads, min_blocks_per_multiprocessor(kRopeTableResidentThreads, kRopeThreads))
+__global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kTableResidentThreads, kFlatThreads))
     rope_table_kernel(const __grid_constant__ RopeTableParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
-  const FlatUnit<T, V, IsInterleaved> mine(params);
+  const FlatUnit<T, V, IsInterleaved> mine(params, params.units_per_grid_row);
   if (!mine.is_active) return;
   char *out = mine.out(params);
   wait_for_previous_launch();

@@ -20,85 +20,30 @@ enum TokenState : uint32_t {
 // Most threads of a block: a converted head may need all of its units in one.
 constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   const int head_units = kMaxHeadDim / vector_elements;
-  return pairing == Pairing::kConverted && head_units > kRopeThreads ? head_units : kRopeThreads;
+  return pairing == Pairing::kConverted && head_units > kMaxRopeThreads ? head_units : kMaxRopeThreads;
 }
 
-__device__ __forceinline__ int64_t load_wide(const char *data, bool is_64_bit, int64_t at) {
-  if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
-  return reinterpret_cast<const int32_t *>(data)[at];
-}
-
-__device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
-  if (fault.data == nullptr) return;
-  using Word = unsigned long long;
-  Word *count = reinterpret_cast<Word *>(fault.data), *lowest = count + fault.stride;
-  atomicAdd(count, Word{1});
-  const Word wanted = static_cast<Word>(token + 1);
-  Word known = *reinterpret_cast<volatile Word *>(lowest);
-  while (known == 0 || known > wanted) {
-    const Word found = atomicCAS(lowest, known, wanted);
-    if (found == known) return;
-    known = found;
-  }
-}
-
-__device__ __forceinline__ int64_t sequence_entry(const Sequences &sequences, int64_t index) {
-  return load_wide(sequences.data, sequences.is_64_bit, index * sequences.stride);
-}
-
-// The entries of cu_seqlens that break its rule, shared by all threads of the grid.
-__device__ __forceinline__ void check_sequences(const RopeGeneralParams &params) {
-  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * blockDim.x;
-  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int64_t i = block * blockDim.x + threadIdx.x; i <= params.sequences.count; i += grid_threads) {
-    const int64_t entry = sequence_entry(params.sequences, i);
-    const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
-    if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
-    count_fault(params.fault, entry < 0 ? 0 : entry > params.num_tokens ? params.num_tokens : entry);
-  }
-}
-
-__device__ __forceinline__ uint64_t position_on(const RopeGeneralParams &params, int axis, const TokenInfo &info,
-                                                int64_t token) {
-  const auto load = [&](const TokenIntegers &source) {
-    const int64_t at = axis * source.axis_stride + info.batch * source.batch_stride + token * source.token_stride;
-    return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
-  };
-  uint64_t position = params.has_positions ? load(params.positions) : info.index;
-  if (params.has_start_positions) position += load(params.start_positions);
-  return position + params.position_offset;
-}
-
-// Finds the sequence of a token and whether its positions have rows. Whatever the entries of cu_seqlens are, the sequence
-// is one of them. `is_first` is true for one block of those that share the token.
+// Finds the sequence of a token and whether its positions have rows.
 __device__ __forceinline__ TokenInfo look_up_token(const RopeGeneralParams &params, BatchToken at, int64_t flat_token,
-                                                   bool is_first) {
+                                                   bool counts_faults) {
   TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
-  const Sequences &sequences = params.sequences;
-  if (sequences.is_present) {
-    info.state = kAbsent;
-    if (at.token < sequence_entry(sequences, 0)) {
-      if (is_first) count_fault(params.fault, flat_token);
+  if (params.sequences.is_present) {
+    if (!is_in_sequences(params.sequences, at.token)) {
+      if (counts_faults && at.token < sequence_entry(params.sequences, 0)) count_fault(params.fault, flat_token);
+      info.state = kAbsent;
       return info;
     }
-    if (at.token >= sequence_entry(sequences, sequences.count)) return info;
-    int64_t low = 0, high = sequences.count;
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      const bool is_below = sequence_entry(sequences, middle) <= at.token;
-      low = is_below ? middle : low;
-      high = is_below ? high : middle;
-    }
-    info.batch = low;
-    info.index = static_cast<uint64_t>(at.token) - static_cast<uint64_t>(sequence_entry(sequences, low));
-    info.state = kRotated;
+    const SequencePlace place = find_sequence(params.sequences, at.token);
+    info.batch = place.sequence;
+    info.index = place.index;
   }
   if (params.angles == AngleSource::kIncrements || params.table.is_by_token) return info;
   for (int axis = 0; axis < params.num_axes; ++axis) {
     if ((params.used_axes >> axis & 1u) == 0) continue;
-    if (position_on(params, axis, info, at.token) < static_cast<uint64_t>(params.table.rows)) continue;
+    const uint64_t position = position_on(params, axis, info.batch, at.token, info.index);
+    if (position < static_cast<uint64_t>(params.table.rows)) continue;
     info.state = kUnrotated;
-    if (is_first) count_fault(params.fault, flat_token);
+    if (counts_faults) count_fault(params.fault, flat_token);
     break;
   }
   return info;
@@ -150,7 +95,7 @@ __device__ __forceinline__ void share_general_angle(const RopeGeneralParams &par
                                                     const GeneralAngles<Real> &angles) {
   const int axis = through_memory(params.pair_axis)[pair];
   const AngleTable &table = params.table;
-  const uint64_t position = table.is_by_token ? 0 : position_on(params, axis, info, at.token);
+  const uint64_t position = table.is_by_token ? 0 : position_on(params, axis, info.batch, at.token, info.index);
   CosSin<Real> of_x, of_y;
   if (params.angles == AngleSource::kIncrements) {
     of_x = cos_sin_of_phase<Real>(phase_of(position, through_memory(params.increments)[pair]));
@@ -266,13 +211,12 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   const GeneralAngles<Real> angles = {reinterpret_cast<Real *>(shared), params.tokens_per_block * pairs};
   TokenInfo *infos = reinterpret_cast<TokenInfo *>(angles.cos(is_by_channel ? 2 : 1));
 
-  const BlockShare share = find_share(params);
-  const BatchToken unit_token = find_token(params, share.place.quotient);
-  const uint32_t token_in_block = share.place.quotient - share.first_token;
+  const BlockShare share = find_share(params, params.units_per_block);
+  const BatchToken unit_token = find_token(params, share.first_token + share.place.quotient);
   const Unit unit = find_unit(params, share.place.remainder);
   const RopeKernelTensor &tensor = params.tensor[unit.tensor];
   const bool is_in_place = params.is_in_place[unit.tensor];
-  const bool is_active = share.is_active && (unit.is_rotary || !is_in_place);
+  const bool is_active = share.is_active && threadIdx.x < params.units_per_block && (unit.is_rotary || !is_in_place);
 
   wait_for_previous_launch();
   Vector<T, V> low, high;
@@ -283,28 +227,30 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
       in = side_of<V, kPairing>(params, unit.number, params.in_distance);
       out = side_of<V, kPairing>(params, unit.number, params.out_distance);
     } else {
-      in.low = out.low = copied_channel<V>(params, unit);
+      in.low = in.high = copied_channel<V>(params, unit);
+      out = in;
     }
     const auto offset_of = [&](const int64_t *stride, int channel) {
       return offset_of_channel<T, V>(params, unit.head, unit_token, channel, stride);
     };
-    low = load_vector<Vector<T, V>>(tensor.in + offset_of(tensor.in_stride, in.low));
-    low_out = tensor.out + offset_of(tensor.out_stride, out.low);
-    if (unit.is_rotary) {
-      high = load_vector<Vector<T, V>>(tensor.in + offset_of(tensor.in_stride, in.high));
-      high_out = tensor.out + offset_of(tensor.out_stride, out.high);
-    }
+    const auto bytes_between = [&](const int64_t *stride, UnitSide side) {
+      return (side.high - side.low) * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+    };
+    const char *low_in = tensor.in + offset_of(tensor.in_stride, in.low);
+    low = load_vector<Vector<T, V>>(low_in);
+    if (unit.is_rotary) high = load_vector<Vector<T, V>>(low_in + bytes_between(tensor.in_stride, in));
+    low_out = const_cast<char *>(low_in);
+    if (!is_in_place || kPairing == Pairing::kConverted) low_out = tensor.out + offset_of(tensor.out_stride, out.low);
+    if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out_stride, out);
   }
 
   if (params.has_token_info) {
-    for (uint32_t i = threadIdx.x; i < share.num_tokens; i += blockDim.x) {
-      const uint32_t in_row = share.first_token + i;
-      // A token that began in an earlier block was counted there.
-      const bool is_first = i > 0 || params.units_per_token.divide(blockIdx.x * params.units_per_block).remainder == 0;
-      infos[i] =
-          look_up_token(params, find_token(params, in_row), blockIdx.y * params.tokens_per_grid_row + in_row, is_first);
+    if (threadIdx.x < share.num_tokens) {
+      const uint32_t in_row = share.first_token + threadIdx.x;
+      infos[threadIdx.x] = look_up_token(params, find_token(params, in_row),
+                                         blockIdx.y * params.tokens_per_grid_row + in_row, share.is_first_block);
     }
-    if (params.sequences.is_present && params.fault.data != nullptr) check_sequences(params);
+    check_sequences(params);
     __syncthreads();
   }
 #pragma unroll 1
@@ -318,9 +264,9 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   __syncthreads();
 
   if (!is_active) return;
-  const uint32_t state = params.has_token_info ? infos[token_in_block].state : static_cast<uint32_t>(kRotated);
+  const uint32_t state = params.has_token_info ? infos[share.place.quotient].state : static_cast<uint32_t>(kRotated);
   if (state == kAbsent) return;
-  const uint32_t first_angle = token_in_block * pairs;
+  const uint32_t first_angle = share.place.quotient * pairs;
   if (!unit.is_rotary || (state == kUnrotated && kPairing != Pairing::kConverted)) {
     if (is_in_place) return;
   } else if (sizeof(T) < sizeof(double) && kPairing != Pairing::kConverted && !is_by_channel) {

@@ -22,9 +22,7 @@ struct RopeKernelTensor {
 // line of it.
 struct RopeKernelParams {
   Divider units_per_token;
-  Divider tokens;            // of each batch, where there are several
-  uint32_t units_per_block;  // at most the threads of a block
-  uint32_t units_per_grid_row;
+  Divider tokens;             // of each batch, where there are several
   uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
   uint32_t rotary_units_per_head;
   int rotary_offset;
@@ -47,21 +45,32 @@ struct RopeKernelParams {
 
 // Angles of its own for each thread.
 struct RopeFlatParams : RopeKernelParams {
+  uint32_t units_per_grid_row;
   alignas(16) uint64_t increments[kMaxFlatPairs];
 };
 
 struct RopeTableParams : RopeKernelParams {
+  uint32_t units_per_grid_row;
   AngleTable table;
 };
 
 // Angles shared by the block.
 struct RopeSharedParams : RopeKernelParams {
+  Divider blocks_per_token;
   Divider pairs;
   uint32_t tokens_per_block;
   uint64_t increments[kMaxPairs];
 };
 
-struct RopeGeneralParams : RopeSharedParams {
+// The same where positions have to be looked up: in sequences, on several axes.
+struct RopeLookupParams : RopeSharedParams {
+  Sequences sequences;
+  FaultWords fault;
+  uint8_t pair_axis[kMaxPairs];
+};
+
+struct RopeGeneralParams : RopeLookupParams {
+  uint32_t units_per_block;
   double scale;           // of computed angles and of `angles`; cos_scale and sin_scale are not in use
   Divider units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
   Divider table_width;
@@ -74,9 +83,6 @@ struct RopeGeneralParams : RopeSharedParams {
   bool is_transposed;
   bool has_token_info;
   AngleTable table;
-  Sequences sequences;
-  FaultWords fault;
-  uint8_t pair_axis[kMaxPairs];
 };
 
 struct TableKernelParams {

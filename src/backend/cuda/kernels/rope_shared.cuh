@@ -55,51 +55,110 @@ struct SharedAngles {
   float *sin;
 };
 
-// The units of a block and the tokens that they belong to.
+// The tokens of a block, and which unit of which of them is this thread's.
 struct BlockShare {
   uint32_t first_token;  // in the row of the grid
   uint32_t num_tokens;
-  Divided place;  // this thread's token in the row, and its unit of that
+  bool has_one_token;
+  bool is_first_block;  // of those that share the token
+  Divided place;        // token, counted in the block, and unit of it
   bool is_active;
 };
 
-__device__ __forceinline__ BlockShare find_share(const RopeKernelParams &params) {
-  const uint32_t begin = blockIdx.x * params.units_per_block, units = units_in_grid_row(params);
-  if (begin >= units) return {};  // the last row of the grid may be shorter
-  const uint32_t end = units - begin > params.units_per_block ? begin + params.units_per_block : units;
+__device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params, uint32_t units_per_block) {
+  const Divided block = params.blocks_per_token.divide(blockIdx.x);
   BlockShare share;
-  share.first_token = params.units_per_token.divide(begin).quotient;
-  share.num_tokens = params.units_per_token.divide(end - 1).quotient - share.first_token + 1;
-  share.place = params.units_per_token.divide(begin + threadIdx.x);
-  share.is_active = begin + threadIdx.x < end;
+  share.first_token = block.quotient * params.tokens_per_block;
+  share.has_one_token = params.tokens_per_block == 1;
+  share.is_first_block = block.remainder == 0;
+  share.place = {0, block.remainder * units_per_block + threadIdx.x};
+  if (!share.has_one_token) share.place = params.units_per_token.divide(threadIdx.x);
+
+  // The last block of a row of the grid may have fewer tokens, or none.
+  share.num_tokens = params.tokens_per_block;
+  if (!share.has_one_token || gridDim.y > 1) {
+    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
+    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
+    tokens_left -= share.first_token;
+    if (tokens_left < share.num_tokens) share.num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
+  }
+  share.is_active = share.place.quotient < share.num_tokens && share.place.remainder < params.units_per_token.divisor;
   return share;
 }
 
-template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kRopeThreads))
-    rope_shared_kernel(const __grid_constant__ RopeSharedParams params) {
+// Where the angles of the simple kernel come from: one position for each token.
+struct OnePosition {
+  using Params = RopeSharedParams;
+
+  static __device__ __forceinline__ bool is_absent(const Params &, BatchToken) { return false; }
+
+  static __device__ __forceinline__ void check(const Params &) {}
+
+  static __device__ __forceinline__ LoadedInteger load(const Params &params, BatchToken at, uint32_t, bool) {
+    return load_position(params, at);
+  }
+
+  static __device__ __forceinline__ uint64_t finish(const Params &params, LoadedInteger position) {
+    return finish_position(params, position);
+  }
+};
+
+// One for each pair's axis, in the token's sequence.
+struct LookedUpPosition {
+  using Params = RopeLookupParams;
+
+  static __device__ __forceinline__ bool is_absent(const Params &params, BatchToken at) {
+    return params.sequences.is_present && !is_in_sequences(params.sequences, at.token);
+  }
+
+  static __device__ __forceinline__ void check(const Params &params) { check_sequences(params); }
+
+  static __device__ __forceinline__ LoadedInteger load(const Params &params, BatchToken at, uint32_t pair,
+                                                       bool counts_faults) {
+    SequencePlace place = {at.batch, static_cast<uint64_t>(at.token)};
+    if (params.sequences.is_present) {
+      if (!is_in_sequences(params.sequences, at.token)) {
+        if (counts_faults && at.token < sequence_entry(params.sequences, 0)) count_fault(params.fault, at.token);
+        return {};
+      }
+      place = find_sequence(params.sequences, at.token);
+    }
+    const int axis = through_memory(params.pair_axis)[pair];
+    return as_loaded(position_on(params, axis, place.sequence, at.token, place.index));
+  }
+
+  static __device__ __forceinline__ uint64_t finish(const Params &, LoadedInteger position) {
+    return extend(position, true);
+  }
+};
+
+template <typename T, int V, bool IsInterleaved, typename Position>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
+    rope_shared_kernel(const __grid_constant__ typename Position::Params params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
-  const BlockShare share = find_share(params);
   SharedAngles angles;
   angles.cos = reinterpret_cast<float *>(shared);
   angles.sin = angles.cos + params.tokens_per_block * pairs;
+  const BlockShare share = find_share(params, blockDim.x);
+  const BatchToken at = find_token(params, share.first_token + share.place.quotient);
 
   // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes before
   // all else, because the whole block waits for it.
   const uint32_t num_angles = share.num_tokens * pairs;
-  Divided angle = params.pairs.divide(threadIdx.x);
-  const uint64_t *increments = through_memory(params.increments);
-  uint64_t increment = 0;
-  if (threadIdx.x < num_angles) increment = increments[angle.remainder];
-  wait_for_previous_launch();
+  Divided angle = {0, threadIdx.x};
+  if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
+  const auto load = [&] {
+    const BatchToken of_angle = share.has_one_token ? at : find_token(params, share.first_token + angle.quotient);
+    return Position::load(params, of_angle, angle.remainder, share.is_first_block && angle.remainder == 0);
+  };
   LoadedInteger position = {};
-  if (threadIdx.x < num_angles) {
-    position = load_position(params, find_token(params, share.first_token + angle.quotient));
-  }
+  uint64_t increment = 0;
+  if (threadIdx.x < num_angles) increment = through_memory(params.increments)[angle.remainder];
+  wait_for_previous_launch();
+  if (threadIdx.x < num_angles) position = load();
 
-  const BatchToken at = find_token(params, share.place.quotient);
   const Unit unit = find_unit(params, share.place.remainder);
   const RopeKernelTensor &tensor = params.tensor[unit.tensor];
   Vector<T, V> low, high;
@@ -118,21 +177,21 @@ __global__ void __launch_bounds__(kRopeThreads, min_blocks_per_multiprocessor(kR
 
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < num_angles;) {
-    const CosSin<float> result = compute_angle(params, finish_position(params, position), increment);
+    const CosSin<float> result = compute_angle(params, Position::finish(params, position), increment);
     angles.cos[number] = result.cos;
     angles.sin[number] = result.sin;
     number += blockDim.x;
     if (number >= num_angles) break;
-    const uint32_t pair = angle.remainder;
     angle = params.pairs.divide(number);
-    position = load_position(params, find_token(params, share.first_token + angle.quotient));
-    if (angle.remainder != pair) increment = increments[angle.remainder];
+    position = load();
+    increment = through_memory(params.increments)[angle.remainder];
   }
+  Position::check(params);
   __syncthreads();
 
-  if (!share.is_active) return;
+  if (!share.is_active || Position::is_absent(params, at)) return;
   if (unit.is_rotary) {
-    const uint32_t first_angle = (share.place.quotient - share.first_token) * pairs;
+    const uint32_t first_angle = share.place.quotient * pairs;
     float x[V], y[V];
     to_floats<T, V>(low, x);
     to_floats<T, V>(high, y);
@@ -146,27 +205,24 @@ __global__ void __launch_bounds__(kRopeThreads, min_blocks_per_multiprocessor(kR
   }
 }
 
-template <typename T, int V>
+template <typename T, int V, typename Position>
 const void *find_shared_kernel(bool is_interleaved) {
-  return is_interleaved ? reinterpret_cast<const void *>(rope_shared_kernel<T, V, true>)
-                        : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false>);
+  return is_interleaved ? reinterpret_cast<const void *>(rope_shared_kernel<T, V, true, Position>)
+                        : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false, Position>);
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
-template <typename T>
+template <typename T, typename Position>
 const void *find_shared_kernel(int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   switch (vector_elements) {
     case 1:
-      return find_shared_kernel<T, 1>(is_interleaved);
+      return find_shared_kernel<T, 1, Position>(is_interleaved);
     case 8 / kSize:
-      return find_shared_kernel<T, 8 / kSize>(is_interleaved);
+      return find_shared_kernel<T, 8 / kSize, Position>(is_interleaved);
     case 16 / kSize:
-      return find_shared_kernel<T, 16 / kSize>(is_interleaved);
+      return find_shared_kernel<T, 16 / kSize, Position>(is_interleaved);
     default:
-      if constexpr (kSize == 2) {
-        if (vector_elements == 2) return find_shared_kernel<T, 2>(is_interleaved);
-      }
       return nullptr;
   }
 }

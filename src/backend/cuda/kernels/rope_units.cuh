@@ -1,8 +1,7 @@
 // rope_units.cuh - which part of a RoPE launch is a thread's, and at which position it stands
 //
-// Threads are numbered through all units of a row of the grid (see rope_plan.hpp), so a block may end one token and begin
-// the next. Nothing is divided but by a reciprocal, and what a thread can compute again it does not keep: at 16 bits an
-// element RoPE is nearly as short of instructions and registers as of memory.
+// At 16 bits an element RoPE is nearly as short of instructions and registers as of memory: nothing is divided but by a
+// reciprocal, and what a thread can compute again it does not keep.
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"
@@ -24,13 +23,6 @@ constexpr int kHeldThreads = 2048;
 constexpr int min_blocks_per_multiprocessor(int resident_threads, int block_threads) {
   const int blocks = (resident_threads < kHeldThreads ? resident_threads : kHeldThreads) / block_threads;
   return blocks > 0 ? blocks : 1;
-}
-
-__device__ __forceinline__ uint32_t units_in_grid_row(const RopeKernelParams &params) {
-  if (gridDim.y == 1) return params.units_per_grid_row;
-  const int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
-  if (tokens_left >= params.tokens_per_grid_row) return params.units_per_grid_row;
-  return static_cast<uint32_t>(tokens_left) * params.units_per_token.divisor;
 }
 
 struct BatchToken {
@@ -140,6 +132,78 @@ __device__ __forceinline__ CosSin<float> compute_angle(const RopeKernelParams &p
                                                        uint64_t increment) {
   const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
   return {multiply_rounded(angle.cos, params.cos_scale), multiply_rounded(angle.sin, params.sin_scale)};
+}
+
+// ---- Sequences ----
+
+__device__ __forceinline__ int64_t load_wide(const char *data, bool is_64_bit, int64_t at) {
+  if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
+  return reinterpret_cast<const int32_t *>(data)[at];
+}
+
+__device__ __forceinline__ int64_t sequence_entry(const Sequences &sequences, int64_t index) {
+  return load_wide(sequences.data, sequences.is_64_bit, index * sequences.stride);
+}
+
+// Whether a token belongs to a sequence; those before the first are faulty, those behind the last are padding.
+__device__ __forceinline__ bool is_in_sequences(const Sequences &sequences, int64_t token) {
+  return token >= sequence_entry(sequences, 0) && token < sequence_entry(sequences, sequences.count);
+}
+
+struct SequencePlace {
+  int64_t sequence;
+  uint64_t index;  // of the token, in its sequence
+};
+
+// The sequence of a token that is in one. Whatever the entries are, it is one of them.
+__device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequences, int64_t token) {
+  int64_t low = 0, high = sequences.count;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const bool is_below = sequence_entry(sequences, middle) <= token;
+    low = is_below ? middle : low;
+    high = is_below ? high : middle;
+  }
+  return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
+}
+
+__device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
+  if (fault.data == nullptr) return;
+  using Word = unsigned long long;
+  Word *count = reinterpret_cast<Word *>(fault.data), *lowest = count + fault.stride;
+  atomicAdd(count, Word{1});
+  const Word wanted = static_cast<Word>(token + 1);
+  Word known = *reinterpret_cast<volatile Word *>(lowest);
+  while (known == 0 || known > wanted) {
+    const Word found = atomicCAS(lowest, known, wanted);
+    if (found == known) return;
+    known = found;
+  }
+}
+
+// Counts the entries of cu_seqlens that break its rule, shared by all threads of the grid.
+__device__ __forceinline__ void check_sequences(const RopeLookupParams &params) {
+  if (params.fault.data == nullptr || !params.sequences.is_present) return;
+  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * blockDim.x;
+  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  for (int64_t i = block * blockDim.x + threadIdx.x; i <= params.sequences.count; i += grid_threads) {
+    const int64_t entry = sequence_entry(params.sequences, i);
+    const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
+    if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
+    count_fault(params.fault, entry < 0 ? 0 : entry > params.num_tokens ? params.num_tokens : entry);
+  }
+}
+
+// The position of a token on an axis; `index` counts in its batch or sequence.
+__device__ __forceinline__ uint64_t position_on(const RopeKernelParams &params, int axis, int64_t batch, int64_t token,
+                                                uint64_t index) {
+  const auto load = [&](const TokenIntegers &source) {
+    const int64_t at = axis * source.axis_stride + batch * source.batch_stride + token * source.token_stride;
+    return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
+  };
+  uint64_t position = params.has_positions ? load(params.positions) : index;
+  if (params.has_start_positions) position += load(params.start_positions);
+  return position + params.position_offset;
 }
 
 }  // namespace rope
