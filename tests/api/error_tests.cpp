@@ -939,7 +939,6 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
       {"unknown device", invalid, "device", "3", [](R &r) { r.config.device = 3; }},
       {"negative device_index", invalid, "device_index", "-7", [](R &r) { r.config.device_index = -7; }},
       {"no dtype", invalid, "dtype", "0", [](R &r) { r.config.dtype = 0; }},
-      {"dtype F64", unsupported, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_F64; }},
       {"dtype I64", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I64; }},
       {"unknown dtype", invalid, "dtype", "-1", [](R &r) { r.config.dtype = -1; }},
       {"negative num_threads", invalid, "num_threads", "-1", [](R &r) { r.config.num_threads = -1; }},
