@@ -365,10 +365,16 @@ std::vector<RopeMisuse> misused_rope_args() {
        }},
 
       {"fault of I32", invalid, "fault", "I32", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I32, {2}); }},
-      {"fault of one word", invalid, "fault", "1", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1}); }},
+      {"fault of one word", invalid, "fault", "1",
+       [](R &r) {
+         r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1});
+       }},
       {"fault of three words", invalid, "fault", "3",
        [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {3}); }},
-      {"fault of rank 2", invalid, "fault", "", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2}); }},
+      {"fault of rank 2", invalid, "fault", "",
+       [](R &r) {
+         r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2});
+       }},
       {"fault of one word repeated", invalid, "fault", "",
        [](R &r) {
          r.use_fault();
