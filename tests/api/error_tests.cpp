@@ -365,10 +365,16 @@ std::vector<RopeMisuse> misused_rope_args() {
        }},
 
       {"fault of I32", invalid, "fault", "I32", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I32, {2}); }},
-      {"fault of one word", invalid, "fault", "1", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1}); }},
+      {"fault of one word", invalid, "fault", "1",
+       [](R &r) {
+         r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1});
+       }},
       {"fault of three words", invalid, "fault", "3",
        [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {3}); }},
-      {"fault of rank 2", invalid, "fault", "", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2}); }},
+      {"fault of rank 2", invalid, "fault", "",
+       [](R &r) {
+         r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2});
+       }},
       {"fault of one word repeated", invalid, "fault", "",
        [](R &r) {
          r.use_fault();
@@ -939,7 +945,6 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
       {"unknown device", invalid, "device", "3", [](R &r) { r.config.device = 3; }},
       {"negative device_index", invalid, "device_index", "-7", [](R &r) { r.config.device_index = -7; }},
       {"no dtype", invalid, "dtype", "0", [](R &r) { r.config.dtype = 0; }},
-      {"dtype F64", unsupported, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_F64; }},
       {"dtype I64", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I64; }},
       {"unknown dtype", invalid, "dtype", "-1", [](R &r) { r.config.dtype = -1; }},
       {"negative num_threads", invalid, "num_threads", "-1", [](R &r) { r.config.num_threads = -1; }},

@@ -139,7 +139,7 @@ TEST_CASE("many sequences", "[rope][sequences]") {
   std::vector<int64_t> many = {0};
   for (int64_t i = 0; i < 400; ++i) many.push_back(many.back() + (i * 7) % 5);
   for (int64_t padding : {0, 37}) {
-    RopeCase request = geometry(many, ROPE_DTYPE_I64).tokens(many.back() + padding).heads(2).head_dim(16);
+    RopeCase request = geometry(many, ROPE_DTYPE_I64).tokens(many.back() + padding).heads(7).head_dim(64);
     RopeCase(request).dtype(ROPE_DTYPE_BF16).check();
     RopeCase(request).tables(3).fault().out_of_place().check();
   }
@@ -289,6 +289,33 @@ TEST_CASE("wrong cu_seqlens are counted and write nowhere else", "[rope][sequenc
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("a wrong entry is counted once, however many threads share the call", "[rope][sequences][fault]") {
+  constexpr int64_t tokens = 4099;
+  for (const Device &device : devices()) {
+    Workspace workspace(82);
+    rope_args_t args = rope_args();
+    args.q = workspace.tensor(ROPE_DTYPE_F32, {tokens, 7, 64});
+    workspace.fill_normal(args.q);
+    const int64_t entries[] = {3, 200, 100, tokens + 1};
+    args.cu_seqlens = workspace.tensor(ROPE_DTYPE_I32, {4});
+    workspace.fill_integers(args.cu_seqlens, [&](const Index &at) { return entries[at[0]]; });
+    args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+    workspace.fill_integers(args.fault, [](const Index &) { return 0; });
+    workspace.freeze();
+    rope_config_t config = rope_config_for(device, 64);
+    config.layout = ROPE_LAYOUT_THD;
+    for (const int32_t threads : {1, 2, 5, 16}) {
+      INFO(device << ", num_threads " << threads);
+      config.num_threads = threads;
+      const RopeDesc desc = create(config);
+      workspace.restore();
+      REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+      CHECK(integer_at(args.fault, {0}) == 6);  // three entries, three tokens
+      CHECK(integer_at(args.fault, {1}) == 1);
     }
   }
 }

@@ -4,8 +4,8 @@
 //
 // check() runs forward and backward, on the CPU with one thread, five and all, and on CUDA where there is a device. It
 // holds every output element against the oracle, every other byte (inputs, gaps between strides, guard bands, channels
-// that are not rotated in place, padding tokens) against what it was, and for RoPE the fault words against a count of its
-// own and the bits of all runs against each other.
+// that are not rotated in place, padding tokens) against what it was, and for RoPE the fault words against a count of
+// its own and the bits of all runs against each other.
 #ifndef ROPE_TESTS_SUPPORT_CASES_HPP
 #define ROPE_TESTS_SUPPORT_CASES_HPP
 

@@ -714,7 +714,8 @@ RopeCase::Windows RopeCase::windows_of(const Scene &scene, const rope_tensor_t (
   return windows;
 }
 
-// <R x, y> = <x, transpose of R y>, head by head; both directions have the same cos and sin, so that only roundings differ.
+// <R x, y> = <x, transpose of R y>, head by head. Both directions have the same cos and sin, so that only roundings
+// differ.
 void RopeCase::verify_adjoint(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   const Device &device = devices()[0];

@@ -119,6 +119,7 @@ const std::byte *Block::before(const void *pointer) const {
 }
 
 void Block::keep_as_before() {
+  open_guards();
   before_.assign(now_, now_ + size_);
   restore_before();
 }

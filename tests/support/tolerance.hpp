@@ -22,7 +22,8 @@ inline Real rotation(int64_t position, Real inv_freq) {
 }
 
 // What cos and sin of data of the type may be wrong by beyond the roundings that rope_slack has: the phase, what F64
-// polynomials leave, the roundings of a scale and of the product with it, and the rounding of F64 tables for other data.
+// polynomials leave, the roundings of a scale and of the product with it, and the rounding of F64 tables for other
+// data.
 inline Real angle(rope_dtype_t dtype, Real phase_error, bool is_scaled) {
   const bool is_double = dtype == ROPE_DTYPE_F64;
   return phase_error + (is_double ? 4e-16L : 0) + (is_scaled ? (is_double ? 0x1p-52L : 0x1p-23L) : 0);
@@ -32,8 +33,8 @@ inline Real table(rope_dtype_t dtype, rope_dtype_t table_dtype) {
   return dtype != ROPE_DTYPE_F64 && table_dtype == ROPE_DTYPE_F64 ? 0x1p-24L : 0;
 }
 
-// Whether `actual` may stand for a value that the arithmetic got to within `slack` of `exact`, and that was rounded to the
-// type where this is narrower than the arithmetic. An infinity stands for everything that rounds to it.
+// Whether `actual` may stand for a value that the arithmetic got to within `slack` of `exact`, and that was rounded to
+// the type where this is narrower than the arithmetic. An infinity stands for everything that rounds to it.
 inline bool accepts(rope_dtype_t dtype, Real actual, Real exact, Real slack) {
   if (std::isnan(actual)) return false;
   Real low = exact - slack, high = exact + slack;
