@@ -4,7 +4,8 @@
 //
 // check() runs forward and backward, on the CPU with one thread, five and all, and on CUDA where there is a device. It
 // holds every output element against the oracle, every other byte (inputs, gaps between strides, guard bands, channels
-// that are not rotated in place) against what it was, and for RoPE the bits of all runs against each other.
+// that are not rotated in place, padding tokens) against what it was, and for RoPE the fault words against a count of its
+// own and the bits of all runs against each other.
 #ifndef ROPE_TESTS_SUPPORT_CASES_HPP
 #define ROPE_TESTS_SUPPORT_CASES_HPP
 
@@ -23,10 +24,19 @@ enum class PositionShape {
 
 using PositionValue = std::function<int64_t(int64_t batch, int64_t token)>;
 
+// With several position axes: [A, T] or [A, S], [A, B, S], [B].
+using AxisPositionValue = std::function<int64_t(int64_t axis, int64_t batch, int64_t token)>;
+
 enum class TableStorage {
-  Separate,     // two tensors [M, P]
-  SideBySide,   // cos | sin in the columns of one [M, 2P]
-  Alternating,  // (cos, sin) in the last axis of one [M, P, 2]
+  Separate,     // two tensors [M, W]
+  SideBySide,   // cos | sin in the columns of one [M, 2W]
+  Alternating,  // (cos, sin) in the last axis of one [M, W, 2]
+};
+
+enum class TableWidth {
+  Pairs,     // W = R/2
+  Channels,  // W = R, in the order of the output
+  Repeated   // W = R/(2A)
 };
 
 // Which axis of a tensor of the layout is which; THD has no batch axis.
@@ -45,6 +55,8 @@ class RopeCase {
   RopeCase &dtype(rope_dtype_t dtype);
   RopeCase &layout(rope_layout_t layout);
   RopeCase &style(rope_style_t style);
+  RopeCase &out_style(rope_style_t style);
+  RopeCase &pair_block(int32_t block);
   RopeCase &batch(int64_t batch);
   RopeCase &tokens(int64_t tokens);
   RopeCase &heads(int64_t q);
@@ -56,6 +68,9 @@ class RopeCase {
   RopeCase &theta(double theta);
   RopeCase &inv_freq(std::vector<double> inv_freq);
   RopeCase &attention_scale(double scale);
+
+  // num_axes and pair_axis of the config; an empty pair_axis is NULL.
+  RopeCase &axes(int32_t num_axes, std::vector<int32_t> pair_axis);
 
   // In place is the default.
   RopeCase &in_place(bool q, bool k = true, bool v = true);
@@ -70,7 +85,15 @@ class RopeCase {
   RopeCase &positions(PositionShape shape, rope_dtype_t dtype, PositionValue value, const Placement &placement = {});
   RopeCase &start_positions(PositionShape shape, rope_dtype_t dtype, PositionValue value,
                             const Placement &placement = {});
+  RopeCase &axis_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                           const Placement &placement = {});
+  RopeCase &axis_start_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                                 const Placement &placement = {});
   RopeCase &position_offset(int64_t offset);
+  // THD. The batch of start_positions [B] is then the sequence. Entries must be in order; tokens past the last are
+  // padding.
+  RopeCase &sequences(std::vector<int64_t> cu_seqlens, rope_dtype_t dtype = ROPE_DTYPE_I32,
+                      const Placement &placement = {});
   RopeCase &tables(int64_t rows, TableStorage storage = TableStorage::Separate, const Placement &cos = {},
                    const Placement &sin = {});
   RopeCase &table_dtype(rope_dtype_t dtype);
@@ -78,6 +101,16 @@ class RopeCase {
   RopeCase &tables_by_token(bool by_batch = false, TableStorage storage = TableStorage::Separate,
                             const Placement &cos = {}, const Placement &sin = {});
 
+  RopeCase &table_width(TableWidth width);
+  // A leading axis of length A, or of length 1 that serves all.
+  RopeCase &tables_by_axis(bool shared = false);
+  // The tables are one `angles` tensor of the tables' dtype, within +-largest, instead of cos and sin.
+  RopeCase &angles(double largest);
+  // Calls add to a fault tensor that begins with these values.
+  RopeCase &fault(int64_t count = 0, int64_t lowest = 0);
+
+  // check() also holds <R x, y> against <x, R^T y>, for other data y.
+  RopeCase &adjoint();
   // Standard normal data instead of a wide mix of magnitudes.
   RopeCase &normal_data();
 
@@ -96,31 +129,46 @@ class RopeCase {
     bool present = false;
     PositionShape shape = PositionShape::PerToken;
     rope_dtype_t dtype = ROPE_DTYPE_I32;
-    PositionValue value;
+    AxisPositionValue value;
     Placement placement;
   };
   struct Scene;
   struct Row;
+  struct Windows;
 
   int64_t batches() const { return layout_ == ROPE_LAYOUT_THD ? 1 : batch_; }
   int32_t rotated_width() const { return rotary_dim_ ? rotary_dim_ : head_dim_; }
+  int32_t num_axes() const { return num_axes_ ? num_axes_ : 1; }
+  rope_style_t written_style() const { return out_style_ ? out_style_ : style_; }
+  int64_t columns() const;
+  bool is_empty() const;
   Shape shape(int64_t heads) const;
   Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
-  int64_t position_of(int64_t batch, int64_t token) const;
-  int64_t value_of(const PositionTensor &tensor, int64_t batch, int64_t token) const;
+  int32_t channel_of(rope_style_t style, int pair, int member) const;
+  int32_t axis_of(int pair) const { return pair_axis_.empty() ? 0 : pair_axis_[pair]; }
+  bool is_padding(int64_t token) const { return !cu_seqlens_.empty() && token >= cu_seqlens_.back(); }
+  int64_t sequence_of(int64_t batch, int64_t token) const;
+  int64_t value_of(const PositionTensor &tensor, const rope_tensor_t &view, int64_t axis, int64_t batch,
+                   int64_t token) const;
+  int64_t position_of(const Scene &scene, int64_t axis, int64_t batch, int64_t token) const;
   rope_tensor_t position_tensor(const PositionTensor &tensor, Workspace &workspace) const;
-  oracle::Real table_value(const rope_tensor_t &table, int64_t batch, int64_t row, int64_t pair) const;
+  oracle::Real table_value(const rope_tensor_t &table, int64_t axis, int64_t batch, int64_t row, int64_t column) const;
   void build_tables(Scene *scene) const;
-  void fill_operand(const Operand &operand, const rope_tensor_t &tensor, Workspace &workspace) const;
+  void fill_operand(const Operand &operand, const rope_tensor_t &tensor, Scene *scene) const;
   void build(Scene *scene) const;
-  Row row_of(const Scene &scene, int64_t batch, int64_t position) const;
+  bool passes_through(const Scene &scene, int64_t batch, int64_t token) const;
+  Row row_of(const Scene &scene, Direction direction, int64_t batch, int64_t token) const;
   rope_config_t config(const Device &device, int32_t threads) const;
   void verify(Scene *scene, Direction direction, RopeStatistics *statistics) const;
-  bool passes_through(int64_t position) const { return rows_ >= 0 && (position < 0 || position >= rows_); }
+  void verify_fault(Scene *scene) const;
+  Windows windows_of(const Scene &scene, const rope_tensor_t (&tensors)[3]) const;
+  void verify_adjoint(Scene *scene) const;
 
   rope_dtype_t dtype_ = ROPE_DTYPE_F32;
   rope_layout_t layout_ = ROPE_LAYOUT_BSHD;
-  rope_style_t style_ = ROPE_STYLE_HALF;
+  rope_style_t style_ = ROPE_STYLE_HALF, out_style_ = 0;
+  int32_t pair_block_ = 0, num_axes_ = 0;
+  std::vector<int32_t> pair_axis_;
   int64_t batch_ = 2, tokens_ = 5;
   int32_t head_dim_ = 64, rotary_dim_ = 0, rotary_offset_ = 0;
   double theta_ = 10000, attention_scale_ = 0;
@@ -130,11 +178,20 @@ class RopeCase {
   bool packed_ = false;
   PositionTensor positions_, start_positions_;
   int64_t position_offset_ = 0;
+  std::vector<int64_t> cu_seqlens_;
+  rope_dtype_t cu_seqlens_dtype_ = ROPE_DTYPE_I32;
+  Placement cu_seqlens_placement_;
   int64_t rows_ = -1;
+  TableWidth table_width_ = TableWidth::Pairs;
   TableStorage table_storage_ = TableStorage::Separate;
   rope_dtype_t table_dtype_ = ROPE_DTYPE_F32;
   bool tables_by_token_ = false, tables_by_batch_ = false;
+  bool tables_by_axis_ = false, axes_share_table_ = false;
+  double largest_angle_ = 0;  // 0: cos and sin
   Placement cos_placement_, sin_placement_;
+  bool has_fault_ = false;
+  int64_t fault_count_ = 0, fault_lowest_ = 0;
+  bool adjoint_ = false;
   bool normal_data_ = false;
 };
 

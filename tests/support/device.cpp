@@ -176,7 +176,7 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   const Mirror mirror(device, workspace);
   rope_args_t there = args;
   mirror.translate({&there.q, &there.q_out, &there.k, &there.k_out, &there.v, &there.v_out, &there.positions,
-                    &there.start_positions, &there.cos, &there.sin});
+                    &there.start_positions, &there.cu_seqlens, &there.cos, &there.sin, &there.angles, &there.fault});
   const rope_status_t status =
       direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);
   mirror.read_back();

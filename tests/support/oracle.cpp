@@ -29,6 +29,8 @@ Format format_of(rope_dtype_t dtype) {
       return {2, 10, 5};
     case ROPE_DTYPE_BF16:
       return {2, 7, 8};
+    case ROPE_DTYPE_F64:
+      return {8, 52, 11};
     default:
       std::abort();
   }
@@ -119,6 +121,11 @@ Real decode(rope_dtype_t dtype, const void *element) {
     std::memcpy(&value, element, sizeof value);
     return value;
   }
+  if (dtype == ROPE_DTYPE_F64) {
+    double value;
+    std::memcpy(&value, element, sizeof value);
+    return value;
+  }
   static const std::vector<Real> half = all_values(format_of(ROPE_DTYPE_F16));
   static const std::vector<Real> bfloat = all_values(format_of(ROPE_DTYPE_BF16));
   uint16_t bits;
@@ -142,6 +149,11 @@ Real nearest(rope_dtype_t dtype, Real value) {
 void encode(rope_dtype_t dtype, Real value, void *element) {
   const Format format = format_of(dtype);
   const Real rounded = nearest(dtype, value);
+  if (dtype == ROPE_DTYPE_F64) {
+    const auto narrow = static_cast<double>(rounded);
+    std::memcpy(element, &narrow, 8);
+    return;
+  }
   const uint32_t infinite = ((1u << format.exponent_bits) - 1) << format.fraction_bits;
   uint32_t bits;
   if (std::isnan(rounded)) {
@@ -166,7 +178,9 @@ void encode(rope_dtype_t dtype, Real value, void *element) {
 }
 
 Real frequency(double theta, int rotary_dim, int pair) {
-  return std::pow(static_cast<Real>(theta), -2.0L * pair / rotary_dim);
+  const Real exponent = -2.0L * pair / rotary_dim;
+  const Real lost = -std::fma(exponent, static_cast<Real>(rotary_dim), 2.0L * pair) / rotary_dim;
+  return std::pow(static_cast<Real>(theta), exponent) * (1 + lost * std::log(static_cast<Real>(theta)));
 }
 
 Rotation rotation(int64_t position, Real inv_freq) {
@@ -178,12 +192,24 @@ Rotation rotation(int64_t position, Real inv_freq) {
   return {std::cos(reduced), std::sin(reduced)};
 }
 
+Rotation rotation_by_angle(Real radians) {
+  return {std::cos(radians), std::sin(radians)};
+}
+
 Pair rotate(Pair pair, Rotation by) {
-  return {pair.x * by.cos - pair.y * by.sin, pair.x * by.sin + pair.y * by.cos};
+  return rotate(pair, by, by);
 }
 
 Pair rotate_transposed(Pair pair, Rotation by) {
-  return {pair.x * by.cos + pair.y * by.sin, pair.y * by.cos - pair.x * by.sin};
+  return rotate_transposed(pair, by, by);
+}
+
+Pair rotate(Pair pair, Rotation a, Rotation b) {
+  return {pair.x * a.cos - pair.y * a.sin, pair.x * b.sin + pair.y * b.cos};
+}
+
+Pair rotate_transposed(Pair pair, Rotation a, Rotation b) {
+  return {pair.x * a.cos + pair.y * b.sin, pair.y * b.cos - pair.x * a.sin};
 }
 
 Real sigmoid(Real gate) {

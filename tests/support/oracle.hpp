@@ -45,9 +45,16 @@ Real frequency(double theta, int rotary_dim, int pair);
 // cos and sin of position * inv_freq; right to 1e-18 while the angle stays below 2^62 radians.
 Rotation rotation(int64_t position, Real inv_freq);
 
+// cos and sin of radians of any size.
+Rotation rotation_by_angle(Real radians);
+
 // x' = x cos a - y sin a, y' = x sin a + y cos a, and the transpose of that.
 Pair rotate(Pair pair, Rotation by);
 Pair rotate_transposed(Pair pair, Rotation by);
+
+// The same with x' by a and y' by b.
+Pair rotate(Pair pair, Rotation a, Rotation b);
+Pair rotate_transposed(Pair pair, Rotation a, Rotation b);
 
 struct SwigluGradients {
   Real gate, up;

@@ -1,4 +1,5 @@
 // rope_case.cpp - builds the tensors of a RopeCase, runs them everywhere and verifies what came out
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <map>
@@ -18,11 +19,21 @@ struct RopeCase::Scene {
   rope_tensor_t in[3] = {}, out[3] = {};  // out is in where in place
 };
 
-// What turns the pairs of a token.
+// What turns a pair: x of the output by one rotation and y by another, which is the same but for wide tables.
+struct Turn {
+  Rotation of_x, of_y;      // scaled
+  Real length_x, length_y;  // how much x and y of the direction's output can grow
+  Real angle_error;
+};
+
 struct RopeCase::Row {
   bool passes_through = false;
-  std::vector<Rotation> rotations;  // scaled
-  std::vector<Real> lengths, phase_errors;
+  std::vector<Turn> turns;
+};
+
+// The rotated window of each head of each token that is turned, one after the other.
+struct RopeCase::Windows {
+  std::vector<std::vector<Real>> values;
 };
 
 int batch_axis(rope_layout_t layout) {
@@ -57,6 +68,12 @@ RopeCase &RopeCase::layout(rope_layout_t layout) {
 RopeCase &RopeCase::style(rope_style_t style) {
   return style_ = style, *this;
 }
+RopeCase &RopeCase::out_style(rope_style_t style) {
+  return out_style_ = style, *this;
+}
+RopeCase &RopeCase::pair_block(int32_t block) {
+  return pair_block_ = block, *this;
+}
 RopeCase &RopeCase::batch(int64_t batch) {
   return batch_ = batch, *this;
 }
@@ -86,6 +103,15 @@ RopeCase &RopeCase::packed() {
 }
 RopeCase &RopeCase::position_offset(int64_t offset) {
   return position_offset_ = offset, *this;
+}
+RopeCase &RopeCase::table_width(TableWidth width) {
+  return table_width_ = width, *this;
+}
+RopeCase &RopeCase::angles(double largest) {
+  return largest_angle_ = largest, *this;
+}
+RopeCase &RopeCase::adjoint() {
+  return adjoint_ = true, *this;
 }
 RopeCase &RopeCase::normal_data() {
   return normal_data_ = true, *this;
@@ -138,15 +164,57 @@ RopeCase &RopeCase::v_placed(const Placement &in, const Placement &out) {
   return *this;
 }
 
+RopeCase &RopeCase::axes(int32_t num_axes, std::vector<int32_t> pair_axis) {
+  num_axes_ = num_axes;
+  pair_axis_ = std::move(pair_axis);
+  return *this;
+}
+
 RopeCase &RopeCase::positions(PositionShape shape, rope_dtype_t dtype, PositionValue value,
                               const Placement &placement) {
-  positions_ = {true, shape, dtype, std::move(value), placement};
-  return *this;
+  const auto on_every_axis = [value = std::move(value)](int64_t, int64_t batch, int64_t token) {
+    return value(batch, token);
+  };
+  return axis_positions(shape, dtype, on_every_axis, placement);
 }
 
 RopeCase &RopeCase::start_positions(PositionShape shape, rope_dtype_t dtype, PositionValue value,
                                     const Placement &placement) {
+  const auto on_every_axis = [value = std::move(value)](int64_t, int64_t batch, int64_t token) {
+    return value(batch, token);
+  };
+  return axis_start_positions(shape, dtype, on_every_axis, placement);
+}
+
+RopeCase &RopeCase::axis_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                                   const Placement &placement) {
+  positions_ = {true, shape, dtype, std::move(value), placement};
+  return *this;
+}
+
+RopeCase &RopeCase::axis_start_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
+                                         const Placement &placement) {
   start_positions_ = {true, shape, dtype, std::move(value), placement};
+  return *this;
+}
+
+RopeCase &RopeCase::sequences(std::vector<int64_t> cu_seqlens, rope_dtype_t dtype, const Placement &placement) {
+  cu_seqlens_ = std::move(cu_seqlens);
+  cu_seqlens_dtype_ = dtype;
+  cu_seqlens_placement_ = placement;
+  return layout(ROPE_LAYOUT_THD);
+}
+
+RopeCase &RopeCase::tables_by_axis(bool shared) {
+  tables_by_axis_ = true;
+  axes_share_table_ = shared;
+  return *this;
+}
+
+RopeCase &RopeCase::fault(int64_t count, int64_t lowest) {
+  has_fault_ = true;
+  fault_count_ = count;
+  fault_lowest_ = lowest;
   return *this;
 }
 
@@ -174,6 +242,17 @@ std::string RopeCase::describe() const {
   text << oracle::dtype_name(dtype_) << ' ' << layouts[layout_] << ' '
        << (style_ == ROPE_STYLE_HALF ? "HALF" : "INTERLEAVED") << " B=" << batches() << " S=" << tokens_
        << " D=" << head_dim_ << " R=" << rotated_width() << " offset=" << rotary_offset_;
+  if (out_style_) text << "; out_style " << (out_style_ == ROPE_STYLE_HALF ? "HALF" : "INTERLEAVED");
+  if (pair_block_) text << "; pair_block=" << pair_block_;
+  if (num_axes_) text << "; num_axes=" << num_axes_;
+  const auto list = [&](const char *name, const auto &values) {
+    if (values.empty()) return;
+    text << "; " << name;
+    for (const auto &value : values) text << ' ' << value;
+  };
+  list("pair_axis", pair_axis_);
+  list("cu_seqlens", cu_seqlens_);
+  if (!cu_seqlens_.empty()) text << ' ' << oracle::dtype_name(cu_seqlens_dtype_) << cu_seqlens_placement_.describe();
   for (const Operand &operand : operands_) {
     if (!operand.present) continue;
     text << "; " << operand.name << ": H=" << operand.heads << operand.in.describe();
@@ -185,16 +264,21 @@ std::string RopeCase::describe() const {
   }
   if (packed_) text << "; packed";
   if (rows_ >= 0) {
-    text << "; " << oracle::dtype_name(table_dtype_) << " tables"
+    static const char *const widths[] = {"", " W=R", " W=R/(2A)"};
+    text << "; " << oracle::dtype_name(table_dtype_) << (largest_angle_ != 0 ? " angles" : " tables")
          << (tables_by_batch_   ? " by batch and token"
              : tables_by_token_ ? " by token"
                                 : "")
-         << " M=" << rows_ << " storage " << static_cast<int>(table_storage_) << cos_placement_.describe()
-         << sin_placement_.describe();
+         << (!tables_by_axis_    ? ""
+             : axes_share_table_ ? " of one axis"
+                                 : " by axis")
+         << " M=" << rows_ << widths[static_cast<int>(table_width_)] << " storage " << static_cast<int>(table_storage_)
+         << cos_placement_.describe() << sin_placement_.describe();
+    if (largest_angle_ != 0) text << " within " << largest_angle_;
   } else if (inv_freq_.empty()) {
     text << "; theta=" << theta_;
   } else {
-    text << "; inv_freq given";
+    list("inv_freq", inv_freq_);
   }
   if (attention_scale_ != 0) text << "; scale=" << attention_scale_;
   if (positions_.present) {
@@ -206,6 +290,7 @@ std::string RopeCase::describe() const {
          << static_cast<int>(start_positions_.shape) << start_positions_.placement.describe();
   }
   if (position_offset_) text << "; position_offset=" << position_offset_;
+  if (has_fault_) text << "; fault from " << fault_count_ << ' ' << fault_lowest_;
   return text.str();
 }
 
@@ -231,20 +316,55 @@ Index RopeCase::index(int64_t batch, int64_t token, int64_t head, int64_t channe
   return index;
 }
 
-int64_t RopeCase::value_of(const PositionTensor &tensor, int64_t batch, int64_t token) const {
-  switch (tensor.shape) {
-    case PositionShape::PerToken:
-      return tensor.value(0, token);
-    case PositionShape::PerBatch:
-      return tensor.value(batch, 0);
+int32_t RopeCase::channel_of(rope_style_t style, int pair, int member) const {
+  if (style == ROPE_STYLE_INTERLEAVED) return rotary_offset_ + 2 * pair + member;
+  const int32_t block = pair_block_ ? pair_block_ : rotated_width();
+  const int32_t half = block / 2;
+  return rotary_offset_ + pair / half * block + pair % half + member * half;
+}
+
+int64_t RopeCase::columns() const {
+  switch (table_width_) {
+    case TableWidth::Channels:
+      return rotated_width();
+    case TableWidth::Repeated:
+      return rotated_width() / (2 * num_axes());
     default:
-      return tensor.value(batch, token);
+      return rotated_width() / 2;
   }
 }
 
-int64_t RopeCase::position_of(int64_t batch, int64_t token) const {
-  uint64_t sum = static_cast<uint64_t>(positions_.present ? value_of(positions_, batch, token) : token);
-  if (start_positions_.present) sum += static_cast<uint64_t>(value_of(start_positions_, batch, token));
+// Nothing is launched for it.
+bool RopeCase::is_empty() const {
+  int64_t heads = 0;
+  for (const Operand &operand : operands_) heads += operand.present ? operand.heads : 0;
+  return batches() * tokens_ * heads == 0;
+}
+
+int64_t RopeCase::sequence_of(int64_t batch, int64_t token) const {
+  if (cu_seqlens_.empty()) return batch;
+  int64_t sequence = 0;
+  while (token >= cu_seqlens_[sequence + 1]) ++sequence;
+  return sequence;
+}
+
+int64_t RopeCase::value_of(const PositionTensor &tensor, const rope_tensor_t &view, int64_t axis, int64_t batch,
+                           int64_t token) const {
+  if (tensor.shape == PositionShape::PerBatch) return integer_at(view, {sequence_of(batch, token)});
+  const bool both = tensor.shape == PositionShape::PerBatchAndToken;
+  if (num_axes() > 1) return integer_at(view, both ? Index{axis, batch, token} : Index{axis, token});
+  return integer_at(view, both ? Index{batch, token} : Index{token});
+}
+
+int64_t RopeCase::position_of(const Scene &scene, int64_t axis, int64_t batch, int64_t token) const {
+  const int64_t first = cu_seqlens_.empty() ? 0 : cu_seqlens_[sequence_of(batch, token)];
+  auto sum = static_cast<uint64_t>(token - first);
+  if (positions_.present) {
+    sum = static_cast<uint64_t>(value_of(positions_, scene.args.positions, axis, batch, token));
+  }
+  if (start_positions_.present) {
+    sum += static_cast<uint64_t>(value_of(start_positions_, scene.args.start_positions, axis, batch, token));
+  }
   return static_cast<int64_t>(sum + static_cast<uint64_t>(position_offset_));
 }
 
@@ -252,16 +372,32 @@ rope_tensor_t RopeCase::position_tensor(const PositionTensor &tensor, Workspace 
   if (!tensor.present) return {};
   const bool both = tensor.shape == PositionShape::PerBatchAndToken;
   const bool by_batch = tensor.shape == PositionShape::PerBatch;
-  const Shape shape = both ? Shape{batches(), tokens_} : Shape{by_batch ? batches() : tokens_};
+  const int64_t starts = cu_seqlens_.empty() ? batches() : static_cast<int64_t>(cu_seqlens_.size()) - 1;
+  Shape shape = both ? Shape{batches(), tokens_} : Shape{by_batch ? starts : tokens_};
+  const bool by_axis = num_axes() > 1 && !by_batch;
+  if (by_axis) shape.insert(shape.begin(), num_axes());
   const rope_tensor_t view = workspace.tensor(tensor.dtype, shape, tensor.placement);
   workspace.fill_integers(view, [&](const Index &index) {
-    return both ? tensor.value(index[0], index[1]) : by_batch ? tensor.value(index[0], 0) : tensor.value(0, index[0]);
+    const int first = by_axis ? 1 : 0;
+    const int64_t axis = by_axis ? index[0] : 0;
+    if (by_batch) return tensor.value(axis, index[first], 0);
+    return both ? tensor.value(axis, index[first], index[first + 1]) : tensor.value(axis, 0, index[first]);
   });
   return view;
 }
 
-Real RopeCase::table_value(const rope_tensor_t &table, int64_t batch, int64_t row, int64_t pair) const {
-  return tables_by_batch_ ? value_at(table, {batch, row, pair}) : value_at(table, {row, pair});
+Real RopeCase::table_value(const rope_tensor_t &table, int64_t axis, int64_t batch, int64_t row, int64_t column) const {
+  Index at = {};
+  int next = 0;
+  // Tables by token of several axes always say the axis.
+  if (tables_by_axis_ || (tables_by_token_ && num_axes() > 1)) {
+    at[next] = table.shape[next] == 1 ? 0 : axis;
+    ++next;
+  }
+  if (tables_by_batch_) at[next++] = batch;
+  at[next++] = row;
+  at[next] = column;
+  return value_at(table, at);
 }
 
 void RopeCase::build_tables(Scene *scene) const {
@@ -269,25 +405,44 @@ void RopeCase::build_tables(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   rope_args_t &args = scene->args;
   if (tables_by_token_) args.table_rows = ROPE_TABLE_BY_TOKEN;
-  const int64_t pairs = rotated_width() / 2;
-  const auto shape = [&](std::initializer_list<int64_t> columns) {
-    Shape result = {rows_};
-    if (tables_by_batch_) result.insert(result.begin(), batches());
+  Shape shape = {rows_};
+  if (tables_by_batch_) shape.insert(shape.begin(), batches());
+  if (tables_by_axis_ || (tables_by_token_ && num_axes() > 1)) {
+    shape.insert(shape.begin(), tables_by_axis_ && !axes_share_table_ ? num_axes() : 1);
+  }
+  const auto with_columns = [&](std::initializer_list<int64_t> columns) {
+    Shape result = shape;
     result.insert(result.end(), columns);
     return result;
   };
-  const int column_axis = tables_by_batch_ ? 2 : 1;
+  const int column_axis = static_cast<int>(shape.size());
+  if (largest_angle_ != 0) {
+    args.angles = workspace.tensor(table_dtype_, with_columns({columns()}), cos_placement_);
+    workspace.fill(args.angles, [&](const Index &) {
+      const double part = workspace.random().uniform(-1, 1) * largest_angle_;
+      return workspace.random().below(2) ? part : std::ldexp(part, -static_cast<int>(workspace.random().below(40)));
+    });
+    return;
+  }
   if (table_storage_ == TableStorage::SideBySide) {
-    const rope_tensor_t both = workspace.tensor(table_dtype_, shape({2 * pairs}), cos_placement_);
-    args.cos = narrow(both, column_axis, 0, pairs);
-    args.sin = narrow(both, column_axis, pairs, pairs);
+    const rope_tensor_t both = workspace.tensor(table_dtype_, with_columns({2 * columns()}), cos_placement_);
+    args.cos = narrow(both, column_axis, 0, columns());
+    args.sin = narrow(both, column_axis, columns(), columns());
+  } else if (table_storage_ == TableStorage::Alternating && column_axis == 3) {
+    // A view has four axes at most: every other column of twice as many.
+    const rope_tensor_t both = workspace.tensor(table_dtype_, with_columns({2 * columns()}), cos_placement_);
+    const int64_t has_second = columns() > 0 ? 1 : 0;
+    args.cos = narrow(both, column_axis, 0, columns());
+    args.sin = narrow(both, column_axis, has_second, columns());
+    args.cos.stride[column_axis] *= 2;
+    args.sin.stride[column_axis] *= 2;
   } else if (table_storage_ == TableStorage::Alternating) {
-    const rope_tensor_t both = workspace.tensor(table_dtype_, shape({pairs, 2}), cos_placement_);
+    const rope_tensor_t both = workspace.tensor(table_dtype_, with_columns({columns(), 2}), cos_placement_);
     args.cos = select(both, column_axis + 1, 0);
     args.sin = select(both, column_axis + 1, 1);
   } else {
-    args.cos = workspace.tensor(table_dtype_, shape({pairs}), cos_placement_);
-    args.sin = workspace.tensor(table_dtype_, shape({pairs}), sin_placement_);
+    args.cos = workspace.tensor(table_dtype_, with_columns({columns()}), cos_placement_);
+    args.sin = workspace.tensor(table_dtype_, with_columns({columns()}), sin_placement_);
   }
   // Not a rotation: each cell has its own length, so that a wrong row, column or table shows.
   for (const rope_tensor_t &table : {args.cos, args.sin}) {
@@ -295,14 +450,16 @@ void RopeCase::build_tables(Scene *scene) const {
   }
 }
 
-void RopeCase::fill_operand(const Operand &operand, const rope_tensor_t &tensor, Workspace &workspace) const {
+// Elements that are not to be read as numbers stay random bits.
+void RopeCase::fill_operand(const Operand &operand, const rope_tensor_t &tensor, Scene *scene) const {
+  Workspace &workspace = scene->workspace;
   bool shared = false;
   for (bool expanded : operand.in.expanded_axis) shared = shared || expanded;
   workspace.fill_bits(tensor);
   if (element_count(tensor) == 0) return;
   for (int64_t batch = 0; batch < batches(); ++batch) {
     for (int64_t token = 0; token < tokens_; ++token) {
-      if (!shared && passes_through(position_of(batch, token))) continue;
+      if (!shared && (is_padding(token) || passes_through(*scene, batch, token))) continue;
       for (int64_t head = 0; head < operand.heads; ++head) {
         for (int64_t channel = rotary_offset_; channel < rotary_offset_ + rotated_width(); ++channel) {
           const double value = normal_data_ ? workspace.random().normal() : workspace.random().mixed();
@@ -316,6 +473,19 @@ void RopeCase::fill_operand(const Operand &operand, const rope_tensor_t &tensor,
 void RopeCase::build(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   rope_args_t &args = scene->args;
+  args.positions = position_tensor(positions_, workspace);
+  args.start_positions = position_tensor(start_positions_, workspace);
+  args.position_offset = position_offset_;
+  if (!cu_seqlens_.empty()) {
+    args.cu_seqlens =
+        workspace.tensor(cu_seqlens_dtype_, {static_cast<int64_t>(cu_seqlens_.size())}, cu_seqlens_placement_);
+    workspace.fill_integers(args.cu_seqlens, [&](const Index &index) { return cu_seqlens_[index[0]]; });
+  }
+  build_tables(scene);
+  if (has_fault_) {
+    args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+    workspace.fill_integers(args.fault, [&](const Index &index) { return index[0] ? fault_lowest_ : fault_count_; });
+  }
   rope_tensor_t packed_in = {}, packed_out = {};
   int64_t all_heads = 0, first_head = 0;
   for (const Operand &operand : operands_) all_heads += operand.present ? operand.heads : 0;
@@ -334,7 +504,7 @@ void RopeCase::build(Scene *scene) const {
       scene->in[i] = workspace.tensor(dtype_, shape(operand.heads), operand.in);
       if (!operand.in_place) scene->out[i] = workspace.tensor(dtype_, shape(operand.heads), operand.out);
     }
-    fill_operand(operand, scene->in[i], workspace);
+    fill_operand(operand, scene->in[i], scene);
   }
   args.q = scene->in[0];
   args.q_out = scene->out[0];
@@ -345,33 +515,61 @@ void RopeCase::build(Scene *scene) const {
   for (int i = 0; i < 3; ++i) {
     if (operands_[i].in_place) scene->out[i] = scene->in[i];
   }
-  args.positions = position_tensor(positions_, workspace);
-  args.start_positions = position_tensor(start_positions_, workspace);
-  args.position_offset = position_offset_;
-  build_tables(scene);
   workspace.freeze();
 }
 
-RopeCase::Row RopeCase::row_of(const Scene &scene, int64_t batch, int64_t position) const {
+bool RopeCase::passes_through(const Scene &scene, int64_t batch, int64_t token) const {
+  if (rows_ < 0 || tables_by_token_) return false;
+  for (int pair = 0; pair < rotated_width() / 2; ++pair) {
+    const int64_t position = position_of(scene, axis_of(pair), batch, token);
+    if (position < 0 || position >= rows_) return true;
+  }
+  return false;
+}
+
+RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t batch, int64_t token) const {
   Row row;
-  row.passes_through = passes_through(position);
+  row.passes_through = passes_through(scene, batch, token);
   if (row.passes_through) return row;
   const Real scale = attention_scale_ == 0 ? 1 : attention_scale_;
+  int64_t positions[ROPE_MAX_POSITION_AXES];
+  for (int axis = 0; axis < num_axes(); ++axis) positions[axis] = position_of(scene, axis, batch, token);
   for (int pair = 0; pair < rotated_width() / 2; ++pair) {
-    Rotation by;
-    Real phase_error = 0;
+    const int axis = axis_of(pair);
+    Turn turn = {};
     if (rows_ >= 0) {
-      by = {table_value(scene.args.cos, batch, position, pair), table_value(scene.args.sin, batch, position, pair)};
+      Rotation members[2];
+      for (int member = 0; member < 2; ++member) {
+        const int64_t column = table_width_ == TableWidth::Channels
+                                   ? channel_of(written_style(), pair, member) - rotary_offset_
+                                   : pair % columns();
+        const auto cell = [&](const rope_tensor_t &table) {
+          return table_value(table, axis, batch, tables_by_token_ ? token : positions[axis], column);
+        };
+        if (largest_angle_ != 0) {
+          members[member] = oracle::rotation_by_angle(cell(scene.args.angles));
+          members[member].cos *= scale;
+          members[member].sin *= scale;
+        } else {
+          members[member] = {cell(scene.args.cos), cell(scene.args.sin)};
+        }
+      }
+      turn.of_x = members[0];
+      turn.of_y = members[1];
+      turn.angle_error =
+          largest_angle_ != 0 ? tolerance::angle(dtype_, 1e-18L) : tolerance::table(dtype_, table_dtype_);
     } else {
+      const int64_t position = positions[axis];
       const Real frequency =
           inv_freq_.empty() ? oracle::frequency(theta_, rotated_width(), pair) : static_cast<Real>(inv_freq_[pair]);
-      by = oracle::rotation(position, frequency);
-      by = {by.cos * scale, by.sin * scale};
-      phase_error = tolerance::phase(position, frequency);
+      const Rotation by = oracle::rotation(position, frequency);
+      turn.of_x = turn.of_y = {by.cos * scale, by.sin * scale};
+      turn.angle_error = tolerance::angle(dtype_, tolerance::phase(position, frequency));
     }
-    row.rotations.push_back(by);
-    row.lengths.push_back(rows_ >= 0 ? std::hypot(by.cos, by.sin) : std::fabs(scale));
-    row.phase_errors.push_back(phase_error);
+    const bool forward = direction == Direction::Forward;
+    turn.length_x = std::hypot(turn.of_x.cos, forward ? turn.of_x.sin : turn.of_y.sin);
+    turn.length_y = std::hypot(turn.of_y.cos, forward ? turn.of_y.sin : turn.of_x.sin);
+    row.turns.push_back(turn);
   }
   return row;
 }
@@ -381,6 +579,10 @@ rope_config_t RopeCase::config(const Device &device, int32_t threads) const {
   config.dtype = dtype_;
   config.layout = layout_;
   config.style = style_;
+  config.out_style = out_style_;
+  config.pair_block = pair_block_;
+  config.num_axes = num_axes_;
+  config.pair_axis = pair_axis_.empty() ? nullptr : pair_axis_.data();
   config.rotary_dim = rotary_dim_;
   config.rotary_offset = rotary_offset_;
   config.theta = theta_;
@@ -393,8 +595,10 @@ rope_config_t RopeCase::config(const Device &device, int32_t threads) const {
 void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statistics) const {
   Workspace &workspace = scene->workspace;
   const int pairs = rotated_width() / 2;
-  const bool half = style_ == ROPE_STYLE_HALF;
-  std::map<std::pair<int64_t, int64_t>, Row> rows;
+  const bool forward = direction == Direction::Forward;
+  const rope_style_t read_style = forward ? style_ : written_style();
+  const rope_style_t written = forward ? written_style() : style_;
+  std::map<std::vector<int64_t>, Row> rows;
   int64_t wrong = 0;
   const auto report = [&](const Operand &operand, const char *what, const Index &at, Real expected, Real slack,
                           Real actual) {
@@ -406,10 +610,15 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
   };
   for (int64_t batch = 0; batch < batches(); ++batch) {
     for (int64_t token = 0; token < tokens_; ++token) {
-      const int64_t position = position_of(batch, token);
-      const std::pair<int64_t, int64_t> key = {tables_by_batch_ ? batch : 0, position};
+      if (is_padding(token)) continue;
+      std::vector<int64_t> key = {tables_by_batch_ ? batch : 0};
+      if (tables_by_token_) {
+        key.push_back(token);
+      } else {
+        for (int axis = 0; axis < num_axes(); ++axis) key.push_back(position_of(*scene, axis, batch, token));
+      }
       auto found = rows.find(key);
-      if (found == rows.end()) found = rows.emplace(key, row_of(*scene, batch, position)).first;
+      if (found == rows.end()) found = rows.emplace(key, row_of(*scene, direction, batch, token)).first;
       const Row &row = found->second;
       for (int i = 0; i < 3; ++i) {
         const Operand &operand = operands_[i];
@@ -418,17 +627,20 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
         const rope_tensor_t &out = scene->out[i];
         for (int64_t head = 0; head < operand.heads; ++head) {
           for (int pair = 0; pair < pairs && !row.passes_through; ++pair) {
-            const Index at_x = index(batch, token, head, rotary_offset_ + (half ? pair : 2 * pair));
-            const Index at_y = index(batch, token, head, rotary_offset_ + (half ? pair + pairs : 2 * pair + 1));
-            const Pair in = {value_at(before, at_x), value_at(before, at_y)};
-            const Pair exact = direction == Direction::Forward ? oracle::rotate(in, row.rotations[pair])
-                                                               : oracle::rotate_transposed(in, row.rotations[pair]);
-            const Real magnitude = std::sqrt(in.x * in.x + in.y * in.y) * row.lengths[pair];
-            const Real slack = tolerance::rope_slack(dtype_, magnitude, row.phase_errors[pair]);
+            const Turn &turn = row.turns[pair];
+            const Pair in = {value_at(before, index(batch, token, head, channel_of(read_style, pair, 0))),
+                             value_at(before, index(batch, token, head, channel_of(read_style, pair, 1)))};
+            const Index at_x = index(batch, token, head, channel_of(written, pair, 0));
+            const Index at_y = index(batch, token, head, channel_of(written, pair, 1));
+            const Pair exact = forward ? oracle::rotate(in, turn.of_x, turn.of_y)
+                                       : oracle::rotate_transposed(in, turn.of_x, turn.of_y);
+            const Real length = std::sqrt(in.x * in.x + in.y * in.y);
+            const Real slack_x = tolerance::rope_slack(dtype_, length * turn.length_x, turn.angle_error);
+            const Real slack_y = tolerance::rope_slack(dtype_, length * turn.length_y, turn.angle_error);
             const Real x = value_at(out, at_x), y = value_at(out, at_y);
-            if (!tolerance::accepts(dtype_, x, exact.x, slack)) report(operand, "x", at_x, exact.x, slack, x);
-            if (!tolerance::accepts(dtype_, y, exact.y, slack)) report(operand, "y", at_y, exact.y, slack, y);
-            if (direction == Direction::Forward) {
+            if (!tolerance::accepts(dtype_, x, exact.x, slack_x)) report(operand, "x", at_x, exact.x, slack_x, x);
+            if (!tolerance::accepts(dtype_, y, exact.y, slack_y)) report(operand, "y", at_y, exact.y, slack_y, y);
+            if (forward) {
               statistics->rotated += 2;
               statistics->correctly_rounded +=
                   (x == oracle::nearest(dtype_, exact.x)) + (y == oracle::nearest(dtype_, exact.y));
@@ -436,20 +648,103 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
             workspace.accept(out, at_x);
             workspace.accept(out, at_y);
           }
-          if (operand.in_place) continue;
-          for (int64_t channel = 0; channel < head_dim_; ++channel) {
-            const bool rotated = channel >= rotary_offset_ && channel < rotary_offset_ + rotated_width();
-            if (rotated && !row.passes_through) continue;
-            const Index at = index(batch, token, head, channel);
-            if (!same_bits_at(before, at, out, at)) {
-              report(operand, "copied", at, value_at(before, at), 0, value_at(out, at));
+          const auto expect_moved = [&](const Index &from, const Index &to) {
+            if (!same_bits_at(before, from, out, to)) {
+              report(operand, "moved", to, value_at(before, from), 0, value_at(out, to));
             }
-            workspace.accept(out, at);
+            workspace.accept(out, to);
+          };
+          // A token that passes through has its pairs in the other style all the same.
+          for (int member = 0; member < 2 * pairs && row.passes_through; ++member) {
+            expect_moved(index(batch, token, head, channel_of(read_style, member / 2, member % 2)),
+                         index(batch, token, head, channel_of(written, member / 2, member % 2)));
+          }
+          for (int64_t channel = 0; channel < head_dim_ && !operand.in_place; ++channel) {
+            if (channel >= rotary_offset_ && channel < rotary_offset_ + rotated_width()) continue;
+            expect_moved(index(batch, token, head, channel), index(batch, token, head, channel));
           }
         }
       }
     }
   }
+  CHECK(wrong == 0);
+  verify_fault(scene);
+}
+
+void RopeCase::verify_fault(Scene *scene) const {
+  if (!has_fault_) return;
+  int64_t count = fault_count_, lowest = fault_lowest_;
+  for (int64_t batch = 0; batch < batches() && !is_empty(); ++batch) {
+    for (int64_t token = 0; token < tokens_; ++token) {
+      if (is_padding(token) || !passes_through(*scene, batch, token)) continue;
+      const int64_t number = batch * tokens_ + token + 1;
+      ++count;
+      lowest = lowest == 0 ? number : std::min(lowest, number);
+    }
+  }
+  const rope_tensor_t &fault = scene->args.fault;
+  CHECK(integer_at(fault, {0}) == count);
+  CHECK(integer_at(fault, {1}) == lowest);
+  for (int64_t word : {0, 1}) scene->workspace.accept(fault, {word});
+}
+
+RopeCase::Windows RopeCase::windows_of(const Scene &scene, const rope_tensor_t (&tensors)[3]) const {
+  Windows windows;
+  for (int64_t batch = 0; batch < batches(); ++batch) {
+    for (int64_t token = 0; token < tokens_; ++token) {
+      if (is_padding(token) || passes_through(scene, batch, token)) continue;
+      for (int i = 0; i < 3; ++i) {
+        if (!operands_[i].present) continue;
+        for (int64_t head = 0; head < operands_[i].heads; ++head) {
+          std::vector<Real> window;
+          for (int64_t channel = rotary_offset_; channel < rotary_offset_ + rotated_width(); ++channel) {
+            window.push_back(value_at(tensors[i], index(batch, token, head, channel)));
+          }
+          windows.values.push_back(std::move(window));
+        }
+      }
+    }
+  }
+  return windows;
+}
+
+// <R x, y> = <x, transpose of R y>, head by head; both directions have the same cos and sin, so that only roundings differ.
+void RopeCase::verify_adjoint(Scene *scene) const {
+  Workspace &workspace = scene->workspace;
+  const Device &device = devices()[0];
+  const RopeDesc desc = create(config(device, 1));
+  workspace.restore();
+  const Windows x = windows_of(*scene, scene->in);
+  CHECK(run(device, desc.get(), Direction::Forward, scene->args, workspace) == ROPE_STATUS_SUCCESS);
+  const Windows rotated_x = windows_of(*scene, scene->out);
+  workspace.restore();
+  for (int i = 0; i < 3; ++i) {
+    if (operands_[i].present) fill_operand(operands_[i], scene->in[i], scene);
+  }
+  workspace.freeze();
+  const Windows y = windows_of(*scene, scene->in);
+  CHECK(run(device, desc.get(), Direction::Backward, scene->args, workspace) == ROPE_STATUS_SUCCESS);
+  const Windows turned_y = windows_of(*scene, scene->out);
+
+  const rope_dtype_t arithmetic = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+  const Real rounding = (arithmetic == dtype_ ? 0 : oracle::ulp(dtype_, 1) / 2) + 3 * oracle::ulp(arithmetic, 1);
+  const bool has_cells = rows_ >= 0 && largest_angle_ == 0;
+  const Real growth = has_cells ? 1.5L : attention_scale_ == 0 ? 1 : std::fabs(static_cast<Real>(attention_scale_));
+  int64_t wrong = 0;
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    Real forward = 0, backward = 0, square_x = 0, square_y = 0, sum = 0;
+    for (size_t channel = 0; channel < x.values[i].size(); ++channel) {
+      const Real from_x = x.values[i][channel], from_y = y.values[i][channel];
+      forward += rotated_x.values[i][channel] * from_y;
+      backward += from_x * turned_y.values[i][channel];
+      square_x += from_x * from_x;
+      square_y += from_y * from_y;
+      sum += std::fabs(from_x) + std::fabs(from_y);
+    }
+    const Real slack = 4 * rounding * growth * std::sqrt(square_x * square_y) + oracle::smallest(dtype_) * sum;
+    wrong += !(std::fabs(forward - backward) <= slack);
+  }
+  INFO("heads whose forward and backward are no transposes: " << wrong << " of " << x.values.size());
   CHECK(wrong == 0);
 }
 
@@ -487,6 +782,10 @@ RopeStatistics RopeCase::check() const {
         }
       }
     }
+  }
+  if (adjoint_) {
+    INFO(description << "; adjoint");
+    verify_adjoint(&scene);
   }
   return statistics;
 }

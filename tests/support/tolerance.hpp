@@ -21,12 +21,23 @@ inline Real rotation(int64_t position, Real inv_freq) {
   return 1.1e-7L + phase(position, inv_freq);
 }
 
-// Whether `actual` may stand for a value that fp32 arithmetic got to within `slack` of `exact`, and that was rounded to
-// the type where this is narrower than fp32. An infinity stands for everything that rounds to it.
+// What cos and sin of data of the type may be wrong by beyond the roundings that rope_slack has: the phase, what F64
+// polynomials leave, and the rounding of F64 tables for other data.
+inline Real angle(rope_dtype_t dtype, Real phase_error) {
+  return dtype == ROPE_DTYPE_F64 ? 4e-16L + phase_error : phase_error;
+}
+
+inline Real table(rope_dtype_t dtype, rope_dtype_t table_dtype) {
+  return dtype != ROPE_DTYPE_F64 && table_dtype == ROPE_DTYPE_F64 ? 0x1p-24L : 0;
+}
+
+// Whether `actual` may stand for a value that the arithmetic got to within `slack` of `exact`, and that was rounded to the
+// type where this is narrower than the arithmetic. An infinity stands for everything that rounds to it.
 inline bool accepts(rope_dtype_t dtype, Real actual, Real exact, Real slack) {
   if (std::isnan(actual)) return false;
   Real low = exact - slack, high = exact + slack;
-  if (dtype != ROPE_DTYPE_F32 || std::isinf(actual)) {
+  const bool is_narrow = dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16;
+  if (is_narrow || std::isinf(actual)) {
     low = oracle::nearest(dtype, low);
     high = oracle::nearest(dtype, high);
   }
@@ -36,8 +47,8 @@ inline bool accepts(rope_dtype_t dtype, Real actual, Real exact, Real slack) {
 // One member of a rotated pair. `magnitude` is the length of the rotated pair, that is, with attention_scale or the
 // length of (cos, sin) in it. The absolute term is the rounding of subnormal products.
 inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
-  const Real arithmetic =
-      dtype == ROPE_DTYPE_F32 ? 3 * oracle::ulp(ROPE_DTYPE_F32, magnitude) : 2e-7L * magnitude + 0x1p-148L;
+  const bool is_narrow = dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16;
+  const Real arithmetic = is_narrow ? 2e-7L * magnitude + 0x1p-148L : 3 * oracle::ulp(dtype, magnitude);
   return arithmetic + phase_error * magnitude;
 }
 
