@@ -1,5 +1,5 @@
-// rope_plan_tests.cpp - the plan of every legal RoPE problem is a legal launch whose threads do each piece of work once,
-// and says what it is in words
+// rope_plan_tests.cpp - the plan of every legal RoPE problem is a legal launch whose threads do each piece of work
+// once, and says in words what it is
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
