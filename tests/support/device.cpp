@@ -193,3 +193,13 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   mirror.read_back();
   return status;
 }
+
+rope_status_t run(const Device &device, const rope_desc_t *desc, const rope_tensor_t &cos_out,
+                  const rope_tensor_t &sin_out, Workspace &workspace) {
+  const Mirror mirror(device, workspace);
+  rope_tensor_t cos = cos_out, sin = sin_out;
+  mirror.translate({&cos, &sin});
+  const rope_status_t status = rope_fill_tables(desc, &cos, &sin, nullptr);
+  mirror.read_back();
+  return status;
+}

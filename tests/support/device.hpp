@@ -58,4 +58,8 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
 rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction direction, const swiglu_args_t &args,
                   Workspace &workspace);
 
+// The same for rope_fill_tables.
+rope_status_t run(const Device &device, const rope_desc_t *desc, const rope_tensor_t &cos_out,
+                  const rope_tensor_t &sin_out, Workspace &workspace);
+
 #endif

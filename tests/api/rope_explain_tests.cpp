@@ -1,0 +1,196 @@
+// rope_explain_tests.cpp - how a call would run, in words, with nothing run
+#include <catch2/catch_test_macros.hpp>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/device.hpp"
+
+namespace {
+
+bool has(const std::string &text, const std::string &words) {
+  return text.find(words) != std::string::npos;
+}
+
+// q of [2, 5, 3, 64], k of one head out of place, in memory that a call would change.
+struct Request {
+  explicit Request(const Device &device, rope_dtype_t dtype = ROPE_DTYPE_BF16) : workspace(81) {
+    config = rope_config_for(device, 64);
+    config.dtype = dtype;
+    config.num_threads = device.kind == ROPE_DEVICE_CPU ? 3 : 0;
+    args.q = workspace.tensor(dtype, {2, 5, 3, 64});
+    args.k = workspace.tensor(dtype, {2, 5, 1, 64});
+    args.k_out = workspace.tensor(dtype, {2, 5, 1, 64});
+    workspace.fill_normal(args.q);
+    workspace.fill_normal(args.k);
+    workspace.freeze();
+    workspace.restore();
+  }
+
+  std::string explain() {
+    const RopeDesc desc = create(config);
+    char text[256];
+    std::memset(text, '#', sizeof text);
+    const rope_status_t status = rope_explain(desc.get(), &args, text, sizeof text);
+    INFO(rope_last_error());
+    REQUIRE(status == ROPE_STATUS_SUCCESS);
+    REQUIRE(std::memchr(text, 0, sizeof text) != nullptr);
+    return text;
+  }
+
+  bool is_untouched() const {
+    std::string where;
+    return workspace.untouched_elsewhere(&where);
+  }
+
+  Workspace workspace;
+  rope_config_t config = {};
+  rope_args_t args = rope_args();
+};
+
+}  // namespace
+
+TEST_CASE("an explanation names dtype, pairs and device", "[rope][explain]") {
+  const struct {
+    rope_style_t style, out_style;
+    const char *pairs;
+  } styles[] = {{ROPE_STYLE_HALF, 0, " half on "},
+                {ROPE_STYLE_INTERLEAVED, 0, " interleaved on "},
+                {ROPE_STYLE_INTERLEAVED, ROPE_STYLE_HALF, " converted on "},
+                {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED, " converted on "}};
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      for (const auto &style : styles) {
+        Request request(device, dtype);
+        request.config.style = style.style;
+        request.config.out_style = style.out_style;
+        const std::string text = request.explain();
+        INFO(device << ": " << text);
+        CHECK(text.rfind("rope " + std::string(oracle::dtype_name(dtype)) + style.pairs, 0) == 0);
+        CHECK_FALSE(has(text, "\n"));
+        // [2, 5] tokens of (3 heads in place, one out of place) of 64 channels, each read and written.
+        const int64_t bytes = 2 * 2 * 5 * 4 * 64 * oracle::element_size(dtype);
+        std::string megabytes = std::to_string(static_cast<double>(bytes) / 1e6);  // six digits behind the point
+        while (megabytes.back() == '0') megabytes.pop_back();
+        CHECK(has(text, " " + megabytes + " MB read and written"));
+        if (device.kind == ROPE_DEVICE_CPU) {
+          CHECK(has(text, " on the CPU: 1 of 3 threads, "));
+        } else {
+          CHECK(has(text, " on CUDA: "));
+          CHECK(has(text, " kernel, vectors of "));
+          CHECK(has(text, ", grid "));
+        }
+        CHECK(request.is_untouched());
+      }
+    }
+  }
+}
+
+TEST_CASE("an explanation names the kernel", "[rope][explain]") {
+  for (const Device &device : devices()) {
+    if (device.kind != ROPE_DEVICE_CUDA) continue;
+    Request request(device);
+    CHECK(has(request.explain(), ": computed angles kernel, "));
+    request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
+    request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
+    CHECK(has(request.explain(), ": table kernel, "));
+    request.args.cos = request.args.sin = {};
+    request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
+    CHECK(has(request.explain(), ": general kernel, "));
+  }
+}
+
+TEST_CASE("an explanation counts the threads that a large call would use", "[rope][explain]") {
+  Request request(devices()[0], ROPE_DTYPE_F32);
+  rope_args_t &args = request.args;
+  args.k = args.k_out = {};
+  args.q = request.workspace.tensor(ROPE_DTYPE_F32, {1, 4096, 8, 64});
+  CHECK(request.explain() == "rope F32 half on the CPU: 3 of 3 threads, 16.7772 MB read and written");
+  request.config.num_threads = 100;
+  CHECK(request.explain() == "rope F32 half on the CPU: 16 of 100 threads, 16.7772 MB read and written");
+}
+
+TEST_CASE("an explanation of nothing", "[rope][explain]") {
+  for (const Device &device : devices()) {
+    Request request(device);
+    request.args = rope_args();
+    request.args.q.dtype = ROPE_DTYPE_BF16;
+    request.args.q.ndim = 4;
+    request.args.q.shape[3] = 64;
+    CHECK(request.explain() == "rope BF16 half: nothing to do, no element is rotated");
+  }
+}
+
+TEST_CASE("an explanation is cut to size", "[rope][explain]") {
+  for (const Device &device : devices()) {
+    Request request(device);
+    const std::string whole = request.explain();
+    const RopeDesc desc = create(request.config);
+    for (size_t size = 1; size <= whole.size() + 2; ++size) {
+      char text[256];
+      std::memset(text, '#', sizeof text);
+      REQUIRE(rope_explain(desc.get(), &request.args, text, size) == ROPE_STATUS_SUCCESS);
+      REQUIRE(std::string(text) == whole.substr(0, size - 1));
+      REQUIRE(text[size] == '#');
+    }
+    CHECK(request.is_untouched());
+  }
+}
+
+TEST_CASE("misused explanations", "[rope][explain][errors]") {
+  const struct {
+    const char *text;
+    rope_status_t status;
+    std::function<void(rope_args_t &)> commit;
+  } misuses[] = {
+      {"rope_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
+       [](rope_args_t &args) { args.struct_size = 8; }},
+      {"rope_explain: flags is 0x1: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 1; }},
+      {"rope_explain: q is absent: ", ROPE_STATUS_INVALID_ARGUMENT, [](rope_args_t &args) { args.q = {}; }},
+      {"rope_explain: k_out is set but k is absent: ", ROPE_STATUS_INVALID_ARGUMENT,
+       [](rope_args_t &args) { args.k = {}; }},
+      {"rope_explain: q.dtype is F16: ", ROPE_STATUS_INVALID_ARGUMENT,
+       [](rope_args_t &args) { args.q.dtype = ROPE_DTYPE_F16; }},
+      {"rope_explain: table_rows is ROPE_TABLE_BY_TOKEN but ", ROPE_STATUS_INVALID_ARGUMENT,
+       [](rope_args_t &args) { args.table_rows = ROPE_TABLE_BY_TOKEN; }},
+      {"rope_explain: q.shape[2] is 1048577: ", ROPE_STATUS_NOT_SUPPORTED,
+       [](rope_args_t &args) {
+         args.q.shape[2] = 1048577;
+         args.q.stride[1] = 1048577 * 64;
+         args.q.stride[0] = 5 * args.q.stride[1];
+       }},
+  };
+  for (const Device &device : devices()) {
+    for (const auto &misuse : misuses) {
+      Request request(device);
+      const RopeDesc desc = create(request.config);
+      misuse.commit(request.args);
+      char text[8] = "#######";
+      INFO(misuse.text << " on " << device);
+      CHECK(rope_explain(desc.get(), &request.args, text, sizeof text) == misuse.status);
+      const std::string message = rope_last_error();
+      INFO(message);
+      CHECK(message.rfind(misuse.text, 0) == 0);
+      CHECK(std::string(text) == "#######");
+    }
+    Request request(device);
+    const RopeDesc desc = create(request.config);
+    char text[8] = "#######";
+    const auto refuses = [&](const rope_desc_t *of, const rope_args_t *args, char *to, size_t size, const char *words) {
+      CHECK(rope_explain(of, args, to, size) == ROPE_STATUS_INVALID_ARGUMENT);
+      const std::string message = rope_last_error();
+      INFO(message);
+      CHECK(message.rfind(words, 0) == 0);
+      CHECK(std::string(text) == "#######");
+    };
+    refuses(nullptr, &request.args, text, sizeof text, "rope_explain: desc is NULL");
+    refuses(desc.get(), nullptr, text, sizeof text, "rope_explain: args is NULL");
+    refuses(desc.get(), &request.args, nullptr, 256, "rope_explain: text is NULL");
+    refuses(desc.get(), &request.args, text, 0, "rope_explain: size is 0: it must hold a text");
+    rope_desc_t *destroyed = create(request.config).release();
+    rope_desc_destroy(destroyed);
+    refuses(destroyed, &request.args, text, sizeof text, "rope_explain: desc ");
+    CHECK(request.is_untouched());
+  }
+}
