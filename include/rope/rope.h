@@ -431,12 +431,12 @@ ROPE_API rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta,
 
 /* ---- Position axes ---------------------------------------------------------------------------------------------- */
 
-/* Which position axis turns which pair, from the section lists that multi-axis models publish. P = R/2 pairs, i a pair,
- * n[a] = section[a], sum = n[0] + n[1] + ... */
+/* Which position axis turns which pair, from the section lists that multi-axis models publish. Below: R = rotary_dim,
+ * P = R/2 pairs, i a pair, n[a] = section[a], sum = n[0] + n[1] + ... */
 typedef int32_t rope_sections_type_t;
 enum {
   /* The first n[0] pairs axis 0, the next n[1] axis 1, and so on; sum = P. (mrope_section of Qwen2-VL; xdrope_section
-   * of Hunyuan, four axes) */
+   * of Hunyuan as its authors and vLLM apply it, four axes) */
   ROPE_SECTIONS_CHUNKED = 1,
 
   /* Three sections: axis 1 where i mod 3 = 1 and i < 3 n[1], axis 2 where i mod 3 = 2 and i < 3 n[2], else axis 0;
@@ -454,8 +454,8 @@ enum {
    * of ChatGLM and OneFlow, with pair_block = R/2; image grids; video models with three axes) */
   ROPE_SECTIONS_RESTARTED = 5,
 
-  /* Two sections, j = i mod sum: axis 0 where j < n[0], else axis 1; the frequencies restart in each, theta^(-2k / P)
-   * at its k-th pair. (VISION of llama.cpp) */
+  /* Two sections, j = i mod sum: where j < n[0] axis 0 with theta^(-2j / P), else axis 1 with theta^(-2(j - n[0]) / P).
+   * (VISION of llama.cpp with n_dims = P: the first two of its four sections) */
   ROPE_SECTIONS_VISION = 6
 };
 
@@ -471,7 +471,8 @@ typedef struct rope_sections {
  * as many frequencies in radians per position: theta^(-2i/R) where the type does not restart them. Pure host, no
  * device. On failure nothing is written.
  * INVALID_ARGUMENT: a NULL pointer; rotary_dim odd or outside 2 to 1024; theta outside 1e-300 to 1e300; a section list
- * that breaks its type's rule. NOT_SUPPORTED: a type or flag that this version does not know. */
+ * that breaks its type's rule; a frequency of VISION that is not finite. NOT_SUPPORTED: a type or flag that this
+ * version does not know. */
 ROPE_API rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const rope_sections_t *sections,
                                          int32_t *pair_axis_out, double *inv_freq_out);
 

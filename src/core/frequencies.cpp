@@ -98,10 +98,25 @@ uint64_t increment(DoubleDouble frequency) {
 
 }  // namespace
 
+rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_dim, double theta) {
+  if (rotary_dim < 2 || rotary_dim > kMaxHeadDim || rotary_dim % 2 != 0) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: rotary_dim is %d: it must be even, 2 to %d", function, rotary_dim,
+                kMaxHeadDim);
+  }
+  if (!(theta >= kSmallestTheta && theta <= kLargestTheta)) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: theta is %g: it must be %g to %g", function, theta, kSmallestTheta,
+                kLargestTheta);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq) {
-  const int pairs = rotary_dim / 2;
-  const DoubleDouble step = step_between_pairs(theta, pairs);
-  for (int pair = 0; pair < pairs; ++pair) inv_freq[pair] = power(step, pair).high;
+  frequencies_in_steps(theta, rotary_dim / 2, 1, rotary_dim / 2, inv_freq);
+}
+
+void frequencies_in_steps(double theta, int steps, int stride, int count, double *inv_freq) {
+  const DoubleDouble step = step_between_pairs(theta, steps);
+  for (int i = 0; i < count; ++i) inv_freq[i] = power(step, stride * i).high;
 }
 
 void increments_from_theta(double theta, int rotary_dim, uint64_t *increments) {

@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "core/status.hpp"
+
 namespace rope {
 
 constexpr int kMaxHeadDim = 1024;
@@ -11,8 +13,15 @@ constexpr int kMaxPairs = kMaxHeadDim / 2;
 constexpr double kSmallestTheta = 1e-300;
 constexpr double kLargestTheta = 1e300;
 
+// rotary_dim is even, 2 to kMaxHeadDim, and theta between kSmallestTheta and kLargestTheta.
+rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_dim, double theta);
+
 // inv_freq[i] = theta^(-2i/rotary_dim), i < rotary_dim/2, rounded once from double-double.
 void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq);
+
+// inv_freq[i] = theta^(-stride * i / steps), i < count, rounded once from double-double. Where stride * i goes beyond
+// steps it may be 0 or not finite.
+void frequencies_in_steps(double theta, int steps, int stride, int count, double *inv_freq);
 
 // increments[i] = round(frac(theta^(-2i/rotary_dim) / 2 pi) * 2^64), i < rotary_dim/2.
 // The frequency is carried in double-double from theta on: at position 2^31 a double frequency would already cost

@@ -11,6 +11,7 @@ namespace rope {
 constexpr uint32_t kRopeConfigFirstSize = 88;
 constexpr uint32_t kRopeArgsFirstSize = 1064;
 constexpr uint32_t kRopeScalingFirstSize = 144;
+constexpr uint32_t kRopeSectionsFirstSize = 48;
 constexpr uint32_t kSwigluConfigFirstSize = 56;
 constexpr uint32_t kSwigluArgsFirstSize = 728;
 

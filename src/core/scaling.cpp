@@ -427,12 +427,7 @@ rope_status_t refuse_unused(const char *function, const Recipe &recipe, const ro
 
 rope_status_t scale_frequencies(const char *function, int32_t rotary_dim, double theta, const rope_scaling_t &scaling,
                                 ScaledFrequencies *result) {
-  if (rotary_dim < 2 || rotary_dim > kMaxHeadDim || rotary_dim % 2 != 0) {
-    return fail(kInvalid, "%s: rotary_dim is %d: it must be even, 2 to %d", function, rotary_dim, kMaxHeadDim);
-  }
-  if (!(theta >= kSmallestTheta && theta <= kLargestTheta)) {
-    return fail(kInvalid, "%s: theta is %g: it must be %g to %g", function, theta, kSmallestTheta, kLargestTheta);
-  }
+  ROPE_TRY(check_rotary_dim_and_theta(function, rotary_dim, theta));
   if (scaling.type == 0) return fail(kInvalid, "%s: type is 0: it must be a ROPE_SCALING_ value", function);
   if (scaling.type < 0 || scaling.type > kNumRecipes) {
     return fail(kUnsupported, "%s: type is %d: this version knows 1 to %d", function, scaling.type, kNumRecipes);

@@ -33,6 +33,7 @@ int main(void) {
   INTEGER(rope_layout_t);
   INTEGER(rope_style_t);
   INTEGER(rope_scaling_type_t);
+  INTEGER(rope_sections_type_t);
 
   VALUE(ROPE_STATUS_SUCCESS);
   VALUE(ROPE_STATUS_INVALID_ARGUMENT);
@@ -56,6 +57,7 @@ int main(void) {
   VALUE(ROPE_STYLE_HALF);
   VALUE(ROPE_STYLE_INTERLEAVED);
   VALUE(ROPE_TENSOR_STRIDED);
+  VALUE(ROPE_MAX_POSITION_AXES);
   VALUE(ROPE_TABLE_BY_POSITION);
   VALUE(ROPE_TABLE_BY_TOKEN);
   VALUE(ROPE_SCALING_NONE);
@@ -72,6 +74,12 @@ int main(void) {
   VALUE(ROPE_SCALING_PROPORTIONAL);
   VALUE(ROPE_SCALING_FACTORS);
   VALUE(ROPE_SCALING_FLAG_NO_TRUNCATE);
+  VALUE(ROPE_SECTIONS_CHUNKED);
+  VALUE(ROPE_SECTIONS_INTERLEAVED);
+  VALUE(ROPE_SECTIONS_IMROPE);
+  VALUE(ROPE_SECTIONS_ERNIE);
+  VALUE(ROPE_SECTIONS_RESTARTED);
+  VALUE(ROPE_SECTIONS_VISION);
 
   STRUCT(rope_tensor_t);
   FIELD(rope_tensor_t, data);
@@ -146,6 +154,14 @@ int main(void) {
   FIELD(rope_scaling_t, long_factor);
   FIELD(rope_scaling_t, pair_factors);
   END(rope_scaling_t);
+
+  STRUCT(rope_sections_t);
+  FIELD(rope_sections_t, struct_size);
+  FIELD(rope_sections_t, flags);
+  FIELD(rope_sections_t, type);
+  FIELD(rope_sections_t, num_sections);
+  FIELD(rope_sections_t, section);
+  END(rope_sections_t);
 
   STRUCT(swiglu_config_t);
   FIELD(swiglu_config_t, struct_size);
