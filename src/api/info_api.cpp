@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "api/descriptor.hpp"
+#include "core/descriptor_checks.hpp"
 
 namespace {
 

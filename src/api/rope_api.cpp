@@ -1,6 +1,8 @@
 // rope_api.cpp - RoPE at the C boundary: import, problem, plan, backend
 #include "api/descriptor.hpp"
+#include "core/descriptor_checks.hpp"
 #include "core/import.hpp"
+#include "plan/explain.hpp"
 
 namespace rope {
 
@@ -30,18 +32,51 @@ rope_status_t create(const rope_config_t *given, rope_desc **desc_out) {
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
-                  rope_stream_t stream) {
-  ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
+// The problem of a call, and how it runs; neither where the problem is empty.
+struct PlannedCall {
+  RopeProblem problem;
+  RopePlan plan;
+};
+
+rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
+                        PlannedCall *call) {
   rope_args_t args;
   ROPE_TRY(import_struct(function, "args", given, kRopeArgsFirstSize, &args, sizeof args));
+  ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &call->problem));
+  if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  return plan_rope(function, call->problem, desc->device, &call->plan);
+}
+
+rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t *args, bool is_transposed,
+                  rope_stream_t stream) {
+  ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
-  RopeProblem problem;
-  ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &problem));
+  PlannedCall call;
+  ROPE_TRY(plan_call(function, desc, args, is_transposed, &call));
+  if (call.problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  return desc->backend->run_rope(function, call.problem, call.plan, desc->device_index, stream);
+}
+
+rope_status_t fill_tables(const rope_desc *desc, const rope_tensor_t *cos, const rope_tensor_t *sin,
+                          rope_stream_t stream) {
+  const char *function = "rope_fill_tables";
+  ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
+  if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
+  TableProblem problem;
+  ROPE_TRY(make_table_problem(function, desc->geometry, cos, sin, &problem));
   if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
-  RopePlan plan;
-  ROPE_TRY(plan_rope(function, problem, desc->device, &plan));
-  return desc->backend->run_rope(function, problem, plan, desc->device_index, stream);
+  return desc->backend->fill_tables(function, problem, desc->device, desc->device_index, stream);
+}
+
+rope_status_t explain(const rope_desc *desc, const rope_args_t *args, char *text, size_t size) {
+  const char *function = "rope_explain";
+  ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
+  if (text == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: text is NULL", function);
+  if (size == 0) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: size is 0: it must hold a text", function);
+  PlannedCall call;
+  ROPE_TRY(plan_call(function, desc, args, false, &call));
+  explain_rope(call.problem, call.plan, desc->device, text, size);
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace
@@ -67,6 +102,15 @@ rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rop
 
 rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
   return rope::run("rope_backward", desc, args, true, stream);
+}
+
+rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tensor_t *cos_out, const rope_tensor_t *sin_out,
+                               rope_stream_t stream) {
+  return rope::fill_tables(desc, cos_out, sin_out, stream);
+}
+
+rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size) {
+  return rope::explain(desc, args, text, size);
 }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 // swiglu_api.cpp - SwiGLU at the C boundary: import, problem, plan, backend
 #include "api/descriptor.hpp"
+#include "core/descriptor_checks.hpp"
 #include "core/import.hpp"
 
 namespace rope {

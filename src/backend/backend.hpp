@@ -22,6 +22,8 @@ struct Backend {
   // Enqueue (CUDA) or do (CPU) what was planned. The device was opened; the problem is not empty.
   rope_status_t (*run_rope)(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream);
+  rope_status_t (*fill_tables)(const char *function, const TableProblem &problem, const DeviceInfo &device,
+                               int32_t device_index, rope_stream_t stream);
   rope_status_t (*run_swiglu)(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                               int32_t device_index, rope_stream_t stream);
 

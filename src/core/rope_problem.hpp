@@ -1,14 +1,13 @@
 // rope_problem.hpp - the waist of RoPE: a validated, canonical problem as plain data
 //
 // Behind this point there is no layout, no optional operand, no error in the request: tensors have canonical axes
-// (batch, token, head, channel) and an output, positions are a sum of up to three sources, and angles come from
-// increments or from a table.
+// (batch, token, head, channel) and an output, which channels form a pair is a distance, positions are a sum of up to
+// three sources, and angles come from increments or from a table.
 #pragma once
 
 #include <stdint.h>
 
-#include "core/frequencies.hpp"
-#include "core/status.hpp"
+#include "core/rope_geometry.hpp"
 
 namespace rope {
 
@@ -22,19 +21,6 @@ enum Axis {
 
 constexpr int64_t kMaxHeads = int64_t{1} << 20;
 
-// The part of a descriptor that says what is rotated and how; fixed at creation.
-struct RopeGeometry {
-  rope_dtype_t dtype;
-  rope_layout_t layout;
-  rope_style_t style;
-  int head_dim;
-  int rotary_dim;
-  int rotary_offset;
-  float attention_scale;
-  bool has_frequencies;
-  uint64_t increments[kMaxPairs];  // per pair, turns per position * 2^64
-};
-
 struct RotatedTensor {
   const char *in;
   char *out;
@@ -44,57 +30,97 @@ struct RotatedTensor {
   bool is_in_place;  // then only the rotated window is touched
 };
 
-// An integer per token, read as 64 bits.
+// Integers in memory, read as 64 bits: one for each token and position axis, or fewer, with strides of 0.
 struct TokenIntegers {
   const char *data;
   bool is_present;
   bool is_64_bit;
-  int64_t batch_stride;  // in elements
+  int64_t axis_stride;   // in elements
+  int64_t batch_stride;  // of sequences, where a problem has those
   int64_t token_stride;
 };
 
-// Where a column of cosines or sines lies: rows by position, or by token and then perhaps of each batch its own.
+// Where a column of cosines or sines lies.
 struct TableColumns {
   const char *data;
-  int64_t batch_stride;  // in elements
+  int64_t axis_stride;  // in elements
+  int64_t batch_stride;
   int64_t row_stride;
-  int64_t pair_stride;
+  int64_t column_stride;
 };
 
-// Rows of cosines and sines. A position outside 0 to rows - 1 leaves its token as it is. By token there are no other
-// positions than the index in the sequence, so that the row is the position there too.
+enum class AngleSource {
+  kIncrements,
+  kTable,
+  kAngles  // a table of angles in radians: `cos` alone
+};
+
+// Rows of cosines and sines, or of angles. By position, a token with a position outside 0 to rows - 1 is not rotated.
 struct AngleTable {
   TableColumns cos, sin;
   rope_dtype_t dtype;
   int64_t rows;
+  int width;           // columns; pair p has column p mod width
+  bool is_by_channel;  // a column for each channel, in the order of forward's output, instead
+  bool is_by_token;    // row = token
+};
+
+// Where the sequences of a THD problem begin: `count` + 1 entries.
+struct Sequences {
+  const char *data;
+  bool is_present;
+  bool is_64_bit;
+  int64_t stride;  // in elements
+  int64_t count;
+};
+
+// Two 64-bit words: how many faults, and the lowest faulty token + 1.
+struct FaultWords {
+  char *data;  // NULL: nobody asks
+  int64_t stride;
 };
 
 struct RopeProblem {
   const RopeGeometry *geometry;
   bool is_transposed;
+  int in_distance;  // of this direction
+  int out_distance;
   int64_t batches;
   int64_t tokens;  // of each batch
   int num_tensors;
   RotatedTensor tensor[3];
-  // position of token s of batch b = (positions present ? its entry : s) + its entry of start_positions + offset
+  // position of token s of batch b on an axis = (positions present ? its entry : s) + its entry of start_positions +
+  // offset; where there are sequences, b is the sequence and s counts from its beginning.
   TokenIntegers positions;
   TokenIntegers start_positions;
   int64_t position_offset;
-  bool has_table;
+  Sequences sequences;
+  FaultWords fault;
+  AngleSource angles;
   AngleTable table;
 
   int64_t heads_per_token() const;
   bool is_empty() const { return batches == 0 || tokens == 0 || heads_per_token() == 0; }
 };
 
-// `config` and `args` are imported structs. Every sentence about a wrong RoPE request is in rope_problem.cpp.
-rope_status_t make_rope_geometry(const char *function, const rope_config_t &config, RopeGeometry *geometry);
+// `args` is an imported struct.
 rope_status_t make_rope_problem(const char *function, const RopeGeometry &geometry, const rope_args_t &args,
                                 bool is_transposed, RopeProblem *problem);
 
-// What both descriptors check alike.
-rope_status_t check_device(const char *function, rope_device_t device, int32_t device_index, int32_t num_threads);
-rope_status_t check_data_type(const char *function, rope_dtype_t dtype);
-rope_status_t check_cpu_stream(const char *function, rope_stream_t stream);
+// Tables to be written with the angles of positions 0 to rows - 1, the same for every axis.
+struct TableProblem {
+  const RopeGeometry *geometry;
+  TableColumns cos, sin;
+  rope_dtype_t dtype;
+  int64_t axes;
+  int64_t rows;
+  int width;
+  bool is_by_channel;
+
+  bool is_empty() const { return axes == 0 || rows == 0; }
+};
+
+rope_status_t make_table_problem(const char *function, const RopeGeometry &geometry, const rope_tensor_t *cos,
+                                 const rope_tensor_t *sin, TableProblem *problem);
 
 }  // namespace rope

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "core/rope_problem.hpp"
+#include "core/descriptor_checks.hpp"
 
 namespace rope {
 

@@ -16,13 +16,31 @@ void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const 
   if (tensor.heads > 1) bytes->add(stride[kHead] * size);
 }
 
+bool is_simple_table(const RopeProblem &problem) {
+  const AngleTable &table = problem.table;
+  return problem.angles == AngleSource::kTable && table.width == problem.geometry->pairs() && !table.is_by_channel &&
+         table.dtype != ROPE_DTYPE_F64;
+}
+
+RopeKernel choose_kernel(const RopeProblem &problem) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
+                                (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
+  const bool is_general = !has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64 || geometry.num_axes > 1 ||
+                          problem.sequences.is_present || problem.fault.data != nullptr;
+  if (!is_general && problem.angles == AngleSource::kIncrements) return RopeKernel::kComputed;
+  if (!is_general && is_simple_table(problem)) return RopeKernel::kTable;
+  return RopeKernel::kGeneral;
+}
+
 // The widest vector that every pointer, every stride and every edge between channels allows.
-int choose_vector_elements(const RopeProblem &problem) {
+int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
+  const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   VectorBytes bytes;
   bytes.add(geometry.rotary_offset * size);
-  bytes.add(geometry.rotary_dim / 2 * size);
+  bytes.add((plan.pairing == Pairing::kInterleaved ? geometry.pairs() : distance) * size);
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (tensor.heads == 0) continue;
@@ -33,24 +51,37 @@ int choose_vector_elements(const RopeProblem &problem) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
+  // The general kernel has no vectors of 4 bytes.
+  if (plan.kernel == RopeKernel::kGeneral && bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
 
-// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
-// those that are alike.
-void shape_block(RopePlan *plan) {
+void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
   const uint32_t units = plan->units_per_token;
+  plan->threads = threads;
+  plan->tokens_per_block = units < units_per_block ? units_per_block / units : 1;
+  plan->blocks_per_token = (units - 1) / units_per_block + 1;
+  plan->units_per_block = units_per_block;
+}
+
+// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
+// those that are alike. A block's units are a multiple of `uncut`.
+void shape_block(uint32_t uncut, RopePlan *plan) {
+  RopePlan best = *plan;
   uint64_t least_threads = ~uint64_t{0};
   for (const uint32_t threads : kRopeBlockSizes) {
-    const uint32_t tokens = units < threads ? threads / units : 1;
-    const uint32_t blocks = (units - 1) / threads + 1;
+    if (threads < uncut) continue;
+    take_threads(threads, threads - threads % uncut, plan);
     // Threads spent on as many tokens as every candidate divides well enough to be compared.
-    const uint64_t spent = uint64_t{threads} * blocks * 1024 / tokens;
+    const uint64_t spent = uint64_t{threads} * plan->blocks_per_token * 1024 / plan->tokens_per_block;
     if (spent >= least_threads) continue;
     least_threads = spent;
-    plan->threads = threads;
-    plan->tokens_per_block = tokens;
-    plan->blocks_per_token = blocks;
+    best = *plan;
+  }
+  if (least_threads == ~uint64_t{0}) {
+    take_threads((uncut + 31) / 32 * 32, uncut, plan);
+  } else {
+    *plan = best;
   }
 }
 
@@ -83,37 +114,70 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   return ROPE_STATUS_SUCCESS;
 }
 
+// Whether a thread may overwrite what another of the same head has yet to read.
+bool converts_in_place(const RopeProblem &problem, Pairing pairing) {
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (pairing == Pairing::kConverted && problem.tensor[i].is_in_place) return true;
+  }
+  return false;
+}
+
 void count_units(const RopeProblem &problem, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const int elements = plan->vector_elements;
-  plan->rotary_units_per_head = static_cast<uint32_t>(geometry.rotary_dim / 2 / elements);
-  plan->units_per_token = 0;
   const uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / elements);
+  plan->rotary_units_per_head = static_cast<uint32_t>(geometry.pairs() / elements);
+  plan->units_per_token = 0;
+  bool has_copies = false;
+  for (int i = 0; i < problem.num_tensors; ++i) has_copies = has_copies || !problem.tensor[i].is_in_place;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
-    plan->units_per_head[i] = plan->rotary_units_per_head + (tensor.is_in_place ? 0 : copy_units);
+    // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
+    const bool counts_copies = converts_in_place(problem, plan->pairing) ? has_copies : !tensor.is_in_place;
+    plan->units_per_head[i] = plan->rotary_units_per_head + (counts_copies ? copy_units : 0);
     plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
 }
 
+uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
+  const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
+  constexpr uint32_t kFloat = sizeof(float);
+  if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * (2 * pairs + 1) * kFloat;
+  const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
+  const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
+  return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  plan->vector_elements = choose_vector_elements(problem);
+  plan->kernel = choose_kernel(problem);
+  plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
+  plan->vector_elements = choose_vector_elements(problem, *plan);
   count_units(problem, plan);
+  const int64_t size = dtype_size(problem.geometry->dtype);
   const int64_t tokens = problem.batches * problem.tokens;
   const int64_t small_tokens = small_launch_threads(device) / plan->units_per_token;
-  if (plan->vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes && tokens <= small_tokens) {
+  if (plan->vector_elements > 1 && plan->vector_elements * size == kMaxVectorBytes && tokens <= small_tokens) {
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  shape_block(plan);
-  const uint32_t pairs = static_cast<uint32_t>(problem.geometry->rotary_dim / 2);
-  plan->shared_bytes = plan->tokens_per_block * (2 * pairs + 1) * static_cast<uint32_t>(sizeof(float));
+  shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
+  plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }
 
 void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
+  plan->num_tasks = count_cpu_tasks(moved_bytes(problem), num_threads);
+}
+
+}  // namespace
+
+Pairing pairing_of(int in_distance, int out_distance) {
+  if (in_distance != out_distance) return Pairing::kConverted;
+  return in_distance == 1 ? Pairing::kInterleaved : Pairing::kHalf;
+}
+
+int64_t moved_bytes(const RopeProblem &problem) {
   const RopeGeometry &geometry = *problem.geometry;
-  const int64_t tokens = problem.batches * problem.tokens;
   int64_t token_bytes = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
@@ -121,11 +185,8 @@ void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
     token_bytes += 2 * tensor.heads * channels * dtype_size(geometry.dtype);
   }
   int64_t bytes;
-  if (__builtin_mul_overflow(tokens, token_bytes, &bytes)) bytes = INT64_MAX;
-  plan->num_tasks = count_cpu_tasks(bytes, num_threads);
+  return __builtin_mul_overflow(problem.batches * problem.tokens, token_bytes, &bytes) ? INT64_MAX : bytes;
 }
-
-}  // namespace
 
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   *plan = RopePlan{};

@@ -8,31 +8,61 @@
 
 namespace rope {
 
-// Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels, half a window apart
-// (with one element a vector, a single pair); a copy unit is one vector of channels outside the window, and only tensors
-// that are rotated out of place have any. The units of a token are those of q's heads, k's heads, v's heads, each head's
-// rotary units first. One thread takes one unit:
+// What most calls ask for has kernels of its own; the general one serves everything.
+enum class RopeKernel {
+  kComputed,  // one position axis, no sequences, angles from increments
+  kTable,     // the same with a table of a column a pair
+  kGeneral
+};
+enum class Pairing {
+  kHalf,
+  kInterleaved,
+  kConverted  // one of the two in, the other out
+};
+
+// Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels and as many pairs: with
+// kHalf the vectors are those of the pairs' first and of their second channels, with kInterleaved they lie half a window
+// apart, with kConverted side by side where channels are interleaved. A copy unit is one vector of channels outside the
+// window, and only tensors that are rotated out of place have any. The units of a token are those of q's heads, k's heads,
+// v's heads, each head's rotary units first. One thread takes one unit:
 //
 //   unit of the token   0   1   2   3   4   5   6   7 ...
 //   head                0   0   0   0   1   1   1   1 ...     four units a head
 //
 // A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
-// all units of `tokens_per_block` tokens. Its threads compute the cosines and sines of those tokens together.
+// all units of `tokens_per_block` tokens. Its threads compute the cosines and sines of those tokens together. With
+// kConverted in place a head's units write where others of them read, so a block has whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
-  int vector_elements;  // CUDA
+  RopeKernel kernel;  // CUDA
+  Pairing pairing;
+  int vector_elements;
   uint32_t rotary_units_per_head;
   uint32_t units_per_head[3];
   uint32_t units_per_token;
   uint32_t threads;
   uint32_t blocks_per_token;
   uint32_t tokens_per_block;
-  uint32_t shared_bytes;  // cosines and sines of a block's tokens, and whether each has any
+  uint32_t units_per_block;
+  uint32_t shared_bytes;  // cosines and sines of a block's tokens, and what each token is
   // Row y of the grid takes tokens from y * tokens_per_grid_row on, fewer than 2^31.
   int64_t tokens_per_grid_row;
   uint32_t grid_x, grid_y;
 };
+
+// Which kernels the calls of a descriptor may need.
+Pairing pairing_of(int in_distance, int out_distance);
+
+// What the general kernel keeps in shared memory of each token.
+struct TokenInfo {
+  uint64_t index;  // in its batch or sequence
+  int64_t batch;   // or sequence
+  uint32_t state;  // a TokenState
+};
+
+// Bytes of q, k and v that are read and written, at most INT64_MAX.
+int64_t moved_bytes(const RopeProblem &problem);
 
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);

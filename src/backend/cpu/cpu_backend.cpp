@@ -1,148 +1,14 @@
-// cpu_backend.cpp - walks the tokens and rows of a problem and hands each to an inner loop
-#include <string.h>
-
+// cpu_backend.cpp - the CPU as a backend; walks the rows of a SwiGLU problem and hands each to an inner loop
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
+#include "backend/cpu/cpu_rope.hpp"
+#include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/float16.hpp"
 
 namespace rope {
 
 namespace {
-
-const CpuKernels &kernels() {
-  return kBaseCpuKernels;
-}
-
-CpuType cpu_type(rope_dtype_t dtype) {
-  return dtype == ROPE_DTYPE_F32 ? kCpuF32 : dtype == ROPE_DTYPE_F16 ? kCpuF16 : kCpuBF16;
-}
-
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
-
-// Part `index` of `count` nearly equal parts of 0 to total.
-Range part_of(int64_t total, int count, int index) {
-  const int64_t size = total / count, rest = total % count;
-  const int64_t begin = index * size + (index < rest ? index : rest);
-  return {begin, begin + size + (index < rest ? 1 : 0)};
-}
-
-int64_t read_integer(const TokenIntegers &source, int64_t batch, int64_t token) {
-  const int64_t at = batch * source.batch_stride + token * source.token_stride;
-  if (source.is_64_bit) return reinterpret_cast<const int64_t *>(source.data)[at];
-  return reinterpret_cast<const int32_t *>(source.data)[at];
-}
-
-// Sums wrap, as the header says; hence unsigned.
-uint64_t position_of(const RopeProblem &problem, int64_t batch, int64_t token) {
-  uint64_t position = static_cast<uint64_t>(problem.position_offset);
-  position +=
-      static_cast<uint64_t>(problem.positions.is_present ? read_integer(problem.positions, batch, token) : token);
-  if (problem.start_positions.is_present) {
-    position += static_cast<uint64_t>(read_integer(problem.start_positions, batch, token));
-  }
-  return position;
-}
-
-template <typename T>
-void read_column(const TableColumns &columns, int64_t batch, int64_t row, int pairs, float *values) {
-  const T *data = reinterpret_cast<const T *>(columns.data) + batch * columns.batch_stride + row * columns.row_stride;
-  for (int pair = 0; pair < pairs; ++pair) values[pair] = to_float(data[pair * columns.pair_stride]);
-}
-
-void read_column(const TableColumns &columns, rope_dtype_t dtype, int64_t batch, int64_t row, int pairs,
-                 float *values) {
-  switch (dtype) {
-    case ROPE_DTYPE_F16:
-      return read_column<Float16>(columns, batch, row, pairs, values);
-    case ROPE_DTYPE_BF16:
-      return read_column<BFloat16>(columns, batch, row, pairs, values);
-    default:
-      return read_column<float>(columns, batch, row, pairs, values);
-  }
-}
-
-// The angles of one token. False: the token has none, because its position is outside the table.
-bool fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t token, float *cos, float *sin) {
-  const RopeGeometry &geometry = *problem.geometry;
-  const int pairs = geometry.rotary_dim / 2;
-  const uint64_t position = position_of(problem, batch, token);
-  if (problem.has_table) {
-    const AngleTable &table = problem.table;
-    if (position >= static_cast<uint64_t>(table.rows)) return false;
-    const int64_t row = static_cast<int64_t>(position);
-    read_column(table.cos, table.dtype, batch, row, pairs, cos);
-    read_column(table.sin, table.dtype, batch, row, pairs, sin);
-  } else {
-    kernels().fill_angles(geometry.increments, pairs, position, geometry.attention_scale, cos, sin);
-  }
-  if (problem.is_transposed) {
-    for (int pair = 0; pair < pairs; ++pair) sin[pair] = -sin[pair];
-  }
-  return true;
-}
-
-void copy_channels(const char *in, int64_t in_stride, char *out, int64_t out_stride, int64_t size, int begin, int end) {
-  if (in_stride == 1 && out_stride == 1) {
-    memcpy(out + begin * size, in + begin * size, static_cast<size_t>((end - begin) * size));
-    return;
-  }
-  for (int channel = begin; channel < end; ++channel) {
-    memcpy(out + channel * out_stride * size, in + channel * in_stride * size, static_cast<size_t>(size));
-  }
-}
-
-struct RopeJob {
-  const RopeProblem *problem;
-  int num_tasks;
-};
-
-// One part of the rows (token, head), tokens slowest, so that the heads of a token share its angles.
-void rotate_rows(void *context, int index) {
-  const RopeJob &job = *static_cast<const RopeJob *>(context);
-  const RopeProblem &problem = *job.problem;
-  const RopeGeometry &geometry = *problem.geometry;
-  const int64_t size = dtype_size(geometry.dtype);
-  const int window_end = geometry.rotary_offset + geometry.rotary_dim;
-  CpuKernels::Rotate *rotate =
-      kernels().rotate[cpu_type(geometry.dtype)][geometry.style == ROPE_STYLE_HALF ? kCpuHalf : kCpuInterleaved];
-  float cos[kMaxPairs], sin[kMaxPairs];
-
-  const int64_t heads_per_token = problem.heads_per_token();
-  const Range rows = part_of(problem.batches * problem.tokens * heads_per_token, job.num_tasks, index);
-  for (int64_t row = rows.begin; row < rows.end;) {
-    const int64_t batch = row / heads_per_token / problem.tokens, token = row / heads_per_token % problem.tokens;
-    const bool is_rotated = fill_token_angles(problem, batch, token, cos, sin);
-    int64_t head = row % heads_per_token;  // counted from the first head of the tensor at hand
-    for (int i = 0; i < problem.num_tensors; ++i) {
-      const RotatedTensor &tensor = problem.tensor[i];
-      if (tensor.heads == 0) continue;  // it may have no memory
-      const int64_t in_channel = tensor.in_stride[kChannel], out_channel = tensor.out_stride[kChannel];
-      const char *in = tensor.in + (batch * tensor.in_stride[kBatch] + token * tensor.in_stride[kToken]) * size;
-      char *out = tensor.out + (batch * tensor.out_stride[kBatch] + token * tensor.out_stride[kToken]) * size;
-      for (; head < tensor.heads && row < rows.end; ++head, ++row) {
-        const char *head_in = in + head * tensor.in_stride[kHead] * size;
-        char *head_out = out + head * tensor.out_stride[kHead] * size;
-        if (is_rotated) {
-          rotate(head_in + geometry.rotary_offset * in_channel * size, in_channel,
-                 head_out + geometry.rotary_offset * out_channel * size, out_channel, geometry.rotary_dim / 2, cos,
-                 sin);
-        }
-        if (tensor.is_in_place) continue;
-        if (is_rotated) {
-          copy_channels(head_in, in_channel, head_out, out_channel, size, 0, geometry.rotary_offset);
-          copy_channels(head_in, in_channel, head_out, out_channel, size, window_end, geometry.head_dim);
-        } else {
-          copy_channels(head_in, in_channel, head_out, out_channel, size, 0, geometry.head_dim);
-        }
-      }
-      head -= tensor.heads;
-    }
-  }
-}
 
 struct SwigluJob {
   const SwigluProblem *problem;
@@ -184,10 +50,10 @@ void gate_elements(void *context, int index) {
       out[i] = problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * out_step[i]) * size;
     }
     if (problem.is_backward) {
-      kernels().swiglu_backward[type](in, in_step, out, out_step, count, problem.form);
+      cpu_kernels().swiglu_backward[type](in, in_step, out, out_step, count, problem.form);
     } else {
-      kernels().swiglu_forward[type](in[kGate], in_step[kGate], in[kUp], in_step[kUp], out[kOut], out_step[kOut], count,
-                                     problem.form);
+      cpu_kernels().swiglu_forward[type](in[kGate], in_step[kGate], in[kUp], in_step[kUp], out[kOut], out_step[kOut],
+                                         count, problem.form);
     }
     element += count;
   }
@@ -212,8 +78,12 @@ rope_status_t open_swiglu(const char *, rope_dtype_t, int32_t, int32_t num_threa
 }
 
 rope_status_t run_rope(const char *, const RopeProblem &problem, const RopePlan &plan, int32_t, rope_stream_t) {
-  RopeJob job = {&problem, plan.num_tasks};
-  run_tasks(plan.num_tasks, rotate_rows, &job);
+  run_cpu_rope(problem, plan.num_tasks);
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t fill_tables(const char *, const TableProblem &problem, const DeviceInfo &, int32_t, rope_stream_t) {
+  fill_cpu_tables(problem);
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -225,6 +95,7 @@ rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const Swigl
 
 }  // namespace
 
-const Backend kCpuBackend = {count_devices, open_rope, open_swiglu, run_rope, run_swiglu, kBaseCpuKernels.name};
+const Backend kCpuBackend = {count_devices, open_rope,  open_swiglu,         run_rope,
+                             fill_tables,   run_swiglu, kBaseCpuKernels.name};
 
 }  // namespace rope

@@ -1,6 +1,7 @@
 // cpu_kernels.hpp - the inner loops of the CPU backend as a table, one table an instruction set
 #pragma once
 
+#include <rope/rope.h>
 #include <stdint.h>
 
 #include "core/gating.hpp"
@@ -13,23 +14,39 @@ enum CpuType {
   kCpuBF16,
   kNumCpuTypes
 };
-enum CpuStyle {
-  kCpuHalf,
-  kCpuInterleaved,
-  kNumCpuStyles
+
+// The cosines and sines that make x' and those that make y' of a run of pairs; the same arrays where tables do not say
+// otherwise.
+template <typename Real>
+struct PairAngles {
+  const Real *cos_x;
+  const Real *sin_x;
+  const Real *cos_y;
+  const Real *sin_y;
 };
 
-// Strides count elements. Outputs may be their inputs.
+// Where a run of pairs lies: pair i has its channels at x[i * step] and y[i * step].
+struct PairRun {
+  const void *x;
+  const void *y;
+  int64_t step;
+};
+
+// Strides and steps count elements. Outputs may be their inputs.
 struct CpuKernels {
   const char *name;
 
-  // cos and sin, times `scale`, of every pair at one position.
-  void (*fill_angles)(const uint64_t *increments, int pairs, uint64_t position, float scale, float *cos, float *sin);
+  // cos and sin, times `scale`, of phases.
+  template <typename Real>
+  using FillAngles = void(const uint64_t *phases, int count, Real scale, Real *cos, Real *sin);
+  FillAngles<float> *fill_angles;
+  FillAngles<double> *fill_angles_f64;
 
-  // Rotates one window of 2 * pairs channels.
-  using Rotate = void(const void *in, int64_t in_stride, void *out, int64_t out_stride, int pairs, const float *cos,
-                      const float *sin);
-  Rotate *rotate[kNumCpuTypes][kNumCpuStyles];
+  // Rotates a run of pairs; x and y of `out` are written.
+  template <typename Real>
+  using Rotate = void(const PairRun &in, const PairRun &out, int pairs, const PairAngles<Real> &angles);
+  Rotate<float> *rotate[kNumCpuTypes];
+  Rotate<double> *rotate_f64;
 
   using SwigluForward = void(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
                              int64_t out_stride, int64_t count, const GatingForm &form);
@@ -43,5 +60,13 @@ struct CpuKernels {
 
 // Compiled for the target's base instruction set: SSE2 on x86-64, Advanced SIMD on aarch64.
 extern const CpuKernels kBaseCpuKernels;
+
+inline const CpuKernels &cpu_kernels() {
+  return kBaseCpuKernels;
+}
+
+inline CpuType cpu_type(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F32 ? kCpuF32 : dtype == ROPE_DTYPE_F16 ? kCpuF16 : kCpuBF16;
+}
 
 }  // namespace rope

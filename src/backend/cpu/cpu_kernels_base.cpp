@@ -11,49 +11,54 @@ namespace rope {
 
 namespace {
 
-void fill_angles(const uint64_t *increments, int pairs, uint64_t position, float scale, float *__restrict cos,
-                 float *__restrict sin) {
-  for (int pair = 0; pair < pairs; ++pair) {
-    const CosSin angle = cos_sin_of_phase(phase_of(position, increments[pair]));
-    cos[pair] = multiply_rounded(angle.cos, scale);
-    sin[pair] = multiply_rounded(angle.sin, scale);
+template <typename Real>
+void fill_angles(const uint64_t *phases, int count, Real scale, Real *__restrict cos, Real *__restrict sin) {
+  for (int i = 0; i < count; ++i) {
+    const CosSin<Real> angle = cos_sin_of_phase<Real>(phases[i]);
+    cos[i] = multiply_rounded(angle.cos, scale);
+    sin[i] = multiply_rounded(angle.sin, scale);
   }
 }
 
-// Pair i is at elements i * in_step of x_in and y_in.
-template <typename T>
-inline __attribute__((always_inline)) void rotate_pairs(const T *x_in, const T *y_in, int64_t in_step, T *x_out,
-                                                        T *y_out, int64_t out_step, int pairs, const float *cos,
-                                                        const float *sin) {
+template <typename T, typename Real>
+inline __attribute__((always_inline)) void rotate_pairs(const PairRun &in, int64_t in_step, const PairRun &out,
+                                                        int64_t out_step, int pairs, const PairAngles<Real> &angles) {
+  const T *x_in = static_cast<const T *>(in.x), *y_in = static_cast<const T *>(in.y);
+  T *x_out = static_cast<T *>(const_cast<void *>(out.x)), *y_out = static_cast<T *>(const_cast<void *>(out.y));
+  const Real *cos_x = angles.cos_x, *sin_x = angles.sin_x, *cos_y = angles.cos_y, *sin_y = angles.sin_y;
 #pragma GCC ivdep
   for (int64_t i = 0; i < pairs; ++i) {
-    const Pair out = rotate({to_float(x_in[i * in_step]), to_float(y_in[i * in_step])}, cos[i], sin[i]);
-    x_out[i * out_step] = round_to<T>(out.x);
-    y_out[i * out_step] = round_to<T>(out.y);
+    const Pair<Real> pair = rotate<Real>({to_real<Real>(x_in[i * in_step]), to_real<Real>(y_in[i * in_step])},
+                                         {cos_x[i], sin_x[i]}, {cos_y[i], sin_y[i]});
+    x_out[i * out_step] = round_to<T>(pair.x);
+    y_out[i * out_step] = round_to<T>(pair.y);
   }
 }
 
-template <typename T>
-void rotate_half(const void *in, int64_t in_stride, void *out, int64_t out_stride, int pairs, const float *cos,
-                 const float *sin) {
-  const T *x = static_cast<const T *>(in);
-  T *x_out = static_cast<T *>(out);
-  if (in_stride == 1 && out_stride == 1) {
-    rotate_pairs(x, x + pairs, 1, x_out, x_out + pairs, 1, pairs, cos, sin);
+// Steps of 1 and 2 as literals: those of HALF and INTERLEAVED over contiguous channels.
+template <typename T, typename Real>
+inline __attribute__((always_inline)) void rotate_steps(const PairRun &in, const PairRun &out, int pairs,
+                                                        const PairAngles<Real> &angles) {
+  if (in.step == 1 && out.step == 1) {
+    rotate_pairs<T>(in, 1, out, 1, pairs, angles);
+  } else if (in.step == 2 && out.step == 2) {
+    rotate_pairs<T>(in, 2, out, 2, pairs, angles);
+  } else if (in.step == 2 && out.step == 1) {
+    rotate_pairs<T>(in, 2, out, 1, pairs, angles);
+  } else if (in.step == 1 && out.step == 2) {
+    rotate_pairs<T>(in, 1, out, 2, pairs, angles);
   } else {
-    rotate_pairs(x, x + pairs * in_stride, in_stride, x_out, x_out + pairs * out_stride, out_stride, pairs, cos, sin);
+    rotate_pairs<T>(in, in.step, out, out.step, pairs, angles);
   }
 }
 
-template <typename T>
-void rotate_interleaved(const void *in, int64_t in_stride, void *out, int64_t out_stride, int pairs, const float *cos,
-                        const float *sin) {
-  const T *x = static_cast<const T *>(in);
-  T *x_out = static_cast<T *>(out);
-  if (in_stride == 1 && out_stride == 1) {
-    rotate_pairs(x, x + 1, 2, x_out, x_out + 1, 2, pairs, cos, sin);
+template <typename T, typename Real>
+void rotate_run(const PairRun &in, const PairRun &out, int pairs, const PairAngles<Real> &angles) {
+  if (angles.cos_x == angles.cos_y && angles.sin_x == angles.sin_y) {
+    const Real *cos = angles.cos_x, *sin = angles.sin_x;
+    rotate_steps<T, Real>(in, out, pairs, {cos, sin, cos, sin});
   } else {
-    rotate_pairs(x, x + in_stride, 2 * in_stride, x_out, x_out + out_stride, 2 * out_stride, pairs, cos, sin);
+    rotate_steps<T>(in, out, pairs, angles);
   }
 }
 
@@ -147,10 +152,10 @@ void swiglu_backward(const void *const in[3], const int64_t in_stride[3], void *
 
 const CpuKernels kBaseCpuKernels = {
     ROPE_BASE_NAME,
-    fill_angles,
-    {{rotate_half<float>, rotate_interleaved<float>},
-     {rotate_half<Float16>, rotate_interleaved<Float16>},
-     {rotate_half<BFloat16>, rotate_interleaved<BFloat16>}},
+    fill_angles<float>,
+    fill_angles<double>,
+    {rotate_run<float, float>, rotate_run<Float16, float>, rotate_run<BFloat16, float>},
+    rotate_run<double, double>,
     {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>},
     {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>},
 };

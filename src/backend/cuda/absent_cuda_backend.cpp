@@ -26,12 +26,16 @@ rope_status_t run_rope(const char *function, const RopeProblem &, const RopePlan
   return refuse(function);
 }
 
+rope_status_t fill_tables(const char *function, const TableProblem &, const DeviceInfo &, int32_t, rope_stream_t) {
+  return refuse(function);
+}
+
 rope_status_t run_swiglu(const char *function, const SwigluProblem &, const SwigluPlan &, int32_t, rope_stream_t) {
   return refuse(function);
 }
 
 }  // namespace
 
-const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, run_swiglu, "not built"};
+const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, "not built"};
 
 }  // namespace rope

@@ -1,0 +1,35 @@
+// descriptor_checks.cpp - what RoPE and SwiGLU descriptors check alike
+#include "core/descriptor_checks.hpp"
+
+#include "core/view.hpp"
+
+namespace rope {
+
+rope_status_t check_device(const char *function, rope_device_t device, int32_t device_index, int32_t num_threads) {
+  if (device != ROPE_DEVICE_CPU && device != ROPE_DEVICE_CUDA) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: device is %d: it must be ROPE_DEVICE_CPU or ROPE_DEVICE_CUDA",
+                function, device);
+  }
+  if (device_index < 0 || (device == ROPE_DEVICE_CPU && device_index != 0)) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: device_index is %d: it must be %s", function, device_index,
+                device == ROPE_DEVICE_CPU ? "0 for the CPU" : "at least 0");
+  }
+  if (num_threads < 0) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: num_threads is %d: it must be at least 0", function, num_threads);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
+  if (dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F64) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: dtype is %d (%s): it must be F32, F16, BF16 or F64", function, dtype,
+              dtype_name(dtype));
+}
+
+rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {
+  if (stream == nullptr) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: stream is %p: a CPU descriptor takes NULL", function,
+              static_cast<void *>(stream));
+}
+
+}  // namespace rope

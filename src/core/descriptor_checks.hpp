@@ -1,0 +1,12 @@
+// descriptor_checks.hpp - what RoPE and SwiGLU descriptors check alike
+#pragma once
+
+#include "core/status.hpp"
+
+namespace rope {
+
+rope_status_t check_device(const char *function, rope_device_t device, int32_t device_index, int32_t num_threads);
+rope_status_t check_data_type(const char *function, rope_dtype_t dtype);
+rope_status_t check_cpu_stream(const char *function, rope_stream_t stream);
+
+}  // namespace rope

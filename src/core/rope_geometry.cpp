@@ -1,0 +1,126 @@
+// rope_geometry.cpp - validates RoPE configs
+#include "core/rope_geometry.hpp"
+
+#include <math.h>
+
+#include "core/descriptor_checks.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
+
+bool is_style(rope_style_t style) {
+  return style == ROPE_STYLE_HALF || style == ROPE_STYLE_INTERLEAVED;
+}
+
+rope_status_t check_geometry(const char *function, const rope_config_t &config) {
+  if (config.flags != 0) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows no flag", function, config.flags);
+  }
+  if (config.layout < ROPE_LAYOUT_BSHD || config.layout > ROPE_LAYOUT_THD) {
+    return fail(kInvalid, "%s: layout is %d: it must be a ROPE_LAYOUT_ value", function, config.layout);
+  }
+  if (!is_style(config.style)) {
+    return fail(kInvalid, "%s: style is %d: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED", function,
+                config.style);
+  }
+  if (config.out_style != 0 && !is_style(config.out_style)) {
+    return fail(kInvalid, "%s: out_style is %d: it must be a ROPE_STYLE_ value, or 0 for style", function,
+                config.out_style);
+  }
+  if (config.head_dim < 2 || config.head_dim > kMaxHeadDim || config.head_dim % 2 != 0) {
+    return fail(kInvalid, "%s: head_dim is %d: it must be even, 2 to %d", function, config.head_dim, kMaxHeadDim);
+  }
+  if (config.rotary_dim < 0 || config.rotary_dim > config.head_dim || config.rotary_dim % 2 != 0) {
+    return fail(kInvalid, "%s: rotary_dim is %d: it must be even, at most head_dim %d, or 0 for head_dim", function,
+                config.rotary_dim, config.head_dim);
+  }
+  const int rotary_dim = config.rotary_dim != 0 ? config.rotary_dim : config.head_dim;
+  if (config.rotary_offset < 0 || config.rotary_offset > config.head_dim - rotary_dim) {
+    return fail(kInvalid, "%s: rotary_offset is %d: with rotary_dim %d it must be 0 to %d, inside head_dim %d",
+                function, config.rotary_offset, rotary_dim, config.head_dim - rotary_dim, config.head_dim);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+// How far apart the channels of a pair lie, where they are read and where they are written.
+rope_status_t copy_distances(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
+  const int32_t block = config.pair_block != 0 ? config.pair_block : geometry->rotary_dim;
+  if (block < 2 || block % 2 != 0 || geometry->rotary_dim % block != 0) {
+    return fail(kInvalid, "%s: pair_block is %d: it must be even and divide rotary_dim, %d, or be 0 for it", function,
+                block, geometry->rotary_dim);
+  }
+  const rope_style_t out_style = config.out_style != 0 ? config.out_style : config.style;
+  if (config.pair_block != 0 && config.style != ROPE_STYLE_HALF && out_style != ROPE_STYLE_HALF) {
+    return fail(kInvalid, "%s: pair_block is %d: style and out_style are INTERLEAVED, only HALF has blocks", function,
+                block);
+  }
+  geometry->in_distance = config.style == ROPE_STYLE_HALF ? block / 2 : 1;
+  geometry->out_distance = out_style == ROPE_STYLE_HALF ? block / 2 : 1;
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t copy_axes(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
+  if (config.num_axes < 0 || config.num_axes > ROPE_MAX_POSITION_AXES) {
+    return fail(kInvalid, "%s: num_axes is %d: it must be 0 to %d", function, config.num_axes, ROPE_MAX_POSITION_AXES);
+  }
+  geometry->num_axes = config.num_axes != 0 ? config.num_axes : 1;
+  geometry->used_axes = 0;
+  for (int pair = 0; pair < geometry->pairs(); ++pair) {
+    const int32_t axis = config.pair_axis != nullptr ? config.pair_axis[pair] : 0;
+    if (axis < 0 || axis >= geometry->num_axes) {
+      return fail(kInvalid, "%s: pair_axis[%d] is %d: with num_axes %d it must be 0 to %d", function, pair, axis,
+                  geometry->num_axes, geometry->num_axes - 1);
+    }
+    geometry->pair_axis[pair] = static_cast<uint8_t>(axis);
+    geometry->used_axes |= 1u << axis;
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t copy_frequencies(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
+  const int pairs = geometry->pairs();
+  const double theta = config.theta;
+  const double scale = config.attention_scale;
+  if (!(fabs(scale) <= 3.4028234663852886e38) || (scale != 0.0 && static_cast<float>(scale) == 0.0f)) {
+    return fail(kInvalid, "%s: attention_scale is %g: it must be a finite number other than 0 in fp32, or 0 for 1",
+                function, scale);
+  }
+  geometry->attention_scale = scale == 0.0 ? 1.0 : scale;
+  if (theta != 0.0 && !(theta >= kSmallestTheta && theta <= kLargestTheta)) {
+    return fail(kInvalid, "%s: theta is %g: it must be %g to %g, or 0 for none", function, theta, kSmallestTheta,
+                kLargestTheta);
+  }
+  geometry->has_frequencies = config.inv_freq != nullptr || theta != 0.0;
+  if (config.inv_freq != nullptr) {
+    for (int pair = 0; pair < pairs; ++pair) {
+      if (!isfinite(config.inv_freq[pair])) {
+        return fail(kInvalid, "%s: inv_freq[%d] is %g: it must be finite", function, pair, config.inv_freq[pair]);
+      }
+    }
+    increments_from_frequencies(config.inv_freq, pairs, geometry->increments);
+  } else if (theta != 0.0) {
+    increments_from_theta(theta, geometry->rotary_dim, geometry->increments);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+rope_status_t make_rope_geometry(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
+  ROPE_TRY(check_device(function, config.device, config.device_index, config.num_threads));
+  ROPE_TRY(check_data_type(function, config.dtype));
+  ROPE_TRY(check_geometry(function, config));
+  geometry->dtype = config.dtype;
+  geometry->layout = config.layout;
+  geometry->head_dim = config.head_dim;
+  geometry->rotary_dim = config.rotary_dim != 0 ? config.rotary_dim : config.head_dim;
+  geometry->rotary_offset = config.rotary_offset;
+  ROPE_TRY(copy_distances(function, config, geometry));
+  ROPE_TRY(copy_axes(function, config, geometry));
+  return copy_frequencies(function, config, geometry);
+}
+
+}  // namespace rope

@@ -1,0 +1,41 @@
+// rope_geometry.hpp - the part of a descriptor that says what is rotated and how
+#pragma once
+
+#include <stdint.h>
+
+#include "core/frequencies.hpp"
+#include "core/status.hpp"
+
+namespace rope {
+
+// Which channels of the rotated window are pair p: first_channel(p, distance), and the one `distance` further on.
+// INTERLEAVED has distance 1, HALF half its block. With distance 2:
+//   a b a b c d c d
+inline int first_channel(int pair, int distance) {
+  return pair + pair / distance * distance;
+}
+
+struct RopeGeometry {
+  rope_dtype_t dtype;
+  rope_layout_t layout;
+  int head_dim;
+  int rotary_dim;
+  int rotary_offset;
+  int in_distance;  // between the channels of a pair, where forward reads it and where it writes it
+  int out_distance;
+  int num_axes;
+  uint8_t pair_axis[kMaxPairs];
+  double attention_scale;
+  bool has_frequencies;
+  uint64_t increments[kMaxPairs];  // per pair, turns per position * 2^64
+
+  uint32_t used_axes;  // bit a: some pair turns with axis a
+
+  int pairs() const { return rotary_dim / 2; }
+  bool uses_axis(int axis) const { return (used_axes >> axis & 1u) != 0; }
+};
+
+// `config` is an imported struct.
+rope_status_t make_rope_geometry(const char *function, const rope_config_t &config, RopeGeometry *geometry);
+
+}  // namespace rope

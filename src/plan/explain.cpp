@@ -1,0 +1,44 @@
+// explain.cpp - a plan in words
+#include "plan/explain.hpp"
+
+#include <stdio.h>
+
+#include "core/view.hpp"
+
+namespace rope {
+
+namespace {
+
+const char *name_of(RopeKernel kernel) {
+  return kernel == RopeKernel::kComputed ? "computed angles" : kernel == RopeKernel::kTable ? "table" : "general";
+}
+
+const char *name_of(Pairing pairing) {
+  return pairing == Pairing::kHalf ? "half" : pairing == Pairing::kInterleaved ? "interleaved" : "converted";
+}
+
+}  // namespace
+
+void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const char *dtype = dtype_name(geometry.dtype),
+             *pairs = name_of(pairing_of(problem.in_distance, problem.out_distance));
+  if (problem.is_empty()) {
+    snprintf(text, size, "rope %s %s: nothing to do, no element is rotated", dtype, pairs);
+    return;
+  }
+  const double megabytes = static_cast<double>(moved_bytes(problem)) / 1e6;
+  if (!device.is_cuda) {
+    snprintf(text, size, "rope %s %s on the CPU: %d of %d threads, %.6g MB read and written", dtype, pairs,
+             plan.num_tasks, device.num_threads, megabytes);
+    return;
+  }
+  snprintf(
+      text, size,
+      "rope %s %s on CUDA: %s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u tokens a block, %u bytes "
+      "shared, %.6g MB read and written",
+      dtype, pairs, name_of(plan.kernel), plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)),
+      plan.grid_x, plan.grid_y, plan.threads, plan.tokens_per_block, plan.shared_bytes, megabytes);
+}
+
+}  // namespace rope

@@ -1,0 +1,13 @@
+// explain.hpp - a plan in words
+#pragma once
+
+#include <stddef.h>
+
+#include "plan/rope_plan.hpp"
+
+namespace rope {
+
+// One line, cut to `size` bytes, of which the last is 0; `size` is at least 1. An empty problem has no plan.
+void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size);
+
+}  // namespace rope
