@@ -62,7 +62,7 @@ ROPE_HOST_DEVICE uint64_t phase_of(uint64_t position, uint64_t increment) {
 // functions", 1983.) The angle is finite.
 ROPE_HOST_DEVICE uint64_t phase_of_angle(float angle) {
   // 1 / (2 pi) after 192 zeros, which small exponents reach.
-  constexpr uint64_t kTurnsPerRadian[] = {
+  static constexpr uint64_t kTurnsPerRadian[] = {
       0, 0, 0, 0x28be60db9391054a, 0x7f09d5f47d4d3770, 0x36d8a5664f10e410, 0x7f9458eaf7aef158};
   const uint32_t bits = bits_of(angle);
   const uint32_t exponent = (bits >> 23) & 0xffu;

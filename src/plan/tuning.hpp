@@ -17,6 +17,11 @@ constexpr int kMaxRopeThreads = 160;
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 159 us, 1440 (40) 181.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeTableResidentThreads = 1920;
+constexpr int kRopeGeneralResidentThreads = 1280;
+
+// Tables: threads of a block, and blocks for each multiprocessor. Not measured: tables are filled once.
+constexpr int kTableThreads = 128;
+constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // SwiGLU: threads of a block, one vector of each tensor a thread. 8192 x 14336 bf16 backward, copy 277.1 us: 128 threads
 // 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).

@@ -471,7 +471,7 @@ class Draw {
       drawn_.tables_by_token(by_batch, storage, cos, sin);
       return;
     }
-    const int64_t rows = chance(5) ? 0 : between(1, 12);
+    const int64_t rows = chance(10) ? 0 : between(1, 12);
     if (rows == 0) saw("empty table");
     drawn_.tables(rows, storage, cos, sin);
     constexpr int64_t far = int64_t{1} << 62;

@@ -532,6 +532,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
   row.passes_through = passes_through(scene, batch, token);
   if (row.passes_through) return row;
   const Real scale = attention_scale_ == 0 ? 1 : attention_scale_;
+  const bool is_scaled = scale != 1;
   int64_t positions[ROPE_MAX_POSITION_AXES];
   for (int axis = 0; axis < num_axes(); ++axis) positions[axis] = position_of(scene, axis, batch, token);
   for (int pair = 0; pair < rotated_width() / 2; ++pair) {
@@ -557,18 +558,23 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
       turn.of_x = members[0];
       turn.of_y = members[1];
       turn.angle_error =
-          largest_angle_ != 0 ? tolerance::angle(dtype_, 1e-18L) : tolerance::table(dtype_, table_dtype_);
+          largest_angle_ != 0 ? tolerance::angle(dtype_, 1e-18L, is_scaled) : tolerance::table(dtype_, table_dtype_);
     } else {
       const int64_t position = positions[axis];
       const Real frequency =
           inv_freq_.empty() ? oracle::frequency(theta_, rotated_width(), pair) : static_cast<Real>(inv_freq_[pair]);
       const Rotation by = oracle::rotation(position, frequency);
       turn.of_x = turn.of_y = {by.cos * scale, by.sin * scale};
-      turn.angle_error = tolerance::angle(dtype_, tolerance::phase(position, frequency));
+      turn.angle_error = tolerance::angle(dtype_, tolerance::phase(position, frequency), is_scaled);
     }
     const bool forward = direction == Direction::Forward;
     turn.length_x = std::hypot(turn.of_x.cos, forward ? turn.of_x.sin : turn.of_y.sin);
     turn.length_y = std::hypot(turn.of_y.cos, forward ? turn.of_y.sin : turn.of_x.sin);
+    if (largest_angle_ != 0) {
+      // A cosine and the sine of another angle may both be small; the error of computed ones is not.
+      turn.length_x = std::max(turn.length_x, std::fabs(scale));
+      turn.length_y = std::max(turn.length_y, std::fabs(scale));
+    }
     row.turns.push_back(turn);
   }
   return row;

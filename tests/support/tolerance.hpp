@@ -22,9 +22,10 @@ inline Real rotation(int64_t position, Real inv_freq) {
 }
 
 // What cos and sin of data of the type may be wrong by beyond the roundings that rope_slack has: the phase, what F64
-// polynomials leave, and the rounding of F64 tables for other data.
-inline Real angle(rope_dtype_t dtype, Real phase_error) {
-  return dtype == ROPE_DTYPE_F64 ? 4e-16L + phase_error : phase_error;
+// polynomials leave, the roundings of a scale and of the product with it, and the rounding of F64 tables for other data.
+inline Real angle(rope_dtype_t dtype, Real phase_error, bool is_scaled) {
+  const bool is_double = dtype == ROPE_DTYPE_F64;
+  return phase_error + (is_double ? 4e-16L : 0) + (is_scaled ? (is_double ? 0x1p-52L : 0x1p-23L) : 0);
 }
 
 inline Real table(rope_dtype_t dtype, rope_dtype_t table_dtype) {

@@ -1,10 +1,13 @@
 // cuda_backend.cpp - turns plans into launches; it chooses nothing
 #include <cuda_runtime_api.h>
+#include <string.h>
+
+#include <initializer_list>
 
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
-#include "backend/cuda/kernels/rope_params.hpp"
+#include "backend/cuda/kernels/rope_general_params.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "plan/tuning.hpp"
 
@@ -12,14 +15,16 @@ namespace rope {
 
 namespace {
 
-const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, bool is_interleaved, bool has_table) {
+const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, RopeVariant variant) {
   switch (dtype) {
     case ROPE_DTYPE_F16:
-      return rope_kernel_f16(vector_elements, is_interleaved, has_table);
+      return rope_kernel_f16(vector_elements, variant);
     case ROPE_DTYPE_BF16:
-      return rope_kernel_bf16(vector_elements, is_interleaved, has_table);
+      return rope_kernel_bf16(vector_elements, variant);
+    case ROPE_DTYPE_F64:
+      return rope_kernel_f64(vector_elements, variant);
     default:
-      return rope_kernel_f32(vector_elements, is_interleaved, has_table);
+      return rope_kernel_f32(vector_elements, variant);
   }
 }
 
@@ -34,32 +39,44 @@ const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVa
   }
 }
 
-// Asking for a kernel's attributes loads it. Loading later, at its first launch, could wait for the device and cannot
-// happen inside a stream capture.
-rope_status_t preload(const char *function, const void *kernel, const DeviceInfo &device) {
-  cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "cudaFuncGetAttributes", error, device);
-}
-
 rope_status_t fail_switch(const char *function, int32_t device_index) {
   return fail(ROPE_STATUS_CUDA_ERROR, "%s: the context of CUDA device %d cannot be made current", function,
               device_index);
 }
 
-// find_kernel(elements, variant) is asked for every width and for variants 0 to 7; NULL is none.
-template <typename FindKernel>
-rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, FindKernel find_kernel) {
+// Loads kernels. Asking for a kernel's attributes loads it; loading later, at its first launch, could wait for the device
+// and cannot happen inside a stream capture.
+class Preloader {
+ public:
+  Preloader(const char *function, const DeviceInfo &device) : function_(function), device_(device) {}
+
+  // NULL is none.
+  void load(const void *kernel) {
+    if (kernel == nullptr || status_ != ROPE_STATUS_SUCCESS) return;
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) status_ = fail_cuda(function_, "cudaFuncGetAttributes", error, device_);
+  }
+
+  rope_status_t status() const { return status_; }
+
+ private:
+  const char *function_;
+  const DeviceInfo &device_;
+  rope_status_t status_ = ROPE_STATUS_SUCCESS;
+};
+
+constexpr int kVectorElements[] = {8, 4, 2, 1};
+
+// load_kernels(&preloader) loads what the descriptor's calls may need.
+template <typename LoadKernels>
+rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, LoadKernels load_kernels) {
   ROPE_TRY(find_cuda_device(function, device_index, device));
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
-  for (int elements = 8; elements > 0; elements /= 2) {
-    for (int variant = 0; variant < 8; ++variant) {
-      const void *kernel = find_kernel(elements, variant);
-      if (kernel != nullptr) ROPE_TRY(preload(function, kernel, *device));
-    }
-  }
-  return ROPE_STATUS_SUCCESS;
+  Preloader preloader(function, *device);
+  load_kernels(&preloader);
+  return preloader.status();
 }
 
 int32_t count_devices(const char *function) {
@@ -70,15 +87,27 @@ int32_t count_devices(const char *function) {
 
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
-  const bool is_interleaved = geometry.style == ROPE_STYLE_INTERLEAVED;
-  return open_device(function, device_index, device, [&](int elements, int variant) {
-    return variant > 1 ? nullptr : find_rope_kernel(geometry.dtype, elements, is_interleaved, variant == 1);
+  const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
+  return open_device(function, device_index, device, [&](Preloader *preloader) {
+    for (const int elements : kVectorElements) {
+      for (const RopeKernel kernel : {RopeKernel::kComputed, RopeKernel::kTable, RopeKernel::kGeneral}) {
+        preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
+      }
+    }
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      preloader->load(table_kernel_of(dtype));
+    }
   });
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
-  return open_device(function, device_index, device, [&](int elements, int variant) {
-    return find_swiglu_kernel(dtype, elements, {(variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0});
+  return open_device(function, device_index, device, [&](Preloader *preloader) {
+    for (const int elements : kVectorElements) {
+      for (int variant = 0; variant < 8; ++variant) {
+        preloader->load(
+            find_swiglu_kernel(dtype, elements, {(variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0}));
+      }
+    }
   });
 }
 
@@ -105,47 +134,96 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
   return result;
 }
 
-rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
-                       rope_stream_t stream) {
+void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKernelParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
-  RopeKernelParams params;  // what no unit of this launch reads stays unset
   uint32_t next_unit = 0;
   for (int i = 0; i < 3; ++i) {
-    params.tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
+    params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
     if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
-    params.tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
-    params.is_in_place[i] = tensor.is_in_place;
+    params->tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
+    params->is_in_place[i] = tensor.is_in_place;
     next_unit += plan.units_per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
-  params.has_one_batch = problem.batches == 1;
-  params.units_per_token = Divider::by(plan.units_per_token);
-  params.blocks_per_token = Divider::by(plan.blocks_per_token);
-  params.pairs = Divider::by(static_cast<uint32_t>(geometry.rotary_dim / 2));
-  params.tokens = Divider::by(params.has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
-  params.num_tokens = problem.batches * problem.tokens;
-  params.tokens_per_grid_row = plan.tokens_per_grid_row;
-  params.batches_per_grid_row = plan.tokens_per_grid_row / problem.tokens;
-  params.positions = problem.positions;
-  params.start_positions = problem.start_positions;
-  params.has_positions = problem.positions.is_present;
-  params.has_start_positions = problem.start_positions.is_present;
-  params.has_narrow_positions =
+  params->has_one_batch = problem.batches == 1;
+  params->units_per_token = Divider::by(plan.units_per_token);
+  params->blocks_per_token = Divider::by(plan.blocks_per_token);
+  params->pairs = Divider::by(static_cast<uint32_t>(geometry.pairs()));
+  params->tokens = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
+  params->num_tokens = problem.batches * problem.tokens;
+  params->tokens_per_grid_row = plan.tokens_per_grid_row;
+  params->batches_per_grid_row = plan.tokens_per_grid_row / problem.tokens;
+  params->positions = problem.positions;
+  params->start_positions = problem.start_positions;
+  params->has_positions = problem.positions.is_present;
+  params->has_start_positions = problem.start_positions.is_present;
+  params->has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
-  params.position_offset = static_cast<uint64_t>(problem.position_offset);
-  params.table = problem.table;
-  params.has_batch_tables = problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0;
-  params.rotary_units_per_head = plan.rotary_units_per_head;
-  params.tokens_per_block = plan.tokens_per_block;
-  params.rotary_offset = geometry.rotary_offset;
-  params.rotary_dim = geometry.rotary_dim;
-  params.cos_scale = problem.has_table ? 1.0f : geometry.attention_scale;
-  params.sin_scale = problem.is_transposed ? -params.cos_scale : params.cos_scale;
-  for (int pair = 0; pair < geometry.rotary_dim / 2; ++pair) params.increments[pair] = geometry.increments[pair];
-  const void *kernel = find_rope_kernel(geometry.dtype, plan.vector_elements, geometry.style == ROPE_STYLE_INTERLEAVED,
-                                        problem.has_table);
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, &params,
-                plan.shared_bytes, stream);
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  params->table = problem.table;
+  params->has_batch_tables = problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0;
+  params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->tokens_per_block = plan.tokens_per_block;
+  params->rotary_offset = geometry.rotary_offset;
+  params->rotary_dim = geometry.rotary_dim;
+  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
+  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+  for (int pair = 0; pair < geometry.pairs(); ++pair) params->increments[pair] = geometry.increments[pair];
+}
+
+void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
+  const int units_per_run = distance / plan.vector_elements;
+  params->scale = geometry.attention_scale;
+  params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
+  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_distance = Divider::by(static_cast<uint32_t>(geometry.out_distance));
+  params->units_per_block = plan.units_per_block;
+  params->in_distance = problem.in_distance;
+  params->out_distance = problem.out_distance;
+  params->num_axes = geometry.num_axes;
+  params->used_axes = geometry.used_axes;
+  params->angles = problem.angles;
+  params->is_transposed = problem.is_transposed;
+  params->has_token_info =
+      problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
+}
+
+rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
+                       rope_stream_t stream) {
+  const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
+  RopeGeneralParams params;  // what no unit of this launch reads stays unset
+  set_rope_params(problem, plan, &params);
+  if (plan.kernel == RopeKernel::kGeneral) set_general_params(problem, plan, &params);
+  // The other kernels take the part that comes first.
+  static_assert(std::is_base_of<RopeKernelParams, RopeGeneralParams>::value, "");
+  RopeKernelParams *base = &params;
+  void *given = plan.kernel == RopeKernel::kGeneral ? static_cast<void *>(&params) : base;
+  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, given, plan.shared_bytes,
+                stream);
+}
+
+rope_status_t fill_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
+                          int32_t device_index, rope_stream_t stream) {
+  const RopeGeometry &geometry = *problem.geometry;
+  TableKernelParams params;
+  params.cos = problem.cos;
+  params.sin = problem.sin;
+  params.axes = problem.axes;
+  params.rows = problem.rows;
+  params.columns = problem.is_by_channel ? geometry.pairs() : problem.width;
+  params.is_by_channel = problem.is_by_channel;
+  params.distance = geometry.out_distance;
+  params.scale = geometry.attention_scale;
+  for (int pair = 0; pair < geometry.pairs(); ++pair) params.increments[pair] = geometry.increments[pair];
+  const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
+  const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
+  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
+  return launch(function, table_kernel_of(problem.dtype), device_index, grid, kTableThreads, &params, 0, stream);
 }
 
 // Right-aligned, in bytes: the kernel's last axis is the problem's.
@@ -187,7 +265,12 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
 
 }  // namespace
 
-const Backend kCudaBackend = {count_devices, open_rope,  open_swiglu,
-                              run_rope,      run_swiglu, ROPE_CUDA_VERSION " for " ROPE_CUDA_ARCHITECTURES};
+const Backend kCudaBackend = {count_devices,
+                              open_rope,
+                              open_swiglu,
+                              run_rope,
+                              fill_tables,
+                              run_swiglu,
+                              ROPE_CUDA_VERSION " for " ROPE_CUDA_ARCHITECTURES};
 
 }  // namespace rope

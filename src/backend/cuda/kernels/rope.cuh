@@ -106,15 +106,16 @@ __device__ __forceinline__ uint64_t load_increment(const RopeKernelParams &param
 
 __device__ __forceinline__ void share_computed_angle(const RopeKernelParams &params, uint32_t number, uint64_t position,
                                                      uint64_t increment, const SharedAngles &angles) {
-  const CosSin angle = cos_sin_of_phase(phase_of(position, increment));
+  const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
   angles.cos[number] = multiply_rounded(angle.cos, params.cos_scale);
   angles.sin[number] = multiply_rounded(angle.sin, params.sin_scale);
 }
 
 // Both loads before anything is made of either.
-__device__ __forceinline__ CosSin load_table_angle(const AngleTable &table, int64_t batch, int64_t row, uint32_t pair) {
+__device__ __forceinline__ CosSin<float> load_table_angle(const AngleTable &table, int64_t batch, int64_t row,
+                                                          uint32_t pair) {
   const auto offset_in = [&](const TableColumns &columns) {
-    return batch * columns.batch_stride + row * columns.row_stride + pair * columns.pair_stride;
+    return batch * columns.batch_stride + row * columns.row_stride + pair * columns.column_stride;
   };
   const int64_t cos_at = offset_in(table.cos), sin_at = offset_in(table.sin);
   if (table.dtype == ROPE_DTYPE_F32) {
@@ -135,7 +136,7 @@ __device__ __forceinline__ void share_table_angle(const RopeKernelParams &params
   if (at.remainder == 0) angles.is_rotated[at.quotient] = is_inside;
   if (!is_inside) return;
   const int64_t batch = params.has_batch_tables ? find_token(params, first_in_row + at.quotient).batch : 0;
-  const CosSin angle = load_table_angle(table, batch, static_cast<int64_t>(position), at.remainder);
+  const CosSin<float> angle = load_table_angle(table, batch, static_cast<int64_t>(position), at.remainder);
   angles.cos[number] = angle.cos;
   angles.sin[number] = params.sin_scale < 0.0f ? -angle.sin : angle.sin;
 }
@@ -147,7 +148,8 @@ __device__ __forceinline__ void rotate_pairs(float *x, float *y, int step, const
   const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const Pair out = rotate({x[i * step], y[i * step]}, float_of(c.word[i]), float_of(s.word[i]));
+    const CosSin<float> angle = {float_of(c.word[i]), float_of(s.word[i])};
+    const Pair<float> out = rotate<float>({x[i * step], y[i * step]}, angle, angle);
     x[i * step] = out.x;
     y[i * step] = out.y;
   }

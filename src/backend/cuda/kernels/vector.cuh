@@ -91,4 +91,40 @@ __device__ __forceinline__ Vector<T, N> from_floats(const float *values) {
   return vector;
 }
 
+// The elements themselves, for moving them about.
+template <typename T, int N>
+__device__ __forceinline__ void unpack(const Vector<T, N> &vector, T *elements) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(T) == 8) {
+      elements[i] = __hiloint2double(static_cast<int>(vector.word[2 * i + 1]), static_cast<int>(vector.word[2 * i]));
+    } else if constexpr (sizeof(T) == 4) {
+      elements[i] = float_of(vector.word[i]);
+    } else if constexpr (N == 1) {
+      elements[i] = T{vector.word[0]};
+    } else {
+      elements[i] = T{static_cast<uint16_t>(vector.word[i / 2] >> (i % 2 * 16))};
+    }
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ Vector<T, N> pack(const T *elements) {
+  Vector<T, N> vector;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(T) == 8) {
+      vector.word[2 * i] = static_cast<uint32_t>(__double2loint(elements[i]));
+      vector.word[2 * i + 1] = static_cast<uint32_t>(__double2hiint(elements[i]));
+    } else if constexpr (sizeof(T) == 4) {
+      vector.word[i] = bits_of(elements[i]);
+    } else if constexpr (N == 1) {
+      vector.word[0] = elements[0].bits;
+    } else if (i % 2 == 0) {
+      vector.word[i / 2] = elements[i].bits | static_cast<uint32_t>(elements[i + 1].bits) << 16;
+    }
+  }
+  return vector;
+}
+
 }  // namespace rope

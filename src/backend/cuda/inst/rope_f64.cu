@@ -1,0 +1,12 @@
+// rope_f64.cu - the RoPE kernels for F64
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/rope_general.cuh"
+
+namespace rope {
+
+const void *rope_kernel_f64(int vector_elements, RopeVariant variant) {
+  if (variant.kernel != RopeKernel::kGeneral) return nullptr;
+  return find_general_kernel<double>(vector_elements, variant.pairing);
+}
+
+}  // namespace rope
