@@ -167,7 +167,8 @@ TEST_CASE("M-RoPE: every map, angles computed, positions of (axis, batch, token)
           const auto element = [&](int64_t c) { return q.at({at[0], at[1], at[2], c}); };
           const auto turn = [&](int64_t i) {
             const int64_t position = grid_position(model.axis(i), at[0], at[1]) + (order == 2 ? 100 * at[0] : 0);
-            return by_angle(position * static_cast<double>(model.frequency(i)));  // inv_freq holds doubles
+            const Real inv_freq = static_cast<double>(model.frequency(i));  // as the config holds it
+            return by_angle(position * inv_freq);
           };
           formula.rotate_pairs(model.style, model.rotary_dim, element, element, turn);
         });

@@ -73,7 +73,6 @@ TEST_CASE("vLLM: rotary_embedding of flat query and key in place, the cache in a
     }
   }
 }
-}
 
 TEST_CASE("vLLM: query and key are slices of one qkv, positions of (batch, seq)", "[systems][vllm]") {
   const int64_t batch = 2, seq = 4, heads = 4, k_heads = 2, head_size = 16;
