@@ -23,7 +23,7 @@ void rotate_half(Formula &formula, int64_t d2, const Element &to, const Element 
 
 }  // namespace
 
-TEST_CASE("apex: sbhd with all strides, freqs of angles or cached cos and sin, the rest copied", "[systems][apex]") {
+TEST_CASE("apex: sbhd with all strides, angles or cached cos and sin, partial d2", "[systems][apex]") {
   const int64_t s = 5, b = 2, h = 3, d = 20;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t cached : std::vector<rope_dtype_t>{0, ROPE_DTYPE_F32, dtype}) {
@@ -63,7 +63,7 @@ TEST_CASE("apex: sbhd with all strides, freqs of angles or cached cos and sin, t
   }
 }
 
-TEST_CASE("apex: thd with cu_seqlens, freqs by the position in the sequence", "[systems][apex]") {
+TEST_CASE("apex: thd with cu_seqlens", "[systems][apex]") {
   const int64_t t = 13, h = 2, d = 16, d2 = 12, max_s = 8, sequences = 3;
   const int64_t cu_seqlens[] = {0, 4, 5, 13};
   for (rope_dtype_t dtype : floating) {
@@ -101,7 +101,7 @@ TEST_CASE("apex: thd with cu_seqlens, freqs by the position in the sequence", "[
 // t (b, ih, iw, h, d), out (b, ih*iw, h, d); the first d/2 channels turn by cos_h and sin_h (1, H, 1, d/2) of the row,
 // the others by cos_w and sin_w (1, W, 1, d/2) of the column, each half in halves of its own.
 
-TEST_CASE("apex: 2-D image grid in one call, over cos_h and cos_w beside each other", "[systems][apex]") {
+TEST_CASE("apex: image grid in one call", "[systems][apex]") {
   const int64_t b = 2, ih = 3, iw = 4, h = 2, d = 16, rows = 6;
   const std::vector<int32_t> pair_axis = {0, 0, 0, 0, 1, 1, 1, 1};
   for (rope_dtype_t dtype : floating) {
@@ -135,7 +135,7 @@ TEST_CASE("apex: 2-D image grid in one call, over cos_h and cos_w beside each ot
   }
 }
 
-TEST_CASE("apex: 2-D image grid in two calls, without a copy", "[systems][apex]") {
+TEST_CASE("apex: image grid in two calls, without a copy", "[systems][apex]") {
   const int64_t b = 2, ih = 3, iw = 4, h = 2, d = 16, rows = 6;
   for (rope_dtype_t dtype : floating) {
     for (int64_t axis : {0, 1}) {
@@ -164,7 +164,7 @@ TEST_CASE("apex: 2-D image grid in two calls, without a copy", "[systems][apex]"
   }
 }
 
-TEST_CASE("apex: angles of every dtype and both widths, by token and by position", "[systems][apex]") {
+TEST_CASE("apex: angles of every dtype and both widths", "[systems][apex]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t angles : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
       for (TableWidth width : {TableWidth::Pairs, TableWidth::Channels}) {

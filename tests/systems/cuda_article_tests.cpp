@@ -7,7 +7,7 @@
 
 using namespace systems;
 
-TEST_CASE("CUDA article: rows of head_dim, angles computed", "[systems][cuda_article]") {
+TEST_CASE("CUDA article: rows of head_dim, angles on the fly", "[systems][cuda_article]") {
   const int64_t rows = 6, seq = 9;
   for (int64_t head_dim : {128, 256}) {
     RopeCall call(ROPE_DTYPE_F32, static_cast<int32_t>(head_dim));
@@ -29,7 +29,7 @@ TEST_CASE("CUDA article: rows of head_dim, angles computed", "[systems][cuda_art
   }
 }
 
-TEST_CASE("CUDA article: every batch a tensor of one head", "[systems][cuda_article]") {
+TEST_CASE("CUDA article: batches of one head", "[systems][cuda_article]") {
   for (int32_t head_dim : {128, 256}) {
     RopeCase().batch(3).tokens(33).heads(1).head_dim(head_dim).out_of_place().check();
     RopeCase().batch(3).tokens(33).heads(1).head_dim(head_dim).check();

@@ -29,7 +29,7 @@ Rotation by_position(int64_t position, int64_t channel, int64_t rotary_dim) {
 
 }  // namespace
 
-TEST_CASE("DeepSeek: the tail of q in place, k_pe without a head axis, in one call", "[systems][deepseek]") {
+TEST_CASE("DeepSeek: tail of q, k_pe without a head axis", "[systems][deepseek]") {
   const int64_t b = 2, s = 5, heads = 3, nope = 10, rotary_dim = 16;
   for (rope_dtype_t dtype : floating) {
     for (bool in_place : {true, false}) {
@@ -64,8 +64,7 @@ TEST_CASE("DeepSeek: the tail of q in place, k_pe without a head axis, in one ca
   }
 }
 
-TEST_CASE("Megatron MLA: q thd or sbhd with cos and sin (max_s, 1, 1, R), the nope part untouched or copied",
-          "[systems][deepseek]") {
+TEST_CASE("Megatron MLA: thd, full-width tables, nope part untouched or copied", "[systems][deepseek]") {
   const int64_t t = 9, heads = 2, nope = 6, rotary_dim = 8, d = nope + rotary_dim, max_s = 7, sequences = 2;
   const int64_t cu_seqlens[] = {0, 6, 9};
   for (rope_dtype_t dtype : floating) {
@@ -108,7 +107,7 @@ TEST_CASE("Megatron MLA: q thd or sbhd with cos and sin (max_s, 1, 1, R), the no
   }
 }
 
-TEST_CASE("Megatron MLA: k_pos_emb of one head into the tail of every head of key", "[systems][deepseek]") {
+TEST_CASE("Megatron MLA: one k head into every head of key", "[systems][deepseek]") {
   // The gradient of the one head is a sum over heads, which is no rotation: sum the heads' gradients, then turn the sum
   // back with one head.
   const int64_t s = 4, b = 2, heads = 3, nope = 6, rotary_dim = 8;
@@ -131,7 +130,7 @@ TEST_CASE("Megatron MLA: k_pos_emb of one head into the tail of every head of ke
   }
 }
 
-TEST_CASE("DeepSeek: style in, out_style out, at every width", "[systems][deepseek]") {
+TEST_CASE("DeepSeek: style in, out_style out", "[systems][deepseek]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_style_t style : styles) {
       for (rope_style_t out_style : styles) {

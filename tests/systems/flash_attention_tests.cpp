@@ -7,8 +7,7 @@
 
 using namespace systems;
 
-TEST_CASE("flash-attention: all four strides of x and out, cos and sin of every batch, partial rotary",
-          "[systems][flash_attention]") {
+TEST_CASE("flash-attention: all strides, tables of each batch, partial rotary", "[systems][flash_attention]") {
   const int64_t batch = 2, seqlen = 5, nheads = 3, headdim = 20, rotary_dim = 12;
   for (rope_dtype_t dtype : floating) {
     for (rope_style_t style : styles) {
@@ -42,7 +41,7 @@ TEST_CASE("flash-attention: all four strides of x and out, cos and sin of every 
   }
 }
 
-TEST_CASE("flash-attention: seqlen_offsets, an int or one for each batch", "[systems][flash_attention]") {
+TEST_CASE("flash-attention: seqlen_offsets, int or tensor", "[systems][flash_attention]") {
   const int64_t batch = 3, seqlen = 4, nheads = 2, headdim = 16, seqlen_ro = 20;
   const int64_t offsets[] = {0, 15, 18};  // the last runs past the table: those tokens are copied
   for (rope_style_t style : styles) {
@@ -83,8 +82,7 @@ TEST_CASE("flash-attention: seqlen_offsets, an int or one for each batch", "[sys
   }
 }
 
-TEST_CASE("flash-attention: varlen x (total_seqlen, nheads, headdim) with cu_seqlens on the device",
-          "[systems][flash_attention]") {
+TEST_CASE("flash-attention: varlen with cu_seqlens", "[systems][flash_attention]") {
   const int64_t sequences = 4, padded = 12, nheads = 2, headdim = 24, rotary_dim = 16, seqlen_ro = 30;
   const int64_t cu_seqlens[] = {0, 3, 3, 10, 11};  // one is empty; the twelfth token is the padding of a captured graph
   const int64_t offsets[] = {2, 9, 0, 22};
@@ -126,8 +124,7 @@ TEST_CASE("flash-attention: varlen x (total_seqlen, nheads, headdim) with cu_seq
   }
 }
 
-TEST_CASE("flash-attention: q and k of a packed qkv, (batch, seqlen, 3, nheads, headdim) or with fewer k than q heads",
-          "[systems][flash_attention]") {
+TEST_CASE("flash-attention: packed qkv", "[systems][flash_attention]") {
   const int64_t batch = 2, seqlen = 3, headdim = 16;
   for (bool is_gqa : {false, true}) {
     const int64_t q_heads = 4, k_heads = is_gqa ? 2 : 4, heads = q_heads + 2 * k_heads;
@@ -153,7 +150,7 @@ TEST_CASE("flash-attention: q and k of a packed qkv, (batch, seqlen, 3, nheads, 
   }
 }
 
-TEST_CASE("flash-attention: conjugate is backward", "[systems][flash_attention]") {
+TEST_CASE("flash-attention: conjugate", "[systems][flash_attention]") {
   const int64_t batch = 2, seqlen = 5, nheads = 2, headdim = 16;
   RopeCall call(ROPE_DTYPE_F32, headdim);
   call.config.theta = 0;
@@ -176,7 +173,7 @@ TEST_CASE("flash-attention: conjugate is backward", "[systems][flash_attention]"
   call.check(Direction::Backward);
 }
 
-TEST_CASE("flash-attention: offsets, sequences and partial rotary in every dtype", "[systems][flash_attention]") {
+TEST_CASE("flash-attention: offsets and sequences in every dtype", "[systems][flash_attention]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_style_t style : styles) {
       RopeCase rope = RopeCase().dtype(dtype).style(style).heads(4, 2).head_dim(64).rotary_dim(32).theta(0).tables(40);

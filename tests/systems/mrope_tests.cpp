@@ -140,7 +140,7 @@ int64_t grid_position(int64_t axis, int64_t batch, int64_t token) {
 
 }  // namespace
 
-TEST_CASE("M-RoPE: every map, angles computed, positions of (axis, batch, token) by any strides", "[systems][mrope]") {
+TEST_CASE("M-RoPE: every map, positions by any strides", "[systems][mrope]") {
   const int64_t B = 2, S = 5, H = 3;
   // As [A, B, S], as [B, A, S] (OneFlow) and as [B, S, A] (lmdeploy, token-major).
   const std::vector<std::vector<int>> orders = {{0, 1, 2}, {1, 0, 2}, {2, 0, 1}};
@@ -178,7 +178,8 @@ TEST_CASE("M-RoPE: every map, angles computed, positions of (axis, batch, token)
   }
 }
 
-TEST_CASE("M-RoPE: vLLM's cache [max_position, rotary_dim] with positions (A, T) or (T, A)", "[systems][mrope]") {
+// vLLM: cos | sin [max_position, rotary_dim], positions [A, T] or token-major [T, A].
+TEST_CASE("M-RoPE: every map, rows of one cache", "[systems][mrope]") {
   const int64_t T = 7, H = 4, H_k = 2, rows = 13;
   for (const Model &model : all_models()) {
     INFO(model.name);
@@ -216,7 +217,8 @@ TEST_CASE("M-RoPE: vLLM's cache [max_position, rotary_dim] with positions (A, T)
   }
 }
 
-TEST_CASE("M-RoPE: tables of each axis and token, (3, B, S, D) as transformers gives them", "[systems][mrope]") {
+// (3, B, S, D), as transformers hands them to Liger, or (3, T, P) as vLLM gathers them.
+TEST_CASE("M-RoPE: tables of each axis and token", "[systems][mrope]") {
   const int64_t B = 2, S = 4, H = 2;
   for (const Model &model : {qwen2_vl(), qwen3_vl()}) {
     INFO(model.name);
@@ -255,7 +257,7 @@ TEST_CASE("M-RoPE: tables of each axis and token, (3, B, S, D) as transformers g
   }
 }
 
-TEST_CASE("xdrope: four axes over the frequencies of NTK alpha", "[systems][mrope]") {
+TEST_CASE("M-RoPE: xdrope over NTK alpha", "[systems][mrope]") {
   const int64_t B = 2, S = 4, H = 2;
   const Model model = xdrope();
   const double alpha = 1000;
@@ -286,7 +288,7 @@ TEST_CASE("xdrope: four axes over the frequencies of NTK alpha", "[systems][mrop
   call.check();
 }
 
-TEST_CASE("M-RoPE: image grids in every dtype, with tables of each axis", "[systems][mrope]") {
+TEST_CASE("M-RoPE: image grids, tables of each axis", "[systems][mrope]") {
   const std::vector<int32_t> halves = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
   const AxisPositionValue grid = [](int64_t axis, int64_t, int64_t token) { return axis == 0 ? token / 4 : token % 4; };
   for (rope_dtype_t dtype : floating) {

@@ -162,7 +162,7 @@ void check(const Problem &problem) {
 
 }  // namespace
 
-TEST_CASE("OneFlow: every x_layout, with tensor_index, into every output_layout", "[systems][oneflow]") {
+TEST_CASE("OneFlow: every x_layout and output_layout, tensor_index", "[systems][oneflow]") {
   for (const Layout &x_layout : input_layouts) {
     for (int64_t tensor_index = 0; tensor_index < x_layout.parts(); ++tensor_index) {
       for (const Layout &output_layout : output_layouts) {
@@ -184,7 +184,7 @@ TEST_CASE("OneFlow: every x_layout, with tensor_index, into every output_layout"
   }
 }
 
-TEST_CASE("OneFlow: plane and interval, rotary_size, base", "[systems][oneflow]") {
+TEST_CASE("OneFlow: mode, rotary_size, base", "[systems][oneflow]") {
   for (rope_dtype_t dtype : floating) {
     for (bool plane : {true, false}) {
       for (int64_t rotary_size : {K, int64_t{12}}) {
@@ -201,7 +201,7 @@ TEST_CASE("OneFlow: plane and interval, rotary_size, base", "[systems][oneflow]"
   }
 }
 
-TEST_CASE("OneFlow: rotary_emb_dim 1 and 2 with position_ids, cos and sin optional", "[systems][oneflow]") {
+TEST_CASE("OneFlow: rotary_emb_dim, position_ids, cos and sin", "[systems][oneflow]") {
   for (rope_dtype_t dtype : floating) {
     for (bool plane : {true, false}) {
       for (int64_t rotary_emb_dim : {1, 2}) {
@@ -225,7 +225,7 @@ TEST_CASE("OneFlow: rotary_emb_dim 1 and 2 with position_ids, cos and sin option
   }
 }
 
-TEST_CASE("OneFlow: the windows that end at k0 and k1, each by itself", "[systems][oneflow]") {
+TEST_CASE("OneFlow: windows k0 and k1", "[systems][oneflow]") {
   const int64_t k0 = 6, k1 = 12;
   for (bool plane : {true, false}) {
     for (int64_t window : {0, 1}) {
@@ -250,7 +250,7 @@ TEST_CASE("OneFlow: the windows that end at k0 and k1, each by itself", "[system
   }
 }
 
-TEST_CASE("OneFlow: two position axes with their tables in every dtype", "[systems][oneflow]") {
+TEST_CASE("OneFlow: two position axes in every dtype", "[systems][oneflow]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_style_t style : styles) {
       RopeCase rope = RopeCase().dtype(dtype).style(style).heads(3, 3).head_dim(32).theta(0);

@@ -74,7 +74,7 @@ void check(rope_dtype_t dtype, const Problem &problem) {
 
 }  // namespace
 
-TEST_CASE("Paddle: rotate_half and rotate_every_two, two different columns of sin and cos", "[systems][paddle]") {
+TEST_CASE("Paddle: rotate_half and rotate_every_two, columns that differ", "[systems][paddle]") {
   for (rope_dtype_t dtype : floating) {
     for (bool every_two : {false, true}) {
       for (bool in_place : {false, true}) check(dtype, {every_two, false, false, false, in_place});
@@ -88,7 +88,7 @@ TEST_CASE("Paddle: time_major", "[systems][paddle]") {
   }
 }
 
-TEST_CASE("Paddle: sin and cos of rank 4", "[systems][paddle]") {
+TEST_CASE("Paddle: tables of rank 4", "[systems][paddle]") {
   for (bool every_two : {false, true}) check(ROPE_DTYPE_F16, {every_two, false, false, true, false});
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("Paddle: position_ids into longer tables", "[systems][paddle]") {
   }
 }
 
-TEST_CASE("Paddle: rotary_emb_base without tables", "[systems][paddle]") {
+TEST_CASE("Paddle: rotary_emb_base", "[systems][paddle]") {
   const int64_t batch = 2, seq = 5, heads = 2, head_dim = 10;
   for (rope_dtype_t dtype : floating) {
     for (bool every_two : {false, true}) {
@@ -125,7 +125,7 @@ TEST_CASE("Paddle: rotary_emb_base without tables", "[systems][paddle]") {
   }
 }
 
-TEST_CASE("Paddle: q alone, q and k, or all three", "[systems][paddle]") {
+TEST_CASE("Paddle: q, q and k, or all three", "[systems][paddle]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_style_t style : styles) {
       for (rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD}) {

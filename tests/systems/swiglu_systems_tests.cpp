@@ -210,26 +210,26 @@ TEST_CASE("SwiGLU tutorial: two tensors of any shape", "[systems][swiglu]") {
   }
 }
 
-TEST_CASE("vLLM silu_and_mul: packed, gate first", "[systems][swiglu]") {
+TEST_CASE("vLLM silu_and_mul: gate first", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) check_packed(dtype, Packing::GateFirst, plain);
 }
 
-TEST_CASE("vLLM mul_and_silu, ggml swapped: packed, gate last", "[systems][swiglu]") {
+TEST_CASE("vLLM mul_and_silu: gate last", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) check_packed(dtype, Packing::GateLast, plain);
 }
 
-TEST_CASE("vLLM swigluoai_and_mul, gpt-oss: interleaved, alpha 1.702, limit 7, up + 1", "[systems][swiglu]") {
+TEST_CASE("vLLM swigluoai_and_mul: interleaved, gpt-oss", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) check_packed(dtype, Packing::Interleaved, gpt_oss);
 }
 
-TEST_CASE("TransformerEngine glu_interleave_size 32: blocks in turn, clamped, glu_linear_offset", "[systems][swiglu]") {
+TEST_CASE("TransformerEngine glu_interleave_size: blocks of 32", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) {
     check_packed(dtype, Packing::Blocks, plain);
     check_packed(dtype, Packing::Blocks, gpt_oss);
   }
 }
 
-TEST_CASE("vLLM silu_and_mul_clamp, TransformerEngine clamped_dsilu: no gradient where clamped", "[systems][swiglu]") {
+TEST_CASE("vLLM silu_and_mul_clamp: no gradient where clamped", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) {
     for (Packing packing : packings) {
       check_packed(dtype, packing, {1, 2.5L, 0, 1});
@@ -238,19 +238,18 @@ TEST_CASE("vLLM silu_and_mul_clamp, TransformerEngine clamped_dsilu: no gradient
   }
 }
 
-TEST_CASE("Liger gate_multiplier scales the gate itself: alpha and out_scale", "[systems][swiglu]") {
+TEST_CASE("Liger gate_multiplier: alpha and out_scale", "[systems][swiglu]") {
   // silu(m * gate) * up = m * gate * sigmoid(m * gate) * up
   for (rope_dtype_t dtype : floating) {
     for (Real m : {Real{0.5}, Real{3}}) check_packed(dtype, Packing::GateFirst, {m, no_limit, 0, m});
   }
 }
 
-TEST_CASE("aiter scaled: one factor of the whole output", "[systems][swiglu]") {
+TEST_CASE("aiter scaled: one factor of the output", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) check_packed(dtype, Packing::GateFirst, {1, no_limit, 0, 0.125L});
 }
 
-TEST_CASE("Liger: the gradients over the inputs; unsloth: and the output again over the gradient",
-          "[systems][swiglu]") {
+TEST_CASE("Liger and unsloth: gradients over inputs, the output again", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) {
     for (const bool recomputes : {false, true}) {
       const int64_t n = 3, d = 37;
@@ -273,8 +272,7 @@ TEST_CASE("Liger: the gradients over the inputs; unsloth: and the output again o
   }
 }
 
-TEST_CASE("Megatron weighted_bias_swiglu without bias: a router's weight for each row, and its gradient",
-          "[systems][swiglu]") {
+TEST_CASE("Megatron weighted SwiGLU: row weights and their gradient", "[systems][swiglu]") {
   const int64_t tokens = 6, d = 45;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t weight_dtype : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
@@ -320,7 +318,7 @@ TEST_CASE("Megatron weighted_bias_swiglu without bias: a router's weight for eac
   }
 }
 
-TEST_CASE("Grouped experts: rows past a count on the device are untouched", "[systems][swiglu]") {
+TEST_CASE("Grouped experts: rows past a count on the device", "[systems][swiglu]") {
   const int64_t rows = 7, d = 24;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t count_dtype : integers) {
@@ -356,7 +354,7 @@ TEST_CASE("Grouped experts: rows past a count on the device are untouched", "[sy
   }
 }
 
-TEST_CASE("Every form with the output again in backward", "[systems][swiglu]") {
+TEST_CASE("SwiGLU: every form recomputed in backward", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) {
     for (GatePacking packing : {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating}) {
       SwigluCase swiglu = SwigluCase().dtype(dtype).shape({5, 33}).packing(packing, packing).recomputed();

@@ -7,7 +7,7 @@
 
 using namespace systems;
 
-TEST_CASE("torchtune: cache of cos and sin in the last axis, input_pos", "[systems][torchtune]") {
+TEST_CASE("torchtune: cache of pairs, input_pos", "[systems][torchtune]") {
   const int64_t b = 2, s = 5, heads = 3, head_dim = 16, max_seq = 11;
   for (rope_dtype_t dtype : floating) {
     for (bool has_input_pos : {false, true}) {
@@ -37,7 +37,7 @@ TEST_CASE("torchtune: cache of cos and sin in the last axis, input_pos", "[syste
   }
 }
 
-TEST_CASE("torchtune: the cache in every dtype, in place and out of place", "[systems][torchtune]") {
+TEST_CASE("torchtune: cache in every dtype", "[systems][torchtune]") {
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t cache : floating) {
       RopeCase rope = RopeCase()

@@ -21,7 +21,7 @@ void multiply(Formula &formula, const Array &x, const Array &cos, const Array &s
 
 }  // namespace
 
-TEST_CASE("Triton tutorial: x (seq, heads, head_dim) in place, a table row for each token", "[systems][triton]") {
+TEST_CASE("Triton tutorial: in place, a table row for each token", "[systems][triton]") {
   const int64_t seq = 7, heads = 3, head_dim = 12;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t table_dtype : floating) {
@@ -43,7 +43,7 @@ TEST_CASE("Triton tutorial: x (seq, heads, head_dim) in place, a table row for e
   }
 }
 
-TEST_CASE("Triton tutorial: batches flattened to (batch*seq, heads, head_dim)", "[systems][triton]") {
+TEST_CASE("Triton tutorial: flattened batches", "[systems][triton]") {
   const int64_t batch = 2, seq = 5, heads = 3, head_dim = 8;
   // The tutorial needs the table repeated batch times.
   for (bool repeated : {true, false}) {
@@ -65,7 +65,7 @@ TEST_CASE("Triton tutorial: batches flattened to (batch*seq, heads, head_dim)", 
   }
 }
 
-TEST_CASE("Triton tutorial: head_dim need not be a power of two", "[systems][triton]") {
+TEST_CASE("Triton tutorial: any head_dim", "[systems][triton]") {
   for (int32_t head_dim : {2, 56, 80, 128}) {
     for (rope_dtype_t dtype : floating) {
       RopeCase()

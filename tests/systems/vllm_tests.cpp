@@ -33,7 +33,7 @@ Rotation cached(const Array &cache, int64_t row, int64_t pair) {
 
 }  // namespace
 
-TEST_CASE("vLLM: rotary_embedding of flat query and key in place, the cache in a type of its own", "[systems][vllm]") {
+TEST_CASE("vLLM: flat query and key, cache in its own type", "[systems][vllm]") {
   const int64_t heads = 4, k_heads = 2, head_size = 24;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t cache_dtype : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
@@ -74,7 +74,7 @@ TEST_CASE("vLLM: rotary_embedding of flat query and key in place, the cache in a
   }
 }
 
-TEST_CASE("vLLM: query and key are slices of one qkv, positions of (batch, seq)", "[systems][vllm]") {
+TEST_CASE("vLLM: slices of one qkv, positions of each batch", "[systems][vllm]") {
   const int64_t batch = 2, seq = 4, heads = 4, k_heads = 2, head_size = 16;
   const int64_t columns = (heads + 2 * k_heads) * head_size;
   for (rope_dtype_t dtype : floating) {
@@ -100,7 +100,7 @@ TEST_CASE("vLLM: query and key are slices of one qkv, positions of (batch, seq)"
   }
 }
 
-TEST_CASE("vLLM: inverse is backward", "[systems][vllm]") {
+TEST_CASE("vLLM: inverse", "[systems][vllm]") {
   const int64_t heads = 2, head_size = 16;
   RopeCall call(ROPE_DTYPE_BF16, head_size);
   call.config.layout = ROPE_LAYOUT_THD;
@@ -135,7 +135,7 @@ TEST_CASE("vLLM: positions outside the cache", "[systems][vllm]") {
   }
 }
 
-TEST_CASE("flashinfer: apply_rope with indptr and offsets, I32 or I64, angles computed", "[systems][vllm]") {
+TEST_CASE("flashinfer: indptr and offsets", "[systems][vllm]") {
   const int64_t nnz = 11, heads = 4, k_heads = 1, head_dim = 16, rotary_dim = 12, batch = 3;
   const int64_t indptr_values[] = {0, 5, 6, 11}, offset_values[] = {0, 100000, 17};
   const double rope_theta = 1e4, rope_scale = 4;
@@ -188,7 +188,8 @@ TEST_CASE("flashinfer: apply_rope with indptr and offsets, I32 or I64, angles co
   }
 }
 
-TEST_CASE("sglang: MLA slices, q_pe of [T, H, nope + R] and k_pe [T, R] without a head axis", "[systems][vllm]") {
+// q_pe is the tail of [T, H, nope + R], k_pe that of a latent [T, rank + R], without a head axis.
+TEST_CASE("sglang: MLA slices", "[systems][vllm]") {
   const int64_t heads = 3, nope = 20, lora = 12, rotary_dim = 8;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t position_dtype : integers) {
@@ -220,7 +221,7 @@ TEST_CASE("sglang: MLA slices, q_pe of [T, H, nope + R] and k_pe [T, R] without 
   }
 }
 
-TEST_CASE("vLLM: positions and offsets added, for each token", "[systems][vllm]") {
+TEST_CASE("vLLM: positions and offsets added", "[systems][vllm]") {
   // The concatenated caches of several scaling factors: an offset says which of them a token uses.
   for (rope_dtype_t dtype : floating) {
     RopeCase()
