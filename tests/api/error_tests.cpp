@@ -58,6 +58,36 @@ struct RopeRequest {
     args.sin = tensor({5, 8});
   }
 
+  // Six tokens of two sequences.
+  void use_sequences() {
+    config.layout = ROPE_LAYOUT_THD;
+    args.q = tensor({6, 4, 16});
+    args.q_out = tensor({6, 4, 16});
+    args.k = tensor({6, 2, 16});
+    args.k_out = tensor({6, 2, 16});
+    args.positions = {};
+    args.cu_seqlens = workspace.tensor(ROPE_DTYPE_I32, {3});
+    workspace.fill_integers(args.cu_seqlens, [](const Index &index) { return 3 * index[0]; });
+  }
+
+  void use_axes(int32_t num_axes) {
+    config.num_axes = num_axes;
+    args.positions = workspace.tensor(ROPE_DTYPE_I64, {num_axes, 2, 3});
+    workspace.fill_integers(args.positions, [](const Index &index) { return index[0] + index[2]; });
+  }
+
+  void use_token_tables(const Shape &shape) {
+    args.cos = tensor(shape);
+    args.sin = tensor(shape);
+    args.positions = {};
+    args.table_rows = ROPE_TABLE_BY_TOKEN;
+  }
+
+  void use_fault() {
+    args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+    workspace.fill_integers(args.fault, [](const Index &) { return 0; });
+  }
+
   Device device;
   Workspace workspace;
   rope_config_t config = {};
@@ -79,7 +109,8 @@ constexpr rope_status_t unsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 const double frequencies_with_nan[8] = {1, 1, 1, nan, 1, 1, 1, 1};
 const double frequencies_with_infinity[8] = {1, 1, 1, 1, 1, 1, 1, -infinity};
-const int32_t axes_of_pairs[8] = {};
+const int32_t axes_up_to_3[8] = {0, 1, 2, 0, 3, 0, 1, 2};
+const int32_t axes_below_0[8] = {0, 0, 0, 0, 0, 0, 0, -1};
 
 std::vector<RopeMisuse> misused_rope_configs() {
   using R = RopeRequest;
@@ -93,7 +124,6 @@ std::vector<RopeMisuse> misused_rope_configs() {
       {"negative device_index", invalid, "device_index", "-1", [](R &r) { r.config.device_index = -1; }},
       {"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }, true},
       {"no dtype", invalid, "dtype", "0", [](R &r) { r.config.dtype = 0; }},
-      {"dtype F64", unsupported, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_F64; }},
       {"dtype I32", invalid, "dtype", "", [](R &r) { r.config.dtype = ROPE_DTYPE_I32; }},
       {"unknown dtype", invalid, "dtype", "99", [](R &r) { r.config.dtype = 99; }},
       {"no layout", invalid, "layout", "0", [](R &r) { r.config.layout = 0; }},
@@ -128,14 +158,40 @@ std::vector<RopeMisuse> misused_rope_configs() {
       {"attention_scale that is 0 in fp32", invalid, "attention_scale", "1e-60",
        [](R &r) { r.config.attention_scale = 1e-60; }},
       {"attention_scale beyond fp32", invalid, "attention_scale", "", [](R &r) { r.config.attention_scale = 1e39; }},
-      {"pair_axis", unsupported, "pair_axis", "", [](R &r) { r.config.pair_axis = axes_of_pairs; }},
-      {"two axes", unsupported, "num_axes", "2", [](R &r) { r.config.num_axes = 2; }},
       {"negative num_axes", invalid, "num_axes", "-1", [](R &r) { r.config.num_axes = -1; }},
+      {"nine axes", invalid, "num_axes", "9", [](R &r) { r.config.num_axes = 9; }},
+      {"pair_axis beyond one axis", invalid, "pair_axis", "1", [](R &r) { r.config.pair_axis = axes_up_to_3; }},
+      {"pair_axis beyond three axes", invalid, "pair_axis", "3",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.config.pair_axis = axes_up_to_3;
+       }},
+      {"negative pair_axis", invalid, "pair_axis", "-1",
+       [](R &r) {
+         r.config.num_axes = 2;
+         r.config.pair_axis = axes_below_0;
+       }},
       {"negative pair_block", invalid, "pair_block", "-4", [](R &r) { r.config.pair_block = -4; }},
+      {"odd pair_block", invalid, "pair_block", "1", [](R &r) { r.config.pair_block = 1; }},
+      {"pair_block that does not divide", invalid, "pair_block", "6", [](R &r) { r.config.pair_block = 6; }},
+      {"pair_block above rotary_dim", invalid, "pair_block", "16",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.config.pair_block = 16;
+       }},
+      {"pair_block of INTERLEAVED", invalid, "pair_block", "8",
+       [](R &r) {
+         r.config.style = ROPE_STYLE_INTERLEAVED;
+         r.config.pair_block = 8;
+       }},
+      {"pair_block of INTERLEAVED twice", invalid, "pair_block", "8",
+       [](R &r) {
+         r.config.style = r.config.out_style = ROPE_STYLE_INTERLEAVED;
+         r.config.pair_block = 8;
+       }},
       {"unknown out_style", invalid, "out_style", "7", [](R &r) { r.config.out_style = 7; }},
-      {"pair_block", unsupported, "pair_block", "8", [](R &r) { r.config.pair_block = 8; }},
+      {"negative out_style", invalid, "out_style", "-1", [](R &r) { r.config.out_style = -1; }},
       {"negative num_threads", invalid, "num_threads", "-3", [](R &r) { r.config.num_threads = -3; }},
-      {"out_style", unsupported, "out_style", "", [](R &r) { r.config.out_style = ROPE_STYLE_INTERLEAVED; }},
   };
 }
 
@@ -221,11 +277,208 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"start_positions with axes swapped", invalid, "start_positions", "",
        [](R &r) { r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {3, 2}); }},
 
-      {"cu_seqlens", unsupported, "cu_seqlens", "",
+      {"positions without an axis of axes", invalid, "positions", "3",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {2, 3});
+       }},
+      {"positions of rank 1 with two axes", invalid, "positions", "3",
+       [](R &r) {
+         r.config.num_axes = 2;
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {3});
+       }},
+      {"positions of other axes", invalid, "positions", "4",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {4, 2, 3});
+       }},
+      {"positions of one axis for all", invalid, "positions", "1",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2, 3});
+       }},
+      {"positions with the axes last", invalid, "positions", "",
+       [](R &r) {
+         r.config.num_axes = 4;
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {2, 3, 4});
+       }},
+      {"positions of axes with one axis", invalid, "positions", "3",
+       [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2, 3}); }},
+      {"start_positions of other axes", invalid, "start_positions", "4",
+       [](R &r) {
+         r.use_axes(3);
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {4, 3});
+       }},
+      {"start_positions of each token without axes", invalid, "start_positions", "",
+       [](R &r) {
+         r.use_axes(5);
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {2, 3});
+       }},
+
+      {"cu_seqlens beside BSHD", invalid, "cu_seqlens", "BSHD",
        [](R &r) { r.args.cu_seqlens = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
-      {"angles", unsupported, "angles", "", [](R &r) { r.args.angles = r.tensor({5, 8}); }},
-      {"fault", unsupported, "fault", "",
-       [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
+      {"cu_seqlens of F32", invalid, "cu_seqlens", "F32",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens = r.tensor({3});
+       }},
+      {"cu_seqlens of rank 2", invalid, "cu_seqlens", "",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens = r.workspace.tensor(ROPE_DTYPE_I32, {1, 3});
+       }},
+      {"cu_seqlens without an entry", invalid, "cu_seqlens", "0",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens = r.workspace.tensor(ROPE_DTYPE_I32, {0});
+       }},
+      {"cu_seqlens without data", invalid, "cu_seqlens", "NULL",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens.data = nullptr;
+       }},
+      {"cu_seqlens misaligned", invalid, "cu_seqlens", "",
+       [](R &r) {
+         r.use_sequences();
+         move(&r.args.cu_seqlens, 2);
+       }},
+      {"start_positions of neither sequences nor tokens", invalid, "start_positions", "3",
+       [](R &r) {
+         r.use_sequences();
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {3});
+       }},
+      {"start_positions of sequences without cu_seqlens", invalid, "start_positions", "2",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens = {};
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {2});
+       }},
+      {"positions of sequences", invalid, "positions", "2",
+       [](R &r) {
+         r.use_sequences();
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I32, {2});
+       }},
+      {"q_out in cu_seqlens", invalid, "q_out", "",
+       [](R &r) {
+         r.use_sequences();
+         r.args.cu_seqlens.data = r.args.q_out.data;
+       }},
+
+      {"fault of I32", invalid, "fault", "I32", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I32, {2}); }},
+      {"fault of one word", invalid, "fault", "1", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1}); }},
+      {"fault of three words", invalid, "fault", "3",
+       [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {3}); }},
+      {"fault of rank 2", invalid, "fault", "", [](R &r) { r.args.fault = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2}); }},
+      {"fault of one word repeated", invalid, "fault", "",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.stride[0] = 0;
+       }},
+      {"fault without data", invalid, "fault", "NULL",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.data = nullptr;
+       }},
+      {"fault in q_out", invalid, "fault", "",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.data = r.args.q_out.data;
+       }},
+      {"fault in k", invalid, "fault", "",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.data = r.args.k.data;
+       }},
+      {"fault in positions", invalid, "fault", "",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.data = r.args.positions.data;
+       }},
+      {"fault in cos", invalid, "fault", "",
+       [](R &r) {
+         r.use_tables();
+         r.use_fault();
+         r.args.fault.data = r.args.cos.data;
+       }},
+
+      {"angles beside cos and sin", invalid, "angles", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.angles = r.tensor({5, 8});
+       }},
+      {"angles of F64", invalid, "angles", "F64",
+       [](R &r) { r.args.angles = r.workspace.tensor(ROPE_DTYPE_F64, {5, 8}); }},
+      {"angles of I32", invalid, "angles", "I32",
+       [](R &r) { r.args.angles = r.workspace.tensor(ROPE_DTYPE_I32, {5, 8}); }},
+      {"angles of other columns", invalid, "angles", "4", [](R &r) { r.args.angles = r.tensor({5, 4}); }},
+      {"angles of rank 3 by position", invalid, "angles", "3", [](R &r) { r.args.angles = r.tensor({1, 5, 8}); }},
+      {"angles by token of other tokens", invalid, "angles", "5",
+       [](R &r) {
+         r.args.angles = r.tensor({5, 8});
+         r.args.positions = {};
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"positions beside angles by token", invalid, "positions", "",
+       [](R &r) {
+         r.args.angles = r.tensor({3, 8});
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"q_out in angles", invalid, "q_out", "",
+       [](R &r) {
+         r.args.angles = r.tensor({5, 8});
+         r.args.angles.data = r.args.q_out.data;
+       }},
+
+      {"tables of other axes", invalid, "cos", "2",
+       [](R &r) {
+         r.use_axes(3);
+         r.args.cos = r.args.sin = r.tensor({2, 5, 8});
+       }},
+      {"tables of axes with one axis", invalid, "cos", "3",
+       [](R &r) { r.args.cos = r.args.sin = r.tensor({1, 5, 8}); }},
+      {"tables by position of rank 4", invalid, "cos", "4",
+       [](R &r) {
+         r.use_axes(3);
+         r.args.cos = r.args.sin = r.tensor({3, 2, 5, 8});
+       }},
+      {"tables by token without an axis of axes", invalid, "cos", "2",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.use_token_tables({3, 8});
+       }},
+      {"tables by token of other axes", invalid, "cos", "2",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.use_token_tables({2, 3, 8});
+       }},
+      {"tables by token of axes and other batches", invalid, "cos", "5",
+       [](R &r) {
+         r.config.num_axes = 3;
+         r.use_token_tables({3, 5, 3, 8});
+       }},
+      {"tables of a token repeated for each batch of THD", invalid, "cos", "3",
+       [](R &r) {
+         r.use_sequences();
+         r.use_token_tables({1, 6, 8});
+       }},
+      {"sin of other axes than cos", invalid, "sin", "1",
+       [](R &r) {
+         r.use_axes(3);
+         r.args.cos = r.tensor({3, 5, 8});
+         r.args.sin = r.tensor({1, 5, 8});
+       }},
+      {"repeated columns that do not repeat", invalid, "cos", "2",
+       [](R &r) {
+         r.use_axes(3);
+         r.args.cos = r.args.sin = r.tensor({5, 2});
+       }},
+      {"columns of other axes", invalid, "cos", "2",
+       [](R &r) {
+         r.use_axes(2);
+         r.args.cos = r.args.sin = r.tensor({5, 2});
+       }},
+      {"repeated columns of one axis", invalid, "cos", "4",
+       [](R &r) { r.args.cos = r.args.sin = r.tensor({5, 4}); }},
       {"positions beside a table by token", invalid, "positions", "",
        [](R &r) {
          r.args.cos = r.args.sin = r.tensor({3, 8});
@@ -259,8 +512,6 @@ std::vector<RopeMisuse> misused_rope_args() {
        }},
       {"table_rows by token without tables", invalid, "table_rows", "",
        [](R &r) { r.args.table_rows = ROPE_TABLE_BY_TOKEN; }},
-      {"cos of F64", unsupported, "cos", "F64",
-       [](R &r) { r.args.cos = r.args.sin = r.workspace.tensor(ROPE_DTYPE_F64, {5, 8}); }},
       {"sin of another dtype", invalid, "sin", "F16",
        [](R &r) {
          r.use_tables();
@@ -284,7 +535,11 @@ std::vector<RopeMisuse> misused_rope_args() {
          r.use_tables();
          r.args.cos = {};
        }},
-      {"cos of R columns", unsupported, "cos", "16", [](R &r) { r.args.cos = r.args.sin = r.tensor({5, 16}); }},
+      {"sin of R columns beside cos of R/2", invalid, "sin", "16",
+       [](R &r) {
+         r.use_tables();
+         r.args.sin = r.tensor({5, 16});
+       }},
       {"sin of other columns", invalid, "sin", "7",
        [](R &r) {
          r.use_tables();
@@ -400,12 +655,21 @@ struct Longer {
 TEST_CASE("the request that the misuses break is served", "[errors]") {
   for (const Device &device : devices()) {
     INFO(device);
-    for (bool tables : {false, true}) {
+    using R = RopeRequest;
+    const std::vector<std::function<void(R &)>> uses = {[](R &) {},
+                                                        [](R &r) { r.use_tables(); },
+                                                        [](R &r) { r.use_sequences(); },
+                                                        [](R &r) { r.use_axes(3); },
+                                                        [](R &r) {
+                                                          r.use_token_tables({2, 3, 8});
+                                                        },
+                                                        [](R &r) { r.use_fault(); }};
+    for (size_t i = 0; i < uses.size(); ++i) {
+      INFO("use " << i);
       RopeRequest request(device);
-      if (tables) {
-        request.use_tables();
-        request.workspace.fill_normal(request.args.cos);
-        request.workspace.fill_normal(request.args.sin);
+      uses[i](request);
+      for (const rope_tensor_t &table : {request.args.cos, request.args.sin}) {
+        if (table.ndim != 0) request.workspace.fill_normal(table);
       }
       request.workspace.freeze();
       request.workspace.restore();
