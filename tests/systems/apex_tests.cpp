@@ -111,8 +111,15 @@ TEST_CASE("apex: image grid in one call", "[systems][apex]") {
     call.config.pair_axis = pair_axis.data();
     call.config.pair_block = d / 2;
     const Array t = call.data({b, ih, iw, h, d}), out = call.data({b, ih * iw, h, d});
-    // The one copy: apex's four tables become two, once for a model. Both halves have columns of their own.
-    const Array cos = call.table(ROPE_DTYPE_F32, {rows, d}), sin = call.table(ROPE_DTYPE_F32, {rows, d});
+    const auto table = [&] { return call.table(ROPE_DTYPE_F32, {1, rows, 1, d / 2}); };
+    const Array cos_h = table(), sin_h = table(), cos_w = table(), sin_w = table();
+    // The one copy, once for a model: the four tables become two.
+    const auto beside = [&](const Array &by_height, const Array &by_width) {
+      return call.values(ROPE_DTYPE_F32, {rows, d}, [&](const Shape &at) {
+        return (at[1] < d / 2 ? by_height : by_width).value({0, at[0], 0, at[1] % (d / 2)});
+      });
+    };
+    const Array cos = beside(cos_h, cos_w), sin = beside(sin_h, sin_w);
     // Row and column of each token, once for an image size.
     const Array grid = call.positions(ROPE_DTYPE_I32, {2, ih * iw},
                                       [&](const Shape &at) { return at[0] == 0 ? at[1] / iw : at[1] % iw; });
@@ -127,7 +134,11 @@ TEST_CASE("apex: image grid in one call", "[systems][apex]") {
         const int64_t row = at[1 + axis], first = axis * d / 2;
         const auto to = [&](int64_t c) { return out.at({at[0], at[1] * iw + at[2], at[3], first + c}); };
         const auto from = [&](int64_t c) { return t.at({at[0], at[1], at[2], at[3], first + c}); };
-        const auto turn = [&](int64_t c) { return Rotation{cos.value({row, first + c}), sin.value({row, first + c})}; };
+        const auto turn = [&](int64_t c) {
+          const Shape cell = {0, row, 0, c};
+          return axis == 0 ? Rotation{cos_h.value(cell), sin_h.value(cell)}
+                           : Rotation{cos_w.value(cell), sin_w.value(cell)};
+        };
         rotate_half(formula, d / 2, to, from, turn);
       }
     });
