@@ -1,5 +1,5 @@
-# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md names every test of tests/systems,
-# with its file, and no other.
+# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md names every test of
+# tests/systems, with its file, and no other.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -33,5 +33,6 @@ list(REMOVE_ITEM named ${present})
 if(missing OR named OR NOT present)
   list(JOIN missing "\n  " missing)
   list(JOIN named "\n  " named)
-  message(FATAL_ERROR "tests that the table in README.md does not name:\n  ${missing}\nnames without a test:\n  ${named}")
+  message(FATAL_ERROR
+    "tests that the table in README.md does not name:\n  ${missing}\nnames without a test:\n  ${named}")
 endif()
