@@ -60,6 +60,22 @@ ROPE_HOST_DEVICE float to_float(Float16 value) {
 #endif
 }
 
+// A value as Real, the type of the arithmetic: float, or double for F64 data. Exact but for a double as a float.
+template <typename Real, typename T>
+ROPE_HOST_DEVICE Real to_real(T value) {
+  return to_float(value);
+}
+
+template <>
+ROPE_HOST_DEVICE float to_real(double value) {
+  return static_cast<float>(value);
+}
+
+template <>
+ROPE_HOST_DEVICE double to_real(double value) {
+  return value;
+}
+
 template <typename T>
 ROPE_HOST_DEVICE T round_to(float value);
 
@@ -101,5 +117,27 @@ ROPE_HOST_DEVICE Float16 round_to<Float16>(float value) {
   return {static_cast<uint16_t>(sign | (magnitude >= 0x477ff000u ? special : finite))};
 #endif
 }
+
+template <typename T>
+ROPE_HOST_DEVICE T round_to(double value);
+
+template <>
+ROPE_HOST_DEVICE double round_to<double>(double value) {
+  return value;
+}
+
+// Tells the arithmetic type of data of a type.
+template <typename T>
+struct ArithmeticOf {
+  using Real = float;
+};
+
+template <>
+struct ArithmeticOf<double> {
+  using Real = double;
+};
+
+template <typename T>
+using RealOf = typename ArithmeticOf<T>::Real;
 
 }  // namespace rope

@@ -430,9 +430,8 @@ rope_status_t check_device(const char *function, rope_device_t device, int32_t d
 }
 
 rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
-  if (dtype == ROPE_DTYPE_F32 || dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16) return ROPE_STATUS_SUCCESS;
-  if (dtype == ROPE_DTYPE_F64) return fail(kUnsupported, "%s: dtype is F64: not served yet", function);
-  return fail(kInvalid, "%s: dtype is %d (%s): it must be F32, F16 or BF16", function, dtype, dtype_name(dtype));
+  if (dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F64) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: dtype is %d (%s): it must be F32, F16, BF16 or F64", function, dtype, dtype_name(dtype));
 }
 
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {
@@ -443,6 +442,7 @@ rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {
 rope_status_t make_rope_geometry(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
   ROPE_TRY(check_device(function, config.device, config.device_index, config.num_threads));
   ROPE_TRY(check_data_type(function, config.dtype));
+  if (config.dtype == ROPE_DTYPE_F64) return fail(kUnsupported, "%s: dtype is F64: not served yet", function);
   ROPE_TRY(check_geometry(function, config));
   ROPE_TRY(check_unserved_config(function, config));
   geometry->dtype = config.dtype;

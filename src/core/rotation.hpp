@@ -26,6 +26,22 @@ ROPE_HOST_DEVICE float add_rounded(float a, float b) {
 #endif
 }
 
+ROPE_HOST_DEVICE double multiply_rounded(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+ROPE_HOST_DEVICE double add_rounded(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
 struct CosSin {
   float cos;
   float sin;

@@ -29,6 +29,8 @@ Format format_of(rope_dtype_t dtype) {
       return {2, 10, 5};
     case ROPE_DTYPE_BF16:
       return {2, 7, 8};
+    case ROPE_DTYPE_F64:
+      return {8, 52, 11};
     default:
       std::abort();
   }
@@ -119,6 +121,11 @@ Real decode(rope_dtype_t dtype, const void *element) {
     std::memcpy(&value, element, sizeof value);
     return value;
   }
+  if (dtype == ROPE_DTYPE_F64) {
+    double value;
+    std::memcpy(&value, element, sizeof value);
+    return value;
+  }
   static const std::vector<Real> half = all_values(format_of(ROPE_DTYPE_F16));
   static const std::vector<Real> bfloat = all_values(format_of(ROPE_DTYPE_BF16));
   uint16_t bits;
@@ -142,6 +149,11 @@ Real nearest(rope_dtype_t dtype, Real value) {
 void encode(rope_dtype_t dtype, Real value, void *element) {
   const Format format = format_of(dtype);
   const Real rounded = nearest(dtype, value);
+  if (dtype == ROPE_DTYPE_F64) {
+    const auto narrow = static_cast<double>(rounded);
+    std::memcpy(element, &narrow, 8);
+    return;
+  }
   const uint32_t infinite = ((1u << format.exponent_bits) - 1) << format.fraction_bits;
   uint32_t bits;
   if (std::isnan(rounded)) {
@@ -197,22 +209,22 @@ Real swiglu(Real gate, Real up) {
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
   const Real s = sigmoid(gate);
   const Real complement = sigmoid(-gate);
-  return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s};
+  return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s, grad_out * gate * s * up};
 }
 
-Real swiglu(Real gate, Real up, const SwigluForm &form) {
+Real swiglu(Real gate, Real up, const SwigluForm &form, Real row_scale) {
   const Real g = std::fmin(gate, form.limit);
   const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
-  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset);
+  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset) * row_scale;
 }
 
-SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form) {
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form, Real row_scale) {
   const Real g = std::fmin(gate, form.limit);
   const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
   const Real s = sigmoid(form.alpha * g), complement = sigmoid(-form.alpha * g);
   const Real common = grad_out * form.out_scale;
-  return {gate > form.limit ? 0 : common * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
-          std::fabs(up) > form.limit ? 0 : common * g * s};
+  return {gate > form.limit ? 0 : common * row_scale * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
+          std::fabs(up) > form.limit ? 0 : common * row_scale * g * s, common * g * s * (u + form.up_offset)};
 }
 
 }  // namespace oracle

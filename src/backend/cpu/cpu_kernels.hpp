@@ -11,12 +11,25 @@ enum CpuType {
   kCpuF32,
   kCpuF16,
   kCpuBF16,
+  kCpuF64,
   kNumCpuTypes
 };
 enum CpuStyle {
   kCpuHalf,
   kCpuInterleaved,
   kNumCpuStyles
+};
+
+// Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up, out.
+struct GatingRun {
+  const void *in[3];
+  int64_t in_stride[3];
+  void *out[3];  // backward: NULL is not wanted
+  int64_t out_stride[3];
+  const void *row_scale;  // NULL: 1
+  int64_t row_scale_stride;
+  bool is_row_scale_f32;  // otherwise it has the type of the data
+  int64_t count;
 };
 
 // Strides count elements. Outputs may be their inputs.
@@ -31,13 +44,11 @@ struct CpuKernels {
                       const float *sin);
   Rotate *rotate[kNumCpuTypes][kNumCpuStyles];
 
-  using SwigluForward = void(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
-                             int64_t out_stride, int64_t count, const GatingForm &form);
+  using SwigluForward = void(const GatingRun &run, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];
 
-  // From gate, up and grad_out to grad_gate, grad_up and out, of which any may be NULL.
-  using SwigluBackward = void(const void *const in[3], const int64_t in_stride[3], void *const out[3],
-                              const int64_t out_stride[3], int64_t count, const GatingForm &form);
+  // Adds to *row_sum, unless it is NULL.
+  using SwigluBackward = void(const GatingRun &run, const GatingForm &form, RowSum<double> *row_sum);
   SwigluBackward *swiglu_backward[kNumCpuTypes];
 };
 
