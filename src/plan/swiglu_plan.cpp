@@ -45,7 +45,7 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
 
 // Vectors are groups, or single elements where groups are not aligned or would cross the end of an axis within a row.
 rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
-  const int64_t group = kRowGroupBytes / dtype_size(problem.dtype), columns = problem.num_summed_elements();
+  const int64_t group = kSwigluRowGroupBytes / dtype_size(problem.dtype), columns = problem.num_summed_elements();
   const int last = problem.ndim - 1;
   const bool has_one_column_axis = problem.num_row_axes == last;
   const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);

@@ -8,14 +8,9 @@
 
 namespace rope {
 
-// A thread of a block that sums a row takes groups of so many bytes in turn, whatever the vectors: the order of the sum
-// does not depend on how tensors lie.
-constexpr int64_t kRowGroupBytes = 16;
-constexpr int kMaxSwigluRowThreads = 256;
-
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
-// last vector of a row may be short. Where rows are summed a block takes a row, which there is all axes that row_scale
-// lacks.
+// last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
+// row_scale lacks.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 

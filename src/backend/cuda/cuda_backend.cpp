@@ -192,12 +192,15 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
   copy_row_strides(problem.grad_row_scale_stride, scale_size, params.grad_row_scale_stride);
   copy_row_strides(problem.row_index_stride, 1, params.row_index_stride);
   const SwigluRowStrides shape = row_kernel_strides(problem, problem.shape, 1);
+  params.columns = problem.num_summed_elements();
+  params.rows = problem.num_elements() / params.columns;
+  params.has_narrow_columns = params.columns <= UINT32_MAX;
   for (int axis = 0; axis < kMaxRowAxes; ++axis) {
     params.row_shape[axis] = shape.row[axis] != 0 ? shape.row[axis] : 1;
     params.column_shape[axis] = shape.column[axis] != 0 ? shape.column[axis] : 1;
+    const int64_t divisor = params.has_narrow_columns ? params.column_shape[axis] : 1;
+    params.narrow_column_shape[axis] = Divider::by(static_cast<uint32_t>(divisor));
   }
-  params.columns = problem.num_summed_elements();
-  params.rows = problem.num_elements() / params.columns;
   params.has_outer_rows = problem.num_row_axes > 1;
   params.has_outer_columns = problem.ndim - problem.num_row_axes > 1;
   params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;

@@ -4,7 +4,6 @@
 // one vector of each tensor: with more, the time depends on where the buffers happen to lie.
 #pragma once
 
-#include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
 #include "backend/cuda/kernels/vector.cuh"
@@ -69,8 +68,8 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
   return place;
 }
 
-// The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from element
-// to element only where vectors are single elements.
+// The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from
+// element to element only where vectors are single elements.
 template <typename T, int V>
 __device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, int64_t index, RealOf<T> *row_scale) {
   const RowVector at = split_vector(params, index);

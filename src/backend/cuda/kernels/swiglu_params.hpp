@@ -52,11 +52,13 @@ struct SwigluRowKernelParams {
   int64_t row_index_stride[kMaxRowAxes];
   int64_t row_shape[kMaxRowAxes];
   int64_t column_shape[kMaxRowAxes];
+  Divider narrow_column_shape[kMaxRowAxes];  // where has_narrow_columns
   int64_t rows;
   int64_t columns;
   bool has_outer_rows;  // over more than one axis
   bool has_outer_columns;
-  bool is_row_scale_f32;  // and grad_row_scale; otherwise they have the type of the data
+  bool has_narrow_columns;  // columns fits 32 bits
+  bool is_row_scale_f32;    // and grad_row_scale; otherwise they have the type of the data
   bool is_num_rows_64_bit;
   GatingForm form;
 };

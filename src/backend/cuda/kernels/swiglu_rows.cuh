@@ -8,7 +8,7 @@
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/gating.hpp"
-#include "plan/swiglu_plan.hpp"
+#include "plan/tuning.hpp"
 
 namespace rope {
 
@@ -37,20 +37,38 @@ struct RowAxesIndex {
   int64_t at[kMaxRowAxes];
 };
 
-__device__ __forceinline__ RowAxesIndex split_index(const int64_t *shape, bool has_outer_axes, int64_t index) {
-  RowAxesIndex result = {};
+__device__ __forceinline__ RowAxesIndex split_row(const SwigluRowKernelParams &params, int64_t row) {
+  RowAxesIndex index = {};
   constexpr int kLast = kMaxRowAxes - 1;
-  if (!has_outer_axes) {
-    result.at[kLast] = index;
-    return result;
-  }
+  index.at[kLast] = row;
+  if (!params.has_outer_rows) return index;
 #pragma unroll
   for (int axis = kLast; axis > 0; --axis) {
-    result.at[axis] = index % shape[axis];
-    index /= shape[axis];
+    index.at[axis] = row % params.row_shape[axis];
+    row /= params.row_shape[axis];
   }
-  result.at[0] = index;
-  return result;
+  index.at[0] = row;
+  return index;
+}
+
+__device__ __forceinline__ RowAxesIndex split_column(const SwigluRowKernelParams &params, int64_t column) {
+  RowAxesIndex index = {};
+  constexpr int kLast = kMaxRowAxes - 1;
+  index.at[kLast] = column;
+  if (!params.has_outer_columns) return index;
+#pragma unroll
+  for (int axis = kLast; axis > 0; --axis) {
+    if (params.has_narrow_columns) {
+      const Divided divided = params.narrow_column_shape[axis].divide(static_cast<uint32_t>(column));
+      index.at[axis] = divided.remainder;
+      column = divided.quotient;
+    } else {
+      index.at[axis] = column % params.column_shape[axis];
+      column /= params.column_shape[axis];
+    }
+  }
+  index.at[0] = column;
+  return index;
 }
 
 __device__ __forceinline__ int64_t offset_at(const RowAxesIndex &index, const int64_t *stride) {
@@ -79,16 +97,42 @@ __device__ __forceinline__ Real sum_over_block(RowSum<Real> sum) {
   return sum.total();
 }
 
+// One element of a vector, where `at` is known to the compiler.
+template <typename T, int N>
+__device__ __forceinline__ void set_element(Vector<T, N> *vector, int at, const Vector<T, 1> &element) {
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t bits = element.word[0];
+    vector->word[at / 2] = at % 2 == 0 ? bits : vector->word[at / 2] | bits << 16;
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) vector->word[at * kWords + i] = element.word[i];
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ Vector<T, 1> element_of(const Vector<T, N> &vector, int at) {
+  Vector<T, 1> element;
+  if constexpr (sizeof(T) == 2) {
+    element.word[0] = static_cast<uint16_t>(vector.word[at / 2] >> (at % 2 * 16));
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) element.word[i] = vector.word[at * kWords + i];
+  }
+  return element;
+}
+
 // With HasVectors a whole group is one memory access, otherwise its elements are taken one by one.
 template <typename T, bool HasVectors>
-__global__ void __launch_bounds__(kMaxSwigluRowThreads)
+__global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThreads / kMaxSwigluRowThreads)
     swiglu_row_kernel(const __grid_constant__ SwigluRowKernelParams params) {
   using Real = RealOf<T>;
-  constexpr int kGroup = static_cast<int>(kRowGroupBytes / sizeof(T));
+  constexpr int kGroup = static_cast<int>(kSwigluRowGroupBytes / sizeof(T));
   using Group = Vector<T, kGroup>;
   const int64_t row = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (row >= params.rows) return;
-  const RowAxesIndex row_at = split_index(params.row_shape, params.has_outer_rows, row);
+  const RowAxesIndex row_at = split_row(params, row);
   if (params.num_rows != nullptr &&
       offset_at(row_at, params.row_index_stride) >= load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
     return;
@@ -111,48 +155,52 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
        first += static_cast<int64_t>(blockDim.x) * kGroup) {
     const int64_t count = params.columns - first;
     const bool is_vector = HasVectors && count >= kGroup;
-    Real value[kMaxSwigluInputs][kGroup];
+    Group value[kMaxSwigluInputs] = {};
     if (is_vector) {
-      const RowAxesIndex at = split_index(params.column_shape, params.has_outer_columns, first);
-      Group group[kMaxSwigluInputs];
+      const RowAxesIndex at = split_column(params, first);
 #pragma unroll
       for (int i = 0; i < kMaxSwigluInputs; ++i) {
-        group[i] = load_vector<Group>(in[i] + offset_at(at, params.in_stride[i].column));
+        value[i] = load_vector<Group>(in[i] + offset_at(at, params.in_stride[i].column));
       }
-#pragma unroll
-      for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, kGroup>(group[i], value[i]);
     } else {
-      // Elements past the end are 0 and add 0.
+      // Elements past the end stay 0 and add 0.
 #pragma unroll
       for (int e = 0; e < kGroup; ++e) {
-        const RowAxesIndex at = split_index(params.column_shape, params.has_outer_columns, first + e);
+        if (e >= count) break;
+        const RowAxesIndex at = split_column(params, first + e);
 #pragma unroll
         for (int i = 0; i < kMaxSwigluInputs; ++i) {
-          value[i][e] = e < count ? load_element<T>(in[i] + offset_at(at, params.in_stride[i].column)) : Real{0};
+          set_element<T, kGroup>(&value[i], e,
+                                 load_vector<Vector<T, 1>>(in[i] + offset_at(at, params.in_stride[i].column)));
         }
       }
     }
-    Real result[kMaxSwigluOutputs][kGroup];
+    Group result[kMaxSwigluOutputs];
 #pragma unroll
     for (int e = 0; e < kGroup; ++e) {
-      const Real gate = value[kGate][e], up = value[kUp][e], grad_out = value[kGradOut][e];
+      Real gate, up, grad_out;
+      to_floats<T, 1>(element_of<T, kGroup>(value[kGate], e), &gate);
+      to_floats<T, 1>(element_of<T, kGroup>(value[kUp], e), &up);
+      to_floats<T, 1>(element_of<T, kGroup>(value[kGradOut], e), &grad_out);
       sum.add(half_row_term(gate, up, grad_out, form));
       const SwigluGradient<Real> gradient = swiglu_gradient<false>(gate, up, grad_out, form, row_scale);
-      result[kGradGate][e] = gradient.gate;
-      result[kGradUp][e] = gradient.up;
-      result[kRecomputedOut][e] = swiglu<false>(gate, up, form, row_scale);
+      const Real out_value = swiglu<false>(gate, up, form, row_scale);
+      set_element<T, kGroup>(&result[kGradGate], e, from_floats<T, 1>(&gradient.gate));
+      set_element<T, kGroup>(&result[kGradUp], e, from_floats<T, 1>(&gradient.up));
+      set_element<T, kGroup>(&result[kRecomputedOut], e, from_floats<T, 1>(&out_value));
     }
 #pragma unroll
     for (int i = 0; i < kMaxSwigluOutputs; ++i) {
       if (out[i] == nullptr) continue;
       if (is_vector) {
-        const RowAxesIndex at = split_index(params.column_shape, params.has_outer_columns, first);
-        store_vector(out[i] + offset_at(at, params.out_stride[i].column), from_floats<T, kGroup>(result[i]));
+        const RowAxesIndex at = split_column(params, first);
+        store_vector(out[i] + offset_at(at, params.out_stride[i].column), result[i]);
       } else {
 #pragma unroll
         for (int e = 0; e < kGroup; ++e) {
-          const RowAxesIndex at = split_index(params.column_shape, params.has_outer_columns, first + e);
-          if (e < count) store_element<T>(out[i] + offset_at(at, params.out_stride[i].column), result[i][e]);
+          if (e >= count) break;
+          const RowAxesIndex at = split_column(params, first + e);
+          store_vector(out[i] + offset_at(at, params.out_stride[i].column), element_of<T, kGroup>(result[i], e));
         }
       }
     }
@@ -171,7 +219,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
 template <typename T>
 const void *find_swiglu_row_kernel(int vector_elements) {
   if (vector_elements == 1) return reinterpret_cast<const void *>(swiglu_row_kernel<T, false>);
-  if (vector_elements == static_cast<int>(kRowGroupBytes / sizeof(T))) {
+  if (vector_elements == static_cast<int>(kSwigluRowGroupBytes / sizeof(T))) {
     return reinterpret_cast<const void *>(swiglu_row_kernel<T, true>);
   }
   return nullptr;
