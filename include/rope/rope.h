@@ -523,16 +523,16 @@ typedef struct swiglu_args {
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
  *   out = out_scale * g * s * (u + up_offset) * r
  * With an alpha other than 1, alpha * g is rounded to fp32 (F64: fp64), which may cost up to |alpha * g| ulp more than
- * the bound on top. Products of r and (u + up_offset), or g, beyond the largest number of that arithmetic stop there.
- * Errors as for rope_forward. */
+ * the bound on top. Finite products of r and (u + up_offset), or g, beyond the largest number of that arithmetic stop
+ * there. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 /* The gradients, 0 where the limit cut gate or up:
  *   grad_gate      = grad_out * out_scale * (u + up_offset) * r * s * (1 + alpha * g * (1 - s))     where gate <= limit
  *   grad_up        = grad_out * out_scale * g * s * r                                               where |up| <= limit
  *   grad_row_scale = sum over the row of grad_out * out_scale * g * s * (u + up_offset)
- * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha costs each term. Terms, their products
- * and sums of some of them stop at the largest number. How tensors lie changes no bit of it. Errors as for
+ * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha costs each term. Finite terms, their
+ * products and sums of some of them stop at the largest number. How tensors lie changes no bit of it. Errors as for
  * rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 

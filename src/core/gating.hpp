@@ -142,10 +142,17 @@ ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
 }
 #endif
 
-// Overflow stops at the largest number, so that a factor of 0 still makes 0 of it.
 template <typename Real>
-ROPE_HOST_DEVICE Real within_range(Real value) {
-  return clamp(value, -kLargest<Real>, kLargest<Real>);
+ROPE_HOST_DEVICE Real larger_magnitude(Real bound, Real value) {
+  return magnitude_of(value) > bound ? magnitude_of(value) : bound;
+}
+
+// A product or sum of a and b that would overflow stops at the largest number, so that a factor of 0 still makes 0 of
+// it. Where a or b is infinite it does not: the caller is to see that.
+template <typename Real>
+ROPE_HOST_DEVICE Real within_range(Real value, Real a, Real b) {
+  const Real bound = larger_magnitude(larger_magnitude(kLargest<Real>, a), b);
+  return clamp(value, -bound, bound);
 }
 
 // What a form makes of gate and up.
@@ -162,14 +169,16 @@ ROPE_HOST_DEVICE GatedInputs<Real> apply_form(Real gate, Real up, const Form<Rea
   if (IsPlain) return {gate, up, sigmoid_of(gate), gate};
   const Real bounded_gate = gate > form.limit ? form.limit : gate;
   const Real bounded_up = clamp(up, -form.limit, form.limit);
-  const Real argument = within_range(form.alpha * bounded_gate);
-  return {bounded_gate, within_range(bounded_up + form.up_offset), sigmoid_of(argument), argument};
+  // An infinite argument would meet the 0 that sigmoid makes of it.
+  const Real argument = clamp(form.alpha * bounded_gate, -kLargest<Real>, kLargest<Real>);
+  const Real moved_up = bounded_up + form.up_offset;
+  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), sigmoid_of(argument), argument};
 }
 
 // A plain form is one without a row_scale.
 template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
-  return IsPlain ? value : within_range(value * row_scale);
+  return IsPlain ? value : within_range(value * row_scale, value, row_scale);
 }
 
 template <bool IsPlain, typename Real>
@@ -207,35 +216,37 @@ ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real g
 template <typename Real>
 ROPE_HOST_DEVICE Real half_row_term(Real gate, Real up, Real grad_out, const Form<Real> &form) {
   const GatedInputs<Real> in = apply_form<false>(gate, up, form);
-  const Real product = within_range((in.sigmoid.value * grad_out) * in.up);
-  return Real{0.5} * within_range((product * in.gate) * form.out_scale);
+  const Real factor = in.sigmoid.value * grad_out;
+  const Real product = within_range(factor * in.up, factor, in.up);
+  return Real{0.5} * within_range((product * in.gate) * form.out_scale, product, in.gate);
 }
 
-// A sum of half terms, and the sum of what its additions rounded away (Knuth, "The Art of Computer Programming", vol. 2,
-// 4.2.2, theorem B). Both stop at half the largest number: finite terms never meet infinity - infinity, and what the
-// first cannot hold the second takes.
+// A sum of half terms, and the sum of what its additions rounded away (Knuth, "The Art of Computer Programming",
+// volume 2, 4.2.2, theorem B). Both stop at half the largest number: finite terms never meet infinity - infinity, and
+// what the first cannot hold the second takes. An infinite term stays.
 template <typename Real>
 struct RowSum {
   Real half;
   Real rest;
 
   ROPE_HOST_DEVICE void add(Real half_term) {
-    const Real sum = within_half(add_rounded(half, half_term));
+    const Real sum = within_half(add_rounded(half, half_term), Real{0}, Real{0});
     const Real added = add_rounded(sum, -half);
     const Real lost = add_rounded(add_rounded(half, -add_rounded(sum, -added)), add_rounded(half_term, -added));
     half = sum;
-    rest = within_half(add_rounded(rest, lost));
+    rest = within_half(add_rounded(rest, lost), rest, lost);
   }
 
   ROPE_HOST_DEVICE void add(const RowSum &other) {
     add(other.half);
-    rest = within_half(add_rounded(rest, other.rest));
+    rest = within_half(add_rounded(rest, other.rest), rest, other.rest);
   }
 
   ROPE_HOST_DEVICE Real total() const { return Real{2} * add_rounded(half, rest); }
 
-  static ROPE_HOST_DEVICE Real within_half(Real value) {
-    return clamp(value, Real{-0.5} * kLargest<Real>, Real{0.5} * kLargest<Real>);
+  static ROPE_HOST_DEVICE Real within_half(Real value, Real a, Real b) {
+    const Real bound = larger_magnitude(larger_magnitude(Real{0.5} * kLargest<Real>, a), b);
+    return clamp(value, -bound, bound);
   }
 };
 

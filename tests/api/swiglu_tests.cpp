@@ -297,6 +297,50 @@ TEST_CASE("NaN and infinite inputs of SwiGLU", "[swiglu]") {
   }
 }
 
+TEST_CASE("infinite inputs show, whatever the form and row_scale", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Device &device : devices()) {
+      INFO(oracle::dtype_name(dtype) << " on " << device);
+      Workspace workspace(40);
+      swiglu_args_t args = swiglu_args();
+      // One infinity a row: in up, in grad_out, in row_scale, in gate.
+      const Shape shape = {4, 100};
+      for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
+        *tensor = workspace.tensor(dtype, shape);
+      }
+      args.row_scale = workspace.tensor(dtype, {4});
+      args.grad_row_scale = workspace.tensor(dtype, {4});
+      const auto fill = [&](const rope_tensor_t &tensor, int64_t row) {
+        workspace.fill(tensor, [&](const Index &at) -> Real {
+          return at[0] == row && (tensor.ndim == 1 || at[1] == 50) ? INFINITY : 1 + static_cast<Real>(at[1] % 3);
+        });
+      };
+      fill(args.up, 0);
+      fill(args.grad_out, 1);
+      fill(args.row_scale, 2);
+      fill(args.gate, 3);
+      workspace.freeze();
+      workspace.restore();
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = dtype;
+      config.alpha = 0.25;
+      config.up_offset = 1;
+      config.out_scale = 0.125;
+      const SwigluDesc desc = create(config);
+      REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+      CHECK(value_at(args.out, {0, 50}) == INFINITY);
+      CHECK(value_at(args.grad_gate, {0, 50}) == INFINITY);
+      CHECK(value_at(args.grad_gate, {1, 50}) == INFINITY);
+      CHECK(value_at(args.grad_up, {1, 50}) == INFINITY);
+      CHECK(value_at(args.out, {2, 7}) == INFINITY);
+      CHECK(value_at(args.grad_up, {2, 7}) == INFINITY);
+      CHECK(value_at(args.out, {3, 50}) == INFINITY);
+      for (const int64_t row : {0, 1, 3}) CHECK(value_at(args.grad_row_scale, {row}) == INFINITY);
+      CHECK(std::isfinite(value_at(args.grad_row_scale, {2})));
+    }
+  }
+}
+
 TEST_CASE("alpha 1 and out_scale 1 are the same as 0", "[swiglu]") {
   for (const Device &device : devices()) {
     INFO(device);

@@ -290,4 +290,10 @@ TEST_CASE("a row's sum of the largest terms is never NaN", "[gating]") {
   rope::RowSum<float> spoilt = {};
   for (const float term : {1.0f, std::numeric_limits<float>::quiet_NaN(), 1.0f}) spoilt.add(term);
   CHECK(std::isnan(spoilt.total()));
+  rope::RowSum<float> infinite = {}, joined = {};
+  for (const float term : {1.0f, -kInfinity, 1.0f, half, half, half}) infinite.add(term);
+  CHECK(infinite.total() == -kInfinity);
+  joined.add(infinite);
+  joined.add(1.0f);
+  CHECK(joined.total() == -kInfinity);
 }
