@@ -504,15 +504,16 @@ typedef struct swiglu_config {
   double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
-/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, where they must be finite and only 0
- * may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
+/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, with dtype F64 taken as they are; in
+ * fp32 they must be finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
 /* gate, up, out, grad_out, grad_gate and grad_up have rank 1 to 4, one shape, and any strides of their own. A packed
  * [N, 2d] is two narrows, in either order; gate and up interleaved along the last axis are two views of stride 2;
  * blocks of 32 in turn are a view [N, d/32, 2, 32] and two selects.
- * An output may be exactly any one of the inputs (same data and strides), or share no element with any other tensor. */
+ * An output may be exactly any one of the inputs (same data and strides), grad_row_scale exactly row_scale, or share no
+ * element with any other tensor. */
 typedef struct swiglu_args {
   uint32_t struct_size; /* sizeof(swiglu_args_t) */
   uint32_t flags;       /* ROPE_FLAG_ values */
@@ -532,15 +533,18 @@ typedef struct swiglu_args {
 
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
  *   out = out_scale * g * s * (u + up_offset) * r
- * With an alpha other than 1, alpha * g is rounded to fp32, which may cost up to |alpha * g| ulp more than the bound on
- * top. Products with r beyond the largest fp32 stop there. Errors as for rope_forward. */
+ * With an alpha other than 1, alpha * g is rounded to fp32 (F64: fp64), which may cost up to |alpha * g| ulp more than
+ * the bound on top. Finite products of r and (u + up_offset), or g, beyond the largest number of that arithmetic stop
+ * there. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 /* The gradients, 0 where the limit cut gate or up:
  *   grad_gate      = grad_out * out_scale * (u + up_offset) * r * s * (1 + alpha * g * (1 - s))     where gate <= limit
  *   grad_up        = grad_out * out_scale * g * s * r                                               where |up| <= limit
  *   grad_row_scale = sum over the row of grad_out * out_scale * g * s * (u + up_offset)
- * The sum is within 12 ulp of the sum of its terms' magnitudes. Errors as for rope_forward. */
+ * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha costs each term. Finite terms, their
+ * products and sums of some of them stop at the largest number. How tensors lie changes no bit of it. Errors as for
+ * rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 #ifdef __cplusplus

@@ -2,6 +2,8 @@
 //
 // Factors are multiplied in an order in which finite inputs never meet 0 * infinity: sigmoid and its like, which are at
 // most 1.1, come first.
+//
+// Real is float, and double for F64 data.
 #pragma once
 
 #include <math.h>
@@ -9,6 +11,7 @@
 
 #include "core/float16.hpp"
 #include "core/host_device.hpp"
+#include "core/rotation.hpp"
 
 namespace rope {
 
@@ -41,12 +44,20 @@ ROPE_HOST_DEVICE float exp_of_negative(float t) {
 #endif
 }
 
+ROPE_HOST_DEVICE double exp_of_negative(double t) {
+  return exp(-t);
+}
+
 ROPE_HOST_DEVICE float divide_by_one_to_two(float numerator, float denominator) {
 #if defined(__CUDA_ARCH__)
   return __fdividef(numerator, denominator);
 #else
   return numerator / denominator;
 #endif
+}
+
+ROPE_HOST_DEVICE double divide_by_one_to_two(double numerator, double denominator) {
+  return numerator / denominator;
 }
 
 // a * b + c, fused or not as the device does it best, but the same in every kernel.
@@ -58,80 +69,185 @@ ROPE_HOST_DEVICE float multiply_add(float a, float b, float c) {
 #endif
 }
 
-struct Sigmoid {
-  float value;       // sigmoid(gate)
-  float complement;  // sigmoid(-gate), that is 1 - value, without the cancellation
-};
-
-ROPE_HOST_DEVICE Sigmoid sigmoid_of(float gate) {
-  const float e = exp_of_negative(fabsf(gate));
-  const float large = divide_by_one_to_two(1.0f, 1.0f + e);
-  const float small = divide_by_one_to_two(e, 1.0f + e);
-  return {gate < 0.0f ? small : large, gate < 0.0f ? large : small};
+ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return fma(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
-// out = out_scale * g * sigmoid(alpha * g) * (u + up_offset), g = min(gate, limit), u = up within +-limit.
-struct GatingForm {
-  float alpha;
-  float limit;  // infinity: none
-  float up_offset;
-  float out_scale;
-  bool is_plain;  // alpha 1, no limit, offset 0, scale 1: everything below reduces to gate * sigmoid(gate) * up
+ROPE_HOST_DEVICE float magnitude_of(float value) {
+  return fabsf(value);
+}
+
+ROPE_HOST_DEVICE double magnitude_of(double value) {
+  return fabs(value);
+}
+
+template <typename Real>
+struct Sigmoid {
+  Real value;       // sigmoid(gate)
+  Real complement;  // sigmoid(-gate), that is 1 - value, without the cancellation
 };
+
+template <typename Real>
+ROPE_HOST_DEVICE Sigmoid<Real> sigmoid_of(Real gate) {
+  const Real e = exp_of_negative(magnitude_of(gate));
+  const Real large = divide_by_one_to_two(Real{1}, Real{1} + e);
+  const Real small = divide_by_one_to_two(e, Real{1} + e);
+  return {gate < Real{0} ? small : large, gate < Real{0} ? large : small};
+}
+
+// out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, g = min(gate, limit), u = up within +-limit.
+template <typename Real>
+struct Form {
+  Real alpha;
+  Real limit;  // infinity: none
+  Real up_offset;
+  Real out_scale;
+  bool is_plain;  // alpha 1, no limit, offset 0, scale 1: without a row_scale out reduces to gate * sigmoid(gate) * up
+};
+
+// As descriptors hold it: numbers of fp32, except for F64.
+using GatingForm = Form<double>;
+
+template <typename Real>
+ROPE_HOST_DEVICE Form<Real> form_in(const GatingForm &form) {
+  return {static_cast<Real>(form.alpha), static_cast<Real>(form.limit), static_cast<Real>(form.up_offset),
+          static_cast<Real>(form.out_scale), form.is_plain};
+}
 
 constexpr float kLargestFloat = 3.40282347e38f;
 
+template <typename Real>
+constexpr Real kLargest = kLargestFloat;
+template <>
+constexpr double kLargest<double> = 1.7976931348623157e308;
+
 // NaN stays NaN.
-ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
-  const float raised = value < low ? low : value;
+template <typename Real>
+ROPE_HOST_DEVICE Real clamp(Real value, Real low, Real high) {
+  const Real raised = value < low ? low : value;
   return raised > high ? high : raised;
 }
 
-// What a form makes of gate and up. Products and sums that would overflow stop at the largest number, so that a sigmoid of
-// 0 still makes 0 of them.
-struct GatedInputs {
-  float gate;
-  float up;
-  Sigmoid sigmoid;
-  float argument;  // alpha * gate
-};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <>
+ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
+  float raised, result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(raised) : "f"(value), "f"(low));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(raised), "f"(high));
+  return result;
+}
+#endif
 
-template <bool IsPlain>
-ROPE_HOST_DEVICE GatedInputs apply_form(float gate, float up, const GatingForm &form) {
-  if (IsPlain) return {gate, up, sigmoid_of(gate), gate};
-  const float bounded_gate = gate > form.limit ? form.limit : gate;
-  const float bounded_up = clamp(up, -form.limit, form.limit);
-  const float argument = clamp(form.alpha * bounded_gate, -kLargestFloat, kLargestFloat);
-  return {bounded_gate, clamp(bounded_up + form.up_offset, -kLargestFloat, kLargestFloat), sigmoid_of(argument),
-          argument};
+template <typename Real>
+ROPE_HOST_DEVICE Real larger_magnitude(Real bound, Real value) {
+  return magnitude_of(value) > bound ? magnitude_of(value) : bound;
 }
 
-template <bool IsPlain>
-ROPE_HOST_DEVICE float swiglu(float gate, float up, const GatingForm &form) {
-  const GatedInputs in = apply_form<IsPlain>(gate, up, form);
-  const float out = (in.sigmoid.value * in.up) * in.gate;
+// A product or sum of a and b that would overflow stops at the largest number, so that a factor of 0 still makes 0 of
+// it. Where a or b is infinite it does not: the caller is to see that.
+template <typename Real>
+ROPE_HOST_DEVICE Real within_range(Real value, Real a, Real b) {
+  const Real bound = larger_magnitude(larger_magnitude(kLargest<Real>, a), b);
+  return clamp(value, -bound, bound);
+}
+
+// What a form makes of gate and up.
+template <typename Real>
+struct GatedInputs {
+  Real gate;
+  Real up;
+  Sigmoid<Real> sigmoid;
+  Real argument;  // alpha * gate
+};
+
+template <bool IsPlain, typename Real>
+ROPE_HOST_DEVICE GatedInputs<Real> apply_form(Real gate, Real up, const Form<Real> &form) {
+  if (IsPlain) return {gate, up, sigmoid_of(gate), gate};
+  const Real bounded_gate = gate > form.limit ? form.limit : gate;
+  const Real bounded_up = clamp(up, -form.limit, form.limit);
+  // An infinite argument would meet the 0 that sigmoid makes of it.
+  const Real argument = clamp(form.alpha * bounded_gate, -kLargest<Real>, kLargest<Real>);
+  const Real moved_up = bounded_up + form.up_offset;
+  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), sigmoid_of(argument), argument};
+}
+
+// A plain form is one without a row_scale.
+template <bool IsPlain, typename Real>
+ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
+  return IsPlain ? value : within_range(value * row_scale, value, row_scale);
+}
+
+template <bool IsPlain, typename Real>
+ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
+  const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
+  const Real out = (in.sigmoid.value * scale_by_row<IsPlain>(in.up, row_scale)) * in.gate;
   return IsPlain ? out : out * form.out_scale;
 }
 
+template <typename Real>
 struct SwigluGradient {
-  float gate;
-  float up;
+  Real gate;
+  Real up;
 };
 
 // The gradients are 0 where the limit cut gate or up.
-template <bool IsPlain>
-ROPE_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float grad_out, const GatingForm &form) {
-  const GatedInputs in = apply_form<IsPlain>(gate, up, form);
+template <bool IsPlain, typename Real>
+ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real grad_out, const Form<Real> &form,
+                                                      Real row_scale = 1) {
+  const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
   // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
   // up.
-  const float half_slope = 0.5f * (in.sigmoid.value * multiply_add(in.argument, in.sigmoid.complement, 1.0f));
-  const float half_gradient = (half_slope * grad_out) * in.up;
-  SwigluGradient gradient = {half_gradient + half_gradient, (in.sigmoid.value * grad_out) * in.gate};
+  const Real half_slope = Real{0.5} * (in.sigmoid.value * multiply_add(in.argument, in.sigmoid.complement, Real{1}));
+  const Real half_gradient = (half_slope * grad_out) * scale_by_row<IsPlain>(in.up, row_scale);
+  SwigluGradient<Real> gradient = {half_gradient + half_gradient,
+                                   (in.sigmoid.value * grad_out) * scale_by_row<IsPlain>(in.gate, row_scale)};
   if (!IsPlain) {
-    gradient.gate = gate > form.limit ? 0.0f : gradient.gate * form.out_scale;
-    gradient.up = up > form.limit || up < -form.limit ? 0.0f : gradient.up * form.out_scale;
+    gradient.gate = gate > form.limit ? Real{0} : gradient.gate * form.out_scale;
+    gradient.up = up > form.limit || up < -form.limit ? Real{0} : gradient.up * form.out_scale;
   }
   return gradient;
 }
+
+// Half of what an element adds to the gradient of its row_scale, at most half the largest number.
+template <typename Real>
+ROPE_HOST_DEVICE Real half_row_term(Real gate, Real up, Real grad_out, const Form<Real> &form) {
+  const GatedInputs<Real> in = apply_form<false>(gate, up, form);
+  const Real factor = in.sigmoid.value * grad_out;
+  const Real product = within_range(factor * in.up, factor, in.up);
+  return Real{0.5} * within_range((product * in.gate) * form.out_scale, product, in.gate);
+}
+
+// A sum of half terms, and the sum of what its additions rounded away (Knuth, "The Art of Computer Programming",
+// volume 2, 4.2.2, theorem B). Both stop at half the largest number: finite terms never meet infinity - infinity, and
+// what the first cannot hold the second takes. An infinite term stays.
+template <typename Real>
+struct RowSum {
+  Real half;
+  Real rest;
+
+  ROPE_HOST_DEVICE void add(Real half_term) {
+    const Real sum = within_half(add_rounded(half, half_term), Real{0}, Real{0});
+    const Real added = add_rounded(sum, -half);
+    const Real lost = add_rounded(add_rounded(half, -add_rounded(sum, -added)), add_rounded(half_term, -added));
+    half = sum;
+    rest = within_half(add_rounded(rest, lost), rest, lost);
+  }
+
+  ROPE_HOST_DEVICE void add(const RowSum &other) {
+    add(other.half);
+    rest = within_half(add_rounded(rest, other.rest), rest, other.rest);
+  }
+
+  ROPE_HOST_DEVICE Real total() const { return Real{2} * add_rounded(half, rest); }
+
+  static ROPE_HOST_DEVICE Real within_half(Real value, Real a, Real b) {
+    const Real bound = larger_magnitude(larger_magnitude(Real{0.5} * kLargest<Real>, a), b);
+    return clamp(value, -bound, bound);
+  }
+};
 
 }  // namespace rope

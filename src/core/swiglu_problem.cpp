@@ -34,6 +34,59 @@ rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *op
   return check_same_shape(function, operand->field, view, gate.field, gate.view);
 }
 
+rope_status_t read_row_scale(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
+  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  operand->view.forget_unused_strides();
+  const View &view = operand->view;
+  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
+  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != dtype) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function, operand->field,
+                dtype_name(view.dtype), dtype_name(dtype));
+  }
+  if (view.ndim >= gate.view.ndim) {
+    return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function, operand->field, view.ndim,
+                gate.field, gate.view.ndim);
+  }
+  View rows = gate.view;
+  rows.ndim = view.ndim;
+  return check_same_shape(function, operand->field, view, gate.field, rows);
+}
+
+rope_status_t read_grad_row_scale(const char *function, Operand *operand, const Operand &row_scale) {
+  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  operand->view.forget_unused_strides();
+  const View &view = operand->view;
+  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
+  if (row_scale.view.is_absent()) {
+    return fail(kInvalid, "%s: %s is set and row_scale is absent: a gradient needs its factor", function,
+                operand->field);
+  }
+  if (view.dtype != row_scale.view.dtype) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function, operand->field,
+                dtype_name(view.dtype), row_scale.field, dtype_name(row_scale.view.dtype));
+  }
+  return check_same_shape(function, operand->field, view, row_scale.field, row_scale.view);
+}
+
+rope_status_t read_num_rows(const char *function, Operand *operand) {
+  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  operand->view.forget_unused_strides();
+  const View &view = operand->view;
+  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
+  if (view.dtype != ROPE_DTYPE_I32 && view.dtype != ROPE_DTYPE_I64) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function, operand->field,
+                dtype_name(view.dtype));
+  }
+  if (view.ndim != 1) {
+    return fail(kInvalid, "%s: %s.ndim is %d: it must be 1", function, operand->field, view.ndim);
+  }
+  if (view.shape[0] != 1) {
+    return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be 1", function, operand->field,
+                static_cast<long long>(view.shape[0]));
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 // Every output is exactly one of the inputs or shares nothing with anything.
 rope_status_t check_overlaps(const char *function, const Operand *inputs, int num_inputs, const Operand *outputs,
                              int num_outputs) {
@@ -59,6 +112,9 @@ rope_status_t check_overlaps(const char *function, const Operand *inputs, int nu
   return ROPE_STATUS_SUCCESS;
 }
 
+// The view of gate's first index.
+constexpr int64_t kRowIndexStride[kMaxAxes] = {1, 0, 0, 0};
+
 // The distinct views of a problem, with strides in one table so that axes can be sorted and merged together.
 class AxisMerger {
  public:
@@ -69,13 +125,24 @@ class AxisMerger {
     }
   }
 
-  void add_strides(const View &view, int64_t *target) {
-    rows_[count_].source = view.stride;
+  // Along the axes that a view lacks its strides are 0.
+  void add_strides(const int64_t *source, int64_t *target) {
+    rows_[count_].source = source;
     rows_[count_++].target = target;
   }
 
-  void merge(const int64_t *shape, int first_output) {
-    sort_by_stride(rows_[first_output].source);
+  // Slowest first, by the strides of an output, which are never 0.
+  void sort_by_stride(const int64_t *stride) {
+    for (int i = 1; i < problem_->ndim; ++i) {
+      for (int j = i; j > 0 && magnitude(stride[order_[j]]) > magnitude(stride[order_[j - 1]]); --j) {
+        const int axis = order_[j];
+        order_[j] = order_[j - 1];
+        order_[j - 1] = axis;
+      }
+    }
+  }
+
+  void merge(const int64_t *shape) {
     int used = 0;
     for (int i = 0; i < problem_->ndim; ++i) {
       const int axis = order_[i];
@@ -97,17 +164,6 @@ class AxisMerger {
   }
 
  private:
-  // Slowest first, by the strides of an output, which are never 0.
-  void sort_by_stride(const int64_t *stride) {
-    for (int i = 1; i < problem_->ndim; ++i) {
-      for (int j = i; j > 0 && magnitude(stride[order_[j]]) > magnitude(stride[order_[j - 1]]); --j) {
-        const int axis = order_[j];
-        order_[j] = order_[j - 1];
-        order_[j - 1] = axis;
-      }
-    }
-  }
-
   // True if, in every view, the step of merged axis `outer` spans exactly the `length` elements of `axis`.
   bool continues(int outer, int axis, int64_t length) const {
     for (int row = 0; row < count_; ++row) {
@@ -125,7 +181,7 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes] = {};
-  Row rows_[kMaxSwigluInputs + kMaxSwigluOutputs] = {};
+  Row rows_[kMaxSwigluInputs + kMaxSwigluOutputs + 3] = {};  // and row_scale, grad_row_scale, the row index
   int count_ = 0;
 };
 
@@ -134,6 +190,12 @@ class AxisMerger {
 int64_t SwigluProblem::num_elements() const {
   int64_t count = 1;
   for (int axis = 0; axis < ndim; ++axis) count *= shape[axis];
+  return count;
+}
+
+int64_t SwigluProblem::num_summed_elements() const {
+  int64_t count = 1;
+  for (int axis = num_row_axes; axis < ndim; ++axis) count *= shape[axis];
   return count;
 }
 
@@ -160,11 +222,14 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   if (config.limit < 0.0) {
     return fail(kInvalid, "%s: limit is %g: it must be above 0, or 0 for none", function, config.limit);
   }
-  form->alpha = config.alpha != 0.0 ? static_cast<float>(config.alpha) : 1.0f;
-  form->limit = config.limit != 0.0 ? static_cast<float>(config.limit) : INFINITY;
-  form->up_offset = static_cast<float>(config.up_offset);
-  form->out_scale = config.out_scale != 0.0 ? static_cast<float>(config.out_scale) : 1.0f;
-  form->is_plain = form->alpha == 1.0f && config.limit == 0.0 && config.up_offset == 0.0 && form->out_scale == 1.0f;
+  const auto rounded = [&](double value) {
+    return config.dtype == ROPE_DTYPE_F64 ? value : static_cast<double>(static_cast<float>(value));
+  };
+  form->alpha = config.alpha != 0.0 ? rounded(config.alpha) : 1.0;
+  form->limit = config.limit != 0.0 ? rounded(config.limit) : static_cast<double>(INFINITY);
+  form->up_offset = rounded(config.up_offset);
+  form->out_scale = config.out_scale != 0.0 ? rounded(config.out_scale) : 1.0;
+  form->is_plain = form->alpha == 1.0 && config.limit == 0.0 && config.up_offset == 0.0 && form->out_scale == 1.0;
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -177,59 +242,83 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   ROPE_TRY(check_call_flags(function, args.flags));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 
-  Operand inputs[] = {
-      {"gate", &args.gate, true, {}}, {"up", &args.up, true, {}}, {"grad_out", &args.grad_out, true, {}}};
+  Operand inputs[] = {{"gate", &args.gate, true, {}},
+                      {"up", &args.up, true, {}},
+                      {"grad_out", &args.grad_out, true, {}},
+                      {"row_scale", &args.row_scale, false, {}},
+                      {"num_rows", &args.num_rows, false, {}}};
+  Operand &row_scale = inputs[kMaxSwigluInputs], &num_rows = inputs[kMaxSwigluInputs + 1];
   Operand forward_outputs[] = {{"out", &args.out, true, {}}};
-  Operand backward_outputs[] = {
-      {"grad_gate", &args.grad_gate, false, {}}, {"grad_up", &args.grad_up, false, {}}, {"out", &args.out, false, {}}};
+  Operand backward_outputs[] = {{"grad_gate", &args.grad_gate, false, {}},
+                                {"grad_up", &args.grad_up, false, {}},
+                                {"out", &args.out, false, {}},
+                                {"grad_row_scale", &args.grad_row_scale, false, {}}};
   Operand *outputs = is_backward ? backward_outputs : forward_outputs;
+  Operand &grad_row_scale = backward_outputs[kMaxSwigluOutputs];
 
-  // Fields that this direction or this version does not take.
-  struct Refused {
-    const char *field;
-    const rope_tensor_t *tensor;
-    bool is_later;
-  };
-  const Refused always[] = {{"row_scale", &args.row_scale, true},
-                            {"num_rows", &args.num_rows, true},
-                            {"grad_row_scale", &args.grad_row_scale, true}};
-  const Refused in_forward[] = {
-      {"grad_out", &args.grad_out, false}, {"grad_gate", &args.grad_gate, false}, {"grad_up", &args.grad_up, false}};
-  const auto refuse = [&](const Refused &refused) -> rope_status_t {
-    if (refused.tensor->ndim != 0) {
-      return refused.is_later ? fail(kUnsupported, "%s: %s is set: not served yet", function, refused.field)
-                              : fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused.field);
-    }
-    View absent;
-    return read_view(function, refused.field, *refused.tensor, &absent);
-  };
-  for (const Refused &refused : always) ROPE_TRY(refuse(refused));
   if (!is_backward) {
-    for (const Refused &refused : in_forward) ROPE_TRY(refuse(refused));
+    const Operand *const refused_here[] = {&inputs[kGradOut], &backward_outputs[kGradGate], &backward_outputs[kGradUp],
+                                           &grad_row_scale};
+    for (const Operand *refused : refused_here) {
+      if (refused->tensor->ndim != 0) {
+        return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused->field);
+      }
+      View absent;
+      ROPE_TRY(read_view(function, refused->field, *refused->tensor, &absent));
+    }
   }
 
+  const Operand &gate = inputs[kGate];
   const int num_inputs = problem->num_inputs(), num_outputs = problem->num_outputs();
-  for (int i = 0; i < num_inputs; ++i) ROPE_TRY(read_operand(function, dtype, &inputs[i], inputs[kGate]));
-  for (int i = 0; i < num_outputs; ++i) ROPE_TRY(read_operand(function, dtype, &outputs[i], inputs[kGate]));
-  if (is_backward && outputs[kGradGate].view.is_absent() && outputs[kGradUp].view.is_absent()) {
-    return fail(kInvalid, "%s: grad_gate and grad_up are absent: one of them is required", function);
+  for (int i = 0; i < num_inputs; ++i) ROPE_TRY(read_operand(function, dtype, &inputs[i], gate));
+  for (int i = 0; i < num_outputs; ++i) ROPE_TRY(read_operand(function, dtype, &outputs[i], gate));
+  ROPE_TRY(read_row_scale(function, dtype, &row_scale, gate));
+  ROPE_TRY(read_num_rows(function, &num_rows));
+  if (is_backward) {
+    ROPE_TRY(read_grad_row_scale(function, &grad_row_scale, row_scale));
+    if (outputs[kGradGate].view.is_absent() && outputs[kGradUp].view.is_absent() && grad_row_scale.view.is_absent()) {
+      return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
+    }
   }
-  ROPE_TRY(check_overlaps(function, inputs, num_inputs, outputs, num_outputs));
+  ROPE_TRY(check_overlaps(function, inputs, kMaxSwigluInputs + 2, outputs, is_backward ? kMaxSwigluOutputs + 1 : 1));
 
-  if (inputs[kGate].view.is_empty()) {
+  if (gate.view.is_empty()) {
     problem->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
     return ROPE_STATUS_SUCCESS;
   }
-  AxisMerger merger(problem, inputs[kGate].view);
+  AxisMerger merger(problem, gate.view);
   for (int i = 0; i < num_inputs; ++i) {
     problem->in[i] = inputs[i].view.data;
-    merger.add_strides(inputs[i].view, problem->in_stride[i]);
+    merger.add_strides(inputs[i].view.stride, problem->in_stride[i]);
   }
+  const int64_t *output_stride = nullptr;
   for (int i = 0; i < num_outputs; ++i) {
     problem->out[i] = outputs[i].view.data;
-    if (!outputs[i].view.is_absent()) merger.add_strides(outputs[i].view, problem->out_stride[i]);
+    if (outputs[i].view.is_absent()) continue;
+    merger.add_strides(outputs[i].view.stride, problem->out_stride[i]);
+    if (output_stride == nullptr) output_stride = outputs[i].view.stride;
   }
-  merger.merge(inputs[kGate].view.shape, num_inputs);
+  if (!row_scale.view.is_absent()) {
+    problem->row_scale = row_scale.view.data;
+    problem->row_scale_dtype = row_scale.view.dtype;
+    merger.add_strides(row_scale.view.stride, problem->row_scale_stride);
+  }
+  if (!num_rows.view.is_absent()) {
+    problem->num_rows = num_rows.view.data;
+    problem->num_rows_dtype = num_rows.view.dtype;
+    merger.add_strides(kRowIndexStride, problem->row_index_stride);
+  }
+  if (grad_row_scale.view.is_absent()) {
+    merger.sort_by_stride(output_stride);
+  } else {
+    problem->grad_row_scale = grad_row_scale.view.data;
+    merger.add_strides(grad_row_scale.view.stride, problem->grad_row_scale_stride);
+  }
+  merger.merge(gate.view.shape);
+  // An output has a stride other than 0 along each of its own axes.
+  while (problem->num_row_axes < problem->ndim && problem->grad_row_scale_stride[problem->num_row_axes] != 0) {
+    ++problem->num_row_axes;
+  }
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -23,9 +23,10 @@ enum SwigluOutput {
   kMaxSwigluOutputs
 };
 
-// An element-by-element operation over up to four axes, the last of which is the one that lies closest together in
+// An operation over up to four axes, element by element, the last axis being the one that lies closest together in
 // memory. Axes of length 1 are gone and axes that are one in every tensor are merged, so that a contiguous tensor of
-// any rank is a single axis.
+// any rank is a single axis. Where rows are summed (grad_row_scale) axes keep gate's order instead, and those of a row
+// come last: the order of a sum does not depend on how tensors lie.
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
@@ -38,9 +39,21 @@ struct SwigluProblem {
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in elements
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
 
+  const char *row_scale;               // NULL: 1
+  char *grad_row_scale;                // NULL: not wanted
+  rope_dtype_t row_scale_dtype;        // of both: F32 or dtype
+  int num_row_axes;                    // with grad_row_scale: the first so many axes are its own
+  int64_t row_scale_stride[kMaxAxes];  // 0 along the axes of a row
+  int64_t grad_row_scale_stride[kMaxAxes];
+
+  const char *num_rows;  // NULL: all
+  rope_dtype_t num_rows_dtype;
+  int64_t row_index_stride[kMaxAxes];  // gate's first index, which num_rows limits, is the sum of these by ours
+
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
   int64_t num_elements() const;
+  int64_t num_summed_elements() const;  // of each row of grad_row_scale
   bool is_empty() const { return num_elements() == 0; }
 };
 

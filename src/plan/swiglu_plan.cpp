@@ -23,7 +23,39 @@ int choose_vector_elements(const SwigluProblem &problem) {
   for (int i = 0; i < problem.num_outputs(); ++i) {
     if (problem.out[i] != nullptr) add_tensor(problem, problem.out[i], problem.out_stride[i], &bytes);
   }
+  // A vector has one row and one factor.
+  const int last = problem.ndim - 1;
+  if (problem.grad_row_scale == nullptr &&
+      (problem.row_scale_stride[last] != 0 || problem.row_index_stride[last] != 0)) {
+    return 1;
+  }
   return static_cast<int>(bytes.value() / dtype_size(problem.dtype));
+}
+
+rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *plan) {
+  const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
+  if (grid_y > kMaxGridY) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld blocks: one launch holds at most %lld", function,
+                static_cast<long long>(num_blocks), static_cast<long long>(kMaxGridX * kMaxGridY));
+  }
+  plan->grid_y = static_cast<uint32_t>(grid_y);
+  plan->grid_x = static_cast<uint32_t>((num_blocks - 1) / grid_y + 1);
+  return ROPE_STATUS_SUCCESS;
+}
+
+// Vectors are groups, or single elements where groups are not aligned or would cross the end of an axis within a row.
+rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
+  const int64_t group = kSwigluRowGroupBytes / dtype_size(problem.dtype), columns = problem.num_summed_elements();
+  const int last = problem.ndim - 1;
+  const bool has_one_column_axis = problem.num_row_axes == last;
+  const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);
+  plan->vector_elements = is_whole && choose_vector_elements(problem) == group ? static_cast<int>(group) : 1;
+  plan->vectors_per_row = (columns - 1) / group + 1;
+  plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
+  constexpr int64_t kWarp = 32;
+  const int64_t threads = ((plan->vectors_per_row - 1) / kWarp + 1) * kWarp;
+  plan->threads = static_cast<uint32_t>(threads < kMaxSwigluRowThreads ? threads : kMaxSwigluRowThreads);
+  return set_grid(function, problem.num_elements() / columns, plan);
 }
 
 }  // namespace
@@ -39,6 +71,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     return ROPE_STATUS_SUCCESS;
   }
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
+  if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
   plan->vector_elements = choose_vector_elements(problem);
   if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
       problem.num_elements() <= small_launch_threads(device) * plan->vector_elements) {
@@ -46,15 +79,8 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
-  const int64_t num_blocks = (plan->num_vectors - 1) / kSwigluThreads + 1;
-  const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
-  if (grid_y > kMaxGridY) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld blocks: one launch holds at most %lld", function,
-                static_cast<long long>(num_blocks), static_cast<long long>(kMaxGridX * kMaxGridY));
-  }
-  plan->grid_y = static_cast<uint32_t>(grid_y);
-  plan->grid_x = static_cast<uint32_t>((num_blocks - 1) / grid_y + 1);
-  return ROPE_STATUS_SUCCESS;
+  plan->threads = kSwigluThreads;
+  return set_grid(function, (plan->num_vectors - 1) / kSwigluThreads + 1, plan);
 }
 
 }  // namespace rope

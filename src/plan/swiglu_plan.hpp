@@ -9,13 +9,15 @@
 namespace rope {
 
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
-// last vector of a row may be short.
+// last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
+// row_scale lacks.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
   int vector_elements;  // CUDA
   int64_t vectors_per_row;
   int64_t num_vectors;
+  uint32_t threads;         // of a block
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch
 };

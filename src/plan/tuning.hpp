@@ -39,6 +39,13 @@ constexpr int kTableBlocksPerMultiprocessor = 16;
 // 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
 constexpr int kSwigluThreads = 128;
 
+// SwiGLU with summed rows: most threads of a block, which takes a row; threads that the compiler must leave registers
+// for on a multiprocessor (80, on sm_90 the fewest without spills); and what a thread takes of a row at a time, whatever
+// the vectors, so that the order of the sum does not depend on them. Not measured yet.
+constexpr int kMaxSwigluRowThreads = 256;
+constexpr int kSwigluRowResidentThreads = 768;
+constexpr int64_t kSwigluRowGroupBytes = 16;
+
 // Both: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice the
 // threads are quicker. RoPE decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens
 // (1117) 4.07 against 3.32; SwiGLU of 8 x 14336 (109) 1.54 against 1.60, of 64 x 14336 (869) 2.70 against 2.57.

@@ -987,10 +987,37 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
       {"up misaligned", invalid, "up", "", [](R &r) { move(&r.args.up, 3); }},
       {"gate with an undefined flag", unsupported, "gate", "", [](R &r) { r.args.gate.flags = 2; }},
       {"strides that overflow", invalid, "gate", "", [](R &r) { r.args.gate.stride[0] = huge; }},
-      {"row_scale", unsupported, "row_scale", "", [](R &r) { r.args.row_scale = r.tensor({3}); }},
-      {"num_rows", unsupported, "num_rows", "",
-       [](R &r) { r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I64, {1}); }},
-      {"grad_row_scale", unsupported, "grad_row_scale", "", [](R &r) { r.args.grad_row_scale = r.tensor({3}); }},
+      {"row_scale of another shape", invalid, "row_scale", "4", [](R &r) { r.args.row_scale = r.tensor({4}); }},
+      {"row_scale of gate's rank", invalid, "row_scale", "2",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3, 5});
+       }},
+      {"row_scale of another dtype", invalid, "row_scale", "F16",
+       [](R &r) { r.args.row_scale = r.workspace.tensor(ROPE_DTYPE_F16, {3}); }},
+      {"row_scale of F64", invalid, "row_scale", "F64",
+       [](R &r) { r.args.row_scale = r.workspace.tensor(ROPE_DTYPE_F64, {3}); }},
+      {"row_scale absent but with data", invalid, "row_scale", "",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.row_scale.ndim = 0;
+       }},
+      {"row_scale misaligned", invalid, "row_scale", "",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         move(&r.args.row_scale, 2);
+       }},
+      {"num_rows of F32", invalid, "num_rows", "F32", [](R &r) { r.args.num_rows = r.tensor({1}); }},
+      {"num_rows of two", invalid, "num_rows", "2",
+       [](R &r) { r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
+      {"num_rows of rank 2", invalid, "num_rows", "2",
+       [](R &r) {
+         r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1, 1});
+       }},
+      {"num_rows without data", invalid, "num_rows", "NULL",
+       [](R &r) {
+         r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1});
+         r.args.num_rows.data = nullptr;
+       }},
 
       {"out absent", invalid, "out", "", [](R &r) { r.args.out = {}; }, Where::Forward},
       {"out of another shape", invalid, "out", "4",
@@ -1028,6 +1055,23 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.args.grad_up = r.tensor({3, 5});
        },
        Where::Forward},
+      {"grad_row_scale in forward", invalid, "grad_row_scale", "",
+       [](R &r) { r.args.row_scale = r.args.grad_row_scale = r.tensor({3}); }, Where::Forward},
+      {"out over row_scale", invalid, "out", "row_scale",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.out.data = r.args.row_scale.data;
+       },
+       Where::Forward},
+      {"out over num_rows", invalid, "out", "num_rows",
+       [](R &r) {
+         r.args.num_rows = r.args.out;
+         r.args.num_rows.dtype = ROPE_DTYPE_I32;
+         r.args.num_rows.ndim = 1;
+         r.args.num_rows.shape[0] = 1;
+         move(&r.args.num_rows, 16);
+       },
+       Where::Forward},
 
       {"out of another shape in backward", invalid, "out", "4",
        [](R &r) {
@@ -1035,6 +1079,49 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        },
        Where::Backward},
       {"grad_out absent", invalid, "grad_out", "", [](R &r) { r.args.grad_out = {}; }, Where::Backward},
+      {"grad_row_scale without row_scale", invalid, "grad_row_scale", "row_scale",
+       [](R &r) { r.args.grad_row_scale = r.tensor({3}); }, Where::Backward},
+      {"grad_row_scale of another shape", invalid, "grad_row_scale", "4",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.tensor({4});
+       },
+       Where::Backward},
+      {"grad_row_scale of another dtype", invalid, "grad_row_scale", "BF16",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.workspace.tensor(ROPE_DTYPE_BF16, {3});
+       },
+       Where::Backward},
+      {"grad_row_scale of one element repeated", invalid, "grad_row_scale", "0",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.tensor({3});
+         r.args.grad_row_scale.stride[0] = 0;
+       },
+       Where::Backward},
+      {"grad_row_scale in row_scale, one element on", invalid, "grad_row_scale", "row_scale",
+       [](R &r) {
+         r.args.row_scale = r.tensor({4});
+         r.args.row_scale.shape[0] = 3;
+         r.args.grad_row_scale = r.args.row_scale;
+         move(&r.args.grad_row_scale, 4);
+       },
+       Where::Backward},
+      {"grad_row_scale in grad_up", invalid, "grad_up", "grad_row_scale",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.args.row_scale;
+         r.args.grad_row_scale.data = r.args.grad_up.data;
+       },
+       Where::Backward},
+      {"grad_row_scale in gate", invalid, "grad_row_scale", "gate",
+       [](R &r) {
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.args.row_scale;
+         r.args.grad_row_scale.data = r.args.gate.data;
+       },
+       Where::Backward},
       {"no gradient wanted", invalid, "grad_gate", "", [](R &r) { r.args.grad_gate = r.args.grad_up = {}; },
        Where::Backward},
       {"grad_up of another shape", invalid, "grad_up", "",

@@ -10,7 +10,7 @@ using oracle::Real;
 
 namespace {
 
-const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 const std::vector<Shape> shapes = {{1},        {7},           {64},         {3, 1},        {5, 8},   {3, 33},
                                    {2, 3, 17}, {4, 1, 6},     {2, 3, 4, 5}, {1, 7, 1, 31}, {1, 257}, {2, 1024},
@@ -187,8 +187,9 @@ TEST_CASE("gates from one end of sigmoid to the other", "[swiglu]") {
     SwigluCase()
         .dtype(dtype)
         .shape({count})
-        .values([](SwigluTensor tensor, const Index &index) -> Real {
-          if (tensor == SwigluTensor::Gate) return -110 + 220 * static_cast<Real>(index[0]) / count;
+        .values([dtype](SwigluTensor tensor, const Index &index) -> Real {
+          const Real end = dtype == ROPE_DTYPE_F64 ? 760 : 110;
+          if (tensor == SwigluTensor::Gate) return -end + 2 * end * static_cast<Real>(index[0]) / count;
           return tensor == SwigluTensor::Up ? 1.37L : 0.71L;
         })
         .check();
@@ -222,8 +223,9 @@ TEST_CASE("extreme finite values give the right limits", "[swiglu]") {
   for (rope_dtype_t dtype : dtypes) {
     const Real top = oracle::largest(dtype), normal = oracle::smallest_normal(dtype), least = oracle::smallest(dtype);
     std::vector<Real> values;
-    for (Real value : {Real{0}, least, normal, normal * 3, Real{1}, Real{0.625}, Real{20}, Real{85}, Real{88.5},
-                       Real{95.25}, Real{104}, Real{200}, std::sqrt(normal), std::sqrt(top), top / 2, top}) {
+    for (Real value :
+         {Real{0}, least, normal, normal * 3, Real{1}, Real{0.625}, Real{20}, Real{85}, Real{88.5}, Real{95.25},
+          Real{104}, Real{200}, Real{700}, Real{744.5}, std::sqrt(normal), std::sqrt(top), top / 2, top}) {
       values.push_back(value);
       values.push_back(-value);
     }
@@ -295,6 +297,50 @@ TEST_CASE("NaN and infinite inputs of SwiGLU", "[swiglu]") {
   }
 }
 
+TEST_CASE("infinite inputs show, whatever the form and row_scale", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Device &device : devices()) {
+      INFO(oracle::dtype_name(dtype) << " on " << device);
+      Workspace workspace(40);
+      swiglu_args_t args = swiglu_args();
+      // One infinity a row: in up, in grad_out, in row_scale, in gate.
+      const Shape shape = {4, 100};
+      for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
+        *tensor = workspace.tensor(dtype, shape);
+      }
+      args.row_scale = workspace.tensor(dtype, {4});
+      args.grad_row_scale = workspace.tensor(dtype, {4});
+      const auto fill = [&](const rope_tensor_t &tensor, int64_t row) {
+        workspace.fill(tensor, [&](const Index &at) -> Real {
+          return at[0] == row && (tensor.ndim == 1 || at[1] == 50) ? INFINITY : 1 + static_cast<Real>(at[1] % 3);
+        });
+      };
+      fill(args.up, 0);
+      fill(args.grad_out, 1);
+      fill(args.row_scale, 2);
+      fill(args.gate, 3);
+      workspace.freeze();
+      workspace.restore();
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = dtype;
+      config.alpha = 0.25;
+      config.up_offset = 1;
+      config.out_scale = 0.125;
+      const SwigluDesc desc = create(config);
+      REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+      CHECK(value_at(args.out, {0, 50}) == INFINITY);
+      CHECK(value_at(args.grad_gate, {0, 50}) == INFINITY);
+      CHECK(value_at(args.grad_gate, {1, 50}) == INFINITY);
+      CHECK(value_at(args.grad_up, {1, 50}) == INFINITY);
+      CHECK(value_at(args.out, {2, 7}) == INFINITY);
+      CHECK(value_at(args.grad_up, {2, 7}) == INFINITY);
+      CHECK(value_at(args.out, {3, 50}) == INFINITY);
+      for (const int64_t row : {0, 1, 3}) CHECK(value_at(args.grad_row_scale, {row}) == INFINITY);
+      CHECK(std::isfinite(value_at(args.grad_row_scale, {2})));
+    }
+  }
+}
+
 TEST_CASE("alpha 1 and out_scale 1 are the same as 0", "[swiglu]") {
   for (const Device &device : devices()) {
     INFO(device);
@@ -362,39 +408,392 @@ TEST_CASE("backward writes the output again, in place or not", "[swiglu]") {
   }
 }
 
-TEST_CASE("a form with extreme numbers gives no NaN", "[swiglu]") {
+TEST_CASE("a form or a row_scale with extreme numbers gives no NaN", "[swiglu]") {
   for (const Device &device : devices()) {
-    INFO(device);
-    const double top = 3.4e38;
-    std::vector<double> values = {0, 1, 88, 200, 1e30, top};
-    for (double value : std::vector<double>(values)) values.push_back(-value);
-    const auto count = static_cast<int64_t>(values.size());
-    Workspace workspace(35);
-    swiglu_args_t args = swiglu_args();
-    const Shape shape = {count, count, count};
-    for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
-      *tensor = workspace.tensor(ROPE_DTYPE_F32, shape);
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
+      INFO(oracle::dtype_name(dtype) << " on " << device);
+      const double largest = static_cast<double>(oracle::largest(dtype)), top = 3.4e38;
+      std::vector<double> values = {0, 1, 88, 200, 1e30, largest};
+      for (double value : std::vector<double>(values)) values.push_back(-value);
+      const auto count = static_cast<int64_t>(values.size());
+      Workspace workspace(35);
+      swiglu_args_t args = swiglu_args();
+      const Shape shape = {count, count, count};
+      for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
+        *tensor = workspace.tensor(dtype, shape);
+      }
+      workspace.fill(args.gate, [&](const Index &index) -> Real { return values[index[2]]; });
+      workspace.fill(args.up, [&](const Index &index) -> Real { return values[index[0]]; });
+      workspace.fill(args.grad_out, [&](const Index &index) -> Real { return values[index[1]]; });
+      const rope_tensor_t row_scale = workspace.tensor(dtype, {count});
+      const rope_tensor_t grad_row_scale = workspace.tensor(dtype, {count});
+      workspace.fill(row_scale, [&](const Index &index) -> Real { return values[(index[0] + 5) % count]; });
+      workspace.freeze();
+      enum Scaled {
+        no,
+        yes,
+        and_its_gradient
+      };
+      for (double alpha : {1.702, -3.0, top}) {
+        for (double up_offset : {1.0, top, -top}) {
+          for (double out_scale : {1.0, 1e-30, top}) {
+            for (const Scaled scaled : {no, yes, and_its_gradient}) {
+              swiglu_config_t config = swiglu_config_for(device);
+              config.dtype = dtype;
+              config.alpha = alpha;
+              config.up_offset = up_offset;
+              config.out_scale = out_scale;
+              const SwigluDesc desc = create(config);
+              workspace.restore();
+              args.row_scale = scaled == no ? rope_tensor_t{} : row_scale;
+              args.grad_row_scale = scaled == and_its_gradient ? grad_row_scale : rope_tensor_t{};
+              REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+              int64_t num_nans = 0;
+              for (const rope_tensor_t &output : {args.grad_gate, args.grad_up, args.out, args.grad_row_scale}) {
+                if (output.ndim == 0) continue;
+                for_each_index(output, [&](const Index &at) { num_nans += std::isnan(value_at(output, at)); });
+              }
+              INFO("alpha " << alpha << ", up_offset " << up_offset << ", out_scale " << out_scale << ", row_scale "
+                            << scaled);
+              CHECK(num_nans == 0);
+            }
+          }
+        }
+      }
     }
-    workspace.fill(args.gate, [&](const Index &index) -> Real { return values[index[0]]; });
-    workspace.fill(args.up, [&](const Index &index) -> Real { return values[index[1]]; });
-    workspace.fill(args.grad_out, [&](const Index &index) -> Real { return values[index[2]]; });
-    workspace.freeze();
-    for (double alpha : {1.702, -3.0, top}) {
-      for (double up_offset : {1.0, top, -top}) {
-        for (double out_scale : {1.0, 1e-30, top}) {
+  }
+}
+
+namespace {
+
+const struct NamedForm {
+  const char *name;
+  double alpha, limit, up_offset, out_scale;
+} named_forms[] = {{"plain", 0, 0, 0, 0},     {"alpha", 1.702, 0, 0, 0},    {"limit", 0, 7, 0, 0},
+                   {"up_offset", 0, 0, 1, 0}, {"out_scale", 0, 0, 0, -2.5}, {"all", 1.702, 0.75, 1, 0.5}};
+
+SwigluCase formed(const NamedForm &form, rope_dtype_t dtype) {
+  return SwigluCase().dtype(dtype).form(form.alpha, form.limit, form.up_offset, form.out_scale);
+}
+
+// The types that row_scale may have.
+std::vector<rope_dtype_t> row_scale_dtypes(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F32 ? std::vector<rope_dtype_t>{ROPE_DTYPE_F32}
+                                 : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype};
+}
+
+struct PackedShape {
+  GatePacking packing;
+  Shape shape;
+  int row_axes;
+};
+
+const PackedShape packed_shapes[] = {{GatePacking::Separate, {5, 40}, 1},      {GatePacking::Separate, {3, 4, 17}, 1},
+                                     {GatePacking::Separate, {3, 4, 16}, 2},   {GatePacking::GateFirst, {5, 24}, 1},
+                                     {GatePacking::UpFirst, {2, 3, 19}, 2},    {GatePacking::Alternating, {6, 21}, 1},
+                                     {GatePacking::Alternating, {2, 3, 8}, 1}, {GatePacking::Blocks, {5, 3, 32}, 1},
+                                     {GatePacking::Blocks, {4, 2, 32}, 2},     {GatePacking::Blocks, {3, 5, 7}, 1},
+                                     {GatePacking::Separate, {2, 3, 2, 9}, 3}};
+
+}  // namespace
+
+TEST_CASE("row_scale over forms and packings", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const NamedForm &form : named_forms) {
+      for (const PackedShape &packed : packed_shapes) {
+        for (rope_dtype_t scale : row_scale_dtypes(dtype)) {
+          const SwigluCase scaled =
+              formed(form, dtype).shape(packed.shape).packing(packed.packing).row_scale(packed.row_axes, scale);
+          SwigluCase(scaled).check();
+          SwigluCase(scaled).recomputed().grad_row_scale().check();
+          SwigluCase(scaled).packing(packed.packing, packed.packing).grad_row_scale_in_place().check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("num_rows over forms and packings, with and without row_scale", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const NamedForm &form : {named_forms[0], named_forms[5]}) {
+      for (const PackedShape &packed : packed_shapes) {
+        const int64_t rows = packed.shape[0];
+        for (const int64_t count : {int64_t{0}, int64_t{1}, rows - 1, rows, rows + 3, int64_t{-2}}) {
+          for (rope_dtype_t type : {ROPE_DTYPE_I32, ROPE_DTYPE_I64}) {
+            const SwigluCase limited =
+                formed(form, dtype).shape(packed.shape).packing(packed.packing).num_rows(count, type);
+            SwigluCase(limited).recomputed().check();
+            SwigluCase(limited).row_scale(packed.row_axes, ROPE_DTYPE_F32).check();
+            SwigluCase(limited).row_scale(packed.row_axes, ROPE_DTYPE_F32).grad_row_scale().check();
+          }
+        }
+        for (const int64_t count : {INT64_MIN, INT64_MAX, int64_t{1} << 32}) {
+          formed(form, dtype).shape(packed.shape).num_rows(count, ROPE_DTYPE_I64).check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("num_rows of a tensor of one axis, and of a first axis of length 1", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const int64_t count : {-1, 0, 1, 100, 129, 500}) {
+      SwigluCase().dtype(dtype).shape({129}).num_rows(count, ROPE_DTYPE_I32).check();
+      SwigluCase().dtype(dtype).shape({129, 1}).row_scale(1).grad_row_scale().num_rows(count, ROPE_DTYPE_I64).check();
+      SwigluCase().dtype(dtype).shape({1, 129}).row_scale(1).grad_row_scale().num_rows(count, ROPE_DTYPE_I32).check();
+      SwigluCase().dtype(dtype).shape({1, 7, 20}).row_scale(2).num_rows(count, ROPE_DTYPE_I32).check();
+      SwigluCase().dtype(dtype).shape({1, 1}).row_scale(1).grad_row_scale().num_rows(count, ROPE_DTYPE_I32).check();
+      SwigluCase().dtype(dtype).shape({1}).num_rows(count, ROPE_DTYPE_I32).check();
+    }
+  }
+}
+
+TEST_CASE("row_scale, its gradient and num_rows over layouts", "[swiglu]") {
+  const std::vector<Placement> placements = {
+      Placement().order({1, 0}), Placement().gap(0, 1),   Placement().gap(0, 8),       Placement().gap(1, 1),
+      Placement().reversed(0),   Placement().reversed(1), Placement().at(1),           Placement().order({2, 0, 1}),
+      Placement().gap(1, 16),    Placement().at(8),       Placement().order({0, 2, 1})};
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Placement &placement : placements) {
+      for (const Shape &shape : {Shape{5, 24}, Shape{3, 4, 16}}) {
+        if (!placement.axis_order.empty() && placement.axis_order.size() != shape.size()) continue;
+        for (int axes = 1; axes < static_cast<int>(shape.size()); ++axes) {
+          const auto make = [&] { return SwigluCase().dtype(dtype).shape(shape).row_scale(axes, ROPE_DTYPE_F32); };
+          make().placed(placement).check();
+          make().placed(placement).grad_row_scale().recomputed().check();
+          make().placed(placement).grad_row_scale().num_rows(2, ROPE_DTYPE_I64).check();
+          make().placed(SwigluTensor::Gate, placement).num_rows(2, ROPE_DTYPE_I64).check();
+          make().placed(SwigluTensor::Gate, placement).grad_row_scale().check();
+          make().placed(SwigluTensor::GradGate, placement).grad_row_scale().check();
+        }
+      }
+    }
+    // Layouts of row_scale itself.
+    for (const Placement &placement : {Placement().gap(0, 2), Placement().reversed(0), Placement().order({1, 0}),
+                                       Placement().gap(1, 3).reversed(1), Placement().at(1)}) {
+      const auto make = [&] {
+        return SwigluCase().dtype(dtype).shape({3, 4, 16}).row_scale(2, ROPE_DTYPE_F32, placement);
+      };
+      make().check();
+      make().grad_row_scale().check();
+      make().grad_row_scale(placement).check();
+      make().grad_row_scale_in_place().num_rows(2, ROPE_DTYPE_I32).check();
+    }
+    for (int axis : {0, 1}) {
+      const auto make = [&] {
+        return SwigluCase().dtype(dtype).shape({3, 4, 16}).row_scale(2, ROPE_DTYPE_F32, Placement().expanded(axis));
+      };
+      make().check();
+      make().grad_row_scale().check();
+    }
+  }
+}
+
+TEST_CASE("the gradient of row_scale alone, and with one other", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Shape &shape : {Shape{4, 40}, Shape{3, 5, 7}}) {
+      const auto make = [&] { return SwigluCase().dtype(dtype).shape(shape).row_scale(1).grad_row_scale(); };
+      make().without(SwigluTensor::GradGate).without(SwigluTensor::GradUp).check();
+      make().without(SwigluTensor::GradGate).without(SwigluTensor::GradUp).recomputed().check();
+      make().without(SwigluTensor::GradGate).check();
+      make().without(SwigluTensor::GradUp).check();
+      make()
+          .in_place(SwigluTensor::GradGate, SwigluTensor::Gate)
+          .in_place(SwigluTensor::GradUp, SwigluTensor::Up)
+          .in_place(SwigluTensor::Out, SwigluTensor::GradOut)
+          .recomputed()
+          .grad_row_scale_in_place()
+          .check();
+    }
+  }
+}
+
+TEST_CASE("rows of every length are summed", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const int64_t columns : {1, 2, 3, 7, 8, 31, 127, 128, 255, 257, 2039, 2048, 2053, 4099, 14336}) {
+      SwigluCase().dtype(dtype).shape({3, columns}).row_scale(1, ROPE_DTYPE_F32).grad_row_scale().check();
+      SwigluCase()
+          .dtype(dtype)
+          .shape({2, columns})
+          .packing(GatePacking::Alternating)
+          .row_scale(1, ROPE_DTYPE_F32)
+          .grad_row_scale()
+          .check();
+    }
+    SwigluCase().dtype(dtype).shape({2, 448, 32}).packing(GatePacking::Blocks).row_scale(1).grad_row_scale().check();
+    SwigluCase().dtype(dtype).shape({40013, 3}).row_scale(1, ROPE_DTYPE_F32).grad_row_scale().check();
+    SwigluCase().dtype(dtype).shape({67, 2731}).row_scale(1).grad_row_scale().num_rows(61, ROPE_DTYPE_I32).check();
+    SwigluCase().dtype(dtype).shape({67, 2731}).row_scale(1).num_rows(61, ROPE_DTYPE_I32).check();
+  }
+}
+
+TEST_CASE("the sum of a row loses nothing to cancellation", "[swiglu]") {
+  // Pairs of large terms that cancel to the bit, around small ones.
+  for (rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
+    for (const Device &device : devices()) {
+      INFO(oracle::dtype_name(dtype) << " on " << device);
+      Workspace workspace(36);
+      swiglu_args_t args = swiglu_args();
+      const Shape shape = {1, 3000};
+      for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out}) *tensor = workspace.tensor(dtype, shape);
+      args.row_scale = workspace.tensor(dtype, {1});
+      args.grad_row_scale = workspace.tensor(dtype, {1});
+      const Real large = dtype == ROPE_DTYPE_F32 ? 0x1p20L : 0x1p45L;
+      workspace.fill(args.gate, [&](const Index &) -> Real { return 1; });
+      workspace.fill(args.up, [&](const Index &) -> Real { return 1; });
+      workspace.fill(args.grad_out, [&](const Index &index) -> Real {
+        return index[1] % 3 == 0 ? large : index[1] % 3 == 1 ? 1 : -large;
+      });
+      workspace.fill(args.row_scale, [&](const Index &) -> Real { return 1; });
+      workspace.freeze();
+      workspace.restore();
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = dtype;
+      const SwigluDesc desc = create(config);
+      REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+      const Real exact = 1000 * oracle::swiglu(1, 1);
+      CHECK(std::fabs(value_at(args.grad_row_scale, {0}) - exact) <= 12 * oracle::ulp(dtype, exact));
+    }
+  }
+}
+
+TEST_CASE("row sums do not depend on how tensors lie", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Device &device : devices()) {
+      INFO(oracle::dtype_name(dtype) << " on " << device);
+      const Shape shape = {3, 5, 160};
+      std::vector<std::vector<Real>> sums;
+      for (const Placement &placement : {Placement(), Placement().at(1), Placement().gap(2, 1), Placement().gap(1, 3),
+                                         Placement().order({2, 1, 0}), Placement().reversed(1).reversed(2)}) {
+        Workspace workspace(37);
+        swiglu_args_t args = swiglu_args();
+        Random random(38);
+        for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out}) {
+          *tensor = workspace.tensor(dtype, shape, placement);
+          workspace.fill(*tensor, [&](const Index &) -> Real { return random.mixed(); });
+        }
+        args.row_scale = workspace.tensor(ROPE_DTYPE_F32, {3});
+        args.grad_row_scale = workspace.tensor(ROPE_DTYPE_F32, {3});
+        workspace.fill_normal(args.row_scale);
+        workspace.freeze();
+        workspace.restore();
+        swiglu_config_t config = swiglu_config_for(device);
+        config.dtype = dtype;
+        const SwigluDesc desc = create(config);
+        REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
+        sums.emplace_back();
+        for (int64_t row = 0; row < 3; ++row) sums.back().push_back(value_at(args.grad_row_scale, {row}));
+        CHECK(sums.back() == sums.front());
+      }
+    }
+  }
+}
+
+TEST_CASE("empty tensors with row_scale and num_rows", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (const Shape &shape : {Shape{0, 5}, Shape{5, 0}, Shape{2, 0, 3}, Shape{2, 3, 4, 0}}) {
+      SwigluCase().dtype(dtype).shape(shape).row_scale(1).grad_row_scale().num_rows(2, ROPE_DTYPE_I32).check();
+      SwigluCase().dtype(dtype).shape(shape).row_scale(1).check();
+    }
+  }
+}
+
+TEST_CASE("large SwiGLU calls with row_scale on several threads", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    SwigluCase().dtype(dtype).shape({11, 14336}).packing(GatePacking::GateFirst).row_scale(1).grad_row_scale().check();
+    SwigluCase().dtype(dtype).shape({61, 2731}).row_scale(1).num_rows(55, ROPE_DTYPE_I64).check();
+    SwigluCase().dtype(dtype).shape({20011, 7}).row_scale(1).recomputed().check();
+  }
+}
+
+TEST_CASE("numbers of an F64 form are not rounded to fp32", "[swiglu]") {
+  SwigluCase().dtype(ROPE_DTYPE_F64).form(1.1, 0.3, 0.7, 1.3).shape({4, 100}).row_scale(1).grad_row_scale().check();
+}
+
+TEST_CASE("SwiGLU gradients are the derivatives of the output", "[swiglu]") {
+  SECTION("gradient check") {
+    constexpr int64_t rows = 6, columns = 40;
+    constexpr double step = 1e-3, kink = 0.02;
+    for (const Device &device : devices()) {
+      for (const NamedForm &form : named_forms) {
+        for (const bool has_row_scale : {false, true}) {
+          INFO(form.name << (has_row_scale ? " with row_scale" : "") << " on " << device);
+          Workspace workspace(39);
+          swiglu_args_t args = swiglu_args();
+          for (rope_tensor_t *tensor :
+               {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+            *tensor = workspace.tensor(ROPE_DTYPE_F64, {rows, columns});
+          }
+          const rope_tensor_t row_scale = workspace.tensor(ROPE_DTYPE_F64, {rows});
+          const rope_tensor_t grad_row_scale = workspace.tensor(ROPE_DTYPE_F64, {rows});
+          // The limit has a kink, next to which no value lies.
+          const auto draw = [&](double size) {
+            const double limit = form.limit == 0 ? 1e9 : form.limit;
+            for (;;) {
+              const double value = workspace.random().uniform(-size, size);
+              if (std::fabs(std::fabs(value) - limit) > kink) return value;
+            }
+          };
+          for (const rope_tensor_t &tensor : {args.gate, args.up, args.grad_out, row_scale}) {
+            workspace.fill(tensor, [&](const Index &) -> Real { return draw(form.limit == 7 ? 9 : 3); });
+          }
+          if (has_row_scale) args.row_scale = row_scale;
+          workspace.freeze();
           swiglu_config_t config = swiglu_config_for(device);
-          config.alpha = alpha;
-          config.up_offset = up_offset;
-          config.out_scale = out_scale;
+          config.dtype = ROPE_DTYPE_F64;
+          config.alpha = form.alpha;
+          config.limit = form.limit;
+          config.up_offset = form.up_offset;
+          config.out_scale = form.out_scale;
           const SwigluDesc desc = create(config);
+          swiglu_args_t forward = args;
+          forward.grad_out = forward.grad_gate = forward.grad_up = rope_tensor_t{};
+
+          // grad_out * out where every element of `moved` is by `shift` larger.
+          const auto weighted_outputs = [&](const rope_tensor_t &moved, double shift) {
+            workspace.restore();
+            for_each_index(moved, [&](const Index &at) {
+              oracle::encode(ROPE_DTYPE_F64, value_at(moved, at) + static_cast<Real>(shift), element_at(moved, at));
+            });
+            REQUIRE(run(device, desc.get(), Direction::Forward, forward, workspace) == ROPE_STATUS_SUCCESS);
+            std::vector<Real> outputs;
+            for_each_index(args.out, [&](const Index &at) {
+              outputs.push_back(value_at(args.out, at) * value_at(args.grad_out, at));
+            });
+            return outputs;
+          };
+          // Central differences of five points: their error is step^4 / 30 of the fifth derivative.
+          const auto derivatives = [&](const rope_tensor_t &moved) {
+            const auto near_up = weighted_outputs(moved, step), near_down = weighted_outputs(moved, -step);
+            const auto far_up = weighted_outputs(moved, 2 * step), far_down = weighted_outputs(moved, -2 * step);
+            std::vector<Real> result(near_up.size());
+            for (size_t i = 0; i < result.size(); ++i) {
+              result[i] = (8 * (near_up[i] - near_down[i]) - (far_up[i] - far_down[i])) / (12 * Real{step});
+            }
+            return result;
+          };
+          const std::vector<Real> by_gate = derivatives(args.gate), by_up = derivatives(args.up);
+          std::vector<Real> by_row_scale(rows);
+          if (has_row_scale) {
+            const std::vector<Real> each = derivatives(row_scale);
+            for (size_t i = 0; i < each.size(); ++i) by_row_scale[i / columns] += each[i];
+            args.grad_row_scale = grad_row_scale;
+          }
+
           workspace.restore();
           REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
-          int64_t num_nans = 0;
-          for (const rope_tensor_t &output : {args.grad_gate, args.grad_up, args.out}) {
-            for_each_index(output, [&](const Index &at) { num_nans += std::isnan(value_at(output, at)); });
-          }
-          INFO("alpha " << alpha << ", up_offset " << up_offset << ", out_scale " << out_scale);
-          CHECK(num_nans == 0);
+          int64_t wrong = 0;
+          const auto compare = [&](const rope_tensor_t &gradient, const std::vector<Real> &expected) {
+            size_t i = 0;
+            for_each_index(gradient, [&](const Index &at) {
+              const Real exact = expected[i++];
+              wrong += !(std::fabs(value_at(gradient, at) - exact) <= 1e-9L * std::fmax(1.0L, std::fabs(exact)));
+            });
+          };
+          compare(args.grad_gate, by_gate);
+          compare(args.grad_up, by_up);
+          if (has_row_scale) compare(args.grad_row_scale, by_row_scale);
+          CHECK(wrong == 0);
         }
       }
     }

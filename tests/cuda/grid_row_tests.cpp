@@ -112,23 +112,33 @@ void check_rope_rows(const RowCase &row_case) {
   }
 }
 
-void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bool is_backward) {
+void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bool is_backward, bool has_row_scale) {
   INFO(oracle::dtype_name(dtype) << (is_backward ? " backward, " : " forward, ") << start
-                                 << " elements past the alignment");
+                                 << " elements past the alignment" << (has_row_scale ? ", row_scale" : ""));
   Workspace workspace(18);
   swiglu_args_t args = swiglu_args();
   const Placement placement = Placement().gap(0, 5).at(start);
-  const std::vector<rope_tensor_t *> inputs = is_backward
-                                                  ? std::vector<rope_tensor_t *>{&args.gate, &args.up, &args.grad_out}
-                                                  : std::vector<rope_tensor_t *>{&args.gate, &args.up};
-  const std::vector<rope_tensor_t *> outputs = is_backward
-                                                   ? std::vector<rope_tensor_t *>{&args.grad_gate, &args.grad_up}
-                                                   : std::vector<rope_tensor_t *>{&args.out};
+  std::vector<rope_tensor_t *> inputs = is_backward ? std::vector<rope_tensor_t *>{&args.gate, &args.up, &args.grad_out}
+                                                    : std::vector<rope_tensor_t *>{&args.gate, &args.up};
+  std::vector<rope_tensor_t *> outputs = is_backward ? std::vector<rope_tensor_t *>{&args.grad_gate, &args.grad_up}
+                                                     : std::vector<rope_tensor_t *>{&args.out};
   for (rope_tensor_t *input : inputs) {
     *input = workspace.tensor(dtype, shape, placement);
     workspace.fill_normal(*input);
   }
   for (rope_tensor_t *output : outputs) *output = workspace.tensor(dtype, shape, placement);
+  if (has_row_scale) {
+    args.row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
+    workspace.fill_normal(args.row_scale);
+    inputs.push_back(&args.row_scale);
+    args.num_rows = workspace.tensor(ROPE_DTYPE_I64, {1});
+    workspace.fill_integers(args.num_rows, [&](const Index &) { return shape[0] - 1; });
+    inputs.push_back(&args.num_rows);
+    if (is_backward) {
+      args.grad_row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
+      outputs.push_back(&args.grad_row_scale);
+    }
+  }
   workspace.freeze();
   const DeviceImage image(workspace);
   for (rope_tensor_t *tensor : inputs) *tensor = image.there(*tensor);
@@ -181,11 +191,13 @@ TEST_CASE("RoPE gives the same bits with several grid rows", "[cuda][grid]") {
 
 TEST_CASE("SwiGLU gives the same bits with several grid rows", "[cuda][grid]") {
   need_gpus();
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     for (const int64_t start : {0, 1}) {
       for (const bool is_backward : {false, true}) {
-        check_swiglu_rows(dtype, {61, 251}, start, is_backward);
-        check_swiglu_rows(dtype, {3, 3, 7, 123}, start, is_backward);
+        for (const bool has_row_scale : {false, true}) {
+          check_swiglu_rows(dtype, {61, 251}, start, is_backward, has_row_scale);
+          check_swiglu_rows(dtype, {7, 3, 3, 123}, start, is_backward, has_row_scale);
+        }
       }
     }
   }

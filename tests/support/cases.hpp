@@ -201,14 +201,17 @@ enum class SwigluTensor {
   Out,
   GradOut,
   GradGate,
-  GradUp
+  GradUp,
+  RowScale,
+  GradRowScale
 };
 
 enum class GatePacking {
   Separate,
-  GateFirst,   // gate | up in the last axis
-  UpFirst,     // up | gate
-  Alternating  // gate, up, gate, up, ...
+  GateFirst,    // gate | up in the last axis
+  UpFirst,      // up | gate
+  Alternating,  // gate, up, gate, up, ...
+  Blocks        // blocks as long as the last axis in turn; rank 1 to 3
 };
 
 class SwigluCase {
@@ -224,9 +227,16 @@ class SwigluCase {
   SwigluCase &without(SwigluTensor gradient);
   // Members of swiglu_config_t; 0 is 0 there too.
   SwigluCase &form(double alpha, double limit, double up_offset, double out_scale);
+  // A factor for each index of the first `axes` axes. Without a type it has that of the data.
+  SwigluCase &row_scale(int axes, rope_dtype_t dtype = 0, const Placement &placement = {});
+  // Backward writes its gradient too, or, in place, over it.
+  SwigluCase &grad_row_scale(const Placement &placement = {});
+  SwigluCase &grad_row_scale_in_place();
+  // Rows past so many are poisoned in every tensor and stay as they are.
+  SwigluCase &num_rows(int64_t rows, rope_dtype_t dtype);
   // Backward writes Out too.
   SwigluCase &recomputed();
-  // The value of each element of Gate, Up and GradOut instead of random ones.
+  // The value of each element of Gate, Up, GradOut and RowScale instead of random ones.
   SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
 
   void check() const;
@@ -234,18 +244,24 @@ class SwigluCase {
 
  private:
   struct Scene;
+  static constexpr int tensor_count = 8;
+  bool is_row(const Index &index) const { return !num_rows_dtype_ || index[0] < num_rows_; }
   void build(Scene *scene) const;
   void verify(Scene *scene, Direction direction) const;
 
   rope_dtype_t dtype_ = ROPE_DTYPE_F32;
   Shape shape_ = {3, 5};
   GatePacking inputs_ = GatePacking::Separate, gradients_ = GatePacking::Separate;
-  Placement placements_[6];
-  int over_[6] = {-1, -1, -1, -1, -1, -1};
-  bool wanted_[6] = {true, true, true, true, true, true};
+  Placement placements_[tensor_count];
+  int over_[tensor_count] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  bool wanted_[tensor_count] = {true, true, true, true, true, true, false, false};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
   double alpha_ = 0, limit_ = 0, up_offset_ = 0, out_scale_ = 0;
   bool recomputed_ = false;
+  int row_axes_ = 0;
+  rope_dtype_t row_scale_dtype_ = 0;
+  int64_t num_rows_ = 0;
+  rope_dtype_t num_rows_dtype_ = 0;
 };
 
 #endif

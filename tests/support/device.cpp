@@ -187,7 +187,8 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
                   Workspace &workspace) {
   const Mirror mirror(device, workspace);
   swiglu_args_t there = args;
-  mirror.translate({&there.gate, &there.up, &there.out, &there.grad_out, &there.grad_gate, &there.grad_up});
+  mirror.translate({&there.gate, &there.up, &there.out, &there.row_scale, &there.num_rows, &there.grad_out,
+                    &there.grad_gate, &there.grad_up, &there.grad_row_scale});
   const rope_status_t status =
       direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);
   mirror.read_back();

@@ -223,22 +223,22 @@ Real swiglu(Real gate, Real up) {
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
   const Real s = sigmoid(gate);
   const Real complement = sigmoid(-gate);
-  return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s};
+  return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s, grad_out * gate * s * up};
 }
 
-Real swiglu(Real gate, Real up, const SwigluForm &form) {
+Real swiglu(Real gate, Real up, const SwigluForm &form, Real row_scale) {
   const Real g = std::fmin(gate, form.limit);
   const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
-  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset);
+  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset) * row_scale;
 }
 
-SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form) {
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form, Real row_scale) {
   const Real g = std::fmin(gate, form.limit);
   const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
   const Real s = sigmoid(form.alpha * g), complement = sigmoid(-form.alpha * g);
   const Real common = grad_out * form.out_scale;
-  return {gate > form.limit ? 0 : common * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
-          std::fabs(up) > form.limit ? 0 : common * g * s};
+  return {gate > form.limit ? 0 : common * row_scale * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
+          std::fabs(up) > form.limit ? 0 : common * row_scale * g * s, common * g * s * (u + form.up_offset)};
 }
 
 }  // namespace oracle

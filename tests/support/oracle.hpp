@@ -58,6 +58,7 @@ Pair rotate_transposed(Pair pair, Rotation a, Rotation b);
 
 struct SwigluGradients {
   Real gate, up;
+  Real row_scale;  // what the element adds to its row's
 };
 
 Real sigmoid(Real gate);
@@ -69,8 +70,8 @@ struct SwigluForm {
   Real alpha = 1, limit = HUGE_VALL, up_offset = 0, out_scale = 1;
 };
 
-Real swiglu(Real gate, Real up, const SwigluForm &form);
-SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form);
+Real swiglu(Real gate, Real up, const SwigluForm &form, Real row_scale = 1);
+SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form, Real row_scale = 1);
 
 }  // namespace oracle
 

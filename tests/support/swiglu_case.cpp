@@ -1,6 +1,8 @@
 // swiglu_case.cpp - builds the tensors of a SwigluCase, runs them everywhere and verifies what came out
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <map>
 #include <sstream>
 
 #include "cases.hpp"
@@ -10,7 +12,7 @@ using oracle::Real;
 
 namespace {
 
-const char *const names[] = {"gate", "up", "out", "grad_out", "grad_gate", "grad_up"};
+const char *const names[] = {"gate", "up", "out", "grad_out", "grad_gate", "grad_up", "row_scale", "grad_row_scale"};
 
 int number(SwigluTensor tensor) {
   return static_cast<int>(tensor);
@@ -20,45 +22,85 @@ struct Exact {
   Real value, slack;
 };
 
-// The form as the library reads it: its numbers in fp32.
-oracle::SwigluForm form_of(double alpha, double limit, double up_offset, double out_scale) {
+// The form as the library reads it: its numbers in the type of the arithmetic.
+oracle::SwigluForm form_of(rope_dtype_t arithmetic, double alpha, double limit, double up_offset, double out_scale) {
+  const auto read = [&](double number) { return oracle::nearest(arithmetic, number); };
   oracle::SwigluForm form;
-  if (alpha != 0) form.alpha = static_cast<float>(alpha);
-  if (limit != 0) form.limit = static_cast<float>(limit);
-  form.up_offset = static_cast<float>(up_offset);
-  if (out_scale != 0) form.out_scale = static_cast<float>(out_scale);
+  if (alpha != 0) form.alpha = read(alpha);
+  if (limit != 0) form.limit = read(limit);
+  form.up_offset = read(up_offset);
+  if (out_scale != 0) form.out_scale = read(out_scale);
   return form;
 }
 
-Exact exact_output(SwigluTensor output, Real gate, Real up, Real grad_out, const oracle::SwigluForm &form) {
-  const Real g = std::fmin(gate, form.limit);
-  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit)) + form.up_offset;
-  const Real argument = form.alpha * g;
-  const bool is_scaled = form.alpha != 1;
-  if (output == SwigluTensor::Out) {
-    const Real value = oracle::swiglu(gate, up, form);
-    return {value, tolerance::swiglu_slack(value, g, u, 1, form.out_scale, is_scaled ? argument : 0)};
+// What goes into one element.
+struct Inputs {
+  Real gate, up, grad_out, row_scale;
+};
+
+// An element, with what its tolerance depends on.
+struct Element {
+  Element(const Inputs &inputs, const oracle::SwigluForm &form, rope_dtype_t arithmetic)
+      : form(form), arithmetic(arithmetic), in(inputs) {
+    g = std::fmin(in.gate, form.limit);
+    u = std::fmax(-form.limit, std::fmin(in.up, form.limit)) + form.up_offset;
+    argument = form.alpha * g;
+    rounded_argument = form.alpha != 1 ? argument : 0;
+    gradients = oracle::swiglu_gradients(in.gate, in.up, in.grad_out, form, in.row_scale);
   }
-  const oracle::SwigluGradients gradients = oracle::swiglu_gradients(gate, up, grad_out, form);
-  if (output == SwigluTensor::GradUp) {
-    if (std::fabs(up) > form.limit) return {0, 0};
-    return {gradients.up,
-            tolerance::swiglu_slack(gradients.up, g, 1, grad_out, form.out_scale, is_scaled ? argument : 0)};
+
+  Real slack(Real size, Real gate, Real up, Real grad_out, Real row_scale) const {
+    return tolerance::swiglu_slack(size, gate, up, grad_out, form.out_scale, rounded_argument, row_scale, arithmetic);
   }
-  if (gate > form.limit) return {0, 0};
-  const Real larger_term = form.out_scale * grad_out * u * oracle::sigmoid(argument) *
-                           std::fmax(1.0L, std::fabs(argument * oracle::sigmoid(-argument)));
-  const Real size = std::fmax(std::fabs(gradients.gate), std::fabs(larger_term));
-  return {gradients.gate,
-          tolerance::swiglu_slack(size, argument, u, grad_out, form.out_scale, is_scaled ? argument : 0)};
-}
+
+  Exact output(SwigluTensor tensor) const {
+    if (tensor == SwigluTensor::Out) {
+      const Real value = oracle::swiglu(in.gate, in.up, form, in.row_scale);
+      return {value, slack(value, g, u, 1, in.row_scale)};
+    }
+    if (tensor == SwigluTensor::GradUp) {
+      if (std::fabs(in.up) > form.limit) return {0, 0};
+      return {gradients.up, slack(gradients.up, g, 1, in.grad_out, in.row_scale)};
+    }
+    if (in.gate > form.limit) return {0, 0};
+    const Real larger_term = form.out_scale * in.grad_out * u * in.row_scale * oracle::sigmoid(argument) *
+                             std::fmax(1.0L, std::fabs(argument * oracle::sigmoid(-argument)));
+    const Real size = std::fmax(std::fabs(gradients.gate), std::fabs(larger_term));
+    return {gradients.gate, slack(size, argument, u, in.grad_out, in.row_scale)};
+  }
+
+  oracle::SwigluForm form;
+  rope_dtype_t arithmetic;
+  Inputs in;
+  Real g, u, argument, rounded_argument;
+  oracle::SwigluGradients gradients;
+};
+
+// The gradient of one row's scale: a sum within 12 ulp of its terms' magnitudes, and what the terms may be off on top.
+struct RowTotal {
+  Real value = 0, magnitude = 0, slack = 0;
+  Inputs first = {};
+
+  void add(const Element &element) {
+    const Real term = element.gradients.row_scale;
+    if (magnitude == 0) first = element.in;
+    value += term;
+    magnitude += std::fabs(term);
+    slack += element.slack(0, element.g, element.u, element.in.grad_out, 1) +
+             tolerance::swiglu_argument_ulps(element.rounded_argument, element.arithmetic) *
+                 oracle::ulp(element.arithmetic, term);
+  }
+};
 
 }  // namespace
 
 struct SwigluCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
-  rope_tensor_t tensors[6] = {};
+  rope_tensor_t tensors[tensor_count] = {};
+  rope_tensor_t num_rows = {};
+
+  rope_tensor_t &operator[](SwigluTensor tensor) { return tensors[number(tensor)]; }
 };
 
 SwigluCase &SwigluCase::dtype(rope_dtype_t dtype) {
@@ -80,7 +122,7 @@ SwigluCase &SwigluCase::placed(SwigluTensor tensor, const Placement &placement) 
 }
 
 SwigluCase &SwigluCase::placed(const Placement &everywhere) {
-  for (Placement &placement : placements_) placement = everywhere;
+  for (int i = 0; i < number(SwigluTensor::RowScale); ++i) placements_[i] = everywhere;
   return *this;
 }
 
@@ -101,6 +143,28 @@ SwigluCase &SwigluCase::form(double alpha, double limit, double up_offset, doubl
   return *this;
 }
 
+SwigluCase &SwigluCase::row_scale(int axes, rope_dtype_t dtype, const Placement &placement) {
+  row_axes_ = axes;
+  row_scale_dtype_ = dtype;
+  wanted_[number(SwigluTensor::RowScale)] = true;
+  return placed(SwigluTensor::RowScale, placement);
+}
+
+SwigluCase &SwigluCase::grad_row_scale(const Placement &placement) {
+  wanted_[number(SwigluTensor::GradRowScale)] = true;
+  return placed(SwigluTensor::GradRowScale, placement);
+}
+
+SwigluCase &SwigluCase::grad_row_scale_in_place() {
+  return grad_row_scale().in_place(SwigluTensor::GradRowScale, SwigluTensor::RowScale);
+}
+
+SwigluCase &SwigluCase::num_rows(int64_t rows, rope_dtype_t dtype) {
+  num_rows_ = rows;
+  num_rows_dtype_ = dtype;
+  return *this;
+}
+
 SwigluCase &SwigluCase::recomputed() {
   return recomputed_ = true, *this;
 }
@@ -115,11 +179,14 @@ std::string SwigluCase::describe() const {
   text << oracle::dtype_name(dtype_) << " [";
   for (int64_t size : shape_) text << ' ' << size;
   text << " ] packing " << static_cast<int>(inputs_) << ' ' << static_cast<int>(gradients_);
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < tensor_count; ++i) {
+    if (i >= number(SwigluTensor::RowScale) && !wanted_[i]) continue;
     text << "; " << names[i] << placements_[i].describe();
     if (over_[i] >= 0) text << " over " << names[over_[i]];
     if (!wanted_[i]) text << " absent";
   }
+  if (row_axes_) text << ", row_scale " << oracle::dtype_name(row_scale_dtype_) << " of " << row_axes_ << " axes";
+  if (num_rows_dtype_) text << "; num_rows " << oracle::dtype_name(num_rows_dtype_) << ' ' << num_rows_;
   text << "; form " << alpha_ << ' ' << limit_ << ' ' << up_offset_ << ' ' << out_scale_;
   if (recomputed_) text << "; out in backward";
   return text.str();
@@ -129,14 +196,21 @@ void SwigluCase::build(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   const int last = static_cast<int>(shape_.size()) - 1;
   const auto pack = [&](GatePacking packing, SwigluTensor first, SwigluTensor second) {
-    rope_tensor_t &gate = scene->tensors[number(first)];
-    rope_tensor_t &up = scene->tensors[number(second)];
+    rope_tensor_t &gate = (*scene)[first];
+    rope_tensor_t &up = (*scene)[second];
     if (packing == GatePacking::Separate) {
       gate = workspace.tensor(dtype_, shape_, placements_[number(first)]);
       up = workspace.tensor(dtype_, shape_, placements_[number(second)]);
       return;
     }
     Shape both = shape_;
+    if (packing == GatePacking::Blocks) {
+      both.insert(both.begin() + last, 2);
+      const rope_tensor_t packed = workspace.tensor(dtype_, both);
+      gate = select(packed, last, 0);
+      up = select(packed, last, 1);
+      return;
+    }
     both[last] *= 2;
     const rope_tensor_t packed = workspace.tensor(dtype_, both);
     const int64_t width = shape_[last];
@@ -153,14 +227,30 @@ void SwigluCase::build(Scene *scene) const {
   pack(inputs_, SwigluTensor::Gate, SwigluTensor::Up);
   pack(gradients_, SwigluTensor::GradGate, SwigluTensor::GradUp);
   for (SwigluTensor tensor : {SwigluTensor::Out, SwigluTensor::GradOut}) {
-    scene->tensors[number(tensor)] = workspace.tensor(dtype_, shape_, placements_[number(tensor)]);
+    (*scene)[tensor] = workspace.tensor(dtype_, shape_, placements_[number(tensor)]);
   }
-  for (SwigluTensor tensor : {SwigluTensor::Gate, SwigluTensor::Up, SwigluTensor::GradOut}) {
-    workspace.fill(scene->tensors[number(tensor)], [&](const Index &index) -> Real {
-      return values_ ? values_(tensor, index) : workspace.random().mixed() / 16;
+  std::vector<SwigluTensor> filled = {SwigluTensor::Gate, SwigluTensor::Up, SwigluTensor::GradOut};
+  if (row_axes_) {
+    const Shape rows(shape_.begin(), shape_.begin() + row_axes_);
+    const rope_dtype_t dtype = row_scale_dtype_ ? row_scale_dtype_ : dtype_;
+    for (SwigluTensor tensor : {SwigluTensor::RowScale, SwigluTensor::GradRowScale}) {
+      if (!wanted_[number(tensor)]) continue;
+      (*scene)[tensor] = workspace.tensor(dtype, rows, placements_[number(tensor)]);
+    }
+    filled.push_back(SwigluTensor::RowScale);
+  }
+  for (SwigluTensor tensor : filled) {
+    const rope_tensor_t &view = (*scene)[tensor];
+    for_each_index(view, [&](const Index &index) {
+      const Real value = values_ ? values_(tensor, index) : workspace.random().mixed() / 16;
+      if (is_row(index)) oracle::encode(view.dtype, value, element_at(view, index));
     });
   }
-  for (int i = 0; i < 6; ++i) {
+  if (num_rows_dtype_) {
+    scene->num_rows = workspace.tensor(num_rows_dtype_, {1});
+    workspace.fill_integers(scene->num_rows, [&](const Index &) { return num_rows_; });
+  }
+  for (int i = 0; i < tensor_count; ++i) {
     if (over_[i] >= 0) scene->tensors[i] = scene->tensors[over_[i]];
   }
   workspace.freeze();
@@ -168,9 +258,10 @@ void SwigluCase::build(Scene *scene) const {
 
 void SwigluCase::verify(Scene *scene, Direction direction) const {
   Workspace &workspace = scene->workspace;
-  const rope_tensor_t gate = workspace.before(scene->tensors[number(SwigluTensor::Gate)]);
-  const rope_tensor_t up = workspace.before(scene->tensors[number(SwigluTensor::Up)]);
-  const rope_tensor_t grad_out = workspace.before(scene->tensors[number(SwigluTensor::GradOut)]);
+  const rope_tensor_t gate = workspace.before((*scene)[SwigluTensor::Gate]);
+  const rope_tensor_t up = workspace.before((*scene)[SwigluTensor::Up]);
+  const rope_tensor_t grad_out = workspace.before((*scene)[SwigluTensor::GradOut]);
+  const rope_tensor_t row_scale = workspace.before((*scene)[SwigluTensor::RowScale]);
   std::vector<SwigluTensor> outputs;
   if (direction == Direction::Forward) {
     outputs = {SwigluTensor::Out};
@@ -180,26 +271,53 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
     }
     if (recomputed_) outputs.push_back(SwigluTensor::Out);
   }
-  const oracle::SwigluForm form = form_of(alpha_, limit_, up_offset_, out_scale_);
+  const rope_dtype_t arithmetic = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+  const oracle::SwigluForm form = form_of(arithmetic, alpha_, limit_, up_offset_, out_scale_);
+  const auto element = [&](const Index &at) {
+    const Real go = direction == Direction::Backward ? value_at(grad_out, at) : 0;
+    const Inputs in = {value_at(gate, at), value_at(up, at), go, row_axes_ ? value_at(row_scale, at) : 1};
+    return Element(in, form, arithmetic);
+  };
   int64_t wrong = 0;
+  const auto judge = [&](SwigluTensor output, const Index &at, const Exact &exact, const Inputs &in) {
+    const rope_tensor_t &out = (*scene)[output];
+    const Real actual = value_at(out, at);
+    if (!tolerance::accepts(out.dtype, actual, exact.value, exact.slack) && ++wrong <= 3) {
+      UNSCOPED_INFO(names[number(output)]
+                    << '[' << at[0] << ',' << at[1] << ',' << at[2] << ',' << at[3] << "] of gate "
+                    << static_cast<double>(in.gate) << ", up " << static_cast<double>(in.up) << ", grad_out "
+                    << static_cast<double>(in.grad_out) << ", row_scale " << static_cast<double>(in.row_scale)
+                    << ": expected " << static_cast<double>(exact.value) << " +- " << static_cast<double>(exact.slack)
+                    << ", got " << static_cast<double>(actual) << ", off by "
+                    << static_cast<double>((actual - exact.value) / oracle::ulp(arithmetic, exact.value))
+                    << " ulp of the arithmetic");
+    }
+    workspace.accept(out, at);
+  };
   for (SwigluTensor output : outputs) {
-    const rope_tensor_t &out = scene->tensors[number(output)];
-    for_each_index(out, [&](const Index &at) {
-      const Real g = value_at(gate, at), u = value_at(up, at);
-      const Real go = direction == Direction::Backward ? value_at(grad_out, at) : 0;
-      const Exact exact = exact_output(output, g, u, go, form);
-      const Real actual = value_at(out, at);
-      if (!tolerance::accepts(dtype_, actual, exact.value, exact.slack) && ++wrong <= 3) {
-        UNSCOPED_INFO(names[number(output)]
-                      << '[' << at[0] << ',' << at[1] << ',' << at[2] << ',' << at[3] << "] of gate "
-                      << static_cast<double>(g) << ", up " << static_cast<double>(u) << ", grad_out "
-                      << static_cast<double>(go) << ": expected " << static_cast<double>(exact.value) << " +- "
-                      << static_cast<double>(exact.slack) << ", got " << static_cast<double>(actual) << ", off by "
-                      << static_cast<double>((actual - exact.value) / oracle::ulp(ROPE_DTYPE_F32, exact.value))
-                      << " ulp of fp32");
-      }
-      workspace.accept(out, at);
+    for_each_index((*scene)[output], [&](const Index &at) {
+      if (!is_row(at)) return;
+      const Element one = element(at);
+      judge(output, at, one.output(output), one.in);
     });
+  }
+  if (direction == Direction::Backward && wanted_[number(SwigluTensor::GradRowScale)]) {
+    std::map<Index, RowTotal> totals;
+    for_each_index(gate, [&](const Index &at) {
+      if (!is_row(at)) return;
+      Index row = {};
+      std::copy(at.begin(), at.begin() + row_axes_, row.begin());
+      totals[row].add(element(at));
+    });
+    const rope_tensor_t &gradient = (*scene)[SwigluTensor::GradRowScale];
+    for (const auto &[row, total] : totals) {
+      // F64 sums are rounded once more where row_scale is F32.
+      const Real rounding = arithmetic == ROPE_DTYPE_F64 && gradient.dtype == ROPE_DTYPE_F32
+                                ? oracle::ulp(ROPE_DTYPE_F32, total.value) / 2
+                                : 0;
+      judge(SwigluTensor::GradRowScale, row,
+            {total.value, 12 * oracle::ulp(arithmetic, total.magnitude) + total.slack + rounding}, total.first);
+    }
   }
   INFO(wrong << " elements are wrong");
   CHECK(wrong == 0);
@@ -218,12 +336,15 @@ void SwigluCase::check() const {
     swiglu_args_t args = swiglu_args();
     args.gate = tensor(SwigluTensor::Gate);
     args.up = tensor(SwigluTensor::Up);
+    args.row_scale = tensor(SwigluTensor::RowScale);
+    args.num_rows = scene.num_rows;
     if (direction == Direction::Forward) {
       args.out = tensor(SwigluTensor::Out);
     } else {
       args.grad_out = tensor(SwigluTensor::GradOut);
       args.grad_gate = tensor(SwigluTensor::GradGate);
       args.grad_up = tensor(SwigluTensor::GradUp);
+      args.grad_row_scale = tensor(SwigluTensor::GradRowScale);
       if (recomputed_) args.out = tensor(SwigluTensor::Out);
     }
     for (const Device &device : devices()) {

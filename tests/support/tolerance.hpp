@@ -54,14 +54,19 @@ inline Real rope_slack(rope_dtype_t dtype, Real magnitude, Real phase_error) {
   return arithmetic + phase_error * magnitude;
 }
 
+// Units in the last place of the arithmetic that SwiGLU's argument alpha * gate, rounded, costs; 0 where alpha is 1.
+inline Real swiglu_argument_ulps(Real argument, rope_dtype_t arithmetic = ROPE_DTYPE_F32) {
+  return std::min(arithmetic == ROPE_DTYPE_F64 ? 746.0L : 104.0L, std::fabs(argument));
+}
+
 // An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is what
-// a product of some factors may lose by being subnormal; `up` and `grad_out` are 1 where they are no factors. `argument`
-// is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
-inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0) {
-  const Real ulps = 8 + std::min(104.0L, std::fabs(argument));
-  return ulps * oracle::ulp(ROPE_DTYPE_F32, size) +
-         0x1p-147L * std::max(1.0L, std::fabs(gate)) * std::max(1.0L, std::fabs(up)) *
-             std::max(1.0L, std::fabs(grad_out)) * std::max(1.0L, std::fabs(out_scale));
+// a product of some factors may lose by being subnormal; `up`, `grad_out` and `row_scale` are 1 where they are no
+// factors. `argument` is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
+inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0,
+                         Real row_scale = 1, rope_dtype_t arithmetic = ROPE_DTYPE_F32) {
+  Real subnormal = 4 * oracle::smallest(arithmetic);
+  for (Real factor : {gate, up, grad_out, out_scale, row_scale}) subnormal *= std::max(1.0L, std::fabs(factor));
+  return (8 + swiglu_argument_ulps(argument, arithmetic)) * oracle::ulp(arithmetic, size) + subnormal;
 }
 
 }  // namespace tolerance

@@ -359,11 +359,15 @@ TEST_CASE("Grouped experts: rows past a count on the device", "[systems][swiglu]
 
 TEST_CASE("SwiGLU: every form recomputed in backward", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) {
-    for (GatePacking packing : {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating}) {
+    for (GatePacking packing :
+         {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating, GatePacking::Blocks}) {
       SwigluCase swiglu = SwigluCase().dtype(dtype).shape({5, 33}).packing(packing, packing).recomputed();
-      SwigluCase(swiglu).check();
-      SwigluCase(swiglu).form(1.702, 7, 1, 0).check();
-      SwigluCase(swiglu).form(0.5, 0, 0, 2).check();
+      for (bool has_row_scale : {false, true}) {
+        if (has_row_scale) swiglu.row_scale(1).grad_row_scale();
+        SwigluCase(swiglu).check();
+        SwigluCase(swiglu).form(1.702, 7, 1, 0).check();
+        SwigluCase(swiglu).form(0.5, 0, 0, 2).num_rows(3, ROPE_DTYPE_I32).check();
+      }
     }
   }
 }

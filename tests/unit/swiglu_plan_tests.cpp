@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -31,8 +32,8 @@ uintptr_t region(int number) {
 
 // False where the random problem is not a legal one.
 bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
-  const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
-  const rope_dtype_t dtype = dtypes[random->below(3)];
+  const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+  const rope_dtype_t dtype = dtypes[random->below(4)];
   const int64_t size = oracle::element_size(dtype);
   const auto rank = static_cast<size_t>(1 + random->below(4));
   std::vector<int64_t> shape(rank);
@@ -63,6 +64,17 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   swiglu_args_t args = {};
   args.struct_size = sizeof args;
   const bool is_backward = random->below(2) == 0;
+  // A dense tensor over the first axes.
+  const auto row_tensor = [&](int number, size_t axes) {
+    return compact_tensor(region(number), ROPE_DTYPE_F32,
+                          std::vector<int64_t>(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(axes)));
+  };
+  if (random->below(4) == 0) args.num_rows = compact_tensor(region(7), ROPE_DTYPE_I32, {1});
+  if (rank > 1 && random->below(2) == 0) {
+    const auto axes = static_cast<size_t>(1 + random->below(static_cast<int64_t>(rank) - 1));
+    args.row_scale = row_tensor(5, axes);
+    if (is_backward && random->below(2) == 0) args.grad_row_scale = row_tensor(6, axes);
+  }
   args.gate = tensor(0);
   args.up = tensor(1);
   if (is_backward) {
@@ -88,8 +100,11 @@ std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan 
     text << "; to " << static_cast<void *>(problem.out[i]) << " by";
     for (int axis = 0; axis < problem.ndim; ++axis) text << ' ' << problem.out_stride[i][axis];
   }
-  text << ": vectors of " << plan.vector_elements << ", " << plan.vectors_per_row << " a row, " << plan.num_vectors
-       << " in all, grid " << plan.grid_x << " x " << plan.grid_y;
+  text << "; row_scale by";
+  for (int axis = 0; axis < problem.ndim; ++axis) text << ' ' << problem.row_scale_stride[axis];
+  text << ", its gradient over " << problem.num_row_axes << " axes: vectors of " << plan.vector_elements << ", "
+       << plan.vectors_per_row << " a row, " << plan.num_vectors << " in all, grid " << plan.grid_x << " x "
+       << plan.grid_y;
   return text.str();
 }
 
@@ -97,6 +112,13 @@ std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan 
 bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements) {
   const int64_t size = oracle::element_size(problem.dtype), bytes = elements * size;
   if (elements == 1) return true;
+  // A vector has one row.
+  const int last = problem.ndim - 1;
+  const bool is_summed = problem.grad_row_scale != nullptr;
+  if (!is_summed && (problem.row_scale_stride[last] != 0 || problem.row_index_stride[last] != 0)) return false;
+  // Groups of a summed row do not cross the end of an axis.
+  if (is_summed && problem.num_row_axes > last) return false;
+  if (is_summed && problem.num_row_axes < last && problem.shape[last] % elements != 0) return false;
   const auto allows = [&](const void *data, const int64_t *stride) {
     if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) != 0) return false;
     for (int axis = 0; axis < problem.ndim - 1; ++axis) {
@@ -113,9 +135,27 @@ bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements) {
   return bytes <= 16;
 }
 
+// Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
+std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
+  const int64_t group = 16 / oracle::element_size(problem.dtype);
+  const int64_t columns = problem.num_summed_elements(), rows = problem.num_elements() / columns;
+  const int64_t groups = (columns + group - 1) / group;
+  if (plan.vector_elements != (allows_vectors(problem, group) ? group : 1)) return "vector_elements";
+  if (plan.vectors_per_row != groups) return "vectors_per_row";
+  if (plan.num_vectors != groups * rows) return "num_vectors";
+  if (plan.threads % 32 != 0 || plan.threads < 32 || plan.threads > 256) return "threads";
+  if (plan.threads != 256 && (plan.threads < groups || plan.threads >= groups + 32)) return "needless threads";
+  const int64_t blocks = int64_t{plan.grid_x} * plan.grid_y;
+  if (blocks < rows) return "rows left over";
+  if (blocks - plan.grid_y >= rows) return "too many blocks";
+  return "";
+}
+
 std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
   if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
+  if (plan.threads != rope::kSwigluThreads) return "threads";
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
   if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
   if (!allows_vectors(problem, elements)) return "vectors are not aligned";
@@ -135,20 +175,23 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan 
 
 // Takes every vector in turn: each element once, and each whole vector aligned in every tensor.
 std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
-  const int64_t columns = problem.shape[problem.ndim - 1], rows = problem.num_elements() / columns;
-  const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
+  const bool is_summed = problem.grad_row_scale != nullptr;
+  const int64_t columns = is_summed ? problem.num_summed_elements() : problem.shape[problem.ndim - 1];
+  const int64_t rows = problem.num_elements() / columns;
+  const int64_t size = oracle::element_size(problem.dtype), elements = is_summed ? 16 / size : plan.vector_elements;
   std::vector<uint8_t> taken(static_cast<size_t>(problem.num_elements()));
-  const int64_t threads = int64_t{plan.grid_x} * plan.grid_y * rope::kSwigluThreads;
+  const int64_t threads = is_summed ? plan.num_vectors : int64_t{plan.grid_x} * plan.grid_y * rope::kSwigluThreads;
   for (int64_t thread = 0; thread < threads; ++thread) {
     if (thread >= plan.num_vectors) break;
     const int64_t row = thread / plan.vectors_per_row, first = thread % plan.vectors_per_row * elements;
     if (row >= rows) return "a vector of no row";
     const int64_t count = std::min(elements, columns - first);
     for (int64_t i = 0; i < count; ++i) ++taken[static_cast<size_t>(row * columns + first + i)];
-    if (count < elements) continue;
+    if (count < elements || (is_summed && plan.vector_elements == 1)) continue;
+    if (first % problem.shape[problem.ndim - 1] + count > problem.shape[problem.ndim - 1]) return "a broken vector";
     const auto is_aligned = [&](const void *data, const int64_t *stride) {
-      int64_t offset = first * stride[problem.ndim - 1], rest = row;
-      for (int axis = problem.ndim - 2; axis >= 0; --axis) {
+      int64_t offset = 0, rest = row * columns + first;
+      for (int axis = problem.ndim - 1; axis >= 0; --axis) {
         offset += rest % problem.shape[axis] * stride[axis];
         rest /= problem.shape[axis];
       }
@@ -189,7 +232,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
 
 TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu plan]") {
   Random random(1);
-  int planned = 0, wide = 0, scalar = 0, rows = 0;
+  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0;
   for (int round = 0; round < 40000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 55, &problem)) continue;
@@ -200,7 +243,8 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
         INFO(rope::last_error());
         REQUIRE(status == ROPE_STATUS_NOT_SUPPORTED);
         REQUIRE(std::string(rope::last_error()).rfind("swiglu_forward: gate ", 0) == 0);
-        REQUIRE(problem.num_elements() / rope::kSwigluThreads / kLargestGridX >= kLargestGridY / 2);
+        const int64_t least = problem.grad_row_scale != nullptr ? problem.num_summed_elements() : rope::kSwigluThreads;
+        REQUIRE(problem.num_elements() / least / kLargestGridX >= kLargestGridY / 2);
         continue;
       }
       ++planned;
@@ -211,17 +255,19 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
       rows += plan.grid_y > 1;
+      summed += problem.grad_row_scale != nullptr;
     }
   }
   CHECK(planned > 100000);
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
   CHECK(rows > 100);
+  CHECK(summed > 5000);
 }
 
 TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
   Random random(2);
-  int launches = 0, wide = 0, short_vectors = 0;
+  int launches = 0, wide = 0, short_vectors = 0, summed = 0;
   for (int round = 0; round < 10000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 12, &problem)) continue;
@@ -233,10 +279,12 @@ TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
       FAIL(fault);
     }
     ++launches;
+    summed += problem.grad_row_scale != nullptr;
     wide += plan.vector_elements > 1;
     short_vectors += problem.shape[problem.ndim - 1] % plan.vector_elements != 0;
   }
   CHECK(launches > 5000);
+  CHECK(summed > 500);
   CHECK(wide > 500);
   CHECK(short_vectors > 100);
 }
@@ -254,7 +302,7 @@ TEST_CASE("SwiGLU beyond one launch is refused with a reason", "[swiglu plan]") 
 }
 
 TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     for (const bool is_backward : {false, true}) {
       const rope::SwigluProblem problem = compact_problem(dtype, {1 << 17, 14336}, is_backward);
       rope::SwigluPlan plan;

@@ -3,6 +3,9 @@
 #include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "core/swiglu_problem.hpp"
@@ -13,7 +16,9 @@ namespace {
 
 constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
-constexpr int kTensors = 6;  // gate, up, grad_out, and three outputs or one
+// gate, up, grad_out, three outputs or one, row_scale, grad_row_scale, and gate's first index
+constexpr int kTensors = 9;
+constexpr int kRowScale = 6, kGradRowScale = 7, kRowIndex = 8;
 using Strides = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
@@ -26,6 +31,9 @@ struct Call {
   bool is_backward = false;
   bool has_grad_gate = true, has_grad_up = true, has_out = true;
   std::vector<Strides> in, out;
+  size_t row_axes = 0;  // of row_scale; 0: absent
+  Strides row_scale, grad_row_scale;
+  bool has_grad_row_scale = false, has_num_rows = false;
 
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
@@ -38,7 +46,13 @@ struct Call {
     return is_wanted(i) ? fake_tensor(region(3 + i), ROPE_DTYPE_F16, shape, out[i]) : rope_tensor_t{};
   }
 
-  rope::SwigluProblem problem() const {
+  rope_tensor_t of_rows(int number, const Strides &stride) const {
+    if (row_axes == 0 || stride.empty()) return {};
+    const auto rows = static_cast<std::ptrdiff_t>(row_axes);
+    return fake_tensor(region(number), ROPE_DTYPE_F32, Shape(shape.begin(), shape.begin() + rows), stride);
+  }
+
+  swiglu_args_t args() const {
     swiglu_args_t args = {};
     args.struct_size = sizeof args;
     args.gate = input(0);
@@ -51,9 +65,16 @@ struct Call {
     } else {
       args.out = output(0);
     }
+    args.row_scale = of_rows(kRowScale, row_scale);
+    if (has_grad_row_scale) args.grad_row_scale = of_rows(kGradRowScale, grad_row_scale);
+    if (has_num_rows) args.num_rows = compact_tensor(region(kRowIndex), ROPE_DTYPE_I64, {1});
+    return args;
+  }
+
+  rope::SwigluProblem problem() const {
     rope::SwigluProblem result;
     const rope_status_t status =
-        rope::make_swiglu_problem("swiglu_forward", ROPE_DTYPE_F16, kPlain, args, is_backward, &result);
+        rope::make_swiglu_problem("swiglu_forward", ROPE_DTYPE_F16, kPlain, args(), is_backward, &result);
     INFO(rope::last_error());
     REQUIRE(status == ROPE_STATUS_SUCCESS);
     return result;
@@ -81,10 +102,14 @@ Visits visits_of_call(const Call &call) {
       for (int i = 0; i < call.num_outputs(); ++i) {
         if (call.is_wanted(i)) at[3 + i] += index[axis] * call.out[i][axis];
       }
+      if (axis < call.row_axes) {
+        at[kRowScale] += index[axis] * call.row_scale[axis];
+        if (call.has_grad_row_scale) at[kGradRowScale] += index[axis] * call.grad_row_scale[axis];
+      }
     }
+    if (call.has_num_rows) at[kRowIndex] = index[0];
     visits.push_back(at);
   });
-  std::sort(visits.begin(), visits.end());
   return visits;
 }
 
@@ -97,14 +122,16 @@ Visits visits_of_problem(const Call &call, const rope::SwigluProblem &problem) {
       for (int i = 0; i < problem.num_outputs(); ++i) {
         if (call.is_wanted(i)) at[3 + i] += index[axis] * problem.out_stride[i][axis];
       }
+      at[kRowScale] += index[axis] * problem.row_scale_stride[axis];
+      at[kGradRowScale] += index[axis] * problem.grad_row_scale_stride[axis];
+      at[kRowIndex] += index[axis] * problem.row_index_stride[axis];
     }
     visits.push_back(at);
   });
-  std::sort(visits.begin(), visits.end());
   return visits;
 }
 
-// The merged problem visits what the call says, with its closest elements last.
+// The merged problem visits what the call says, with its closest elements last, or in gate's order where rows are summed.
 rope::SwigluProblem checked_problem(const Call &call) {
   const rope::SwigluProblem problem = call.problem();
   REQUIRE(problem.ndim >= 1);
@@ -114,11 +141,29 @@ rope::SwigluProblem checked_problem(const Call &call) {
   REQUIRE(problem.num_outputs() == call.num_outputs());
   for (int i = 0; i < call.num_inputs(); ++i) REQUIRE(problem.in[i] == call.input(i).data);
   for (int i = 0; i < call.num_outputs(); ++i) REQUIRE(problem.out[i] == call.output(i).data);
-  const Visits expected = visits_of_call(call);
+  REQUIRE(problem.row_scale == call.args().row_scale.data);
+  REQUIRE(problem.grad_row_scale == call.args().grad_row_scale.data);
+  REQUIRE(problem.num_rows == call.args().num_rows.data);
+  Visits expected = visits_of_call(call), actual = visits_of_problem(call, problem);
   REQUIRE(problem.num_elements() == static_cast<int64_t>(expected.size()));
   for (int axis = 0; axis < problem.ndim; ++axis) REQUIRE((problem.ndim == 1 || problem.shape[axis] > 1));
-  REQUIRE(visits_of_problem(call, problem) == expected);
-  const int output = call.is_wanted(0) ? 0 : 1;
+  if (call.has_grad_row_scale) {
+    REQUIRE(actual == expected);
+    int64_t rows = 1;
+    for (size_t axis = 0; axis < call.row_axes; ++axis) rows *= call.shape[axis];
+    REQUIRE(problem.num_summed_elements() * rows == problem.num_elements());
+    REQUIRE(problem.num_row_axes <= problem.ndim);
+    for (int axis = 0; axis < problem.ndim; ++axis) {
+      const bool is_single = problem.num_elements() == 1;
+      REQUIRE((is_single || (problem.grad_row_scale_stride[axis] != 0) == (axis < problem.num_row_axes)));
+      REQUIRE((is_single || axis < problem.num_row_axes || problem.row_scale_stride[axis] == 0));
+    }
+    return problem;
+  }
+  std::sort(expected.begin(), expected.end());
+  std::sort(actual.begin(), actual.end());
+  REQUIRE(actual == expected);
+  const int output = call.is_wanted(0) ? 0 : call.is_wanted(1) ? 1 : 2;
   for (int axis = 1; axis < problem.ndim; ++axis) {
     REQUIRE(std::abs(problem.out_stride[output][axis]) <= std::abs(problem.out_stride[output][axis - 1]));
   }
@@ -273,7 +318,7 @@ TEST_CASE("strides of empty tensors may be any number", "[swiglu problem]") {
 TEST_CASE("merged axes visit what the call says", "[swiglu problem]") {
   Random random(1);
   int merged = 0, not_merged = 0;
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < 8000; ++round) {
     Call call;
     call.is_backward = random.below(2) == 0;
     if (call.is_backward) {
@@ -296,10 +341,192 @@ TEST_CASE("merged axes visit what the call says", "[swiglu problem]") {
       if (random.below(6) == 0) call.in.back()[static_cast<size_t>(random.below(static_cast<int64_t>(rank)))] = 0;
     }
     for (int i = 0; i < 3; ++i) call.out.push_back(strides());
+    call.has_num_rows = random.below(3) == 0;
+    if (rank > 1 && random.below(2) == 0) {
+      call.row_axes = static_cast<size_t>(1 + random.below(static_cast<int64_t>(rank) - 1));
+      const Shape rows(call.shape.begin(), call.shape.begin() + static_cast<std::ptrdiff_t>(call.row_axes));
+      const auto row_strides = [&] {
+        return strides_in_order(&random, rows, random_order(&random, call.row_axes), random.below(2) == 0 ? 3 : 0);
+      };
+      call.row_scale = row_strides();
+      if (random.below(6) == 0) call.row_scale[0] = 0;
+      call.grad_row_scale = row_strides();
+      call.has_grad_row_scale = call.is_backward && random.below(2) == 0;
+      if (call.has_grad_row_scale && random.below(4) == 0) call.has_grad_gate = call.has_grad_up = false;
+    }
     const rope::SwigluProblem problem = checked_problem(call);
     const auto long_axes = std::count_if(call.shape.begin(), call.shape.end(), [](int64_t n) { return n > 1; });
     if (long_axes > 1) ++(problem.ndim < long_axes ? merged : not_merged);
   }
   CHECK(merged > 300);
   CHECK(not_merged > 300);
+}
+
+TEST_CASE("row_scale and num_rows keep rows apart", "[swiglu problem]") {
+  Call call = compact_call({2, 3, 5, 7});
+  CHECK(checked_problem(call).ndim == 1);
+  call.row_axes = 2;
+  call.row_scale = {3, 1};
+  const rope::SwigluProblem scaled = checked_problem(call);
+  CHECK(scaled.ndim == 2);
+  CHECK(scaled.shape[0] == 6);
+  CHECK(scaled.shape[1] == 35);
+  CHECK(scaled.row_scale_stride[0] == 1);
+  CHECK(scaled.row_scale_stride[1] == 0);
+  CHECK(scaled.row_scale_dtype == ROPE_DTYPE_F32);
+  call.has_num_rows = true;
+  const rope::SwigluProblem limited = checked_problem(call);
+  CHECK(limited.ndim == 3);
+  CHECK(limited.shape[0] == 2);
+  CHECK(limited.row_index_stride[0] == 1);
+  CHECK(limited.row_index_stride[1] == 0);
+  CHECK(limited.row_index_stride[2] == 0);
+  call.row_axes = 0;
+  call.row_scale.clear();
+  const rope::SwigluProblem only_limited = checked_problem(call);
+  CHECK(only_limited.ndim == 2);
+  CHECK(only_limited.shape[1] == 105);
+}
+
+TEST_CASE("summed rows keep gate's order, however outputs lie", "[swiglu problem]") {
+  Call call = compact_call({4, 6, 8});
+  call.is_backward = call.has_grad_row_scale = true;
+  call.row_axes = 1;
+  call.row_scale = {1};
+  call.grad_row_scale = {2};
+  CHECK(checked_problem(call).ndim == 2);
+  CHECK(checked_problem(call).num_row_axes == 1);
+  CHECK(checked_problem(call).num_summed_elements() == 48);
+  call.out[0] = {48, 1, 6};
+  CHECK(checked_problem(call).ndim == 3);
+  CHECK(checked_problem(call).num_row_axes == 1);
+  // No axis is left of the row's, or none of the rows'.
+  for (const Shape &shape : {Shape{4, 1, 1}, Shape{1, 6, 8}, Shape{1, 1, 1}}) {
+    Call small = compact_call(shape);
+    small.is_backward = small.has_grad_row_scale = true;
+    small.row_axes = 1;
+    small.row_scale = small.grad_row_scale = {1};
+    CHECK(checked_problem(small).ndim == 1);
+  }
+}
+
+namespace {
+
+// What the library says of a backward call that `spoil` has spoilt.
+std::string refusal(bool is_backward, const std::function<void(swiglu_args_t *)> &spoil) {
+  Call call = compact_call({3, 4, 5});
+  call.is_backward = is_backward;
+  call.row_axes = 2;
+  call.row_scale = call.grad_row_scale = {4, 1};
+  call.has_grad_row_scale = is_backward;
+  call.has_num_rows = true;
+  swiglu_args_t args = call.args();
+  rope::SwigluProblem problem;
+  REQUIRE(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
+          ROPE_STATUS_SUCCESS);
+  spoil(&args);
+  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
+  return rope::last_error();
+}
+
+}  // namespace
+
+TEST_CASE("misused row_scale, grad_row_scale and num_rows are refused by name", "[swiglu problem]") {
+  using Args = swiglu_args_t;
+  const auto rows = [](int number, const Shape &shape, rope_dtype_t dtype = ROPE_DTYPE_F32) {
+    return compact_tensor(region(number), dtype, shape);
+  };
+  for (const bool is_backward : {false, true}) {
+    CHECK(refusal(is_backward, [&](Args *args) {
+            args->row_scale = rows(6, {3, 4}, ROPE_DTYPE_BF16);
+          }) == "call: row_scale.dtype is BF16: it must be F32 or the descriptor's, F16");
+    CHECK(refusal(is_backward, [&](Args *args) {
+            args->row_scale = rows(6, {3, 4, 5});
+          }) == "call: row_scale.ndim is 3: it must be below that of gate, 3");
+    CHECK(refusal(is_backward, [&](Args *args) {
+            args->row_scale = rows(6, {3, 5});
+          }) == "call: row_scale.shape[1] is 5: it must be that of gate, 4");
+    CHECK(refusal(is_backward, [&](Args *args) { args->row_scale = rows(6, {1}); }) ==
+          "call: row_scale.shape[0] is 1: it must be that of gate, 3");
+    CHECK(refusal(is_backward, [&](Args *args) { args->num_rows = rows(8, {1}); }) ==
+          "call: num_rows.dtype is F32: it must be I32 or I64");
+    CHECK(refusal(is_backward, [&](Args *args) {
+            args->num_rows = rows(8, {1, 1}, ROPE_DTYPE_I32);
+          }) == "call: num_rows.ndim is 2: it must be 1");
+    CHECK(refusal(is_backward, [&](Args *args) { args->num_rows = rows(8, {3}, ROPE_DTYPE_I64); }) ==
+          "call: num_rows.shape[0] is 3: it must be 1");
+    CHECK(refusal(is_backward, [&](Args *args) { args->num_rows = rows(8, {0}, ROPE_DTYPE_I64); }) ==
+          "call: num_rows.shape[0] is 0: it must be 1");
+    CHECK(refusal(is_backward, [&](Args *args) { args->out.data = args->row_scale.data; }).find("call: out at ") == 0);
+    CHECK(refusal(is_backward, [&](Args *args) { args->out.data = args->num_rows.data; }).find(" num_rows at ") !=
+          std::string::npos);
+  }
+  CHECK(refusal(false, [&](Args *args) {
+          args->grad_row_scale = rows(7, {3, 4});
+        }) == "call: grad_row_scale is set: it belongs to swiglu_backward");
+  CHECK(refusal(true, [&](Args *args) { args->row_scale = {}; }) ==
+        "call: grad_row_scale is set and row_scale is absent: a gradient needs its factor");
+  CHECK(refusal(true, [&](Args *args) {
+          args->grad_row_scale = rows(7, {3, 4}, ROPE_DTYPE_F16);
+        }) == "call: grad_row_scale.dtype is F16: it must be that of row_scale, F32");
+  CHECK(refusal(true, [&](Args *args) { args->grad_row_scale = rows(7, {3}); }) ==
+        "call: grad_row_scale.ndim is 1: it must be that of row_scale, 2");
+  CHECK(refusal(true, [&](Args *args) {
+          args->grad_row_scale.stride[1] = 0;
+        }).find("call: grad_row_scale.stride[1] is 0 for 4 elements") == 0);
+  CHECK(refusal(true, [&](Args *args) {
+          args->grad_row_scale.data = args->grad_gate.data;
+        }).find(" grad_row_scale at ") != std::string::npos);
+  CHECK(refusal(true, [&](Args *args) { args->grad_row_scale.data = args->num_rows.data; }).find(" num_rows at ") !=
+        std::string::npos);
+  CHECK(refusal(true, [&](Args *args) { args->grad_gate = args->grad_up = args->grad_row_scale = {}; }) ==
+        "call: grad_gate, grad_up and grad_row_scale are absent: one of them is required");
+}
+
+TEST_CASE("a gate of one axis has no row_scale, and num_rows is its length", "[swiglu problem]") {
+  Call call = compact_call({9});
+  call.has_num_rows = true;
+  CHECK(checked_problem(call).row_index_stride[0] == 1);
+  swiglu_args_t args = call.args();
+  args.row_scale = compact_tensor(region(kRowScale), ROPE_DTYPE_F32, {9});
+  rope::SwigluProblem problem;
+  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, false, &problem) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(std::string(rope::last_error()) == "call: row_scale.ndim is 1: it must be below that of gate, 1");
+}
+
+TEST_CASE("the gradient of row_scale may be written over it", "[swiglu problem]") {
+  Call call = compact_call({3, 4, 5});
+  call.is_backward = call.has_grad_row_scale = true;
+  call.row_axes = 2;
+  call.row_scale = call.grad_row_scale = {5, 1};
+  swiglu_args_t args = call.args();
+  args.grad_row_scale = args.row_scale;
+  rope::SwigluProblem problem;
+  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) == ROPE_STATUS_SUCCESS);
+  args.grad_row_scale.stride[0] = 4;
+  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
+}
+
+TEST_CASE("the numbers of a form are rounded to fp32 except for F64", "[swiglu problem]") {
+  swiglu_config_t config = {};
+  config.struct_size = sizeof config;
+  config.device = ROPE_DEVICE_CPU;
+  config.alpha = 1.702;
+  config.limit = 7.1;
+  config.up_offset = 0.3;
+  config.out_scale = 1.1;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    config.dtype = dtype;
+    rope::GatingForm form;
+    REQUIRE(rope::check_swiglu_config("call", config, &form) == ROPE_STATUS_SUCCESS);
+    const bool is_wide = dtype == ROPE_DTYPE_F64;
+    CHECK(form.alpha == (is_wide ? 1.702 : static_cast<double>(1.702f)));
+    CHECK(form.limit == (is_wide ? 7.1 : static_cast<double>(7.1f)));
+    CHECK(form.up_offset == (is_wide ? 0.3 : static_cast<double>(0.3f)));
+    CHECK(form.out_scale == (is_wide ? 1.1 : static_cast<double>(1.1f)));
+    CHECK_FALSE(form.is_plain);
+  }
 }

@@ -24,7 +24,44 @@ int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64
   return offset;
 }
 
-// One part of the elements, numbered with the last axis fastest, cut where a row ends.
+// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and gone.
+void limit_rows(SwigluProblem *problem) {
+  int64_t rows;
+  if (problem->num_rows_dtype == ROPE_DTYPE_I64) {
+    memcpy(&rows, problem->num_rows, sizeof rows);
+  } else {
+    int32_t narrow_rows;
+    memcpy(&narrow_rows, problem->num_rows, sizeof narrow_rows);
+    rows = narrow_rows;
+  }
+  if (rows < 0) rows = 0;
+  int axis = 0;
+  while (axis < problem->ndim - 1 && problem->row_index_stride[axis] == 0) ++axis;
+  const bool is_gone = problem->row_index_stride[axis] == 0;
+  if (is_gone && rows > 0) return;
+  if (rows < problem->shape[axis]) problem->shape[axis] = rows;
+}
+
+void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t column, const RowSum<double> &sum) {
+  const int64_t *stride = problem.grad_row_scale_stride;
+  const int64_t offset = offset_of_row(problem, stride, row) + column * stride[problem.ndim - 1];
+  char *target = problem.grad_row_scale + offset * dtype_size(problem.row_scale_dtype);
+  const auto store = [&](auto value) { memcpy(target, &value, sizeof value); };
+  const double total = sum.total();
+  switch (problem.row_scale_dtype) {
+    case ROPE_DTYPE_F16:
+      return store(round_to<Float16>(static_cast<float>(total)));
+    case ROPE_DTYPE_BF16:
+      return store(round_to<BFloat16>(static_cast<float>(total)));
+    case ROPE_DTYPE_F64:
+      return store(total);
+    default:
+      return store(static_cast<float>(total));
+  }
+}
+
+// One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
+// not parted, so that the order of a sum does not depend on the tasks.
 void gate_elements(void *context, int index) {
   const SwigluJob &job = *static_cast<const SwigluJob *>(context);
   const SwigluProblem &problem = *job.problem;
@@ -32,30 +69,45 @@ void gate_elements(void *context, int index) {
   const CpuType type = cpu_type(problem.dtype);
   const int last = problem.ndim - 1;
   const int64_t columns = problem.shape[last];
-  const Range elements = part_of(problem.num_elements(), job.num_tasks, index);
+  const bool has_sums = problem.grad_row_scale != nullptr;
+  const int64_t summed = has_sums ? problem.num_summed_elements() : 1;
+  const Range parts = part_of(problem.num_elements() / summed, job.num_tasks, index);
+  const Range elements = {parts.begin * summed, parts.end * summed};
+  RowSum<double> sum = {};
   for (int64_t element = elements.begin; element < elements.end;) {
     const int64_t row = element / columns, column = element % columns;
-    int64_t count = columns - column;
-    if (count > elements.end - element) count = elements.end - element;
-    const void *in[kMaxSwigluInputs];
-    void *out[kMaxSwigluOutputs] = {};
-    int64_t in_step[kMaxSwigluInputs], out_step[kMaxSwigluOutputs] = {};
+    GatingRun run = {};
+    run.count = columns - column;
+    if (run.count > elements.end - element) run.count = elements.end - element;
+    if (has_sums && run.count > summed - element % summed) run.count = summed - element % summed;
     for (int i = 0; i < problem.num_inputs(); ++i) {
-      in_step[i] = problem.in_stride[i][last];
-      in[i] = problem.in[i] + (offset_of_row(problem, problem.in_stride[i], row) + column * in_step[i]) * size;
+      run.in_stride[i] = problem.in_stride[i][last];
+      run.in[i] =
+          problem.in[i] + (offset_of_row(problem, problem.in_stride[i], row) + column * run.in_stride[i]) * size;
     }
     for (int i = 0; i < problem.num_outputs(); ++i) {
       if (problem.out[i] == nullptr) continue;
-      out_step[i] = problem.out_stride[i][last];
-      out[i] = problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * out_step[i]) * size;
+      run.out_stride[i] = problem.out_stride[i][last];
+      run.out[i] =
+          problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * run.out_stride[i]) * size;
+    }
+    if (problem.row_scale != nullptr) {
+      run.row_scale_stride = problem.row_scale_stride[last];
+      run.row_scale =
+          problem.row_scale + (offset_of_row(problem, problem.row_scale_stride, row) + column * run.row_scale_stride) *
+                                  dtype_size(problem.row_scale_dtype);
+      run.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
     }
     if (problem.is_backward) {
-      cpu_kernels().swiglu_backward[type](in, in_step, out, out_step, count, problem.form);
+      cpu_kernels().swiglu_backward[type](run, problem.form, has_sums ? &sum : nullptr);
     } else {
-      cpu_kernels().swiglu_forward[type](in[kGate], in_step[kGate], in[kUp], in_step[kUp], out[kOut], out_step[kOut],
-                                         count, problem.form);
+      cpu_kernels().swiglu_forward[type](run, problem.form);
     }
-    element += count;
+    element += run.count;
+    if (has_sums && element % summed == 0) {
+      store_row_gradient(problem, row, column, sum);
+      sum = {};
+    }
   }
 }
 
@@ -88,7 +140,10 @@ rope_status_t fill_tables(const char *, const TableProblem &problem, const Devic
 }
 
 rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const SwigluPlan &plan, int32_t, rope_stream_t) {
-  SwigluJob job = {&problem, plan.num_tasks};
+  SwigluProblem limited = problem;
+  if (problem.num_rows != nullptr) limit_rows(&limited);
+  if (limited.is_empty()) return ROPE_STATUS_SUCCESS;
+  SwigluJob job = {&limited, plan.num_tasks};
   run_tasks(plan.num_tasks, gate_elements, &job);
   return ROPE_STATUS_SUCCESS;
 }

@@ -1,10 +1,10 @@
 // cpu_kernels.hpp - the inner loops of the CPU backend as a table, one table an instruction set
 #pragma once
 
-#include <rope/rope.h>
 #include <stdint.h>
 
 #include "core/gating.hpp"
+#include "core/status.hpp"
 
 namespace rope {
 
@@ -12,6 +12,7 @@ enum CpuType {
   kCpuF32,
   kCpuF16,
   kCpuBF16,
+  kCpuF64,
   kNumCpuTypes
 };
 
@@ -32,6 +33,18 @@ struct PairRun {
   int64_t step;
 };
 
+// Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up, out.
+struct GatingRun {
+  const void *in[3];
+  int64_t in_stride[3];
+  void *out[3];  // backward: NULL is not wanted
+  int64_t out_stride[3];
+  const void *row_scale;  // NULL: 1
+  int64_t row_scale_stride;
+  bool is_row_scale_f32;  // otherwise it has the type of the data
+  int64_t count;
+};
+
 // Strides and steps count elements. Outputs may be their inputs.
 struct CpuKernels {
   const char *name;
@@ -45,16 +58,14 @@ struct CpuKernels {
   // Rotates a run of pairs; x and y of `out` are written.
   template <typename Real>
   using Rotate = void(const PairRun &in, const PairRun &out, int pairs, const PairAngles<Real> &angles);
-  Rotate<float> *rotate[kNumCpuTypes];
+  Rotate<float> *rotate[kCpuF64];  // of the types before it
   Rotate<double> *rotate_f64;
 
-  using SwigluForward = void(const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
-                             int64_t out_stride, int64_t count, const GatingForm &form);
+  using SwigluForward = void(const GatingRun &run, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];
 
-  // From gate, up and grad_out to grad_gate, grad_up and out, of which any may be NULL.
-  using SwigluBackward = void(const void *const in[3], const int64_t in_stride[3], void *const out[3],
-                              const int64_t out_stride[3], int64_t count, const GatingForm &form);
+  // Adds to *row_sum, unless it is NULL.
+  using SwigluBackward = void(const GatingRun &run, const GatingForm &form, RowSum<double> *row_sum);
   SwigluBackward *swiglu_backward[kNumCpuTypes];
 };
 
@@ -66,7 +77,16 @@ inline const CpuKernels &cpu_kernels() {
 }
 
 inline CpuType cpu_type(rope_dtype_t dtype) {
-  return dtype == ROPE_DTYPE_F32 ? kCpuF32 : dtype == ROPE_DTYPE_F16 ? kCpuF16 : kCpuBF16;
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return kCpuF16;
+    case ROPE_DTYPE_BF16:
+      return kCpuBF16;
+    case ROPE_DTYPE_F64:
+      return kCpuF64;
+    default:
+      return kCpuF32;
+  }
 }
 
 }  // namespace rope

@@ -5,11 +5,16 @@
 
 namespace rope {
 
-// Each changes the inner loop: the recomputed output alone costs the plain gradients 2 %.
+enum SwigluWork {
+  kSwigluForward,
+  kSwigluGradients,
+  kSwigluGradientsAndOut,  // a work of its own: the recomputed output alone costs the plain gradients 2 %
+  kSwigluRowSums           // grad_row_scale, and what else is wanted
+};
+
 struct SwigluVariant {
-  bool is_backward;
-  bool is_plain;  // GatingForm::is_plain
-  bool has_out;   // backward writes the output too
+  SwigluWork work;
+  bool is_plain;  // GatingForm::is_plain, and neither row_scale nor num_rows
 };
 
 struct RopeVariant {
@@ -18,7 +23,8 @@ struct RopeVariant {
 };
 
 // The kernel for vectors of so many elements, NULL where the type has none. RoPE kernels take a RopeKernelParams, the
-// general ones a RopeGeneralParams, table kernels a TableKernelParams, SwiGLU kernels a SwigluKernelParams.
+// general ones a RopeGeneralParams, table kernels a TableKernelParams, SwiGLU kernels a SwigluKernelParams
+// or, for row sums, a SwigluRowKernelParams.
 const void *rope_kernel_f32(int vector_elements, RopeVariant variant);
 const void *rope_kernel_f16(int vector_elements, RopeVariant variant);
 const void *rope_kernel_bf16(int vector_elements, RopeVariant variant);
@@ -26,6 +32,7 @@ const void *rope_kernel_f64(int vector_elements, RopeVariant variant);
 const void *swiglu_kernel_f32(int vector_elements, SwigluVariant variant);
 const void *swiglu_kernel_f16(int vector_elements, SwigluVariant variant);
 const void *swiglu_kernel_bf16(int vector_elements, SwigluVariant variant);
+const void *swiglu_kernel_f64(int vector_elements, SwigluVariant variant);
 
 const void *table_kernel_of(rope_dtype_t dtype);
 

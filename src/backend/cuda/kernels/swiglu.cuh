@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu_params.hpp"
+#include "backend/cuda/kernels/swiglu_rows.cuh"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/gating.hpp"
 #include "plan/tuning.hpp"
@@ -67,28 +68,56 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
   return place;
 }
 
+// The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from
+// element to element only where vectors are single elements.
+template <typename T, int V>
+__device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, int64_t index, RealOf<T> *row_scale) {
+  const RowVector at = split_vector(params, index);
+  const int64_t column = V == 1 ? at.vector : 0;
+  if (params.num_rows != nullptr && offset_of(params, params.row_index_stride, at.row, column) >=
+                                        load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
+    return false;
+  }
+  *row_scale = 1;
+  if (params.row_scale != nullptr) {
+    *row_scale = load_row_scale<T>(params.row_scale + offset_of(params, params.row_scale_stride, at.row, column),
+                                   params.is_row_scale_f32);
+  }
+  return true;
+}
+
+template <typename Real>
+__device__ __forceinline__ const Form<Real> &form_of(const SwigluKernelParams &params) {
+  if constexpr (sizeof(Real) == sizeof(double)) {
+    return params.wide_form;
+  } else {
+    return params.form;
+  }
+}
+
 // Forward: one result of two values. Backward: the gradients of three, of which a NULL one is not wanted, and with
 // HasOut the forward result again.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset,
-                                               const GatingForm &form) {
+                                               const Form<RealOf<T>> &form, RealOf<T> row_scale) {
+  using Real = RealOf<T>;
   Vector<T, V> in[NumInputs];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
-  float value[NumInputs][V], result[NumOutputs][V];
+  Real value[NumInputs][V], result[NumOutputs][V];
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     if constexpr (NumInputs == 2) {
-      result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+      result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form, row_scale);
     } else {
-      const SwigluGradient gradient =
-          swiglu_gradient<IsPlain>(value[kGate][i], value[kUp][i], value[kGradOut][i], form);
+      const SwigluGradient<Real> gradient =
+          swiglu_gradient<IsPlain>(value[kGate][i], value[kUp][i], value[kGradOut][i], form, row_scale);
       result[kGradGate][i] = gradient.gate;
       result[kGradUp][i] = gradient.up;
       if constexpr (NumOutputs == 3) {
-        result[kRecomputedOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form);
+        result[kRecomputedOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form, row_scale);
       }
     }
   }
@@ -107,45 +136,51 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
   const int64_t index = block * kSwigluThreads + threadIdx.x;
   begin_dependent_launch();
   if (index >= params.num_vectors) return;
+  const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
   const SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
   wait_for_previous_launch();
+  RealOf<T> row_scale = 1;
+  if constexpr (!IsPlain) {
+    if (!find_row_scale<T, V>(params, index, &row_scale)) return;
+  }
   if (V == 1 || place.count >= V) {
-    process_vector<T, V, IsPlain>(place, 0, params.form);
+    process_vector<T, V, IsPlain>(place, 0, form, row_scale);
   } else {
     for (int64_t i = 0; i < place.count; ++i) {
-      process_vector<T, 1, IsPlain>(place, i * static_cast<int64_t>(sizeof(T)), params.form);
+      process_vector<T, 1, IsPlain>(place, i * static_cast<int64_t>(sizeof(T)), form, row_scale);
     }
   }
 }
 
+// F64 has no plain kernels: its arithmetic costs what it costs.
 template <typename T, int V>
 const void *find_swiglu_kernel(SwigluVariant variant) {
+  constexpr bool kPlain = sizeof(T) < sizeof(double);
   const auto pick = [&](auto plain, auto general) {
     return variant.is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
   };
-  if (!variant.is_backward)
-    return pick(swiglu_kernel<T, V, false, true, true>, swiglu_kernel<T, V, false, false, true>);
-  if (variant.has_out) return pick(swiglu_kernel<T, V, true, true, true>, swiglu_kernel<T, V, true, false, true>);
-  return pick(swiglu_kernel<T, V, true, true, false>, swiglu_kernel<T, V, true, false, false>);
+  switch (variant.work) {
+    case kSwigluForward:
+      return pick(swiglu_kernel<T, V, false, kPlain, true>, swiglu_kernel<T, V, false, false, true>);
+    case kSwigluGradients:
+      return pick(swiglu_kernel<T, V, true, kPlain, false>, swiglu_kernel<T, V, true, false, false>);
+    default:
+      return pick(swiglu_kernel<T, V, true, kPlain, true>, swiglu_kernel<T, V, true, false, true>);
+  }
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
 const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  switch (vector_elements) {
-    case 1:
-      return find_swiglu_kernel<T, 1>(variant);
-    case 8 / kSize:
-      return find_swiglu_kernel<T, 8 / kSize>(variant);
-    case 16 / kSize:
-      return find_swiglu_kernel<T, 16 / kSize>(variant);
-    default:
-      if constexpr (kSize == 2) {
-        if (vector_elements == 2) return find_swiglu_kernel<T, 2>(variant);
-      }
-      return nullptr;
+  if (variant.work == kSwigluRowSums) return find_swiglu_row_kernel<T>(vector_elements);
+  if (vector_elements == 1) return find_swiglu_kernel<T, 1>(variant);
+  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize>(variant);
+  if constexpr (kSize == 2) {
+    if (vector_elements == 2) return find_swiglu_kernel<T, 2>(variant);
   }
+  return nullptr;
 }
 
 }  // namespace rope

@@ -17,8 +17,50 @@ struct SwigluKernelParams {
   Divider narrow_vectors_per_row;  // where is_narrow
   bool is_single_row;
   bool is_narrow;  // num_vectors fits 32 bits
-  GatingForm form;
+  Form<float> form;
   bool has_outer_axes;  // rows run over more than one axis
+
+  // What only the kernels of general forms read.
+  bool is_row_scale_f32;  // otherwise it has the type of the data
+  bool is_num_rows_64_bit;
+  GatingForm wide_form;                // for F64 data
+  const char *row_scale;               // NULL: 1
+  const char *num_rows;                // NULL: all
+  int64_t row_scale_stride[kMaxAxes];  // in bytes
+  int64_t row_index_stride[kMaxAxes];  // SwigluProblem's
+};
+
+constexpr int kMaxRowAxes = kMaxAxes - 1;  // neither rows nor columns have all axes
+
+// In bytes, slowest axis first; unused leading axes have length 1.
+struct SwigluRowStrides {
+  int64_t row[kMaxRowAxes];
+  int64_t column[kMaxRowAxes];
+};
+
+// Where rows are summed: a block's row is an index over the axes of row_scale, its columns are those over the others.
+struct SwigluRowKernelParams {
+  const char *in[kMaxSwigluInputs];
+  char *out[kMaxSwigluOutputs];
+  SwigluRowStrides in_stride[kMaxSwigluInputs];
+  SwigluRowStrides out_stride[kMaxSwigluOutputs];
+  const char *row_scale;
+  char *grad_row_scale;
+  const char *num_rows;  // NULL: all
+  int64_t row_scale_stride[kMaxRowAxes];
+  int64_t grad_row_scale_stride[kMaxRowAxes];
+  int64_t row_index_stride[kMaxRowAxes];
+  int64_t row_shape[kMaxRowAxes];
+  int64_t column_shape[kMaxRowAxes];
+  Divider narrow_column_shape[kMaxRowAxes];  // where has_narrow_columns
+  int64_t rows;
+  int64_t columns;
+  bool has_outer_rows;  // over more than one axis
+  bool has_outer_columns;
+  bool has_narrow_columns;  // columns fits 32 bits
+  bool is_row_scale_f32;    // and grad_row_scale; otherwise they have the type of the data
+  bool is_num_rows_64_bit;
+  GatingForm form;
 };
 
 }  // namespace rope

@@ -73,9 +73,15 @@ __device__ __forceinline__ uint32_t join_word(float first, float second, BFloat1
          __bfloat16_as_ushort(__low2bfloat16(pair));
 }
 
+// As the type that computes with them: float, or double for F64.
 template <typename T, int N>
-__device__ __forceinline__ void to_floats(const Vector<T, N> &vector, float *values) {
-  if constexpr (sizeof(T) == 4) {
+__device__ __forceinline__ void to_floats(const Vector<T, N> &vector, RealOf<T> *values) {
+  if constexpr (sizeof(T) == 8) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      values[i] = __hiloint2double(static_cast<int>(vector.word[2 * i + 1]), static_cast<int>(vector.word[2 * i]));
+    }
+  } else if constexpr (sizeof(T) == 4) {
 #pragma unroll
     for (int i = 0; i < N; ++i) values[i] = float_of(vector.word[i]);
   } else if constexpr (N == 1) {
@@ -91,9 +97,15 @@ __device__ __forceinline__ void to_floats(const Vector<T, N> &vector, float *val
 }
 
 template <typename T, int N>
-__device__ __forceinline__ Vector<T, N> from_floats(const float *values) {
+__device__ __forceinline__ Vector<T, N> from_floats(const RealOf<T> *values) {
   Vector<T, N> vector;
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 8) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      vector.word[2 * i] = static_cast<uint32_t>(__double2loint(values[i]));
+      vector.word[2 * i + 1] = static_cast<uint32_t>(__double2hiint(values[i]));
+    }
+  } else if constexpr (sizeof(T) == 4) {
 #pragma unroll
     for (int i = 0; i < N; ++i) vector.word[i] = bits_of(values[i]);
   } else if constexpr (N == 1) {

@@ -1,0 +1,11 @@
+// swiglu_f64.cu - the SwiGLU kernels for F64
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/swiglu.cuh"
+
+namespace rope {
+
+const void *swiglu_kernel_f64(int vector_elements, SwigluVariant variant) {
+  return find_swiglu_kernel<double>(vector_elements, variant);
+}
+
+}  // namespace rope

@@ -1,0 +1,230 @@
+// swiglu_rows.cuh - the SwiGLU gradients with that of row_scale, which is a sum over a row
+//
+// A block takes a row. Its threads take groups of neighbouring elements in turn, each adds up its own with what the
+// additions round away, and the block adds the threads' sums, warp by warp, in an order that never changes. A thread
+// without a group adds 0, so that the number of threads changes no bit either.
+#pragma once
+
+#include "backend/cuda/kernels/swiglu_params.hpp"
+#include "backend/cuda/kernels/vector.cuh"
+#include "core/gating.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+__device__ __forceinline__ int64_t load_num_rows(const char *address, bool is_64_bit) {
+  return is_64_bit ? *reinterpret_cast<const int64_t *>(address) : *reinterpret_cast<const int32_t *>(address);
+}
+
+template <typename T>
+__device__ __forceinline__ RealOf<T> load_element(const char *address) {
+  RealOf<T> value;
+  to_floats<T, 1>(load_vector<Vector<T, 1>>(address), &value);
+  return value;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_element(char *address, RealOf<T> value) {
+  store_vector(address, from_floats<T, 1>(&value));
+}
+
+template <typename T>
+__device__ __forceinline__ RealOf<T> load_row_scale(const char *address, bool is_f32) {
+  return is_f32 ? static_cast<RealOf<T>>(load_element<float>(address)) : load_element<T>(address);
+}
+
+struct RowAxesIndex {
+  int64_t at[kMaxRowAxes];
+};
+
+__device__ __forceinline__ RowAxesIndex split_row(const SwigluRowKernelParams &params, int64_t row) {
+  RowAxesIndex index = {};
+  constexpr int kLast = kMaxRowAxes - 1;
+  index.at[kLast] = row;
+  if (!params.has_outer_rows) return index;
+#pragma unroll
+  for (int axis = kLast; axis > 0; --axis) {
+    index.at[axis] = row % params.row_shape[axis];
+    row /= params.row_shape[axis];
+  }
+  index.at[0] = row;
+  return index;
+}
+
+__device__ __forceinline__ RowAxesIndex split_column(const SwigluRowKernelParams &params, int64_t column) {
+  RowAxesIndex index = {};
+  constexpr int kLast = kMaxRowAxes - 1;
+  index.at[kLast] = column;
+  if (!params.has_outer_columns) return index;
+#pragma unroll
+  for (int axis = kLast; axis > 0; --axis) {
+    if (params.has_narrow_columns) {
+      const Divided divided = params.narrow_column_shape[axis].divide(static_cast<uint32_t>(column));
+      index.at[axis] = divided.remainder;
+      column = divided.quotient;
+    } else {
+      index.at[axis] = column % params.column_shape[axis];
+      column /= params.column_shape[axis];
+    }
+  }
+  index.at[0] = column;
+  return index;
+}
+
+__device__ __forceinline__ int64_t offset_at(const RowAxesIndex &index, const int64_t *stride) {
+  int64_t offset = 0;
+#pragma unroll
+  for (int axis = 0; axis < kMaxRowAxes; ++axis) offset += index.at[axis] * stride[axis];
+  return offset;
+}
+
+// The sum over the block, in thread 0.
+template <typename Real>
+__device__ __forceinline__ Real sum_over_block(RowSum<Real> sum) {
+  constexpr unsigned kWarp = 32;
+  __shared__ RowSum<Real> sum_of_warp[kMaxSwigluRowThreads / kWarp];
+  for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
+    RowSum<Real> other;
+    other.half = __shfl_down_sync(0xffffffffu, sum.half, distance);
+    other.rest = __shfl_down_sync(0xffffffffu, sum.rest, distance);
+    sum.add(other);
+  }
+  if (threadIdx.x % kWarp == 0) sum_of_warp[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) sum.add(sum_of_warp[warp]);
+  }
+  return sum.total();
+}
+
+// One element of a vector, where `at` is known to the compiler.
+template <typename T, int N>
+__device__ __forceinline__ void set_element(Vector<T, N> *vector, int at, const Vector<T, 1> &element) {
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t bits = element.word[0];
+    vector->word[at / 2] = at % 2 == 0 ? bits : vector->word[at / 2] | bits << 16;
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) vector->word[at * kWords + i] = element.word[i];
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ Vector<T, 1> element_of(const Vector<T, N> &vector, int at) {
+  Vector<T, 1> element;
+  if constexpr (sizeof(T) == 2) {
+    element.word[0] = static_cast<uint16_t>(vector.word[at / 2] >> (at % 2 * 16));
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) element.word[i] = vector.word[at * kWords + i];
+  }
+  return element;
+}
+
+// With HasVectors a whole group is one memory access, otherwise its elements are taken one by one.
+template <typename T, bool HasVectors>
+__global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThreads / kMaxSwigluRowThreads)
+    swiglu_row_kernel(const __grid_constant__ SwigluRowKernelParams params) {
+  using Real = RealOf<T>;
+  constexpr int kGroup = static_cast<int>(kSwigluRowGroupBytes / sizeof(T));
+  using Group = Vector<T, kGroup>;
+  const int64_t row = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  begin_dependent_launch();
+  if (row >= params.rows) return;
+  const RowAxesIndex row_at = split_row(params, row);
+  wait_for_previous_launch();
+  if (params.num_rows != nullptr &&
+      offset_at(row_at, params.row_index_stride) >= load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
+    return;
+  }
+  const Real row_scale =
+      load_row_scale<T>(params.row_scale + offset_at(row_at, params.row_scale_stride), params.is_row_scale_f32);
+  const Form<Real> form = form_in<Real>(params.form);
+  const char *in[kMaxSwigluInputs];
+  char *out[kMaxSwigluOutputs];
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluInputs; ++i) in[i] = params.in[i] + offset_at(row_at, params.in_stride[i].row);
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) {
+    out[i] = params.out[i] == nullptr ? nullptr : params.out[i] + offset_at(row_at, params.out_stride[i].row);
+  }
+
+  RowSum<Real> sum = {0, 0};
+#pragma unroll 1
+  for (int64_t first = static_cast<int64_t>(threadIdx.x) * kGroup; first < params.columns;
+       first += static_cast<int64_t>(blockDim.x) * kGroup) {
+    const int64_t count = params.columns - first;
+    const bool is_vector = HasVectors && count >= kGroup;
+    Group value[kMaxSwigluInputs] = {};
+    if (is_vector) {
+      const RowAxesIndex at = split_column(params, first);
+#pragma unroll
+      for (int i = 0; i < kMaxSwigluInputs; ++i) {
+        value[i] = load_vector<Group>(in[i] + offset_at(at, params.in_stride[i].column));
+      }
+    } else {
+      // Elements past the end stay 0 and add 0.
+#pragma unroll
+      for (int e = 0; e < kGroup; ++e) {
+        if (e >= count) break;
+        const RowAxesIndex at = split_column(params, first + e);
+#pragma unroll
+        for (int i = 0; i < kMaxSwigluInputs; ++i) {
+          set_element<T, kGroup>(&value[i], e,
+                                 load_vector<Vector<T, 1>>(in[i] + offset_at(at, params.in_stride[i].column)));
+        }
+      }
+    }
+    Group result[kMaxSwigluOutputs];
+#pragma unroll
+    for (int e = 0; e < kGroup; ++e) {
+      Real gate, up, grad_out;
+      to_floats<T, 1>(element_of<T, kGroup>(value[kGate], e), &gate);
+      to_floats<T, 1>(element_of<T, kGroup>(value[kUp], e), &up);
+      to_floats<T, 1>(element_of<T, kGroup>(value[kGradOut], e), &grad_out);
+      sum.add(half_row_term(gate, up, grad_out, form));
+      const SwigluGradient<Real> gradient = swiglu_gradient<false>(gate, up, grad_out, form, row_scale);
+      const Real out_value = swiglu<false>(gate, up, form, row_scale);
+      set_element<T, kGroup>(&result[kGradGate], e, from_floats<T, 1>(&gradient.gate));
+      set_element<T, kGroup>(&result[kGradUp], e, from_floats<T, 1>(&gradient.up));
+      set_element<T, kGroup>(&result[kRecomputedOut], e, from_floats<T, 1>(&out_value));
+    }
+#pragma unroll
+    for (int i = 0; i < kMaxSwigluOutputs; ++i) {
+      if (out[i] == nullptr) continue;
+      if (is_vector) {
+        const RowAxesIndex at = split_column(params, first);
+        store_vector(out[i] + offset_at(at, params.out_stride[i].column), result[i]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kGroup; ++e) {
+          if (e >= count) break;
+          const RowAxesIndex at = split_column(params, first + e);
+          store_vector(out[i] + offset_at(at, params.out_stride[i].column), element_of<T, kGroup>(result[i], e));
+        }
+      }
+    }
+  }
+
+  const Real total = sum_over_block(sum);
+  if (threadIdx.x != 0) return;
+  char *target = params.grad_row_scale + offset_at(row_at, params.grad_row_scale_stride);
+  if (params.is_row_scale_f32) {
+    store_element<float>(target, static_cast<float>(total));
+  } else {
+    store_element<T>(target, total);
+  }
+}
+
+template <typename T>
+const void *find_swiglu_row_kernel(int vector_elements) {
+  if (vector_elements == 1) return reinterpret_cast<const void *>(swiglu_row_kernel<T, false>);
+  if (vector_elements == static_cast<int>(kSwigluRowGroupBytes / sizeof(T))) {
+    return reinterpret_cast<const void *>(swiglu_row_kernel<T, true>);
+  }
+  return nullptr;
+}
+
+}  // namespace rope
