@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+# run.py - runs test files: python3 bindings/python/tests/run.py [test_numpy ...]; all of them without an argument
+"""The library is $ROPE_LIBRARY or $ROPE_LIB_DIR. Exits 77 where every test was skipped, with the reasons."""
+import os
+import sys
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SKIPPED = 77
+
+
+def main() -> int:
+    sys.path[:0] = [str(HERE.parent), str(HERE)]
+    # Subprocesses find the package, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    names = [Path(name).stem for name in sys.argv[1:]] or sorted(path.stem for path in HERE.glob("test_*.py"))
+    suite = unittest.TestSuite()
+    skipped_files = []
+    for name in names:
+        try:
+            suite.addTests(unittest.defaultTestLoader.loadTestsFromName(name))
+        except unittest.SkipTest as reason:
+            skipped_files.append(f"{name}: {reason}")
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    for text in skipped_files:
+        print(f"skipped: {text}")
+    passed = result.testsRun - len(result.skipped) - len(result.failures) - len(result.errors)
+    print(f"{passed} passed, {len(result.failures) + len(result.errors)} failed, {len(result.skipped)} skipped")
+    if not result.wasSuccessful():
+        return 1
+    return 0 if passed else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
