@@ -15,6 +15,11 @@ librope.torch has differentiable operators for torch.compile, librope.transforme
 The library is $ROPE_LIBRARY, or librope.so.0 in $ROPE_LIB_DIR, or inside this package, or where the system's loader
 finds it; `python -m librope` prints which.
 """
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from ._enums import Device, Dtype, Layout, Scaling, Sections, Style, TableRows
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
 from ._hf_config import from_hf_config
@@ -53,3 +58,10 @@ __all__ = [
     "version",
     "why_no_device",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """librope.torch and librope.transformers are imported when they are first used."""
+    if name in ("torch", "transformers"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

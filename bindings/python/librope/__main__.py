@@ -11,7 +11,8 @@ def main() -> int:
     print(f"build       {librope.build_info()}")
     print(f"CPU         {librope.device_count('cpu')} device")
     count = librope.device_count("cuda")
-    print(f"CUDA        {count} device{'' if count == 1 else 's'}" + (f": {librope.why_no_device()}" if count == 0 else ""))
+    why = librope.why_no_device()
+    print(f"CUDA        {count} device{'' if count == 1 else 's'}" + (f": {why}" if why else ""))
     print(f"driver      {_cuda.driver_description()}")
     print(f"Python      {sys.version.split()[0]}")
     return 0

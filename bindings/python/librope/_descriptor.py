@@ -47,7 +47,8 @@ class Descriptor:
         wanted_kind, wanted_ordinal = self._device
         if not is_trial and (wanted_kind not in (None, kind) or wanted_ordinal not in (None, ordinal)):
             wanted = "cuda" if wanted_ordinal is None else device_name(wanted_kind, wanted_ordinal)
-            raise ValueError(f"the tensors are on {device_name(kind, ordinal)}: this {type(self).__name__} is for {wanted}")
+            found = device_name(kind, ordinal)
+            raise ValueError(f"the tensors are on {found}: this {type(self).__name__} is for {wanted}")
         with self._lock:
             handle = handles.get((kind, ordinal))
             if handle is None:

@@ -85,11 +85,10 @@ def compact_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def export(x: Any, device_type: int, stream: Optional[int]) -> Any:
-    """A capsule of x, ordered before what `stream` (None: the CPU) does next."""
-    keywords = {}
-    if device_type not in (CPU, CUDA_HOST):
-        keywords["stream"] = stream or 1  # the protocol's number of the legacy default stream
+def export(x: Any, is_on_cuda: bool, stream: int) -> Any:
+    """A capsule of x, on CUDA ordered before what `stream` does next."""
+    # 1 is the protocol's number of the legacy default stream.
+    keywords = {"stream": stream or 1} if is_on_cuda else {}
     try:
         return x.__dlpack__(max_version=MAX_VERSION, **keywords)
     except TypeError:  # a producer from before version 1.0

@@ -117,7 +117,8 @@ def from_hf_config(
     return {"head_dim": head_dim, "rotary_dim": rotary_dim, "style": styles[0], "out_style": styles[1], **frequencies}
 
 
-def _scaling(recipe: str, config: _Config, parameters: Dict[str, Any], part: float, sequence_length: int) -> Dict[str, Any]:
+def _scaling(
+        recipe: str, config: _Config, parameters: Dict[str, Any], part: float, sequence_length: int) -> Dict[str, Any]:
     """scaled_frequencies' arguments. Absent keys have transformers' meaning, which is the library's 0 almost always."""
     given = {name: value for name, value in parameters.items() if value is not None}
 
@@ -156,4 +157,5 @@ def _scaling(recipe: str, config: _Config, parameters: Dict[str, Any], part: flo
         return scaling
     if recipe == "proportional":
         return {"type": "proportional", **pick("factor"), "partial_rotary_factor": part}
-    raise ValueError(f"rope_type is {recipe!r}: it must be default, linear, dynamic, llama3, yarn, longrope or proportional")
+    raise ValueError(
+        f"rope_type is {recipe!r}: it must be default, linear, dynamic, llama3, yarn, longrope or proportional")

@@ -202,8 +202,8 @@ class RopeDesc(Descriptor):
         reader.finish()
 
     def _rotate(
-            self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any, cu_seqlens: Any,
-            cos: Any, sin: Any, angles: Any, fault: Any, position_offset: int, table_rows: Any,
+            self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
+            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: int, table_rows: Any,
             programmatic_launch: bool, stream: Any) -> Any:
         reader, args, handle, results = self._read(
             function, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, position_offset,
@@ -233,7 +233,8 @@ class RopeDesc(Descriptor):
         else:
             outputs = [out]
         if len(outputs) != len(inputs):
-            raise ValueError(f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
+            raise ValueError(
+                f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
         results = []
         for (field, x), output in zip(inputs, outputs):
             is_in_place = output is x

@@ -21,7 +21,8 @@ class SwigluDesc(Descriptor):
         out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale
         g = min(gate, limit)        u = up within +-limit
 
-    dtype:       of gate, up, out and their gradients: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy, JAX
+    dtype:       of gate, up, out and their gradients: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy or
+                 JAX
     device:      "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs where its
                  tensors are
     alpha:       factor inside the sigmoid; 0: 1
@@ -104,7 +105,8 @@ class SwigluDesc(Descriptor):
                             there. The first two may be any one of grad_out, gate and up
         out:                if given, receives the output again (activation checkpointing)
         """
-        reader, args, handle = self._begin("swiglu_backward", gate, up, row_scale, num_rows, programmatic_launch, stream)
+        reader, args, handle = self._begin(
+            "swiglu_backward", gate, up, row_scale, num_rows, programmatic_launch, stream)
         reader.read(args, "grad_out", grad_out)
         grads = [
             _output(reader, args, "grad_gate", grad_gate, gate, num_rows),

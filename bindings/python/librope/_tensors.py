@@ -149,8 +149,8 @@ class _Cupy:
 
 
 def _view_of_dlpack(x: Any, reader: "Reader") -> View:
-    device_type, _ = x.__dlpack_device__()
-    contents = _dlpack.read(_dlpack.export(x, device_type, reader.stream))
+    kind, _ = _device_of_dlpack(*x.__dlpack_device__())
+    contents = _dlpack.read(_dlpack.export(x, kind == Device.CUDA, reader.stream))
     if contents.dtype is None:
         raise TypeError(f"its dtype is {contents.dtype_text}: librope has none such")
     if contents.device_type in (_dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
@@ -162,7 +162,8 @@ def _view_of_dlpack(x: Any, reader: "Reader") -> View:
         contents.capsule)
 
 
-def _device_of_dlpack(device_type: int, device_id: int) -> Tuple[int, int]:
+def _device_of_dlpack(device_type: Any, device_id: int) -> Tuple[int, int]:
+    device_type = int(getattr(device_type, "value", device_type))  # some return an enumerator
     if device_type in (_dlpack.CPU, _dlpack.CUDA_HOST):
         return Device.CPU, 0
     if device_type in (_dlpack.CUDA, _dlpack.CUDA_MANAGED):

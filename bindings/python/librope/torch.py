@@ -1,5 +1,5 @@
 # torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
-"""apply_rotary and swiglu return new tensors and are differentiable, in q, k and v any number of times. Their operators,
+"""apply_rotary and swiglu return new tensors and are differentiable, apply_rotary any number of times. Their operators,
 torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream and never break a graph. Descriptors are
 made on first use and kept."""
 from __future__ import annotations
@@ -111,8 +111,8 @@ def apply_rotary(
 
     q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
     positions: [T], [S] or [B, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
-    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a sequence
-    of numbers, because it belongs to the descriptor.
+    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a
+    sequence of numbers, because it belongs to the descriptor.
     """
     for table in (cos, sin, angles):
         if table is not None and table.requires_grad:
@@ -161,9 +161,10 @@ def _swiglu_backward(
         grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
         alpha: float, limit: float, up_offset: float, out_scale: float, is_wanted: Sequence[bool]) -> List[Tensor]:
     desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
+    grad_gate, grad_up, grad_row_scale = (None if wanted else False for wanted in is_wanted)
     grads = desc.backward(
-        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows,
-        **{name: None if wanted else False for name, wanted in zip(("grad_gate", "grad_up", "grad_row_scale"), is_wanted)})
+        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, grad_gate=grad_gate, grad_up=grad_up,
+        grad_row_scale=grad_row_scale)
     return [grad for grad in grads if grad is not None]
 
 
@@ -199,7 +200,7 @@ def swiglu(
     up_offset: float = 0.0,
     out_scale: float = 0.0,
 ) -> Tensor:
-    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, with the arguments of SwigluDesc and its forward.
+    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, as SwigluDesc and its forward have it.
 
     gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
     row_scale: the first axes of gate

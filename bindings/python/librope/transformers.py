@@ -6,8 +6,8 @@
 
 Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3, Phi-3, GPT-NeoX and DeepSeek-V3. Angles are computed from the frequencies
 that the model's rotary embedding holds, in place of cos and sin tables that it rounds to the model's dtype. An MLP is
-changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's routed experts the
-"grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
+changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's routed experts
+the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
 """
 from __future__ import annotations
 

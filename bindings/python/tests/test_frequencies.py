@@ -38,7 +38,8 @@ class FrequenciesTest(unittest.TestCase):
         self.assert_near(result.inv_freq, [f / 2 for f in plain(8, 1e4)])
         self.assertTrue(math.isclose(result.attention_scale, math.sqrt(1 + math.log(4) / math.log(16))))
         smooth = dict(type="yarn", factor=4.0, original_max_position=32)
-        self.assertNotEqual(scaled_frequencies(32, 1e4, **smooth), scaled_frequencies(32, 1e4, truncate=False, **smooth))
+        self.assertNotEqual(
+            scaled_frequencies(32, 1e4, **smooth), scaled_frequencies(32, 1e4, truncate=False, **smooth))
 
     def test_errors(self):
         with self.assertRaisesRegex(InvalidArgument, "rope_scaled_frequencies: .*beta_fast"):

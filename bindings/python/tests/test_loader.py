@@ -56,10 +56,7 @@ class LoaderTest(unittest.TestCase):
         self.assertIn("Set ROPE_LIBRARY to the file, or ROPE_LIB_DIR to its folder.", errors)
 
     def test_a_file_that_is_no_librope(self):
-        libc = next((Path(f) for f in ("/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6") if Path(f).exists()), None)
-        if libc is None:
-            self.skipTest("no libm.so.6 in the usual places")
-        _, _, errors = run(PRINT_PATH, ROPE_LIBRARY=str(libc))
+        _, _, errors = run(PRINT_PATH, ROPE_LIBRARY="libm.so.6")
         self.assertIn("undefined symbol: rope_version; the file is no librope", errors)
 
     def test_report(self):

@@ -6,8 +6,8 @@ import threading
 import unittest
 import weakref
 
-import numpy
 import support
+from support import numpy
 
 import librope
 from librope import (Dtype, InvalidArgument, Layout, NotSupported, RopeDesc, Style, SwigluDesc)
@@ -113,7 +113,8 @@ class RopeTest(unittest.TestCase):
         desc = make_desc()
         for dtype in (numpy.int32, numpy.int64):
             positions = numpy.array([3, 1, 4, 1, 5, 9], dtype=dtype)
-            self.assert_close(desc.forward(x, positions=positions), support.rotate(x, positions[:, None], inv_freq, "half"))
+            expected = support.rotate(x, positions[:, None], inv_freq, "half")
+            self.assert_close(desc.forward(x, positions=positions), expected)
         self.assert_close(
             desc.forward(x, position_offset=100), support.rotate(x, 100 + numpy.arange(6)[:, None], inv_freq, "half"))
         start = numpy.array([10, 20], dtype=numpy.int32)
@@ -327,7 +328,8 @@ class SwigluTest(unittest.TestCase):
         self.assertIs(librope.swiglu(gate, up, out), out)
         self.assert_close(out, support.swiglu(gate, up))
         gpt_oss = dict(alpha=1.702, limit=0.7, up_offset=1.0)
-        self.assert_close(librope.swiglu(gate, up, out_scale=0.5, **gpt_oss), support.swiglu(gate, up, out_scale=0.5, **gpt_oss))
+        self.assert_close(
+            librope.swiglu(gate, up, out_scale=0.5, **gpt_oss), support.swiglu(gate, up, out_scale=0.5, **gpt_oss))
 
     def test_packed_and_in_place(self):
         packed = normal(7, 24)

@@ -5,8 +5,8 @@ import ctypes
 import gc
 import unittest
 
-import numpy
 import support  # noqa: F401
+from support import numpy
 
 import librope
 from librope import RopeDesc, _dlpack
@@ -26,8 +26,8 @@ class Producer:
 
     def __init__(self, array, is_versioned=True, flags=0, version=(1, 0), device=(1, 0), knows_versions=True,
                  omits_strides=False, byte_offset=0):
-        self.array, self.is_versioned, self.flags, self.version, self.device = array, is_versioned, flags, version, device
-        self.knows_versions, self.omits_strides, self.byte_offset = knows_versions, omits_strides, byte_offset
+        self.array, self.device, self.byte_offset, self.omits_strides = array, device, byte_offset, omits_strides
+        self.is_versioned, self.flags, self.version, self.knows_versions = is_versioned, flags, version, knows_versions
         self.exports = self.deletions = 0
         self.keywords = None
         self._kept = []

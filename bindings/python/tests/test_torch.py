@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import unittest
 
-import numpy
 import support
+from support import numpy
 
 torch = support.needs("torch")
 
@@ -154,7 +154,8 @@ class OperatorTest(unittest.TestCase):
         actual_grad, = torch.autograd.grad(out, packed, grad)
         expected_grad, = torch.autograd.grad(expected, packed, grad)
         self.assertTrue(torch.allclose(actual_grad, expected_grad, atol=1e-5))
-        torch.library.opcheck(torch.ops.librope.swiglu.default, (gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0))
+        inputs = gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0
+        torch.library.opcheck(torch.ops.librope.swiglu.default, inputs)
 
     def test_swiglu_with_one_gradient(self):
         gate, up = torch.randn(5, 12), torch.randn(5, 12, requires_grad=True)
@@ -170,7 +171,8 @@ class OperatorTest(unittest.TestCase):
             self.skipTest(str(error))
         numbers = dict(alpha=1.5, up_offset=1.0, out_scale=0.5)
         self.assertTrue(torch.autograd.gradcheck(lambda *x: swiglu(*x, **numbers), (gate, up)))
-        self.assertTrue(torch.autograd.gradcheck(lambda g, u, r: swiglu(g, u, row_scale=r, **numbers), (gate, up, scale)))
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda g, u, r: swiglu(g, u, row_scale=r, **numbers), (gate, up, scale)))
         num_rows = torch.tensor([3])
         self.assertTrue(torch.autograd.gradcheck(
             lambda g, u, r: swiglu(g, u, row_scale=r, num_rows=num_rows), (gate, up, scale)))

@@ -2,11 +2,8 @@
 from __future__ import annotations
 
 import copy
-import io
-import logging
 import struct
 import unittest
-import warnings
 
 import support
 
@@ -37,7 +34,8 @@ DEEPSEEK = dict(
 PHI3 = dict(
     head_dim=16, max_position_embeddings=64, original_max_position_embeddings=8, rope_parameters={
         "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "factor": 8.0,
-        "original_max_position_embeddings": 8, "short_factor": [1.0] * 6, "long_factor": [2.0, 2.0, 3.0, 3.0, 4.0, 4.0]})
+        "original_max_position_embeddings": 8, "short_factor": [1.0] * 6,
+        "long_factor": [2.0, 2.0, 3.0, 3.0, 4.0, 4.0]})
 
 # name: configuration class, what it has beside BASE, modules that patch changes
 MODELS = {
@@ -142,15 +140,17 @@ class PatchTest(unittest.TestCase):
     def test_a_modeling_module(self):
         modeling = transformers.models.llama.modeling_llama
         before = run(make_model("llama"))
-        originals = modeling.apply_rotary_pos_emb, modeling.LlamaMLP.forward, modeling.LlamaRotaryEmbedding.forward
+        def functions():
+            return modeling.apply_rotary_pos_emb, modeling.LlamaMLP.forward, modeling.LlamaRotaryEmbedding.forward
+
+        originals = functions()
         patch(modeling)
         try:
             self.assertIsNot(modeling.LlamaMLP.forward, originals[1])
             patched = run(make_model("llama"))
         finally:
             unpatch(modeling)
-        self.assertEqual(
-            (modeling.apply_rotary_pos_emb, modeling.LlamaMLP.forward, modeling.LlamaRotaryEmbedding.forward), originals)
+        self.assertEqual(functions(), originals)
         self.assertLess(distance(patched[0], before[0]), TOLERANCES[torch.float32][0])
         self.assertFalse(torch.equal(patched[0], before[0]))
 
@@ -169,7 +169,6 @@ class PatchTest(unittest.TestCase):
         model = patch(make_model("llama"))
         expected = run(model)
         compiled = torch.compile(model, fullgraph=True)
-        ids = torch.randint(1, 97, (2, 13), generator=torch.Generator().manual_seed(1))
         torch.manual_seed(1)
         ids = torch.randint(1, 97, (2, 13))
         logits = compiled(ids, use_cache=False).logits
