@@ -1,4 +1,4 @@
-// descriptor_checks.cpp - what RoPE and SwiGLU descriptors check alike
+// descriptor_checks.cpp - what RoPE and SwiGLU check alike, of descriptors and of calls
 #include "core/descriptor_checks.hpp"
 
 #include "core/view.hpp"
@@ -24,6 +24,12 @@ rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
   if (dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F64) return ROPE_STATUS_SUCCESS;
   return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: dtype is %d (%s): it must be F32, F16, BF16 or F64", function, dtype,
               dtype_name(dtype));
+}
+
+rope_status_t check_call_flags(const char *function, uint32_t flags) {
+  constexpr uint32_t kKnown = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+  if ((flags & ~kKnown) == 0) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows 0x%x", function, flags, kKnown);
 }
 
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {

@@ -1,4 +1,4 @@
-// descriptor_checks.hpp - what RoPE and SwiGLU descriptors check alike
+// descriptor_checks.hpp - what RoPE and SwiGLU check alike, of descriptors and of calls
 #pragma once
 
 #include "core/status.hpp"
@@ -7,6 +7,7 @@ namespace rope {
 
 rope_status_t check_device(const char *function, rope_device_t device, int32_t device_index, int32_t num_threads);
 rope_status_t check_data_type(const char *function, rope_dtype_t dtype);
+rope_status_t check_call_flags(const char *function, uint32_t flags);
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream);
 
 }  // namespace rope

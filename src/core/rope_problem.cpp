@@ -1,6 +1,7 @@
 // rope_problem.cpp - validates RoPE calls
 #include "core/rope_problem.hpp"
 
+#include "core/descriptor_checks.hpp"
 #include "core/view.hpp"
 
 namespace rope {
@@ -415,7 +416,8 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
-  if (args.flags != 0) return fail(kUnsupported, "%s: flags is 0x%x: this version knows no flag", function, args.flags);
+  ROPE_TRY(check_call_flags(function, args.flags));
+  problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
   if (args.reserved0 != 0) {
     return fail(kUnsupported, "%s: reserved0 is %d: it must be 0", function, args.reserved0);
   }

@@ -83,7 +83,8 @@ struct FaultWords {
 struct RopeProblem {
   const RopeGeometry *geometry;
   bool is_transposed;
-  int in_distance;  // of this direction
+  bool is_programmatic;  // ROPE_FLAG_PROGRAMMATIC_LAUNCH
+  int in_distance;       // of this direction
   int out_distance;
   int64_t batches;
   int64_t tokens;  // of each batch

@@ -174,7 +174,8 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   problem->dtype = dtype;
   problem->form = form;
   problem->is_backward = is_backward;
-  if (args.flags != 0) return fail(kUnsupported, "%s: flags is 0x%x: this version knows no flag", function, args.flags);
+  ROPE_TRY(check_call_flags(function, args.flags));
+  problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 
   Operand inputs[] = {
       {"gate", &args.gate, true, {}}, {"up", &args.up, true, {}}, {"grad_out", &args.grad_out, true, {}}};

@@ -29,8 +29,9 @@ enum SwigluOutput {
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
-  bool is_backward;  // inputs gate, up, grad_out, outputs grad_gate, grad_up, out; otherwise gate, up and out
-  int ndim;          // at least 1
+  bool is_programmatic;  // ROPE_FLAG_PROGRAMMATIC_LAUNCH
+  bool is_backward;      // inputs gate, up, grad_out, outputs grad_gate, grad_up, out; otherwise gate, up and out
+  int ndim;              // at least 1
   int64_t shape[kMaxAxes];
   const char *in[kMaxSwigluInputs];
   char *out[kMaxSwigluOutputs];                   // backward: NULL is an output that is not wanted

@@ -10,7 +10,19 @@ namespace rope {
 namespace {
 
 const char *name_of(RopeKernel kernel) {
-  return kernel == RopeKernel::kComputed ? "computed angles" : kernel == RopeKernel::kTable ? "table" : "general";
+  switch (kernel) {
+    case RopeKernel::kShared:
+      return "shared angles";
+    case RopeKernel::kLookup:
+      return "shared angles, positions looked up";
+    case RopeKernel::kFlat:
+      return "own angles";
+    case RopeKernel::kTable32:
+    case RopeKernel::kTable16:
+      return "table";
+    default:
+      return "general";
+  }
 }
 
 const char *name_of(Pairing pairing) {
@@ -33,12 +45,11 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
              plan.num_tasks, device.num_threads, megabytes);
     return;
   }
-  snprintf(
-      text, size,
-      "rope %s %s on CUDA: %s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u tokens a block, %u bytes "
-      "shared, %.6g MB read and written",
-      dtype, pairs, name_of(plan.kernel), plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)),
-      plan.grid_x, plan.grid_y, plan.threads, plan.tokens_per_block, plan.shared_bytes, megabytes);
+  snprintf(text, size,
+           "rope %s %s on CUDA: %s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes "
+           "shared, %.6g MB read and written",
+           dtype, pairs, name_of(plan.kernel), plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)),
+           plan.grid_x, plan.grid_y, plan.threads, plan.shared_bytes, megabytes);
 }
 
 }  // namespace rope

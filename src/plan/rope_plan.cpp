@@ -1,6 +1,8 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
+#include <initializer_list>
+
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -16,31 +18,42 @@ void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const 
   if (tensor.heads > 1) bytes->add(stride[kHead] * size);
 }
 
-bool is_simple_table(const RopeProblem &problem) {
-  const AngleTable &table = problem.table;
-  return problem.angles == AngleSource::kTable && table.width == problem.geometry->pairs() && !table.is_by_channel &&
-         table.dtype != ROPE_DTYPE_F64;
+// Whether runs of so many neighbouring entries can be loaded as vectors wherever a thread's begin.
+bool has_table_vectors(const AngleTable &table, int entries) {
+  const int64_t size = dtype_size(table.dtype);
+  VectorBytes bytes;
+  bytes.add(entries * size);
+  for (const TableColumns *columns : {&table.cos, &table.sin}) {
+    bytes.add(columns->data);
+    bytes.add(columns->row_stride * size);
+    bytes.add(columns->batch_stride * size);
+  }
+  return bytes.value() == (entries * size < kMaxVectorBytes ? entries * size : kMaxVectorBytes);
 }
 
 RopeKernel choose_kernel(const RopeProblem &problem) {
   const RopeGeometry &geometry = *problem.geometry;
+  const AngleTable &table = problem.table;
   const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
                                 (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
-  const bool is_general = !has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64 || geometry.num_axes > 1 ||
-                          problem.sequences.is_present || problem.fault.data != nullptr;
-  if (!is_general && problem.angles == AngleSource::kIncrements) return RopeKernel::kComputed;
-  if (!is_general && is_simple_table(problem)) return RopeKernel::kTable;
-  return RopeKernel::kGeneral;
+  if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  const bool needs_lookup = geometry.num_axes > 1 || problem.sequences.is_present;
+  if (problem.angles == AngleSource::kIncrements) return needs_lookup ? RopeKernel::kLookup : RopeKernel::kShared;
+  if (needs_lookup || problem.fault.data != nullptr) return RopeKernel::kGeneral;
+  const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
+                               table.cos.column_stride == 1 && table.sin.column_stride == 1;
+  if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
 
 // The widest vector that every pointer, every stride and every edge between channels allows.
-int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
+int choose_vector_elements(const RopeProblem &problem, Pairing pairing) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   VectorBytes bytes;
   bytes.add(geometry.rotary_offset * size);
-  bytes.add((plan.pairing == Pairing::kInterleaved ? geometry.pairs() : distance) * size);
+  bytes.add((pairing == Pairing::kInterleaved ? geometry.pairs() : distance) * size);
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (tensor.heads == 0) continue;
@@ -51,17 +64,21 @@ int choose_vector_elements(const RopeProblem &problem, const RopePlan &plan) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // The general kernel has no vectors of 4 bytes.
-  if (plan.kernel == RopeKernel::kGeneral && bytes.value() < kMaxVectorBytes / 2) return 1;
+  // No kernel has vectors of 4 bytes, but for those that are one element.
+  if (bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
+}
+
+bool shares_angles(RopeKernel kernel) {
+  return kernel == RopeKernel::kShared || kernel == RopeKernel::kLookup || kernel == RopeKernel::kGeneral;
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
   const uint32_t units = plan->units_per_token;
   plan->threads = threads;
+  plan->units_per_block = units_per_block;
   plan->tokens_per_block = units < units_per_block ? units_per_block / units : 1;
   plan->blocks_per_token = (units - 1) / units_per_block + 1;
-  plan->units_per_block = units_per_block;
 }
 
 // Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
@@ -85,16 +102,16 @@ void shape_block(uint32_t uncut, RopePlan *plan) {
   }
 }
 
-// Rows of the grid, each of fewer than 2^31 tokens and blocks. Where there are several batches a row has whole ones.
+// Rows of the grid, each of fewer tokens, units and blocks than 32 bits count. Where there are several batches a row has
+// whole ones.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
-  int64_t most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
+  const bool is_by_token = shares_angles(plan->kernel);
+  int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
+  if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (most > kMaxGridX) most = kMaxGridX;
-  if (problem.batches > 1) {
-    most -= most % problem.tokens;
-  } else {
-    most -= most % plan->tokens_per_block;
-  }
+  const int64_t whole = problem.batches > 1 ? problem.tokens : is_by_token ? int64_t{plan->tokens_per_block} : 1;
+  most -= most % whole;
   if (most == 0) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
                 "%s: q has %lld batches of %lld tokens: one launch holds several batches only of fewer tokens",
@@ -108,9 +125,14 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
                 static_cast<long long>(most * kMaxGridY));
   }
   plan->tokens_per_grid_row = tokens < most ? tokens : most;
-  plan->grid_x =
-      static_cast<uint32_t>((plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1) * plan->blocks_per_token;
   plan->grid_y = static_cast<uint32_t>(grid_rows);
+  if (is_by_token) {
+    const int64_t groups = (plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1;
+    plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  } else {
+    plan->units_per_grid_row = static_cast<uint32_t>(plan->tokens_per_grid_row) * plan->units_per_token;
+    plan->grid_x = (plan->units_per_grid_row - 1) / plan->units_per_block + 1;
+  }
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -142,25 +164,45 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * (2 * pairs + 1) * kFloat;
+  if (!shares_angles(plan.kernel)) return 0;
+  if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
+// Launches that are over sooner when each thread computes its own angles: those of decode size, where a barrier costs more
+// than sharing saves, and those with a single head, where there is nothing to share.
+bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  if (problem.geometry->pairs() > kMaxFlatPairs) return false;
+  const int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
+  const int64_t tokens = problem.batches * problem.tokens;
+  return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
-  plan->vector_elements = choose_vector_elements(problem, *plan);
+  plan->vector_elements = choose_vector_elements(problem, plan->pairing);
+  const bool has_runs = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1;
+  if ((plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) &&
+      !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
+    plan->kernel = RopeKernel::kGeneral;
+  }
   count_units(problem, plan);
-  const int64_t size = dtype_size(problem.geometry->dtype);
-  const int64_t tokens = problem.batches * problem.tokens;
-  const int64_t small_tokens = small_launch_threads(device) / plan->units_per_token;
-  if (plan->vector_elements > 1 && plan->vector_elements * size == kMaxVectorBytes && tokens <= small_tokens) {
+  const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
+  if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes &&
+      problem.batches * problem.tokens <= small_launch_threads(device) / plan->units_per_token) {
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
+  if (plan->kernel == RopeKernel::kShared && is_flat(problem, device, *plan)) plan->kernel = RopeKernel::kFlat;
+  if (shares_angles(plan->kernel)) {
+    shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
+  } else {
+    plan->threads = plan->units_per_block = kFlatThreads;
+  }
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }

@@ -10,8 +10,11 @@ namespace rope {
 
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
-  kComputed,  // one position axis, no sequences, angles from increments
-  kTable,     // the same with a table of a column a pair
+  kShared,   // one position axis, no sequences; computed angles, shared by the threads of a block
+  kLookup,   // the same with sequences or several axes
+  kFlat,     // as kShared, but each thread has its own angles
+  kTable32,  // from a table of F32, a column a pair, columns next to each other
+  kTable16,  // of F16 or BF16
   kGeneral
 };
 enum class Pairing {
@@ -29,9 +32,9 @@ enum class Pairing {
 //   unit of the token   0   1   2   3   4   5   6   7 ...
 //   head                0   0   0   0   1   1   1   1 ...     four units a head
 //
-// A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
-// all units of `tokens_per_block` tokens. Its threads compute the cosines and sines of those tokens together. With
-// kConverted in place a head's units write where others of them read, so a block has whole heads.
+// Where angles are shared, a block covers a part of one token's units (`blocks_per_token` of them make the token), or,
+// where tokens are small, all units of `tokens_per_block` tokens. Elsewhere blocks take the units of all tokens as they
+// come. With kConverted in place a head's units write where others of them read, so a block has whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -41,15 +44,19 @@ struct RopePlan {
   uint32_t rotary_units_per_head;
   uint32_t units_per_head[3];
   uint32_t units_per_token;
-  uint32_t threads;
-  uint32_t blocks_per_token;
+  uint32_t threads;           // of a block
+  uint32_t units_per_block;   // at most `threads`
+  uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
-  uint32_t units_per_block;
-  uint32_t shared_bytes;  // cosines and sines of a block's tokens, and what each token is
-  // Row y of the grid takes tokens from y * tokens_per_grid_row on, fewer than 2^31.
-  int64_t tokens_per_grid_row;
+  uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
+  int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
+  uint32_t units_per_grid_row;
   uint32_t grid_x, grid_y;
+  bool is_programmatic;  // launched with programmatic dependent launch
 };
+
+// Most pairs of a head for kFlat, whose launches are short and should not pass more increments than that.
+constexpr int kMaxFlatPairs = 128;
 
 // Which kernels the calls of a descriptor may need.
 Pairing pairing_of(int in_distance, int out_distance);

@@ -38,6 +38,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     plan->num_tasks = count_cpu_tasks(bytes, device.num_threads);
     return ROPE_STATUS_SUCCESS;
   }
+  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->vector_elements = choose_vector_elements(problem);
   if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
       problem.num_elements() <= small_launch_threads(device) * plan->vector_elements) {

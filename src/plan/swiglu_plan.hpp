@@ -17,6 +17,7 @@ struct SwigluPlan {
   int64_t vectors_per_row;
   int64_t num_vectors;
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
+  bool is_programmatic;     // launched with programmatic dependent launch
 };
 
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.

@@ -8,16 +8,28 @@ namespace rope {
 // All CUDA numbers: NVIDIA H200, 2026-11-20, `rope_bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
 // whose copy takes 141.9 us, "decode" its 8 tokens.
 
-// RoPE: threads of a block, best first where they leave equally few idle. One thread moves two vectors, so a block
-// covers 4, 5, 3 and 2 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against 150.6 us.
-constexpr uint32_t kRopeBlockSizes[] = {128, 160, 96, 64};
+// RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
+// vectors, so a block covers 4, 5 and 3 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against
+// 150.6 us; numbered through, so that blocks straddle tokens, prefill takes 147.0 against 145.5. Blocks of 64 threads,
+// which heads of 96 channels would fill best, make 115 to 139 us of 112.
+constexpr uint32_t kRopeBlockSizes[] = {128, 160, 96};
 constexpr int kMaxRopeThreads = 160;
 
-// RoPE: threads that the compiler must leave registers for on a multiprocessor. Computed angles: 1440 (40 registers)
-// 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 159 us, 1440 (40) 181.
+// RoPE with angles of each thread's own, or from a table: threads of a block.
+constexpr uint32_t kFlatThreads = 128;
+
+// RoPE: threads for each multiprocessor up to which they compute angles of their own. Decode of 8 tokens, 64 + 8 heads
+// (70): 1.64 against 1.71 us; of 64 tokens, 32 + 8 heads (310) 2.01 against 1.95, 64 + 8 heads (558) 2.39 against 2.17.
+// With programmatic launch 310: 1.64 against 2.06 us, 558: 1.90 against 2.22, 256 tokens, 64 + 8 heads: 3.06 against 2.91.
+constexpr int kMostFlatThreads = 150;
+constexpr int kMostFlatThreadsProgrammatic = 600;
+
+// RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
+// 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 154.4 us, 1440 (40) 162.5. The general
+// kernel: 1536 (40) 175 us, 1280 (48) 184.
 constexpr int kRopeResidentThreads = 1440;
-constexpr int kRopeTableResidentThreads = 1920;
-constexpr int kRopeGeneralResidentThreads = 1280;
+constexpr int kTableResidentThreads = 1920;
+constexpr int kRopeGeneralResidentThreads = 1440;
 
 // Tables: threads of a block, and blocks for each multiprocessor. Not measured: tables are filled once.
 constexpr int kTableThreads = 128;

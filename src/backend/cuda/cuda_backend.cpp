@@ -7,7 +7,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
-#include "backend/cuda/kernels/rope_general_params.hpp"
+#include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "plan/tuning.hpp"
 
@@ -90,7 +90,8 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (const RopeKernel kernel : {RopeKernel::kComputed, RopeKernel::kTable, RopeKernel::kGeneral}) {
+      for (const RopeKernel kernel : {RopeKernel::kShared, RopeKernel::kLookup, RopeKernel::kFlat, RopeKernel::kTable32,
+                                      RopeKernel::kTable16, RopeKernel::kGeneral}) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
@@ -111,15 +112,33 @@ rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t devi
   });
 }
 
-rope_status_t launch(const char *function, const void *kernel, int32_t device_index, dim3 grid, unsigned threads,
-                     void *params, size_t shared_bytes, rope_stream_t stream) {
+struct Launch {
+  const void *kernel;
+  dim3 grid;
+  unsigned threads;
+  size_t shared_bytes;
+  bool is_programmatic;
+};
+
+rope_status_t launch(const char *function, const Launch &what, void *params, int32_t device_index,
+                     rope_stream_t stream) {
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = what.grid;
+  config.blockDim = dim3(what.threads);
+  config.dynamicSmemBytes = what.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = what.is_programmatic ? 1 : 0;
   void *arguments[] = {params};
   // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
-  const cudaError_t error = cudaLaunchKernel(kernel, grid, dim3(threads), arguments, shared_bytes, stream);
+  const cudaError_t error = cudaLaunchKernelExC(&config, what.kernel, arguments);
   if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
-  return fail_cuda(function, "cudaLaunchKernel", error, found_cuda_device(device_index));
+  return fail_cuda(function, "cudaLaunchKernelExC", error, found_cuda_device(device_index));
 }
 
 RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
@@ -147,8 +166,6 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   }
   params->has_one_batch = problem.batches == 1;
   params->units_per_token = Divider::by(plan.units_per_token);
-  params->blocks_per_token = Divider::by(plan.blocks_per_token);
-  params->pairs = Divider::by(static_cast<uint32_t>(geometry.pairs()));
   params->tokens = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.tokens_per_grid_row;
@@ -160,26 +177,42 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   params->has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  params->table = problem.table;
-  params->has_batch_tables = problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0;
   params->rotary_units_per_head = plan.rotary_units_per_head;
-  params->tokens_per_block = plan.tokens_per_block;
   params->rotary_offset = geometry.rotary_offset;
   params->rotary_dim = geometry.rotary_dim;
   params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
   params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
-  for (int pair = 0; pair < geometry.pairs(); ++pair) params->increments[pair] = geometry.increments[pair];
+}
+
+void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
+  memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
+}
+
+void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
+  set_rope_params(problem, plan, params);
+  params->pairs = Divider::by(static_cast<uint32_t>(problem.geometry->pairs()));
+  params->blocks_per_token = Divider::by(plan.blocks_per_token);
+  params->tokens_per_block = plan.tokens_per_block;
+  copy_increments(*problem.geometry, params->increments);
+}
+
+void set_lookup_params(const RopeProblem &problem, const RopePlan &plan, RopeLookupParams *params) {
+  set_shared_params(problem, plan, params);
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  memcpy(params->pair_axis, problem.geometry->pair_axis, sizeof params->pair_axis);
 }
 
 void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
+  set_lookup_params(problem, plan, params);
+  params->units_per_block = plan.units_per_block;
   params->scale = geometry.attention_scale;
   params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
   params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
   params->table_distance = Divider::by(static_cast<uint32_t>(geometry.out_distance));
-  params->units_per_block = plan.units_per_block;
   params->in_distance = problem.in_distance;
   params->out_distance = problem.out_distance;
   params->num_axes = geometry.num_axes;
@@ -188,23 +221,46 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->is_transposed = problem.is_transposed;
   params->has_token_info =
       problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
-  params->sequences = problem.sequences;
-  params->fault = problem.fault;
-  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
+  params->table = problem.table;
 }
 
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                        rope_stream_t stream) {
   const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
-  RopeGeneralParams params;  // what no unit of this launch reads stays unset
-  set_rope_params(problem, plan, &params);
-  if (plan.kernel == RopeKernel::kGeneral) set_general_params(problem, plan, &params);
-  // The other kernels take the part that comes first.
-  static_assert(std::is_base_of<RopeKernelParams, RopeGeneralParams>::value, "");
-  RopeKernelParams *base = &params;
-  void *given = plan.kernel == RopeKernel::kGeneral ? static_cast<void *>(&params) : base;
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), plan.threads, given, plan.shared_bytes,
-                stream);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, plan.shared_bytes, plan.is_programmatic};
+  // What no unit of a launch reads stays unset.
+  switch (plan.kernel) {
+    case RopeKernel::kShared: {
+      RopeSharedParams params;
+      set_shared_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLookup: {
+      RopeLookupParams params;
+      set_lookup_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kFlat: {
+      RopeFlatParams params;
+      set_rope_params(problem, plan, &params);
+      params.units_per_grid_row = plan.units_per_grid_row;
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTable32:
+    case RopeKernel::kTable16: {
+      RopeTableParams params;
+      set_rope_params(problem, plan, &params);
+      params.units_per_grid_row = plan.units_per_grid_row;
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    default: {
+      RopeGeneralParams params;
+      set_general_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+  }
 }
 
 rope_status_t fill_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
@@ -219,11 +275,12 @@ rope_status_t fill_tables(const char *function, const TableProblem &problem, con
   params.is_by_channel = problem.is_by_channel;
   params.distance = geometry.out_distance;
   params.scale = geometry.attention_scale;
-  for (int pair = 0; pair < geometry.pairs(); ++pair) params.increments[pair] = geometry.increments[pair];
+  copy_increments(geometry, params.increments);
   const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
-  return launch(function, table_kernel_of(problem.dtype), device_index, grid, kTableThreads, &params, 0, stream);
+  const Launch what = {table_kernel_of(problem.dtype), grid, kTableThreads, 0, false};
+  return launch(function, what, &params, device_index, stream);
 }
 
 // Right-aligned, in bytes: the kernel's last axis is the problem's.
@@ -260,7 +317,8 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   const SwigluVariant variant = {problem.is_backward, problem.form.is_plain,
                                  problem.is_backward && problem.out[kRecomputedOut] != nullptr};
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
-  return launch(function, kernel, device_index, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, &params, 0, stream);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), kSwigluThreads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
 }
 
 }  // namespace

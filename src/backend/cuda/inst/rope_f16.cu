@@ -1,15 +1,23 @@
 // rope_f16.cu - the RoPE kernels for F16
 #include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
+#include "backend/cuda/kernels/rope_shared.cuh"
 
 namespace rope {
 
 const void *rope_kernel_f16(int vector_elements, RopeVariant variant) {
-  if (variant.kernel != RopeKernel::kGeneral) {
-    return find_rope_kernel<Float16>(vector_elements, variant.pairing == Pairing::kInterleaved,
-                                     variant.kernel == RopeKernel::kTable);
+  const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
+  switch (variant.kernel) {
+    case RopeKernel::kShared:
+      return find_shared_kernel<Float16, OnePosition>(vector_elements, is_interleaved);
+    case RopeKernel::kLookup:
+      return find_shared_kernel<Float16, LookedUpPosition>(vector_elements, is_interleaved);
+    case RopeKernel::kGeneral:
+      return find_general_kernel<Float16>(vector_elements, variant.pairing);
+    default:
+      return find_flat_kernel<Float16>(variant.kernel, vector_elements, is_interleaved);
   }
-  return find_general_kernel<Float16>(vector_elements, variant.pairing);
 }
 
 }  // namespace rope

@@ -1,15 +1,13 @@
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
-// The same division of work as in rope.cuh, which see, and the same bytes. What differs: where tokens have to be looked up
+// The same division of work as in rope_shared.cuh, which see, and the same bytes. What differs: where tokens have to be looked up
 // (their sequence, their row in a table) a block does so once, behind a barrier of its own; each pair has a position of
 // its own; the cosines and sines of a pair's two channels may differ; input and output may pair channels in different
 // ways. In place the last one is safe because a block has whole heads and stores behind the barrier that follows its
 // loads.
 #pragma once
 
-#include "backend/cuda/kernels/rope.cuh"
-#include "backend/cuda/kernels/rope_general_params.hpp"
-#include "plan/rope_plan.hpp"
+#include "backend/cuda/kernels/rope_shared.cuh"
 
 namespace rope {
 
@@ -25,88 +23,27 @@ constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   return pairing == Pairing::kConverted && head_units > kMaxRopeThreads ? head_units : kMaxRopeThreads;
 }
 
-// Said as well, because the compiler would take 32 registers and spill some.
-constexpr int min_general_blocks(Pairing pairing, int vector_elements) {
-  const int wanted = kRopeGeneralResidentThreads / max_general_threads(pairing, vector_elements);
-  return wanted > 0 ? wanted : 1;
-}
-
-__device__ __forceinline__ int64_t load_wide(const char *data, bool is_64_bit, int64_t at) {
-  if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
-  return reinterpret_cast<const int32_t *>(data)[at];
-}
-
-__device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
-  if (fault.data == nullptr) return;
-  using Word = unsigned long long;
-  Word *count = reinterpret_cast<Word *>(fault.data), *lowest = count + fault.stride;
-  atomicAdd(count, Word{1});
-  const Word wanted = static_cast<Word>(token + 1);
-  Word known = *reinterpret_cast<volatile Word *>(lowest);
-  while (known == 0 || known > wanted) {
-    const Word found = atomicCAS(lowest, known, wanted);
-    if (found == known) return;
-    known = found;
-  }
-}
-
-__device__ __forceinline__ int64_t sequence_entry(const Sequences &sequences, int64_t index) {
-  return load_wide(sequences.data, sequences.is_64_bit, index * sequences.stride);
-}
-
-// The entries of cu_seqlens that break its rule, shared by all threads of the grid.
-__device__ __forceinline__ void check_sequences(const RopeGeneralParams &params) {
-  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * blockDim.x;
-  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int64_t i = block * blockDim.x + threadIdx.x; i <= params.sequences.count; i += grid_threads) {
-    const int64_t entry = sequence_entry(params.sequences, i);
-    const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
-    if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
-    count_fault(params.fault, entry < 0 ? 0 : entry > params.num_tokens ? params.num_tokens : entry);
-  }
-}
-
-__device__ __forceinline__ uint64_t position_on(const RopeGeneralParams &params, int axis, const TokenInfo &info,
-                                                int64_t token) {
-  const auto load = [&](const TokenIntegers &source) {
-    const int64_t at = axis * source.axis_stride + info.batch * source.batch_stride + token * source.token_stride;
-    return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
-  };
-  uint64_t position = params.has_positions ? load(params.positions) : info.index;
-  if (params.has_start_positions) position += load(params.start_positions);
-  return position + params.position_offset;
-}
-
-// Finds the sequence of a token and whether its positions have rows. Whatever the entries of cu_seqlens are, the sequence
-// is one of them. `is_first` is true for one block of those that share the token.
+// Finds the sequence of a token and whether its positions have rows.
 __device__ __forceinline__ TokenInfo look_up_token(const RopeGeneralParams &params, BatchToken at, int64_t flat_token,
-                                                   bool is_first) {
+                                                   bool counts_faults) {
   TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
-  const Sequences &sequences = params.sequences;
-  if (sequences.is_present) {
-    info.state = kAbsent;
-    if (at.token < sequence_entry(sequences, 0)) {
-      if (is_first) count_fault(params.fault, flat_token);
+  if (params.sequences.is_present) {
+    if (!is_in_sequences(params.sequences, at.token)) {
+      if (counts_faults && at.token < sequence_entry(params.sequences, 0)) count_fault(params.fault, flat_token);
+      info.state = kAbsent;
       return info;
     }
-    if (at.token >= sequence_entry(sequences, sequences.count)) return info;
-    int64_t low = 0, high = sequences.count;
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      const bool is_below = sequence_entry(sequences, middle) <= at.token;
-      low = is_below ? middle : low;
-      high = is_below ? high : middle;
-    }
-    info.batch = low;
-    info.index = static_cast<uint64_t>(at.token) - static_cast<uint64_t>(sequence_entry(sequences, low));
-    info.state = kRotated;
+    const SequencePlace place = find_sequence(params.sequences, at.token);
+    info.batch = place.sequence;
+    info.index = place.index;
   }
   if (params.angles == AngleSource::kIncrements || params.table.is_by_token) return info;
   for (int axis = 0; axis < params.num_axes; ++axis) {
     if ((params.used_axes >> axis & 1u) == 0) continue;
-    if (position_on(params, axis, info, at.token) < static_cast<uint64_t>(params.table.rows)) continue;
+    const uint64_t position = position_on(params, axis, info.batch, at.token, info.index);
+    if (position < static_cast<uint64_t>(params.table.rows)) continue;
     info.state = kUnrotated;
-    if (is_first) count_fault(params.fault, flat_token);
+    if (counts_faults) count_fault(params.fault, flat_token);
     break;
   }
   return info;
@@ -137,12 +74,6 @@ __device__ __forceinline__ Real load_real(const char *data, rope_dtype_t dtype, 
   }
 }
 
-__device__ __forceinline__ int axis_of(const RopeGeneralParams &params, uint32_t pair) {
-  const uint8_t *axes = params.pair_axis;
-  asm("" : "+l"(axes));
-  return axes[pair];
-}
-
 // cos and sin from a row of a table; `column` counts columns.
 template <typename Real>
 __device__ __forceinline__ CosSin<Real> load_general_angle(const RopeGeneralParams &params, int64_t axis, int64_t batch,
@@ -162,12 +93,12 @@ template <typename Real>
 __device__ __forceinline__ void share_general_angle(const RopeGeneralParams &params, uint32_t number, uint32_t pair,
                                                     BatchToken at, const TokenInfo &info,
                                                     const GeneralAngles<Real> &angles) {
-  const int axis = axis_of(params, pair);
+  const int axis = through_memory(params.pair_axis)[pair];
   const AngleTable &table = params.table;
-  const uint64_t position = table.is_by_token ? 0 : position_on(params, axis, info, at.token);
+  const uint64_t position = table.is_by_token ? 0 : position_on(params, axis, info.batch, at.token, info.index);
   CosSin<Real> of_x, of_y;
   if (params.angles == AngleSource::kIncrements) {
-    of_x = cos_sin_of_phase<Real>(phase_of(position, load_increment(params, pair)));
+    of_x = cos_sin_of_phase<Real>(phase_of(position, through_memory(params.increments)[pair]));
     const Real scale = static_cast<Real>(params.scale);
     of_x = {multiply_rounded(of_x.cos, scale), multiply_rounded(of_x.sin, scale)};
   } else {
@@ -222,7 +153,7 @@ __device__ __forceinline__ void rotate_general(T *x, T *y, const GeneralAngles<R
   }
 }
 
-// How the two vectors of a rotary unit lie, in channels from the first of the window: a side of the call.
+// How the two vectors of a rotary unit lie, in channels of the head: a side of the call.
 struct UnitSide {
   int low;
   int high;
@@ -230,12 +161,13 @@ struct UnitSide {
 
 template <int V, Pairing kPairing>
 __device__ __forceinline__ UnitSide side_of(const RopeGeneralParams &params, uint32_t unit, int distance) {
-  const int number = static_cast<int>(unit);
+  const int number = static_cast<int>(unit), begin = params.rotary_offset;
   if (kPairing == Pairing::kInterleaved) {
-    return V == 1 ? UnitSide{2 * number, 2 * number + 1} : UnitSide{number * V, number * V + params.rotary_dim / 2};
+    const int low = begin + number * (V == 1 ? 2 : V);
+    return {low, V == 1 ? low + 1 : low + params.rotary_dim / 2};
   }
-  if (kPairing == Pairing::kConverted && distance == 1) return {2 * number * V, (2 * number + 1) * V};
-  const int low = number * V + static_cast<int>(params.units_per_run.divide(unit).quotient) * distance;
+  if (kPairing == Pairing::kConverted && distance == 1) return {begin + 2 * number * V, begin + (2 * number + 1) * V};
+  const int low = begin + number * V + static_cast<int>(params.units_per_run.divide(unit).quotient) * distance;
   return {low, low + distance};
 }
 
@@ -267,77 +199,64 @@ __device__ __forceinline__ void join_pairs(const T *x, const T *y, bool is_inter
 }
 
 template <typename T, int V, Pairing kPairing>
-__global__ void __launch_bounds__(max_general_threads(kPairing, V), min_general_blocks(kPairing, V))
+__global__ void __launch_bounds__(max_general_threads(kPairing, V),
+                                  min_blocks_per_multiprocessor(kRopeGeneralResidentThreads,
+                                                                max_general_threads(kPairing, V)))
     rope_general_kernel(const __grid_constant__ RopeGeneralParams params) {
   using Real = RealOf<T>;
+  begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
   const bool is_by_channel = params.table.is_by_channel;
   const GeneralAngles<Real> angles = {reinterpret_cast<Real *>(shared), params.tokens_per_block * pairs};
   TokenInfo *infos = reinterpret_cast<TokenInfo *>(angles.cos(is_by_channel ? 2 : 1));
 
-  const Divided block = params.blocks_per_token.divide(blockIdx.x);
-  const uint32_t first_in_row = block.quotient * params.tokens_per_block;
-  Divided place = {0, block.remainder * params.units_per_block + threadIdx.x};
-  if (params.tokens_per_block > 1) place = params.units_per_token.divide(threadIdx.x);
-  const BatchToken unit_token = find_token(params, first_in_row + place.quotient);
+  const BlockShare share = find_share(params, params.units_per_block);
+  const BatchToken unit_token = find_token(params, share.first_token + share.place.quotient);
+  const Unit unit = find_unit(params, share.place.remainder);
+  const RopeKernelTensor &tensor = params.tensor[unit.tensor];
+  const bool is_in_place = params.is_in_place[unit.tensor];
+  const bool is_active = share.is_active && threadIdx.x < params.units_per_block && (unit.is_rotary || !is_in_place);
 
-  // The last block of a row of the grid may have fewer tokens, or none.
-  int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
-  if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
-  tokens_left -= first_in_row;
-  const uint32_t num_tokens = tokens_left >= params.tokens_per_block ? params.tokens_per_block
-                              : tokens_left > 0                      ? tokens_left
-                                                                     : 0;
-
-  const int which = (place.remainder >= params.tensor_begins[1]) + (place.remainder >= params.tensor_begins[2]);
-  const RopeKernelTensor &tensor = params.tensor[which];
-  const Divided head = tensor.units_per_head.divide(place.remainder - params.tensor_begins[which]);
-  const uint32_t unit = head.remainder;
-  const bool is_rotary = unit < params.rotary_units_per_head;
-  const bool is_in_place = params.is_in_place[which];
-  const bool is_active = place.quotient < num_tokens && place.remainder < params.units_per_token.divisor &&
-                         threadIdx.x < params.units_per_block && (is_rotary || !is_in_place);
-
+  wait_for_previous_launch();
   Vector<T, V> low, high;
   char *low_out = nullptr, *high_out = nullptr;
   if (is_active) {
     UnitSide in, out;
-    if (is_rotary) {
-      in = side_of<V, kPairing>(params, unit, params.in_distance);
-      out = side_of<V, kPairing>(params, unit, params.out_distance);
+    if (unit.is_rotary) {
+      in = side_of<V, kPairing>(params, unit.number, params.in_distance);
+      out = side_of<V, kPairing>(params, unit.number, params.out_distance);
     } else {
-      // Copy units count vectors below the window, then those above it.
-      in.low = static_cast<int>(unit - params.rotary_units_per_head) * V - params.rotary_offset;
-      if (in.low >= 0) in.low += params.rotary_dim;
+      in.low = in.high = copied_channel<V>(params, unit);
       out = in;
     }
     const auto offset_of = [&](const int64_t *stride, int channel) {
-      const int64_t offset =
-          unit_token.batch * stride[kBatch] + unit_token.token * stride[kToken] + head.quotient * stride[kHead];
-      return offset + (params.rotary_offset + channel) * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+      return offset_of_channel<T, V>(params, unit.head, unit_token, channel, stride);
     };
-    low = load_vector<Vector<T, V>>(tensor.in + offset_of(tensor.in_stride, in.low));
-    low_out = tensor.out + offset_of(tensor.out_stride, out.low);
-    if (is_rotary) {
-      high = load_vector<Vector<T, V>>(tensor.in + offset_of(tensor.in_stride, in.high));
-      high_out = tensor.out + offset_of(tensor.out_stride, out.high);
-    }
+    const auto bytes_between = [&](const int64_t *stride, UnitSide side) {
+      return (side.high - side.low) * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+    };
+    const char *low_in = tensor.in + offset_of(tensor.in_stride, in.low);
+    low = load_vector<Vector<T, V>>(low_in);
+    if (unit.is_rotary) high = load_vector<Vector<T, V>>(low_in + bytes_between(tensor.in_stride, in));
+    low_out = const_cast<char *>(low_in);
+    if (!is_in_place || kPairing == Pairing::kConverted) low_out = tensor.out + offset_of(tensor.out_stride, out.low);
+    if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out_stride, out);
   }
 
   if (params.has_token_info) {
-    if (threadIdx.x < num_tokens) {
-      const uint32_t in_row = first_in_row + threadIdx.x;
+    if (threadIdx.x < share.num_tokens) {
+      const uint32_t in_row = share.first_token + threadIdx.x;
       infos[threadIdx.x] = look_up_token(params, find_token(params, in_row),
-                                         blockIdx.y * params.tokens_per_grid_row + in_row, block.remainder == 0);
+                                         blockIdx.y * params.tokens_per_grid_row + in_row, share.is_first_block);
     }
-    if (params.sequences.is_present && params.fault.data != nullptr) check_sequences(params);
+    check_sequences(params);
     __syncthreads();
   }
 #pragma unroll 1
-  for (uint32_t number = threadIdx.x; number < num_tokens * pairs; number += blockDim.x) {
+  for (uint32_t number = threadIdx.x; number < share.num_tokens * pairs; number += blockDim.x) {
     const Divided angle = params.pairs.divide(number);
-    const BatchToken at = find_token(params, first_in_row + angle.quotient);
+    const BatchToken at = find_token(params, share.first_token + angle.quotient);
     TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
     if (params.has_token_info) info = infos[angle.quotient];
     if (info.state == kRotated) share_general_angle(params, number, angle.remainder, at, info, angles);
@@ -345,29 +264,38 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V), min_general_
   __syncthreads();
 
   if (!is_active) return;
-  const uint32_t state = params.has_token_info ? infos[place.quotient].state : static_cast<uint32_t>(kRotated);
+  const uint32_t state = params.has_token_info ? infos[share.place.quotient].state : static_cast<uint32_t>(kRotated);
   if (state == kAbsent) return;
-  if (is_rotary && (state == kRotated || kPairing == Pairing::kConverted)) {
-    // Vectors of kInterleaved hold the pairs of one place each; of V = 1 there is a pair whatever the style.
+  const uint32_t first_angle = share.place.quotient * pairs;
+  if (!unit.is_rotary || (state == kUnrotated && kPairing != Pairing::kConverted)) {
+    if (is_in_place) return;
+  } else if (sizeof(T) < sizeof(double) && kPairing != Pairing::kConverted && !is_by_channel) {
+    if constexpr (sizeof(T) < sizeof(double)) {
+      float x[V], y[V];
+      to_floats<T, V>(low, x);
+      to_floats<T, V>(high, y);
+      rotate_unit<V, kPairing == Pairing::kInterleaved>(x, y, unit.number, pairs, angles.cos(0) + first_angle,
+                                                        angles.sin(0) + first_angle);
+      low = from_floats<T, V>(x);
+      high = from_floats<T, V>(y);
+    }
+  } else {
+    // Vectors of kInterleaved hold the pairs of two places, V/2 of each; a vector of 1 has a pair whatever the style.
     constexpr bool kIsInTurns = kPairing == Pairing::kInterleaved && V > 1;
+    constexpr bool kIsConverted = kPairing == Pairing::kConverted && V > 1;
     T x[V], y[V];
-    split_pairs<T, V>(low, high, kIsInTurns || (kPairing == Pairing::kConverted && params.in_distance == 1 && V > 1), x,
-                      y);
-    const uint32_t first_angle = place.quotient * pairs;
+    split_pairs<T, V>(low, high, kIsInTurns || (kIsConverted && params.in_distance == 1), x, y);
     if (state == kRotated && kIsInTurns) {
       constexpr int kPart = V > 1 ? V / 2 : 1;
-      rotate_general<kPart>(x, y, angles, first_angle + unit * kPart, is_by_channel);
-      rotate_general<kPart>(x + kPart, y + kPart, angles, first_angle + pairs / 2 + unit * kPart, is_by_channel);
+      rotate_general<kPart>(x, y, angles, first_angle + unit.number * kPart, is_by_channel);
+      rotate_general<kPart>(x + kPart, y + kPart, angles, first_angle + pairs / 2 + unit.number * kPart, is_by_channel);
     } else if (state == kRotated) {
-      rotate_general<V>(x, y, angles, first_angle + unit * V, is_by_channel);
+      rotate_general<V>(x, y, angles, first_angle + unit.number * V, is_by_channel);
     }
-    join_pairs<T, V>(x, y, kIsInTurns || (kPairing == Pairing::kConverted && params.out_distance == 1 && V > 1), &low,
-                     &high);
-  } else if (is_in_place) {
-    return;
+    join_pairs<T, V>(x, y, kIsInTurns || (kIsConverted && params.out_distance == 1), &low, &high);
   }
   store_vector(low_out, low);
-  if (is_rotary) store_vector(high_out, high);
+  if (unit.is_rotary) store_vector(high_out, high);
 }
 
 template <typename T, int V>

@@ -1,8 +1,12 @@
 // rope_params.hpp - what a RoPE launch passes to its kernel, by value
+//
+// A launch takes longer the more bytes it passes (decode: 4 KiB of increments cost TBD us), so each kernel takes only what it
+// reads.
 #pragma once
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/rope_problem.hpp"
+#include "plan/rope_plan.hpp"
 
 namespace rope {
 
@@ -14,14 +18,12 @@ struct RopeKernelTensor {
   int64_t out_stride[kNumAxes];
 };
 
-// What every thread reads first comes first and close together: at decode size a launch waits for each line of it.
+// What every kernel reads. What threads read first comes first and close together: at decode size a launch waits for each
+// line of it.
 struct RopeKernelParams {
-  Divider blocks_per_token;
   Divider units_per_token;
-  Divider pairs;
   Divider tokens;             // of each batch, where there are several
   uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
-  uint32_t tokens_per_block;
   uint32_t rotary_units_per_head;
   int rotary_offset;
   int rotary_dim;
@@ -29,10 +31,9 @@ struct RopeKernelParams {
   bool has_one_batch;
   bool has_positions;
   bool has_start_positions;
-  bool has_batch_tables;      // each batch has rows of its own
   bool has_narrow_positions;  // 32-bit positions and no start_positions
-  float cos_scale;
-  float sin_scale;  // negative for the transpose
+  float cos_scale;            // of computed angles; 1 for a table
+  float sin_scale;            // negative for the transpose
   uint64_t position_offset;
   RopeKernelTensor tensor[3];
   TokenIntegers positions;
@@ -40,7 +41,58 @@ struct RopeKernelParams {
   int64_t num_tokens;  // of all batches
   int64_t tokens_per_grid_row;
   int64_t batches_per_grid_row;
+};
+
+// Angles of its own for each thread.
+struct RopeFlatParams : RopeKernelParams {
+  uint32_t units_per_grid_row;
+  alignas(16) uint64_t increments[kMaxFlatPairs];
+};
+
+struct RopeTableParams : RopeKernelParams {
+  uint32_t units_per_grid_row;
   AngleTable table;
+};
+
+// Angles shared by the block.
+struct RopeSharedParams : RopeKernelParams {
+  Divider blocks_per_token;
+  Divider pairs;
+  uint32_t tokens_per_block;
+  uint64_t increments[kMaxPairs];
+};
+
+// The same where positions have to be looked up: in sequences, on several axes.
+struct RopeLookupParams : RopeSharedParams {
+  Sequences sequences;
+  FaultWords fault;
+  uint8_t pair_axis[kMaxPairs];
+};
+
+struct RopeGeneralParams : RopeLookupParams {
+  uint32_t units_per_block;
+  double scale;           // of computed angles and of `angles`; cos_scale and sin_scale are not in use
+  Divider units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
+  Divider table_width;
+  Divider table_distance;  // between the columns of a pair, where a table has one for each channel
+  int in_distance;
+  int out_distance;
+  int num_axes;
+  uint32_t used_axes;
+  AngleSource angles;
+  bool is_transposed;
+  bool has_token_info;
+  AngleTable table;
+};
+
+struct TableKernelParams {
+  TableColumns cos, sin;
+  int64_t axes;
+  int64_t rows;
+  int columns;  // pairs, each once
+  bool is_by_channel;
+  int distance;
+  double scale;
   uint64_t increments[kMaxPairs];
 };
 

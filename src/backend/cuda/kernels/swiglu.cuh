@@ -105,8 +105,10 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t index = block * kSwigluThreads + threadIdx.x;
+  begin_dependent_launch();
   if (index >= params.num_vectors) return;
   const SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
+  wait_for_previous_launch();
   if (V == 1 || place.count >= V) {
     process_vector<T, V, IsPlain>(place, 0, params.form);
   } else {

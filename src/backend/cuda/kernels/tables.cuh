@@ -1,7 +1,7 @@
 // tables.cuh - the kernel that writes cosines and sines of positions 0 to M - 1: one thread a position and pair
 #pragma once
 
-#include "backend/cuda/kernels/rope_general_params.hpp"
+#include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/rotation.hpp"
 #include "plan/tuning.hpp"

@@ -8,6 +8,20 @@
 
 namespace rope {
 
+// Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the launch
+// attribute neither does anything.
+__device__ __forceinline__ void begin_dependent_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Elements as they come from memory: 32-bit words, or a single 16-bit element. They are taken apart only when they are
 // needed: doing so right after the load would wait for it.
 template <int Bytes>
