@@ -345,7 +345,8 @@ class Reader:
             if framework.is_jax:
                 self.has_jax = True
                 if is_output and not is_ours:
-                    raise TypeError("a JAX array is immutable and cannot be written: leave out away for a new array")
+                    raise TypeError(
+                        "a JAX array is immutable and cannot be written: give no output, and the call makes a new array")
             view = framework.view_of(x, self)
             if (view.kind, view.ordinal) != (self.kind, self.ordinal):
                 raise ValueError(

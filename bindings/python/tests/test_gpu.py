@@ -82,13 +82,16 @@ class TorchTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "the tensors are on cpu: this RopeDesc is for cuda"):
             make_desc(device="cuda").forward(x.cpu())
 
-    def test_graph_of_the_first_call(self):
+    def test_graphs(self):
         torch = self.torch
-        torch.cuda.synchronize()
-        for function in (lambda x: make_desc().forward(x),
+        desc = make_desc(device="cuda:0")
+        for function in (desc.forward,  # the first call is captured
                          lambda x: self.operators.swiglu(x, x),
                          lambda x: self.operators.apply_rotary(x, rotary_dim=32, **BSHD)):
             x = torch.randn(2, 37, 5, 64, device="cuda")
+            if function != desc.forward:
+                function(x)
+            torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 result = function(x)

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+import types
 import unittest
+from unittest import mock
 
 import support  # noqa: F401
 from support import numpy
@@ -183,6 +186,54 @@ class InterfaceTest(unittest.TestCase):
         source.context = type("Context", (), {"device": type("Device", (), {"id": 3})})
         with self.assertRaisesRegex(ValueError, "the tensors are on cuda:3: this RopeDesc is for cpu"):
             make_desc(device="cpu").forward(source, out=source)
+
+
+class Immutable(Producer):
+    """An array as JAX has them, for machines without JAX."""
+
+    __module__ = "jaxlib.stand_in"
+    sharding = None
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def block_until_ready(self):
+        return self
+
+
+Array = type("Array", (Immutable,), {"__module__": "jaxlib.stand_in"})
+
+
+class ImmutableTest(unittest.TestCase):
+    def setUp(self):
+        zeros = types.SimpleNamespace(zeros=lambda shape, dtype, device: Array(numpy.zeros(shape, dtype)))
+        stand_in = mock.patch.dict(sys.modules, {"jax": types.SimpleNamespace(numpy=zeros)})
+        stand_in.start()
+        self.addCleanup(stand_in.stop)
+        self.x = numpy.arange(5 * 2 * 16, dtype=numpy.float32).reshape(5, 2, 16) / 100
+        self.desc = make_desc()
+        self.expected = self.desc.forward(self.x)
+
+    def test_a_new_output(self):
+        x = Array(self.x)
+        result = self.desc.forward(x)
+        self.assertIs(type(result), Array)
+        numpy.testing.assert_array_equal(result.array, self.expected)
+        gate = librope.swiglu(x, x)
+        numpy.testing.assert_array_equal(gate.array, librope.swiglu(self.x, self.x))
+
+    def test_never_written_in_place(self):
+        x, before = Array(self.x), self.x.copy()
+        for field, call in (("q", lambda: self.desc.forward(x, out=x)),
+                            ("q_out", lambda: self.desc.forward(x, out=Array(self.x))),
+                            ("cos", lambda: self.desc.fill_tables(x, x)),
+                            ("out", lambda: librope.swiglu(x, x, x)),
+                            ("grad_up", lambda: librope.swiglu_backward(x, x, x, grad_up=x))):
+            with self.subTest(field), self.assertRaisesRegex(
+                    TypeError, f": {field}: a JAX array is immutable and cannot be written: give no output"):
+                call()
+        numpy.testing.assert_array_equal(self.x, before)
 
 
 if __name__ == "__main__":
