@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
@@ -23,7 +23,7 @@ PACKED_TENSOR = struct.Struct("=QiHH4q4q")
 class View(NamedTuple):
     data: int
     dtype: int
-    shape: Tuple[int, ...]
+    shape: Sequence[int]
     stride: Tuple[int, ...]  # in elements
     kind: int
     ordinal: int
@@ -31,17 +31,27 @@ class View(NamedTuple):
     owner: Any = None  # what keeps the memory alive during the call, beside the tensor itself
 
 
-def _number_of_dtype(name: str) -> int:
-    number = DTYPES.get(name)
+_dtype_numbers: Dict[Any, int] = {}  # by dtype object: to ask one for its name takes longer than all the rest
+
+
+def _number_of_dtype(dtype: Any) -> int:
+    number = _dtype_numbers.get(dtype)
     if number is None:
-        raise TypeError(f"its dtype is {name}: librope has none such")
+        if not getattr(dtype, "isnative", True):
+            raise TypeError(f"its dtype is {dtype.str}: librope reads the machine's byte order only")
+        name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+        number = DTYPES.get(name)
+        if number is None:
+            raise TypeError(f"its dtype is {name}: librope has none such")
+        _dtype_numbers[dtype] = number
     return number
 
 
 def _strides_in_elements(byte_strides: Tuple[int, ...], item_size: int) -> Tuple[int, ...]:
-    if any(stride % item_size for stride in byte_strides):
-        raise ValueError(f"its strides are {byte_strides} bytes: they must be multiples of the element's {item_size}")
-    return tuple(stride // item_size for stride in byte_strides)
+    for stride in byte_strides:
+        if stride % item_size:
+            raise ValueError(f"its strides are {byte_strides} bytes: they must be multiples of an element's {item_size}")
+    return tuple([stride // item_size for stride in byte_strides])
 
 
 class _Torch:
@@ -73,8 +83,7 @@ class _Torch:
         if x.is_neg():
             raise ValueError("it is a lazily negated view: resolve_neg() it first")
         kind, ordinal = _Torch.device_of(x)
-        return View(
-            x.data_ptr(), _number_of_dtype(str(x.dtype).rpartition(".")[2]), tuple(x.shape), x.stride(), kind, ordinal)
+        return View(x.data_ptr(), _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
 
     @staticmethod
     def empty_like(x: Any, zeroed: bool) -> Any:
@@ -101,12 +110,9 @@ class _Numpy:
 
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
-        dtype = x.dtype
-        if not dtype.isnative:
-            raise TypeError(f"its dtype is {dtype.str}: librope reads the machine's byte order only")
         data, is_read_only = x.__array_interface__["data"]
         return View(
-            data, _number_of_dtype(dtype.name), x.shape, _strides_in_elements(x.strides, dtype.itemsize), Device.CPU, 0,
+            data, _number_of_dtype(x.dtype), x.shape, _strides_in_elements(x.strides, x.itemsize), Device.CPU, 0,
             is_read_only)
 
     @staticmethod
@@ -134,8 +140,8 @@ class _Cupy:
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
         return View(
-            x.data.ptr, _number_of_dtype(x.dtype.name), x.shape, _strides_in_elements(x.strides, x.dtype.itemsize),
-            Device.CUDA, x.device.id)
+            x.data.ptr, _number_of_dtype(x.dtype), x.shape, _strides_in_elements(x.strides, x.itemsize), Device.CUDA,
+            x.device.id)
 
     @staticmethod
     def empty_like(x: Any, zeroed: bool) -> Any:
@@ -346,7 +352,7 @@ class Reader:
                 self.has_jax = True
                 if is_output and not is_ours:
                     raise TypeError(
-                        "a JAX array is immutable and cannot be written: give no output, and the call makes a new array")
+                        "a JAX array is immutable and cannot be written: give no output, and the call makes a new one")
             view = framework.view_of(x, self)
             if (view.kind, view.ordinal) != (self.kind, self.ordinal):
                 raise ValueError(
