@@ -50,7 +50,7 @@ def _number_of_dtype(dtype: Any) -> int:
 def _strides_in_elements(byte_strides: Tuple[int, ...], item_size: int) -> Tuple[int, ...]:
     for stride in byte_strides:
         if stride % item_size:
-            raise ValueError(f"its strides are {byte_strides} bytes: they must be multiples of an element's {item_size}")
+            raise ValueError(f"its strides are {byte_strides} bytes: they must be multiples of {item_size}")
     return tuple([stride // item_size for stride in byte_strides])
 
 
