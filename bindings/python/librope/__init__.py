@@ -1,0 +1,67 @@
+# librope: rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs
+"""The Python binding of librope.so. It has no mathematics and no numbers of its own: <rope/rope.h> is its manual.
+
+    desc = librope.RopeDesc(head_dim=64, theta=10000.0, style="half", layout="thd", dtype="f32")
+    q, k = desc.forward(q, k, positions=positions)     # new tensors
+    desc.forward(q, k, positions=positions, out=(q, k))  # in place
+    h = librope.swiglu(gate, up)
+
+Tensors are those of torch, NumPy, CuPy or JAX, and whatever has __dlpack__, __cuda_array_interface__ or
+__array_interface__. They are used where they lie, with their strides. CUDA calls run on the current stream of the
+tensor's framework, or on stream=.
+
+librope.torch has differentiable operators for torch.compile, librope.transformers runs Hugging Face models on them.
+
+The library is $ROPE_LIBRARY, or librope.so.0 in $ROPE_LIB_DIR, or inside this package, or where the system's loader
+finds it; `python -m librope` prints which.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ._enums import Device, Dtype, Layout, Scaling, Sections, Style, TableRows
+from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
+from ._hf_config import from_hf_config
+from ._library import (CudaError, Error, InternalError, InvalidArgument, NoDevice, NotSupported, OutOfMemory,
+                       __version__, build_info, version)
+from ._rope import RopeDesc
+from ._swiglu import SwigluDesc, swiglu, swiglu_backward
+
+__all__ = [
+    "CudaError",
+    "Device",
+    "Dtype",
+    "Error",
+    "InternalError",
+    "InvalidArgument",
+    "Layout",
+    "NoDevice",
+    "NotSupported",
+    "OutOfMemory",
+    "RopeDesc",
+    "ScaledFrequencies",
+    "Scaling",
+    "SectionAxes",
+    "Sections",
+    "Style",
+    "SwigluDesc",
+    "TableRows",
+    "__version__",
+    "build_info",
+    "device_count",
+    "from_hf_config",
+    "scaled_frequencies",
+    "section_axes",
+    "swiglu",
+    "swiglu_backward",
+    "version",
+    "why_no_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """librope.torch and librope.transformers are imported when they are first used."""
+    if name in ("torch", "transformers"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

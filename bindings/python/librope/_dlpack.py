@@ -1,0 +1,124 @@
+# _dlpack.py - reads tensors that speak DLPack
+"""The capsule is only looked into, never taken over: it is held for the length of the call and keeps its name, so that
+its own destructor calls the producer's deleter, exactly once, when it goes."""
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any, NamedTuple, Optional, Tuple
+
+from . import _abi
+
+MAX_VERSION = (1, 0)
+FLAG_READ_ONLY = 1
+FLAG_IS_COPIED = 2
+
+# Kinds of memory. Pinned and managed memory is for both the CPU and CUDA.
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+
+_DTYPES = {  # (code, bits): signed integers are 0, IEEE floats 2, bfloat 4
+    (2, 32): _abi.ROPE_DTYPE_F32,
+    (2, 16): _abi.ROPE_DTYPE_F16,
+    (4, 16): _abi.ROPE_DTYPE_BF16,
+    (2, 64): _abi.ROPE_DTYPE_F64,
+    (0, 32): _abi.ROPE_DTYPE_I32,
+    (0, 64): _abi.ROPE_DTYPE_I64,
+}
+
+
+class DLTensor(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class DLManagedTensor(Structure):
+    _fields_ = [("dl_tensor", DLTensor), ("manager_ctx", c_void_p), ("deleter", c_void_p)]
+
+
+class DLManagedTensorVersioned(Structure):
+    _fields_ = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("manager_ctx", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("dl_tensor", DLTensor),
+    ]
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = c_void_p
+_get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class Contents(NamedTuple):
+    capsule: Any  # keeps the rest alive
+    data: int
+    dtype: Optional[int]  # None: none of librope's
+    dtype_text: str
+    shape: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    device_type: int
+    device_id: int
+    is_read_only: bool
+
+
+def compact_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    strides = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def export(x: Any, is_on_cuda: bool, stream: int) -> Any:
+    """A capsule of x, on CUDA ordered before what `stream` does next."""
+    # 1 is the protocol's number of the legacy default stream.
+    keywords = {"stream": stream or 1} if is_on_cuda else {}
+    try:
+        return x.__dlpack__(max_version=MAX_VERSION, **keywords)
+    except TypeError:  # a producer from before version 1.0
+        return x.__dlpack__(**keywords)
+
+
+def read(capsule: Any) -> Contents:
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = DLManagedTensorVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if managed.major > MAX_VERSION[0]:
+            raise BufferError(f"its DLPack version is {managed.major}.{managed.minor}: librope reads version 1")
+        if managed.flags & FLAG_IS_COPIED:
+            raise BufferError("its DLPack export is a copy: librope works on the memory itself")
+        is_read_only = bool(managed.flags & FLAG_READ_ONLY)
+    elif _is_valid(capsule, b"dltensor"):
+        managed = DLManagedTensor.from_address(_get_pointer(capsule, b"dltensor"))
+        is_read_only = False
+    else:
+        raise BufferError("its __dlpack__ did not return a DLPack capsule, or one that was consumed")
+    tensor = managed.dl_tensor
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    stride = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else compact_strides(shape)
+    return Contents(
+        capsule=capsule,
+        data=(tensor.data or 0) + tensor.byte_offset,
+        dtype=_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None,
+        dtype_text=f"DLPack code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes",
+        shape=shape,
+        stride=stride,
+        device_type=tensor.device_type,
+        device_id=tensor.device_id,
+        is_read_only=is_read_only,
+    )

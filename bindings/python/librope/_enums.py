@@ -1,0 +1,139 @@
+# _enums.py - the header's enumerations, and the names that users write for them
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Dict, Optional, Tuple, Union
+
+from . import _abi
+
+
+class Device(IntEnum):
+    CPU = _abi.ROPE_DEVICE_CPU
+    CUDA = _abi.ROPE_DEVICE_CUDA
+
+
+class Dtype(IntEnum):
+    """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX."""
+
+    F32 = _abi.ROPE_DTYPE_F32
+    F16 = _abi.ROPE_DTYPE_F16
+    BF16 = _abi.ROPE_DTYPE_BF16
+    F64 = _abi.ROPE_DTYPE_F64
+    I32 = _abi.ROPE_DTYPE_I32
+    I64 = _abi.ROPE_DTYPE_I64
+
+
+class Layout(IntEnum):
+    """The order of a tensor's axes: batch, sequence, heads, head dimension. THD: all tokens of all sequences."""
+
+    BSHD = _abi.ROPE_LAYOUT_BSHD
+    SBHD = _abi.ROPE_LAYOUT_SBHD
+    BHSD = _abi.ROPE_LAYOUT_BHSD
+    THD = _abi.ROPE_LAYOUT_THD
+
+
+class Style(IntEnum):
+    """Which channels of the rotated window of R form pair i: HALF i and i + R/2, INTERLEAVED 2i and 2i + 1."""
+
+    HALF = _abi.ROPE_STYLE_HALF
+    INTERLEAVED = _abi.ROPE_STYLE_INTERLEAVED
+
+
+class TableRows(IntEnum):
+    """How rows of cos, sin and angles are found."""
+
+    BY_POSITION = _abi.ROPE_TABLE_BY_POSITION
+    BY_TOKEN = _abi.ROPE_TABLE_BY_TOKEN
+
+
+class Scaling(IntEnum):
+    """Recipes of context scaling; the header has their formulas."""
+
+    NONE = _abi.ROPE_SCALING_NONE
+    LINEAR = _abi.ROPE_SCALING_LINEAR
+    DYNAMIC_NTK = _abi.ROPE_SCALING_DYNAMIC_NTK
+    DYNAMIC_NTK_FIXED = _abi.ROPE_SCALING_DYNAMIC_NTK_FIXED
+    NTK_ALPHA = _abi.ROPE_SCALING_NTK_ALPHA
+    NTK_FIXED = _abi.ROPE_SCALING_NTK_FIXED
+    NTK_MIXED = _abi.ROPE_SCALING_NTK_MIXED
+    YARN = _abi.ROPE_SCALING_YARN
+    YARN_LOG = _abi.ROPE_SCALING_YARN_LOG
+    LLAMA3 = _abi.ROPE_SCALING_LLAMA3
+    LONGROPE = _abi.ROPE_SCALING_LONGROPE
+    PROPORTIONAL = _abi.ROPE_SCALING_PROPORTIONAL
+    FACTORS = _abi.ROPE_SCALING_FACTORS
+
+
+class Sections(IntEnum):
+    """Section lists of multi-axis models; the header says which pair follows which axis."""
+
+    CHUNKED = _abi.ROPE_SECTIONS_CHUNKED
+    INTERLEAVED = _abi.ROPE_SECTIONS_INTERLEAVED
+    IMROPE = _abi.ROPE_SECTIONS_IMROPE
+    ERNIE = _abi.ROPE_SECTIONS_ERNIE
+    RESTARTED = _abi.ROPE_SECTIONS_RESTARTED
+    VISION = _abi.ROPE_SECTIONS_VISION
+
+
+def _names(enum: type) -> Dict[str, int]:
+    return {member.name.lower(): int(member) for member in enum}
+
+
+STYLES = _names(Style)
+LAYOUTS = _names(Layout)
+TABLE_ROWS = _names(TableRows)
+SCALINGS = _names(Scaling)
+SECTIONS = _names(Sections)
+DTYPES = {
+    **_names(Dtype),
+    "float32": _abi.ROPE_DTYPE_F32,
+    "float16": _abi.ROPE_DTYPE_F16,
+    "bfloat16": _abi.ROPE_DTYPE_BF16,
+    "float64": _abi.ROPE_DTYPE_F64,
+    "int32": _abi.ROPE_DTYPE_I32,
+    "int64": _abi.ROPE_DTYPE_I64,
+}
+
+
+def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
+    """The number of an enumerator given as such, as a number (which the library checks), or as its name in any case."""
+    if isinstance(value, str):
+        try:
+            return names[value.lower()]
+        except KeyError:
+            raise ValueError(f"{field} is {value!r}: it must be one of {', '.join(names)}") from None
+    return int(value)
+
+
+def dtype_number(value: Any) -> int:
+    """The number of a Dtype, of its name, or of another library's dtype object."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        name = value
+    elif isinstance(value, type):  # numpy.float32, jax.numpy.bfloat16
+        name = value.__name__
+    else:  # numpy.dtype has a name; torch.dtype prints as torch.float32
+        name = getattr(value, "name", None) or getattr(getattr(value, "dtype", None), "name", None) or str(value)
+    number = DTYPES.get(name.lower().rpartition(".")[2])
+    if number is None:
+        raise ValueError(f"dtype is {value!r}: it must be one of {', '.join(DTYPES)}")
+    return number
+
+
+def parse_device(value: Any) -> Tuple[Optional[int], Optional[int]]:
+    """(kind, ordinal) of None, a Device, "cpu", "cuda", "cuda:1" or a torch.device; what is not said is None."""
+    if value is None:
+        return None, None
+    if isinstance(value, int):
+        return int(Device(value)), 0 if value == Device.CPU else None
+    kind, colon, ordinal = str(value).partition(":")
+    if kind.lower() == "cpu" and not colon:
+        return int(Device.CPU), 0
+    if kind.lower() == "cuda" and (not colon or ordinal.isdigit()):
+        return int(Device.CUDA), int(ordinal) if colon else None
+    raise ValueError(f"device is {value!r}: it must be 'cpu', 'cuda' or 'cuda:N'")
+
+
+def device_name(kind: int, ordinal: int) -> str:
+    return "cpu" if kind == Device.CPU else f"cuda:{ordinal}"

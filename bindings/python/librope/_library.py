@@ -1,0 +1,133 @@
+# _library.py - finds and loads librope.so, and turns its statuses into exceptions
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import List, Tuple
+
+from . import _abi
+
+SONAME = "librope.so.0"
+
+__version__ = f"{_abi.ROPE_VERSION_MAJOR}.{_abi.ROPE_VERSION_MINOR}.{_abi.ROPE_VERSION_PATCH}"
+
+
+class Error(Exception):
+    """A call into librope failed.
+
+    status: the library's status, such as 1; message: its text, `function: field is value: rule`.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+    def __reduce__(self):
+        return type(self), (self.status, self.message)
+
+
+class InvalidArgument(Error, ValueError):
+    """The request is wrong on any machine."""
+
+
+class NotSupported(Error, NotImplementedError):
+    """Well formed, but not served by this version, build or device."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """No host memory."""
+
+
+class NoDevice(Error):
+    """No such device here: no driver, none visible, or none that the library has code for."""
+
+
+class CudaError(Error):
+    """The CUDA runtime refused; the message carries its words."""
+
+
+class InternalError(Error):
+    """A bug in librope: please report the message."""
+
+
+_ERRORS = {
+    _abi.ROPE_STATUS_INVALID_ARGUMENT: InvalidArgument,
+    _abi.ROPE_STATUS_NOT_SUPPORTED: NotSupported,
+    _abi.ROPE_STATUS_OUT_OF_MEMORY: OutOfMemory,
+    _abi.ROPE_STATUS_NO_DEVICE: NoDevice,
+    _abi.ROPE_STATUS_CUDA_ERROR: CudaError,
+    _abi.ROPE_STATUS_INTERNAL_ERROR: InternalError,
+}
+
+
+def candidates() -> List[Tuple[str, str]]:
+    """(file, why) in the order in which they are tried. A path that the environment names is the only one."""
+    file = os.environ.get("ROPE_LIBRARY")
+    if file:
+        return [(file, "ROPE_LIBRARY")]
+    folder = os.environ.get("ROPE_LIB_DIR")
+    if folder:
+        return [(str(Path(folder, SONAME)), "ROPE_LIB_DIR")]
+    return [(str(Path(__file__).parent / "lib" / SONAME), "inside the package"), (SONAME, "the system's loader")]
+
+
+def _format_version(number: int) -> str:
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _load() -> Tuple[ctypes.CDLL, str]:
+    failures = []
+    for file, why in candidates():
+        try:
+            library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            try:
+                _abi.bind(library)
+            except AttributeError as error:
+                found = _format_version(library.rope_version()) if hasattr(library, "rope_version") else "no librope"
+                raise OSError(f"{error}; the file is {found}, this package needs {__version__}") from None
+            version = library.rope_version()
+            if version // 10000 != _abi.ROPE_VERSION_MAJOR:
+                raise OSError(f"the file is librope {_format_version(version)}, this package needs {__version__}")
+            return library, file
+        except OSError as error:
+            failures.append(f"  {file} ({why}): {error}")
+    raise ImportError(
+        "librope.so could not be loaded. Tried:\n" + "\n".join(failures) +
+        "\nSet ROPE_LIBRARY to the file, or ROPE_LIB_DIR to its folder.")
+
+
+lib, path = _load()
+
+
+def loaded_path() -> str:
+    """The file that was loaded, as the system's loader knows it."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            address = ctypes.cast(lib.rope_version, ctypes.c_void_p).value
+            for line in maps:
+                fields = line.split(maxsplit=5)
+                begin, end = (int(part, 16) for part in fields[0].split("-"))
+                if begin <= address < end and len(fields) == 6:
+                    return fields[5].rstrip("\n")
+    except OSError:
+        pass
+    return path
+
+
+def check(status: int) -> None:
+    """Raises what a failing status says. The text is the calling thread's, so this runs right after the call."""
+    if status != _abi.ROPE_STATUS_SUCCESS:
+        message = lib.rope_last_error().decode("utf-8", "replace")
+        raise _ERRORS.get(status, Error)(status, message)
+
+
+def version() -> str:
+    """The version of the loaded library, such as "0.1.0"."""
+    return _format_version(lib.rope_version())
+
+
+def build_info() -> str:
+    """One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets."""
+    return lib.rope_build_info().decode()

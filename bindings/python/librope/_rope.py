@@ -1,0 +1,254 @@
+# _rope.py - rope_desc_create, rope_forward, rope_backward, rope_fill_tables and rope_explain
+from __future__ import annotations
+
+import ctypes
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+from . import _abi
+from ._descriptor import Descriptor
+from ._enums import (LAYOUTS, STYLES, TABLE_ROWS, Device, Dtype, Layout, Style, TableRows, dtype_number, number_of)
+from ._library import check, lib
+from ._tensors import Reader, Tensor, empty_like
+
+_ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
+_TEXT_SIZE = 512
+
+
+def as_list(values: Any) -> List[Any]:
+    """The numbers of a sequence or of a tensor in host memory."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def flags_of(programmatic_launch: bool) -> int:
+    return _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH if programmatic_launch else 0
+
+
+class RopeDesc(Descriptor):
+    """What selects a rotation: geometry, pairing, frequencies, type and layout. See rope_config_t in <rope/rope.h>.
+
+    Every argument means what the header says of the field of that name, 0 and None included. R is rotary_dim, or
+    head_dim where rotary_dim is 0.
+
+    head_dim:        channels per head, even
+    style:           which channels form a pair: "half" (Llama in Hugging Face, GPT-NeoX, Qwen) or "interleaved" (GPT-J,
+                     Llama by Meta, DeepSeek). There is no default because guessing it wrong goes unnoticed
+    layout:          order of the tensors' axes: "bshd", "sbhd", "bhsd" or "thd"
+    dtype:           of q, k, v and their outputs: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy, JAX
+    device:          "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs where its
+                     tensors are
+    rotary_dim:      channels that are rotated, even
+    rotary_offset:   first rotated channel
+    theta:           base of the frequencies
+    inv_freq:        R/2 frequencies in radians per position, instead of theta
+    attention_scale: factor of cos and sin (YaRN)
+    num_axes:        positions that a token has
+    pair_axis:       R/2 position axes, one for each pair
+    pair_block:      pairs of "half" stay inside blocks of so many channels
+    out_style:       style of the outputs
+    num_threads:     CPU: most threads that a call may use
+
+    Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
+    """
+
+    _create = lib.rope_desc_create
+    _destroy = lib.rope_desc_destroy
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        style: Union[Style, str],
+        layout: Union[Layout, str],
+        dtype: Union[Dtype, str, Any],
+        device: Any = None,
+        rotary_dim: int = 0,
+        rotary_offset: int = 0,
+        theta: float = 0.0,
+        inv_freq: Optional[Sequence[float]] = None,
+        attention_scale: float = 0.0,
+        num_axes: int = 0,
+        pair_axis: Optional[Sequence[int]] = None,
+        pair_block: int = 0,
+        out_style: Union[Style, str, int] = 0,
+        num_threads: int = 0,
+    ) -> None:
+        config = _abi.rope_config_t(
+            struct_size=ctypes.sizeof(_abi.rope_config_t),
+            dtype=dtype_number(dtype),
+            layout=number_of(LAYOUTS, "layout", layout),
+            style=number_of(STYLES, "style", style),
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+            rotary_offset=rotary_offset,
+            theta=theta,
+            attention_scale=attention_scale,
+            num_axes=num_axes,
+            pair_block=pair_block,
+            num_threads=num_threads,
+            out_style=number_of(STYLES, "out_style", out_style),
+        )
+        # The library cannot see how long an array is.
+        num_pairs = (rotary_dim or head_dim) // 2
+        self._arrays = []  # from_buffer_copy keeps pointers, not what they point to
+        for field, values, ctype in (("inv_freq", inv_freq, ctypes.c_double), ("pair_axis", pair_axis, ctypes.c_int32)):
+            if values is None:
+                continue
+            values = as_list(values)
+            if len(values) != num_pairs:
+                raise ValueError(f"{field} has {len(values)} entries: it must have one for each of {num_pairs} pairs")
+            array = (ctype * num_pairs)(*values)
+            self._arrays.append(array)
+            setattr(config, field, ctypes.cast(array, ctypes.POINTER(ctype)))
+        super().__init__(config, device)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Optional[Tensor] = None,
+        v: Optional[Tensor] = None,
+        *,
+        out: Union[Tensor, Sequence[Optional[Tensor]], None] = None,
+        positions: Optional[Tensor] = None,
+        start_positions: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None,
+        cos: Optional[Tensor] = None,
+        sin: Optional[Tensor] = None,
+        angles: Optional[Tensor] = None,
+        fault: Optional[Tensor] = None,
+        position_offset: int = 0,
+        table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+        programmatic_launch: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """Rotates q, and k and v where given, in one launch, each token by the angles of its position.
+
+        q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
+        out:             None: new tensors of the framework of q, k and v. Otherwise one tensor for each of q, k and v
+                         that is given, in their order, None for a new one; q itself rotates q in place
+        positions:       I32 or I64 [T], [S] or [B, S], a leading axis for num_axes above 1; None: the index of the
+                         token in its sequence
+        start_positions: I32 or I64 [B], or one for each token; added
+        cu_seqlens:      I32 or I64 [B + 1], "thd": where sequences begin. Tokens past its last entry are not touched,
+                         and 0 in new outputs
+        cos, sin:        [M, W], [A, M, W] or by token, W = R/2, R or R/(2A): tables instead of computed angles
+        angles:          the same shapes: angles in radians
+        fault:           I64 [2], zeroed by the caller: number of tokens with a position outside the table, and the
+                         lowest of them + 1
+        position_offset: added to every position
+        table_rows:      "by_position" or "by_token": which row of the tables a token takes
+        stream:          CUDA: a handle, or a stream of torch, CuPy or cuda.core. None: the stream that the framework of
+                         q works on
+        programmatic_launch: CUDA: ROPE_FLAG_PROGRAMMATIC_LAUNCH
+
+        Returns the outputs: one tensor for q alone, otherwise a tuple in the order of q, k, v. All tensors lie on one
+        device; none is copied. With JAX arrays on a GPU the call waits for its end, because JAX cannot be told to.
+        """
+        return self._rotate(
+            "rope_forward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
+            position_offset, table_rows, programmatic_launch, stream)
+
+    def backward(
+        self,
+        q: Tensor,
+        k: Optional[Tensor] = None,
+        v: Optional[Tensor] = None,
+        *,
+        out: Union[Tensor, Sequence[Optional[Tensor]], None] = None,
+        positions: Optional[Tensor] = None,
+        start_positions: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None,
+        cos: Optional[Tensor] = None,
+        sin: Optional[Tensor] = None,
+        angles: Optional[Tensor] = None,
+        fault: Optional[Tensor] = None,
+        position_offset: int = 0,
+        table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+        programmatic_launch: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """The transpose of forward: q, k and v are gradients of the outputs, the result those of the inputs.
+
+        Arguments and shapes as for forward. With attention_scale 1 it also undoes the rotation.
+        """
+        return self._rotate(
+            "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
+            position_offset, table_rows, programmatic_launch, stream)
+
+    def explain(self, q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None, **arguments: Any) -> str:
+        """How forward and backward would run these arguments: kernel, vector width, grid, bytes that must move.
+
+        Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated.
+        """
+        given = [x for x in (q, k, v) if x is not None]
+        if arguments.get("out") is None:
+            arguments["out"] = given
+        reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
+        text = ctypes.create_string_buffer(_TEXT_SIZE)
+        check(lib.rope_explain(handle.pointer, ctypes.byref(args), text, _TEXT_SIZE))
+        return text.value.decode()
+
+    def fill_tables(self, cos: Tensor, sin: Tensor, *, stream: Any = None) -> None:
+        """Writes the cosines and sines at positions 0 to M - 1, times attention_scale, where cos and sin lie.
+
+        cos, sin: [M, W] or [A, M, W] with W = R/2, R or R/(2A), one shape and one floating dtype, any strides
+        """
+        args = _abi.rope_args_t()
+        reader = Reader("rope_fill_tables", "cos_out", cos, stream)
+        reader.read(args, "cos", cos, is_output=True)
+        reader.read(args, "sin", sin, is_output=True)
+        handle = self._handle_for(reader.kind, reader.ordinal)
+        check(lib.rope_fill_tables(
+            handle.pointer, ctypes.byref(args.cos), ctypes.byref(args.sin), reader.stream or None))
+        reader.finish()
+
+    def _rotate(
+            self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
+            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: int, table_rows: Any,
+            programmatic_launch: bool, stream: Any) -> Any:
+        reader, args, handle, results = self._read(
+            function, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, position_offset,
+            table_rows, programmatic_launch, stream)
+        check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
+        reader.finish()
+        return results[0] if k is None and v is None else results
+
+    def _read(
+            self, function: str, q: Any, k: Any, v: Any, out: Any = None, positions: Any = None,
+            start_positions: Any = None, cu_seqlens: Any = None, cos: Any = None, sin: Any = None, angles: Any = None,
+            fault: Any = None, position_offset: int = 0, table_rows: Any = 0, programmatic_launch: bool = False,
+            stream: Any = None, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
+        args = _abi.rope_args_t()
+        args.struct_size = _ARGS_SIZE
+        args.flags = flags_of(programmatic_launch)
+        args.position_offset = position_offset
+        args.table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+        reader = Reader(function, "q", q, stream)
+        handle = self._handle_for(reader.kind, reader.ordinal)
+
+        inputs = [(field, x) for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
+        if out is None:
+            outputs = [None] * len(inputs)
+        elif isinstance(out, (tuple, list)):
+            outputs = list(out)
+        else:
+            outputs = [out]
+        if len(outputs) != len(inputs):
+            raise ValueError(
+                f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
+        results = []
+        for (field, x), output in zip(inputs, outputs):
+            is_in_place = output is x
+            reader.read(args, field, x, is_output=is_in_place and not is_dry)
+            if not is_in_place:
+                is_ours = output is None
+                if is_ours:
+                    output = empty_like(function, field, x, zeroed=cu_seqlens is not None)
+                reader.read(args, field + "_out", output, is_output=True, is_ours=is_ours or is_dry)
+            results.append(output)
+        for field, x in (("positions", positions), ("start_positions", start_positions), ("cu_seqlens", cu_seqlens),
+                         ("cos", cos), ("sin", sin), ("angles", angles)):
+            if x is not None:
+                reader.read(args, field, x)
+        if fault is not None:
+            reader.read(args, "fault", fault, is_output=True, is_ours=is_dry)
+        return reader, args, handle, tuple(results)

@@ -1,0 +1,210 @@
+# _swiglu.py - swiglu_desc_create, swiglu_forward and swiglu_backward
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any, Optional, Tuple, Union
+
+from . import _abi
+from ._descriptor import Descriptor
+from ._enums import Dtype, dtype_number
+from ._library import check, lib
+from ._rope import flags_of
+from ._tensors import Reader, Tensor, dtype_of, empty_like
+
+_ARGS_SIZE = ctypes.sizeof(_abi.swiglu_args_t)
+
+
+class SwigluDesc(Descriptor):
+    """What selects a SwiGLU: its type and its four numbers. See swiglu_config_t in <rope/rope.h>.
+
+        out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale
+        g = min(gate, limit)        u = up within +-limit
+
+    dtype:       of gate, up, out and their gradients: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy or
+                 JAX
+    device:      "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs where its
+                 tensors are
+    alpha:       factor inside the sigmoid; 0: 1
+    limit:       0: none
+    up_offset:   added to up
+    out_scale:   factor of the output; 0: 1
+    num_threads: CPU: most threads that a call may use
+    """
+
+    _create = lib.swiglu_desc_create
+    _destroy = lib.swiglu_desc_destroy
+
+    def __init__(
+        self,
+        *,
+        dtype: Union[Dtype, str, Any],
+        device: Any = None,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+        up_offset: float = 0.0,
+        out_scale: float = 0.0,
+        num_threads: int = 0,
+    ) -> None:
+        config = _abi.swiglu_config_t(
+            struct_size=ctypes.sizeof(_abi.swiglu_config_t),
+            dtype=dtype_number(dtype),
+            num_threads=num_threads,
+            alpha=alpha,
+            limit=limit,
+            up_offset=up_offset,
+            out_scale=out_scale,
+        )
+        super().__init__(config, device)
+
+    def forward(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        out: Optional[Tensor] = None,
+        *,
+        row_scale: Optional[Tensor] = None,
+        num_rows: Optional[Tensor] = None,
+        programmatic_launch: bool = False,
+        stream: Any = None,
+    ) -> Tensor:
+        """Returns out.
+
+        gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
+        out:       None: a new tensor of gate's framework. It may be gate or up itself
+        row_scale: factors of the rows, F32 or the descriptor's dtype; its axes are the first ones of gate
+        num_rows:  I32 or I64 [1], where the tensors are: entries of gate's first axis that count. The others are not
+                   touched, and 0 in a new output
+        stream, programmatic_launch: as for RopeDesc.forward
+        """
+        reader, args, handle = self._begin("swiglu_forward", gate, up, row_scale, num_rows, programmatic_launch, stream)
+        out = _output(reader, args, "out", out, gate, num_rows)
+        check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
+        reader.finish()
+        return out
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        *,
+        grad_gate: Union[Tensor, bool, None] = None,
+        grad_up: Union[Tensor, bool, None] = None,
+        grad_row_scale: Union[Tensor, bool, None] = None,
+        out: Optional[Tensor] = None,
+        row_scale: Optional[Tensor] = None,
+        num_rows: Optional[Tensor] = None,
+        programmatic_launch: bool = False,
+        stream: Any = None,
+    ) -> Tuple[Optional[Tensor], ...]:
+        """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
+
+        grad_out, gate, up: one shape; row_scale, num_rows: as for forward
+        grad_gate, grad_up, grad_row_scale: None: a new tensor; False: not wanted, None is returned; otherwise written
+                            there. The first two may be any one of grad_out, gate and up
+        out:                if given, receives the output again (activation checkpointing)
+        """
+        reader, args, handle = self._begin(
+            "swiglu_backward", gate, up, row_scale, num_rows, programmatic_launch, stream)
+        reader.read(args, "grad_out", grad_out)
+        grads = [
+            _output(reader, args, "grad_gate", grad_gate, gate, num_rows),
+            _output(reader, args, "grad_up", grad_up, up, num_rows),
+        ]
+        if row_scale is not None:
+            grads.append(_output(reader, args, "grad_row_scale", grad_row_scale, row_scale, num_rows))
+        elif grad_row_scale is not None and grad_row_scale is not False:
+            reader.read(args, "grad_row_scale", grad_row_scale, is_output=True)
+        if out is not None:
+            reader.read(args, "out", out, is_output=True)
+        check(lib.swiglu_backward(handle.pointer, ctypes.byref(args), reader.stream or None))
+        reader.finish()
+        return tuple(grads)
+
+    def _begin(
+            self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, programmatic_launch: bool,
+            stream: Any) -> Tuple[Reader, Any, Any]:
+        args = _abi.swiglu_args_t()
+        args.struct_size = _ARGS_SIZE
+        args.flags = flags_of(programmatic_launch)
+        reader = Reader(function, "gate", gate, stream)
+        handle = self._handle_for(reader.kind, reader.ordinal)
+        for field, x in (("gate", gate), ("up", up), ("row_scale", row_scale), ("num_rows", num_rows)):
+            if x is not None:
+                reader.read(args, field, x)
+        return reader, args, handle
+
+
+def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, num_rows: Any) -> Any:
+    """Fills an output, with a new tensor where it is None. False: there is none."""
+    if output is False:
+        return None
+    is_ours = output is None
+    if is_ours:
+        output = empty_like(reader.function, field, like, zeroed=num_rows is not None)
+    reader.read(args, field, output, is_output=True, is_ours=is_ours)
+    return output
+
+
+@lru_cache(maxsize=64)
+def cached_desc(
+        dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int) -> SwigluDesc:
+    return SwigluDesc(
+        dtype=dtype, alpha=alpha, limit=limit, up_offset=up_offset, out_scale=out_scale, num_threads=num_threads)
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor,
+    out: Optional[Tensor] = None,
+    *,
+    row_scale: Optional[Tensor] = None,
+    num_rows: Optional[Tensor] = None,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    up_offset: float = 0.0,
+    out_scale: float = 0.0,
+    num_threads: int = 0,
+    programmatic_launch: bool = False,
+    stream: Any = None,
+) -> Tensor:
+    """SwigluDesc(...).forward(...) with a descriptor that is kept for next time; gpt-oss is alpha=1.702, limit=7,
+    up_offset=1.
+
+    gate, up, out: rank 1 to 4, one shape
+    row_scale:     the first axes of gate
+    num_rows:      [1]
+    """
+    desc = cached_desc(dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads)
+    return desc.forward(
+        gate, up, out, row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch, stream=stream)
+
+
+def swiglu_backward(
+    grad_out: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    *,
+    grad_gate: Union[Tensor, bool, None] = None,
+    grad_up: Union[Tensor, bool, None] = None,
+    grad_row_scale: Union[Tensor, bool, None] = None,
+    out: Optional[Tensor] = None,
+    row_scale: Optional[Tensor] = None,
+    num_rows: Optional[Tensor] = None,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    up_offset: float = 0.0,
+    out_scale: float = 0.0,
+    num_threads: int = 0,
+    programmatic_launch: bool = False,
+    stream: Any = None,
+) -> Tuple[Optional[Tensor], ...]:
+    """SwigluDesc(...).backward(...) with a descriptor that is kept for next time.
+
+    Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
+    """
+    desc = cached_desc(dtype_of("swiglu_backward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads)
+    return desc.backward(
+        grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale, out=out,
+        row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch, stream=stream)

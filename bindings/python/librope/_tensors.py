@@ -1,0 +1,406 @@
+# _tensors.py - reads the tensors of every framework where they lie: pointer, dtype, shape and strides, never a copy
+"""A framework answers four questions about one of its tensors:
+  device_of(x)              (kind, ordinal)
+  stream_of(x, ordinal)     the CUDA stream that the caller works on
+  view_of(x, reader)        its View
+  empty_like(x, zeroed)     a new tensor of its shape and dtype
+None of them is imported: a tensor of it is at hand, so it is loaded."""
+from __future__ import annotations
+
+import struct
+import sys
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+
+from . import _abi, _cuda, _dlpack
+from ._enums import DTYPES, Device, device_name, dtype_number
+
+MAX_NDIM = 4
+
+# rope_tensor_t, its arrays unrolled. Written in one go: ctypes takes a multiple of the time for each member.
+PACKED_TENSOR = struct.Struct("=QiHH4q4q")
+
+
+class View(NamedTuple):
+    data: int
+    dtype: int
+    shape: Sequence[int]
+    stride: Tuple[int, ...]  # in elements
+    kind: int
+    ordinal: int
+    is_read_only: bool = False
+    owner: Any = None  # what keeps the memory alive during the call, beside the tensor itself
+
+
+_dtype_numbers: Dict[Any, int] = {}  # by dtype object: to ask one for its name takes longer than all the rest
+
+
+def _number_of_dtype(dtype: Any) -> int:
+    number = _dtype_numbers.get(dtype)
+    if number is None:
+        if not getattr(dtype, "isnative", True):
+            raise TypeError(f"its dtype is {dtype.str}: librope reads the machine's byte order only")
+        name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+        number = DTYPES.get(name)
+        if number is None:
+            raise TypeError(f"its dtype is {name}: librope has none such")
+        _dtype_numbers[dtype] = number
+    return number
+
+
+def _strides_in_elements(byte_strides: Tuple[int, ...], item_size: int) -> Tuple[int, ...]:
+    for stride in byte_strides:
+        if stride % item_size:
+            raise ValueError(f"its strides are {byte_strides} bytes: they must be multiples of {item_size}")
+    return tuple([stride // item_size for stride in byte_strides])
+
+
+class _Torch:
+    is_jax = False
+
+    @staticmethod
+    def device_of(x: Any) -> Tuple[int, int]:
+        device = x.device
+        if device.type == "cuda":
+            return Device.CUDA, device.index
+        if device.type == "cpu":
+            return Device.CPU, 0
+        raise TypeError(f"its device is {device}: librope has 'cpu' and 'cuda'")
+
+    @staticmethod
+    def stream_of(x: Any, ordinal: int) -> int:
+        torch = sys.modules["torch"]
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream
+
+    @staticmethod
+    def view_of(x: Any, reader: "Reader") -> View:
+        torch = sys.modules["torch"]
+        if x.layout is not torch.strided:
+            raise TypeError(f"its layout is {x.layout}: only strided tensors lie in one piece of memory")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                "it requires grad, which this call would not record: use librope.torch, torch.no_grad() or detach()")
+        if x.is_neg():
+            raise ValueError("it is a lazily negated view: resolve_neg() it first")
+        kind, ordinal = _Torch.device_of(x)
+        return View(x.data_ptr(), _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
+
+    @staticmethod
+    def empty_like(x: Any, zeroed: bool) -> Any:
+        torch = sys.modules["torch"]
+        return torch.zeros_like(x) if zeroed else torch.empty_like(x)
+
+    @staticmethod
+    def wrote(x: Any) -> None:
+        """Tells autograd that a tensor changed, so that it can refuse a backward that needs the old values."""
+        if not x.is_inference():
+            sys.modules["torch"].autograd.graph.increment_version(x)
+
+
+class _Numpy:
+    is_jax = False
+
+    @staticmethod
+    def device_of(x: Any) -> Tuple[int, int]:
+        return Device.CPU, 0
+
+    @staticmethod
+    def stream_of(x: Any, ordinal: int) -> int:
+        return 0
+
+    @staticmethod
+    def view_of(x: Any, reader: "Reader") -> View:
+        data, is_read_only = x.__array_interface__["data"]
+        return View(
+            data, _number_of_dtype(x.dtype), x.shape, _strides_in_elements(x.strides, x.itemsize), Device.CPU, 0,
+            is_read_only)
+
+    @staticmethod
+    def empty_like(x: Any, zeroed: bool) -> Any:
+        numpy = sys.modules["numpy"]
+        return numpy.zeros_like(x, subok=False) if zeroed else numpy.empty_like(x, subok=False)
+
+    @staticmethod
+    def wrote(x: Any) -> None:
+        pass
+
+
+class _Cupy:
+    is_jax = False
+
+    @staticmethod
+    def device_of(x: Any) -> Tuple[int, int]:
+        return Device.CUDA, x.device.id
+
+    @staticmethod
+    def stream_of(x: Any, ordinal: int) -> int:
+        with x.device:
+            return sys.modules["cupy"].cuda.get_current_stream().ptr
+
+    @staticmethod
+    def view_of(x: Any, reader: "Reader") -> View:
+        return View(
+            x.data.ptr, _number_of_dtype(x.dtype), x.shape, _strides_in_elements(x.strides, x.itemsize), Device.CUDA,
+            x.device.id)
+
+    @staticmethod
+    def empty_like(x: Any, zeroed: bool) -> Any:
+        cupy = sys.modules["cupy"]
+        with x.device:
+            return cupy.zeros_like(x) if zeroed else cupy.empty_like(x)
+
+    @staticmethod
+    def wrote(x: Any) -> None:
+        pass
+
+
+def _view_of_dlpack(x: Any, reader: "Reader") -> View:
+    kind, _ = _device_of_dlpack(*x.__dlpack_device__())
+    contents = _dlpack.read(_dlpack.export(x, kind == Device.CUDA, reader.stream))
+    if contents.dtype is None:
+        raise TypeError(f"its dtype is {contents.dtype_text}: librope has none such")
+    if contents.device_type in (_dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
+        kind, ordinal = reader.kind, reader.ordinal
+    else:
+        kind, ordinal = _device_of_dlpack(contents.device_type, contents.device_id)
+    return View(
+        contents.data, contents.dtype, contents.shape, contents.stride, kind, ordinal, contents.is_read_only,
+        contents.capsule)
+
+
+def _device_of_dlpack(device_type: Any, device_id: int) -> Tuple[int, int]:
+    device_type = int(getattr(device_type, "value", device_type))  # some return an enumerator
+    if device_type in (_dlpack.CPU, _dlpack.CUDA_HOST):
+        return Device.CPU, 0
+    if device_type in (_dlpack.CUDA, _dlpack.CUDA_MANAGED):
+        return Device.CUDA, device_id
+    raise TypeError(f"its DLPack device type is {device_type}: librope has 1 (CPU) and 2 (CUDA)")
+
+
+class _Jax:
+    """Arrays that never change. A result is an array of ours that nobody else has seen yet."""
+
+    is_jax = True
+
+    @staticmethod
+    def device_of(x: Any) -> Tuple[int, int]:
+        return _device_of_dlpack(*x.__dlpack_device__())
+
+    @staticmethod
+    def stream_of(x: Any, ordinal: int) -> int:
+        return 0
+
+    @staticmethod
+    def view_of(x: Any, reader: "Reader") -> View:
+        x.block_until_ready()
+        return _view_of_dlpack(x, reader)
+
+    @staticmethod
+    def empty_like(x: Any, zeroed: bool) -> Any:
+        return sys.modules["jax"].numpy.zeros(x.shape, dtype=x.dtype, device=x.sharding)
+
+    @staticmethod
+    def wrote(x: Any) -> None:
+        pass
+
+
+_TYPESTRS = {
+    "<f4": _abi.ROPE_DTYPE_F32,
+    "<f2": _abi.ROPE_DTYPE_F16,
+    "<f8": _abi.ROPE_DTYPE_F64,
+    "<i4": _abi.ROPE_DTYPE_I32,
+    "<i8": _abi.ROPE_DTYPE_I64,
+}
+
+
+class _Protocols:
+    """Whatever speaks __dlpack__, __cuda_array_interface__ or __array_interface__."""
+
+    is_jax = False
+
+    @staticmethod
+    def device_of(x: Any) -> Tuple[int, int]:
+        if hasattr(x, "__dlpack__"):
+            return _device_of_dlpack(*x.__dlpack_device__())
+        if hasattr(x, "__cuda_array_interface__"):
+            return Device.CUDA, _Protocols._ordinal_of(x)
+        if hasattr(x, "__array_interface__"):
+            return Device.CPU, 0
+        raise TypeError(
+            f"it is a {type(x).__module__}.{type(x).__qualname__}: it must be a tensor of torch, NumPy, CuPy or JAX or "
+            "have __dlpack__, __cuda_array_interface__ or __array_interface__")
+
+    @staticmethod
+    def _ordinal_of(x: Any) -> int:
+        """The interface does not say the device: numba's arrays do, and others are taken to be on the first."""
+        for holder in (getattr(x, "context", None), x):
+            ordinal = getattr(getattr(holder, "device", None), "id", None)
+            if isinstance(ordinal, int):
+                return ordinal
+        return 0
+
+    @staticmethod
+    def stream_of(x: Any, ordinal: int) -> int:
+        if hasattr(x, "__dlpack__"):
+            return 0
+        return x.__cuda_array_interface__.get("stream") or 0
+
+    @staticmethod
+    def view_of(x: Any, reader: "Reader") -> View:
+        kind, ordinal = _Protocols.device_of(x)
+        if hasattr(x, "__dlpack__"):
+            return _view_of_dlpack(x, reader)
+        interface = x.__cuda_array_interface__ if kind == Device.CUDA else x.__array_interface__
+        typestr = interface["typestr"]
+        dtype = _TYPESTRS.get(typestr)
+        if dtype is None and typestr[1:] == "V2" and getattr(getattr(x, "dtype", None), "name", "") == "bfloat16":
+            dtype = _abi.ROPE_DTYPE_BF16
+        if dtype is None:
+            raise TypeError(f"its typestr is {typestr!r}: librope has none such")
+        if interface.get("data") is None or interface.get("mask") is not None:
+            raise TypeError("its array interface names no pointer, or a mask")
+        data, is_read_only = interface["data"]
+        shape = tuple(interface["shape"])
+        byte_strides = interface.get("strides")
+        if byte_strides is None:
+            stride = _dlpack.compact_strides(shape)
+        else:
+            stride = _strides_in_elements(tuple(byte_strides), int(typestr[2:]))
+        producer = interface.get("stream")
+        if producer is not None and (producer if producer != 1 else 0) != reader.stream:
+            _cuda.synchronize(ordinal, producer)
+        return View(data or 0, dtype, shape, stride, kind, ordinal, bool(is_read_only), interface)
+
+    @staticmethod
+    def empty_like(x: Any, zeroed: bool) -> Any:
+        raise TypeError(f"librope cannot make a {type(x).__module__}.{type(x).__qualname__}: give out")
+
+    @staticmethod
+    def wrote(x: Any) -> None:
+        pass
+
+
+_frameworks: Dict[type, Any] = {}
+
+
+def framework_of(x: Any) -> Any:
+    framework = _frameworks.get(type(x))
+    if framework is None:
+        framework = _frameworks[type(x)] = _find_framework(type(x))
+    return framework
+
+
+def _find_framework(cls: type) -> Any:
+    for base in cls.__mro__:
+        root, name = base.__module__.partition(".")[0], base.__name__
+        if root == "torch" and name == "Tensor":
+            return _Torch
+        if root == "numpy" and name == "ndarray":
+            return _Numpy
+        if root == "cupy" and name == "ndarray":
+            return _Cupy
+        if root in ("jax", "jaxlib"):
+            if name == "Tracer":
+                raise TypeError("librope cannot be traced by JAX: call it outside jit, grad and vmap")
+            if name in ("Array", "ArrayImpl"):
+                return _Jax
+    return _Protocols
+
+
+def stream_number(stream: Any) -> int:
+    """The handle of a stream given as such, or by torch, CuPy or cuda.core."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if handle is not None:
+            return int(handle)
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    raise TypeError(f"stream is {stream!r}: it must be a handle, or have cuda_stream, ptr or __cuda_stream__")
+
+
+class Reader:
+    """Reads the tensors of one call into its args struct and remembers what must outlive it."""
+
+    def __init__(self, function: str, field: str, first: Any, stream: Any) -> None:
+        self.function = function
+        self.owners = []
+        self.has_jax = False
+        self.written = []
+        try:
+            framework = framework_of(first)
+            self.kind, self.ordinal = framework.device_of(first)
+        except (TypeError, ValueError, BufferError) as error:
+            raise self._explained(field, error) from None
+        if stream is not None:
+            self.stream = stream_number(stream)
+        elif self.kind == Device.CUDA:
+            self.stream = framework.stream_of(first, self.ordinal)
+        else:
+            self.stream = 0
+
+    def _explained(self, field: str, error: Exception) -> Exception:
+        return type(error)(f"{self.function}: {field}: {error}")
+
+    def read(self, args: Any, field: str, x: Any, is_output: bool = False, is_ours: bool = False) -> None:
+        """Fills the rope_tensor_t `field` of args. is_ours: a new tensor, made for this call."""
+        try:
+            framework = framework_of(x)
+            if framework.is_jax:
+                self.has_jax = True
+                if is_output and not is_ours:
+                    raise TypeError(
+                        "a JAX array is immutable and cannot be written: give no output, and the call makes a new one")
+            view = framework.view_of(x, self)
+            if (view.kind, view.ordinal) != (self.kind, self.ordinal):
+                raise ValueError(
+                    f"it is on {device_name(view.kind, view.ordinal)}, the first tensor of the call on "
+                    f"{device_name(self.kind, self.ordinal)}")
+            if is_output and view.is_read_only and not is_ours:
+                raise ValueError("it is read-only")
+            ndim = len(view.shape)
+            if ndim == 0 or ndim > MAX_NDIM:
+                raise ValueError(f"it has {ndim} axes: librope takes 1 to {MAX_NDIM}")
+        except (TypeError, ValueError, BufferError) as error:
+            raise self._explained(field, error) from None
+        padding = (0,) * (MAX_NDIM - ndim)
+        PACKED_TENSOR.pack_into(
+            args, getattr(type(args), field).offset, view.data, view.dtype, ndim, _abi.ROPE_TENSOR_STRIDED, *view.shape,
+            *padding, *view.stride, *padding)
+        if view.owner is not None:
+            self.owners.append(view.owner)
+        if is_output and not is_ours:
+            self.written.append((framework, x))
+
+    def finish(self) -> None:
+        """After the call."""
+        for framework, x in self.written:
+            framework.wrote(x)
+        if self.has_jax and self.kind == Device.CUDA:
+            _cuda.synchronize(self.ordinal, self.stream)
+
+
+def dtype_of(function: str, field: str, x: Any) -> int:
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None:
+        try:
+            return dtype_number(dtype)
+        except ValueError as error:
+            raise TypeError(f"{function}: {field}: its {error}") from None
+    reader = Reader(function, field, x, None)
+    args = _abi.swiglu_args_t()
+    reader.read(args, "gate", x)
+    return args.gate.dtype
+
+
+def empty_like(function: str, field: str, x: Any, zeroed: bool) -> Any:
+    try:
+        return framework_of(x).empty_like(x, zeroed)
+    except TypeError as error:
+        raise TypeError(f"{function}: {field}: {error}") from None
+
+
+Tensor = Any
+OptionalTensor = Optional[Any]

@@ -1,0 +1,210 @@
+# torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
+"""apply_rotary and swiglu return new tensors and are differentiable, apply_rotary any number of times. Their operators,
+torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream and never break a graph. Descriptors are
+made on first use and kept."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from ._enums import LAYOUTS, STYLES, TABLE_ROWS, Layout, Style, TableRows, dtype_number, number_of
+from ._rope import RopeDesc
+from ._swiglu import cached_desc
+
+__all__ = ["apply_rotary", "swiglu"]
+
+_UNCHANGED = ()  # no operator writes to its inputs
+
+# ---- RoPE -----------------------------------------------------------------------------------------------------------
+
+_NUM_ROTATE_INPUTS = 21
+
+
+@lru_cache(maxsize=256)
+def _rope_desc(
+        dtype: torch.dtype, head_dim: int, layout: int, style: int, out_style: int, rotary_dim: int, rotary_offset: int,
+        theta: float, inv_freq: Optional[Tuple[float, ...]], attention_scale: float, num_axes: int,
+        pair_axis: Optional[Tuple[int, ...]], pair_block: int) -> RopeDesc:
+    return RopeDesc(
+        dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
+        rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
+        pair_axis=pair_axis, pair_block=pair_block)
+
+
+def _as_tuple(values: Optional[Sequence[Any]]) -> Optional[Tuple[Any, ...]]:
+    return None if values is None else tuple(values)
+
+
+@torch.library.custom_op(
+    "librope::rotate",
+    mutates_args=_UNCHANGED,
+    schema="(Tensor[] tensors, Tensor? positions, Tensor? start_positions, Tensor? cu_seqlens, Tensor? cos, "
+    "Tensor? sin, Tensor? angles, SymInt position_offset, int table_rows, int layout, int style, int out_style, "
+    "int rotary_dim, int rotary_offset, float theta, float[]? inv_freq, float attention_scale, int num_axes, "
+    "int[]? pair_axis, int pair_block, bool is_backward) -> Tensor[]",
+)
+def _rotate(
+        tensors: List[Tensor], positions: Optional[Tensor], start_positions: Optional[Tensor],
+        cu_seqlens: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor], angles: Optional[Tensor],
+        position_offset: int, table_rows: int, layout: int, style: int, out_style: int, rotary_dim: int,
+        rotary_offset: int, theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
+        pair_axis: Optional[Sequence[int]], pair_block: int, is_backward: bool) -> List[Tensor]:
+    first = tensors[0]
+    desc = _rope_desc(
+        first.dtype, first.shape[-1], layout, style, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
+        attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
+    results = (desc.backward if is_backward else desc.forward)(
+        *tensors, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
+        angles=angles, position_offset=position_offset, table_rows=table_rows)
+    return [results] if len(tensors) == 1 else list(results)
+
+
+@_rotate.register_fake
+def _(tensors: List[Tensor], *arguments: Any) -> List[Tensor]:
+    return [torch.empty_like(x) for x in tensors]
+
+
+def _save_rotate(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[1:7])
+    ctx.arguments = inputs[7:-1]
+    ctx.is_backward = inputs[-1]
+
+
+def _rotate_back(ctx: Any, grads: List[Tensor]) -> Tuple[Any, ...]:
+    """The gradient of a rotation is its transpose, and that of the transpose the rotation."""
+    results = torch.ops.librope.rotate(list(grads), *ctx.saved_tensors, *ctx.arguments, not ctx.is_backward)
+    return (results,) + (None,) * (_NUM_ROTATE_INPUTS - 1)
+
+
+_rotate.register_autograd(_rotate_back, setup_context=_save_rotate)
+
+
+def apply_rotary(
+    q: Tensor,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
+    *,
+    style: Union[Style, str],
+    layout: Union[Layout, str],
+    theta: float = 0.0,
+    inv_freq: Optional[Sequence[float]] = None,
+    attention_scale: float = 0.0,
+    rotary_dim: int = 0,
+    rotary_offset: int = 0,
+    out_style: Union[Style, str, int] = 0,
+    num_axes: int = 0,
+    pair_axis: Optional[Sequence[int]] = None,
+    pair_block: int = 0,
+    positions: Optional[Tensor] = None,
+    start_positions: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
+    cos: Optional[Tensor] = None,
+    sin: Optional[Tensor] = None,
+    angles: Optional[Tensor] = None,
+    position_offset: int = 0,
+    table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+) -> Any:
+    """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.
+
+    q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
+    positions: [T], [S] or [B, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
+    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a
+    sequence of numbers, because it belongs to the descriptor.
+    """
+    for table in (cos, sin, angles):
+        if table is not None and table.requires_grad:
+            raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
+    tensors = [q]
+    if k is not None:
+        tensors.append(k)
+    if v is not None:
+        tensors.append(v)
+    results = torch.ops.librope.rotate(
+        tensors, positions, start_positions, cu_seqlens, cos, sin, angles, position_offset,
+        number_of(TABLE_ROWS, "table_rows", table_rows), number_of(LAYOUTS, "layout", layout),
+        number_of(STYLES, "style", style), number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta,
+        inv_freq, attention_scale, num_axes, pair_axis, pair_block, False)
+    return results[0] if len(tensors) == 1 else tuple(results)
+
+
+# ---- SwiGLU ---------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "librope::swiglu",
+    mutates_args=_UNCHANGED,
+    schema="(Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, float up_offset, "
+    "float out_scale) -> Tensor",
+)
+def _swiglu(
+        gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor], alpha: float, limit: float,
+        up_offset: float, out_scale: float) -> Tensor:
+    desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
+    return desc.forward(gate, up, row_scale=row_scale, num_rows=num_rows)
+
+
+@_swiglu.register_fake
+def _(gate: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(gate)
+
+
+@torch.library.custom_op(
+    "librope::swiglu_backward",
+    mutates_args=_UNCHANGED,
+    schema="(Tensor grad_out, Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, "
+    "float up_offset, float out_scale, bool[] is_wanted) -> Tensor[]",
+)
+def _swiglu_backward(
+        grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
+        alpha: float, limit: float, up_offset: float, out_scale: float, is_wanted: Sequence[bool]) -> List[Tensor]:
+    desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
+    grad_gate, grad_up, grad_row_scale = (None if wanted else False for wanted in is_wanted)
+    grads = desc.backward(
+        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, grad_gate=grad_gate, grad_up=grad_up,
+        grad_row_scale=grad_row_scale)
+    return [grad for grad in grads if grad is not None]
+
+
+@_swiglu_backward.register_fake
+def _(
+        grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
+        alpha: float, limit: float, up_offset: float, out_scale: float, is_wanted: Sequence[bool]) -> List[Tensor]:
+    return [torch.empty_like(x) for x, wanted in zip((gate, up, row_scale), is_wanted) if wanted]
+
+
+def _save_swiglu(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.numbers = inputs[4:]
+
+
+def _swiglu_back(ctx: Any, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
+    is_wanted = list(ctx.needs_input_grad[:3])
+    grads = iter(torch.ops.librope.swiglu_backward(grad_out, *ctx.saved_tensors, *ctx.numbers, is_wanted))
+    return tuple(next(grads) if wanted else None for wanted in is_wanted) + (None,) * 5
+
+
+_swiglu.register_autograd(_swiglu_back, setup_context=_save_swiglu)
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor,
+    *,
+    row_scale: Optional[Tensor] = None,
+    num_rows: Optional[Tensor] = None,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    up_offset: float = 0.0,
+    out_scale: float = 0.0,
+) -> Tensor:
+    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, as SwigluDesc and its forward have it.
+
+    gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
+    row_scale: the first axes of gate
+    num_rows:  [1]
+    Gradients flow to gate, up and row_scale.
+    """
+    return torch.ops.librope.swiglu(gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale)

@@ -1,0 +1,270 @@
+# transformers.py - Hugging Face models on librope
+"""patch(model) lets attention rotate, and gated MLPs gate, through librope.torch; unpatch(model) undoes it.
+
+    model = AutoModelForCausalLM.from_pretrained(...)
+    librope.transformers.patch(model)
+
+Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3, Phi-3, GPT-NeoX and DeepSeek-V3. Angles are computed from the frequencies
+that the model's rotary embedding holds, in place of cos and sin tables that it rounds to the model's dtype. An MLP is
+changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's routed experts
+the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
+"""
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+
+from ._enums import Style
+from ._hf_config import from_hf_config
+from .torch import apply_rotary, swiglu
+
+__all__ = ["from_hf_config", "patch", "unpatch"]
+
+# modeling_<name>: what its classes begin with, and the functions by which its attention rotates, with the styles in
+# which they read and write pairs
+_HALF = {"apply_rotary_pos_emb": (Style.HALF, Style.HALF)}
+_FAMILIES = {
+    "modeling_deepseek_v3": (
+        "DeepseekV3", {**_HALF, "apply_rotary_pos_emb_interleave": (Style.INTERLEAVED, Style.HALF)}),
+    "modeling_gemma": ("Gemma", _HALF),
+    "modeling_gemma2": ("Gemma2", _HALF),
+    "modeling_gemma3": ("Gemma3", _HALF),
+    "modeling_gpt_neox": ("GPTNeoX", _HALF),
+    "modeling_llama": ("Llama", _HALF),
+    "modeling_mistral": ("Mistral", _HALF),
+    "modeling_phi3": ("Phi3", _HALF),
+    "modeling_qwen2": ("Qwen2", _HALF),
+    "modeling_qwen3": ("Qwen3", _HALF),
+}
+
+# ---- Rotation -------------------------------------------------------------------------------------------------------
+
+
+class _Frequencies:
+    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions."""
+
+    __slots__ = ("inv_freq", "attention_scale")
+
+    def __init__(self, inv_freq: Tuple[float, ...], attention_scale: float) -> None:
+        self.inv_freq = inv_freq
+        self.attention_scale = attention_scale
+
+
+def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Frequencies:
+    """Read again when the embedding has another buffer: it was moved, cast, or rescaled for a longer sequence."""
+    cache = rotary.__dict__.setdefault("_librope_frequencies", {})
+    known = cache.get(layer_type)
+    if known is not None and torch.compiler.is_compiling():
+        return known[1]
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    buffer = getattr(rotary, prefix + "inv_freq")
+    scale = float(getattr(rotary, prefix + "attention_scaling"))
+    if known is None or known[0] is not buffer or known[1].attention_scale != scale:
+        known = cache[layer_type] = (buffer, _Frequencies(tuple(buffer.tolist()), scale))
+    return known[1]
+
+
+def _rotary_forward(
+        self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor,
+        layer_type: Optional[str] = None) -> Tuple[torch.Tensor, _Frequencies]:
+    return position_ids, _frequencies_of(self, layer_type)
+
+
+def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    from transformers.modeling_rope_utils import dynamic_rope_update
+
+    # "dynamic" and "longrope" choose their frequencies by the length of the sequence.
+    with_update = torch.no_grad()(dynamic_rope_update(_rotary_forward))
+
+    def forward(self, x, position_ids, layer_type=None):
+        rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
+        is_fixed = rope_type != "longrope" and "dynamic" not in rope_type
+        arguments = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
+        return (_rotary_forward if is_fixed else with_update)(self, *arguments)
+
+    return forward
+
+
+def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) -> Callable[..., Any]:
+    def apply_rotary_pos_emb(q, k, cos, sin, *arguments, unsqueeze_dim=1, **keywords):
+        if not isinstance(sin, _Frequencies):  # of a model that is not patched
+            return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
+        return apply_rotary(
+            q, k, style=style, out_style=out_style, layout="bhsd" if unsqueeze_dim == 1 else "bshd",
+            inv_freq=sin.inv_freq, rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale,
+            positions=cos.expand(q.shape[0], -1))
+
+    apply_rotary_pos_emb.__wrapped__ = original
+    return apply_rotary_pos_emb
+
+
+# The functions are globals of the modeling modules. Replaced there, they tell by what they are given whether the model
+# is patched, so that other models of the family stay as they are.
+_users: Dict[str, "weakref.WeakSet[Any]"] = {}
+
+
+def _use_apply(modeling: types.ModuleType, user: Any) -> None:
+    users = _users.setdefault(modeling.__name__, weakref.WeakSet())
+    users.add(user)
+    for name, styles in _FAMILIES[modeling.__name__.rpartition(".")[2]][1].items():
+        original = getattr(modeling, name)
+        if not hasattr(original, "_librope"):
+            replacement = _make_apply(original, *styles)
+            replacement._librope = True
+            setattr(modeling, name, replacement)
+
+
+def _release_apply(modeling: types.ModuleType, user: Any) -> None:
+    users = _users.get(modeling.__name__, weakref.WeakSet())
+    users.discard(user)
+    if users:
+        return
+    for name in _FAMILIES[modeling.__name__.rpartition(".")[2]][1]:
+        function = getattr(modeling, name)
+        if hasattr(function, "_librope"):
+            setattr(modeling, name, function.__wrapped__)
+
+
+# ---- Gated MLPs -----------------------------------------------------------------------------------------------------
+
+
+def _has_silu(module: torch.nn.Module) -> bool:
+    activation = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
+def _make_mlp_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self, x):
+        if not _has_silu(self):
+            return original(self, x)
+        if hasattr(self, "gate_up_proj"):
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(swiglu(gate, up))
+
+    return forward
+
+
+def _make_apply_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gate(self, gate_up_out):
+        if not _has_silu(self):
+            return original(self, gate_up_out)
+        return swiglu(*gate_up_out.chunk(2, dim=-1))
+
+    return apply_gate
+
+
+# ---- Patching -------------------------------------------------------------------------------------------------------
+
+
+def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
+    """The modeling module of a class, which of its methods to replace, and what makes the replacement."""
+    for base in cls.__mro__:
+        family = _FAMILIES.get(base.__module__.rpartition(".")[2])
+        if family is None:
+            continue
+        prefix = family[0]
+        modeling = sys.modules[base.__module__]
+        if base.__name__ == prefix + "RotaryEmbedding":
+            return modeling, "forward", _make_rotary_forward
+        if base.__name__ == prefix + "MLP" and prefix != "GPTNeoX":
+            return modeling, "forward", _make_mlp_forward
+        if base.__name__ == prefix + "Experts" and hasattr(cls, "_apply_gate"):
+            return modeling, "_apply_gate", _make_apply_gate
+    return None
+
+
+def _patch_instance(module: torch.nn.Module) -> bool:
+    if "_librope_method" in module.__dict__:
+        return True
+    plan = _plan_for(type(module))
+    if plan is None:
+        return False
+    modeling, method, make = plan
+    is_rotary = make is _make_rotary_forward
+    if not is_rotary and not _has_silu(module):
+        return False
+    if is_rotary:
+        _use_apply(modeling, module)
+        if not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
+            for layer_type in (module.rope_type if isinstance(module.rope_type, dict) else (None,)):
+                _frequencies_of(module, layer_type)
+    # accelerate's hooks keep what they wrap under another name.
+    method = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
+    module.__dict__["_librope_method"] = (method, module.__dict__.get(method), modeling.__name__)
+    module.__dict__[method] = types.MethodType(make(getattr(type(module), method.replace("_old_", ""))), module)
+    return True
+
+
+def _unpatch_instance(module: torch.nn.Module) -> None:
+    method, previous, modeling = module.__dict__.pop("_librope_method", (None, None, None))
+    if method is None:
+        return
+    if previous is None:
+        del module.__dict__[method]
+    else:
+        module.__dict__[method] = previous
+    module.__dict__.pop("_librope_frequencies", None)
+    _release_apply(sys.modules[modeling], module)
+
+
+def _patch_class(modeling: types.ModuleType, cls: type) -> bool:
+    plan = _plan_for(cls)
+    if plan is None:
+        return False
+    if "_librope_method" not in cls.__dict__:
+        _, method, make = plan
+        original = getattr(cls, method)
+        cls._librope_method = (method, original)
+        setattr(cls, method, make(original))
+        if make is _make_rotary_forward:
+            _use_apply(modeling, cls)
+    return True
+
+
+def _unpatch_class(modeling: types.ModuleType, cls: type) -> None:
+    if "_librope_method" in cls.__dict__:
+        method, original = cls._librope_method
+        setattr(cls, method, original)
+        del cls._librope_method
+        _release_apply(modeling, cls)
+
+
+def _classes_of(modeling: types.ModuleType) -> list:
+    if modeling.__name__.rpartition(".")[2] not in _FAMILIES:
+        raise ValueError(f"{modeling.__name__} is not one of {', '.join(_FAMILIES)}")
+    return [cls for cls in vars(modeling).values() if isinstance(cls, type) and cls.__module__ == modeling.__name__]
+
+
+def patch(target: Any) -> Any:
+    """Lets a model rotate and gate through librope, and returns it.
+
+    target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
+            such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
+    Raises ValueError where there is nothing to patch. Patching twice is harmless.
+    """
+    if isinstance(target, types.ModuleType):
+        found = [_patch_class(target, cls) for cls in _classes_of(target)]
+    else:
+        found = [_patch_instance(module) for module in target.modules()]
+    if not any(found):
+        raise ValueError(
+            f"nothing to patch in {getattr(target, '__name__', type(target).__name__)}: it has no rotary embedding and "
+            f"no SiLU-gated MLP of {', '.join(prefix for prefix, _ in _FAMILIES.values())}")
+    return target
+
+
+def unpatch(target: Any) -> Any:
+    """Undoes patch, and returns the target."""
+    if isinstance(target, types.ModuleType):
+        for cls in _classes_of(target):
+            _unpatch_class(target, cls)
+    else:
+        for module in target.modules():
+            _unpatch_instance(module)
+    return target

@@ -1,0 +1,68 @@
+# support.py - what the tests share: optional modules, and the formulas in float64
+from __future__ import annotations
+
+import importlib
+import unittest
+
+try:
+    import numpy
+except ImportError:
+    raise unittest.SkipTest("needs numpy") from None
+
+
+def needs(*names):
+    """The modules; skips the whole file where one is missing."""
+    modules = []
+    for name in names:
+        try:
+            modules.append(importlib.import_module(name))
+        except ImportError as error:
+            raise unittest.SkipTest(f"needs {name}: {error}") from None
+    return modules[0] if len(modules) == 1 else modules
+
+
+def pairs_of(width, style):
+    """The two channels of each pair inside a rotated window."""
+    first = numpy.arange(width // 2)
+    return (first, first + width // 2) if style == "half" else (2 * first, 2 * first + 1)
+
+
+def frequencies(width, theta):
+    return theta ** (-numpy.arange(0, width, 2, dtype=numpy.float64) / width)
+
+
+def rotate(x, positions, inv_freq, style, out_style=None, offset=0, scale=1.0, transpose=False):
+    """x [..., D] with positions that broadcast against x's other axes."""
+    x = numpy.asarray(x, dtype=numpy.float64)
+    angles = numpy.asarray(positions, dtype=numpy.float64)[..., None] * inv_freq
+    cos, sin = scale * numpy.cos(angles), scale * numpy.sin(angles)
+    width = 2 * len(inv_freq)
+    source = tuple(offset + index for index in pairs_of(width, style))
+    target = tuple(offset + index for index in pairs_of(width, out_style or style))
+    if transpose:
+        source, target, sin = target, source, -sin
+    a, b = x[..., source[0]], x[..., source[1]]
+    result = x.copy()
+    result[..., target[0]] = a * cos - b * sin
+    result[..., target[1]] = b * cos + a * sin
+    return result
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + numpy.exp(-x))
+
+
+def swiglu(gate, up, alpha=1.0, limit=None, up_offset=0.0, out_scale=1.0, row_scale=None):
+    g, u = numpy.asarray(gate, dtype=numpy.float64), numpy.asarray(up, dtype=numpy.float64)
+    if limit is not None:
+        g, u = numpy.minimum(g, limit), numpy.clip(u, -limit, limit)
+    r = 1.0 if row_scale is None else numpy.asarray(row_scale, dtype=numpy.float64)[..., None]
+    return out_scale * g * sigmoid(alpha * g) * (u + up_offset) * r
+
+
+def swiglu_gradients(grad_out, gate, up, row_scale=None):
+    """Of gate, up and row_scale, with alpha 1 and no limit."""
+    dy, g, u = (numpy.asarray(x, dtype=numpy.float64) for x in (grad_out, gate, up))
+    r = 1.0 if row_scale is None else numpy.asarray(row_scale, dtype=numpy.float64)[..., None]
+    s = sigmoid(g)
+    return dy * u * r * s * (1 + g * (1 - s)), dy * g * s * r, (dy * g * s * u).sum(axis=-1)

@@ -1,0 +1,135 @@
+# test_frequencies.py - recipes of context scaling, section lists, and configurations of Hugging Face as dicts
+from __future__ import annotations
+
+import math
+import struct
+import unittest
+
+import librope
+from librope import InvalidArgument, Scaling, Style, from_hf_config, scaled_frequencies, section_axes
+
+
+def to_fp32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def plain(rotary_dim, theta):
+    return [theta ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2)]
+
+
+class FrequenciesTest(unittest.TestCase):
+    def assert_near(self, actual, expected):
+        self.assertEqual(len(actual), len(expected))
+        for a, b in zip(actual, expected):
+            self.assertTrue(math.isclose(a, b, rel_tol=1e-15), (a, b))
+
+    def test_recipes(self):
+        inv_freq, attention_scale = scaled_frequencies(8, 1e4, type="linear", factor=4.0)
+        self.assert_near(inv_freq, [f / 4 for f in plain(8, 1e4)])
+        self.assertEqual(attention_scale, 1.0)
+        self.assertEqual(scaled_frequencies(8, 1e4, type=Scaling.LINEAR, factor=4.0).inv_freq, inv_freq)
+        factors = [1.0, 2.0, 3.0, 4.0]
+        inv_freq, _ = scaled_frequencies(8, 1e4, type="factors", pair_factors=factors)
+        self.assert_near(inv_freq, [f / s for f, s in zip(plain(8, 1e4), factors)])
+        short, long = [1.0] * 4, [2.0] * 4
+        result = scaled_frequencies(
+            8, 1e4, type="longrope", short_factor=short, long_factor=long, original_max_position=16, sequence_length=17,
+            factor=4.0)
+        self.assert_near(result.inv_freq, [f / 2 for f in plain(8, 1e4)])
+        self.assertTrue(math.isclose(result.attention_scale, math.sqrt(1 + math.log(4) / math.log(16))))
+        smooth = dict(type="yarn", factor=4.0, original_max_position=32)
+        self.assertNotEqual(
+            scaled_frequencies(32, 1e4, **smooth), scaled_frequencies(32, 1e4, truncate=False, **smooth))
+
+    def test_errors(self):
+        with self.assertRaisesRegex(InvalidArgument, "rope_scaled_frequencies: .*beta_fast"):
+            scaled_frequencies(8, 1e4, type="linear", factor=4.0, beta_fast=1.0)
+        with self.assertRaisesRegex(ValueError, "type is 'yawn'"):
+            scaled_frequencies(8, 1e4, type="yawn")
+        with self.assertRaisesRegex(ValueError, "long_factor has 3 entries"):
+            scaled_frequencies(8, 1e4, type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 3)
+        with self.assertRaises(InvalidArgument):
+            scaled_frequencies(7, 1e4, type="none")
+        with self.assertRaises(InvalidArgument):
+            section_axes(-2, 1e4, type="chunked", section=[1])
+        with self.assertRaisesRegex(ValueError, "section has 9 entries"):
+            section_axes(18, 1e4, type="chunked", section=[1] * 9)
+
+    def test_sections(self):
+        axes = section_axes(16, 1e4, type="restarted", section=[4, 4])
+        self.assertEqual(axes.pair_axis, [0] * 4 + [1] * 4)
+        self.assert_near(axes.inv_freq, 2 * plain(8, 1e4))
+
+
+class HfConfigTest(unittest.TestCase):
+    LLAMA = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+    def desc_arguments(self, *arguments, **keywords):
+        result = from_hf_config(*arguments, **keywords)
+        librope.RopeDesc(**result, layout="bshd", dtype="f32").close()
+        return result
+
+    def test_default_is_rounded_to_fp32_unless_exact(self):
+        rounded = self.desc_arguments(self.LLAMA)
+        self.assertEqual((rounded["head_dim"], rounded["rotary_dim"], rounded["style"]), (32, 32, Style.HALF))
+        self.assertEqual(rounded["inv_freq"], [to_fp32(f) for f in scaled_frequencies(32, 1e4, type="none").inv_freq])
+        exact = self.desc_arguments(self.LLAMA, exact=True)
+        self.assertEqual(exact["theta"], 1e4)
+        self.assertNotIn("inv_freq", exact)
+
+    def test_rope_parameters_and_rope_scaling_say_the_same(self):
+        recipe = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 32}
+        new = self.desc_arguments({**self.LLAMA, "rope_parameters": {**recipe, "rope_theta": 5e5}})
+        old = self.desc_arguments({**self.LLAMA, "rope_scaling": recipe, "rope_theta": 5e5})
+        self.assertEqual(new, old)
+        expected = scaled_frequencies(
+            32, 5e5, type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32)
+        self.assertEqual(new["inv_freq"], [to_fp32(f) for f in expected.inv_freq])
+
+    def test_partial_rotation(self):
+        neox = {"model_type": "gpt_neox", "hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 64}
+        self.assertEqual(self.desc_arguments(neox)["rotary_dim"], 8)
+        self.assertEqual(self.desc_arguments({**neox, "rotary_pct": 0.5})["rotary_dim"], 16)
+        phi3 = {**self.LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}
+        self.assertEqual(self.desc_arguments(phi3)["rotary_dim"], 24)
+
+    def test_deepseek(self):
+        config = {"model_type": "deepseek_v3", "hidden_size": 128, "num_attention_heads": 4, "qk_rope_head_dim": 16,
+                  "qk_nope_head_dim": 32, "max_position_embeddings": 256,
+                  "rope_scaling": {"type": "yarn", "factor": 8, "original_max_position_embeddings": 32, "mscale": 1.0,
+                                   "mscale_all_dim": 0.5}}
+        arguments = self.desc_arguments(config)
+        self.assertEqual((arguments["head_dim"], arguments["style"], arguments["out_style"]),
+                         (16, Style.INTERLEAVED, Style.HALF))
+        self.assertTrue(math.isclose(
+            arguments["attention_scale"], (0.1 * math.log(8) + 1) / (0.05 * math.log(8) + 1)))
+        self.assertEqual(self.desc_arguments({**config, "rope_interleave": False})["style"], Style.HALF)
+
+    def test_layer_types(self):
+        config = {**self.LLAMA, "model_type": "gemma3_text", "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+        self.assertEqual(self.desc_arguments(config, exact=True, layer_type="sliding_attention")["theta"], 1e4)
+        self.assertEqual(self.desc_arguments(config, exact=True, layer_type="full_attention")["inv_freq"][0], 1 / 8)
+        with self.assertRaisesRegex(ValueError, "layer_type is None: the configuration has full_attention, sliding"):
+            from_hf_config(config)
+
+    def test_length(self):
+        config = {**self.LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+        short, long = self.desc_arguments(config), self.desc_arguments(config, sequence_length=128)
+        self.assertEqual(short["inv_freq"], self.desc_arguments(self.LLAMA)["inv_freq"])
+        self.assertLess(long["inv_freq"][-1], short["inv_freq"][-1])
+
+    def test_errors(self):
+        with self.assertRaisesRegex(ValueError, "model_type is 'novel', whose pairs are not known here: give style"):
+            from_hf_config({**self.LLAMA, "model_type": "novel"})
+        self.assertEqual(from_hf_config({**self.LLAMA, "model_type": "novel"}, style="half")["style"], "half")
+        with self.assertRaisesRegex(ValueError, "rope_type is 'novel'"):
+            from_hf_config({**self.LLAMA, "rope_scaling": {"type": "novel"}})
+        with self.assertRaisesRegex(ValueError, "several position axes"):
+            from_hf_config({**self.LLAMA, "rope_scaling": {"type": "default", "mrope_section": [4, 6, 6]}})
+
+
+if __name__ == "__main__":
+    unittest.main()

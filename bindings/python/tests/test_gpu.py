@@ -1,0 +1,242 @@
+# test_gpu.py - what needs a GPU: torch, CuPy and numba there, streams, CUDA graphs, several devices
+from __future__ import annotations
+
+import unittest
+
+import support
+from support import numpy
+
+import librope
+from librope import RopeDesc
+
+if librope.device_count("cuda") == 0:
+    raise unittest.SkipTest(f"needs a GPU: {librope.why_no_device()}")
+
+BSHD = dict(style="half", layout="bshd", theta=10000.0)
+random = numpy.random.default_rng(20261120)
+
+
+def make_desc(dtype="f32", **overrides):
+    return RopeDesc(head_dim=64, dtype=dtype, **{**BSHD, **overrides})
+
+
+class TorchTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.torch = support.needs("torch")
+        if not cls.torch.cuda.is_available():
+            raise unittest.SkipTest("this torch has no CUDA")
+        import librope.torch as operators
+        cls.operators = operators
+
+    def slow(self, x, times=200):
+        """Keeps the current stream busy and leaves x as it is: a call on another stream would come too early."""
+        big = self.torch.zeros(1 << 26, device=x.device)
+        for _ in range(times):
+            big.add_(1.0)
+        x.add_(big[0] * 0)
+
+    def test_the_same_bits_as_the_cpu(self):
+        torch = self.torch
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            with self.subTest(dtype=dtype):
+                desc = make_desc(dtype)
+                x = torch.randn(2, 37, 5, 64).to(dtype)
+                positions = torch.randint(-1000, 100000, (2, 37))
+                result = desc.forward(x.cuda(), positions=positions.cuda())
+                self.assertEqual(result.device, x.cuda().device)
+                self.assertTrue(torch.equal(result.cpu(), desc.forward(x, positions=positions)))
+                back = desc.backward(result, positions=positions.cuda())
+                self.assertTrue(torch.equal(back.cpu(), desc.backward(result.cpu(), positions=positions)))
+
+    def test_the_current_stream(self):
+        torch = self.torch
+        desc = make_desc()
+        x = torch.randn(2, 37, 5, 64, device="cuda")
+        expected = desc.forward(x)
+        desc.forward(x, out=torch.empty_like(x))
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        for use in ("current", "given", "handle"):
+            with self.subTest(use):
+                source = torch.full_like(x, float("nan"))
+                torch.cuda.synchronize()
+                with torch.cuda.stream(stream):
+                    self.slow(x)
+                    source.copy_(x)
+                    if use == "current":
+                        result = desc.forward(source)
+                out = torch.empty_like(x)
+                if use == "given":
+                    result = desc.forward(source, out=out, stream=stream)
+                elif use == "handle":
+                    result = desc.forward(source, out=out, stream=stream.cuda_stream)
+                stream.synchronize()
+                self.assertTrue(torch.equal(result, expected))
+
+    def test_mixed_devices_are_refused(self):
+        torch = self.torch
+        x = torch.randn(2, 37, 5, 64, device="cuda")
+        with self.assertRaisesRegex(ValueError, "positions: it is on cpu, the first tensor of the call on cuda:0"):
+            make_desc().forward(x, positions=torch.arange(37))
+        with self.assertRaisesRegex(ValueError, "the tensors are on cpu: this RopeDesc is for cuda"):
+            make_desc(device="cuda").forward(x.cpu())
+
+    def test_graphs(self):
+        torch = self.torch
+        desc = make_desc(device="cuda:0")
+        for function in (desc.forward,  # the first call is captured
+                         lambda x: self.operators.swiglu(x, x),
+                         lambda x: self.operators.apply_rotary(x, rotary_dim=32, **BSHD)):
+            x = torch.randn(2, 37, 5, 64, device="cuda")
+            if function != desc.forward:
+                function(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = function(x)
+            for _ in range(10):
+                x.normal_()
+                graph.replay()
+                self.assertTrue(torch.equal(result, function(x)))
+
+    def test_compiled_with_cuda_graphs(self):
+        torch = self.torch
+
+        def block(q, k, positions):
+            q, k = self.operators.apply_rotary(q * 2, k, positions=positions, **BSHD)
+            return self.operators.swiglu(q, k) + q
+
+        compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")
+        positions = torch.arange(37, device="cuda")
+        for _ in range(5):
+            q, k = (torch.randn(2, 37, 5, 64, device="cuda", requires_grad=True) for _ in range(2))
+            expected = block(q, k, positions)
+            expected_grads = torch.autograd.grad(expected.sum(), (q, k))
+            torch.compiler.cudagraph_mark_step_begin()
+            actual = compiled(q, k, positions)
+            self.assertTrue(torch.allclose(actual, expected, atol=1e-5))
+            grads = torch.autograd.grad(actual.sum(), (q, k))
+            for a, b in zip(grads, expected_grads):
+                self.assertTrue(torch.allclose(a, b, atol=1e-5))
+
+    def test_gradcheck(self):
+        torch = self.torch
+        q, k = (torch.randn(2, 3, 2, 8, dtype=torch.float64, device="cuda", requires_grad=True) for _ in range(2))
+        self.assertTrue(torch.autograd.gradcheck(lambda q, k: self.operators.apply_rotary(q, k, **BSHD), (q, k)))
+
+    def test_swiglu(self):
+        torch = self.torch
+        packed = torch.randn(64, 2 * 1000, device="cuda", requires_grad=True)
+        gate, up = packed.chunk(2, dim=-1)
+        out, expected = self.operators.swiglu(gate, up), torch.nn.functional.silu(gate) * up
+        self.assertTrue(torch.allclose(out, expected, atol=1e-5))
+        grad, = torch.autograd.grad(out.sum(), packed)
+        expected_grad, = torch.autograd.grad(expected.sum(), packed)
+        self.assertTrue(torch.allclose(grad, expected_grad, atol=1e-5))
+
+    def test_the_second_device(self):
+        torch = self.torch
+        if torch.cuda.device_count() < 2:
+            self.skipTest("needs two GPUs")
+        desc = make_desc()
+        x = torch.randn(2, 37, 5, 64)
+        on_second = x.to("cuda:1")
+        torch.cuda.set_device(0)
+        result = desc.forward(on_second)
+        self.assertEqual(torch.cuda.current_device(), 0)
+        self.assertEqual(result.device, on_second.device)
+        self.assertTrue(torch.equal(result.cpu(), desc.forward(x)))
+        with self.assertRaisesRegex(ValueError, "it is on cuda:1, the first tensor of the call on cuda:0"):
+            desc.forward(x.to("cuda:0"), out=on_second)
+
+
+class CupyTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cupy = support.needs("cupy")
+
+    def test_forward_and_in_place(self):
+        cupy = self.cupy
+        for dtype in (numpy.float32, numpy.float16, numpy.float64):
+            with self.subTest(dtype=dtype):
+                desc = make_desc(dtype)
+                x = random.standard_normal((2, 37, 5, 128)).astype(dtype)[..., ::2]
+                array = cupy.asarray(x.base)[..., ::2] if x.base is not None else cupy.asarray(x)
+                result = desc.forward(array, positions=cupy.arange(37))
+                self.assertIsInstance(result, cupy.ndarray)
+                numpy.testing.assert_array_equal(cupy.asnumpy(result), desc.forward(x, positions=numpy.arange(37)))
+                self.assertIs(desc.forward(array, out=array), array)
+                numpy.testing.assert_array_equal(cupy.asnumpy(array), cupy.asnumpy(result))
+
+    def test_the_current_stream(self):
+        cupy = self.cupy
+        desc = make_desc()
+        x = cupy.asarray(random.standard_normal((2, 37, 5, 64)).astype(numpy.float32))
+        expected = desc.forward(x)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            big = cupy.zeros(1 << 26, dtype=cupy.float32)
+            for _ in range(200):
+                big += 1
+            source = x + big[0] * 0
+            result = desc.forward(source)
+        stream.synchronize()
+        numpy.testing.assert_array_equal(cupy.asnumpy(result), cupy.asnumpy(expected))
+
+    def test_protocols(self):
+        cupy = self.cupy
+        desc = make_desc()
+        x = random.standard_normal((2, 37, 5, 64)).astype(numpy.float32)
+        expected = desc.forward(x)
+
+        class Dlpack:
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+            def __dlpack__(self, **keywords):
+                return self.array.__dlpack__(**keywords)
+
+        class Interface:
+            def __init__(self, array):
+                self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+        for wrap in (Dlpack, Interface):
+            with self.subTest(wrap.__name__):
+                array, out = cupy.asarray(x), cupy.zeros_like(cupy.asarray(x))
+                desc.forward(wrap(array), out=wrap(out))
+                cupy.cuda.Device().synchronize()
+                numpy.testing.assert_array_equal(cupy.asnumpy(out), expected)
+
+    def test_swiglu(self):
+        cupy = self.cupy
+        gate, up = (random.standard_normal((33, 100)).astype(numpy.float32) for _ in range(2))
+        result = librope.swiglu(cupy.asarray(gate), cupy.asarray(up))
+        numpy.testing.assert_allclose(cupy.asnumpy(result), support.swiglu(gate, up), atol=1e-5)
+
+
+class NumbaTest(unittest.TestCase):
+    def test_device_arrays(self):
+        numba_cuda = support.needs("numba.cuda")
+        if not numba_cuda.is_available():
+            self.skipTest("this numba has no CUDA")
+        desc = make_desc()
+        x = random.standard_normal((2, 37, 5, 64)).astype(numpy.float32)
+        array = numba_cuda.to_device(x)
+        desc.forward(array, out=array)
+        numpy.testing.assert_array_equal(array.copy_to_host(), desc.forward(x))
+
+
+class ReportTest(unittest.TestCase):
+    def test_driver(self):
+        from librope import _cuda
+        self.assertRegex(_cuda.driver_description(), r"for CUDA up to \d+\.\d")
+        _cuda.synchronize(0, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,95 @@
+# test_jax.py - JAX's arrays, on the CPU and on a GPU where JAX has one
+from __future__ import annotations
+
+import unittest
+
+import support
+from support import numpy
+
+jax = support.needs("jax")
+
+import librope  # noqa: E402
+from librope import RopeDesc  # noqa: E402
+
+jnp = jax.numpy
+random = numpy.random.default_rng(20261120)
+
+
+def platforms():
+    found = ["cpu"]
+    if librope.device_count("cuda"):
+        try:
+            jax.devices("cuda")
+            found.append("cuda")
+        except RuntimeError:
+            pass
+    return found
+
+
+class JaxTest(unittest.TestCase):
+    def setUp(self):
+        self.desc = RopeDesc(head_dim=16, theta=10000.0, style="half", layout="bshd", dtype="f32")
+        self.x = random.standard_normal((2, 5, 3, 16)).astype(numpy.float32)
+        self.expected = self.desc.forward(self.x)
+
+    def arrays(self):
+        return [jax.device_put(self.x, jax.devices(platform)[0]) for platform in platforms()]
+
+    def test_a_new_output(self):
+        for x in self.arrays():
+            for _ in range(20):
+                result = self.desc.forward(x)
+                self.assertIsInstance(result, jax.Array)
+                self.assertEqual(result.devices(), x.devices())
+                numpy.testing.assert_array_equal(numpy.asarray(result), self.expected)
+                numpy.testing.assert_array_equal(numpy.asarray(x), self.x)
+                # What JAX does next is ordered behind it.
+                numpy.testing.assert_array_equal(numpy.asarray(result + 0), self.expected)
+            q, k = self.desc.forward(x * 1, x[:, :, :1] * 1)
+            numpy.testing.assert_array_equal(numpy.asarray(q), self.expected)
+            numpy.testing.assert_array_equal(numpy.asarray(k), self.expected[:, :, :1])
+
+    def test_positions(self):
+        for x in self.arrays():
+            positions = jax.device_put(numpy.arange(5, dtype=numpy.int32), list(x.devices())[0])
+            numpy.testing.assert_array_equal(numpy.asarray(self.desc.forward(x, positions=positions)), self.expected)
+
+    def test_bfloat16(self):
+        desc = RopeDesc(head_dim=16, theta=10000.0, style="half", layout="bshd", dtype=jnp.bfloat16)
+        for x in self.arrays():
+            result = desc.forward(x.astype(jnp.bfloat16))
+            self.assertEqual(result.dtype, jnp.bfloat16)
+            numpy.testing.assert_allclose(numpy.asarray(result, dtype=numpy.float32), self.expected, atol=0.05)
+
+    def test_never_written_in_place(self):
+        for x in self.arrays():
+            with self.assertRaisesRegex(TypeError, "q: a JAX array is immutable and cannot be written"):
+                self.desc.forward(x, out=x)
+            with self.assertRaisesRegex(TypeError, "q_out: a JAX array is immutable"):
+                self.desc.forward(x, out=x + 0)
+            with self.assertRaisesRegex(TypeError, "cos: a JAX array is immutable"):
+                self.desc.fill_tables(jnp.zeros((4, 8)), jnp.zeros((4, 8)))
+            numpy.testing.assert_array_equal(numpy.asarray(x), self.x)
+
+    def test_a_given_output_of_another_framework(self):
+        out = numpy.zeros_like(self.x)
+        self.assertIs(self.desc.forward(jax.device_put(self.x, jax.devices("cpu")[0]), out=out), out)
+        numpy.testing.assert_array_equal(out, self.expected)
+
+    def test_tracing_is_refused(self):
+        with self.assertRaisesRegex(TypeError, "cannot be traced by JAX"):
+            jax.jit(self.desc.forward)(jnp.asarray(self.x))
+
+    def test_swiglu(self):
+        gate, up = self.x, self.x[::-1].copy()
+        for x in self.arrays():
+            other = jax.device_put(up, list(x.devices())[0])
+            result = librope.swiglu(x, other)
+            numpy.testing.assert_allclose(numpy.asarray(result), support.swiglu(gate, up), atol=1e-6)
+            grads = librope.swiglu_backward(x, x, other)
+            for actual, expected in zip(grads, support.swiglu_gradients(gate, gate, up)):
+                numpy.testing.assert_allclose(numpy.asarray(actual), expected, atol=1e-5)
+
+
+if __name__ == "__main__":
+    unittest.main()

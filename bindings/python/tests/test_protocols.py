@@ -1,0 +1,240 @@
+# test_protocols.py - DLPack capsules and array interfaces, and who frees what
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import types
+import unittest
+from unittest import mock
+
+import support  # noqa: F401
+from support import numpy
+
+import librope
+from librope import RopeDesc, _dlpack
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype = ctypes.py_object
+_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_destructor_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_name_of = ctypes.pythonapi.PyCapsule_GetName
+_name_of.restype = ctypes.c_char_p
+_name_of.argtypes = [ctypes.c_void_p]
+_CODES = {"f": 2, "i": 0}
+
+
+class Producer:
+    """Exports an array as DLPack does it, and counts its exports and the calls of its deleter."""
+
+    def __init__(self, array, is_versioned=True, flags=0, version=(1, 0), device=(1, 0), knows_versions=True,
+                 omits_strides=False, byte_offset=0):
+        self.array, self.device, self.byte_offset, self.omits_strides = array, device, byte_offset, omits_strides
+        self.is_versioned, self.flags, self.version, self.knows_versions = is_versioned, flags, version, knows_versions
+        self.exports = self.deletions = 0
+        self.keywords = None
+        self._kept = []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **keywords):
+        if not self.knows_versions and "max_version" in keywords:
+            raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+        self.keywords = keywords
+        self.exports += 1
+        array = self.array
+        shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        strides = (ctypes.c_int64 * array.ndim)(*(s // array.itemsize for s in array.strides))
+        tensor = _dlpack.DLTensor(
+            data=array.__array_interface__["data"][0] - self.byte_offset, device_type=self.device[0],
+            device_id=self.device[1], ndim=array.ndim, code=_CODES[array.dtype.kind], bits=array.itemsize * 8, lanes=1,
+            shape=shape, strides=None if self.omits_strides else strides, byte_offset=self.byte_offset)
+        if self.is_versioned:
+            managed = _dlpack.DLManagedTensorVersioned(
+                major=self.version[0], minor=self.version[1], flags=self.flags, dl_tensor=tensor)
+            name = b"dltensor_versioned"
+        else:
+            managed = _dlpack.DLManagedTensor(dl_tensor=tensor)
+            name = b"dltensor"
+
+        def destroy(capsule):
+            if _name_of(capsule) == name:  # nobody took it over
+                self.deletions += 1
+
+        destructor = _destructor_type(destroy)
+        self._kept.append((shape, strides, managed, destructor, name))
+        return _new(ctypes.addressof(managed), name, ctypes.cast(destructor, ctypes.c_void_p))
+
+
+class Interface:
+    """An object with an array interface alone."""
+
+    def __init__(self, name, **entries):
+        setattr(self, name, entries)
+
+
+def array_interface(array, **overrides):
+    interface = dict(array.__array_interface__)
+    interface.update(overrides)
+    return Interface("__array_interface__", **interface)
+
+
+def make_desc(**overrides):
+    arguments = dict(head_dim=16, theta=10000.0, style="half", layout="thd", dtype="f32")
+    arguments.update(overrides)
+    return RopeDesc(**arguments)
+
+
+class DlpackTest(unittest.TestCase):
+    def setUp(self):
+        self.x = numpy.arange(5 * 2 * 32, dtype=numpy.float32).reshape(5, 2, 32)[:, :, ::2] / 100
+        self.desc = make_desc()
+        self.expected = self.desc.forward(self.x)
+
+    def test_input_and_output(self):
+        for keywords in (dict(), dict(is_versioned=False), dict(is_versioned=False, knows_versions=False),
+                         dict(byte_offset=64), dict(version=(1, 3))):
+            with self.subTest(**keywords):
+                source = Producer(self.x, **keywords)
+                result = numpy.zeros((5, 2, 16), numpy.float32)
+                target = Producer(result, **keywords)
+                self.assertIs(self.desc.forward(source, out=target), target)
+                numpy.testing.assert_array_equal(result, self.expected)
+                gc.collect()
+                for producer in (source, target):
+                    self.assertGreater(producer.exports, 0)
+                    self.assertEqual(producer.deletions, producer.exports)
+                    self.assertNotIn("stream", producer.keywords)
+
+    def test_absent_strides_are_compact(self):
+        compact = numpy.ascontiguousarray(self.x)
+        result = numpy.zeros_like(compact)
+        self.desc.forward(Producer(compact, omits_strides=True), out=result)
+        numpy.testing.assert_array_equal(result, self.expected)
+
+    def test_pinned_memory_is_the_cpu_s(self):
+        result = numpy.zeros((5, 2, 16), numpy.float32)
+        self.desc.forward(Producer(self.x, device=(3, 0)), out=result)
+        numpy.testing.assert_array_equal(result, self.expected)
+
+    def test_read_only(self):
+        source = Producer(self.x, flags=_dlpack.FLAG_READ_ONLY)
+        self.desc.forward(source, out=numpy.zeros((5, 2, 16), numpy.float32))
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is read-only"):
+            self.desc.forward(source, out=source)
+        self.assertEqual(source.deletions, source.exports)
+
+    def test_refusals(self):
+        out = numpy.zeros((5, 2, 16), numpy.float32)
+        for error, text, producer in (
+                (BufferError, "export is a copy", Producer(self.x, flags=_dlpack.FLAG_IS_COPIED)),
+                (BufferError, "DLPack version is 2.0", Producer(self.x, version=(2, 0))),
+                (TypeError, "device type is 8", Producer(self.x, device=(8, 0))),
+                (TypeError, "code 0, 16 bits", Producer(self.x.astype(numpy.int16))),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                self.desc.forward(producer, out=out)
+            gc.collect()
+            self.assertEqual(producer.deletions, producer.exports)
+        consumed = Producer(self.x)
+        consumed.__class__ = type("Consumed", (Producer,), {"__dlpack__": lambda self, **keywords: None})
+        with self.assertRaisesRegex(BufferError, "did not return a DLPack capsule"):
+            self.desc.forward(consumed, out=out)
+
+    def test_a_new_output_needs_a_framework(self):
+        with self.assertRaisesRegex(TypeError, "rope_forward: q: librope cannot make a .*Producer: give out"):
+            self.desc.forward(Producer(self.x))
+
+    def test_swiglu_without_a_dtype_attribute(self):
+        out = numpy.zeros((5, 2, 16), numpy.float32)
+        librope.swiglu(Producer(self.x), Producer(self.x), out)
+        numpy.testing.assert_array_equal(out, librope.swiglu(self.x, self.x))
+
+    def test_cuda_tensors_are_not_for_a_cpu_descriptor(self):
+        source = Producer(self.x, device=(2, 1))
+        with self.assertRaisesRegex(ValueError, "the tensors are on cuda:1: this RopeDesc is for cpu"):
+            make_desc(device="cpu").forward(source, out=source)
+        with self.assertRaisesRegex(ValueError, "positions: it is on cuda:1, the first tensor of the call on cpu"):
+            self.desc.forward(self.x, positions=Producer(numpy.arange(5), device=(2, 1)))
+
+
+class InterfaceTest(unittest.TestCase):
+    def setUp(self):
+        self.x = numpy.arange(5 * 2 * 32, dtype=numpy.float32).reshape(5, 2, 32)[:, :, ::2] / 100
+        self.desc = make_desc()
+        self.expected = self.desc.forward(self.x)
+
+    def test_input_and_output(self):
+        result = numpy.zeros((5, 2, 16), numpy.float32)
+        self.desc.forward(array_interface(self.x), out=array_interface(result, strides=None))
+        numpy.testing.assert_array_equal(result, self.expected)
+
+    def test_refusals(self):
+        for text, source in (
+                ("read-only", array_interface(self.x, data=(self.x.__array_interface__["data"][0], True))),
+                ("typestr is '<c8'", array_interface(self.x, typestr="<c8")),
+                ("typestr is '>f4'", array_interface(self.x, typestr=">f4")),
+                ("names no pointer", array_interface(self.x, data=None)),
+                ("must be multiples", array_interface(self.x, strides=(257, 128, 8))),
+        ):
+            with self.subTest(text), self.assertRaisesRegex((TypeError, ValueError), text):
+                self.desc.forward(source, out=source)
+
+    def test_the_device_of_a_cuda_interface(self):
+        source = Interface("__cuda_array_interface__", data=(256, False), shape=(5, 2, 16), typestr="<f4", version=3)
+        source.context = type("Context", (), {"device": type("Device", (), {"id": 3})})
+        with self.assertRaisesRegex(ValueError, "the tensors are on cuda:3: this RopeDesc is for cpu"):
+            make_desc(device="cpu").forward(source, out=source)
+
+
+class Immutable(Producer):
+    """An array as JAX has them, for machines without JAX."""
+
+    __module__ = "jaxlib.stand_in"
+    sharding = None
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def block_until_ready(self):
+        return self
+
+
+Array = type("Array", (Immutable,), {"__module__": "jaxlib.stand_in"})
+
+
+class ImmutableTest(unittest.TestCase):
+    def setUp(self):
+        zeros = types.SimpleNamespace(zeros=lambda shape, dtype, device: Array(numpy.zeros(shape, dtype)))
+        stand_in = mock.patch.dict(sys.modules, {"jax": types.SimpleNamespace(numpy=zeros)})
+        stand_in.start()
+        self.addCleanup(stand_in.stop)
+        self.x = numpy.arange(5 * 2 * 16, dtype=numpy.float32).reshape(5, 2, 16) / 100
+        self.desc = make_desc()
+        self.expected = self.desc.forward(self.x)
+
+    def test_a_new_output(self):
+        x = Array(self.x)
+        result = self.desc.forward(x)
+        self.assertIs(type(result), Array)
+        numpy.testing.assert_array_equal(result.array, self.expected)
+        gate = librope.swiglu(x, x)
+        numpy.testing.assert_array_equal(gate.array, librope.swiglu(self.x, self.x))
+
+    def test_never_written_in_place(self):
+        x, before = Array(self.x), self.x.copy()
+        for field, call in (("q", lambda: self.desc.forward(x, out=x)),
+                            ("q_out", lambda: self.desc.forward(x, out=Array(self.x))),
+                            ("cos", lambda: self.desc.fill_tables(x, x)),
+                            ("out", lambda: librope.swiglu(x, x, x)),
+                            ("grad_up", lambda: librope.swiglu_backward(x, x, x, grad_up=x))):
+            with self.subTest(field), self.assertRaisesRegex(
+                    TypeError, f": {field}: a JAX array is immutable and cannot be written: give no output"):
+                call()
+        numpy.testing.assert_array_equal(self.x, before)
+
+
+if __name__ == "__main__":
+    unittest.main()

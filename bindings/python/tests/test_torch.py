@@ -1,0 +1,212 @@
+# test_torch.py - torch's tensors, and librope.torch: eager, autograd, torch.compile
+from __future__ import annotations
+
+import unittest
+
+import support
+from support import numpy
+
+torch = support.needs("torch")
+
+import librope  # noqa: E402
+import librope.torch  # noqa: E402
+from librope import NotSupported, RopeDesc  # noqa: E402
+from librope.torch import apply_rotary, swiglu  # noqa: E402
+
+torch.manual_seed(20261120)
+BSHD = dict(style="half", layout="bshd", theta=10000.0)
+
+
+def has_compiler():
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(2))
+        return True
+    except Exception:  # no C++ compiler, no Python headers, ...
+        return False
+
+
+class TensorTest(unittest.TestCase):
+    def setUp(self):
+        self.x = torch.randn(2, 5, 3, 16)
+        self.desc = RopeDesc(head_dim=16, dtype=torch.float32, **BSHD)
+
+    def test_the_same_bits_as_numpy(self):
+        result = self.desc.forward(self.x)
+        self.assertIsInstance(result, torch.Tensor)
+        numpy.testing.assert_array_equal(result.numpy(), self.desc.forward(self.x.numpy()))
+
+    def test_strides_are_passed_and_kept(self):
+        packed = torch.randn(2, 5, 9, 16)
+        q, k, v = packed.split([4, 3, 2], dim=2)
+        results = self.desc.forward(q, k, v)
+        for x, result in zip((q, k, v), results):
+            self.assertTrue(torch.equal(result, self.desc.forward(x.contiguous())))
+        bhsd = RopeDesc(head_dim=16, dtype=torch.float32, **{**BSHD, "layout": "bhsd"})
+        view = self.x.transpose(1, 2)
+        result = bhsd.forward(view)
+        self.assertEqual(result.stride(), view.stride())
+        self.assertTrue(torch.equal(result.transpose(1, 2), self.desc.forward(self.x)))
+        self.assertTrue(torch.equal(self.desc.forward(self.x[:, :, :1].expand(-1, -1, 3, -1)),
+                                    self.desc.forward(self.x[:, :, :1].repeat(1, 1, 3, 1))))
+
+    def test_bfloat16(self):
+        x = self.x.bfloat16()
+        result = RopeDesc(head_dim=16, dtype=torch.bfloat16, **BSHD).forward(x)
+        self.assertEqual(result.dtype, torch.bfloat16)
+        self.assertTrue(torch.equal(result, self.desc.forward(x.float()).bfloat16()))
+
+    def test_writing_in_place_is_seen_by_autograd(self):
+        x = torch.randn(2, 5, 3, 16)
+        weight = torch.ones((), requires_grad=True)
+        product = weight * x
+        self.desc.forward(x, out=x)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            product.sum().backward()
+        with torch.inference_mode():
+            y = torch.randn(2, 5, 3, 16)
+            self.desc.forward(y, out=y)
+
+    def test_refusals(self):
+        x = self.x.clone().requires_grad_()
+        with self.assertRaisesRegex(ValueError, "q: it requires grad, which this call would not record"):
+            self.desc.forward(x)
+        with torch.no_grad():
+            self.desc.forward(x)
+        with self.assertRaisesRegex(TypeError, "q: its layout is torch.sparse_coo"):
+            self.desc.forward(self.x.to_sparse())
+        with self.assertRaisesRegex(TypeError, "q: its device is meta"):
+            self.desc.forward(self.x.to("meta"))
+        with self.assertRaisesRegex(TypeError, "q: its dtype is int8"):
+            self.desc.forward(self.x.to(torch.int8))
+        with self.assertRaisesRegex(ValueError, "lazily negated"):
+            self.desc.forward(torch._neg_view(self.x))
+
+    def test_devices(self):
+        self.assertTrue(torch.equal(
+            RopeDesc(head_dim=16, dtype=torch.float32, device=torch.device("cpu"), **BSHD).forward(self.x),
+            self.desc.forward(self.x)))
+
+    def test_frequencies_of_a_tensor(self):
+        inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+        desc = RopeDesc(head_dim=16, dtype="f32", style="half", layout="bshd", inv_freq=inv_freq)
+        self.assertTrue(torch.allclose(desc.forward(self.x), self.desc.forward(self.x), atol=1e-6))
+
+
+class OperatorTest(unittest.TestCase):
+    def test_apply_rotary(self):
+        q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(2, 5, 1, 16)
+        positions = torch.randint(0, 100, (2, 5))
+        desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
+        for given in ((q,), (q, k), (q, k, v)):
+            results = apply_rotary(*given, positions=positions, **BSHD)
+            expected = desc.forward(*given, positions=positions)
+            for a, b in zip(results, expected) if len(given) > 1 else ((results, expected),):
+                self.assertTrue(torch.equal(a, b))
+        with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: k.shape"):
+            apply_rotary(q, k[:1], **BSHD)
+        with self.assertRaisesRegex(ValueError, "have no gradient here"):
+            apply_rotary(q, cos=torch.randn(5, 8, requires_grad=True), sin=torch.randn(5, 8), **BSHD)
+
+    def test_gradcheck_of_rotations(self):
+        def tensor(*shape):
+            return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+        positions = torch.tensor([[3, 1, 4], [100, -5, 9]])
+        cos, sin = torch.randn(3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+        cases = [
+            dict(BSHD), dict(BSHD, positions=positions, attention_scale=1.25),
+            dict(BSHD, out_style="interleaved", rotary_dim=4, rotary_offset=2),
+            dict(style="interleaved", layout="bshd", inv_freq=[1.0, 0.5, 0.25, 0.125]),
+            dict(style="half", layout="bshd", cos=cos, sin=sin),  # a column of its own for each channel
+        ]
+        for arguments in cases:
+            with self.subTest(**{name: value for name, value in arguments.items() if not torch.is_tensor(value)}):
+                def function(q, k, arguments=arguments):
+                    return apply_rotary(q, k, **arguments)
+
+                inputs = tensor(2, 3, 2, 8), tensor(2, 3, 1, 8)
+                self.assertTrue(torch.autograd.gradcheck(function, inputs))
+                self.assertTrue(torch.autograd.gradgradcheck(function, inputs))
+        inputs = tensor(6, 2, 8), tensor(6, 1, 8)
+        cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda q, k: apply_rotary(q, k, style="half", layout="thd", theta=100.0, cu_seqlens=cu_seqlens), inputs))
+
+    def test_one_tensor_without_a_gradient(self):
+        q, k = torch.randn(2, 3, 2, 8, requires_grad=True), torch.randn(2, 3, 1, 8)
+        rotated_q, rotated_k = apply_rotary(q, k, **BSHD)
+        rotated_q.square().sum().backward()
+        self.assertTrue(torch.allclose(q.grad, 2 * q.detach(), atol=1e-5))
+
+    def test_opcheck_of_rotations(self):
+        q, k = torch.randn(2, 3, 2, 8, requires_grad=True), torch.randn(2, 2, 3, 8, requires_grad=True).transpose(1, 2)
+        rest = (None, None, None, None, None, 7, 0, 1, 1, 2, 4, 2, 1e4, None, 1.5, 0, None, 0)
+        for is_backward in (False, True):
+            torch.library.opcheck(torch.ops.librope.rotate.default, ([q, k], torch.arange(3), *rest, is_backward))
+
+    def test_swiglu(self):
+        packed = torch.randn(5, 24, requires_grad=True)
+        gate, up = packed.chunk(2, dim=-1)
+        out = swiglu(gate, up)
+        expected = torch.nn.functional.silu(gate) * up
+        self.assertTrue(torch.allclose(out, expected, atol=1e-6))
+        grad = torch.randn_like(out)
+        actual_grad, = torch.autograd.grad(out, packed, grad)
+        expected_grad, = torch.autograd.grad(expected, packed, grad)
+        self.assertTrue(torch.allclose(actual_grad, expected_grad, atol=1e-5))
+        inputs = gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0
+        torch.library.opcheck(torch.ops.librope.swiglu.default, inputs)
+
+    def test_swiglu_with_one_gradient(self):
+        gate, up = torch.randn(5, 12), torch.randn(5, 12, requires_grad=True)
+        swiglu(gate, up).sum().backward()
+        self.assertTrue(torch.allclose(up.grad, torch.nn.functional.silu(gate), atol=1e-6))
+
+    def test_gradcheck_of_swiglu(self):
+        gate, up = (torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        scale = torch.randn(5, dtype=torch.float64, requires_grad=True)
+        try:
+            swiglu(gate.detach(), up.detach(), row_scale=scale.detach())
+        except NotSupported as error:
+            self.skipTest(str(error))
+        numbers = dict(alpha=1.5, up_offset=1.0, out_scale=0.5)
+        self.assertTrue(torch.autograd.gradcheck(lambda *x: swiglu(*x, **numbers), (gate, up)))
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda g, u, r: swiglu(g, u, row_scale=r, **numbers), (gate, up, scale)))
+        num_rows = torch.tensor([3])
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda g, u, r: swiglu(g, u, row_scale=r, num_rows=num_rows), (gate, up, scale)))
+
+
+class CompileTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not has_compiler():
+            raise unittest.SkipTest("torch.compile does not work here")
+
+    def test_a_block_in_one_graph(self):
+        inv_freq = [10000.0 ** (-i / 8) for i in range(8)]
+
+        def block(x, positions, offset, theta):
+            q, k = x.split([3, 1], dim=2)
+            q, k = apply_rotary(q * 2, k, style="half", layout=librope.Layout.BSHD, theta=theta, positions=positions,
+                                position_offset=offset)
+            q = apply_rotary(q, style="interleaved", layout="bshd", inv_freq=inv_freq, attention_scale=1.25)
+            gate, up = (q * k).chunk(2, dim=-1)
+            return swiglu(gate, up, alpha=1.7) + gate
+
+        compiled = torch.compile(block, fullgraph=True)
+        for tokens, offset in ((5, 0), (5, 1), (7, 2), (9, 100)):
+            x = torch.randn(2, tokens, 4, 16, requires_grad=True)
+            positions = torch.randint(0, 50, (2, tokens))
+            results = []
+            for function in (block, compiled):
+                out = function(x, positions, offset, 10000.0)
+                grad, = torch.autograd.grad(out.square().sum(), x)
+                results.append((out, grad))
+            for actual, expected in zip(results[1], results[0]):
+                self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
+
+
+if __name__ == "__main__":
+    unittest.main()

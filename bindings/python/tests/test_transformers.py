@@ -1,0 +1,206 @@
+# test_transformers.py - small models with random weights before and after librope.transformers.patch
+from __future__ import annotations
+
+import copy
+import struct
+import unittest
+
+import support
+
+torch, transformers = support.needs("torch", "transformers")
+try:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+except ImportError as error:
+    raise unittest.SkipTest(f"transformers {transformers.__version__} is too old: {error}") from None
+
+import librope  # noqa: E402
+from librope.transformers import from_hf_config, patch, unpatch  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
+# Weights so large that attention looks at few tokens and positions matter.
+BASE = dict(vocab_size=97, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2)
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+DEEPSEEK = dict(
+    num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+    n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=32,
+    first_k_dense_replace=1, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+        "mscale_all_dim": 0.7})
+PHI3 = dict(
+    head_dim=16, max_position_embeddings=64, original_max_position_embeddings=8, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "factor": 8.0,
+        "original_max_position_embeddings": 8, "short_factor": [1.0] * 6,
+        "long_factor": [2.0, 2.0, 3.0, 3.0, 4.0, 4.0]})
+
+# name: configuration class, what it has beside BASE, modules that patch changes
+MODELS = {
+    "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3), 3),
+    "llama, dynamic": ("LlamaConfig", dict(
+        max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}), 3),
+    "qwen2": ("Qwen2Config", {}, 3),
+    "qwen3": ("Qwen3Config", dict(head_dim=32), 3),
+    "mistral": ("MistralConfig", dict(head_dim=16), 3),
+    "gemma": ("GemmaConfig", dict(head_dim=16), 1),
+    "gemma2": ("Gemma2Config", dict(head_dim=16), 1),
+    "gemma3": ("Gemma3TextConfig", dict(head_dim=16, layer_types=["sliding_attention", "full_attention"]), 1),
+    "phi3": ("Phi3Config", PHI3, 3),
+    "gpt_neox": ("GPTNeoXConfig", {}, 1),
+    "deepseek_v3": ("DeepseekV3Config", DEEPSEEK, 4),
+    "deepseek_v3, half": ("DeepseekV3Config", dict(DEEPSEEK, rope_interleave=False), 4),
+}
+# Of the largest logit and the largest gradient.
+TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float64: (1e-6, 1e-6), torch.bfloat16: (0.06, 0.15)}
+
+
+def make_config(name):
+    config_class = getattr(transformers, MODELS[name][0], None)
+    if config_class is None:
+        raise unittest.SkipTest(f"transformers {transformers.__version__} has no {MODELS[name][0]}")
+    values = {**BASE, **copy.deepcopy(MODELS[name][1])}
+    if name == "gpt_neox":
+        del values["num_key_value_heads"]
+    return config_class(**values)
+
+
+def make_model(name, device="cpu", dtype=torch.float32):
+    torch.manual_seed(20261120)
+    model = transformers.AutoModelForCausalLM.from_config(make_config(name), attn_implementation="eager")
+    frequencies = [(module, key, value) for module in model.modules() for key, value in module._buffers.items()
+                   if value is not None and "inv_freq" in key]
+    model = model.to(device, dtype).eval()
+    for module, key, value in frequencies:  # as from_pretrained leaves them: in fp32
+        module._buffers[key] = value.to(device)
+    return model
+
+
+def run(model, **keywords):
+    """Logits, and all gradients in one vector."""
+    device = next(model.parameters()).device
+    torch.manual_seed(1)
+    ids = torch.randint(1, 97, (2, 13)).to(device)
+    model.zero_grad(set_to_none=True)
+    logits = model(ids, **keywords).logits
+    logits.double().square().mean().backward()
+    gradients = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+    return logits.detach().double(), gradients
+
+
+def distance(actual, expected):
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+class PatchTest(unittest.TestCase):
+    def test_logits_and_gradients(self):
+        for name, (_, _, num_patched) in MODELS.items():
+            for device in DEVICES:
+                for dtype in (torch.float32, torch.bfloat16):
+                    with self.subTest(name, device=device, dtype=dtype):
+                        model = make_model(name, device, dtype)
+                        before = run(model)
+                        self.assertIs(patch(model), model)
+                        self.assertEqual(sum("_librope_method" in m.__dict__ for m in model.modules()), num_patched)
+                        patched = run(model)
+                        patch(model)  # harmless
+                        unpatch(model)
+                        after = run(model)
+                        for actual, expected, tolerance in zip(patched, before, TOLERANCES[dtype]):
+                            self.assertLess(distance(actual, expected), tolerance)
+                        self.assertTrue(torch.equal(after[0], before[0]))
+                        # The comparison would notice another rotation.
+                        if dtype == torch.float32:
+                            other = run(model, position_ids=torch.arange(13, device=device)[None] * 2)
+                            self.assertGreater(distance(other[0], before[0]), 100 * TOLERANCES[dtype][0])
+
+    def test_positions_of_each_sequence_and_a_cache(self):
+        model = make_model("llama")
+        positions = torch.stack([torch.arange(13), torch.arange(13) * 3 + 5])
+        expected = run(model, position_ids=positions)
+        patch(model)
+        self.assertLess(distance(run(model, position_ids=positions)[0], expected[0]), TOLERANCES[torch.float32][0])
+        ids = torch.randint(1, 97, (2, 6))
+        with torch.no_grad():
+            generated = model.generate(ids, max_new_tokens=8, do_sample=False)
+            unpatch(model)
+            self.assertTrue(torch.equal(generated, model.generate(ids, max_new_tokens=8, do_sample=False)))
+
+    def test_other_models_stay_as_they_are(self):
+        one, other = make_model("llama"), make_model("llama")
+        before = run(other)[0]
+        patch(one)
+        self.assertTrue(torch.equal(run(other)[0], before))
+        unpatch(one)
+        modeling = transformers.models.llama.modeling_llama
+        self.assertFalse(hasattr(modeling.apply_rotary_pos_emb, "_librope"))
+
+    def test_a_modeling_module(self):
+        modeling = transformers.models.llama.modeling_llama
+        before = run(make_model("llama"))
+        def functions():
+            return modeling.apply_rotary_pos_emb, modeling.LlamaMLP.forward, modeling.LlamaRotaryEmbedding.forward
+
+        originals = functions()
+        patch(modeling)
+        try:
+            self.assertIsNot(modeling.LlamaMLP.forward, originals[1])
+            patched = run(make_model("llama"))
+        finally:
+            unpatch(modeling)
+        self.assertEqual(functions(), originals)
+        self.assertLess(distance(patched[0], before[0]), TOLERANCES[torch.float32][0])
+        self.assertFalse(torch.equal(patched[0], before[0]))
+
+    def test_deep_copies_and_gradient_checkpointing(self):
+        model = patch(make_model("qwen2"))
+        expected = run(model)
+        self.assertTrue(torch.equal(run(copy.deepcopy(model))[0], expected[0]))
+        model.train()
+        model.gradient_checkpointing_enable()
+        self.assertLess(distance(run(model)[1], expected[1]), TOLERANCES[torch.float32][1])
+
+    def test_compiled_in_one_graph(self):
+        from test_torch import has_compiler
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        model = patch(make_model("llama"))
+        expected = run(model)
+        compiled = torch.compile(model, fullgraph=True)
+        torch.manual_seed(1)
+        ids = torch.randint(1, 97, (2, 13))
+        logits = compiled(ids, use_cache=False).logits
+        self.assertLess(distance(logits.detach().double(), expected[0]), TOLERANCES[torch.float32][0])
+
+    def test_nothing_to_patch(self):
+        with self.assertRaisesRegex(ValueError, "nothing to patch in Linear"):
+            patch(torch.nn.Linear(2, 2))
+        with self.assertRaisesRegex(ValueError, "is not one of"):
+            patch(torch)
+
+
+class ConfigTest(unittest.TestCase):
+    def test_the_frequencies_of_the_models(self):
+        def ordinal(value):
+            return struct.unpack("<i", struct.pack("<f", value))[0]
+
+        for name in MODELS:
+            with self.subTest(name):
+                model = make_model(name)
+                rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
+                for layer_type in (rotary.rope_type if isinstance(rotary.rope_type, dict) else [None]):
+                    prefix = "" if layer_type is None else f"{layer_type}_"
+                    theirs = getattr(rotary, prefix + "inv_freq").tolist()
+                    arguments = from_hf_config(model.config, layer_type=layer_type)
+                    ours = arguments["inv_freq"]
+                    self.assertEqual(len(ours), len(theirs))
+                    self.assertEqual(arguments["rotary_dim"], 2 * len(theirs))
+                    self.assertLessEqual(max(abs(ordinal(a) - ordinal(b)) for a, b in zip(ours, theirs)), 4)
+                    self.assertAlmostEqual(
+                        arguments["attention_scale"], getattr(rotary, prefix + "attention_scaling"), places=6)
+
+
+if __name__ == "__main__":
+    unittest.main()
