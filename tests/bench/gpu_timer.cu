@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 #include "fill_bits.hpp"
@@ -300,7 +301,7 @@ void *gpu_allocate(size_t bytes) {
   // Not an error of the device: the next cudaGetLastError must not find it.
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw std::runtime_error("not enough memory on the GPU");
+    throw std::bad_alloc();
   }
   check(error, "cudaMalloc");
   return memory;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "memory.hpp"
@@ -355,6 +356,9 @@ Row measure(const Case &item, rope_device_t device, const Effort &effort) {
   } catch (const NotServed &reason) {
     row.outcome = Outcome::kNotServed;
     row.message = reason.what();
+  } catch (const std::bad_alloc &) {
+    row.outcome = Outcome::kNotServed;
+    row.message = "not enough memory";
   } catch (const std::exception &reason) {
     row.outcome = Outcome::kFailed;
     row.message = reason.what();

@@ -10,7 +10,7 @@ namespace bench {
 
 enum class Outcome {
   kMeasured,
-  kNotServed,  // NOT_SUPPORTED, or not of this device
+  kNotServed,  // NOT_SUPPORTED, or not of this device, or too large for it
   kFailed      // a wrong result or an error
 };
 

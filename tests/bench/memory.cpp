@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -50,7 +51,7 @@ char *Memory::allocate(size_t bytes) {
   }
 #endif
   void *memory = nullptr;
-  if (posix_memalign(&memory, 4096, bytes) != 0) throw std::runtime_error("not enough memory");
+  if (posix_memalign(&memory, 4096, bytes) != 0) throw std::bad_alloc();
   blocks_.push_back(static_cast<char *>(memory));
   return blocks_.back();
 }

@@ -18,7 +18,7 @@ class Memory {
 
   rope_device_t device() const { return device_; }
 
-  // Lives until release(). Throws where there is not so much.
+  // Lives until release(). Throws std::bad_alloc where there is not so much.
   char *allocate(size_t bytes);
   void release();
 

@@ -93,7 +93,7 @@ std::string beside_text(const Row &row) {
 }
 
 std::string verdict_text(const Row &row) {
-  if (!row.has_verdict()) return demand_text(row.item->demand);
+  if (!row.has_verdict()) return "";
   return demand_text(row.item->demand) + (row.is_met() ? "  met" : "  MISSED");
 }
 
