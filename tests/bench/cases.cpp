@@ -231,7 +231,9 @@ std::vector<Case> all_cases(bool is_tiny) {
   std::vector<Case> cases;
   std::vector<Rule> rules;
   std::set<std::string> names;
-  for (const std::string &line : split(kCasesText, '\n')) {
+  std::string text = kCasesText;
+  for (size_t at; (at = text.find("\\\n")) != std::string::npos;) text.replace(at, 2, " ");
+  for (const std::string &line : split(text, '\n')) {
     std::stringstream stream(line.substr(0, line.find('#')));
     std::string kind, pattern;
     if (!(stream >> kind)) continue;

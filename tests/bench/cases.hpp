@@ -88,15 +88,15 @@ struct Case {
 
 int64_t size_of(rope_dtype_t dtype);
 
-// The least that the operation can move: every element that it touches read once and written once, without positions and
-// tables.
+// The least that the operation can move: every element that it touches read once and written once, without positions
+// and tables.
 double bytes_moved(const Case &item);
 
 // Whether only a part of every head's row in memory is touched.
 bool is_partial(const Case &item);
 
-// Cases in the order of the file. With `is_tiny` every one has a few tokens or rows, and no demand. A mistake in the file
-// ends the program with its line.
+// Cases in the order of the file. With `is_tiny` every one has a few tokens or rows, and no demand. A mistake in the
+// file ends the program with its line.
 std::vector<Case> all_cases(bool is_tiny);
 
 std::string text_of(const Words &words);

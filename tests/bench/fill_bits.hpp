@@ -11,7 +11,8 @@
 
 namespace bench {
 
-// A float of `exponent_bits` and `mantissa_bits` below its sign: magnitude 0.125 to 2, logarithmically even, either sign.
+// A float of `exponent_bits` and `mantissa_bits` below its sign: magnitude 0.125 to 2, evenly over its logarithm, of
+// either sign.
 BENCH_HOST_DEVICE inline uint32_t random_float_bits(uint64_t index, int exponent_bits, int mantissa_bits) {
   uint64_t hash = (index + 1) * 0x9e3779b97f4a7c15u;
   hash = (hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9u;

@@ -31,8 +31,8 @@ struct GraphTask {
   std::function<void(int, rope_stream_t)> enqueue;
 };
 
-// Captures each task in a graph and replays the graphs in turns, each for about that long in all; microseconds a launch,
-// the gap between two launches included, as a model would see it. The work of the host is not in it.
+// Captures each task in a graph and replays the graphs in turns, each for about that long in all; microseconds a
+// launch, the gap between two launches included, as a model would see it. The work of the host is not in it.
 std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double milliseconds, int min_replays);
 
 // Host time of one call, of `calls` in a row on an idle stream.

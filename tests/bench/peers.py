@@ -18,9 +18,9 @@ flashinfer and TransformerEngine where they are installed. What an implementatio
 gathered rows of them, flat views) is prepared outside of the measurement.
 
 Method: each implementation is checked against a reference in double first, with memory poisoned by NaN where it
-allocates its outputs. Times are the median of replays of a CUDA graph of several calls over buffers that together exceed
-the L2 cache (decode: four sets inside it), in turns with replays of a copy kernel (16 bytes a thread) that moves as
-many bytes.
+allocates its outputs. Times are the median of replays of a CUDA graph of several calls over buffers that together
+exceed the L2 cache (decode: four sets inside it), in turns with replays of a copy kernel (16 bytes a thread) that moves
+as many bytes.
 """
 
 import argparse
@@ -35,6 +35,7 @@ import math
 import os
 import statistics
 import sys
+import time
 
 import numpy
 import torch
@@ -59,7 +60,7 @@ def read_cases():
     """Name to words of every case that runs on a GPU."""
     cases = {}
     with open(os.path.join(HERE, "cases.txt"), encoding="utf-8") as file:
-        for line in file:
+        for line in file.read().replace("\\\n", " ").splitlines():
             words = line.split("#")[0].split()
             if not words or words[0] != "case":
                 continue
@@ -698,7 +699,10 @@ def liger_rope(workload):
         x = tensor.unsqueeze(1) if workload.is_resident else workload.as_bshd(tensor)
         return x.transpose(1, 2)
 
-    return Implementation(lambda i: function(view(workload.q[i]), view(workload.k[i]), cos, sin) and None, in_place=True)
+    def run(i):
+        function(view(workload.q[i]), view(workload.k[i]), cos, sin)
+
+    return Implementation(run, in_place=True)
 
 
 def liger_swiglu(workload):
@@ -909,6 +913,7 @@ class Graph:
     def __init__(self, run, sets, launches):
         self.launches = launches
         self.kept = []
+        self.host_seconds = 0.0
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -924,10 +929,13 @@ class Graph:
 
     def replay(self):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(120000)  # the host enqueues all of it in the meantime
+        # Holds the stream back while the host enqueues the rest, by what that took the last time; in cycles.
+        torch.cuda._sleep(int(2e9 * (30e-6 + 1.5 * min(self.host_seconds, 5e-3))))
+        host_begin = time.perf_counter()
         begin.record()
         self.graph.replay()
         end.record()
+        self.host_seconds = time.perf_counter() - host_begin
         end.synchronize()
         return begin.elapsed_time(end) * 1e3
 
@@ -958,9 +966,9 @@ def measure(workload, implementation, copy):
     graph = Graph(implementation.run, workload.sets, launches_for(num_bytes, workload.sets, allocates))
     copy_sets = workload.count_sets(num_bytes)
     copy_graph = Graph(copy.runner(num_bytes, copy_sets), copy_sets, launches_for(num_bytes, copy_sets, False))
-    time, copy_time = time_in_turns([graph, copy_graph])
-    return {"us": time, "copy_us": copy_time, "bytes": num_bytes, "share": copy_time["median"] / time["median"],
-            "gb_per_s": num_bytes / time["median"] / 1e3}
+    us, copy_us = time_in_turns([graph, copy_graph])
+    return {"us": us, "copy_us": copy_us, "bytes": num_bytes, "share": copy_us["median"] / us["median"],
+            "gb_per_s": num_bytes / us["median"] / 1e3}
 
 
 # ---- Results ----
@@ -1032,17 +1040,17 @@ def draw(results, path):
         return
     families = ["librope"] + sorted({family for _, best in shown for family in best} - {"librope"})
     colors = pyplot.get_cmap("tab10").colors
-    heights = [0.8 / max(1, len(families))] * len(families)
-    figure, axes = pyplot.subplots(figsize=(9, 0.55 + 0.62 * len(shown)))
+    height = 0.84 / len(families)
+    figure, axes = pyplot.subplots(figsize=(9, 0.6 + len(shown) * max(0.4, 0.1 * len(families))))
     for index, family in enumerate(families):
-        places = [row + index * heights[index] for row, (_, best) in enumerate(shown) if family in best]
+        places = [row + (index + 0.5) * height for row, (_, best) in enumerate(shown) if family in best]
         widths = [best[family] for _, best in shown if family in best]
-        axes.barh(places, widths, height=heights[index] * 0.95, label=family, color=colors[index % len(colors)])
+        axes.barh(places, widths, height=height * 0.95, label=family, color=colors[index % len(colors)])
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks([row + 0.4 for row in range(len(shown))], [name for name, _ in shown], fontsize=8)
+    axes.set_yticks([row + 0.42 for row in range(len(shown))], [name for name, _ in shown], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("share of the rate of a copy of the same bytes")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 1.0 + 1.2 / (1 + len(shown))), ncols=4)
+    axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     print(f"plot: {path}", file=sys.stderr)
 

@@ -34,8 +34,8 @@ class PreparedCase {
   virtual void call(int set, rope_stream_t stream) const = 0;
   // What rope_explain says; "" for SwiGLU.
   virtual std::string explanation() const = 0;
-  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle. Throws where the results
-  // are further off than the type allows.
+  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle. Throws where the
+  // results are further off than the type allows.
   virtual Accuracy check() const = 0;
 
  protected:

@@ -10,10 +10,10 @@
 //   --tiny    every case once at a tiny size: checks results, and that this program works; its times mean nothing
 //
 // Bytes are the least that the operation can move: every touched element read once and written once, without positions
-// and tables. Each case is checked first, against an oracle in double and with poisoned outputs. On a GPU it is timed in
-// graph replays over buffer sets that together exceed the L2 cache (decode: four sets inside it, as after a projection),
-// in turns with the replays of what it is compared with. The exit status is 1 where a case failed; a missed demand is not
-// a failure, and neither is a case that the library does not serve.
+// and tables. Each case is checked first, against an oracle in double and with poisoned outputs. On a GPU it is timed
+// in graph replays over buffer sets that together exceed the L2 cache (decode: four sets inside it, as after a
+// projection), in turns with the replays of what it is compared with. The exit status is 1 where a case failed; a
+// missed demand is not a failure, and neither is a case that the library does not serve.
 #include <fnmatch.h>
 #include <unistd.h>
 
