@@ -900,10 +900,10 @@ class Copy:
                   for i in range(sets)]
 
         def run(i):
-            assert source is not None  # keeps both alive
             with self.cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
                 self.kernel(grid, (256,), places[i])
 
+        run.kept = source, target  # only their addresses are in it
         return run
 
 
@@ -912,7 +912,7 @@ class Graph:
 
     def __init__(self, run, sets, launches):
         self.launches = launches
-        self.kept = []
+        self.kept = [run]
         self.host_seconds = 0.0
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

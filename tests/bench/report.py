@@ -115,7 +115,7 @@ def span(values, metric):
 
 
 def peer_of(case, workloads):
-    """The fastest peer of a case, its time, and that over librope's in the same process; None where nobody was asked."""
+    """The fastest peer of a case, its time, and that over librope's in its process; None where nobody was asked."""
     name = max((name for name in workloads if case["name"].startswith(name + "/") or case["name"] == name), key=len,
                default=None)
     if name is None:
