@@ -5,7 +5,7 @@
 
 namespace rope {
 
-// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope_bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
+// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
 // whose copy takes 141.9 us, "decode" its 8 tokens.
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
