@@ -146,7 +146,7 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
   } misuses[] = {
       {"rope_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.struct_size = 8; }},
-      {"rope_explain: flags is 0x1: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 2; }},
+      {"rope_explain: flags is 0x2: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 2; }},
       {"rope_explain: q is absent: ", ROPE_STATUS_INVALID_ARGUMENT, [](rope_args_t &args) { args.q = {}; }},
       {"rope_explain: k_out is set but k is absent: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.k = {}; }},
