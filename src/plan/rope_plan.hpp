@@ -10,11 +10,13 @@ namespace rope {
 
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
-  kShared,   // one position axis, no sequences; computed angles, shared by the threads of a block
-  kLookup,   // the same with sequences or several axes
-  kFlat,     // as kShared, but each thread has its own angles
-  kTable32,  // from a table of F32, a column a pair, columns next to each other
-  kTable16,  // of F16 or BF16
+  kShared,       // one position axis, no sequences; computed angles, shared by the threads of a block
+  kAxes,         // the same with several position axes
+  kSequences,    // and with sequences
+  kFlat,         // as kShared, but each thread has its own angles
+  kTable32,      // from a table of F32, a column a pair, columns next to each other
+  kTable16,      // of F16 or BF16
+  kWarpTable32,  // as kTable32, rows shared by a warp
   kGeneral
 };
 enum class Pairing {
@@ -49,6 +51,7 @@ struct RopePlan {
   uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
+  bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
   uint32_t units_per_grid_row;
   uint32_t grid_x, grid_y;
