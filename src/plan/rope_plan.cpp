@@ -207,9 +207,10 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
-  const bool has_runs = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1;
-  if ((plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) &&
-      !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
+  const bool is_single = plan->vector_elements == 1, has_runs = plan->pairing == Pairing::kInterleaved && !is_single;
+  const bool has_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
+  if ((is_single && plan->kernel != RopeKernel::kShared) ||
+      (has_table && !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1)))) {
     plan->kernel = RopeKernel::kGeneral;
   }
   count_units(problem, plan);
@@ -219,7 +220,9 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  if (plan->kernel == RopeKernel::kShared && is_flat(problem, device, *plan)) plan->kernel = RopeKernel::kFlat;
+  if (plan->kernel == RopeKernel::kShared && !is_single && is_flat(problem, device, *plan)) {
+    plan->kernel = RopeKernel::kFlat;
+  }
   if (has_warp_rows(problem, *plan)) plan->kernel = RopeKernel::kWarpTable32;
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);

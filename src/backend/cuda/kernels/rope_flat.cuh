@@ -291,9 +291,6 @@ const void *find_flat_kernel(RopeKernel kernel) {
 template <typename T>
 const void *find_flat_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
-  if (vector_elements == 1) {
-    return is_interleaved ? find_flat_kernel<T, 1, true>(kernel) : find_flat_kernel<T, 1, false>(kernel);
-  }
   if (vector_elements == kNarrow) {
     return is_interleaved ? find_flat_kernel<T, kNarrow, true>(kernel) : find_flat_kernel<T, kNarrow, false>(kernel);
   }

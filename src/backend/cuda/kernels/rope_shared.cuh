@@ -8,6 +8,8 @@
 // sines from shared memory, rotates and stores.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/rope_units.cuh"
 
 namespace rope {
@@ -227,20 +229,16 @@ const void *find_shared_kernel(bool is_interleaved) {
                         : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false, Position>);
 }
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// The kernel for a vector width, or NULL for a width that T has none of. Single elements have the simple one alone.
 template <typename T, typename Position>
 const void *find_shared_kernel(int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  switch (vector_elements) {
-    case 1:
-      return find_shared_kernel<T, 1, Position>(is_interleaved);
-    case 8 / kSize:
-      return find_shared_kernel<T, 8 / kSize, Position>(is_interleaved);
-    case 16 / kSize:
-      return find_shared_kernel<T, 16 / kSize, Position>(is_interleaved);
-    default:
-      return nullptr;
+  if (vector_elements == 16 / kSize) return find_shared_kernel<T, 16 / kSize, Position>(is_interleaved);
+  if (vector_elements == 8 / kSize) return find_shared_kernel<T, 8 / kSize, Position>(is_interleaved);
+  if constexpr (std::is_same<Position, OnePosition>::value) {
+    if (vector_elements == 1) return find_shared_kernel<T, 1, Position>(is_interleaved);
   }
+  return nullptr;
 }
 
 }  // namespace rope
