@@ -1,8 +1,6 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
-#include <initializer_list>
-
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -23,7 +21,8 @@ bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
   bytes.add(entries * size);
-  for (const TableColumns *columns : {&table.cos, &table.sin}) {
+  const TableColumns *const both[] = {&table.cos, &table.sin};
+  for (const TableColumns *columns : both) {
     bytes.add(columns->data);
     bytes.add(columns->row_stride * size);
     bytes.add(columns->batch_stride * size);
