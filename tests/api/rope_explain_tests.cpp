@@ -91,13 +91,20 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
-    CHECK(has(request.explain(), ": computed angles kernel, "));
+    CHECK(has(request.explain(), ": own angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     CHECK(has(request.explain(), ": table kernel, "));
-    request.args.cos = request.args.sin = {};
     request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
     CHECK(has(request.explain(), ": general kernel, "));
+    request.args.cos = request.args.sin = request.args.fault = {};
+    request.config.num_axes = 2;
+    CHECK(has(request.explain(), ": shared angles, positions looked up kernel, "));
+    request.config.num_axes = 1;
+    // Enough for any GPU to share angles.
+    request.args.k = request.args.k_out = {};
+    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 4096, 32, 64});
+    CHECK(has(request.explain(), ": shared angles kernel, "));
   }
 }
 
@@ -146,7 +153,7 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
   } misuses[] = {
       {"rope_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.struct_size = 8; }},
-      {"rope_explain: flags is 0x1: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 1; }},
+      {"rope_explain: flags is 0x2: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 2; }},
       {"rope_explain: q is absent: ", ROPE_STATUS_INVALID_ARGUMENT, [](rope_args_t &args) { args.q = {}; }},
       {"rope_explain: k_out is set but k is absent: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.k = {}; }},
