@@ -1,8 +1,8 @@
-// programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and yet wait for what they read and write
+// programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and wait for what they read and write
 //
-// A chain of calls of every kernel, in which each reads what the one before wrote and writes what it read, gives the bits
-// of the same calls without the flag, one at a time. Before each chain a copy writes all operands, positions included: one
-// of CUDA's own, or a kernel that lets the next one start long before it writes.
+// A chain of calls of every kernel, in which each reads what the one before wrote and writes what it read, gives the
+// bits of the same calls without the flag, one at a time. Before each chain a copy writes all operands, positions
+// included: one of CUDA's own, or a kernel that lets the next one start long before it writes.
 #include <catch2/catch_test_macros.hpp>
 #include <functional>
 #include <memory>
