@@ -7,11 +7,13 @@ namespace rope {
 
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
-  kShared,   // one position axis, no sequences; computed angles, shared by the threads of a block
-  kLookup,   // the same with sequences or several axes
-  kFlat,     // as kShared, but each thread has its own angles
-  kTable32,  // from a table of F32, a column a pair, columns next to each other
-  kTable16,  // of F16 or BF16
+  kShared,       // one position axis, no sequences; computed angles, shared by the threads of a block
+  kAxes,         // the same with several position axes
+  kSequences,    // and with sequences
+  kFlat,         // as kShared, but each thread has its own angles
+  kTable32,      // from a table of F32, a column a pair, columns next to each other
+  kTable16,      // of F16 or BF16
+  kWarpTable32,  // as kTable32, rows shared by a warp
   kGeneral
 };
 enum class Pairing {

@@ -36,9 +36,11 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
   const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
                                 (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
   if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
-  const bool needs_lookup = geometry.num_axes > 1 || problem.sequences.is_present;
-  if (problem.angles == AngleSource::kIncrements) return needs_lookup ? RopeKernel::kLookup : RopeKernel::kShared;
-  if (needs_lookup || problem.fault.data != nullptr) return RopeKernel::kGeneral;
+  const bool has_sequences = problem.sequences.is_present, has_axes = geometry.num_axes > 1;
+  if (problem.angles == AngleSource::kIncrements) {
+    return has_sequences ? RopeKernel::kSequences : has_axes ? RopeKernel::kAxes : RopeKernel::kShared;
+  }
+  if (has_sequences || has_axes || problem.fault.data != nullptr) return RopeKernel::kGeneral;
   const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
                                table.cos.column_stride == 1 && table.sin.column_stride == 1;
   if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
@@ -69,7 +71,8 @@ int choose_vector_elements(const RopeProblem &problem, Pairing pairing) {
 }
 
 bool shares_angles(RopeKernel kernel) {
-  return kernel == RopeKernel::kShared || kernel == RopeKernel::kLookup || kernel == RopeKernel::kGeneral;
+  return kernel == RopeKernel::kShared || kernel == RopeKernel::kAxes || kernel == RopeKernel::kSequences ||
+         kernel == RopeKernel::kGeneral;
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -109,7 +112,10 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
   if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (most > kMaxGridX) most = kMaxGridX;
-  const int64_t whole = problem.batches > 1 ? problem.tokens : is_by_token ? int64_t{plan->tokens_per_block} : 1;
+  // Too many batches for a row to have one token of each: then it has whole batches.
+  if (problem.batches > most) plan->is_batch_fastest = false;
+  int64_t whole = is_by_token ? plan->tokens_per_block : 1;
+  if (problem.batches > 1) whole = plan->is_batch_fastest ? problem.batches : problem.tokens;
   most -= most % whole;
   if (most == 0) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
@@ -163,6 +169,7 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
+  if (plan.kernel == RopeKernel::kWarpTable32) return plan.threads / 32 * 2 * pairs * kFloat;
   if (!shares_angles(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -177,6 +184,22 @@ bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePla
   const int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
   const int64_t tokens = problem.batches * problem.tokens;
   return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+}
+
+// Whether the lanes of a warp share a row of the table: they belong to one token, and rows are whole vectors. Pays with long
+// rows beside data of 16 bits; elsewhere there is less to save than the detour through shared memory costs.
+bool has_warp_rows(const RopeProblem &problem, const RopePlan &plan) {
+  constexpr uint32_t kLanes = 32;
+  return plan.kernel == RopeKernel::kTable32 && plan.vector_elements == 8 && plan.units_per_token % kLanes == 0 &&
+         problem.geometry->pairs() % 4 == 0 && problem.geometry->pairs() >= kLeastPairsOfWarpRows &&
+         has_table_vectors(problem.table, 4);
+}
+
+// Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
+bool has_closer_batches(const RopeProblem &problem) {
+  const RotatedTensor &q = problem.tensor[0];
+  const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+  return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
@@ -197,11 +220,13 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     count_units(problem, plan);
   }
   if (plan->kernel == RopeKernel::kShared && is_flat(problem, device, *plan)) plan->kernel = RopeKernel::kFlat;
+  if (has_warp_rows(problem, *plan)) plan->kernel = RopeKernel::kWarpTable32;
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
   } else {
     plan->threads = plan->units_per_block = kFlatThreads;
   }
+  plan->is_batch_fastest = has_closer_batches(problem);
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }

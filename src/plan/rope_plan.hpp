@@ -35,6 +35,7 @@ struct RopePlan {
   uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
+  bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
   uint32_t units_per_grid_row;
   uint32_t grid_x, grid_y;

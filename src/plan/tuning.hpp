@@ -5,7 +5,7 @@
 
 namespace rope {
 
-// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope_bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
+// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
 // whose copy takes 141.9 us, "decode" its 8 tokens.
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
@@ -23,6 +23,10 @@ constexpr uint32_t kFlatThreads = 128;
 // With programmatic launch 310: 1.64 against 2.06 us, 558: 1.90 against 2.22, 256 tokens, 64 + 8 heads: 3.06 against 2.91.
 constexpr int kMostFlatThreads = 150;
 constexpr int kMostFlatThreadsProgrammatic = 600;
+
+// RoPE: pairs from which on a warp shares the rows of an F32 table. Prefill (64) 152.5 us against 155.7, interleaved 151.9
+// against 179.9; GPT-J (32) 24.7 against 19.4; F16 and BF16 tables 158.6 against 149.4.
+constexpr int kLeastPairsOfWarpRows = 64;
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 154.4 us, 1440 (40) 162.5. The general

@@ -1,11 +1,13 @@
-// gpu_timer.cu - graph timing and the copy kernel
+// gpu_timer.cu - graph timing, the kernels to compare with, and device memory
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <vector>
+#include <cstring>
+#include <new>
+#include <stdexcept>
 
+#include "fill_bits.hpp"
 #include "gpu_timer.hpp"
 
 namespace bench {
@@ -14,8 +16,7 @@ namespace {
 
 void check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *source, size_t vectors) {
@@ -23,86 +24,343 @@ __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *s
   if (i < vectors) target[i] = source[i];
 }
 
-// Values of 0.5 to 2 in every 16-bit or 32-bit float type alike, so that any type may read them.
-__global__ void fill_kernel(unsigned short *words, size_t count) {
+// Vectors of a row come in a power of two or a few times one; the division costs nothing beside the memory.
+__global__ void __launch_bounds__(256) scale_kernel(char *data, unsigned vectors_in_row, size_t pitch, size_t vectors) {
   const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
-  const unsigned hash = static_cast<unsigned>(i) * 2654435761u;
-  if (i < count) words[i] = static_cast<unsigned short>(0x3f00u + (hash >> 24));
+  if (i >= vectors) return;
+  const unsigned row = static_cast<unsigned>(i) / vectors_in_row, column = static_cast<unsigned>(i) % vectors_in_row;
+  uint4 *place = reinterpret_cast<uint4 *>(data + row * pitch + column * 16);
+  uint4 value = *place;
+  value.x ^= 0x80008000u;
+  value.y ^= 0x80008000u;
+  value.z ^= 0x80008000u;
+  value.w ^= 0x80008000u;
+  *place = value;
 }
 
-const cudaDeviceProp &properties() {
-  static const cudaDeviceProp found = [] {
-    cudaDeviceProp result;
-    check(cudaGetDeviceProperties(&result, 0), "cudaGetDeviceProperties");
+template <bool is_programmatic>
+__device__ void begin_early() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (is_programmatic) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+#endif
+}
+
+template <bool is_programmatic>
+__global__ void __launch_bounds__(128) load_store_kernel(uint2 *data, unsigned vectors) {
+  begin_early<is_programmatic>();
+  const unsigned i = blockIdx.x * 128 + threadIdx.x;
+  if (i >= vectors) return;
+  uint2 value = data[i];
+  value.x ^= 0x80008000u;
+  value.y ^= 0x80008000u;
+  data[i] = value;
+}
+
+template <bool is_programmatic>
+__global__ void empty_kernel() {
+  begin_early<is_programmatic>();
+}
+
+// Keeps the stream busy while the host enqueues what is to be timed.
+__global__ void delay_kernel(unsigned long long nanoseconds) {
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+}
+
+template <typename Word>
+__global__ void __launch_bounds__(256)
+    fill_kernel(Word *words, size_t count, uint64_t first, int exponent_bits, int mantissa_bits) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < count) words[i] = static_cast<Word>(random_float_bits(first + i, exponent_bits, mantissa_bits));
+}
+
+template <typename Word>
+__global__ void __launch_bounds__(256)
+    gather_kernel(Word *values, const Word *base, const int64_t *indices, size_t count) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < count) values[i] = base[indices[i]];
+}
+
+unsigned blocks_for(size_t count, unsigned threads) {
+  return static_cast<unsigned>((count + threads - 1) / threads);
+}
+
+bool has_programmatic_launch() {
+  return gpu().capability >= 90;
+}
+
+// By the same call as librope's own launches, so that host times compare.
+void launch(const void *kernel, unsigned blocks, unsigned threads, void **arguments, bool is_programmatic,
+            cudaStream_t stream, const char *what) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = is_programmatic && has_programmatic_launch() ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, kernel, arguments), what);
+}
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream &) = delete;
+  Stream &operator=(const Stream &) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event &) = delete;
+  Event &operator=(const Event &) = delete;
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Graph {
+ public:
+  Graph(const GraphTask &task, cudaStream_t stream) : launches_(task.launches) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      for (int i = 0; i < task.launches; ++i) task.enqueue(i, stream);
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error, "cudaGraphInstantiate");
+  }
+  ~Graph() {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+  }
+  Graph(Graph &&other) noexcept : launches_(other.launches_), executable_(other.executable_) {
+    other.executable_ = nullptr;
+  }
+  Graph(const Graph &) = delete;
+  Graph &operator=(const Graph &) = delete;
+
+  // Microseconds of one replay. The stream is held back for as long as the host took to enqueue the one before, half as
+  // long again and a little more: else the device would wait for the host in the time that counts.
+  double replay(cudaStream_t stream, const Event &begin, const Event &end) {
+    delay_kernel<<<1, 1, 0, stream>>>(30000 + static_cast<unsigned long long>(1500 * std::min(host_us_, 5000.0)));
+    check(cudaGetLastError(), "delay_kernel");
+    const auto host_begin = std::chrono::steady_clock::now();
+    check(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    host_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - host_begin).count();
+    check(cudaEventSynchronize(end), "replay of the graph");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e3;
+  }
+  int launches() const { return launches_; }
+
+ private:
+  int launches_;
+  double host_us_ = 0;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+int attribute_of(cudaDeviceAttr attribute) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, attribute, 0), "cudaDeviceGetAttribute");
+  return value;
+}
+
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..." or the like; "" where there is no such file.
+std::string driver_version() {
+  std::FILE *file = std::fopen("/proc/driver/nvidia/version", "r");
+  if (file == nullptr) return "";
+  char line[512] = "";
+  const bool has_line = std::fgets(line, sizeof line, file) != nullptr;
+  std::fclose(file);
+  if (!has_line) return "";
+  for (const char *word = std::strtok(line, " \t\n"); word != nullptr; word = std::strtok(nullptr, " \t\n")) {
+    if (word[0] >= '0' && word[0] <= '9' && std::strchr(word, '.') != nullptr) return word;
+  }
+  return "";
+}
+
+}  // namespace
+
+const Gpu &gpu() {
+  static const Gpu found = [] {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    Gpu result = {};
+    result.name = properties.name;
+    result.driver = driver_version();
+    result.capability = properties.major * 10 + properties.minor;
+    result.num_multiprocessors = properties.multiProcessorCount;
+    result.clock_mhz = attribute_of(cudaDevAttrClockRate) / 1000;
+    result.memory_clock_mhz = attribute_of(cudaDevAttrMemoryClockRate) / 1000;
+    result.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+    check(cudaDriverGetVersion(&result.cuda_driver), "cudaDriverGetVersion");
+    check(cudaRuntimeGetVersion(&result.cuda_runtime), "cudaRuntimeGetVersion");
     return result;
   }();
   return found;
 }
 
-}  // namespace
-
-void *device_memory(size_t bytes) {
-  void *memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  const size_t words = bytes / 2;
-  fill_kernel<<<static_cast<unsigned>((words + 255) / 256), 256>>>(static_cast<unsigned short *>(memory), words);
-  check(cudaDeviceSynchronize(), "fill_kernel");
-  return memory;
+bool is_gpu_alive() {
+  cudaGetLastError();
+  return cudaDeviceSynchronize() == cudaSuccess;
 }
 
-void *upload(const void *host, size_t bytes) {
-  void *memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  check(cudaMemcpy(memory, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-  return memory;
-}
-
-Spread time_in_graph(int launches, const std::function<void(int, rope_stream_t)> &enqueue) {
-  constexpr int kReplays = 15;
-  cudaStream_t stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < launches; ++i) enqueue(i, stream);
-  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  for (int i = 0; i < 3; ++i) check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-  std::vector<double> times;
-  for (int i = 0; i < kReplays; ++i) {
-    check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-    check(cudaEventRecord(end, stream), "cudaEventRecord");
-    check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    times.push_back(milliseconds * 1e3 / launches);
+std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double milliseconds, int min_replays) {
+  constexpr int kMaxReplays = 61;
+  const Stream stream;
+  const Event begin, end;
+  std::vector<Graph> graphs;
+  std::vector<int> replays;
+  for (const GraphTask &task : tasks) graphs.emplace_back(task, stream);
+  for (Graph &graph : graphs) {
+    graph.replay(stream, begin, end);
+    const double us = graph.replay(stream, begin, end);
+    const int wanted = static_cast<int>(milliseconds * 1e3 / std::max(us, 1.0));
+    replays.push_back(std::max(min_replays, std::min(kMaxReplays, wanted)));
   }
-  std::sort(times.begin(), times.end());
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return {times[kReplays / 2], times.front(), times.back()};
+  std::vector<std::vector<double>> times(graphs.size());
+  for (int turn = 0; turn < kMaxReplays; ++turn) {
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      if (turn >= replays[i]) continue;
+      times[i].push_back(graphs[i].replay(stream, begin, end) / graphs[i].launches());
+    }
+  }
+  std::vector<Spread> spreads;
+  for (const std::vector<double> &each : times) spreads.push_back(spread_of(each));
+  return spreads;
+}
+
+Spread time_on_host(int calls, const std::function<void(rope_stream_t)> &enqueue) {
+  constexpr int kSamples = 61;
+  const Stream stream;
+  std::vector<double> times;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; ++i) enqueue(stream);
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+    if (sample > 0) times.push_back(elapsed.count() / calls);
+  }
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return spread_of(times);
 }
 
 void enqueue_copy(void *target, const void *source, size_t bytes, rope_stream_t stream) {
   const size_t vectors = bytes / 16;
-  copy_kernel<<<static_cast<unsigned>((vectors + 255) / 256), 256, 0, stream>>>(
-      static_cast<uint4 *>(target), static_cast<const uint4 *>(source), vectors);
+  copy_kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(static_cast<uint4 *>(target),
+                                                            static_cast<const uint4 *>(source), vectors);
   check(cudaGetLastError(), "copy_kernel");
 }
 
-const char *device_name() {
-  return properties().name;
+void enqueue_scale(void *data, size_t rows, size_t touched, size_t pitch, rope_stream_t stream) {
+  const size_t vectors = rows * (touched / 16);
+  if (vectors >> 32 != 0) throw std::runtime_error("scale_kernel: too many rows");
+  scale_kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(static_cast<char *>(data),
+                                                             static_cast<unsigned>(touched / 16), pitch, vectors);
+  check(cudaGetLastError(), "scale_kernel");
 }
 
-size_t l2_bytes() {
-  return static_cast<size_t>(properties().l2CacheSize);
+void enqueue_load_store(void *data, size_t bytes, bool is_programmatic, rope_stream_t stream) {
+  uint2 *vectors = static_cast<uint2 *>(data);
+  unsigned count = static_cast<unsigned>(bytes / 8);
+  void *arguments[] = {&vectors, &count};
+  const void *kernel = is_programmatic ? reinterpret_cast<const void *>(&load_store_kernel<true>)
+                                       : reinterpret_cast<const void *>(&load_store_kernel<false>);
+  launch(kernel, std::max(1u, blocks_for(count, 128)), 128, arguments, is_programmatic, stream, "load_store_kernel");
+}
+
+void enqueue_empty(bool is_programmatic, rope_stream_t stream) {
+  const void *kernel = is_programmatic ? reinterpret_cast<const void *>(&empty_kernel<true>)
+                                       : reinterpret_cast<const void *>(&empty_kernel<false>);
+  launch(kernel, 1, 32, nullptr, is_programmatic, stream, "empty_kernel");
+}
+
+void *gpu_allocate(size_t bytes) {
+  void *memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  // Not an error of the device: the next cudaGetLastError must not find it.
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check(error, "cudaMalloc");
+  return memory;
+}
+
+void gpu_free(void *data) {
+  check(cudaFree(data), "cudaFree");
+}
+
+void gpu_fill(void *data, size_t bytes, rope_dtype_t dtype, uint64_t first) {
+  if (bytes < 4) return;
+  if (dtype == ROPE_DTYPE_F32) {
+    fill_kernel<<<blocks_for(bytes / 4, 256), 256>>>(static_cast<uint32_t *>(data), bytes / 4, first, 8, 23);
+  } else {
+    const int exponent_bits = dtype == ROPE_DTYPE_F16 ? 5 : 8;
+    fill_kernel<<<blocks_for(bytes / 2, 256), 256>>>(static_cast<uint16_t *>(data), bytes / 2, first, exponent_bits,
+                                                     15 - exponent_bits);
+  }
+  check(cudaGetLastError(), "fill_kernel");
+}
+
+void gpu_poison(void *data, size_t bytes) {
+  check(cudaMemset(data, 0xff, bytes), "cudaMemset");
+}
+
+void gpu_upload(void *to, const void *from, size_t bytes) {
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+void gpu_gather(const void *base, size_t element_bytes, const std::vector<int64_t> &indices, void *values_out) {
+  const size_t count = indices.size(), bytes = count * element_bytes;
+  if (count == 0) return;
+  // One block for both, so that an exception leaks little.
+  char *block = static_cast<char *>(gpu_allocate(count * 8 + bytes));
+  int64_t *places = reinterpret_cast<int64_t *>(block);
+  gpu_upload(places, indices.data(), count * 8);
+  char *values = block + count * 8;
+  const unsigned blocks = blocks_for(count, 256);
+  if (element_bytes == 2) {
+    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint16_t *>(values), static_cast<const uint16_t *>(base), places,
+                                   count);
+  } else if (element_bytes == 4) {
+    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint32_t *>(values), static_cast<const uint32_t *>(base), places,
+                                   count);
+  } else {
+    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint64_t *>(values), static_cast<const uint64_t *>(base), places,
+                                   count);
+  }
+  check(cudaGetLastError(), "gather_kernel");
+  check(cudaMemcpy(values_out, values, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  gpu_free(block);
+}
+
+void gpu_synchronize() {
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 }  // namespace bench

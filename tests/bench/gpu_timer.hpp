@@ -1,32 +1,59 @@
-// gpu_timer.hpp - times launches in replays of a CUDA graph, and the copy that everything is measured against
+// gpu_timer.hpp - times launches in replays of CUDA graphs, and the kernels that everything is measured against
+//
+// Failing CUDA calls throw std::runtime_error.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "rope/rope.h"
+#include "spread.hpp"
 
 namespace bench {
 
-struct Spread {
-  double median_us;
-  double min_us;
-  double max_us;
+struct Gpu {
+  std::string name, driver;
+  int capability, num_multiprocessors, clock_mhz, memory_clock_mhz;
+  size_t l2_bytes;
+  int cuda_driver, cuda_runtime;  // 13000 for 13.0
+};
+const Gpu &gpu();
+
+// Whether the device still answers: after an illegal access nothing does.
+bool is_gpu_alive();
+
+// One launch of a kind that is captured `launches` times in a graph: enqueue(0), enqueue(1), ...
+struct GraphTask {
+  int launches;
+  std::function<void(int, rope_stream_t)> enqueue;
 };
 
-// Device memory with random 16-bit floats or floats near 1; lives until the program ends.
-void *device_memory(size_t bytes);
-void *upload(const void *host, size_t bytes);
+// Captures each task in a graph and replays the graphs in turns, each for about that long in all; microseconds a
+// launch, the gap between two launches included, as a model would see it. The work of the host is not in it.
+std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double milliseconds, int min_replays);
 
-// Captures `launches` calls of enqueue(i, stream) in a graph and replays it; microseconds a launch, the gap between two
-// launches included, as a model would see it.
-Spread time_in_graph(int launches, const std::function<void(int, rope_stream_t)> &enqueue);
+// Host time of one call, of `calls` in a row on an idle stream.
+Spread time_on_host(int calls, const std::function<void(rope_stream_t)> &enqueue);
 
 // One 16-byte load and store a thread, 256 threads a block, default cache policy.
 void enqueue_copy(void *target, const void *source, size_t bytes, rope_stream_t stream);
+// Flips the sign of the first `touched` bytes of every `pitch` bytes, 16 bytes a thread.
+void enqueue_scale(void *data, size_t rows, size_t touched, size_t pitch, rope_stream_t stream);
+// Loads 8 bytes a thread and stores them where they were.
+void enqueue_load_store(void *data, size_t bytes, bool is_programmatic, rope_stream_t stream);
+// One block that does nothing, by cudaLaunchKernelExC.
+void enqueue_empty(bool is_programmatic, rope_stream_t stream);
 
-// Name and clocks of the GPU, for the head of the table.
-const char *device_name();
-size_t l2_bytes();
+// Memory's part of this device.
+void *gpu_allocate(size_t bytes);
+void gpu_free(void *data);
+void gpu_fill(void *data, size_t bytes, rope_dtype_t dtype, uint64_t first);
+void gpu_poison(void *data, size_t bytes);
+void gpu_upload(void *to, const void *from, size_t bytes);
+void gpu_gather(const void *base, size_t element_bytes, const std::vector<int64_t> &indices, void *values_out);
+void gpu_synchronize();
 
 }  // namespace bench

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -22,13 +23,14 @@ struct RowCase {
   Sizes sizes;
   rope_dtype_t dtype;
   bool is_in_place, has_table;
+  rope_layout_t layout;  // BSHD or SBHD
   bool is_small_launch;  // as on a GPU of any size; otherwise as on one of a single multiprocessor
   std::string describe() const {
     std::ostringstream text;
     text << oracle::dtype_name(dtype) << ' ' << sizes.batches << " x " << sizes.tokens << " tokens, " << sizes.q_heads
          << " + " << sizes.k_heads << " heads of " << sizes.rotary_dim << " of " << sizes.head_dim << " channels"
          << (is_in_place ? "" : ", out of place") << (has_table ? ", by tables" : "")
-         << (is_small_launch ? ", a small launch" : "");
+         << (layout == ROPE_LAYOUT_SBHD ? ", SBHD" : "") << (is_small_launch ? ", a small launch" : "");
     return text.str();
   }
 };
@@ -52,8 +54,12 @@ void check_rope_rows(const RowCase &row_case) {
   const Sizes &sizes = row_case.sizes;
   Workspace workspace(17);
   rope_args_t host = rope_args();
-  const Shape q_shape = {sizes.batches, sizes.tokens, sizes.q_heads, sizes.head_dim};
-  const Shape k_shape = {sizes.batches, sizes.tokens, sizes.k_heads, sizes.head_dim};
+  Shape q_shape = {sizes.batches, sizes.tokens, sizes.q_heads, sizes.head_dim};
+  Shape k_shape = {sizes.batches, sizes.tokens, sizes.k_heads, sizes.head_dim};
+  if (row_case.layout == ROPE_LAYOUT_SBHD) {
+    std::swap(q_shape[0], q_shape[1]);
+    std::swap(k_shape[0], k_shape[1]);
+  }
   host.q = workspace.tensor(row_case.dtype, q_shape);
   host.k = workspace.tensor(row_case.dtype, k_shape);
   workspace.fill_normal(host.q);
@@ -83,6 +89,7 @@ void check_rope_rows(const RowCase &row_case) {
 
   rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, sizes.head_dim);
   config.dtype = row_case.dtype;
+  config.layout = row_case.layout;
   config.rotary_dim = sizes.rotary_dim;
   rope::RopeGeometry geometry = {};
   require_served(rope::make_rope_geometry("test", config, &geometry));
@@ -98,10 +105,11 @@ void check_rope_rows(const RowCase &row_case) {
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
 
-  // Several batches: a row has whole ones. One batch: a row has whole blocks, where those are aligned to tokens.
+  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks, where those are aligned to tokens.
   const int64_t all_tokens = problem.batches * problem.tokens;
   const bool has_blocks_of_tokens = plan.tokens_per_block > 0;
-  const int64_t unit = problem.batches > 1 ? problem.tokens : has_blocks_of_tokens ? plan.tokens_per_block : 1;
+  int64_t unit = has_blocks_of_tokens ? plan.tokens_per_block : 1;
+  if (problem.batches > 1) unit = plan.is_batch_fastest ? problem.batches : problem.tokens;
   for (const int64_t units : {1, 2, 3, 5}) {
     const int64_t tokens_per_row = units * unit;
     if (tokens_per_row >= all_tokens) continue;
@@ -194,7 +202,9 @@ TEST_CASE("RoPE gives the same bits with several grid rows", "[cuda][grid]") {
       for (const bool is_in_place : {true, false}) {
         for (const bool has_table : {false, true}) {
           for (const bool is_small_launch : {false, true}) {
-            check_rope_rows({sizes, dtype, is_in_place, has_table, is_small_launch});
+            for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD}) {
+              check_rope_rows({sizes, dtype, is_in_place, has_table, layout, is_small_launch});
+            }
           }
         }
       }

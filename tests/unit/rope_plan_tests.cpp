@@ -226,7 +226,7 @@ std::string describe(const rope::RopePlan &plan) {
        << " blocks a token, " << plan.tokens_per_block << " tokens a block, " << plan.units_per_block
        << " units a block, " << plan.tokens_per_grid_row << " tokens and " << plan.units_per_grid_row
        << " units a row, grid " << plan.grid_x << " x " << plan.grid_y << ", shared " << plan.shared_bytes
-       << (plan.is_programmatic ? ", programmatic" : "");
+       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.is_programmatic ? ", programmatic" : "");
   return text.str();
 }
 
@@ -302,15 +302,24 @@ bool is_flat(const Scene &scene, const rope::DeviceInfo &device, int64_t units_p
   return scene.num_tokens() <= most * device.multiprocessors / units_per_token;
 }
 
+// Whether a row of a table serves the lanes of a warp: long rows beside whole vectors of 16-bit elements.
+bool has_warp_rows(const Scene &scene, int64_t units_per_token, int64_t elements) {
+  const int pairs = scene.geometry.rotary_dim / 2;
+  return scene.problem.table.dtype == ROPE_DTYPE_F32 && scene.element_size() == 2 && elements == 8 &&
+         units_per_token % 32 == 0 && pairs % 4 == 0 && pairs >= rope::kLeastPairsOfWarpRows;
+}
+
 // What the headers of plans say of the kernels.
-rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token) {
+rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token,
+                                 int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   const int pairs = scene.geometry.rotary_dim / 2;
   const bool has_simple_pairs = !scene.is_converted() && (problem.in_distance == 1 || problem.in_distance == pairs);
   if (scene.geometry.dtype == ROPE_DTYPE_F64 || !has_simple_pairs) return rope::RopeKernel::kGeneral;
   const bool is_looked_up = scene.geometry.num_axes > 1 || problem.sequences.is_present;
   if (problem.angles == rope::AngleSource::kIncrements) {
-    if (is_looked_up) return rope::RopeKernel::kLookup;
+    if (problem.sequences.is_present) return rope::RopeKernel::kSequences;
+    if (is_looked_up) return rope::RopeKernel::kAxes;
     return is_flat(scene, device, units_per_token) ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared;
   }
   if (problem.angles != rope::AngleSource::kTable || is_looked_up) return rope::RopeKernel::kGeneral;
@@ -318,13 +327,23 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
   const bool is_simple = problem.fault.data == nullptr && problem.table.width == pairs &&
                          problem.table.dtype != ROPE_DTYPE_F64 && allows_table_vectors(scene, widest_vectors(scene));
   if (!is_simple) return rope::RopeKernel::kGeneral;
+  if (has_warp_rows(scene, units_per_token, elements)) return rope::RopeKernel::kWarpTable32;
   return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
 }
 
 // Blocks are aligned to tokens then; otherwise threads are numbered through the units of a grid row.
 bool shares_angles(rope::RopeKernel kernel) {
-  return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kLookup ||
-         kernel == rope::RopeKernel::kGeneral;
+  return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kAxes ||
+         kernel == rope::RopeKernel::kSequences || kernel == rope::RopeKernel::kGeneral;
+}
+
+// Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
+bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
+  const int64_t *stride = scene.problem.tensor[0].in_stride;
+  int64_t most = ((int64_t{1} << 32) - 1 - 4096) / plan.units_per_token;
+  if (shares_angles(plan.kernel)) most = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
+  return scene.problem.batches > 1 && scene.problem.batches <= std::min(most, int64_t{kLargestGridX}) &&
+         std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
 }
 
 int64_t divide_up(int64_t a, int64_t b) {
@@ -359,9 +378,13 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
 }
 
 // The same of threads that are numbered through.
-std::string fault_of_numbers(const rope::RopePlan &plan) {
+std::string fault_of_numbers(const Scene &scene, const rope::RopePlan &plan) {
   if (plan.threads != rope::kFlatThreads || plan.units_per_block != rope::kFlatThreads) return "threads";
-  if (plan.shared_bytes != 0) return "shared_bytes";
+  // Each warp has a row of cosines and one of sines.
+  const bool has_rows = plan.kernel == rope::RopeKernel::kWarpTable32;
+  const uint32_t row_bytes = static_cast<uint32_t>(scene.geometry.rotary_dim / 2) * 4;
+  if (plan.shared_bytes != (has_rows ? rope::kFlatThreads / 32 * 2 * row_bytes : 0)) return "shared_bytes";
+  if (has_rows && plan.units_per_token % 32 != 0) return "a warp of two tokens";
   const int64_t units = plan.tokens_per_grid_row * plan.units_per_token;
   if (plan.units_per_grid_row != units) return "units_per_grid_row";
   if (divide_up(units, plan.threads) != plan.grid_x) return "grid_x and the row";
@@ -402,14 +425,17 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
     units += plan.units_per_head[i] * static_cast<uint64_t>(problem.tensor[i].heads);
   }
   if (plan.units_per_token != units) return "units_per_token";
-  if (plan.kernel != expected_kernel(scene, device, plan.units_per_token)) return "kernel";
+  if (plan.kernel != expected_kernel(scene, device, plan.units_per_token, elements)) return "kernel";
 
   const int64_t row = plan.tokens_per_grid_row;
   if (row < 1 || row > INT32_MAX) return "tokens_per_grid_row";
   if (row * plan.grid_y < scene.num_tokens()) return "tokens left over";
   if (row * (int64_t{plan.grid_y} - 1) >= scene.num_tokens()) return "a row without tokens";
-  if (problem.batches > 1 && row % problem.tokens != 0) return "a row with a part of a batch";
-  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(plan);
+  if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
+  if (problem.batches > 1 && row % (plan.is_batch_fastest ? problem.batches : problem.tokens) != 0) {
+    return "a row with a part of a batch";
+  }
+  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(scene, plan);
 }
 
 // How often each channel is written and each pair rotated when a launch runs, thread by thread, as the kernels find
@@ -479,11 +505,13 @@ class Launch {
 
     const rope::RopeProblem &problem = scene_.problem;
     Place place = {0, token, 0, 0, 0};
-    // A row begins with a batch where there are several.
+    // A row begins with a batch where there are several, or with a token of all of them.
     if (problem.batches > 1) {
-      place.batch = y * (plan_.tokens_per_grid_row / problem.tokens) + in_row / problem.tokens;
-      place.token = in_row % problem.tokens;
-      if (place.batch * problem.tokens + place.token != token) return "a row that begins inside a batch";
+      const int64_t inner = plan_.is_batch_fastest ? problem.batches : problem.tokens;
+      place.batch = y * (plan_.tokens_per_grid_row / inner) + in_row / inner;
+      place.token = in_row % inner;
+      if (plan_.is_batch_fastest) std::swap(place.batch, place.token);
+      if (place.batch >= problem.batches || place.token >= problem.tokens) return "a token of no batch";
     }
     while (unit >= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads) {
       unit -= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads;
@@ -491,8 +519,8 @@ class Launch {
     }
     place.head = unit / plan_.units_per_head[place.tensor];
     unit %= plan_.units_per_head[place.tensor];
-    place.row =
-        static_cast<size_t>(token) * heads_per_token_ + first_head_[place.tensor] + static_cast<size_t>(place.head);
+    place.row = static_cast<size_t>(place.batch * problem.tokens + place.token) * heads_per_token_ +
+                first_head_[place.tensor] + static_cast<size_t>(place.head);
     if (scene_.is_converted() && problem.tensor[place.tensor].is_in_place) {
       const int64_t block = int64_t{y} * plan_.grid_x + x;
       if (block_of_row_[place.row] >= 0 && block_of_row_[place.row] != block) return "a head in two blocks";
@@ -554,12 +582,11 @@ class Launch {
 
   // The runs of a row that a thread reads as vectors.
   std::string check_table(const Place &place, const std::vector<int> &pairs) const {
-    const bool is_table = plan_.kernel == rope::RopeKernel::kTable32 || plan_.kernel == rope::RopeKernel::kTable16;
-    if (!is_table) return "";
+    if (shares_angles(plan_.kernel) || plan_.kernel == rope::RopeKernel::kFlat) return "";
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
     const int64_t step = std::min<int64_t>(length, 16 / size);
-    if (size != (plan_.kernel == rope::RopeKernel::kTable32 ? 4 : 2)) return "a table of another width";
+    if (size != (plan_.kernel == rope::RopeKernel::kTable16 ? 2 : 4)) return "a table of another width";
     const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
@@ -638,7 +665,8 @@ class Launch {
 // The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens) {
   const bool is_by_token = shares_angles(plan.kernel);
-  const int64_t unit = scene.problem.batches > 1 ? scene.problem.tokens : is_by_token ? plan.tokens_per_block : 1;
+  int64_t unit = is_by_token ? plan.tokens_per_block : 1;
+  if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
   plan.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;
   plan.grid_y = static_cast<uint32_t>(divide_up(scene.num_tokens(), plan.tokens_per_grid_row));
   if (is_by_token) {
@@ -712,7 +740,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Random random(1);
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
-  int of_kernel[6] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0;
+  int of_kernel[8] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
   for (int round = 0; round < 40000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
@@ -732,7 +760,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
           units += tensor.heads * ((scene.geometry.rotary_dim / 2 + copied) / widest_vectors(scene));
         }
         int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
-        if (!shares_angles(expected_kernel(scene, device, units))) {
+        if (!shares_angles(expected_kernel(scene, device, units, widest_vectors(scene)))) {
           row = std::min(int64_t{kLargestGridX}, ((int64_t{1} << 32) - 8192) / units);
         }
         const bool fills_grid = scene.num_tokens() / kLargestGridY >= row / 2;
@@ -750,6 +778,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
       rows += plan.grid_y > 1;
       rows_of_numbers += plan.grid_y > 1 && !shares_angles(plan.kernel);
       programmatic += plan.is_programmatic;
+      batch_fastest += plan.is_batch_fastest;
       whole_heads += scene.converts_in_place();
       ++of_kernel[static_cast<int>(plan.kernel)];
       ++of_pairing[static_cast<int>(plan.pairing)];
@@ -764,10 +793,14 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(rows > 100);
   CHECK(rows_of_numbers > 100);
   CHECK(programmatic > 10000);
+  CHECK(batch_fastest > 10000);
   CHECK(of_2_to_40_tokens > 10);
   CHECK(of_2_to_19_heads > 100);
   CHECK(whole_heads > 1000);
-  for (const int count : of_kernel) CHECK(count > 1000);
+  for (int kernel = 0; kernel < 8; ++kernel) {
+    INFO("kernel " << kernel);
+    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32) ? 0 : 1000));
+  }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
 
@@ -782,6 +815,13 @@ TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]")
     // Two batches, neither of which fits a row.
     set_problem(&scene, ROPE_DTYPE_F16, 2, int64_t{1} << 32, 1, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
+    // In a row too few to have one token of each of so many batches, whole batches.
+    rope_config_t config = some_config(ROPE_DTYPE_F16, 2);
+    config.layout = ROPE_LAYOUT_SBHD;
+    set_problem(&scene, config, {2, int64_t{1} << 24, 1 << 18, 2});
+    CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
+    CHECK_FALSE(plan.is_batch_fastest);
+    CHECK(fault_of(scene, device, plan).empty());
     // As one batch they do.
     set_problem(&scene, ROPE_DTYPE_F16, 1, int64_t{1} << 33, 1, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
@@ -794,8 +834,8 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   Scene scene;
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
-  int of_kernel[6] = {}, short_rows_of_kernel[6] = {}, wide_tables = 0, rows_of_batches = 0;
-  for (int round = 0; round < 16000; ++round) {
+  int of_kernel[8] = {}, short_rows_of_kernel[8] = {}, wide_tables = 0, rows_of_batches = 0, batch_fastest = 0;
+  for (int round = 0; round < 20000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches share angles too.
     const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 10];
@@ -815,6 +855,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     short_rows += rows.grid_y > 1;
     ++of_kernel[static_cast<int>(plan.kernel)];
     short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > 1;
+    batch_fastest += plan.is_batch_fastest && rows.grid_y > 1;
     rows_of_batches += rows.grid_y > 1 && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
     wide_tables += plan.vector_elements > 1 && !shares_angles(plan.kernel) && plan.kernel != rope::RopeKernel::kFlat;
     wide_copies += plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
@@ -828,9 +869,15 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  for (const int count : of_kernel) CHECK(count > 100);
-  for (const int count : short_rows_of_kernel) CHECK(count > 50);
+  // Rows for warps are rare among these, and have a test case of their own.
+  for (int kernel = 0; kernel < 8; ++kernel) {
+    if (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32)) continue;
+    INFO("kernel " << kernel);
+    CHECK(of_kernel[kernel] > 100);
+    CHECK(short_rows_of_kernel[kernel] > 50);
+  }
   CHECK(rows_of_batches > 100);
+  CHECK(batch_fastest > 500);
   CHECK(wide_tables > 50);
   CHECK(wide_copies > 50);
   CHECK(whole_heads > 200);
@@ -958,7 +1005,8 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     return args;
   };
   const int32_t axes[64] = {};
-  const rope::RopeKernel shared = rope::RopeKernel::kShared, lookup = rope::RopeKernel::kLookup;
+  const rope::RopeKernel shared = rope::RopeKernel::kShared, axes_kernel = rope::RopeKernel::kAxes;
+  const rope::RopeKernel sequences = rope::RopeKernel::kSequences;
   const rope::RopeKernel table32 = rope::RopeKernel::kTable32, table16 = rope::RopeKernel::kTable16;
   const rope::RopeKernel general = rope::RopeKernel::kGeneral;
   const struct {
@@ -985,18 +1033,19 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
        }},
       {"fault, where nothing can be faulty", shared, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
-      {"several axes", lookup, rope::Pairing::kHalf, [](rope_config_t &config, rope_args_t &) { config.num_axes = 2; }},
-      {"several axes, interleaved", lookup, rope::Pairing::kInterleaved,
+      {"several axes", axes_kernel, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.num_axes = 2; }},
+      {"several axes, interleaved", axes_kernel, rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) {
          config.num_axes = 3;
          config.style = ROPE_STYLE_INTERLEAVED;
        }},
-      {"sequences", lookup, rope::Pairing::kHalf,
+      {"sequences", sequences, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &args) {
          config.layout = ROPE_LAYOUT_THD;
          args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
        }},
-      {"sequences and fault", lookup, rope::Pairing::kHalf,
+      {"sequences and fault", sequences, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &args) {
          config.layout = ROPE_LAYOUT_THD;
          args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I64, {9});
@@ -1080,7 +1129,9 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, 128} : std::vector<int64_t>{2, 64, 8, 128},
                   args);
       INFO(feature.title << (has_flag ? ", programmatic" : ""));
-      CHECK(plan_of(scene, small_device).kernel == feature.kernel);
+      // These rows of F32 are long enough for a warp to share them where vectors are whole.
+      CHECK(plan_of(scene, small_device).kernel ==
+            (feature.kernel == table32 ? rope::RopeKernel::kWarpTable32 : feature.kernel));
       // What threads could share they compute themselves where there are few.
       CHECK(plan_of(scene, large_device).kernel ==
             (feature.kernel == shared ? rope::RopeKernel::kFlat : feature.kernel));
@@ -1207,7 +1258,10 @@ TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
                 const rope::RopePlan plan = plan_of(scene, device);
                 INFO(describe(scene) << ": " << describe(plan) << "; table of " << oracle::dtype_name(table_dtype)
                                      << ", " << entries << " entries off at " << misplaced);
-                REQUIRE(plan.kernel == (is_aligned ? table : rope::RopeKernel::kGeneral));
+                const bool is_table = plan.kernel == table || (table == rope::RopeKernel::kTable32 &&
+                                                               plan.kernel == rope::RopeKernel::kWarpTable32);
+                REQUIRE(is_table == is_aligned);
+                REQUIRE((is_table || plan.kernel == rope::RopeKernel::kGeneral));
                 const std::string fault = fault_of(scene, device, plan);
                 if (!fault.empty()) FAIL(fault);
                 ++(is_aligned ? tables : general);
@@ -1220,6 +1274,83 @@ TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
   }
   CHECK(tables > 1000);
   CHECK(general > 1000);
+}
+
+TEST_CASE("long rows of an F32 table are shared by warps", "[rope plan]") {
+  Scene scene;
+  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10};
+  int shared = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
+      for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+        for (const int32_t width : {64, 112, 120, 128, 136, 256, 512}) {
+          for (const int64_t heads : {1, 3, 4, 8}) {
+            for (const bool is_in_place : {true, false}) {
+              rope_config_t config = some_config(dtype, std::min(width + 16, 1024));
+              config.rotary_dim = width;
+              config.style = style;
+              const std::vector<int64_t> shape = {2, 5, heads, config.head_dim};
+              rope_args_t args = {};
+              args.cos = compact_tensor(far_address(0), table_dtype, {64, width / 2});
+              args.sin = compact_tensor(far_address(1), table_dtype, {64, width / 2});
+              if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, dtype, shape);
+              set_problem(&scene, config, shape, args);
+              const rope::RopePlan plan = plan_of(scene, small_device);
+              INFO(describe(scene) << ": " << describe(plan));
+              const int64_t units =
+                  heads * (width / 2 + (is_in_place ? 0 : config.head_dim - width)) / plan.vector_elements;
+              const bool is_shared = dtype != ROPE_DTYPE_F32 && table_dtype == ROPE_DTYPE_F32 &&
+                                     plan.vector_elements == 8 && units % 32 == 0 &&
+                                     width / 2 >= rope::kLeastPairsOfWarpRows;
+              REQUIRE(plan.kernel == (is_shared                       ? rope::RopeKernel::kWarpTable32
+                                      : table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32
+                                                                      : rope::RopeKernel::kTable16));
+              shared += is_shared;
+              for (const int64_t tokens : {10, 5}) {
+                const rope::RopePlan rows = in_short_rows(scene, plan, tokens);
+                const std::string fault = fault_of(scene, small_device, rows) + Launch(scene, rows).run();
+                if (!fault.empty()) FAIL(fault);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(shared > 50);
+}
+
+TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope plan]") {
+  Scene scene;
+  for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD}) {
+    for (const int64_t batches : {1, 3}) {
+      rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+      config.layout = layout;
+      const std::vector<int64_t> shape = layout == ROPE_LAYOUT_BSHD   ? std::vector<int64_t>{batches, 7, 4, 128}
+                                         : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{7, batches, 4, 128}
+                                                                      : std::vector<int64_t>{batches, 4, 7, 128};
+      set_problem(&scene, config, shape);
+      for (const rope::DeviceInfo &device : kDevices) {
+        const rope::RopePlan plan = plan_of(scene, device);
+        CHECK(plan.is_batch_fastest == (layout == ROPE_LAYOUT_SBHD && batches > 1));
+        const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
+        CHECK(fault.empty());
+      }
+    }
+  }
+  // A broadcast axis is the fastest there is; the direction of an axis does not count.
+  for (const bool is_reversed : {false, true}) {
+    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+    set_problem(&scene, config, {3, 7, 4, 128});
+    int64_t *stride = scene.problem.tensor[0].in_stride;
+    std::swap(stride[rope::kBatch], stride[rope::kToken]);
+    if (is_reversed) stride[rope::kToken] = -stride[rope::kToken];
+    CHECK(plan_of(scene, kDevices[4]).is_batch_fastest);
+    stride[rope::kToken] = 0;
+    CHECK_FALSE(plan_of(scene, kDevices[4]).is_batch_fastest);
+    stride[rope::kBatch] = 0;
+    CHECK_FALSE(plan_of(scene, kDevices[4]).is_batch_fastest);
+  }
 }
 
 TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]") {
@@ -1382,7 +1513,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: shared angles, positions looked up kernel, vectors of 16 bytes, grid 32 x 1 of "
+        "rope F16 interleaved on CUDA: shared angles in sequences kernel, vectors of 16 bytes, grid 32 x 1 of "
         "128 "
         "threads, 1024 bytes shared, 0.262144 MB read and written");
 

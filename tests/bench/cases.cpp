@@ -1,0 +1,286 @@
+// cases.cpp - reads cases.txt, whose first lines say what its words mean
+#include "cases.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <set>
+#include <sstream>
+
+#include "cases_text.hpp"
+
+namespace bench {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string &line, const std::string &why) {
+  std::fprintf(stderr, "cases.txt: %s: %s\n", why.c_str(), line.c_str());
+  std::exit(2);
+}
+
+std::vector<std::string> split(const std::string &text, char separator) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+std::string value_of(const Words &words, const std::string &key, const std::string &absent = "") {
+  for (const auto &word : words) {
+    if (word.first == key) return word.second;
+  }
+  return absent;
+}
+
+double number_of(const Words &words, const std::string &key, double absent) {
+  const std::string text = value_of(words, key);
+  return text.empty() ? absent : std::strtod(text.c_str(), nullptr);
+}
+
+int64_t integer_of(const Words &words, const std::string &key, int64_t absent) {
+  return static_cast<int64_t>(number_of(words, key, static_cast<double>(absent)));
+}
+
+// The index of the value among the names, of which the first is the default.
+int choice_of(const Words &words, const std::string &key, std::initializer_list<const char *> names) {
+  const std::string value = value_of(words, key, *names.begin());
+  const auto found = std::find(names.begin(), names.end(), value);
+  if (found == names.end()) refuse(text_of(words), key + " is not one of its values");
+  return static_cast<int>(found - names.begin());
+}
+
+// All combinations of the lists in the values.
+std::vector<Words> combinations(const Words &words) {
+  std::vector<Words> result = {{}};
+  for (const auto &word : words) {
+    std::vector<Words> longer;
+    for (const Words &begun : result) {
+      for (const std::string &value : split(word.second, ',')) {
+        longer.push_back(begun);
+        longer.back().emplace_back(word.first, value);
+      }
+    }
+    result = longer;
+  }
+  return result;
+}
+
+std::string name_of(const std::string &pattern, const Words &words, const std::string &suffix) {
+  std::string name;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] != '{') {
+      name += pattern[i];
+      continue;
+    }
+    const size_t end = pattern.find('}', i);
+    name += value_of(words, pattern.substr(i + 1, end - i - 1));
+    i = end;
+  }
+  return name + suffix;
+}
+
+std::string suffix_of(const Words &words, bool is_swiglu) {
+  std::string suffix = "/" + value_of(words, "dtype", "bf16");
+  if (!is_swiglu) suffix += "/" + value_of(words, "angles", "computed") + "/" + value_of(words, "place", "in-place");
+  if (value_of(words, "launch") == "pdl") suffix += "/pdl";
+  return suffix;
+}
+
+Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
+  Case item;
+  item.words = words;
+  item.group = value_of(words, "class");
+  item.is_swiglu = !value_of(words, "columns").empty();
+  item.measure = static_cast<Measure>(choice_of(
+      words, "measure", {"stream", "resident", "cpu", "latency", "create-cold", "first-call", "create", "call"}));
+  const bool has_suffix = item.measure == Measure::kStream || item.measure == Measure::kResident;
+  item.name = name_of(pattern, words, has_suffix ? suffix_of(words, item.is_swiglu) : "");
+  constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32};
+  item.dtype = kDtypes[choice_of(words, "dtype", {"bf16", "f16", "f32"})];
+  item.is_programmatic = choice_of(words, "launch", {"plain", "pdl"}) == 1;
+  item.is_backward = choice_of(words, "direction", {"forward", "backward"}) == 1;
+  item.num_threads = choice_of(words, "threads", {"all", "1"});
+
+  item.rows = integer_of(words, "rows", 0);
+  item.columns = integer_of(words, "columns", 0);
+  item.gate = static_cast<Gate>(choice_of(words, "gate", {"separate", "packed", "interleaved"}));
+  item.alpha = number_of(words, "alpha", 0);
+  item.limit = number_of(words, "limit", 0);
+  item.up_offset = number_of(words, "up-offset", 0);
+
+  item.layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD +
+                                           (choice_of(words, "layout", {"thd", "bshd", "sbhd", "bhsd"}) + 3) % 4);
+  item.batches = integer_of(words, "batch", 1);
+  item.tokens = integer_of(words, "tokens", 0);
+  const std::vector<std::string> heads = split(value_of(words, "heads", "0+0"), '+');
+  if (heads.size() != 2) refuse(text_of(words), "heads is not Q+K");
+  item.q_heads = std::atoll(heads[0].c_str());
+  item.k_heads = std::atoll(heads[1].c_str());
+  item.head_dim = static_cast<int>(integer_of(words, "dim", 0));
+  item.rotary_dim = static_cast<int>(integer_of(words, "rotary", item.head_dim));
+  item.rotary_offset = static_cast<int>(integer_of(words, "offset", 0));
+  item.style = ROPE_STYLE_HALF + choice_of(words, "style", {"half", "interleaved"});
+  if (!value_of(words, "out-style").empty()) {
+    item.out_style = ROPE_STYLE_HALF + choice_of(words, "out-style", {"half", "interleaved"});
+  }
+  item.theta = number_of(words, "theta", 5e5);
+  item.angles = static_cast<Angles>(choice_of(words, "angles", {"computed", "table-f32", "table-16"}));
+  item.is_out_of_place = choice_of(words, "place", {"in-place", "out-of-place"}) == 1;
+  item.has_yarn = choice_of(words, "scaling", {"none", "yarn"}) == 1;
+  item.is_packed = choice_of(words, "packed", {"none", "qkv"}) == 1;
+  item.has_row_per_token = !item.is_swiglu && value_of(words, "rows") == "token";
+  constexpr rope_dtype_t kPositionDtypes[] = {0, ROPE_DTYPE_I32, ROPE_DTYPE_I64};
+  item.position_dtype = kPositionDtypes[choice_of(words, "positions", {"none", "i32", "i64"})];
+  item.num_sequences = integer_of(words, "sequences", 0);
+  item.axes = static_cast<Axes>(choice_of(words, "axes", {"one", "2d", "mrope"}));
+  item.q_pitch = integer_of(words, "pitch", item.head_dim);
+  item.q_from = integer_of(words, "from", 0);
+  item.is_odd_view = !value_of(words, "view").empty();
+
+  if (is_tiny) {
+    item.tokens = std::min<int64_t>(item.tokens, item.num_sequences > 0 ? 61 : 19);
+    item.batches = std::min<int64_t>(item.batches, 3);
+    item.rows = std::min<int64_t>(item.rows, 5);
+    item.columns = std::min<int64_t>(item.columns, 264);
+  }
+  return item;
+}
+
+std::string isa_here() {
+#if defined(__x86_64__)
+  // What ROPE_CPU_ISA holds the library to counts, not what the machine has.
+  const char *limit = std::getenv("ROPE_CPU_ISA");
+  const std::string held = limit != nullptr ? limit : "";
+  const bool may_avx512 = held.empty() || held.find("v4") != std::string::npos || held.find("512") != std::string::npos;
+  const bool may_avx2 = may_avx512 || held.find("v3") != std::string::npos || held.find("avx2") != std::string::npos;
+  if (may_avx512 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0) return "avx512";
+  if (may_avx2 && __builtin_cpu_supports("avx2") != 0) return "avx2";
+#endif
+  return "other";
+}
+
+struct Rule {
+  Demand demand;
+  Words conditions;
+};
+
+bool fits(const Rule &rule, const Case &item) {
+  Words facts = {
+      {"op", item.is_swiglu ? "swiglu" : "rope"},
+      {"data", item.dtype == ROPE_DTYPE_F32 ? "32" : "16"},
+      {"span", is_partial(item) ? "partial" : "full"},
+      {"heads-in-all", std::to_string(item.q_heads + item.k_heads)},
+      {"isa", isa_here()},
+  };
+  facts.insert(facts.end(), item.words.begin(), item.words.end());
+  const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
+                          {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"}};
+  facts.insert(facts.end(), defaults.begin(), defaults.end());
+  for (const auto &condition : rule.conditions) {
+    if (condition.first == "mb") {
+      const std::vector<std::string> band = split(condition.second, '-');
+      const double megabytes = bytes_moved(item) / 1e6;
+      if (megabytes < std::strtod(band[0].c_str(), nullptr)) return false;
+      if (band.size() > 1 && megabytes >= std::strtod(band[1].c_str(), nullptr)) return false;
+      continue;
+    }
+    const std::vector<std::string> wanted = split(condition.second, ',');
+    if (std::find(wanted.begin(), wanted.end(), value_of(facts, condition.first)) == wanted.end()) return false;
+  }
+  return true;
+}
+
+const std::set<std::string> &case_keys() {
+  static const std::set<std::string> keys = {
+      "class",     "measure",   "layout", "batch",  "tokens",  "heads",     "dim",     "rotary", "offset",
+      "style",     "theta",     "angles", "place",  "packed",  "positions", "rows",    "axes",   "sequences",
+      "out-style", "scaling",   "pitch",  "from",   "view",    "alpha",     "columns", "gate",   "limit",
+      "up-offset", "direction", "dtype",  "launch", "threads", "margin"};
+  return keys;
+}
+
+}  // namespace
+
+int64_t size_of(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+    case ROPE_DTYPE_BF16:
+      return 2;
+    case ROPE_DTYPE_F32:
+    case ROPE_DTYPE_I32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+double bytes_moved(const Case &item) {
+  const double size = static_cast<double>(size_of(item.dtype));
+  if (item.is_swiglu) return static_cast<double>(item.rows * item.columns) * size * (item.is_backward ? 5 : 3);
+  const int64_t heads = item.batches * item.tokens * (item.q_heads + item.k_heads);
+  return 2 * size * static_cast<double>(heads * (item.is_out_of_place ? item.head_dim : item.rotary_dim));
+}
+
+bool is_partial(const Case &item) {
+  return !item.is_swiglu && !item.is_odd_view && (item.rotary_dim < item.head_dim || item.q_pitch > item.head_dim);
+}
+
+std::vector<Case> all_cases(bool is_tiny) {
+  std::vector<Case> cases;
+  std::vector<Rule> rules;
+  std::set<std::string> names;
+  std::string text = kCasesText;
+  for (size_t at; (at = text.find("\\\n")) != std::string::npos;) text.replace(at, 2, " ");
+  for (const std::string &line : split(text, '\n')) {
+    std::stringstream stream(line.substr(0, line.find('#')));
+    std::string kind, pattern;
+    if (!(stream >> kind)) continue;
+    if (kind == "case") stream >> pattern;
+    Words words;
+    for (std::string word; stream >> word;) {
+      const size_t at = word.find('=');
+      if (at == std::string::npos) refuse(line, word + " is not key=value");
+      words.emplace_back(word.substr(0, at), word.substr(at + 1));
+    }
+    if (kind == "case") {
+      for (const auto &word : words) {
+        if (case_keys().count(word.first) == 0) refuse(line, word.first + " is not a key");
+      }
+      for (const Words &one : combinations(words)) {
+        cases.push_back(case_of(pattern, one, is_tiny));
+        if (!names.insert(cases.back().name).second) refuse(line, cases.back().name + " stands twice");
+      }
+    } else if (kind == "demand" && !words.empty()) {
+      const Words first = {words.front()};
+      Rule rule;
+      constexpr const char *kMetrics[] = {"", "share", "scale-share", "us", "us-above"};
+      for (int i = 1; i < 5; ++i) {
+        if (first[0].first == kMetrics[i]) rule.demand.metric = static_cast<Metric>(i);
+      }
+      if (rule.demand.metric == Metric::kNone) refuse(line, "the first word is not a metric");
+      rule.demand.bound = std::strtod(first[0].second.c_str(), nullptr);
+      rule.conditions.assign(words.begin() + 1, words.end());
+      rules.push_back(rule);
+    } else {
+      refuse(line, "not case or demand");
+    }
+  }
+  for (Case &item : cases) {
+    if (is_tiny) break;
+    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const Rule &each) { return fits(each, item); });
+    if (rule == rules.end()) continue;
+    item.demand = rule->demand;
+    if (item.demand.metric == Metric::kShare) item.demand.bound -= number_of(item.words, "margin", 0);
+  }
+  return cases;
+}
+
+std::string text_of(const Words &words) {
+  std::string text;
+  for (const auto &word : words) text += (text.empty() ? "" : " ") + word.first + "=" + word.second;
+  return text;
+}
+
+}  // namespace bench

@@ -1,0 +1,104 @@
+// cases.hpp - what cases.txt says
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rope/rope.h"
+
+namespace bench {
+
+enum class Measure {
+  kStream,
+  kResident,
+  kCpu,
+  kLatency,
+  kCreateCold,
+  kFirstCall,
+  kCreate,
+  kCall
+};
+
+enum class Angles {
+  kComputed,
+  kTableF32,
+  kTable16
+};
+
+enum class Axes {
+  kOne,
+  kTwoHalves,
+  kMrope
+};
+
+enum class Gate {
+  kSeparate,
+  kPacked,
+  kInterleaved
+};
+
+enum class Metric {
+  kNone,
+  kShare,
+  kScaleShare,
+  kMicroseconds,
+  kMicrosecondsAbove
+};
+
+struct Demand {
+  Metric metric = Metric::kNone;
+  double bound = 0;
+};
+
+// In the order of the line. A case is also one such list, without lists in it: the geometry that results carry along.
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+struct Case {
+  std::string name, group;
+  Words words;
+  Measure measure = Measure::kStream;
+  bool is_swiglu = false;
+  rope_dtype_t dtype = ROPE_DTYPE_BF16;
+  bool is_programmatic = false, is_backward = false;
+  int num_threads = 0;
+  Demand demand;
+
+  // RoPE
+  rope_layout_t layout = ROPE_LAYOUT_THD;
+  int64_t batches = 1, tokens = 0;
+  int64_t q_heads = 0, k_heads = 0;
+  int head_dim = 0, rotary_dim = 0, rotary_offset = 0;
+  rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
+  double theta = 0;
+  Angles angles = Angles::kComputed;
+  bool is_out_of_place = false, has_yarn = false, is_packed = false, has_row_per_token = false;
+  rope_dtype_t position_dtype = 0;
+  int64_t num_sequences = 0;
+  Axes axes = Axes::kOne;
+  int64_t q_pitch = 0, q_from = 0;
+  bool is_odd_view = false;
+
+  // SwiGLU
+  int64_t rows = 0, columns = 0;
+  Gate gate = Gate::kSeparate;
+  double alpha = 0, limit = 0, up_offset = 0;
+};
+
+int64_t size_of(rope_dtype_t dtype);
+
+// The least that the operation can move: every element that it touches read once and written once, without positions
+// and tables.
+double bytes_moved(const Case &item);
+
+// Whether only a part of every head's row in memory is touched.
+bool is_partial(const Case &item);
+
+// Cases in the order of the file. With `is_tiny` every one has a few tokens or rows, and no demand. A mistake in the
+// file ends the program with its line.
+std::vector<Case> all_cases(bool is_tiny);
+
+std::string text_of(const Words &words);
+
+}  // namespace bench

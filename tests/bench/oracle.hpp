@@ -1,0 +1,42 @@
+// oracle.hpp - RoPE and SwiGLU in double, from the formulas at the top of rope.h
+#pragma once
+
+#include <vector>
+
+#include "rope/rope.h"
+
+namespace bench {
+
+struct RopeWindow {
+  rope_style_t style, out_style;  // out_style as well where the case leaves it 0
+  int rotary_dim, rotary_offset, pair_block;
+  bool is_backward;
+};
+
+// One head: channels outside the window pass. cosine and sine have an entry for each pair.
+std::vector<double> rotated(const RopeWindow &window, const std::vector<double> &cosine,
+                            const std::vector<double> &sine, const std::vector<double> &head);
+
+struct GateNumbers {
+  double alpha = 1, limit = 0, up_offset = 0;
+};
+
+struct GateGradient {
+  double gate, up;
+};
+
+double gated(const GateNumbers &numbers, double gate, double up);
+GateGradient gate_gradient(const GateNumbers &numbers, double gate, double up, double grad_out);
+
+// How far results are from the oracle.
+class Accuracy {
+ public:
+  void add(double got, double exact);
+  double relative() const;  // 2-norm of the errors over that of the values; NaN counts as infinite
+  double largest() const { return largest_; }
+
+ private:
+  double errors_ = 0, values_ = 0, largest_ = 0;
+};
+
+}  // namespace bench

@@ -1,0 +1,1150 @@
+#!/usr/bin/env python3
+"""What others need for the cases of rope-bench, on the same GPU and in one process with librope.
+
+usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--plot FILE] [--rope-bench FILE] [--commit ID]
+                [--no-compile] [--list] [--tiny]
+
+  --library     librope.so; build/librope.so without it
+  --case        only workloads whose names match; --list prints them
+  --json        writes every figure to FILE
+  --plot        draws the shares of the copy's rate to FILE (PNG), where matplotlib is installed
+  --rope-bench  JSON of rope-bench: its rows stand beside the others, as "librope, from C"
+  --no-compile  leaves out torch.compile, which takes minutes
+  --tiny        a few tokens, results only, on the CPU where there is no GPU: that this program still works
+
+Compared are torch eager and torch.compile (default and max-autotune-no-cudagraphs) with formulas as in Hugging Face's
+models, Triton kernels as the tutorials write them, librope through ctypes, and flash-attn, Liger, vLLM, sglang,
+flashinfer and TransformerEngine where they are installed. What an implementation needs prepared (tables of cosines,
+gathered rows of them, flat views) is prepared outside of the measurement.
+
+Method: each implementation is checked against a reference in double first, with memory poisoned by NaN where it
+allocates its outputs. Times are the median of replays of a CUDA graph of several calls over buffers that together
+exceed the L2 cache (decode: four sets inside it), in turns with replays of a copy kernel (16 bytes a thread) that moves
+as many bytes.
+"""
+
+import argparse
+import ctypes
+import datetime
+import fnmatch
+import importlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+
+import numpy
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# ---- Cases: those of cases.txt, whose first lines say what the words mean ----
+
+# One for each class; every case of rope-bench whose name begins so is a variant of librope.
+WORKLOADS = [
+    "rope/r1/f32", "rope/one-head/f32", "rope/r3/f16", "rope/llama3-8b/prefill/bf16", "rope/llama3-70b/prefill/bf16",
+    "rope/llama3-70b/decode-1/bf16", "rope/llama3-70b/decode-8/bf16", "rope/llama3-70b/decode-64/bf16",
+    "rope/llama3-70b/decode-256/bf16", "rope/d128-rot64/bf16", "rope/d256-rot64/bf16", "rope/gpt-j/prefill/f16",
+    "rope/train/bshd/backward/bf16", "rope/train/sbhd/backward/bf16", "swiglu/llama3-8b/separate/bf16",
+    "swiglu/llama3-8b/packed/bf16", "swiglu/llama3-8b/decode-1/bf16", "swiglu/llama3-8b/decode-8/bf16",
+    "swiglu/llama3-8b/decode-64/bf16", "swiglu/llama3-8b/decode-256/bf16", "swiglu/f32/f32",
+    "swiglu/llama3-8b/backward-separate/bf16"
+]
+
+
+def read_cases():
+    """Name to words of every case that runs on a GPU."""
+    cases = {}
+    with open(os.path.join(HERE, "cases.txt"), encoding="utf-8") as file:
+        for line in file.read().replace("\\\n", " ").splitlines():
+            words = line.split("#")[0].split()
+            if not words or words[0] != "case":
+                continue
+            pairs = [word.split("=", 1) for word in words[2:]]
+            for values in itertools.product(*(value.split(",") for _, value in pairs)):
+                case = {key: value for (key, _), value in zip(pairs, values)}
+                if case.get("measure", "stream") not in ("stream", "resident"):
+                    continue
+                name = words[1].format(**case) + "/" + case.get("dtype", "bf16")
+                if "columns" not in case:
+                    name += "/" + case.get("angles", "computed") + "/" + case.get("place", "in-place")
+                if case.get("launch") == "pdl":
+                    name += "/pdl"
+                cases[name] = case
+    return cases
+
+
+def variants_of(workload, cases):
+    return {name: case for name, case in cases.items() if name == workload or name.startswith(workload + "/")}
+
+
+# ---- librope through ctypes: the structs of rope.h ----
+
+DTYPES = {"f32": (1, torch.float32), "f16": (2, torch.float16), "bf16": (3, torch.bfloat16)}
+CODES = {torch_dtype: code for code, torch_dtype in DTYPES.values()}
+CODES[torch.int64] = 6
+LAYOUTS = {"bshd": 1, "sbhd": 2, "bhsd": 3, "thd": 4}
+STYLES = {"half": 1, "interleaved": 2}
+NOT_SUPPORTED = 2
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_uint16),
+                ("flags", ctypes.c_uint16), ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+
+class Config(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("device", "device_index", "dtype", "layout", "style", "head_dim",
+                                                     "rotary_dim", "rotary_offset")]
+    _fields_ += [("theta", ctypes.c_double), ("attention_scale", ctypes.c_double), ("inv_freq", ctypes.c_void_p),
+                 ("pair_axis", ctypes.c_void_p)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("num_axes", "pair_block", "num_threads", "out_style")]
+
+
+class Args(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
+    _fields_ += [(name, Tensor) for name in ("q", "q_out", "k", "k_out", "v", "v_out", "positions", "start_positions",
+                                             "cu_seqlens", "cos", "sin", "angles", "fault")]
+    _fields_ += [("position_offset", ctypes.c_int64), ("table_rows", ctypes.c_int32), ("reserved0", ctypes.c_int32)]
+
+
+class GateConfig(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
+    _fields_ += [(name, ctypes.c_int32) for name in ("device", "device_index", "dtype", "num_threads")]
+    _fields_ += [(name, ctypes.c_double) for name in ("alpha", "limit", "up_offset", "out_scale")]
+
+
+class GateArgs(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
+    _fields_ += [(name, Tensor) for name in ("gate", "up", "out", "row_scale", "num_rows", "grad_out", "grad_gate",
+                                             "grad_up", "grad_row_scale")]
+
+
+assert [ctypes.sizeof(struct) for struct in (Tensor, Config, Args, GateConfig, GateArgs)] == [80, 88, 1064, 56, 728]
+
+
+class NotHere(Exception):
+    """This implementation cannot run this workload here; the text says why."""
+
+
+class Library:
+
+    def __init__(self, path):
+        self.functions = ctypes.CDLL(path)
+        self.functions.rope_last_error.restype = ctypes.c_char_p
+        self.functions.rope_build_info.restype = ctypes.c_char_p
+        for name in ("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward"):
+            getattr(self.functions, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self.kept = []  # descriptors point to nothing of ours, arguments are read in each call
+
+    def build_info(self):
+        return self.functions.rope_build_info().decode()
+
+    def check(self, status):
+        if status == 0:
+            return
+        text = self.functions.rope_last_error().decode()
+        raise NotHere(text) if status == NOT_SUPPORTED else RuntimeError(text)
+
+    def create(self, function, config):
+        config.struct_size = ctypes.sizeof(config)
+        descriptor = ctypes.c_void_p()
+        self.check(getattr(self.functions, function)(ctypes.byref(config), ctypes.byref(descriptor)))
+        return descriptor
+
+    def caller(self, function, descriptor, args_of_sets, on_gpu):
+        """set -> None, with nothing left to do but the call."""
+        call, check = getattr(self.functions, function), self.check
+        addresses = [ctypes.addressof(args) for args in args_of_sets]
+        self.kept.append(args_of_sets)
+
+        def run(i):
+            stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+            status = call(descriptor, addresses[i], stream)
+            if status != 0:
+                check(status)
+
+        return run
+
+
+def view_of(tensor):
+    view = Tensor(data=tensor.data_ptr(), dtype=CODES[tensor.dtype], ndim=tensor.dim(), flags=1)
+    view.shape[:tensor.dim()] = tensor.shape
+    view.stride[:tensor.dim()] = tensor.stride()
+    return view
+
+
+# ---- Workloads: tensors, and a reference in double ----
+
+
+class Workload:
+    """What is common to the implementations of one case: `sets` sets of inputs, and how right outputs look."""
+
+    def __init__(self, name, case, options):
+        self.name, self.case, self.device = name, case, options.device
+        self.group = case["class"]
+        self.dtype_name = case.get("dtype", "bf16")
+        self.dtype = DTYPES[self.dtype_name][1]
+        self.is_backward = case.get("direction") == "backward"
+        self.is_resident = case.get("measure") == "resident"
+        self.is_tiny = options.tiny
+        self.generator = torch.Generator(device=self.device)
+        self.generator.manual_seed(1)
+
+    def random(self, *shape):
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return tensor.uniform_(-2, 2, generator=self.generator)
+
+    def count_sets(self, footprint):
+        if self.is_tiny:
+            return 2
+        if self.is_resident:
+            return 4
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        return max(2, min(64, math.ceil(4 * l2 / footprint)))
+
+    def allowed_error(self):
+        # Peers round more often than once.
+        return {"f32": 5e-3, "f16": 2e-3, "bf16": 1e-2}[self.dtype_name]
+
+
+class RopeWorkload(Workload):
+
+    def __init__(self, name, case, options):
+        super().__init__(name, case, options)
+        self.layout = case.get("layout", "thd")
+        self.batch, self.tokens = int(case.get("batch", 1)), int(case["tokens"])
+        if self.is_tiny:
+            self.batch, self.tokens = min(self.batch, 2), min(self.tokens, 19)
+        self.q_heads, self.k_heads = (int(heads) for heads in case["heads"].split("+"))
+        self.head_dim = int(case["dim"])
+        self.rotary_dim = int(case.get("rotary", self.head_dim))
+        self.pairs = self.rotary_dim // 2
+        self.is_interleaved = case.get("style") == "interleaved"
+        self.theta = float(case.get("theta", 5e5))
+        exponents = torch.arange(self.pairs, dtype=torch.float64, device=self.device) * (-2.0 / self.rotary_dim)
+        self.inv_freq = self.theta**exponents
+        size = torch.empty(0, dtype=self.dtype).element_size()
+        rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads
+        self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
+        self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
+        # Positions of tokens b * S + s, and of rows as they lie in memory.
+        if self.is_resident:
+            self.positions = torch.randint(0, 8192, (rows,), device=self.device, generator=self.generator)
+            self.max_position = 8192
+        else:
+            self.positions = torch.arange(self.tokens, device=self.device).repeat(self.batch)
+            self.max_position = self.tokens
+        self.row_positions = self.positions
+        if self.layout == "sbhd":
+            self.row_positions = self.positions.view(self.batch, self.tokens).t().reshape(-1).contiguous()
+        angles = torch.arange(self.max_position, device=self.device, dtype=torch.float64)[:, None] * self.inv_freq
+        self.cos32, self.sin32 = angles.cos().float(), angles.sin().float()
+        self.cos, self.sin = self.cos32.to(self.dtype), self.sin32.to(self.dtype)
+        del angles
+        self.sets = self.count_sets(self.bytes_in_place / 2)
+        self.q = [self.random(*self.shape(self.q_heads)) for _ in range(self.sets)]
+        self.k = [self.random(*self.shape(self.k_heads)) if self.k_heads else None for _ in range(self.sets)]
+        self.outputs = None
+
+    def shape(self, heads):
+        if self.layout == "thd":
+            return (self.tokens, heads, self.head_dim)
+        if self.layout == "sbhd":
+            return (self.tokens, self.batch, heads, self.head_dim)
+        return (self.batch, self.tokens, heads, self.head_dim)
+
+    def inputs(self, i):
+        return [tensor for tensor in (self.q[i], self.k[i]) if tensor is not None]
+
+    def given_outputs(self):
+        """Outputs for implementations that write where they are told, one for each set."""
+        if self.outputs is None:
+            self.outputs = [[torch.empty_like(tensor) for tensor in self.inputs(i)] for i in range(self.sets)]
+        return self.outputs
+
+    def as_bshd(self, tensor):
+        if self.layout == "thd":
+            return tensor.view(1, self.tokens, *tensor.shape[-2:])
+        return tensor.transpose(0, 1) if self.layout == "sbhd" else tensor
+
+    def flat(self, tensor):
+        """[rows in memory, H, D]"""
+        return tensor.view(-1, *tensor.shape[-2:])
+
+    def sampled(self, tensor):
+        """Sampled tokens in double: [n, H, D], and their positions."""
+        count = self.batch * self.tokens
+        tokens = torch.linspace(0, count - 1, min(count, 16), device=self.device, dtype=torch.float64).long()
+        rows = self.as_bshd(tensor)[tokens // self.tokens, tokens % self.tokens]
+        return rows.double().clone(), self.positions[tokens]
+
+    def before(self):
+        return [self.sampled(tensor) for tensor in self.inputs(0)]
+
+    def exact(self, before):
+        results = []
+        for rows, positions in before:
+            angles = (positions.double()[:, None] * self.inv_freq)[:, None, :]
+            cos, sin = angles.cos(), -angles.sin() if self.is_backward else angles.sin()
+            result = rows.clone()
+            x, y = self.halves(rows)
+            new_x, new_y = self.halves(result)
+            new_x.copy_(x * cos - y * sin)
+            new_y.copy_(x * sin + y * cos)
+            results.append(result)
+        return results
+
+    def halves(self, tensor):
+        if self.is_interleaved:
+            return tensor[..., 0:self.rotary_dim:2], tensor[..., 1:self.rotary_dim:2]
+        return tensor[..., :self.pairs], tensor[..., self.pairs:self.rotary_dim]
+
+    def got(self, outputs):
+        return [self.sampled(tensor)[0] for tensor in (self.inputs(0) if outputs is None else outputs)]
+
+
+class SwigluWorkload(Workload):
+
+    def __init__(self, name, case, options):
+        super().__init__(name, case, options)
+        self.rows, self.columns = int(case["rows"]), int(case["columns"])
+        if self.is_tiny:
+            self.rows, self.columns = min(self.rows, 5), 256
+        self.is_packed = case.get("gate") == "packed"
+        size = torch.empty(0, dtype=self.dtype).element_size()
+        self.bytes_in_place = self.bytes_out_of_place = self.rows * self.columns * size * (5 if self.is_backward else 3)
+        self.sets = self.count_sets(self.bytes_in_place)
+        self.packed, self.gate, self.up = [], [], []
+        for _ in range(self.sets):
+            if self.is_packed:
+                self.packed.append(self.random(self.rows, 2 * self.columns))
+                self.gate.append(self.packed[-1][:, :self.columns])
+                self.up.append(self.packed[-1][:, self.columns:])
+            else:
+                self.gate.append(self.random(self.rows, self.columns))
+                self.up.append(self.random(self.rows, self.columns))
+        self.grad_out = [self.random(self.rows, self.columns) for _ in range(self.sets if self.is_backward else 0)]
+        self.outputs = None
+
+    def inputs(self, i):
+        return [self.gate[i], self.up[i]]
+
+    def given_outputs(self):
+        if self.outputs is None:
+            count = 2 if self.is_backward else 1
+            self.outputs = [[
+                torch.empty(self.rows, self.columns, dtype=self.dtype, device=self.device) for _ in range(count)
+            ] for _ in range(self.sets)]
+        return self.outputs
+
+    def sampled(self, tensor):
+        rows = torch.linspace(0, self.rows - 1, min(self.rows, 4), device=self.device, dtype=torch.float64).long()
+        return tensor[rows].double().clone()
+
+    def before(self):
+        return [self.sampled(tensor) for tensor in self.inputs(0) + self.grad_out[:1]]
+
+    def exact(self, before):
+        gate, up = before[:2]
+        sigmoid = torch.sigmoid(gate)
+        if not self.is_backward:
+            return [gate * sigmoid * up]
+        return [before[2] * up * sigmoid * (1 + gate * (1 - sigmoid)), before[2] * gate * sigmoid]
+
+    def got(self, outputs):
+        return [self.sampled(tensor) for tensor in outputs]
+
+
+def make_workload(name, case, options):
+    return (SwigluWorkload if "columns" in case else RopeWorkload)(name, case, options)
+
+
+# ---- Implementations: workload -> run(set), which returns new outputs, or None where it works in place ----
+
+
+class Implementation:
+
+    def __init__(self, run, in_place=False, poison=None):
+        self.run = run
+        self.in_place = in_place
+        self.poison = poison  # writes NaN to set 0's outputs, where they are given
+
+
+def librope(library, workload, case):
+    """One of rope-bench's cases."""
+    on_gpu = workload.device == "cuda"
+    flags = 1 if case.get("launch") == "pdl" else 0
+    common = {"device": 2 if on_gpu else 1, "dtype": DTYPES[workload.dtype_name][0]}
+    is_out_of_place = case.get("place") == "out-of-place"
+    given = workload.given_outputs() if is_out_of_place or "columns" in case else None
+    if "columns" in case:
+        descriptor = library.create("swiglu_desc_create", GateConfig(**common))
+        args_of_sets = []
+        for i in range(workload.sets):
+            args = GateArgs(struct_size=ctypes.sizeof(GateArgs), flags=flags)
+            args.gate, args.up = view_of(workload.gate[i]), view_of(workload.up[i])
+            if workload.is_backward:
+                args.grad_out = view_of(workload.grad_out[i])
+                args.grad_gate, args.grad_up = view_of(given[i][0]), view_of(given[i][1])
+            else:
+                args.out = view_of(given[i][0])
+            args_of_sets.append(args)
+        function = "swiglu_backward" if workload.is_backward else "swiglu_forward"
+    else:
+        config = Config(layout=LAYOUTS[workload.layout], style=STYLES[case.get("style", "half")],
+                        head_dim=workload.head_dim, rotary_dim=workload.rotary_dim, theta=workload.theta, **common)
+        descriptor = library.create("rope_desc_create", config)
+        angles = case.get("angles", "computed")
+        args_of_sets = []
+        for i in range(workload.sets):
+            args = Args(struct_size=ctypes.sizeof(Args), flags=flags)
+            args.q = view_of(workload.q[i])
+            if workload.k[i] is not None:
+                args.k = view_of(workload.k[i])
+            if is_out_of_place:
+                args.q_out = view_of(given[i][0])
+                if workload.k[i] is not None:
+                    args.k_out = view_of(given[i][1])
+            if "positions" in case:
+                args.positions = view_of(workload.positions)
+            if angles != "computed":
+                cos, sin = (workload.cos32, workload.sin32) if angles == "table-f32" else (workload.cos, workload.sin)
+                args.cos, args.sin = view_of(cos), view_of(sin)
+            args_of_sets.append(args)
+        function = "rope_backward" if workload.is_backward else "rope_forward"
+    call = library.caller(function, descriptor, args_of_sets, on_gpu)
+    if given is None:
+        return Implementation(call, in_place=True)
+
+    def run(i):
+        call(i)
+        return given[i]
+
+    return Implementation(run, poison=lambda: [tensor.fill_(math.nan) for tensor in given[0]])
+
+
+def formula(workload):
+    """Plain torch, as Hugging Face's models and their MLPs say it: (tensors of a set) -> outputs."""
+    if isinstance(workload, SwigluWorkload):
+        if workload.is_backward:
+
+            def gradient(gate, up, grad_out):
+                sigmoid = torch.sigmoid(gate)
+                return grad_out * up * sigmoid * (1 + gate * (1 - sigmoid)), grad_out * gate * sigmoid
+
+            return gradient, lambda i: (workload.gate[i], workload.up[i], workload.grad_out[i])
+        if workload.is_packed:
+            columns = workload.columns
+
+            def gated_packed(packed):
+                return (torch.nn.functional.silu(packed[:, :columns]) * packed[:, columns:],)
+
+            return gated_packed, lambda i: (workload.packed[i],)
+        return (lambda gate, up: (torch.nn.functional.silu(gate) * up,)), lambda i: (workload.gate[i], workload.up[i])
+
+    positions = workload.row_positions
+    cos, sin = workload.cos[positions], workload.sin[positions]
+    if workload.is_backward:
+        sin = -sin
+    width = workload.rotary_dim
+    if workload.is_interleaved:
+        cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+    else:
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    if workload.layout == "thd":
+        shape = (workload.tokens, 1, width)
+    elif workload.layout == "sbhd":
+        cos, sin = cos[::workload.batch].contiguous(), sin[::workload.batch].contiguous()
+        shape = (workload.tokens, 1, 1, width)
+    else:
+        cos, sin = cos[:workload.tokens].contiguous(), sin[:workload.tokens].contiguous()
+        shape = (1, workload.tokens, 1, width)
+    cos, sin = cos.view(shape), sin.view(shape)
+    is_interleaved, half, head_dim = workload.is_interleaved, workload.pairs, workload.head_dim
+
+    def turned(x):
+        if is_interleaved:
+            return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+    def rotated(x, cos, sin):
+        if width == head_dim:
+            return x * cos + turned(x) * sin
+        window = x[..., :width]
+        return torch.cat((window * cos + turned(window) * sin, x[..., width:]), -1)
+
+    if workload.k_heads:
+        return (lambda q, k, cos, sin: (rotated(q, cos, sin), rotated(k, cos, sin))
+                ), lambda i: (workload.q[i], workload.k[i], cos, sin)
+    return (lambda q, cos, sin: (rotated(q, cos, sin),)), lambda i: (workload.q[i], cos, sin)
+
+
+def torch_eager(workload):
+    function, inputs = formula(workload)
+    return Implementation(lambda i: function(*inputs(i)))
+
+
+def torch_compile(mode):
+
+    def make(workload):
+        if workload.device != "cuda":
+            raise NotHere("no GPU")
+        torch._dynamo.reset()
+        function, inputs = formula(workload)
+        compiled = torch.compile(function, dynamic=False, mode=mode)
+        return Implementation(lambda i: compiled(*inputs(i)))
+
+    return make
+
+
+# ---- Triton, as the tutorials write it ----
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+if triton is not None:
+
+    @triton.jit
+    def rope_kernel(q, k, q_out, k_out, cos, sin, positions, q_heads, k_heads, head_dim, PAIRS: tl.constexpr,
+                    HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr):
+        # One program: HEADS heads of q, or of k, of one token.
+        token = tl.program_id(0).to(tl.int64)
+        block = tl.program_id(1)
+        q_blocks = tl.cdiv(q_heads, HEADS)
+        position = tl.load(positions + token)
+        pair = tl.arange(0, PAIRS)
+        c = tl.load(cos + position * PAIRS + pair)[None, :]
+        s = tl.load(sin + position * PAIRS + pair)[None, :]
+        if BACKWARD:
+            s = -s
+        source, target, heads = q, q_out, q_heads
+        if block >= q_blocks:
+            block -= q_blocks
+            source, target, heads = k, k_out, k_heads
+        head = block * HEADS + tl.arange(0, HEADS)
+        start = token * heads * head_dim + head[:, None] * head_dim
+        mask = head[:, None] < heads
+        if INTERLEAVED:
+            channel = tl.arange(0, 2 * PAIRS)[None, :]
+            window = tl.load(source + start + channel, mask=mask).to(tl.float32)
+            x, y = tl.split(tl.reshape(window, (HEADS, PAIRS, 2)))
+            result = tl.reshape(tl.join(x * c - y * s, x * s + y * c), (HEADS, 2 * PAIRS))
+            tl.store(target + start + channel, result, mask=mask)
+        else:
+            x = tl.load(source + start + pair[None, :], mask=mask).to(tl.float32)
+            y = tl.load(source + start + PAIRS + pair[None, :], mask=mask).to(tl.float32)
+            tl.store(target + start + pair[None, :], x * c - y * s, mask=mask)
+            tl.store(target + start + PAIRS + pair[None, :], x * s + y * c, mask=mask)
+
+    @triton.jit
+    def swiglu_kernel(gate, up, out, columns, gate_stride, up_stride, BLOCK: tl.constexpr):
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = column < columns
+        g = tl.load(gate + row * gate_stride + column, mask=mask).to(tl.float32)
+        u = tl.load(up + row * up_stride + column, mask=mask).to(tl.float32)
+        tl.store(out + row * columns + column, g * tl.sigmoid(g) * u, mask=mask)
+
+    @triton.jit
+    def swiglu_backward_kernel(gate, up, grad_out, grad_gate, grad_up, columns, BLOCK: tl.constexpr):
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = column < columns
+        at = row * columns + column
+        g = tl.load(gate + at, mask=mask).to(tl.float32)
+        u = tl.load(up + at, mask=mask).to(tl.float32)
+        grad = tl.load(grad_out + at, mask=mask).to(tl.float32)
+        sigmoid = tl.sigmoid(g)
+        tl.store(grad_gate + at, grad * u * sigmoid * (1 + g * (1 - sigmoid)), mask=mask)
+        tl.store(grad_up + at, grad * g * sigmoid, mask=mask)
+
+
+def require_triton(workload):
+    if triton is None:
+        raise NotHere("not installed")
+    if workload.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise NotHere("no GPU, and no TRITON_INTERPRET=1")
+
+
+def triton_rope(in_place, heads_of_program):
+
+    def make(workload):
+        if isinstance(workload, SwigluWorkload):
+            raise NotHere("not of this case")
+        require_triton(workload)
+        if not in_place and workload.rotary_dim < workload.head_dim:
+            raise NotHere("rotates in place only where channels pass through")
+        given = None if in_place else workload.given_outputs()
+        heads = workload.q_heads, workload.k_heads
+        grid = (workload.batch * workload.tokens, sum(triton.cdiv(count, heads_of_program) for count in heads))
+
+        def run(i):
+            q = workload.q[i]
+            k = q if workload.k[i] is None else workload.k[i]
+            q_out, k_out = (q, k) if in_place else (given[i][0], given[i][-1])
+            rope_kernel[grid](q, k, q_out, k_out, workload.cos32, workload.sin32, workload.row_positions, *heads,
+                              workload.head_dim, PAIRS=workload.pairs, HEADS=heads_of_program,
+                              INTERLEAVED=workload.is_interleaved, BACKWARD=workload.is_backward)
+            return None if in_place else given[i]
+
+        poison = None if in_place else lambda: [tensor.fill_(math.nan) for tensor in given[0]]
+        return Implementation(run, in_place, poison)
+
+    return make
+
+
+def triton_swiglu(workload):
+    if not isinstance(workload, SwigluWorkload):
+        raise NotHere("not of this case")
+    require_triton(workload)
+    given, block = workload.given_outputs(), 1024
+    grid = (workload.rows, triton.cdiv(workload.columns, block))
+
+    def run(i):
+        gate, up = workload.gate[i], workload.up[i]
+        if workload.is_backward:
+            swiglu_backward_kernel[grid](gate, up, workload.grad_out[i], *given[i], workload.columns, BLOCK=block)
+        else:
+            swiglu_kernel[grid](gate, up, given[i][0], workload.columns, gate.stride(0), up.stride(0), BLOCK=block)
+        return given[i]
+
+    return Implementation(run, poison=lambda: [tensor.fill_(math.nan) for tensor in given[0]])
+
+
+# ---- Installed libraries ----
+
+
+def imported(name, attribute):
+    try:
+        return getattr(importlib.import_module(name), attribute)
+    except (ImportError, OSError, AttributeError) as reason:
+        raise NotHere(f"not installed ({reason})") from reason
+
+
+def rope_only(workload, backward=False, interleaved=True, partial=True, needs_k=False):
+    if isinstance(workload, SwigluWorkload):
+        raise NotHere("not of this case")
+    if workload.device != "cuda":
+        raise NotHere("no GPU")
+    if workload.is_backward and not backward:
+        raise NotHere("forward only")
+    if workload.is_interleaved and not interleaved:
+        raise NotHere("HALF only")
+    if workload.rotary_dim < workload.head_dim and not partial:
+        raise NotHere("whole heads only")
+    if needs_k and not workload.k_heads:
+        raise NotHere("needs k")
+
+
+def swiglu_only(workload, packed, backward=False):
+    if not isinstance(workload, SwigluWorkload):
+        raise NotHere("not of this case")
+    if workload.device != "cuda":
+        raise NotHere("no GPU")
+    if workload.is_packed != packed:
+        raise NotHere("packed only" if packed else "separate only")
+    if workload.is_backward and not backward:
+        raise NotHere("forward only")
+
+
+def flash_attn_rope(workload):
+    rope_only(workload, backward=True)
+    rotary = imported("flash_attn.ops.triton.rotary", "apply_rotary")
+    options = {"interleaved": workload.is_interleaved, "inplace": True, "conjugate": workload.is_backward}
+    if workload.is_resident:
+        options["seqlen_offsets"] = workload.positions.to(torch.int32)
+
+    def run(i):
+        for tensor in workload.inputs(i):
+            x = tensor.unsqueeze(1) if workload.is_resident else workload.as_bshd(tensor)
+            rotary(x, workload.cos, workload.sin, **options)
+
+    return Implementation(run, in_place=True)
+
+
+def flash_attn_swiglu(workload):
+    swiglu_only(workload, packed=False, backward=True)
+    name = "swiglu_bwd" if workload.is_backward else "swiglu_fwd"
+    function = imported("flash_attn.ops.activations", name)
+
+    def run(i):
+        if workload.is_backward:
+            return list(function(workload.gate[i], workload.up[i], workload.grad_out[i]))
+        return [function(workload.gate[i], workload.up[i])]
+
+    return Implementation(run)
+
+
+def liger_rope(workload):
+    rope_only(workload, backward=True, interleaved=False, partial=False, needs_k=True)
+    function = imported("liger_kernel.ops.rope", "rope_backward" if workload.is_backward else "rope_forward")
+    positions = workload.positions if workload.is_resident else workload.positions[:workload.tokens]
+    cos, sin = workload.cos[positions], workload.sin[positions]
+    cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    axis = 1 if workload.is_resident else 0
+    cos, sin = cos.unsqueeze(axis), sin.unsqueeze(axis)
+    if workload.layout == "sbhd":
+        raise NotHere("copies what is not BSHD")
+
+    def view(tensor):
+        x = tensor.unsqueeze(1) if workload.is_resident else workload.as_bshd(tensor)
+        return x.transpose(1, 2)
+
+    def run(i):
+        function(view(workload.q[i]), view(workload.k[i]), cos, sin)
+
+    return Implementation(run, in_place=True)
+
+
+def liger_swiglu(workload):
+    swiglu_only(workload, packed=False, backward=True)
+    if workload.is_backward:
+        raise NotHere("overwrites its inputs")
+    function = imported("liger_kernel.ops.swiglu", "swiglu_forward")
+    return Implementation(lambda i: [function(workload.gate[i], workload.up[i])[2]])
+
+
+def cached_rope(find, float_cache):
+    """vLLM's interface, which sglang and flashinfer share: flat q and k in place, cos and sin side by side."""
+
+    def make(workload):
+        rope_only(workload, needs_k=True)
+        function = find()
+        cos, sin = (workload.cos32, workload.sin32) if float_cache else (workload.cos, workload.sin)
+        cache = torch.cat((cos, sin), -1)
+        positions = workload.row_positions
+
+        def run(i):
+            q, k = (tensor.view(positions.numel(), -1) for tensor in (workload.q[i], workload.k[i]))
+            function(positions, q, k, workload.head_dim, cache, not workload.is_interleaved)
+
+        return Implementation(run, in_place=True)
+
+    return make
+
+
+def vllm_rope():
+    return imported("vllm._custom_ops", "rotary_embedding")
+
+
+def sglang_rope():
+    return imported("sgl_kernel", "apply_rope_with_cos_sin_cache_inplace")
+
+
+def flashinfer_rope():
+    function = imported("flashinfer.rope", "apply_rope_with_cos_sin_cache_inplace")
+    return lambda positions, q, k, size, cache, is_neox: function(positions, q, k, size, cache, is_neox)
+
+
+def flashinfer_computed(workload):
+    rope_only(workload, needs_k=True)
+    function = imported("flashinfer.rope", "apply_rope_pos_ids_inplace")
+    positions = workload.row_positions.to(torch.int32)
+
+    def run(i):
+        function(workload.flat(workload.q[i]), workload.flat(workload.k[i]), positions, workload.rotary_dim,
+                 workload.is_interleaved, 1.0, workload.theta)
+
+    return Implementation(run, in_place=True)
+
+
+def packed_swiglu(find):
+
+    def make(workload):
+        swiglu_only(workload, packed=True)
+        function, given = find(), workload.given_outputs()
+
+        def run(i):
+            function(given[i][0], workload.packed[i])
+            return given[i]
+
+        return Implementation(run, poison=lambda: given[0][0].fill_(math.nan))
+
+    return make
+
+
+def vllm_swiglu():
+    imported("vllm._custom_ops", "rotary_embedding")
+    return torch.ops._C.silu_and_mul
+
+
+def sglang_swiglu():
+    function = imported("sgl_kernel", "silu_and_mul")
+    return lambda out, packed: function(packed, out)
+
+
+def flashinfer_swiglu():
+    function = imported("flashinfer.activation", "silu_and_mul")
+    return lambda out, packed: function(packed, out)
+
+
+def transformer_engine_rope(workload):
+    rope_only(workload)
+    if workload.is_resident:
+        raise NotHere("no positions")
+    try:
+        function = imported("transformer_engine.pytorch.attention.rope", "apply_rotary_pos_emb")
+    except NotHere:
+        function = imported("transformer_engine.pytorch.attention", "apply_rotary_pos_emb")
+    angles = torch.arange(workload.tokens, device="cuda", dtype=torch.float64)[:, None] * workload.inv_freq
+    angles = angles.repeat_interleave(2, -1) if workload.is_interleaved else torch.cat((angles, angles), -1)
+    angles = angles.float()[:, None, None, :]
+    layout = "sbhd" if workload.layout == "sbhd" else "bshd"
+
+    def rotated(tensor):
+        x = tensor if layout == "sbhd" else workload.as_bshd(tensor)
+        result = function(x, angles, tensor_format=layout, interleaved=workload.is_interleaved, fused=True)
+        return result.view_as(tensor)
+
+    return Implementation(lambda i: [rotated(tensor) for tensor in workload.inputs(i)])
+
+
+def transformer_engine_swiglu(workload):
+    swiglu_only(workload, packed=True)
+    function = imported("transformer_engine_torch", "swiglu")
+    return Implementation(lambda i: [function(workload.packed[i], None)])
+
+
+# Name, package whose version counts, how it is made.
+PEERS = [
+    ("torch eager", "torch", torch_eager),
+    ("torch.compile", "torch", torch_compile(None)),
+    ("torch.compile max-autotune", "torch", torch_compile("max-autotune-no-cudagraphs")),
+    ("Triton, in place, 4 heads", "triton", triton_rope(True, 4)),
+    ("Triton, in place, 16 heads", "triton", triton_rope(True, 16)),
+    ("Triton, out of place, 4 heads", "triton", triton_rope(False, 4)),
+    ("Triton", "triton", triton_swiglu),
+    ("flash-attn", "flash-attn", flash_attn_rope),
+    ("flash-attn", "flash-attn", flash_attn_swiglu),
+    ("Liger", "liger-kernel", liger_rope),
+    ("Liger", "liger-kernel", liger_swiglu),
+    ("vLLM", "vllm", cached_rope(vllm_rope, False)),
+    ("vLLM", "vllm", packed_swiglu(vllm_swiglu)),
+    ("sglang", "sgl-kernel", cached_rope(sglang_rope, True)),
+    ("sglang", "sgl-kernel", packed_swiglu(sglang_swiglu)),
+    ("flashinfer", "flashinfer-python", cached_rope(flashinfer_rope, True)),
+    ("flashinfer, computed angles", "flashinfer-python", flashinfer_computed),
+    ("flashinfer", "flashinfer-python", packed_swiglu(flashinfer_swiglu)),
+    ("TransformerEngine", "transformer-engine", transformer_engine_rope),
+    ("TransformerEngine", "transformer-engine", transformer_engine_swiglu),
+]
+
+
+def version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+# ---- Checking ----
+
+
+def relative_error(workload, implementation):
+    before = workload.before()
+    if implementation.poison is not None:
+        implementation.poison()
+    elif not implementation.in_place:
+        # The allocator hands the same memory out again: an output that is not written stays NaN.
+        poisoned = [torch.full_like(tensor, math.nan) for tensor in workload.inputs(0)]
+        del poisoned
+    outputs = implementation.run(0)
+    if workload.device == "cuda":
+        torch.cuda.synchronize()
+    errors = values = 0.0
+    for got, exact in zip(workload.got(outputs), workload.exact(before), strict=True):
+        errors += (got - exact).square().sum().item()
+        values += exact.square().sum().item()
+    return math.sqrt(errors / values) if errors == errors else math.inf
+
+
+# ---- Timing ----
+
+COPY_SOURCE = r"""
+extern "C" __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *source, size_t vectors) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < vectors) target[i] = source[i];
+}
+"""
+
+
+class Copy:
+    """The copy kernel of rope-bench, or torch's where cupy is not installed."""
+
+    def __init__(self):
+        try:
+            import cupy
+            self.cupy = cupy
+            self.kernel = cupy.RawKernel(COPY_SOURCE, "copy_kernel")
+        except ImportError:
+            self.cupy = None
+        self.name = "16-byte copy kernel" if self.cupy is not None else "torch copy_ (cupy is not installed)"
+
+    def runner(self, num_bytes, sets):
+        vectors = max(1, int(num_bytes / 2) // 16)
+        source = torch.zeros(sets, vectors * 4, dtype=torch.int32, device="cuda")
+        target = torch.zeros_like(source)
+        if self.cupy is None:
+            return lambda i: target[i].copy_(source[i]) and None
+        grid = ((vectors + 255) // 256,)
+        places = [(numpy.uint64(target[i].data_ptr()), numpy.uint64(source[i].data_ptr()), numpy.uint64(vectors))
+                  for i in range(sets)]
+
+        def run(i):
+            with self.cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+                self.kernel(grid, (256,), places[i])
+
+        run.kept = source, target  # only their addresses are in it
+        return run
+
+
+class Graph:
+    """A captured row of calls."""
+
+    def __init__(self, run, sets, launches):
+        self.launches = launches
+        self.kept = [run]
+        self.host_seconds = 0.0
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(sets):
+                run(i)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for i in range(launches):
+                # Outputs live as long as the graph, so that each call writes memory of its own.
+                self.kept.append(run(i % sets))
+
+    def replay(self):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # Holds the stream back while the host enqueues the rest, by what that took the last time; in cycles.
+        torch.cuda._sleep(int(2e9 * (30e-6 + 1.5 * min(self.host_seconds, 5e-3))))
+        host_begin = time.perf_counter()
+        begin.record()
+        self.graph.replay()
+        end.record()
+        self.host_seconds = time.perf_counter() - host_begin
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+
+def launches_for(num_bytes, sets, allocates):
+    wanted = max(4, min(400, int(3000 / (num_bytes / 4.2e6 + 1.0))))
+    if allocates:
+        wanted = max(4, min(wanted, int(16e9 / num_bytes)))
+    return -(-wanted // sets) * sets
+
+
+def time_in_turns(graphs, milliseconds=60):
+    replays = []
+    for graph in graphs:
+        graph.replay()
+        replays.append(max(11, min(61, int(milliseconds * 1e3 / graph.replay()))))
+    times = [[] for _ in graphs]
+    for turn in range(max(replays)):
+        for graph, wanted, seen in zip(graphs, replays, times):
+            if turn < wanted:
+                seen.append(graph.replay() / graph.launches)
+    return [{"median": statistics.median(seen), "min": min(seen), "max": max(seen)} for seen in times]
+
+
+def measure(workload, implementation, copy):
+    num_bytes = workload.bytes_in_place if implementation.in_place else workload.bytes_out_of_place
+    allocates = not implementation.in_place and implementation.poison is None
+    graph = Graph(implementation.run, workload.sets, launches_for(num_bytes, workload.sets, allocates))
+    copy_sets = workload.count_sets(num_bytes)
+    copy_graph = Graph(copy.runner(num_bytes, copy_sets), copy_sets, launches_for(num_bytes, copy_sets, False))
+    us, copy_us = time_in_turns([graph, copy_graph])
+    return {"us": us, "copy_us": copy_us, "bytes": num_bytes, "share": copy_us["median"] / us["median"],
+            "gb_per_s": num_bytes / us["median"] / 1e3}
+
+
+# ---- Results ----
+
+
+def rows_from_c(path, workload, cases):
+    """What rope-bench measured of the variants of a workload, in its own process."""
+    with open(path, encoding="utf-8") as file:
+        measured = {row["name"]: row for row in json.load(file)["cases"]}
+    rows = []
+    for name in variants_of(workload, cases):
+        row = measured.get(name)
+        if row is not None and row["outcome"] == "measured" and "share" in row:
+            rows.append({"peer": "librope, from C" + label_of(name, workload), "us": row["us"], "share": row["share"],
+                         "copy_us": row["copy_us"], "bytes": row["bytes"], "gb_per_s": row["gb_per_s"],
+                         "relative_error": row.get("relative_error")})
+    return rows
+
+
+def label_of(name, workload):
+    label = name[len(workload):].strip("/").replace("/", ", ")
+    return " (" + label + ")" if label else ""
+
+
+def print_table(results):
+    print(f"\n{'workload':34} {'implementation':50} {'us':>9} {'min-max':>19} {'GB/s':>6} {'copy us':>8} {'share':>6} "
+          f"{'error':>8}")
+    for result in results:
+        measured = sorted((row for row in result["rows"] if "us" in row), key=lambda row: row["us"]["median"])
+        for row in measured:
+            error = row.get("relative_error")
+            spread = f"{row['us']['min']:.2f}-{row['us']['max']:.2f}"
+            print(f"{result['workload']:34} {row['peer']:50} {row['us']['median']:9.2f} {spread:>19} "
+                  f"{row['gb_per_s']:6.0f} {row['copy_us']['median']:8.2f} {row['share']:6.3f} "
+                  f"{'' if error is None else format(error, '.1e'):>8}")
+    absent = {}
+    for result in results:
+        for row in result["rows"]:
+            if "us" not in row:
+                absent.setdefault((row["peer"], row["message"].splitlines()[0][:110]), []).append(result["workload"])
+    if absent:
+        print("\nnot measured:")
+    for (peer, message), workloads in absent.items():
+        print(f"  {peer}: {message} [{', '.join(workloads) if len(workloads) < 4 else f'{len(workloads)} workloads'}]")
+
+
+def draw(results, path):
+    """Bars of the share of the copy's rate: the best of librope and of each peer, where bytes and not latency decide.
+    What moves more bytes than another has to is charged for them."""
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+        return
+    shown = []
+    for result in results:
+        best = {}
+        measured = [row for row in result["rows"] if "share" in row and "/decode-" not in result["workload"]]
+        for row in measured:
+            family = row["peer"].split(",")[0].split(" (")[0].replace(" max-autotune", "")
+            share = row["share"] * min(other["bytes"] for other in measured) / row["bytes"]
+            best[family] = max(best.get(family, 0.0), share)
+        if best:
+            shown.append((result["workload"], best))
+    if not shown:
+        print("no plot: nothing was measured", file=sys.stderr)
+        return
+    families = ["librope"] + sorted({family for _, best in shown for family in best} - {"librope"})
+    colors = pyplot.get_cmap("tab10").colors
+    height = 0.84 / len(families)
+    figure, axes = pyplot.subplots(figsize=(9, 0.6 + len(shown) * max(0.4, 0.1 * len(families))))
+    for index, family in enumerate(families):
+        places = [row + (index + 0.5) * height for row, (_, best) in enumerate(shown) if family in best]
+        widths = [best[family] for _, best in shown if family in best]
+        axes.barh(places, widths, height=height * 0.95, label=family, color=colors[index % len(colors)])
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks([row + 0.42 for row in range(len(shown))], [name for name, _ in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the rate of a copy of the same bytes")
+    axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    print(f"plot: {path}", file=sys.stderr)
+
+
+def run_workload(name, cases, library, copy, options):
+    variants = variants_of(name, cases)
+    case = next(iter(variants.values()))
+    rows = []
+    workload = make_workload(name, case, options)
+    makers = [("librope, ctypes" + label_of(variant, name), "",
+               lambda w, words=words: librope(library, w, words)) for variant, words in variants.items()]
+    makers += [peer for peer in PEERS if not (options.no_compile and peer[0].startswith("torch.compile"))]
+    for peer, package, make in makers:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{name}: {peer}", end="", file=sys.stderr, flush=True)
+        row = {"peer": peer, "version": version_of(package) if package else ""}
+        try:
+            implementation = make(workload)
+            error = relative_error(workload, implementation)
+            row["relative_error"] = error if math.isfinite(error) else None
+            if not error <= workload.allowed_error():
+                raise RuntimeError(f"wrong result: relative error {error:.2e}")
+            if options.tiny:
+                row["message"] = "checked only"
+            else:
+                row.update(measure(workload, implementation, copy))
+        except NotHere as reason:
+            row["message"] = str(reason)
+        except Exception as reason:  # one that fails must not end the others
+            row["message"] = f"failed: {type(reason).__name__}: {reason}"
+        implementation = None
+        if workload.device == "cuda":
+            torch.cuda.empty_cache()
+        if row.get("message") != "not of this case":
+            rows.append(row)
+    if options.rope_bench:
+        rows += rows_from_c(options.rope_bench, name, cases)
+    return {"workload": name, "class": case["class"], "rows": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default=os.path.join(HERE, "..", "..", "build", "librope.so"))
+    parser.add_argument("--case", action="append", default=[])
+    parser.add_argument("--json")
+    parser.add_argument("--plot")
+    parser.add_argument("--rope-bench")
+    parser.add_argument("--commit", default=os.environ.get("ROPE_BENCH_COMMIT", ""))
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    cases = read_cases()
+    wanted = [name for name in WORKLOADS if not options.case or any(fnmatch.fnmatch(name, g) for g in options.case)]
+    if options.list or not wanted:
+        print("\n".join(WORKLOADS))
+        return 0 if options.list else 2
+    options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.device == "cpu" and not options.tiny:
+        print("no GPU: only --tiny runs here", file=sys.stderr)
+        return 1
+    library = Library(options.library)
+    copy = Copy() if options.device == "cuda" else None
+    document = {
+        "program": "peers.py", "format": 1, "commit": options.commit, "library": library.build_info(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "torch": torch.__version__,
+        "command": "peers.py" + "".join(f" --case '{glob}'" for glob in options.case)
+                   + (" --no-compile" if options.no_compile else ""),
+        "copy": copy.name if copy else "", "tiny": options.tiny,
+        "gpu": torch.cuda.get_device_name(0) if options.device == "cuda" else None, "workloads": []
+    }
+    for name in wanted:
+        try:
+            document["workloads"].append(run_workload(name, cases, library, copy, options))
+        except Exception as reason:
+            text = f"failed: {type(reason).__name__}: {reason}"
+            document["workloads"].append({"workload": name, "class": "", "rows": [{"peer": "all", "message": text}]})
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        if options.json:
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print(f"{document['library']}\n{document['command']}, {document['date']}, {document['gpu'] or 'CPU'}, torch "
+          f"{document['torch']}, {document['copy']}")
+    print_table(document["workloads"])
+    if options.plot:
+        draw(document["workloads"], options.plot)
+    failed = [row for result in document["workloads"] for row in result["rows"]
+              if row.get("message", "").startswith("failed") and (row["peer"] == "all" or "librope" in row["peer"])]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

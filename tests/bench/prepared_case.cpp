@@ -1,0 +1,564 @@
+// prepared_case.cpp - turns the words of a case into descriptors, views and references
+#include "prepared_case.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#if defined(ROPE_BENCH_CUDA)
+#include "gpu_timer.hpp"
+#endif
+
+namespace bench {
+
+namespace {
+
+constexpr int64_t kCheckedTokens = 16;
+constexpr int64_t kCheckedRows = 4;
+constexpr int64_t kDecodePositions = 8192;
+
+void synchronize(rope_device_t device) {
+#if defined(ROPE_BENCH_CUDA)
+  if (device == ROPE_DEVICE_CUDA) gpu_synchronize();
+#endif
+  (void)device;
+}
+
+uint64_t scramble(uint64_t value) {
+  value = (value + 1) * 0x9e3779b97f4a7c15u;
+  return (value ^ (value >> 31)) * 0xbf58476d1ce4e5b9u >> 20;
+}
+
+// The first, the last, and ones in between that no stride of a block repeats.
+std::vector<int64_t> samples_of(int64_t count, int64_t wanted) {
+  std::vector<int64_t> samples;
+  if (count <= wanted) {
+    for (int64_t i = 0; i < count; ++i) samples.push_back(i);
+    return samples;
+  }
+  for (int64_t i = 0; i < wanted; ++i) {
+    const int64_t begin = count * i / wanted, end = count * (i + 1) / wanted;
+    samples.push_back(begin +
+                      static_cast<int64_t>(scramble(static_cast<uint64_t>(i)) % static_cast<uint64_t>(end - begin)));
+  }
+  samples.front() = 0;
+  samples.back() = count - 1;
+  return samples;
+}
+
+// Relative 2-norm of what rounding to the type leaves: 1.6e-3, 2e-4 and, with fp32 arithmetic, 1e-7 were seen.
+double allowed_error(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_BF16:
+      return 2.5e-3;
+    case ROPE_DTYPE_F16:
+      return 4e-4;
+    default:
+      return 1e-6;
+  }
+}
+
+// Rounding of one number below 1.
+double table_error(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_BF16:
+      return 2.1e-3;
+    case ROPE_DTYPE_F16:
+      return 2.6e-4;
+    default:
+      return 2e-7;
+  }
+}
+
+void require_accuracy(const Accuracy &accuracy, double allowed) {
+  if (accuracy.relative() <= allowed) return;
+  char text[160];
+  std::snprintf(text, sizeof text, "wrong result: relative error %.2e, largest %.2e; %.1e is allowed",
+                accuracy.relative(), accuracy.largest(), allowed);
+  throw std::runtime_error(text);
+}
+
+rope_tensor_t tensor(void *data, rope_dtype_t dtype, std::initializer_list<int64_t> shape) {
+  rope_tensor_t result = {};
+  result.data = data;
+  result.dtype = dtype;
+  for (int64_t length : shape) result.shape[result.ndim++] = length;
+  return result;
+}
+
+rope_tensor_t narrowed(const rope_tensor_t &source, int dim, int64_t start, int64_t length) {
+  rope_tensor_t view;
+  require(rope_tensor_narrow(&source, dim, start, length, &view));
+  return view;
+}
+
+// ---- RoPE ----
+
+class PreparedRope : public PreparedCase {
+ public:
+  PreparedRope(const Case &item, Memory &memory, int sets) : item_(item), memory_(memory) {
+    fill_config();
+    rope_desc_t *desc = nullptr;
+    const auto begin = std::chrono::steady_clock::now();
+    require(rope_desc_create(&config_, &desc));
+    create_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    desc_.reset(desc);
+    fill_positions();
+    make_table();
+    for (int i = 0; i < sets; ++i) args_.push_back(make_args());
+  }
+
+  void create_once() const override {
+    rope_desc_t *desc = nullptr;
+    require(rope_desc_create(&config_, &desc));
+    rope_desc_destroy(desc);
+  }
+
+  void call(int set, rope_stream_t stream) const override {
+    const rope_args_t *args = &args_[static_cast<size_t>(set)];
+    require(item_.is_backward ? rope_backward(desc_.get(), args, stream) : rope_forward(desc_.get(), args, stream));
+  }
+
+  std::string explanation() const override {
+    char text[256] = "";
+    return rope_explain(desc_.get(), &args_[0], text, sizeof text) == ROPE_STATUS_SUCCESS ? text : "";
+  }
+
+  Accuracy check() const override {
+    // Launches that overlap must still wait for each other, which one alone cannot show.
+    const int repeats = item_.is_programmatic && !item_.is_out_of_place ? 4 : 1;
+    const rope_args_t &args = args_[0];
+    const std::vector<int64_t> tokens = samples_of(item_.batches * item_.tokens, kCheckedTokens);
+    const Heads q = read_heads(args.q, item_.q_heads, tokens), k = read_heads(args.k, item_.k_heads, tokens);
+    for (const rope_tensor_t *out : {&args.q_out, &args.k_out}) {
+      if (out->ndim != 0) memory_.poison(out->data, bytes_of(*out));
+    }
+    synchronize(memory_.device());
+    for (int i = 0; i < repeats; ++i) call(0, nullptr);
+    synchronize(memory_.device());
+
+    Accuracy accuracy;
+    compare(q, args.q_out.ndim != 0 ? args.q_out : args.q, item_.q_heads, tokens, repeats, &accuracy);
+    compare(k, args.k_out.ndim != 0 ? args.k_out : args.k, item_.k_heads, tokens, repeats, &accuracy);
+    require_accuracy(accuracy, allowed_error(item_.dtype) * std::sqrt(repeats));
+    return accuracy;
+  }
+
+ private:
+  using Heads = std::vector<std::vector<double>>;  // token after token
+
+  void fill_config() {
+    config_.struct_size = sizeof config_;
+    config_.device = memory_.device();
+    config_.dtype = item_.dtype;
+    config_.layout = item_.layout;
+    config_.style = item_.style;
+    config_.out_style = item_.out_style;
+    config_.head_dim = item_.head_dim;
+    config_.rotary_dim = item_.rotary_dim;
+    config_.rotary_offset = item_.rotary_offset;
+    config_.theta = item_.theta;
+    config_.num_threads = memory_.device() == ROPE_DEVICE_CPU ? item_.num_threads : 0;
+    const int num_pairs = item_.rotary_dim / 2;
+    for (int i = 0; i < num_pairs; ++i) inv_freq_.push_back(std::pow(item_.theta, -2.0 * i / item_.rotary_dim));
+    pair_axis_.assign(static_cast<size_t>(num_pairs), 0);
+    if (item_.has_yarn) {
+      rope_scaling_t scaling = {};
+      scaling.struct_size = sizeof scaling;
+      scaling.type = ROPE_SCALING_YARN;
+      scaling.flags = ROPE_SCALING_FLAG_NO_TRUNCATE;
+      scaling.factor = 32;
+      scaling.original_max_position = 4096;
+      // Left out: rotating in place again and again with a factor above 1 would end at infinity.
+      double attention_scale = 0;
+      require(rope_scaled_frequencies(item_.rotary_dim, item_.theta, &scaling, inv_freq_.data(), &attention_scale));
+      config_.inv_freq = inv_freq_.data();
+    }
+    if (item_.axes != Axes::kOne) {
+      rope_sections_t sections = {};
+      sections.struct_size = sizeof sections;
+      if (item_.axes == Axes::kMrope) {
+        // Qwen2-VL's 16, 24, 24 of 64 pairs.
+        sections.type = ROPE_SECTIONS_CHUNKED;
+        sections.num_sections = 3;
+        sections.section[0] = num_pairs / 4;
+        sections.section[1] = num_pairs * 3 / 8;
+        sections.section[2] = num_pairs - sections.section[0] - sections.section[1];
+      } else {
+        sections.type = ROPE_SECTIONS_RESTARTED;
+        sections.num_sections = 2;
+        sections.section[0] = num_pairs / 2;
+        sections.section[1] = num_pairs - num_pairs / 2;
+        config_.pair_block = item_.rotary_dim / 2;
+      }
+      require(rope_section_axes(item_.rotary_dim, item_.theta, &sections, pair_axis_.data(), inv_freq_.data()));
+      config_.inv_freq = inv_freq_.data();
+      config_.pair_axis = pair_axis_.data();
+      config_.num_axes = sections.num_sections;
+    }
+  }
+
+  size_t num_axes() const { return static_cast<size_t>(config_.num_axes > 0 ? config_.num_axes : 1); }
+  int64_t num_tokens() const { return item_.batches * item_.tokens; }
+
+  // Sequences of different lengths that fill all tokens.
+  void fill_sequences() {
+    const int64_t count = item_.num_sequences;
+    int64_t weights = 0, begun = 0;
+    for (int64_t i = 0; i < count; ++i) weights += 1 + i * 5 % count;
+    for (int64_t i = 0; i <= count; ++i) {
+      sequences_.push_back(static_cast<int32_t>(item_.tokens * begun / weights));
+      begun += 1 + i * 5 % count;
+    }
+  }
+
+  // What every token's position on every axis is, and the tensor that says so.
+  void fill_positions() {
+    if (item_.num_sequences > 0) fill_sequences();
+    for (size_t axis = 0; axis < num_axes(); ++axis) {
+      for (int64_t token = 0; token < num_tokens(); ++token) {
+        int64_t position = item_.has_row_per_token ? token : token % item_.tokens;
+        if (item_.num_sequences > 0) {
+          position -= *(std::upper_bound(sequences_.begin(), sequences_.end(), static_cast<int32_t>(token)) - 1);
+        } else if (item_.measure == Measure::kResident || item_.measure == Measure::kLatency) {
+          position = static_cast<int64_t>(scramble(static_cast<uint64_t>(token)) % kDecodePositions);
+        } else if (num_axes() > 1) {
+          // A picture of 64 columns, frame after frame of 4096.
+          position = axis == 0 && num_axes() == 3 ? position / 4096
+                     : axis + 1 == num_axes()     ? position % 64
+                                                  : position / 64 % 64;
+        }
+        positions_.push_back(position);
+      }
+    }
+    num_rows_ = *std::max_element(positions_.begin(), positions_.end()) + 1;
+    if (item_.measure == Measure::kResident) num_rows_ = kDecodePositions;
+    if (item_.position_dtype != 0) {
+      const size_t bytes = positions_.size() * static_cast<size_t>(size_of(item_.position_dtype));
+      void *memory = memory_.allocate(bytes);
+      if (item_.position_dtype == ROPE_DTYPE_I64) {
+        memory_.upload(memory, positions_.data(), bytes);
+      } else {
+        const std::vector<int32_t> narrow(positions_.begin(), positions_.end());
+        memory_.upload(memory, narrow.data(), bytes);
+      }
+      position_tensor_ = tensor(memory, item_.position_dtype, {});
+      if (num_axes() > 1) position_tensor_.shape[position_tensor_.ndim++] = static_cast<int64_t>(num_axes());
+      if (item_.layout != ROPE_LAYOUT_THD) position_tensor_.shape[position_tensor_.ndim++] = item_.batches;
+      position_tensor_.shape[position_tensor_.ndim++] = item_.tokens;
+    }
+    if (item_.num_sequences > 0) {
+      void *memory = memory_.allocate(sequences_.size() * sizeof(int32_t));
+      memory_.upload(memory, sequences_.data(), sequences_.size() * sizeof(int32_t));
+      sequence_tensor_ = tensor(memory, ROPE_DTYPE_I32, {static_cast<int64_t>(sequences_.size())});
+    }
+  }
+
+  // cos and sin side by side in one row, as serving engines keep them.
+  void make_table() {
+    if (item_.angles == Angles::kComputed) return;
+    const rope_dtype_t dtype = item_.angles == Angles::kTableF32 ? ROPE_DTYPE_F32 : item_.dtype;
+    const int64_t width = item_.rotary_dim;
+    void *memory = memory_.allocate(static_cast<size_t>(num_rows_ * width * size_of(dtype)));
+    table_ = tensor(memory, dtype, {num_rows_, width});
+    const rope_tensor_t cosine = narrowed(table_, 1, 0, width / 2), sine = narrowed(table_, 1, width / 2, width / 2);
+    require(rope_fill_tables(desc_.get(), &cosine, &sine, nullptr));
+    synchronize(memory_.device());
+  }
+
+  // q, k or their outputs: heads of `pitch` channels, all compact.
+  rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) {
+    rope_tensor_t result = tensor(nullptr, item_.dtype, {});
+    if (item_.layout == ROPE_LAYOUT_THD) result = tensor(nullptr, item_.dtype, {item_.tokens, num_heads, pitch});
+    if (item_.layout == ROPE_LAYOUT_BSHD)
+      result = tensor(nullptr, item_.dtype, {item_.batches, item_.tokens, num_heads, pitch});
+    if (item_.layout == ROPE_LAYOUT_SBHD)
+      result = tensor(nullptr, item_.dtype, {item_.tokens, item_.batches, num_heads, pitch});
+    if (item_.layout == ROPE_LAYOUT_BHSD)
+      result = tensor(nullptr, item_.dtype, {item_.batches, num_heads, item_.tokens, pitch});
+    const size_t bytes = static_cast<size_t>(num_tokens() * num_heads * pitch * size_of(item_.dtype));
+    result.data = memory_.allocate(bytes);
+    memory_.fill(result.data, bytes, item_.dtype);
+    return result;
+  }
+
+  int head_axis() const { return item_.layout == ROPE_LAYOUT_THD || item_.layout == ROPE_LAYOUT_BHSD ? 1 : 2; }
+
+  rope_args_t make_args() {
+    rope_args_t args = {};
+    args.struct_size = sizeof args;
+    args.flags = item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+    if (item_.is_packed) {
+      const rope_tensor_t qkv = make_tensor(item_.q_heads + 2 * item_.k_heads, item_.head_dim);
+      args.q = narrowed(qkv, head_axis(), 0, item_.q_heads);
+      args.k = narrowed(qkv, head_axis(), item_.q_heads, item_.k_heads);
+    } else {
+      args.q = make_tensor(item_.q_heads, item_.q_pitch);
+      if (item_.q_pitch != item_.head_dim) args.q = narrowed(args.q, args.q.ndim - 1, item_.q_from, item_.head_dim);
+      if (item_.k_heads > 0) args.k = make_tensor(item_.k_heads, item_.head_dim);
+    }
+    if (item_.is_out_of_place) {
+      args.q_out = make_tensor(item_.q_heads, item_.head_dim);
+      if (item_.k_heads > 0) args.k_out = make_tensor(item_.k_heads, item_.head_dim);
+    }
+    args.positions = position_tensor_;
+    args.cu_seqlens = sequence_tensor_;
+    if (table_.ndim != 0) {
+      const int64_t width = item_.rotary_dim;
+      rope_tensor_t rows = table_;
+      if (item_.has_row_per_token) {
+        args.table_rows = ROPE_TABLE_BY_TOKEN;
+        if (item_.layout != ROPE_LAYOUT_THD) {
+          rows = tensor(table_.data, table_.dtype, {item_.batches, item_.tokens, width});
+        }
+      }
+      args.cos = narrowed(rows, rows.ndim - 1, 0, width / 2);
+      args.sin = narrowed(rows, rows.ndim - 1, width / 2, width / 2);
+    }
+    return args;
+  }
+
+  static size_t bytes_of(const rope_tensor_t &compact) {
+    int64_t count = 1;
+    for (int axis = 0; axis < compact.ndim; ++axis) count *= compact.shape[axis];
+    return static_cast<size_t>(count * size_of(compact.dtype));
+  }
+
+  // Where channel 0 of a head of a token lies, in elements from `data`.
+  int64_t place_of(const rope_tensor_t &heads, int64_t token, int64_t head) const {
+    int64_t stride[4] = {};
+    int64_t compact = 1;
+    for (int axis = heads.ndim - 1; axis >= 0; --axis) {
+      stride[axis] = (heads.flags & ROPE_TENSOR_STRIDED) != 0 ? heads.stride[axis] : compact;
+      compact *= heads.shape[axis];
+    }
+    const int64_t b = token / item_.tokens, s = token % item_.tokens;
+    switch (item_.layout) {
+      case ROPE_LAYOUT_BSHD:
+        return b * stride[0] + s * stride[1] + head * stride[2];
+      case ROPE_LAYOUT_SBHD:
+        return s * stride[0] + b * stride[1] + head * stride[2];
+      case ROPE_LAYOUT_BHSD:
+        return b * stride[0] + head * stride[1] + s * stride[2];
+      default:
+        return s * stride[0] + head * stride[1];
+    }
+  }
+
+  Heads read_heads(const rope_tensor_t &from, int64_t num_heads, const std::vector<int64_t> &tokens) const {
+    std::vector<int64_t> indices;
+    for (int64_t token : tokens) {
+      for (int64_t head = 0; head < num_heads; ++head) {
+        const int64_t first = place_of(from, token, head);
+        for (int64_t channel = 0; channel < item_.head_dim; ++channel) indices.push_back(first + channel);
+      }
+    }
+    Heads heads;
+    if (indices.empty()) return heads;
+    const std::vector<double> values = memory_.read(from.data, item_.dtype, indices);
+    for (auto at = values.begin(); at != values.end(); at += item_.head_dim)
+      heads.emplace_back(at, at + item_.head_dim);
+    return heads;
+  }
+
+  void angles_of(int64_t token, std::vector<double> *cosine, std::vector<double> *sine) const {
+    const size_t num_pairs = inv_freq_.size();
+    std::vector<int64_t> indices;
+    cosine->clear();
+    sine->clear();
+    for (size_t i = 0; i < num_pairs; ++i) {
+      const int64_t position = positions_[static_cast<size_t>(pair_axis_[i] * num_tokens() + token)];
+      cosine->push_back(std::cos(static_cast<double>(position) * inv_freq_[i]));
+      sine->push_back(std::sin(static_cast<double>(position) * inv_freq_[i]));
+      indices.push_back(position * item_.rotary_dim + static_cast<int64_t>(i));
+    }
+    if (table_.ndim == 0) return;
+    // What the table says is what counts, if it says the right thing.
+    for (size_t i = 0; i < num_pairs; ++i) indices.push_back(indices[i] + static_cast<int64_t>(num_pairs));
+    const std::vector<double> values = memory_.read(table_.data, table_.dtype, indices);
+    for (size_t i = 0; i < num_pairs; ++i) {
+      const double error = std::max(std::fabs(values[i] - (*cosine)[i]), std::fabs(values[i + num_pairs] - (*sine)[i]));
+      if (!(error <= table_error(table_.dtype))) throw std::runtime_error("wrong table");
+      (*cosine)[i] = values[i];
+      (*sine)[i] = values[i + num_pairs];
+    }
+  }
+
+  void compare(const Heads &before, const rope_tensor_t &out, int64_t num_heads, const std::vector<int64_t> &tokens,
+               int repeats, Accuracy *accuracy) const {
+    if (num_heads == 0) return;
+    RopeWindow window = {};
+    window.style = item_.style;
+    window.out_style = item_.out_style != 0 ? item_.out_style : item_.style;
+    window.rotary_dim = item_.rotary_dim;
+    window.rotary_offset = item_.rotary_offset;
+    window.pair_block = config_.pair_block != 0 ? config_.pair_block : item_.rotary_dim;
+    window.is_backward = item_.is_backward;
+    const Heads after = read_heads(out, num_heads, tokens);
+    std::vector<double> cosine, sine;
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (i % static_cast<size_t>(num_heads) == 0)
+        angles_of(tokens[i / static_cast<size_t>(num_heads)], &cosine, &sine);
+      std::vector<double> exact = before[i];
+      for (int repeat = 0; repeat < repeats; ++repeat) exact = rotated(window, cosine, sine, exact);
+      for (size_t channel = 0; channel < exact.size(); ++channel) accuracy->add(after[i][channel], exact[channel]);
+    }
+  }
+
+  const Case &item_;
+  Memory &memory_;
+  rope_config_t config_ = {};
+  std::unique_ptr<rope_desc_t, void (*)(rope_desc_t *)> desc_{nullptr, rope_desc_destroy};
+  std::vector<double> inv_freq_;
+  std::vector<int32_t> pair_axis_;
+  std::vector<int64_t> positions_;  // axis after axis
+  std::vector<int32_t> sequences_;
+  int64_t num_rows_ = 0;
+  rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {};
+  std::vector<rope_args_t> args_;
+};
+
+// ---- SwiGLU ----
+
+class PreparedSwiglu : public PreparedCase {
+ public:
+  PreparedSwiglu(const Case &item, Memory &memory, int sets) : item_(item), memory_(memory) {
+    config_.struct_size = sizeof config_;
+    config_.device = memory.device();
+    config_.dtype = item.dtype;
+    config_.num_threads = memory.device() == ROPE_DEVICE_CPU ? item.num_threads : 0;
+    config_.alpha = item.alpha;
+    config_.limit = item.limit;
+    config_.up_offset = item.up_offset;
+    swiglu_desc_t *desc = nullptr;
+    require(swiglu_desc_create(&config_, &desc));
+    desc_.reset(desc);
+    for (int i = 0; i < sets; ++i) args_.push_back(make_args());
+  }
+
+  void create_once() const override {
+    swiglu_desc_t *desc = nullptr;
+    require(swiglu_desc_create(&config_, &desc));
+    swiglu_desc_destroy(desc);
+  }
+
+  void call(int set, rope_stream_t stream) const override {
+    const swiglu_args_t *args = &args_[static_cast<size_t>(set)];
+    require(item_.is_backward ? swiglu_backward(desc_.get(), args, stream) : swiglu_forward(desc_.get(), args, stream));
+  }
+
+  std::string explanation() const override { return ""; }
+
+  Accuracy check() const override {
+    const swiglu_args_t &args = args_[0];
+    const std::vector<int64_t> rows = samples_of(item_.rows, kCheckedRows);
+    const std::vector<double> gate = read(args.gate, rows), up = read(args.up, rows);
+    const std::vector<double> grad_out = item_.is_backward ? read(args.grad_out, rows) : std::vector<double>();
+    for (const rope_tensor_t *out : {&args.out, &args.grad_gate, &args.grad_up}) {
+      // A packed gradient is poisoned as a whole through its first half.
+      if (out->ndim != 0) poison(*out);
+    }
+    synchronize(memory_.device());
+    call(0, nullptr);
+    synchronize(memory_.device());
+
+    GateNumbers numbers;
+    numbers.alpha = item_.alpha != 0 ? item_.alpha : 1;
+    numbers.limit = item_.limit;
+    numbers.up_offset = item_.up_offset;
+    Accuracy accuracy;
+    if (item_.is_backward) {
+      const std::vector<double> grad_gate = read(args.grad_gate, rows), grad_up = read(args.grad_up, rows);
+      for (size_t i = 0; i < gate.size(); ++i) {
+        const GateGradient exact = gate_gradient(numbers, gate[i], up[i], grad_out[i]);
+        accuracy.add(grad_gate[i], exact.gate);
+        accuracy.add(grad_up[i], exact.up);
+      }
+    } else {
+      const std::vector<double> out = read(args.out, rows);
+      for (size_t i = 0; i < gate.size(); ++i) accuracy.add(out[i], gated(numbers, gate[i], up[i]));
+    }
+    require_accuracy(accuracy, allowed_error(item_.dtype));
+    return accuracy;
+  }
+
+ private:
+  rope_tensor_t make_tensor(int64_t columns) {
+    const size_t bytes = static_cast<size_t>(item_.rows * columns * size_of(item_.dtype));
+    void *memory = memory_.allocate(bytes);
+    memory_.fill(memory, bytes, item_.dtype);
+    return tensor(memory, item_.dtype, {item_.rows, columns});
+  }
+
+  void make_pair(rope_tensor_t *gate, rope_tensor_t *up) {
+    if (item_.gate == Gate::kSeparate) {
+      *gate = make_tensor(item_.columns);
+      *up = make_tensor(item_.columns);
+    } else if (item_.gate == Gate::kPacked) {
+      const rope_tensor_t packed = make_tensor(2 * item_.columns);
+      *gate = narrowed(packed, 1, 0, item_.columns);
+      *up = narrowed(packed, 1, item_.columns, item_.columns);
+    } else {
+      rope_tensor_t interleaved = make_tensor(2 * item_.columns);
+      interleaved = tensor(interleaved.data, item_.dtype, {item_.rows, item_.columns, 2});
+      require(rope_tensor_select(&interleaved, 2, 0, gate));
+      require(rope_tensor_select(&interleaved, 2, 1, up));
+    }
+  }
+
+  swiglu_args_t make_args() {
+    swiglu_args_t args = {};
+    args.struct_size = sizeof args;
+    args.flags = item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+    make_pair(&args.gate, &args.up);
+    if (item_.is_backward) {
+      args.grad_out = make_tensor(item_.columns);
+      make_pair(&args.grad_gate, &args.grad_up);
+    } else {
+      args.out = make_tensor(item_.columns);
+    }
+    return args;
+  }
+
+  static int64_t stride_of(const rope_tensor_t &view, int axis) {
+    if ((view.flags & ROPE_TENSOR_STRIDED) != 0) return view.stride[axis];
+    return axis == 0 ? view.shape[1] : 1;
+  }
+
+  // Everything from the view's first element to its last: gaps of a view hold the other half of a pair of outputs.
+  void poison(const rope_tensor_t &view) const {
+    const int64_t last = (view.shape[0] - 1) * stride_of(view, 0) + (view.shape[1] - 1) * stride_of(view, 1);
+    memory_.poison(view.data, static_cast<size_t>((last + 1) * size_of(item_.dtype)));
+  }
+
+  std::vector<double> read(const rope_tensor_t &view, const std::vector<int64_t> &rows) const {
+    std::vector<int64_t> indices;
+    for (int64_t row : rows) {
+      for (int64_t i = 0; i < item_.columns; ++i) indices.push_back(row * stride_of(view, 0) + i * stride_of(view, 1));
+    }
+    return memory_.read(view.data, item_.dtype, indices);
+  }
+
+  const Case &item_;
+  Memory &memory_;
+  swiglu_config_t config_ = {};
+  std::unique_ptr<swiglu_desc_t, void (*)(swiglu_desc_t *)> desc_{nullptr, swiglu_desc_destroy};
+  std::vector<swiglu_args_t> args_;
+};
+
+}  // namespace
+
+void require(rope_status_t status) {
+  if (status == ROPE_STATUS_SUCCESS) return;
+  const std::string text = std::string(rope_status_name(status)) + ": " + rope_last_error();
+  if (status == ROPE_STATUS_NOT_SUPPORTED || status == ROPE_STATUS_NO_DEVICE) throw NotServed(text);
+  throw std::runtime_error(text);
+}
+
+std::unique_ptr<PreparedCase> prepare(const Case &item, Memory &memory, int sets) {
+  if (item.is_swiglu) return std::make_unique<PreparedSwiglu>(item, memory, sets);
+  return std::make_unique<PreparedRope>(item, memory, sets);
+}
+
+}  // namespace bench

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Writes the Performance tables of README.md from the JSON of rope-bench and of peers.py.
+
+usage: report.py FILE... [--update README.md]
+
+Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. The text goes to
+the standard output, or, with --update, between the two marker lines of that file.
+"""
+
+import argparse
+import fnmatch
+import json
+import sys
+
+BEGIN = "<!-- tests/bench/report.py writes from here -->"
+END = "<!-- to here -->"
+
+# Rows of the table of demands: label, names of cases. A '|' row lists its cases one by one, others are summed up.
+ROWS = [
+    ("RoPE, 16-bit data, computed angles, 604 MB: in place", "rope/llama3-70b/prefill/*16/computed/in-place"),
+    ("the same out of place", "rope/llama3-70b/prefill/*16/computed/out-of-place"),
+    ("the same with programmatic launch: in place", "rope/llama3-70b/prefill/*16/computed/in-place/pdl"),
+    ("the same with programmatic launch: out of place", "rope/llama3-70b/prefill/*16/computed/out-of-place/pdl"),
+    ("RoPE, 16-bit data, computed angles, 168 MB: in place", "rope/llama3-8b/prefill/*16/computed/in-place"),
+    ("the same out of place", "rope/llama3-8b/prefill/*16/computed/out-of-place"),
+    ("the same with programmatic launch: in place", "rope/llama3-8b/prefill/*16/computed/in-place/pdl"),
+    ("the same with programmatic launch: out of place", "rope/llama3-8b/prefill/*16/computed/out-of-place/pdl"),
+    ("RoPE, F32 tables, 604 MB", "rope/llama3-70b/prefill/bf16/table-f32/*"),
+    ("RoPE, F32 tables, 168 MB", "rope/llama3-8b/prefill/bf16/table-f32/*"),
+    ("RoPE, 16-bit tables", "rope/llama3-*/prefill/bf16/table-16/*", "rope/llama3-8b/rows-by-token/*"),
+    ("RoPE, tables, one head a token", "rope/one-head/*/table-*"),
+    ("RoPE, one head a token, computed angles", "rope/one-head/bf16/computed/*"),
+    ("RoPE, F32 data, computed angles", "rope/r1/f32/computed/*", "rope/one-head/f32/computed/*",
+     "rope/llama3-70b/prefill/f32/computed/*"),
+    ("RoPE, F32 data, tables", "rope/r1/f32/table-f32/*", "rope/llama3-70b/prefill/f32/table-f32/*"),
+    ("RoPE, 34 MB", "rope/r3/*-place"),
+    ("RoPE, 34 MB, programmatic launch", "rope/r3/*/pdl"),
+    ("backward; BSHD, SBHD and BHSD", "rope/train/*"),
+    ("packed QKV, sequences, I32 and I64 positions, INTERLEAVED, two axes", "rope/*/packed-qkv/*", "rope/*/varlen/*",
+     "rope/*/positions-*", "rope/*/interleaved/*", "rope/chatglm/*", "rope/qwen2.5-72b/*"),
+    ("heads of 64, 80, 96, 192 and 256; 25 + 5, 28 + 4 and 71 + 1 heads; three axes", "rope/head-dim-*", "rope/heads-*",
+     "rope/qwen2.5-7b/*", "rope/qwen2-vl-7b/*", "rope/gpt-oss/*"),
+    ("partial rotary in place, of a scale of the same bytes", "rope/d128-rot64/*", "rope/d256-rot64/*",
+     "rope/gpt-j/*/in-place", "rope/deepseek-v3/*in-place*"),
+    ("partial rotary out of place", "rope/gpt-j/*/out-of-place", "rope/deepseek-v3/*/out-of-place"),
+    ("views that no vector fits", "rope/view/*"),
+    ("|decode of 1, 8, 64, 256 tokens, F32 table, programmatic launch", "rope/*/decode-*/table-f32/in-place/pdl"),
+    ("|the same without", "rope/*/decode-*/table-f32/in-place"),
+    ("|decode of 1, 8, 64, 256 tokens, computed angles, programmatic launch", "rope/*/decode-*/computed/in-place/pdl"),
+    ("|the same without", "rope/*/decode-*/computed/in-place"),
+    ("SwiGLU, separate or packed", "swiglu/*/separate/*", "swiglu/*/packed/*", "swiglu/f32/f32"),
+    ("SwiGLU, interleaved", "swiglu/*/interleaved/*"),
+    ("SwiGLU, backward", "swiglu/*backward*"),
+    ("|SwiGLU of 1, 8, 64, 256 rows of 14336, programmatic launch", "swiglu/*/decode-*/pdl"),
+    ("host time of a call above an empty launch", "host/*/call*"),
+    ("creating a descriptor, warm", "host/*/create"),
+    ("CPU, all cores, 64 MiB, of memcpy", "cpu/*/threads-all"),
+    ("CPU, decode of one token", "cpu/*/decode-*"),
+]
+
+# Rows of the table of times.
+TIMES = [
+    ("Llama-3-70B prefill: 16 384 tokens, 64 + 8 heads of 128, bf16", "rope/llama3-70b/prefill/bf16/computed/in-place"),
+    ("the same with programmatic launch", "rope/llama3-70b/prefill/bf16/computed/in-place/pdl"),
+    ("the same out of place", "rope/llama3-70b/prefill/bf16/computed/out-of-place"),
+    ("the same with an F32 table", "rope/llama3-70b/prefill/bf16/table-f32/in-place"),
+    ("Llama-3-8B prefill: 8 192 tokens, 32 + 8 heads of 128, bf16", "rope/llama3-8b/prefill/bf16/computed/in-place"),
+    ("Qwen2.5-7B prefill: 16 384 tokens, 28 + 4 heads of 128, bf16", "rope/qwen2.5-7b/prefill/bf16/computed/in-place"),
+    ("DeepSeek-V3: the last 64 of 192 channels, 8 192 tokens, 128 heads",
+     "rope/deepseek-v3/tail/bf16/computed/in-place"),
+    ("gpt-oss prefill: 16 384 tokens, 64 + 8 heads of 64, bf16", "rope/gpt-oss/prefill/bf16/computed/in-place"),
+    ("GPT-J prefill: 64 of 256 channels, 8 192 tokens, 16 + 16 heads, f16", "rope/gpt-j/prefill/f16/computed/in-place"),
+    ("backward, SBHD: 2 x 4096 tokens, 32 + 32 heads, bf16", "rope/train/sbhd/backward/bf16/computed/in-place"),
+    ("decode of 1 token, 64 + 8 heads, programmatic launch", "rope/llama3-70b/decode-1/bf16/computed/in-place/pdl"),
+    ("decode of 64 tokens, programmatic launch", "rope/llama3-70b/decode-64/bf16/computed/in-place/pdl"),
+    ("SwiGLU, 8192 x 14336, packed, bf16", "swiglu/llama3-8b/packed/bf16"),
+    ("SwiGLU backward, 8192 x 14336, bf16", "swiglu/llama3-8b/backward-separate/bf16"),
+]
+
+UNITS = {"share": "", "scale-share": "", "us": " us", "us-above": " us"}
+
+
+def read(paths):
+    """The newest rope-bench document with all its cases by name, and the same of peers.py by workload."""
+    bench, peers = {}, {}
+    cases, workloads = {}, {}
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        if document.get("tiny"):
+            sys.exit(f"report.py: {path} is of a --tiny run, whose times mean nothing")
+        if document.get("program") == "rope-bench":
+            bench = document
+            cases.update({row["name"]: row for row in document["cases"]})
+        elif document.get("program") == "peers.py":
+            peers = document
+            workloads.update({result["workload"]: result["rows"] for result in document["workloads"]})
+        else:
+            sys.exit(f"report.py: {path} is neither of rope-bench nor of peers.py")
+    return bench, cases, peers, workloads
+
+
+def number(value, metric):
+    digits = 3 if metric in ("share", "scale-share") else 2 if value < 100 else 1
+    return f"{value:.{digits}f}"
+
+
+def time(us):
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}"
+
+
+def span(values, metric):
+    low, high = number(min(values), metric), number(max(values), metric)
+    return low if low == high else f"{low} to {high}"
+
+
+def peer_of(case, workloads):
+    """The fastest peer of a case, its time, and that over librope's in its process; None where nobody was asked."""
+    name = max((name for name in workloads if case["name"].startswith(name + "/") or case["name"] == name), key=len,
+               default=None)
+    if name is None:
+        return None
+    label = case["name"][len(name):].strip("/").replace("/", ", ")
+    own = "librope, ctypes" + (f" ({label})" if label else "")
+    measured = {row["peer"]: row["us"]["median"] for row in workloads[name] if "us" in row}
+    others = {peer: us for peer, us in measured.items() if not peer.startswith("librope")}
+    if own not in measured or not others:
+        return None
+    best = min(others, key=others.get)
+    return best, others[best], others[best] / measured[own]
+
+
+def reached_text(judged, one_by_one):
+    metric = judged[0]["demand"]["metric"]
+    if one_by_one:
+        text = " / ".join(number(row["reached"], metric) for row in judged) + UNITS[metric]
+    else:
+        text = span([row["reached"] for row in judged], metric) + UNITS[metric]
+    met = sum(row["met"] for row in judged)
+    if met == len(judged):
+        return text
+    return text + (f", **{len(judged) - met} of {len(judged)} missed**" if len(judged) > 1 else ", **missed**")
+
+
+def demand_text(judged, one_by_one):
+    metric = judged[0]["demand"]["metric"]
+    sign = "≥ " if metric in ("share", "scale-share") else "≤ "
+    bounds = [row["demand"]["bound"] for row in judged]
+    if one_by_one and len(set(bounds)) > 1:
+        return sign + " / ".join(number(bound, metric) for bound in bounds) + UNITS[metric]
+    return sign + span(bounds, metric) + UNITS[metric]
+
+
+def peers_text(judged, workloads, one_by_one):
+    found = [found for found in (peer_of(row, workloads) for row in judged) if found is not None]
+    if not found:
+        return ""
+    if not one_by_one:
+        # Where librope is least ahead.
+        found = [min(found, key=lambda entry: entry[2])]
+    return " / ".join(f"{peer} {time(us)} us, {ratio:.2f}x" for peer, us, ratio in found)
+
+
+def demands(cases, workloads):
+    lines = ["| | demand | reached | fastest peer, and its time over librope's |", "|---|---|---|---|"]
+    shown = set()
+    for label, *globs in ROWS + [("others", "*")]:
+        one_by_one = label.startswith("|")
+        judged = [row for name, row in cases.items()
+                  if "met" in row and name not in shown and any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+        if not judged:
+            continue
+        shown.update(row["name"] for row in judged)
+        lines.append(f"| {label.strip('|')} | {demand_text(judged, one_by_one)} | {reached_text(judged, one_by_one)} | "
+                     f"{peers_text(judged, workloads, one_by_one)} |")
+    return lines if len(lines) > 2 else []
+
+
+def times(cases):
+    lines = ["| | time | GB/s | share of copy |", "|---|---|---|---|"]
+    for label, name in TIMES:
+        row = cases.get(name)
+        if row is None or "share" not in row:
+            continue
+        is_latency = "/decode-" in name
+        rate, share = format(row["gb_per_s"], ".0f"), format(row["share"], ".3f")
+        if is_latency:
+            rate, share = "", "bound by latency"
+        lines.append(f"| {label} | {time(row['us']['median'])} us | {rate} | {share} |")
+    return lines if len(lines) > 2 else []
+
+
+def misses(cases):
+    missed = [row for row in cases.values() if row.get("met") is False]
+    if not missed:
+        return []
+    lines = ["| missed | demand | reached |", "|---|---|---|"]
+    for row in missed:
+        metric = row["demand"]["metric"]
+        reached = number(row["reached"], metric) + UNITS[metric]
+        lines.append(f"| `{row['name']}` | {demand_text([row], False)} | {reached} |")
+    return lines
+
+
+def peer_table(workloads):
+    """Microseconds, the fastest of each family, and librope's fastest, all of one process."""
+    lines = ["| | librope | peers, fastest first |", "|---|---|---|"]
+    for name, rows in workloads.items():
+        best = {}
+        for row in rows:
+            if "us" not in row or row["peer"].startswith("librope, from C"):
+                continue
+            family = row["peer"].split(",")[0].replace(" max-autotune", "")
+            best[family] = min(best.get(family, float("inf")), row["us"]["median"])
+        own = best.pop("librope", None)
+        if own is None or not best:
+            continue
+        others = ", ".join(f"{family} {time(best[family])}" for family in sorted(best, key=best.get))
+        lines.append(f"| `{name}` | {time(own)} us | {others} |")
+    return lines if len(lines) > 2 else []
+
+
+def heading(bench, peers):
+    lines = []
+    for document, path in ((bench, "build/tests/bench/"), (peers, "tests/bench/")):
+        if not document:
+            continue
+        card = document.get("gpu")
+        if isinstance(card, dict):
+            version = f"CUDA {card['cuda_driver'] // 1000}.{card['cuda_driver'] % 1000 // 10}"
+            card = f"{card['name']}, driver {card['driver'] or 'unknown'} ({version})"
+        where = card or document.get("processor") or "a CPU"
+        commit = f", commit {document['commit']}" if document.get("commit") else ""
+        lines.append(f"`{path}{document['command']}`: {where}, {document['date'][:10]}{commit}, {document['library']}")
+    return ["Measured with", ""] + [f"- {line}" for line in lines]
+
+
+def render(paths):
+    bench, cases, peers, workloads = read(paths)
+    parts = [heading(bench, peers), times(cases), demands(cases, workloads), misses(cases), peer_table(workloads)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def update(path, text):
+    with open(path, encoding="utf-8") as file:
+        old = file.read()
+    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
+        sys.exit(f"report.py: {path} needs one line '{BEGIN}' and, after it, one line '{END}'")
+    before, rest = old.split(BEGIN)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--update", metavar="README.md")
+    options = parser.parse_args()
+    text = render(options.files)
+    if options.update:
+        update(options.update, text)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

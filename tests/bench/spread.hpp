@@ -1,0 +1,21 @@
+// spread.hpp - the median of repeated measurements, and how far they lie apart
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+namespace bench {
+
+struct Spread {
+  double median_us = 0;
+  double min_us = 0;
+  double max_us = 0;
+};
+
+inline Spread spread_of(std::vector<double> times) {
+  if (times.empty()) return {};
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times.front(), times.back()};
+}
+
+}  // namespace bench
