@@ -126,7 +126,7 @@ void draw_operands(Random *random, const rope_config_t &config, int64_t batches,
   } else if (table == 2) {
     args->angles = compact_tensor(far_address(0), dtypes[random->below(3)], shape);
   }
-  if (config.layout == ROPE_LAYOUT_THD && random->below(4) == 0) {
+  if (config.layout == ROPE_LAYOUT_THD && random->below(2) == 0) {
     args->cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
   }
   if (random->below(8) == 0) args->fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
@@ -835,7 +835,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
   int of_kernel[8] = {}, short_rows_of_kernel[8] = {}, wide_tables = 0, rows_of_batches = 0, batch_fastest = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches share angles too.
     const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 10];
@@ -877,7 +877,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     CHECK(short_rows_of_kernel[kernel] > 50);
   }
   CHECK(rows_of_batches > 100);
-  CHECK(batch_fastest > 500);
+  CHECK(batch_fastest > 300);
   CHECK(wide_tables > 50);
   CHECK(wide_copies > 50);
   CHECK(whole_heads > 200);
@@ -1317,7 +1317,7 @@ TEST_CASE("long rows of an F32 table are shared by warps", "[rope plan]") {
       }
     }
   }
-  CHECK(shared > 50);
+  CHECK(shared > 20);
 }
 
 TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope plan]") {
