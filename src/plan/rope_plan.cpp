@@ -1,8 +1,6 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
-#include <initializer_list>
-
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -23,7 +21,8 @@ bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
   bytes.add(entries * size);
-  for (const TableColumns *columns : {&table.cos, &table.sin}) {
+  const TableColumns *const both[] = {&table.cos, &table.sin};
+  for (const TableColumns *columns : both) {
     bytes.add(columns->data);
     bytes.add(columns->row_stride * size);
     bytes.add(columns->batch_stride * size);
@@ -113,6 +112,8 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
   if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (most > kMaxGridX) most = kMaxGridX;
+  // Too many batches for a row to have one token of each: then it has whole batches.
+  if (problem.batches > most) plan->is_batch_fastest = false;
   int64_t whole = is_by_token ? plan->tokens_per_block : 1;
   if (problem.batches > 1) whole = plan->is_batch_fastest ? problem.batches : problem.tokens;
   most -= most % whole;
@@ -198,8 +199,7 @@ bool has_warp_rows(const RopeProblem &problem, const RopePlan &plan) {
 bool has_closer_batches(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
   const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
-  return problem.batches > 1 && problem.batches <= kMaxGridX &&
-         magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
+  return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {

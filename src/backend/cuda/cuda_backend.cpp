@@ -2,8 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
-#include <initializer_list>
-
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
@@ -69,6 +67,10 @@ class Preloader {
 };
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
+constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,      RopeKernel::kAxes,    RopeKernel::kSequences,
+                                       RopeKernel::kFlat,        RopeKernel::kTable32, RopeKernel::kTable16,
+                                       RopeKernel::kWarpTable32, RopeKernel::kGeneral};
+constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // load_kernels(&preloader) loads what the descriptor's calls may need.
 template <typename LoadKernels>
@@ -92,15 +94,11 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (const RopeKernel kernel :
-           {RopeKernel::kShared, RopeKernel::kAxes, RopeKernel::kSequences, RopeKernel::kFlat, RopeKernel::kTable32,
-            RopeKernel::kTable16, RopeKernel::kWarpTable32, RopeKernel::kGeneral}) {
+      for (const RopeKernel kernel : kRopeKernels) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      preloader->load(table_kernel_of(dtype));
-    }
+    for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
   });
 }
 

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/rope_problem.hpp"
-#include "plan/rope_plan.hpp"
+#include "plan/rope_kernels.hpp"
 
 namespace rope {
 
