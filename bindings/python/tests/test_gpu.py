@@ -79,8 +79,16 @@ class TorchTest(unittest.TestCase):
         x = torch.randn(2, 37, 5, 64, device="cuda")
         with self.assertRaisesRegex(ValueError, "positions: it is on cpu, the first tensor of the call on cuda:0"):
             make_desc().forward(x, positions=torch.arange(37))
-        with self.assertRaisesRegex(ValueError, "the tensors are on cpu: this RopeDesc is for cuda"):
-            make_desc(device="cuda").forward(x.cpu())
+        for device, name in (("cuda", "cuda"), ("cuda:0", "cuda:0")):
+            with self.assertRaisesRegex(ValueError, f"rope_forward: q: it is on cpu: this RopeDesc is for {name}"):
+                make_desc(device=device).forward(x.cpu())
+        for field, tensors, others in (("k", (x, x.cpu()), {}), ("q_out", (x,), dict(out=x.cpu())),
+                                       ("cos", (x,), dict(cos=torch.ones(37, 32), sin=torch.zeros(37, 32))),
+                                       ("fault", (x,), dict(fault=torch.zeros(2, dtype=torch.int64)))):
+            with self.subTest(field), self.assertRaisesRegex(ValueError, f"{field}: it is on cpu, the first tensor"):
+                make_desc(device="cuda").forward(*tensors, **others)
+        with self.assertRaisesRegex(ValueError, "up: it is on cpu, the first tensor of the call on cuda:0"):
+            librope.swiglu(x, x.cpu())
 
     def test_graphs(self):
         torch = self.torch
