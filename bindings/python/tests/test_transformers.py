@@ -198,8 +198,7 @@ class PatchTest(unittest.TestCase):
                 self.assertFalse(torch.equal(rotated[0], before[0]))
 
     def test_hooks_that_come_and_go(self):
-        """As accelerate's: the hook takes the place of forward and calls what was there."""
-
+        # As accelerate's: the hook takes the place of forward and calls what was there.
         def hook(module):
             module._old_forward = module.forward
             module.forward = lambda *arguments, **keywords: module._old_forward(*arguments, **keywords)
