@@ -15,6 +15,7 @@ from . import _abi, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
 
 MAX_NDIM = 4
+_LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols' number is 1
 
 # rope_tensor_t, its arrays unrolled. Written in one go: ctypes takes a multiple of the time for each member.
 PACKED_TENSOR = struct.Struct("=QiHH4q4q")
@@ -89,7 +90,10 @@ class _Torch:
     def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         torch = sys.modules["torch"]
         if stream is not None and x.is_cuda:  # its memory is reused, and zeroed, in the order of that stream
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=x.device)):
+            is_default = stream in _LEGACY_DEFAULT_STREAM  # which ExternalStream takes for no handle
+            with torch.cuda.stream(
+                    torch.cuda.default_stream(x.device) if is_default
+                    else torch.cuda.ExternalStream(stream, device=x.device)):
                 return _Torch.empty_like(x, zeroed, None)
         return torch.zeros_like(x) if zeroed else torch.empty_like(x)
 
@@ -274,7 +278,7 @@ class _Protocols:
         else:
             stride = _strides_in_elements(tuple(byte_strides), int(typestr[2:]))
         producer = interface.get("stream")
-        if producer is not None and (producer if producer != 1 else 0) != reader.stream:
+        if producer not in (None, reader.stream) and not {producer, reader.stream} <= _LEGACY_DEFAULT_STREAM:
             _cuda.synchronize(ordinal, producer)
         return View(data or 0, dtype, shape, stride, kind, ordinal, bool(is_read_only), interface)
 

@@ -74,6 +74,20 @@ class TorchTest(unittest.TestCase):
                 stream.synchronize()
                 self.assertTrue(torch.equal(result, expected))
 
+    def test_a_new_output_belongs_to_the_given_stream(self):
+        torch = self.torch
+        desc = make_desc(layout="thd")
+        cu_seqlens = torch.tensor([0, 30, 37], device="cuda")
+        stream = torch.cuda.Stream()
+        for handle in (stream, stream.cuda_stream, 0):
+            x = torch.randn(37, 5, 64, device="cuda")
+            expected = desc.forward(x, cu_seqlens=cu_seqlens)
+            torch.cuda.synchronize()
+            self.slow(torch.zeros(1, device="cuda"))  # the zeros of the new output must not wait for this stream
+            result = desc.forward(x, cu_seqlens=cu_seqlens, stream=handle)
+            torch.cuda.synchronize()
+            self.assertTrue(torch.equal(result, expected))
+
     def test_mixed_devices_are_refused(self):
         torch = self.torch
         x = torch.randn(2, 37, 5, 64, device="cuda")
@@ -157,6 +171,14 @@ class TorchTest(unittest.TestCase):
         self.assertTrue(torch.equal(result.cpu(), desc.forward(x)))
         with self.assertRaisesRegex(ValueError, "it is on cuda:1, the first tensor of the call on cuda:0"):
             desc.forward(x.to("cuda:0"), out=on_second)
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cuda:1: this RopeDesc is for cuda:0"):
+            make_desc(device="cuda:0").forward(on_second)
+
+        class Interface:  # does not say its device
+            __cuda_array_interface__ = on_second.__cuda_array_interface__
+
+        desc.forward(Interface(), out=Interface())
+        self.assertTrue(torch.equal(on_second, result))
 
 
 class CupyTest(unittest.TestCase):

@@ -188,6 +188,14 @@ class InterfaceTest(unittest.TestCase):
             make_desc(device="cpu").forward(source, out=source)
 
 
+    def test_a_cuda_interface_that_is_host_memory(self):
+        source = Interface(
+            "__cuda_array_interface__", shape=(5, 2, 16), typestr="<f4", version=3,
+            data=(self.x.__array_interface__["data"][0], False))
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: its (memory|pointer)"):
+            self.desc.forward(source, out=source)
+
+
 class Immutable(Producer):
     """An array as JAX has them, for machines without JAX."""
 

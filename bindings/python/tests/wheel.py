@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # wheel.py - builds the wheel, installs it in a fresh environment, and uses it there: wheel.py WORK_FOLDER
-"""For the CPU only, so that it takes seconds; CUDA changes the library alone. Fetches nothing. Exits 77, with the reason,
-where scikit-build-core, pip or venv is missing."""
+"""For the CPU only, so that it takes seconds; CUDA changes the library alone. Fetches nothing. Exits 77, with the
+reason, where scikit-build-core, pip or venv is missing."""
 import os
 import re
 import shutil
