@@ -317,6 +317,10 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
   const bool has_simple_pairs = !scene.is_converted() && (problem.in_distance == 1 || problem.in_distance == pairs);
   if (scene.geometry.dtype == ROPE_DTYPE_F64 || !has_simple_pairs) return rope::RopeKernel::kGeneral;
   const bool is_looked_up = scene.geometry.num_axes > 1 || problem.sequences.is_present;
+  if (widest_vectors(scene) == 1) {
+    const bool is_shared = problem.angles == rope::AngleSource::kIncrements && !is_looked_up;
+    return is_shared ? rope::RopeKernel::kShared : rope::RopeKernel::kGeneral;
+  }
   if (problem.angles == rope::AngleSource::kIncrements) {
     if (problem.sequences.is_present) return rope::RopeKernel::kSequences;
     if (is_looked_up) return rope::RopeKernel::kAxes;
@@ -799,7 +803,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (int kernel = 0; kernel < 8; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32) ? 0 : 1000));
+    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32) ? 0 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -873,8 +877,8 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   for (int kernel = 0; kernel < 8; ++kernel) {
     if (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32)) continue;
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 100);
-    CHECK(short_rows_of_kernel[kernel] > 50);
+    CHECK(of_kernel[kernel] > 20);
+    CHECK(short_rows_of_kernel[kernel] > 4);
   }
   CHECK(rows_of_batches > 100);
   CHECK(batch_fastest > 300);
@@ -1181,8 +1185,9 @@ TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
         set_problem(&scene, ROPE_DTYPE_BF16, 1, tokens, 1, head_dim);
         const rope::RopePlan plan = plan_of(scene, device);
         INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
-        CHECK(plan.kernel ==
-              (head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared));
+        // A single pair is no vector.
+        CHECK(plan.kernel == (head_dim > 2 && head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat
+                                                                                  : rope::RopeKernel::kShared));
         CHECK(fault_of(scene, device, plan).empty());
         // With another head there is.
         rope_args_t args = {};
@@ -1251,7 +1256,7 @@ TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
               const int64_t bytes = pairs * element % 16 == 0 ? 16 : pairs * element % 8 == 0 ? 8 : element;
               const int64_t run =
                   style == ROPE_STYLE_INTERLEAVED && bytes > element ? bytes / element / 2 : bytes / element;
-              const bool is_aligned = entries * size % std::min<int64_t>(16, run * size) == 0;
+              const bool is_aligned = bytes > element && entries * size % std::min<int64_t>(16, run * size) == 0;
               const rope::RopeKernel table =
                   table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
               for (const rope::DeviceInfo &device : {kDevices[6], kDevices[4]}) {
