@@ -39,6 +39,10 @@ constexpr int kTableBlocksPerMultiprocessor = 16;
 // 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
 constexpr int kSwigluThreads = 128;
 
+// SwiGLU of gate and up that alternate: bytes of a vector, 8 or 16, of each; the two are one or two accesses of 16. Not
+// measured yet.
+constexpr int64_t kSwigluAlternatingVectorBytes = 16;
+
 // SwiGLU with summed rows: most threads of a block, which takes a row; threads that the compiler must leave registers
 // for on a multiprocessor (80, on sm_90 the fewest without spills); and what a thread takes of a row at a time, whatever
 // the vectors, so that the order of the sum does not depend on them. Not measured yet.

@@ -95,18 +95,10 @@ __device__ __forceinline__ const Form<Real> &form_of(const SwigluKernelParams &p
   }
 }
 
-// Forward: one result of two values. Backward: the gradients of three, of which a NULL one is not wanted, and with
-// HasOut the forward result again.
-template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset,
-                                               const Form<RealOf<T>> &form, RealOf<T> row_scale) {
-  using Real = RealOf<T>;
-  Vector<T, V> in[NumInputs];
-#pragma unroll
-  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
-  Real value[NumInputs][V], result[NumOutputs][V];
-#pragma unroll
-  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+// Forward: one result of two values. Backward: the gradients of three, and with a third result the forward one again.
+template <bool IsPlain, typename Real, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_vector(const Real (&value)[NumInputs][V], const Form<Real> &form,
+                                               Real row_scale, Real (&result)[NumOutputs][V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     if constexpr (NumInputs == 2) {
@@ -121,6 +113,20 @@ __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumO
       }
     }
   }
+}
+
+// The elements from `first` on. A gradient that is NULL is not wanted.
+template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
+                                               const Form<RealOf<T>> &form, RealOf<T> row_scale) {
+  const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
+  Vector<T, V> in[NumInputs];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
+  RealOf<T> value[NumInputs][V], result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  compute_vector<IsPlain>(value, form, row_scale, result);
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
     if (NumOutputs == 1 || i == kRecomputedOut || place.out[i] != nullptr) {
@@ -129,7 +135,48 @@ __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumO
   }
 }
 
-template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut>
+// The same where gate and up alternate, in backward where they or their gradients do. The thread has read all elements
+// that it writes over before it writes any.
+template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_alternating(const SwigluKernelParams &params,
+                                                    const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
+                                                    const Form<RealOf<T>> &form, RealOf<T> row_scale) {
+  const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
+  Vector<T, V> in[NumInputs];
+  // First, because taking gate and up apart waits for them.
+  if constexpr (NumInputs == 3) in[kGradOut] = load_vector<Vector<T, V>>(place.in[kGradOut] + byte_offset);
+  if (NumInputs == 2 || params.inputs != GateUpLayout::kSeparate) {
+    const auto both = load_alternating<T, V>(place.in[kGate] + 2 * byte_offset);
+    const bool is_up_first = params.inputs == GateUpLayout::kAlternatingUpFirst;
+    in[kGate] = every_other<T, V>(both, is_up_first);
+    in[kUp] = every_other<T, V>(both, !is_up_first);
+  } else {
+    in[kGate] = load_vector<Vector<T, V>>(place.in[kGate] + byte_offset);
+    in[kUp] = load_vector<Vector<T, V>>(place.in[kUp] + byte_offset);
+  }
+  RealOf<T> value[NumInputs][V], result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  compute_vector<IsPlain>(value, form, row_scale, result);
+  if constexpr (NumInputs == 2) {
+    store_vector(place.out[kOut] + byte_offset, from_floats<T, V>(result[kOut]));
+  } else {
+    if (params.gradients != GateUpLayout::kSeparate) {
+      const auto both = alternate<T, V>(from_floats<T, V>(result[kGradGate]), from_floats<T, V>(result[kGradUp]),
+                                        params.gradients == GateUpLayout::kAlternatingUpFirst);
+      store_alternating<T, V>(place.out[kGradGate] + 2 * byte_offset, both);
+    } else {
+      for (const int i : {kGradGate, kGradUp}) {
+        if (place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+      }
+    }
+    if constexpr (NumOutputs == 3) {
+      store_vector(place.out[kRecomputedOut] + byte_offset, from_floats<T, V>(result[kRecomputedOut]));
+    }
+  }
+}
+
+template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut, bool IsAlternating>
 __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -144,16 +191,24 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
     if (!find_row_scale<T, V>(params, index, &row_scale)) return;
   }
   if (V == 1 || place.count >= V) {
-    process_vector<T, V, IsPlain>(place, 0, form, row_scale);
+    if constexpr (IsAlternating) {
+      process_alternating<T, V, IsPlain>(params, place, 0, form, row_scale);
+    } else {
+      process_vector<T, V, IsPlain>(place, 0, form, row_scale);
+    }
   } else {
     for (int64_t i = 0; i < place.count; ++i) {
-      process_vector<T, 1, IsPlain>(place, i * static_cast<int64_t>(sizeof(T)), form, row_scale);
+      if constexpr (IsAlternating) {
+        process_alternating<T, 1, IsPlain>(params, place, i, form, row_scale);
+      } else {
+        process_vector<T, 1, IsPlain>(place, i, form, row_scale);
+      }
     }
   }
 }
 
 // F64 has no plain kernels: its arithmetic costs what it costs.
-template <typename T, int V>
+template <typename T, int V, bool IsAlternating>
 const void *find_swiglu_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
   const auto pick = [&](auto plain, auto general) {
@@ -161,11 +216,14 @@ const void *find_swiglu_kernel(SwigluVariant variant) {
   };
   switch (variant.work) {
     case kSwigluForward:
-      return pick(swiglu_kernel<T, V, false, kPlain, true>, swiglu_kernel<T, V, false, false, true>);
+      return pick(swiglu_kernel<T, V, false, kPlain, true, IsAlternating>,
+                  swiglu_kernel<T, V, false, false, true, IsAlternating>);
     case kSwigluGradients:
-      return pick(swiglu_kernel<T, V, true, kPlain, false>, swiglu_kernel<T, V, true, false, false>);
+      return pick(swiglu_kernel<T, V, true, kPlain, false, IsAlternating>,
+                  swiglu_kernel<T, V, true, false, false, IsAlternating>);
     default:
-      return pick(swiglu_kernel<T, V, true, kPlain, true>, swiglu_kernel<T, V, true, false, true>);
+      return pick(swiglu_kernel<T, V, true, kPlain, true, IsAlternating>,
+                  swiglu_kernel<T, V, true, false, true, IsAlternating>);
   }
 }
 
@@ -173,12 +231,19 @@ const void *find_swiglu_kernel(SwigluVariant variant) {
 template <typename T>
 const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  if (variant.work == kSwigluRowSums) return find_swiglu_row_kernel<T>(vector_elements);
-  if (vector_elements == 1) return find_swiglu_kernel<T, 1>(variant);
-  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize>(variant);
-  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize>(variant);
+  if (variant.work == kSwigluRowSums) {
+    return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
+  }
+  if (variant.is_alternating) {
+    if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
+    if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
+    return nullptr;
+  }
+  if (vector_elements == 1) return find_swiglu_kernel<T, 1, false>(variant);
+  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, false>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, false>(variant);
   if constexpr (kSize == 2) {
-    if (vector_elements == 2) return find_swiglu_kernel<T, 2>(variant);
+    if (vector_elements == 2) return find_swiglu_kernel<T, 2, false>(variant);
   }
   return nullptr;
 }

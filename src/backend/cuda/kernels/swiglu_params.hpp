@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/swiglu_problem.hpp"
+#include "plan/swiglu_plan.hpp"
 
 namespace rope {
 
@@ -28,6 +29,11 @@ struct SwigluKernelParams {
   const char *num_rows;                // NULL: all
   int64_t row_scale_stride[kMaxAxes];  // in bytes
   int64_t row_index_stride[kMaxAxes];  // SwigluProblem's
+
+  // What only the kernels of alternating tensors read. Where gate and up alternate both are in in[kGate], where their
+  // gradients do both are in out[kGradGate].
+  GateUpLayout inputs;
+  GateUpLayout gradients;
 };
 
 constexpr int kMaxRowAxes = kMaxAxes - 1;  // neither rows nor columns have all axes
