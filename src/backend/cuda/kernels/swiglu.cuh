@@ -166,7 +166,8 @@ __device__ __forceinline__ void process_alternating(const SwigluKernelParams &pa
                                         params.gradients == GateUpLayout::kAlternatingUpFirst);
       store_alternating<T, V>(place.out[kGradGate] + 2 * byte_offset, both);
     } else {
-      for (const int i : {kGradGate, kGradUp}) {
+#pragma unroll
+      for (int i = kGradGate; i <= kGradUp; ++i) {
         if (place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
       }
     }
