@@ -9,7 +9,7 @@
 namespace rope {
 
 // How gate and up lie, or their gradients.
-enum class GateUpLayout {
+enum class GateUpLayout : uint8_t {
   kSeparate,            // each by itself
   kAlternating,         // gate, up, gate, up, ... along the last axis
   kAlternatingUpFirst,  // up, gate, up, gate, ...

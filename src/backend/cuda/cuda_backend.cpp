@@ -358,6 +358,8 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
     params.out[i] = problem.out[i];
     kernel_strides(problem.out_stride[i], problem.ndim, size, params.out_stride[i]);
   }
+  for (int i = 0; i < kMaxSwigluInputs; ++i) params.in_row_stride[i] = params.in_stride[i][kMaxAxes - 2];
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) params.out_row_stride[i] = params.out_stride[i][kMaxAxes - 2];
   params.inputs = plan.inputs;
   params.gradients = plan.gradients;
   if (plan.inputs == GateUpLayout::kAlternatingUpFirst) params.in[kGate] = problem.in[kUp];
@@ -366,6 +368,7 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
     const int source = axis - (kMaxAxes - problem.ndim);
     params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
   }
+  params.columns = problem.shape[problem.ndim - 1];
   params.form = form_in<float>(problem.form);
   params.wide_form = problem.form;
   params.row_scale = problem.row_scale;

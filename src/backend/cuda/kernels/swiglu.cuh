@@ -18,52 +18,93 @@ struct RowVector {
   int64_t vector;
 };
 
+// A call, because 64-bit division is long and few launches need it.
+static __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vectors_per_row) {
+  return {index / vectors_per_row, index % vectors_per_row};
+}
+
 __device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
   if (params.is_single_row) return {0, index};
   if (params.is_narrow) {
     const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
     return {divided.quotient, divided.remainder};
   }
-  return {index / params.vectors_per_row, index % params.vectors_per_row};
+  return split_wide(index, params.vectors_per_row);
+}
+
+// A row as an index over its axes, slowest first.
+struct OuterAxesIndex {
+  int64_t at[kMaxAxes - 1];
+};
+
+__device__ __forceinline__ OuterAxesIndex split_outer_axes(const SwigluKernelParams &params, int64_t row) {
+  OuterAxesIndex index;
+#pragma unroll
+  for (int axis = kMaxAxes - 2; axis > 0; --axis) {
+    const RowVector at = split_wide(row, params.shape[axis]);
+    index.at[axis] = at.vector;
+    row = at.row;
+  }
+  index.at[0] = row;
+  return index;
+}
+
+__device__ __forceinline__ int64_t offset_of(const OuterAxesIndex &index, const int64_t *stride) {
+  int64_t offset = 0;
+#pragma unroll
+  for (int axis = 0; axis < kMaxAxes - 1; ++axis) offset += index.at[axis] * stride[axis];
+  return offset;
 }
 
 __device__ __forceinline__ int64_t offset_of(const SwigluKernelParams &params, const int64_t *stride, int64_t row,
                                              int64_t column) {
   constexpr int kRowAxis = kMaxAxes - 2, kColumnAxis = kMaxAxes - 1;
-  int64_t offset = column * stride[kColumnAxis];
+  const int64_t offset = column * stride[kColumnAxis];
   if (!params.has_outer_axes) return offset + row * stride[kRowAxis];
-  for (int axis = kRowAxis; axis > 0; --axis) {
-    offset += row % params.shape[axis] * stride[axis];
-    row /= params.shape[axis];
-  }
-  return offset + row * stride[0];
+  return offset + offset_of(split_outer_axes(params, row), stride);
 }
 
 // The thread's addresses, and how many of its V elements exist.
 template <int NumInputs, int NumOutputs>
 struct SwigluPlace {
   const char *in[NumInputs];
-  char *out[NumOutputs];
+  char *out[NumOutputs];  // means nothing where the output is NULL
   int64_t count;
 };
 
-template <int V, int NumInputs, int NumOutputs>
+template <typename T, int V, bool IsAlternating, int NumInputs, int NumOutputs>
 __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const SwigluKernelParams &params,
-                                                                         int64_t index) {
-  const RowVector at = split_vector(params, index);
+                                                                         const RowVector &at) {
   const int64_t column = at.vector * V;
   SwigluPlace<NumInputs, NumOutputs> place;
-  place.count = params.shape[kMaxAxes - 1] - column;
+  place.count = params.columns - column;
+  // Only single elements lie at other distances than vectors do.
+  const auto column_offset = [&](const int64_t *stride, GateUpLayout layout) {
+    const int64_t offset = column * (V == 1 ? stride[kMaxAxes - 1] : static_cast<int64_t>(sizeof(T)));
+    return V > 1 && IsAlternating && layout != GateUpLayout::kSeparate ? 2 * offset : offset;
+  };
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) {
-    place.in[i] = params.in[i] + offset_of(params, params.in_stride[i], at.row, column);
+    const GateUpLayout layout = i == kGradOut ? GateUpLayout::kSeparate : params.inputs;
+    place.in[i] = params.in[i] + column_offset(params.in_stride[i], layout);
   }
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    place.out[i] = nullptr;
-    if (NumOutputs == 1 || params.out[i] != nullptr) {
-      place.out[i] = params.out[i] + offset_of(params, params.out_stride[i], at.row, column);
-    }
+    const bool is_gradient = NumOutputs > 1 && i != kRecomputedOut;
+    const GateUpLayout layout = is_gradient ? params.gradients : GateUpLayout::kSeparate;
+    place.out[i] = params.out[i] + column_offset(params.out_stride[i], layout);
+  }
+  if (params.has_outer_axes) {
+    const OuterAxesIndex row = split_outer_axes(params, at.row);
+#pragma unroll
+    for (int i = 0; i < NumInputs; ++i) place.in[i] += offset_of(row, params.in_stride[i]);
+#pragma unroll
+    for (int i = 0; i < NumOutputs; ++i) place.out[i] += offset_of(row, params.out_stride[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < NumInputs; ++i) place.in[i] += at.row * params.in_row_stride[i];
+#pragma unroll
+    for (int i = 0; i < NumOutputs; ++i) place.out[i] += at.row * params.out_row_stride[i];
   }
   return place;
 }
@@ -71,8 +112,8 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
 // The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from
 // element to element only where vectors are single elements.
 template <typename T, int V>
-__device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, int64_t index, RealOf<T> *row_scale) {
-  const RowVector at = split_vector(params, index);
+__device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, const RowVector &at,
+                                               RealOf<T> *row_scale) {
   const int64_t column = V == 1 ? at.vector : 0;
   if (params.num_rows != nullptr && offset_of(params, params.row_index_stride, at.row, column) >=
                                         load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
@@ -117,7 +158,8 @@ __device__ __forceinline__ void compute_vector(const Real (&value)[NumInputs][V]
 
 // The elements from `first` on. A gradient that is NULL is not wanted.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
+__device__ __forceinline__ void process_vector(const SwigluKernelParams &params,
+                                               const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
                                                const Form<RealOf<T>> &form, RealOf<T> row_scale) {
   const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
   Vector<T, V> in[NumInputs];
@@ -129,7 +171,7 @@ __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumO
   compute_vector<IsPlain>(value, form, row_scale, result);
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    if (NumOutputs == 1 || i == kRecomputedOut || place.out[i] != nullptr) {
+    if (NumOutputs == 1 || i == kRecomputedOut || params.out[i] != nullptr) {
       store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
     }
   }
@@ -168,7 +210,7 @@ __device__ __forceinline__ void process_alternating(const SwigluKernelParams &pa
     } else {
 #pragma unroll
       for (int i = kGradGate; i <= kGradUp; ++i) {
-        if (place.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+        if (params.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
       }
     }
     if constexpr (NumOutputs == 3) {
@@ -185,24 +227,26 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
   begin_dependent_launch();
   if (index >= params.num_vectors) return;
   const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
-  const SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
+  const RowVector at = split_vector(params, index);
+  const SwigluPlace<kInputs, kOutputs> place = find_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
   wait_for_previous_launch();
   RealOf<T> row_scale = 1;
   if constexpr (!IsPlain) {
-    if (!find_row_scale<T, V>(params, index, &row_scale)) return;
+    if (!find_row_scale<T, V>(params, at, &row_scale)) return;
   }
   if (V == 1 || place.count >= V) {
     if constexpr (IsAlternating) {
       process_alternating<T, V, IsPlain>(params, place, 0, form, row_scale);
     } else {
-      process_vector<T, V, IsPlain>(place, 0, form, row_scale);
+      process_vector<T, V, IsPlain>(params, place, 0, form, row_scale);
     }
   } else {
+#pragma unroll 1
     for (int64_t i = 0; i < place.count; ++i) {
       if constexpr (IsAlternating) {
         process_alternating<T, 1, IsPlain>(params, place, i, form, row_scale);
       } else {
-        process_vector<T, 1, IsPlain>(place, i, form, row_scale);
+        process_vector<T, 1, IsPlain>(params, place, i, form, row_scale);
       }
     }
   }
