@@ -63,6 +63,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   };
   swiglu_args_t args = {};
   args.struct_size = sizeof args;
+  if (random->below(4) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   const bool is_backward = random->below(2) == 0;
   // A dense tensor over the first axes.
   const auto row_tensor = [&](int number, size_t axes) {
@@ -249,7 +250,10 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan 
   if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
-  if (plan.threads != rope::kSwigluThreads) return "threads";
+  if (plan.threads != rope::kSwigluThreads &&
+      (!plan.is_programmatic || plan.threads != rope::kSwigluThreadsProgrammatic)) {
+    return "threads";
+  }
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
   if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
   Layouts layouts;
@@ -263,9 +267,9 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan 
   if (plan.vectors_per_row != (columns + elements - 1) / elements) return "vectors_per_row";
   if (plan.num_vectors != problem.num_elements() / columns * plan.vectors_per_row) return "num_vectors";
   const int64_t blocks = int64_t{plan.grid_x} * plan.grid_y;
-  if (blocks * rope::kSwigluThreads < plan.num_vectors) return "vectors left over";
+  if (blocks * plan.threads < plan.num_vectors) return "vectors left over";
   // At most one block in a row of the grid has nothing to do.
-  if ((blocks - plan.grid_y) * rope::kSwigluThreads >= plan.num_vectors) return "too many blocks";
+  if ((blocks - plan.grid_y) * plan.threads >= plan.num_vectors) return "too many blocks";
   return "";
 }
 
@@ -277,7 +281,7 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
   const int64_t size = oracle::element_size(problem.dtype), elements = is_summed ? 16 / size : plan.vector_elements;
   const Layouts layouts = {plan.inputs, plan.gradients};
   std::vector<uint8_t> taken(static_cast<size_t>(problem.num_elements()));
-  const int64_t threads = is_summed ? plan.num_vectors : int64_t{plan.grid_x} * plan.grid_y * rope::kSwigluThreads;
+  const int64_t threads = is_summed ? plan.num_vectors : int64_t{plan.grid_x} * plan.grid_y * plan.threads;
   for (int64_t thread = 0; thread < threads; ++thread) {
     if (thread >= plan.num_vectors) break;
     const int64_t row = thread / plan.vectors_per_row, first = thread % plan.vectors_per_row * elements;

@@ -12,6 +12,9 @@
 
 namespace rope {
 
+constexpr int kMaxSwigluThreads =
+    kSwigluThreads > kSwigluThreadsProgrammatic ? kSwigluThreads : kSwigluThreadsProgrammatic;
+
 // Where a thread works: a row, and the vector in it.
 struct RowVector {
   int64_t row;
@@ -23,8 +26,12 @@ static __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vecto
   return {index / vectors_per_row, index % vectors_per_row};
 }
 
-__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
+__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t block, int64_t index) {
   if (params.is_single_row) return {0, index};
+  if (kSwigluHasRowBlocks && params.has_row_blocks) {
+    const Divided divided = params.blocks_per_row.divide(static_cast<uint32_t>(block));
+    return {divided.quotient, divided.remainder * blockDim.x + threadIdx.x};
+  }
   if (params.is_narrow) {
     const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
     return {divided.quotient, divided.remainder};
@@ -220,14 +227,14 @@ __device__ __forceinline__ void process_alternating(const SwigluKernelParams &pa
 }
 
 template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut, bool IsAlternating>
-__global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
+__global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  const int64_t index = block * kSwigluThreads + threadIdx.x;
+  const int64_t index = block * blockDim.x + threadIdx.x;
   begin_dependent_launch();
   if (index >= params.num_vectors) return;
   const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
-  const RowVector at = split_vector(params, index);
+  const RowVector at = split_vector(params, block, index);
   const SwigluPlace<kInputs, kOutputs> place = find_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
   wait_for_previous_launch();
   RealOf<T> row_scale = 1;
