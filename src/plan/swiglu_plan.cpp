@@ -9,27 +9,99 @@ namespace rope {
 
 namespace {
 
-void add_tensor(const SwigluProblem &problem, const void *data, const int64_t *stride, VectorBytes *bytes) {
+// Gate and up, or their gradients.
+struct GateAndUp {
+  const char *gate, *up;
+  const int64_t *gate_stride, *up_stride;
+};
+
+GateAndUp inputs_of(const SwigluProblem &problem) {
+  return {problem.in[kGate], problem.in[kUp], problem.in_stride[kGate], problem.in_stride[kUp]};
+}
+
+GateAndUp gradients_of(const SwigluProblem &problem) {
+  if (!problem.is_backward) return {};
+  return {problem.out[kGradGate], problem.out[kGradUp], problem.out_stride[kGradGate], problem.out_stride[kGradUp]};
+}
+
+GateUpLayout layout_of(const SwigluProblem &problem, const GateAndUp &tensors) {
+  if (tensors.gate == nullptr || tensors.up == nullptr) return GateUpLayout::kSeparate;
+  for (int axis = 0; axis < problem.ndim; ++axis) {
+    if (tensors.gate_stride[axis] != tensors.up_stride[axis]) return GateUpLayout::kSeparate;
+  }
+  if (tensors.gate_stride[problem.ndim - 1] != 2) return GateUpLayout::kSeparate;
   const int64_t size = dtype_size(problem.dtype);
-  bytes->add(data);
-  for (int axis = 0; axis < problem.ndim - 1; ++axis) bytes->add(stride[axis] * size);
-  // Any step but 1 leaves single elements only.
-  if (stride[problem.ndim - 1] != 1) bytes->add(size);
+  if (tensors.up == tensors.gate + size) return GateUpLayout::kAlternating;
+  if (tensors.gate == tensors.up + size) return GateUpLayout::kAlternatingUpFirst;
+  return GateUpLayout::kSeparate;
+}
+
+// What vectors must divide: of a tensor by itself, and of two that alternate.
+struct VectorLimits {
+  VectorBytes bytes, alternating_bytes;
+
+  void add(const SwigluProblem &problem, const void *data, const int64_t *stride) {
+    if (data == nullptr) return;
+    add_outer_axes(problem, data, stride, &bytes);
+    // Any step but 1 leaves single elements only.
+    if (stride[problem.ndim - 1] != 1) bytes.add(dtype_size(problem.dtype));
+  }
+
+  void add(const SwigluProblem &problem, GateUpLayout layout, const GateAndUp &tensors) {
+    if (layout == GateUpLayout::kSeparate) {
+      add(problem, tensors.gate, tensors.gate_stride);
+      add(problem, tensors.up, tensors.up_stride);
+    } else {
+      const char *first = layout == GateUpLayout::kAlternating ? tensors.gate : tensors.up;
+      add_outer_axes(problem, first, tensors.gate_stride, &alternating_bytes);
+    }
+  }
+
+ private:
+  static void add_outer_axes(const SwigluProblem &problem, const void *data, const int64_t *stride,
+                             VectorBytes *bytes) {
+    bytes->add(data);
+    for (int axis = 0; axis < problem.ndim - 1; ++axis) bytes->add(stride[axis] * dtype_size(problem.dtype));
+  }
+};
+
+VectorLimits limits_of(const SwigluProblem &problem, GateUpLayout inputs, GateUpLayout gradients) {
+  VectorLimits limits;
+  limits.add(problem, inputs, inputs_of(problem));
+  limits.add(problem, gradients, gradients_of(problem));
+  const int lone_output = problem.is_backward ? kRecomputedOut : kOut;
+  limits.add(problem, problem.out[lone_output], problem.out_stride[lone_output]);
+  if (problem.is_backward) limits.add(problem, problem.in[kGradOut], problem.in_stride[kGradOut]);
+  return limits;
+}
+
+bool has_row_per_vector(const SwigluProblem &problem) {
+  const int last = problem.ndim - 1;
+  return problem.row_scale_stride[last] == 0 && problem.row_index_stride[last] == 0;
 }
 
 int choose_vector_elements(const SwigluProblem &problem) {
-  VectorBytes bytes;
-  for (int i = 0; i < problem.num_inputs(); ++i) add_tensor(problem, problem.in[i], problem.in_stride[i], &bytes);
-  for (int i = 0; i < problem.num_outputs(); ++i) {
-    if (problem.out[i] != nullptr) add_tensor(problem, problem.out[i], problem.out_stride[i], &bytes);
-  }
   // A vector has one row and one factor.
-  const int last = problem.ndim - 1;
-  if (problem.grad_row_scale == nullptr &&
-      (problem.row_scale_stride[last] != 0 || problem.row_index_stride[last] != 0)) {
-    return 1;
+  if (problem.grad_row_scale == nullptr && !has_row_per_vector(problem)) return 1;
+  const VectorLimits limits = limits_of(problem, GateUpLayout::kSeparate, GateUpLayout::kSeparate);
+  return static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
+}
+
+// False unless there are tensors that alternate, and vectors of half or full width at least, so that those of two
+// tensors are one or two accesses of full width.
+bool choose_alternating(const SwigluProblem &problem, SwigluPlan *plan) {
+  const GateUpLayout inputs = layout_of(problem, inputs_of(problem));
+  const GateUpLayout gradients = layout_of(problem, gradients_of(problem));
+  VectorLimits limits = limits_of(problem, inputs, gradients);
+  limits.bytes.add(kSwigluAlternatingVectorBytes);
+  if ((inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate) || !has_row_per_vector(problem) ||
+      limits.alternating_bytes.value() < kMaxVectorBytes || limits.bytes.value() < kMaxVectorBytes / 2) {
+    return false;
   }
-  return static_cast<int>(bytes.value() / dtype_size(problem.dtype));
+  plan->inputs = inputs;
+  plan->gradients = gradients;
+  plan->vector_elements = static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
+  return true;
 }
 
 rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *plan) {
@@ -72,15 +144,19 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   }
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
-  plan->vector_elements = choose_vector_elements(problem);
+  if (!choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
+  const int64_t multiprocessors = device.multiprocessors;
+  const int64_t most_half_vectors =
+      plan->is_programmatic ? kSwigluMostHalfVectorThreadsProgrammatic : kSwigluMostHalfVectorThreads;
   if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-      problem.num_elements() <= small_launch_threads(device) * plan->vector_elements) {
+      problem.num_elements() <= most_half_vectors * multiprocessors * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
-  plan->threads = kSwigluThreads;
-  return set_grid(function, (plan->num_vectors - 1) / kSwigluThreads + 1, plan);
+  const bool is_small = plan->num_vectors <= kSwigluMostVectorsProgrammatic * multiprocessors;
+  plan->threads = plan->is_programmatic && is_small ? kSwigluThreadsProgrammatic : kSwigluThreads;
+  return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
 }
 
 }  // namespace rope

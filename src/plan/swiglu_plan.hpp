@@ -8,6 +8,13 @@
 
 namespace rope {
 
+// How gate and up lie, or their gradients.
+enum class GateUpLayout : uint8_t {
+  kSeparate,            // each by itself
+  kAlternating,         // gate, up, gate, up, ... along the last axis
+  kAlternatingUpFirst,  // up, gate, up, gate, ...
+};
+
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
 // row_scale lacks.
@@ -15,11 +22,15 @@ struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
   int vector_elements;  // CUDA
+  GateUpLayout inputs;  // where they alternate a vector of each is read at once; separate where no vectors are
+  GateUpLayout gradients;
   int64_t vectors_per_row;
   int64_t num_vectors;
   uint32_t threads;         // of a block
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch
+
+  bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };
 
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.

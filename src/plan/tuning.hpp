@@ -43,6 +43,25 @@ constexpr int kTableBlocksPerMultiprocessor = 16;
 // 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
 constexpr int kSwigluThreads = 128;
 
+// The same with programmatic launch, which starts blocks more slowly, in launches of up to so many vectors for each
+// multiprocessor (256 x 14336 has 3476 of 16 bytes). Not measured yet.
+constexpr int kSwigluThreadsProgrammatic = 128;
+constexpr int kSwigluMostVectorsProgrammatic = 4000;
+
+// SwiGLU: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice
+// the threads are quicker. 8 x 14336 (109): 1.54 against 1.60 us, 64 x 14336 (869) 2.70 against 2.57. With programmatic
+// launch not measured yet.
+constexpr int kSwigluMostHalfVectorThreads = 300;
+constexpr int kSwigluMostHalfVectorThreadsProgrammatic = 300;
+
+// SwiGLU: whether blocks that no two rows share find their row once, by division of the block's number, instead of
+// once in each thread. Not measured yet.
+constexpr bool kSwigluHasRowBlocks = false;
+
+// SwiGLU of gate and up that alternate: bytes of a vector, 8 or 16, of each; the two are one or two accesses of 16. Not
+// measured yet.
+constexpr int64_t kSwigluAlternatingVectorBytes = 16;
+
 // SwiGLU with summed rows: most threads of a block, which takes a row; threads that the compiler must leave registers
 // for on a multiprocessor (80, on sm_90 the fewest without spills); and what a thread takes of a row at a time, whatever
 // the vectors, so that the order of the sum does not depend on them. Not measured yet.
@@ -50,9 +69,9 @@ constexpr int kMaxSwigluRowThreads = 256;
 constexpr int kSwigluRowResidentThreads = 768;
 constexpr int64_t kSwigluRowGroupBytes = 16;
 
-// Both: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice the
-// threads are quicker. RoPE decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens
-// (1117) 4.07 against 3.32; SwiGLU of 8 x 14336 (109) 1.54 against 1.60, of 64 x 14336 (869) 2.70 against 2.57.
+// RoPE: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice the
+// threads are quicker. Decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens (1117)
+// 4.07 against 3.32.
 constexpr int kSmallLaunchThreadsPerMultiprocessor = 300;
 
 // CPU: least bytes, read and written, that are worth a thread of their own. Two cores of an AMD EPYC 9004, 2026-11-20,

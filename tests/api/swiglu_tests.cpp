@@ -37,7 +37,7 @@ TEST_CASE("empty tensors", "[swiglu]") {
 
 TEST_CASE("gate and up packed in one tensor, in either order or alternating", "[swiglu]") {
   const GatePacking packings[] = {GatePacking::Separate, GatePacking::GateFirst, GatePacking::UpFirst,
-                                  GatePacking::Alternating};
+                                  GatePacking::Alternating, GatePacking::AlternatingUpFirst};
   for (rope_dtype_t dtype : dtypes) {
     for (GatePacking inputs : packings) {
       for (GatePacking gradients : packings) {
@@ -51,7 +51,8 @@ TEST_CASE("gate and up packed in one tensor, in either order or alternating", "[
 
 TEST_CASE("gradients in place in packed inputs", "[swiglu]") {
   for (rope_dtype_t dtype : dtypes) {
-    for (GatePacking packing : {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating}) {
+    for (GatePacking packing :
+         {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating, GatePacking::AlternatingUpFirst}) {
       SwigluCase()
           .dtype(dtype)
           .shape({5, 40})
@@ -68,6 +69,91 @@ TEST_CASE("gradients in place in packed inputs", "[swiglu]") {
           .in_place(SwigluTensor::GradUp, SwigluTensor::Gate)
           .in_place(SwigluTensor::Out, SwigluTensor::Up)
           .check();
+    }
+  }
+}
+
+TEST_CASE("gate and up that alternate, wherever rows begin and end", "[swiglu]") {
+  const GatePacking packings[] = {GatePacking::Separate, GatePacking::Alternating, GatePacking::AlternatingUpFirst};
+  const auto alternate = [](GatePacking packing, const Placement &both, const Placement &alone) {
+    return packing == GatePacking::Separate ? alone : both;
+  };
+  for (rope_dtype_t dtype : dtypes) {
+    for (GatePacking inputs : packings) {
+      for (GatePacking gradients : packings) {
+        const auto make = [&](const Shape &shape, const Placement &both, const Placement &alone) {
+          return SwigluCase()
+              .dtype(dtype)
+              .shape(shape)
+              .packing(inputs, gradients)
+              .placed(alone)
+              .placed(SwigluTensor::Gate, alternate(inputs, both, alone))
+              .placed(SwigluTensor::GradGate, alternate(gradients, both, alone));
+        };
+        // One axis with and without a rest; rows apart, of a whole number of vectors and not, and across everything.
+        for (const int64_t columns : {1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 31, 67}) {
+          make({columns}, {}, {}).recomputed().check();
+          const int64_t pitch = (columns + 23) / 16 * 16;
+          const Placement both = Placement().gap(0, 2 * (pitch - columns)), alone = Placement().gap(0, pitch - columns);
+          make({4, columns}, both, alone).check();
+          make({4, columns}, both, alone).recomputed().row_scale(1).num_rows(3, ROPE_DTYPE_I32).check();
+          make({4, columns}, both, alone).form(1.702, 7, 1, 0).row_scale(1, ROPE_DTYPE_F32).check();
+          make({2, 3, columns}, Placement(both).gap(0, 32).gap(1, 16), Placement(alone).gap(0, 16).gap(1, 48)).check();
+        }
+        for (int64_t start = 1; start <= 9; ++start) {
+          make({3, 40}, Placement().at(start), {}).check();
+          make({3, 40}, {}, Placement().at(start)).check();
+        }
+        for (int64_t gap = 1; gap <= 9; ++gap) make({3, 40}, Placement().gap(0, gap), {}).check();
+        make({3, 40}, Placement().reversed(0), {}).check();
+        make({3, 40}, Placement().reversed(1), {}).check();
+        make({3, 40}, Placement().gap(1, 1), {}).check();
+        make({6, 40}, Placement().order({1, 0}), {}).check();
+        make({3, 40}, {}, {}).without(SwigluTensor::GradGate).check();
+        make({3, 40}, {}, {}).without(SwigluTensor::GradUp).recomputed().check();
+      }
+    }
+    // Enough for vectors of full width on any GPU.
+    for (GatePacking packing : {GatePacking::Alternating, GatePacking::AlternatingUpFirst}) {
+      const auto make = [&] { return SwigluCase().dtype(dtype).shape({117, 2881}).packing(packing, packing); };
+      make().check();
+      make().recomputed().form(1.702, 7, 1, 0).check();
+      make()
+          .in_place(SwigluTensor::GradGate, SwigluTensor::Gate)
+          .in_place(SwigluTensor::GradUp, SwigluTensor::Up)
+          .in_place(SwigluTensor::Out, SwigluTensor::GradOut)
+          .recomputed()
+          .check();
+    }
+  }
+}
+
+TEST_CASE("gradients in place of gate and up that alternate, over rows", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (GatePacking packing : {GatePacking::Alternating, GatePacking::AlternatingUpFirst}) {
+      for (const int64_t columns : {8, 19, 40}) {
+        const int64_t pitch = (columns + 15) / 16 * 16;
+        const auto make = [&] {
+          return SwigluCase()
+              .dtype(dtype)
+              .shape({5, columns})
+              .packing(packing)
+              .placed(Placement().gap(0, pitch - columns))
+              .placed(SwigluTensor::Gate, Placement().gap(0, 2 * (pitch - columns)))
+              .form(1.702, 7, 1, 0)
+              .row_scale(1)
+              .num_rows(4, ROPE_DTYPE_I64);
+        };
+        for (const bool is_crosswise : {false, true}) {
+          make()
+              .in_place(SwigluTensor::GradGate, is_crosswise ? SwigluTensor::Up : SwigluTensor::Gate)
+              .in_place(SwigluTensor::GradUp, is_crosswise ? SwigluTensor::Gate : SwigluTensor::Up)
+              .check();
+        }
+        make().in_place(SwigluTensor::Out, SwigluTensor::Gate).check();
+        make().in_place(SwigluTensor::GradUp, SwigluTensor::Gate).check();
+        make().in_place(SwigluTensor::GradGate, SwigluTensor::GradOut).check();
+      }
     }
   }
 }
@@ -488,12 +574,13 @@ struct PackedShape {
   int row_axes;
 };
 
-const PackedShape packed_shapes[] = {{GatePacking::Separate, {5, 40}, 1},      {GatePacking::Separate, {3, 4, 17}, 1},
-                                     {GatePacking::Separate, {3, 4, 16}, 2},   {GatePacking::GateFirst, {5, 24}, 1},
-                                     {GatePacking::UpFirst, {2, 3, 19}, 2},    {GatePacking::Alternating, {6, 21}, 1},
-                                     {GatePacking::Alternating, {2, 3, 8}, 1}, {GatePacking::Blocks, {5, 3, 32}, 1},
-                                     {GatePacking::Blocks, {4, 2, 32}, 2},     {GatePacking::Blocks, {3, 5, 7}, 1},
-                                     {GatePacking::Separate, {2, 3, 2, 9}, 3}};
+const PackedShape packed_shapes[] = {
+    {GatePacking::Separate, {5, 40}, 1},      {GatePacking::Separate, {3, 4, 17}, 1},
+    {GatePacking::Separate, {3, 4, 16}, 2},   {GatePacking::GateFirst, {5, 24}, 1},
+    {GatePacking::UpFirst, {2, 3, 19}, 2},    {GatePacking::Alternating, {6, 21}, 1},
+    {GatePacking::Alternating, {2, 3, 8}, 1}, {GatePacking::AlternatingUpFirst, {5, 32}, 1},
+    {GatePacking::Blocks, {5, 3, 32}, 1},     {GatePacking::Blocks, {4, 2, 32}, 2},
+    {GatePacking::Blocks, {3, 5, 7}, 1},      {GatePacking::Separate, {2, 3, 2, 9}, 3}};
 
 }  // namespace
 

@@ -208,10 +208,11 @@ enum class SwigluTensor {
 
 enum class GatePacking {
   Separate,
-  GateFirst,    // gate | up in the last axis
-  UpFirst,      // up | gate
-  Alternating,  // gate, up, gate, up, ...
-  Blocks        // blocks as long as the last axis in turn; rank 1 to 3
+  GateFirst,           // gate | up in the last axis
+  UpFirst,             // up | gate
+  Alternating,         // gate, up, gate, up, ...
+  AlternatingUpFirst,  // up, gate, up, gate, ...
+  Blocks               // blocks as long as the last axis in turn; rank 1 to 3
 };
 
 class SwigluCase {
@@ -219,7 +220,7 @@ class SwigluCase {
   SwigluCase &dtype(rope_dtype_t dtype);
   SwigluCase &shape(Shape shape);
   SwigluCase &packing(GatePacking inputs, GatePacking gradients = GatePacking::Separate);
-  // Separate tensors only.
+  // Separate tensors, and what alternates, which lies as its gate is placed.
   SwigluCase &placed(SwigluTensor tensor, const Placement &placement);
   SwigluCase &placed(const Placement &everywhere);
   // The output is the very view of the input.

@@ -212,17 +212,20 @@ void SwigluCase::build(Scene *scene) const {
       return;
     }
     both[last] *= 2;
+    const bool is_up_first = packing == GatePacking::UpFirst || packing == GatePacking::AlternatingUpFirst;
+    if (packing == GatePacking::Alternating || packing == GatePacking::AlternatingUpFirst) {
+      const rope_tensor_t packed = workspace.tensor(dtype_, both, placements_[number(first)]);
+      rope_tensor_t &even = is_up_first ? up : gate, &odd = is_up_first ? gate : up;
+      even = odd = packed;
+      even.shape[last] = odd.shape[last] = shape_[last];
+      even.stride[last] = odd.stride[last] = 2 * packed.stride[last];
+      odd.data = static_cast<std::byte *>(packed.data) + packed.stride[last] * oracle::element_size(dtype_);
+      return;
+    }
     const rope_tensor_t packed = workspace.tensor(dtype_, both);
     const int64_t width = shape_[last];
-    gate = narrow(packed, last, packing == GatePacking::UpFirst ? width : 0, width);
-    up = narrow(packed, last, packing == GatePacking::UpFirst ? 0 : width, width);
-    if (packing == GatePacking::Alternating) {
-      gate = up = packed;
-      gate.flags = up.flags = ROPE_TENSOR_STRIDED;
-      gate.shape[last] = up.shape[last] = width;
-      gate.stride[last] = up.stride[last] = 2;
-      up.data = static_cast<std::byte *>(packed.data) + oracle::element_size(dtype_);
-    }
+    gate = narrow(packed, last, is_up_first ? width : 0, width);
+    up = narrow(packed, last, is_up_first ? 0 : width, width);
   };
   pack(inputs_, SwigluTensor::Gate, SwigluTensor::Up);
   pack(gradients_, SwigluTensor::GradGate, SwigluTensor::GradUp);

@@ -63,6 +63,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   };
   swiglu_args_t args = {};
   args.struct_size = sizeof args;
+  if (random->below(4) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   const bool is_backward = random->below(2) == 0;
   // A dense tensor over the first axes.
   const auto row_tensor = [&](int number, size_t axes) {
@@ -76,13 +77,33 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
     if (is_backward && random->below(2) == 0) args.grad_row_scale = row_tensor(6, axes);
   }
   if (random->below(3) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
-  args.gate = tensor(0);
-  args.up = tensor(1);
+  // Often alternating, in either order; now and then so that something keeps vectors from it.
+  const auto pair = [&](int number, rope_tensor_t *gate, rope_tensor_t *up) {
+    *gate = tensor(number);
+    *up = tensor(number + 1);
+    if (random->below(3) != 0) return;
+    const auto axis = static_cast<int64_t>(is_transposed ? 0 : rank - 1);
+    for (int64_t other = 0; other < static_cast<int64_t>(rank); ++other) gate->stride[other] *= 2;
+    if (random->below(8) != 0) gate->stride[axis] = 2;
+    const auto address = reinterpret_cast<uintptr_t>(gate->data) / 32 * 32 +
+                         static_cast<uintptr_t>((random->below(4) == 0 ? random->below(32 / size) : 0) * size);
+    const auto distance = static_cast<uintptr_t>((random->below(8) == 0 ? 3 : 1) * size);
+    const bool is_up_first = random->below(2) == 0;
+    *up = *gate;
+    gate->data = reinterpret_cast<void *>(is_up_first ? address + distance : address);
+    up->data = reinterpret_cast<void *>(is_up_first ? address : address + distance);
+    if (random->below(16) == 0) up->stride[random->below(static_cast<int64_t>(rank))] += 8;
+  };
+  pair(0, &args.gate, &args.up);
   if (is_backward) {
     args.grad_out = tensor(2);
-    const int64_t wanted = random->below(4);
-    if (wanted != 1) args.grad_gate = tensor(3);
-    if (wanted != 2) args.grad_up = tensor(4);
+    pair(3, &args.grad_gate, &args.grad_up);
+    const int64_t wanted = random->below(8);
+    if (wanted < 2) (wanted == 0 ? args.grad_gate : args.grad_up) = rope_tensor_t{};
+    // In place, each over its own or over the other.
+    if (wanted == 2) args.grad_gate = args.gate, args.grad_up = args.up;
+    if (wanted == 3) args.grad_gate = args.up, args.grad_up = args.gate;
+    if (random->below(8) == 0) args.out = tensor(8);
   } else {
     args.out = random->below(4) == 0 ? args.gate : tensor(3);
   }
@@ -104,36 +125,109 @@ std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan 
   text << "; row_scale by";
   for (int axis = 0; axis < problem.ndim; ++axis) text << ' ' << problem.row_scale_stride[axis];
   text << ", its gradient over " << problem.num_row_axes << " axes: vectors of " << plan.vector_elements << ", "
-       << plan.vectors_per_row << " a row, " << plan.num_vectors << " in all, grid " << plan.grid_x << " x "
-       << plan.grid_y;
+       << plan.vectors_per_row << " a row, " << plan.num_vectors << " in all, inputs " << static_cast<int>(plan.inputs)
+       << ", gradients " << static_cast<int>(plan.gradients) << ", grid " << plan.grid_x << " x " << plan.grid_y;
   return text.str();
 }
 
+using rope::GateUpLayout;
+
+struct Layouts {
+  GateUpLayout inputs = GateUpLayout::kSeparate, gradients = GateUpLayout::kSeparate;
+
+  bool are_separate() const { return inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate; }
+};
+
+// How two tensors lie to one another.
+GateUpLayout layout_of(const rope::SwigluProblem &problem, const char *gate, const int64_t *gate_stride, const char *up,
+                       const int64_t *up_stride) {
+  if (gate == nullptr || up == nullptr) return GateUpLayout::kSeparate;
+  if (!std::equal(gate_stride, gate_stride + problem.ndim, up_stride)) return GateUpLayout::kSeparate;
+  if (gate_stride[problem.ndim - 1] != 2) return GateUpLayout::kSeparate;
+  const auto distance = static_cast<int64_t>(reinterpret_cast<uintptr_t>(up) - reinterpret_cast<uintptr_t>(gate));
+  const int64_t size = oracle::element_size(problem.dtype);
+  return distance == size    ? GateUpLayout::kAlternating
+         : distance == -size ? GateUpLayout::kAlternatingUpFirst
+                             : GateUpLayout::kSeparate;
+}
+
+Layouts layouts_of(const rope::SwigluProblem &problem) {
+  Layouts layouts;
+  layouts.inputs = layout_of(problem, problem.in[0], problem.in_stride[0], problem.in[1], problem.in_stride[1]);
+  if (problem.is_backward) {
+    layouts.gradients =
+        layout_of(problem, problem.out[0], problem.out_stride[0], problem.out[1], problem.out_stride[1]);
+  }
+  return layouts;
+}
+
+// What a thread accesses at once: a tensor, or two that alternate, from the first of them on.
+struct Access {
+  const char *data;
+  const int64_t *stride;
+  bool is_alternating;
+};
+
+std::vector<Access> accesses_of(const rope::SwigluProblem &problem, const Layouts &layouts) {
+  std::vector<Access> accesses;
+  const auto add = [&](GateUpLayout layout, const char *gate, const int64_t *gate_stride, const char *up,
+                       const int64_t *up_stride) {
+    if (layout != GateUpLayout::kSeparate) {
+      accesses.push_back({std::min(gate, up), gate_stride, true});
+      return;
+    }
+    if (gate != nullptr) accesses.push_back({gate, gate_stride, false});
+    if (up != nullptr) accesses.push_back({up, up_stride, false});
+  };
+  add(layouts.inputs, problem.in[0], problem.in_stride[0], problem.in[1], problem.in_stride[1]);
+  if (!problem.is_backward) {
+    accesses.push_back({problem.out[0], problem.out_stride[0], false});
+    return accesses;
+  }
+  accesses.push_back({problem.in[2], problem.in_stride[2], false});
+  add(layouts.gradients, problem.out[0], problem.out_stride[0], problem.out[1], problem.out_stride[1]);
+  if (problem.out[2] != nullptr) accesses.push_back({problem.out[2], problem.out_stride[2], false});
+  return accesses;
+}
+
 // Whether vectors of so many elements are aligned wherever they begin at a multiple of that in a row.
-bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements) {
-  const int64_t size = oracle::element_size(problem.dtype), bytes = elements * size;
-  if (elements == 1) return true;
-  // A vector has one row.
+bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements, const Layouts &layouts = {}) {
+  const int64_t size = oracle::element_size(problem.dtype);
   const int last = problem.ndim - 1;
   const bool is_summed = problem.grad_row_scale != nullptr;
-  if (!is_summed && (problem.row_scale_stride[last] != 0 || problem.row_index_stride[last] != 0)) return false;
-  // Groups of a summed row do not cross the end of an axis.
-  if (is_summed && problem.num_row_axes > last) return false;
-  if (is_summed && problem.num_row_axes < last && problem.shape[last] % elements != 0) return false;
-  const auto allows = [&](const void *data, const int64_t *stride) {
-    if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) != 0) return false;
-    for (int axis = 0; axis < problem.ndim - 1; ++axis) {
-      if (stride[axis] * size % bytes != 0) return false;
+  if (elements > 1 || !layouts.are_separate()) {
+    // A vector has one row.
+    if (!is_summed && (problem.row_scale_stride[last] != 0 || problem.row_index_stride[last] != 0)) return false;
+    // Groups of a summed row do not cross the end of an axis.
+    if (is_summed && problem.num_row_axes > last) return false;
+    if (is_summed && problem.num_row_axes < last && problem.shape[last] % elements != 0) return false;
+  }
+  for (const Access &access : accesses_of(problem, layouts)) {
+    const int64_t bytes = access.is_alternating ? 16 : elements * size;
+    if (reinterpret_cast<uintptr_t>(access.data) % static_cast<uintptr_t>(bytes) != 0) return false;
+    for (int axis = 0; axis < last; ++axis) {
+      if (access.stride[axis] * size % bytes != 0) return false;
     }
-    return stride[problem.ndim - 1] == 1;
-  };
-  for (int i = 0; i < problem.num_inputs(); ++i) {
-    if (!allows(problem.in[i], problem.in_stride[i])) return false;
+    if (elements > 1 && access.stride[last] != (access.is_alternating ? 2 : 1)) return false;
   }
-  for (int i = 0; i < problem.num_outputs(); ++i) {
-    if (problem.out[i] != nullptr && !allows(problem.out[i], problem.out_stride[i])) return false;
+  return elements * size <= 16;
+}
+
+// What vectors there are at most: of tensors that alternate if they may be of 8 bytes at least.
+int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
+  const int64_t size = oracle::element_size(problem.dtype);
+  *layouts = layouts_of(problem);
+  if (!layouts->are_separate()) {
+    for (const int64_t bytes : {int64_t{16}, int64_t{8}}) {
+      if (bytes <= rope::kSwigluAlternatingVectorBytes && allows_vectors(problem, bytes / size, *layouts)) {
+        return bytes / size;
+      }
+    }
+    *layouts = {};
   }
-  return bytes <= 16;
+  int64_t widest = 16 / size;
+  while (!allows_vectors(problem, widest)) widest /= 2;
+  return widest;
 }
 
 // Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
@@ -141,6 +235,7 @@ std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::Sw
   const int64_t group = 16 / oracle::element_size(problem.dtype);
   const int64_t columns = problem.num_summed_elements(), rows = problem.num_elements() / columns;
   const int64_t groups = (columns + group - 1) / group;
+  if (plan.is_alternating()) return "alternating";
   if (plan.vector_elements != (allows_vectors(problem, group) ? group : 1)) return "vector_elements";
   if (plan.vectors_per_row != groups) return "vectors_per_row";
   if (plan.num_vectors != groups * rows) return "num_vectors";
@@ -157,21 +252,26 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
   if (plan.is_programmatic != (problem.is_programmatic && device.compute_capability >= 90)) return "is_programmatic";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
-  if (plan.threads != rope::kSwigluThreads) return "threads";
+  if (plan.threads != rope::kSwigluThreads &&
+      (!plan.is_programmatic || plan.threads != rope::kSwigluThreadsProgrammatic)) {
+    return "threads";
+  }
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
   if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
-  if (!allows_vectors(problem, elements)) return "vectors are not aligned";
-  int64_t widest = 16 / size;
-  while (!allows_vectors(problem, widest)) widest /= 2;
+  Layouts layouts;
+  const int64_t widest = widest_vector(problem, &layouts);
+  if (plan.inputs != layouts.inputs) return "inputs";
+  if (plan.gradients != layouts.gradients) return "gradients";
+  if (!allows_vectors(problem, elements, layouts)) return "vectors are not aligned";
   if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
   if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) return "vectors of a large problem are narrow";
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (plan.vectors_per_row != (columns + elements - 1) / elements) return "vectors_per_row";
   if (plan.num_vectors != problem.num_elements() / columns * plan.vectors_per_row) return "num_vectors";
   const int64_t blocks = int64_t{plan.grid_x} * plan.grid_y;
-  if (blocks * rope::kSwigluThreads < plan.num_vectors) return "vectors left over";
+  if (blocks * plan.threads < plan.num_vectors) return "vectors left over";
   // At most one block in a row of the grid has nothing to do.
-  if ((blocks - plan.grid_y) * rope::kSwigluThreads >= plan.num_vectors) return "too many blocks";
+  if ((blocks - plan.grid_y) * plan.threads >= plan.num_vectors) return "too many blocks";
   return "";
 }
 
@@ -181,8 +281,9 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
   const int64_t columns = is_summed ? problem.num_summed_elements() : problem.shape[problem.ndim - 1];
   const int64_t rows = problem.num_elements() / columns;
   const int64_t size = oracle::element_size(problem.dtype), elements = is_summed ? 16 / size : plan.vector_elements;
+  const Layouts layouts = {plan.inputs, plan.gradients};
   std::vector<uint8_t> taken(static_cast<size_t>(problem.num_elements()));
-  const int64_t threads = is_summed ? plan.num_vectors : int64_t{plan.grid_x} * plan.grid_y * rope::kSwigluThreads;
+  const int64_t threads = is_summed ? plan.num_vectors : int64_t{plan.grid_x} * plan.grid_y * plan.threads;
   for (int64_t thread = 0; thread < threads; ++thread) {
     if (thread >= plan.num_vectors) break;
     const int64_t row = thread / plan.vectors_per_row, first = thread % plan.vectors_per_row * elements;
@@ -191,21 +292,15 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
     for (int64_t i = 0; i < count; ++i) ++taken[static_cast<size_t>(row * columns + first + i)];
     if (count < elements || (is_summed && plan.vector_elements == 1)) continue;
     if (first % problem.shape[problem.ndim - 1] + count > problem.shape[problem.ndim - 1]) return "a broken vector";
-    const auto is_aligned = [&](const void *data, const int64_t *stride) {
+    for (const Access &access : accesses_of(problem, layouts)) {
       int64_t offset = 0, rest = row * columns + first;
       for (int axis = problem.ndim - 1; axis >= 0; --axis) {
-        offset += rest % problem.shape[axis] * stride[axis];
+        offset += rest % problem.shape[axis] * access.stride[axis];
         rest /= problem.shape[axis];
       }
-      const uintptr_t address = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(offset * size);
-      return address % static_cast<uintptr_t>(elements * size) == 0;
-    };
-    for (int i = 0; i < problem.num_inputs(); ++i) {
-      if (!is_aligned(problem.in[i], problem.in_stride[i])) return "a vector that is not aligned";
-    }
-    for (int i = 0; i < problem.num_outputs(); ++i) {
-      if (problem.out[i] != nullptr && !is_aligned(problem.out[i], problem.out_stride[i]))
-        return "a vector that is not aligned";
+      const uintptr_t address = reinterpret_cast<uintptr_t>(access.data) + static_cast<uintptr_t>(offset * size);
+      const int64_t alignment = access.is_alternating ? 16 : elements * size;
+      if (address % static_cast<uintptr_t>(alignment) != 0) return "a vector that is not aligned";
     }
   }
   return std::all_of(taken.begin(), taken.end(), [](uint8_t n) { return n == 1; }) ? "" : "an element not taken once";
@@ -240,7 +335,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
 
 TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu plan]") {
   Random random(1);
-  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0, programmatic = 0;
+  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0, programmatic = 0, alternating = 0;
   for (int round = 0; round < 40000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 55, &problem)) continue;
@@ -262,6 +357,7 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
         FAIL(fault);
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
+      alternating += plan.is_alternating();
       rows += plan.grid_y > 1;
       summed += problem.grad_row_scale != nullptr;
       programmatic += plan.is_programmatic;
@@ -271,13 +367,14 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
   CHECK(planned > 100000);
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
+  CHECK(alternating > 5000);
   CHECK(rows > 100);
   CHECK(summed > 5000);
 }
 
 TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
   Random random(2);
-  int launches = 0, wide = 0, short_vectors = 0, summed = 0;
+  int launches = 0, wide = 0, short_vectors = 0, summed = 0, alternating = 0;
   for (int round = 0; round < 10000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 12, &problem)) continue;
@@ -291,12 +388,14 @@ TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
     }
     ++launches;
     summed += problem.grad_row_scale != nullptr;
+    alternating += plan.is_alternating();
     wide += plan.vector_elements > 1;
     short_vectors += problem.shape[problem.ndim - 1] % plan.vector_elements != 0;
   }
   CHECK(launches > 5000);
   CHECK(summed > 500);
   CHECK(wide > 500);
+  CHECK(alternating > 300);
   CHECK(short_vectors > 100);
 }
 
@@ -345,6 +444,164 @@ TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[sw
       }
     }
   }
+}
+
+namespace {
+
+// gpt-oss: gate and up alternate in [tokens, 2 * columns], and so may their gradients, in place or not.
+struct Interleaved {
+  rope_dtype_t dtype = ROPE_DTYPE_BF16;
+  int64_t tokens = 16384, columns = 2880;
+  bool is_backward = false;
+  uintptr_t in_start = 0;  // bytes
+  bool is_up_first = false, are_gradients_interleaved = true, is_in_place = false, has_row_scale = false;
+
+  swiglu_args_t args() const {
+    swiglu_args_t args = {};
+    args.struct_size = sizeof args;
+    const auto size = static_cast<uintptr_t>(oracle::element_size(dtype));
+    const auto pair = [&](uintptr_t address, rope_tensor_t *gate, rope_tensor_t *up) {
+      *gate = fake_tensor(address + (is_up_first ? size : 0), dtype, {tokens, columns}, {2 * columns, 2});
+      *up = fake_tensor(address + (is_up_first ? 0 : size), dtype, {tokens, columns}, {2 * columns, 2});
+    };
+    pair(region(0) + in_start, &args.gate, &args.up);
+    if (has_row_scale) args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, {tokens});
+    if (!is_backward) {
+      args.out = compact_tensor(region(2), dtype, {tokens, columns});
+      return args;
+    }
+    args.grad_out = compact_tensor(region(2), dtype, {tokens, columns});
+    args.grad_gate = compact_tensor(region(3), dtype, {tokens, columns});
+    args.grad_up = compact_tensor(region(4), dtype, {tokens, columns});
+    if (are_gradients_interleaved) pair(region(3), &args.grad_gate, &args.grad_up);
+    if (is_in_place) args.grad_gate = args.gate, args.grad_up = args.up;
+    return args;
+  }
+};
+
+rope::SwigluPlan planned(const Interleaved &scene, const swiglu_args_t &args,
+                         const rope::DeviceInfo &device = kDevices[2]) {
+  rope::SwigluProblem problem;
+  const rope_status_t made =
+      rope::make_swiglu_problem("swiglu_forward", scene.dtype, kPlain, args, scene.is_backward, &problem);
+  INFO(rope::last_error());
+  REQUIRE(made == ROPE_STATUS_SUCCESS);
+  rope::SwigluPlan plan;
+  REQUIRE(rope::plan_swiglu("swiglu_forward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
+  CHECK(fault_of(problem, plan).empty());
+  return plan;
+}
+
+rope::SwigluPlan planned(const Interleaved &scene) {
+  return planned(scene, scene.args());
+}
+
+}  // namespace
+
+TEST_CASE("gate and up that alternate are taken by vectors", "[swiglu plan]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    for (const rope::DeviceInfo &device : kDevices) {
+      for (const bool is_up_first : {false, true}) {
+        for (const bool has_row_scale : {false, true}) {
+          const GateUpLayout layout = is_up_first ? GateUpLayout::kAlternatingUpFirst : GateUpLayout::kAlternating;
+          const auto elements = static_cast<int>(rope::kSwigluAlternatingVectorBytes / oracle::element_size(dtype));
+          Interleaved scene;
+          scene.dtype = dtype;
+          scene.is_up_first = is_up_first;
+          scene.has_row_scale = has_row_scale;
+          rope::SwigluPlan plan = planned(scene, scene.args(), device);
+          CHECK(plan.inputs == layout);
+          CHECK(plan.gradients == GateUpLayout::kSeparate);
+          CHECK(plan.vector_elements == elements);
+          scene.is_backward = true;
+          plan = planned(scene, scene.args(), device);
+          CHECK(plan.inputs == layout);
+          CHECK(plan.gradients == layout);
+          CHECK(plan.vector_elements == elements);
+          scene.is_in_place = true;
+          plan = planned(scene, scene.args(), device);
+          CHECK(plan.inputs == layout);
+          CHECK(plan.gradients == layout);
+          scene.is_in_place = scene.are_gradients_interleaved = false;
+          plan = planned(scene, scene.args(), device);
+          CHECK(plan.inputs == layout);
+          CHECK(plan.gradients == GateUpLayout::kSeparate);
+          CHECK(plan.vector_elements == elements);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("alternating gradients of separate gate and up, and crosswise in place", "[swiglu plan]") {
+  Interleaved scene;
+  scene.is_backward = true;
+  swiglu_args_t args = scene.args();
+  args.gate = compact_tensor(region(0), ROPE_DTYPE_BF16, {16384, 2880});
+  args.up = compact_tensor(region(1), ROPE_DTYPE_BF16, {16384, 2880});
+  CHECK(planned(scene, args).inputs == GateUpLayout::kSeparate);
+  CHECK(planned(scene, args).gradients == GateUpLayout::kAlternating);
+  args = scene.args();
+  std::swap(args.grad_gate, args.grad_up);
+  CHECK(planned(scene, args).inputs == GateUpLayout::kAlternating);
+  CHECK(planned(scene, args).gradients == GateUpLayout::kAlternatingUpFirst);
+}
+
+TEST_CASE("few alternating elements are taken by narrower vectors", "[swiglu plan]") {
+  Interleaved scene;
+  scene.tokens = 1;
+  CHECK(planned(scene).inputs == GateUpLayout::kAlternating);
+  CHECK(planned(scene).vector_elements == 4);
+}
+
+TEST_CASE("what keeps alternating gate and up from vectors", "[swiglu plan]") {
+  const auto is_single = [](const Interleaved &scene, const swiglu_args_t &args) {
+    const rope::SwigluPlan plan = planned(scene, args);
+    return !plan.is_alternating() && plan.vector_elements == 1;
+  };
+  Interleaved scene;
+  const swiglu_args_t args = scene.args();
+  CHECK(!is_single(scene, args));
+
+  Interleaved unaligned = scene;
+  unaligned.in_start = 4;
+  CHECK(is_single(unaligned, unaligned.args()));
+
+  swiglu_args_t changed = args;
+  changed.up.data = static_cast<std::byte *>(changed.up.data) + 4;  // three elements behind
+  CHECK(is_single(scene, changed));
+  changed = args;
+  changed.up = compact_tensor(region(1), ROPE_DTYPE_BF16, {16384, 2880});
+  CHECK(is_single(scene, changed));
+  changed = args;
+  changed.up.stride[0] += 16;
+  changed.gate.shape[0] = changed.up.shape[0] = changed.out.shape[0] = 1000;
+  CHECK(is_single(scene, changed));
+  changed = args;
+  changed.gate.stride[0] = changed.up.stride[0] = 2 * 2880 + 2;  // rows start anywhere
+  CHECK(is_single(scene, changed));
+  changed = args;
+  changed.out = fake_tensor(region(2) + 2, ROPE_DTYPE_BF16, {16384, 2880}, {2880, 1});
+  CHECK(is_single(scene, changed));
+  changed = args;
+  changed.out = changed.gate;
+  CHECK(is_single(scene, changed));
+
+  Interleaved backward = scene;
+  backward.is_backward = true;
+  changed = backward.args();
+  CHECK(!is_single(backward, changed));
+  changed.grad_up = rope_tensor_t{};  // its place is not ours to write
+  CHECK(is_single(backward, changed));
+  changed = backward.args();
+  changed.grad_up = compact_tensor(region(4), ROPE_DTYPE_BF16, {16384, 2880});
+  CHECK(is_single(backward, changed));
+
+  // Rows of separate tensors whose starts allow 8 bytes only.
+  changed = args;
+  changed.out = fake_tensor(region(2) + 8, ROPE_DTYPE_BF16, {16384, 2880}, {2880, 1});
+  CHECK(planned(scene, changed).inputs == GateUpLayout::kAlternating);
+  CHECK(planned(scene, changed).vector_elements == 4);
 }
 
 TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swiglu plan]") {

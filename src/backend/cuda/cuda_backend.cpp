@@ -105,8 +105,9 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (int variant = 0; variant < 8; ++variant) {
-        preloader->load(find_swiglu_kernel(dtype, elements, {static_cast<SwigluWork>(variant / 2), variant % 2 != 0}));
+      for (int variant = 0; variant < 16; ++variant) {
+        preloader->load(find_swiglu_kernel(
+            dtype, elements, {static_cast<SwigluWork>(variant / 4), variant / 2 % 2 != 0, variant % 2 != 0}));
       }
     }
   });
@@ -343,7 +344,7 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
   params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
   params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
   params.form = problem.form;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, false});
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, false, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
@@ -361,10 +362,17 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
     params.out[i] = problem.out[i];
     kernel_strides(problem.out_stride[i], problem.ndim, size, params.out_stride[i]);
   }
+  for (int i = 0; i < kMaxSwigluInputs; ++i) params.in_row_stride[i] = params.in_stride[i][kMaxAxes - 2];
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) params.out_row_stride[i] = params.out_stride[i][kMaxAxes - 2];
+  params.inputs = plan.inputs;
+  params.gradients = plan.gradients;
+  if (plan.inputs == GateUpLayout::kAlternatingUpFirst) params.in[kGate] = problem.in[kUp];
+  if (plan.gradients == GateUpLayout::kAlternatingUpFirst) params.out[kGradGate] = problem.out[kGradUp];
   for (int axis = 0; axis < kMaxAxes; ++axis) {
     const int source = axis - (kMaxAxes - problem.ndim);
     params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
   }
+  params.columns = problem.shape[problem.ndim - 1];
   params.form = form_in<float>(problem.form);
   params.wide_form = problem.form;
   params.row_scale = problem.row_scale;
@@ -378,12 +386,15 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   params.is_single_row = problem.ndim == 1;
   params.is_narrow = plan.num_vectors <= UINT32_MAX;
   params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
+  params.has_row_blocks = params.is_narrow && plan.vectors_per_row % plan.threads == 0;
+  params.blocks_per_row =
+      Divider::by(params.has_row_blocks ? static_cast<uint32_t>(plan.vectors_per_row / plan.threads) : 1);
   params.has_outer_axes = problem.ndim > 2;
   const SwigluWork work = !problem.is_backward                     ? kSwigluForward
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
                                                                    : kSwigluGradients;
   const bool is_plain = problem.form.is_plain && problem.row_scale == nullptr && problem.num_rows == nullptr;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, is_plain});
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, is_plain, plan.is_alternating()});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }

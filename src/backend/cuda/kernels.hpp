@@ -14,7 +14,8 @@ enum SwigluWork {
 
 struct SwigluVariant {
   SwigluWork work;
-  bool is_plain;  // GatingForm::is_plain, and neither row_scale nor num_rows
+  bool is_plain;        // GatingForm::is_plain, and neither row_scale nor num_rows
+  bool is_alternating;  // SwigluPlan::is_alternating()
 };
 
 struct RopeVariant {

@@ -12,58 +12,106 @@
 
 namespace rope {
 
+constexpr int kMaxSwigluThreads =
+    kSwigluThreads > kSwigluThreadsProgrammatic ? kSwigluThreads : kSwigluThreadsProgrammatic;
+
 // Where a thread works: a row, and the vector in it.
 struct RowVector {
   int64_t row;
   int64_t vector;
 };
 
-__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
+// A call, because 64-bit division is long and few launches need it.
+static __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vectors_per_row) {
+  return {index / vectors_per_row, index % vectors_per_row};
+}
+
+__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t block, int64_t index) {
   if (params.is_single_row) return {0, index};
+  if (kSwigluHasRowBlocks && params.has_row_blocks) {
+    const Divided divided = params.blocks_per_row.divide(static_cast<uint32_t>(block));
+    return {divided.quotient, divided.remainder * blockDim.x + threadIdx.x};
+  }
   if (params.is_narrow) {
     const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
     return {divided.quotient, divided.remainder};
   }
-  return {index / params.vectors_per_row, index % params.vectors_per_row};
+  return split_wide(index, params.vectors_per_row);
+}
+
+// A row as an index over its axes, slowest first.
+struct OuterAxesIndex {
+  int64_t at[kMaxAxes - 1];
+};
+
+__device__ __forceinline__ OuterAxesIndex split_outer_axes(const SwigluKernelParams &params, int64_t row) {
+  OuterAxesIndex index;
+#pragma unroll
+  for (int axis = kMaxAxes - 2; axis > 0; --axis) {
+    const RowVector at = split_wide(row, params.shape[axis]);
+    index.at[axis] = at.vector;
+    row = at.row;
+  }
+  index.at[0] = row;
+  return index;
+}
+
+__device__ __forceinline__ int64_t offset_of(const OuterAxesIndex &index, const int64_t *stride) {
+  int64_t offset = 0;
+#pragma unroll
+  for (int axis = 0; axis < kMaxAxes - 1; ++axis) offset += index.at[axis] * stride[axis];
+  return offset;
 }
 
 __device__ __forceinline__ int64_t offset_of(const SwigluKernelParams &params, const int64_t *stride, int64_t row,
                                              int64_t column) {
   constexpr int kRowAxis = kMaxAxes - 2, kColumnAxis = kMaxAxes - 1;
-  int64_t offset = column * stride[kColumnAxis];
+  const int64_t offset = column * stride[kColumnAxis];
   if (!params.has_outer_axes) return offset + row * stride[kRowAxis];
-  for (int axis = kRowAxis; axis > 0; --axis) {
-    offset += row % params.shape[axis] * stride[axis];
-    row /= params.shape[axis];
-  }
-  return offset + row * stride[0];
+  return offset + offset_of(split_outer_axes(params, row), stride);
 }
 
 // The thread's addresses, and how many of its V elements exist.
 template <int NumInputs, int NumOutputs>
 struct SwigluPlace {
   const char *in[NumInputs];
-  char *out[NumOutputs];
+  char *out[NumOutputs];  // means nothing where the output is NULL
   int64_t count;
 };
 
-template <int V, int NumInputs, int NumOutputs>
+template <typename T, int V, bool IsAlternating, int NumInputs, int NumOutputs>
 __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const SwigluKernelParams &params,
-                                                                         int64_t index) {
-  const RowVector at = split_vector(params, index);
+                                                                         const RowVector &at) {
   const int64_t column = at.vector * V;
   SwigluPlace<NumInputs, NumOutputs> place;
-  place.count = params.shape[kMaxAxes - 1] - column;
+  place.count = params.columns - column;
+  // Only single elements lie at other distances than vectors do.
+  const auto column_offset = [&](const int64_t *stride, GateUpLayout layout) {
+    const int64_t offset = column * (V == 1 ? stride[kMaxAxes - 1] : static_cast<int64_t>(sizeof(T)));
+    return V > 1 && IsAlternating && layout != GateUpLayout::kSeparate ? 2 * offset : offset;
+  };
 #pragma unroll
   for (int i = 0; i < NumInputs; ++i) {
-    place.in[i] = params.in[i] + offset_of(params, params.in_stride[i], at.row, column);
+    const GateUpLayout layout = i == kGradOut ? GateUpLayout::kSeparate : params.inputs;
+    place.in[i] = params.in[i] + column_offset(params.in_stride[i], layout);
   }
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    place.out[i] = nullptr;
-    if (NumOutputs == 1 || params.out[i] != nullptr) {
-      place.out[i] = params.out[i] + offset_of(params, params.out_stride[i], at.row, column);
-    }
+    const bool is_gradient = NumOutputs > 1 && i != kRecomputedOut;
+    const GateUpLayout layout = is_gradient ? params.gradients : GateUpLayout::kSeparate;
+    place.out[i] = params.out[i] + column_offset(params.out_stride[i], layout);
+  }
+  if (params.has_outer_axes) {
+    const OuterAxesIndex row = split_outer_axes(params, at.row);
+#pragma unroll
+    for (int i = 0; i < NumInputs; ++i) place.in[i] += offset_of(row, params.in_stride[i]);
+#pragma unroll
+    for (int i = 0; i < NumOutputs; ++i) place.out[i] += offset_of(row, params.out_stride[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < NumInputs; ++i) place.in[i] += at.row * params.in_row_stride[i];
+#pragma unroll
+    for (int i = 0; i < NumOutputs; ++i) place.out[i] += at.row * params.out_row_stride[i];
   }
   return place;
 }
@@ -71,8 +119,8 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const S
 // The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from
 // element to element only where vectors are single elements.
 template <typename T, int V>
-__device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, int64_t index, RealOf<T> *row_scale) {
-  const RowVector at = split_vector(params, index);
+__device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, const RowVector &at,
+                                               RealOf<T> *row_scale) {
   const int64_t column = V == 1 ? at.vector : 0;
   if (params.num_rows != nullptr && offset_of(params, params.row_index_stride, at.row, column) >=
                                         load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
@@ -95,18 +143,10 @@ __device__ __forceinline__ const Form<Real> &form_of(const SwigluKernelParams &p
   }
 }
 
-// Forward: one result of two values. Backward: the gradients of three, of which a NULL one is not wanted, and with
-// HasOut the forward result again.
-template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumOutputs> &place, int64_t byte_offset,
-                                               const Form<RealOf<T>> &form, RealOf<T> row_scale) {
-  using Real = RealOf<T>;
-  Vector<T, V> in[NumInputs];
-#pragma unroll
-  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
-  Real value[NumInputs][V], result[NumOutputs][V];
-#pragma unroll
-  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+// Forward: one result of two values. Backward: the gradients of three, and with a third result the forward one again.
+template <bool IsPlain, typename Real, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_vector(const Real (&value)[NumInputs][V], const Form<Real> &form,
+                                               Real row_scale, Real (&result)[NumOutputs][V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     if constexpr (NumInputs == 2) {
@@ -121,39 +161,106 @@ __device__ __forceinline__ void process_vector(const SwigluPlace<NumInputs, NumO
       }
     }
   }
+}
+
+// The elements from `first` on. A gradient that is NULL is not wanted.
+template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_vector(const SwigluKernelParams &params,
+                                               const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
+                                               const Form<RealOf<T>> &form, RealOf<T> row_scale) {
+  const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
+  Vector<T, V> in[NumInputs];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) in[i] = load_vector<Vector<T, V>>(place.in[i] + byte_offset);
+  RealOf<T> value[NumInputs][V], result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  compute_vector<IsPlain>(value, form, row_scale, result);
 #pragma unroll
   for (int i = 0; i < NumOutputs; ++i) {
-    if (NumOutputs == 1 || i == kRecomputedOut || place.out[i] != nullptr) {
+    if (NumOutputs == 1 || i == kRecomputedOut || params.out[i] != nullptr) {
       store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
     }
   }
 }
 
-template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut>
-__global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
+// The same where gate and up alternate, in backward where they or their gradients do. The thread has read all elements
+// that it writes over before it writes any.
+template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void process_alternating(const SwigluKernelParams &params,
+                                                    const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
+                                                    const Form<RealOf<T>> &form, RealOf<T> row_scale) {
+  const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
+  Vector<T, V> in[NumInputs];
+  // First, because taking gate and up apart waits for them.
+  if constexpr (NumInputs == 3) in[kGradOut] = load_vector<Vector<T, V>>(place.in[kGradOut] + byte_offset);
+  if (NumInputs == 2 || params.inputs != GateUpLayout::kSeparate) {
+    const auto both = load_alternating<T, V>(place.in[kGate] + 2 * byte_offset);
+    const bool is_up_first = params.inputs == GateUpLayout::kAlternatingUpFirst;
+    in[kGate] = every_other<T, V>(both, is_up_first);
+    in[kUp] = every_other<T, V>(both, !is_up_first);
+  } else {
+    in[kGate] = load_vector<Vector<T, V>>(place.in[kGate] + byte_offset);
+    in[kUp] = load_vector<Vector<T, V>>(place.in[kUp] + byte_offset);
+  }
+  RealOf<T> value[NumInputs][V], result[NumOutputs][V];
+#pragma unroll
+  for (int i = 0; i < NumInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  compute_vector<IsPlain>(value, form, row_scale, result);
+  if constexpr (NumInputs == 2) {
+    store_vector(place.out[kOut] + byte_offset, from_floats<T, V>(result[kOut]));
+  } else {
+    if (params.gradients != GateUpLayout::kSeparate) {
+      const auto both = alternate<T, V>(from_floats<T, V>(result[kGradGate]), from_floats<T, V>(result[kGradUp]),
+                                        params.gradients == GateUpLayout::kAlternatingUpFirst);
+      store_alternating<T, V>(place.out[kGradGate] + 2 * byte_offset, both);
+    } else {
+#pragma unroll
+      for (int i = kGradGate; i <= kGradUp; ++i) {
+        if (params.out[i] != nullptr) store_vector(place.out[i] + byte_offset, from_floats<T, V>(result[i]));
+      }
+    }
+    if constexpr (NumOutputs == 3) {
+      store_vector(place.out[kRecomputedOut] + byte_offset, from_floats<T, V>(result[kRecomputedOut]));
+    }
+  }
+}
+
+template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut, bool IsAlternating>
+__global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  const int64_t index = block * kSwigluThreads + threadIdx.x;
+  const int64_t index = block * blockDim.x + threadIdx.x;
   begin_dependent_launch();
   if (index >= params.num_vectors) return;
   const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
-  const SwigluPlace<kInputs, kOutputs> place = find_place<V, kInputs, kOutputs>(params, index);
+  const RowVector at = split_vector(params, block, index);
+  const SwigluPlace<kInputs, kOutputs> place = find_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
   wait_for_previous_launch();
   RealOf<T> row_scale = 1;
   if constexpr (!IsPlain) {
-    if (!find_row_scale<T, V>(params, index, &row_scale)) return;
+    if (!find_row_scale<T, V>(params, at, &row_scale)) return;
   }
   if (V == 1 || place.count >= V) {
-    process_vector<T, V, IsPlain>(place, 0, form, row_scale);
+    if constexpr (IsAlternating) {
+      process_alternating<T, V, IsPlain>(params, place, 0, form, row_scale);
+    } else {
+      process_vector<T, V, IsPlain>(params, place, 0, form, row_scale);
+    }
   } else {
+#pragma unroll 1
     for (int64_t i = 0; i < place.count; ++i) {
-      process_vector<T, 1, IsPlain>(place, i * static_cast<int64_t>(sizeof(T)), form, row_scale);
+      if constexpr (IsAlternating) {
+        process_alternating<T, 1, IsPlain>(params, place, i, form, row_scale);
+      } else {
+        process_vector<T, 1, IsPlain>(params, place, i, form, row_scale);
+      }
     }
   }
 }
 
 // F64 has no plain kernels: its arithmetic costs what it costs.
-template <typename T, int V>
+template <typename T, int V, bool IsAlternating>
 const void *find_swiglu_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
   const auto pick = [&](auto plain, auto general) {
@@ -161,11 +268,14 @@ const void *find_swiglu_kernel(SwigluVariant variant) {
   };
   switch (variant.work) {
     case kSwigluForward:
-      return pick(swiglu_kernel<T, V, false, kPlain, true>, swiglu_kernel<T, V, false, false, true>);
+      return pick(swiglu_kernel<T, V, false, kPlain, true, IsAlternating>,
+                  swiglu_kernel<T, V, false, false, true, IsAlternating>);
     case kSwigluGradients:
-      return pick(swiglu_kernel<T, V, true, kPlain, false>, swiglu_kernel<T, V, true, false, false>);
+      return pick(swiglu_kernel<T, V, true, kPlain, false, IsAlternating>,
+                  swiglu_kernel<T, V, true, false, false, IsAlternating>);
     default:
-      return pick(swiglu_kernel<T, V, true, kPlain, true>, swiglu_kernel<T, V, true, false, true>);
+      return pick(swiglu_kernel<T, V, true, kPlain, true, IsAlternating>,
+                  swiglu_kernel<T, V, true, false, true, IsAlternating>);
   }
 }
 
@@ -173,12 +283,19 @@ const void *find_swiglu_kernel(SwigluVariant variant) {
 template <typename T>
 const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  if (variant.work == kSwigluRowSums) return find_swiglu_row_kernel<T>(vector_elements);
-  if (vector_elements == 1) return find_swiglu_kernel<T, 1>(variant);
-  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize>(variant);
-  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize>(variant);
+  if (variant.work == kSwigluRowSums) {
+    return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
+  }
+  if (variant.is_alternating) {
+    if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
+    if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
+    return nullptr;
+  }
+  if (vector_elements == 1) return find_swiglu_kernel<T, 1, false>(variant);
+  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, false>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, false>(variant);
   if constexpr (kSize == 2) {
-    if (vector_elements == 2) return find_swiglu_kernel<T, 2>(variant);
+    if (vector_elements == 2) return find_swiglu_kernel<T, 2, false>(variant);
   }
   return nullptr;
 }

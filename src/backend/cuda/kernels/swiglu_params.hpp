@@ -3,31 +3,44 @@
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/swiglu_problem.hpp"
+#include "plan/swiglu_plan.hpp"
 
 namespace rope {
 
+// What every thread reads comes first and close together: at decode size a launch waits for each line of it.
 struct SwigluKernelParams {
+  int64_t num_vectors;
+  int64_t columns;
+  Divider narrow_vectors_per_row;  // where is_narrow
+  Divider blocks_per_row;          // where has_row_blocks
+  bool is_single_row;
+  bool is_narrow;       // num_vectors fits 32 bits
+  bool has_row_blocks;  // a block has vectors of one row
+  bool has_outer_axes;  // rows run over more than one axis
+  // What only the kernels of alternating tensors read. Where gate and up alternate both are in in[kGate], where their
+  // gradients do both are in out[kGradGate].
+  GateUpLayout inputs;
+  GateUpLayout gradients;
   const char *in[kMaxSwigluInputs];
   char *out[kMaxSwigluOutputs];
-  int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in bytes; slowest axis first, unused leading axes have length 1
-  int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
-  int64_t shape[kMaxAxes];
-  int64_t vectors_per_row;
-  int64_t num_vectors;
-  Divider narrow_vectors_per_row;  // where is_narrow
-  bool is_single_row;
-  bool is_narrow;  // num_vectors fits 32 bits
-  Form<float> form;
-  bool has_outer_axes;  // rows run over more than one axis
+  int64_t in_row_stride[kMaxSwigluInputs];  // in bytes, along the last axis but one; so that of out
+  int64_t out_row_stride[kMaxSwigluOutputs];
 
   // What only the kernels of general forms read.
+  Form<float> form;
   bool is_row_scale_f32;  // otherwise it has the type of the data
   bool is_num_rows_64_bit;
-  GatingForm wide_form;                // for F64 data
   const char *row_scale;               // NULL: 1
   const char *num_rows;                // NULL: all
   int64_t row_scale_stride[kMaxAxes];  // in bytes
   int64_t row_index_stride[kMaxAxes];  // SwigluProblem's
+  GatingForm wide_form;                // for F64 data
+
+  // What launches with outer axes, single elements or more vectors than 32 bits read.
+  int64_t vectors_per_row;
+  int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in bytes; slowest axis first, unused leading axes have length 1
+  int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
+  int64_t shape[kMaxAxes];
 };
 
 constexpr int kMaxRowAxes = kMaxAxes - 1;  // neither rows nor columns have all axes

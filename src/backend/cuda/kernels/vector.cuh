@@ -117,6 +117,86 @@ __device__ __forceinline__ Vector<T, N> from_floats(const RealOf<T> *values) {
   return vector;
 }
 
+// N elements of each of two tensors whose elements alternate, as they lie there.
+template <typename T, int N>
+struct Alternating {
+  static constexpr int kBytes = 2 * N * static_cast<int>(sizeof(T));
+  static constexpr int kPartBytes = kBytes < 16 ? kBytes : 16;
+  Words<kPartBytes> part[kBytes / kPartBytes];
+
+  __device__ __forceinline__ uint32_t &word(int i) { return part[i * 4 / kPartBytes].word[i * 4 % kPartBytes / 4]; }
+  __device__ __forceinline__ uint32_t word(int i) const {
+    return part[i * 4 / kPartBytes].word[i * 4 % kPartBytes / 4];
+  }
+};
+
+// Aligned to its size or to 16 bytes.
+template <typename T, int N>
+__device__ __forceinline__ Alternating<T, N> load_alternating(const char *address) {
+  using Both = Alternating<T, N>;
+  Both both;
+#pragma unroll
+  for (int i = 0; i < Both::kBytes / Both::kPartBytes; ++i) {
+    both.part[i] = load_vector<Words<Both::kPartBytes>>(address + i * Both::kPartBytes);
+  }
+  return both;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void store_alternating(char *address, const Alternating<T, N> &both) {
+  using Both = Alternating<T, N>;
+#pragma unroll
+  for (int i = 0; i < Both::kBytes / Both::kPartBytes; ++i) {
+    store_vector(address + i * Both::kPartBytes, both.part[i]);
+  }
+}
+
+// Every other element, from the first or from the second on. One instruction a word, whichever it is.
+template <typename T, int N>
+__device__ __forceinline__ Vector<T, N> every_other(const Alternating<T, N> &both, bool from_second) {
+  Vector<T, N> vector;
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t halves = from_second ? 0x7632 : 0x5410;
+    if constexpr (N == 1) {
+      vector.word[0] = static_cast<uint16_t>(__byte_perm(both.word(0), 0, halves));
+    } else {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) vector.word[i] = __byte_perm(both.word(2 * i), both.word(2 * i + 1), halves);
+    }
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < N * kWords; ++i) {
+      const int first = i / kWords * 2 * kWords + i % kWords;
+      vector.word[i] = from_second ? both.word(first + kWords) : both.word(first);
+    }
+  }
+  return vector;
+}
+
+// a first, or b.
+template <typename T, int N>
+__device__ __forceinline__ Alternating<T, N> alternate(const Vector<T, N> &a, const Vector<T, N> &b, bool is_b_first) {
+  Alternating<T, N> both;
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t low_halves = is_b_first ? 0x1054 : 0x5410, high_halves = is_b_first ? 0x3276 : 0x7632;
+#pragma unroll
+    for (int i = 0; i < (N + 1) / 2; ++i) {
+      both.word(2 * i) = __byte_perm(a.word[i], b.word[i], low_halves);
+      if constexpr (N > 1) both.word(2 * i + 1) = __byte_perm(a.word[i], b.word[i], high_halves);
+    }
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < N * kWords; ++i) {
+      const int first = i / kWords * 2 * kWords + i % kWords;
+      both.word(first) = is_b_first ? b.word[i] : a.word[i];
+      both.word(first + kWords) = is_b_first ? a.word[i] : b.word[i];
+    }
+  }
+  return both;
+}
+
 // The elements themselves, for moving them about.
 template <typename T, int N>
 __device__ __forceinline__ void unpack(const Vector<T, N> &vector, T *elements) {
