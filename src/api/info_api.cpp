@@ -12,7 +12,7 @@ pthread_once_t build_info_once = PTHREAD_ONCE_INIT;
 
 void write_build_info() {
   snprintf(build_info, sizeof build_info, "librope %d.%d.%d; CPU: %s; CUDA: %s", ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR,
-           ROPE_VERSION_PATCH, rope::kCpuBackend.description, rope::kCudaBackend.description);
+           ROPE_VERSION_PATCH, rope::kCpuBackend.describe(), rope::kCudaBackend.describe());
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ struct Backend {
                               int32_t device_index, rope_stream_t stream);
 
   // Backend and instruction sets or architectures, for rope_build_info.
-  const char *description;
+  const char *(*describe)();
 };
 
 extern const Backend kCpuBackend;

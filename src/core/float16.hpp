@@ -92,10 +92,16 @@ ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
   return result;
 #else
   const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const uint32_t quiet_nan = bits | 0x400000u;
+  return {static_cast<uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded) >> 16)};
 #endif
+}
+
+// The same in the upper half of the result, with anything in the lower. Where `value` is NaN its lower 16 bits must be 0,
+// as they are after arithmetic on BFloat16s: a NaN is that of an operand, made quiet, or the processor's own.
+ROPE_HOST_DEVICE uint32_t round_to_upper_half(float value) {
+  return bits_of(value) + 0x7fffu + ((bits_of(value) >> 16) & 1u);
 }
 
 template <>

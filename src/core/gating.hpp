@@ -15,6 +15,43 @@
 
 namespace rope {
 
+// a * b + c, fused or not as the device does it best, but the same in every kernel of a device and instruction set.
+ROPE_HOST_DEVICE float multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return fmaf(a, b, c);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return fma(a, b, c);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// exp(-x) * 2^power, for -x / ln 2 + power from -126 to 127: 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 + 127 + power
+// rounds to an integer, also where there is no instruction for it, and leaves n + 127 + power in the low bits, from where
+// it moves to the exponent. The first part of ln 2 has 10 bits, so its product is exact.
+ROPE_HOST_DEVICE float exp_of_negative_times_power(float x, int power) {
+  const float shift = 12583039.0f + static_cast<float>(power);
+  const float shifted = multiply_add(x, -1.44269504f, shift);
+  const float n = shifted - shift;
+  const float r = multiply_add(n, 2.12194440e-4f, -multiply_add(n, 0.693359375f, x));
+  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
+  const float square = r * r;
+  const float low = multiply_add(r, 0.166665202f, 0.499999934f);
+  const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
+  const float exp_of_r = multiply_add(square, multiply_add(square, high, low), r) + 1.0f;
+  return exp_of_r * float_of(bits_of(shifted) << 23);
+}
+
 // exp(-t) for t >= 0, rounding to subnormals and to 0.
 ROPE_HOST_DEVICE float exp_of_negative(float t) {
   const float bounded = t < 104.0f ? t : 104.0f;  // exp(-104) < 2^-150
@@ -25,22 +62,7 @@ ROPE_HOST_DEVICE float exp_of_negative(float t) {
   const float power = exp2f(product);
   return fmaf(power, rest * 0.693147182f, power);
 #else
-  // exp(-t) = 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 rounds to an integer, also where there is no instruction
-  // for it, and leaves that integer in the low bits. The first part of ln 2 has 10 bits, so its product is exact.
-  const float shifted = bounded * -1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const float r = (-bounded - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.38145037e-3f;  // minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9
-  p = p * r + 8.36877333e-3f;
-  p = p * r + 4.16683928e-2f;
-  p = p * r + 0.166665202f;
-  p = p * r + 0.499999934f;
-  p = (p * r) * r + r + 1.0f;
-  // 2^n in two factors, because n reaches -150.
-  const uint32_t power = bits_of(shifted) - 0x4b400000u;
-  const uint32_t first = static_cast<uint32_t>(static_cast<int32_t>(power) >> 1);
-  const uint32_t second = power - first;
-  return p * float_of((first + 127u) << 23) * float_of((second + 127u) << 23);
+  return exp_of_negative_times_power(bounded, 63) * 0x1p-63f;  // 2^-150 has no exponent
 #endif
 }
 
@@ -60,23 +82,6 @@ ROPE_HOST_DEVICE double divide_by_one_to_two(double numerator, double denominato
   return numerator / denominator;
 }
 
-// a * b + c, fused or not as the device does it best, but the same in every kernel.
-ROPE_HOST_DEVICE float multiply_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 ROPE_HOST_DEVICE float magnitude_of(float value) {
   return fabsf(value);
 }
@@ -94,9 +99,28 @@ struct Sigmoid {
 template <typename Real>
 ROPE_HOST_DEVICE Sigmoid<Real> sigmoid_of(Real gate) {
   const Real e = exp_of_negative(magnitude_of(gate));
-  const Real large = divide_by_one_to_two(Real{1}, Real{1} + e);
-  const Real small = divide_by_one_to_two(e, Real{1} + e);
-  return {gate < Real{0} ? small : large, gate < Real{0} ? large : small};
+  // Chosen before the division, of which forward needs but one.
+  return {divide_by_one_to_two(gate < Real{0} ? e : Real{1}, Real{1} + e),
+          divide_by_one_to_two(gate < Real{0} ? Real{1} : e, Real{1} + e)};
+}
+
+// sigmoid(x) alone, by the formula that holds for either sign; of NaN any number up to 1.
+ROPE_HOST_DEVICE float sigmoid_value_of(float x) {
+#if defined(__CUDA_ARCH__)
+  return sigmoid_of(x).value;
+#else
+  // Bounds as integers, which neither NaN nor a compiler's branches trouble: unsigned, negative floats follow all others
+  // and grow with their magnitude; signed, they come before them. exp(104) needs 2^-25 to be finite, and exp(-64) is
+  // nothing beside 1.
+  const uint32_t from_below = bits_of(x) < 0xc2d00000u ? bits_of(x) : 0xc2d00000u;  // -104
+  const int32_t from_above = static_cast<int32_t>(from_below);
+  const uint32_t bounded = static_cast<uint32_t>(from_above < 0x42800000 ? from_above : 0x42800000);  // 64
+  return 0x1p-25f / (0x1p-25f + exp_of_negative_times_power(float_of(bounded), -25));
+#endif
+}
+
+ROPE_HOST_DEVICE double sigmoid_value_of(double x) {
+  return sigmoid_of(x).value;
 }
 
 // out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, g = min(gate, limit), u = up within +-limit.
@@ -160,19 +184,18 @@ template <typename Real>
 struct GatedInputs {
   Real gate;
   Real up;
-  Sigmoid<Real> sigmoid;
   Real argument;  // alpha * gate
 };
 
 template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE GatedInputs<Real> apply_form(Real gate, Real up, const Form<Real> &form) {
-  if (IsPlain) return {gate, up, sigmoid_of(gate), gate};
+  if (IsPlain) return {gate, up, gate};
   const Real bounded_gate = gate > form.limit ? form.limit : gate;
   const Real bounded_up = clamp(up, -form.limit, form.limit);
   // An infinite argument would meet the 0 that sigmoid makes of it.
   const Real argument = clamp(form.alpha * bounded_gate, -kLargest<Real>, kLargest<Real>);
   const Real moved_up = bounded_up + form.up_offset;
-  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), sigmoid_of(argument), argument};
+  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), argument};
 }
 
 // A plain form is one without a row_scale.
@@ -184,7 +207,7 @@ ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
 template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
-  const Real out = (in.sigmoid.value * scale_by_row<IsPlain>(in.up, row_scale)) * in.gate;
+  const Real out = (sigmoid_value_of(in.argument) * scale_by_row<IsPlain>(in.up, row_scale)) * in.gate;
   return IsPlain ? out : out * form.out_scale;
 }
 
@@ -199,12 +222,13 @@ template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real grad_out, const Form<Real> &form,
                                                       Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
+  const Sigmoid<Real> sigmoid = sigmoid_of(in.argument);
   // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
   // up.
-  const Real half_slope = Real{0.5} * (in.sigmoid.value * multiply_add(in.argument, in.sigmoid.complement, Real{1}));
+  const Real half_slope = Real{0.5} * (sigmoid.value * multiply_add(in.argument, sigmoid.complement, Real{1}));
   const Real half_gradient = (half_slope * grad_out) * scale_by_row<IsPlain>(in.up, row_scale);
   SwigluGradient<Real> gradient = {half_gradient + half_gradient,
-                                   (in.sigmoid.value * grad_out) * scale_by_row<IsPlain>(in.gate, row_scale)};
+                                   (sigmoid.value * grad_out) * scale_by_row<IsPlain>(in.gate, row_scale)};
   if (!IsPlain) {
     gradient.gate = gate > form.limit ? Real{0} : gradient.gate * form.out_scale;
     gradient.up = up > form.limit || up < -form.limit ? Real{0} : gradient.up * form.out_scale;
@@ -216,7 +240,7 @@ ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real g
 template <typename Real>
 ROPE_HOST_DEVICE Real half_row_term(Real gate, Real up, Real grad_out, const Form<Real> &form) {
   const GatedInputs<Real> in = apply_form<false>(gate, up, form);
-  const Real factor = in.sigmoid.value * grad_out;
+  const Real factor = sigmoid_value_of(in.argument) * grad_out;
   const Real product = within_range(factor * in.up, factor, in.up);
   return Real{0.5} * within_range((product * in.gate) * form.out_scale, product, in.gate);
 }

@@ -264,11 +264,11 @@ void check_kernel(rope::CpuKernels::Rotate<Real> *rotate, bool has_angles_of_eac
         std::vector<T> out[2] = {std::vector<T>(length), std::vector<T>(length)};
         const auto run = [&](std::vector<T> *of, int64_t step) {
           const size_t first = step < 0 ? length - 1 : 0;
-          return rope::PairRun{of[0].data() + first, of[1].data() + first, step};
+          return rope::PairRun{of[0].data() + first, of[1].data() + first, step, 0};
         };
         const bool is_in_place = in_step == out_step;
         std::vector<T> *written = is_in_place ? in : out;
-        rotate(run(in, in_step), run(written, out_step), pairs, by);
+        rotate(run(in, in_step), run(written, out_step), pairs, 1, by);
         int wrong = 0;
         for (int i = 0; i < pairs; ++i) {
           const auto at = [&](const std::vector<T> &channels, int64_t step) {

@@ -73,6 +73,7 @@ void gate_elements(void *context, int index) {
   const int64_t summed = has_sums ? problem.num_summed_elements() : 1;
   const Range parts = part_of(problem.num_elements() / summed, job.num_tasks, index);
   const Range elements = {parts.begin * summed, parts.end * summed};
+  const CpuKernels &kernels = cpu_kernels();
   RowSum<double> sum = {};
   for (int64_t element = elements.begin; element < elements.end;) {
     const int64_t row = element / columns, column = element % columns;
@@ -99,9 +100,9 @@ void gate_elements(void *context, int index) {
       run.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
     }
     if (problem.is_backward) {
-      cpu_kernels().swiglu_backward[type](run, problem.form, has_sums ? &sum : nullptr);
+      kernels.swiglu_backward[type](run, problem.form, has_sums ? &sum : nullptr);
     } else {
-      cpu_kernels().swiglu_forward[type](run, problem.form);
+      kernels.swiglu_forward[type](run, problem.form);
     }
     element += run.count;
     if (has_sums && element % summed == 0) {
@@ -148,9 +149,12 @@ rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const Swigl
   return ROPE_STATUS_SUCCESS;
 }
 
+const char *describe() {
+  return cpu_kernels().name;
+}
+
 }  // namespace
 
-const Backend kCpuBackend = {count_devices, open_rope,  open_swiglu,         run_rope,
-                             fill_tables,   run_swiglu, kBaseCpuKernels.name};
+const Backend kCpuBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, describe};
 
 }  // namespace rope

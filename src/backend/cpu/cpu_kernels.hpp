@@ -26,11 +26,13 @@ struct PairAngles {
   const Real *sin_y;
 };
 
-// Where a run of pairs lies: pair i has its channels at x[i * step] and y[i * step].
+// Where a run of pairs lies, and the same run of further heads: pair i of head h has its channels at
+// x[h * head_stride + i * step] and y[h * head_stride + i * step].
 struct PairRun {
-  const void *x;
-  const void *y;
+  void *x;
+  void *y;
   int64_t step;
+  int64_t head_stride;
 };
 
 // Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up, out.
@@ -55,9 +57,9 @@ struct CpuKernels {
   FillAngles<float> *fill_angles;
   FillAngles<double> *fill_angles_f64;
 
-  // Rotates a run of pairs; x and y of `out` are written.
+  // Rotates a run of pairs of each head; `out` is written.
   template <typename Real>
-  using Rotate = void(const PairRun &in, const PairRun &out, int pairs, const PairAngles<Real> &angles);
+  using Rotate = void(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles);
   Rotate<float> *rotate[kCpuF64];  // of the types before it
   Rotate<double> *rotate_f64;
 
@@ -69,12 +71,21 @@ struct CpuKernels {
   SwigluBackward *swiglu_backward[kNumCpuTypes];
 };
 
-// Compiled for the target's base instruction set: SSE2 on x86-64, Advanced SIMD on aarch64.
+// Every set of kernels gives the same bits. The base one runs on every processor of the target (x86-64: SSE2, aarch64:
+// Advanced SIMD).
 extern const CpuKernels kBaseCpuKernels;
+#if defined(ROPE_X86_KERNELS)
+extern const CpuKernels kX86V3CpuKernels;  // AVX2
+extern const CpuKernels kX86V4CpuKernels;  // AVX-512
+#endif
 
-inline const CpuKernels &cpu_kernels() {
-  return kBaseCpuKernels;
-}
+constexpr int kMaxCpuKernels = 3;
+
+// The kernels that this processor can run, slowest first; returns how many there are, at least 1.
+int list_cpu_kernels(const CpuKernels *kernels[kMaxCpuKernels]);
+
+// The fastest of them, or those that the environment variable ROPE_CPU_ISA holds the process to. Chosen at first use.
+const CpuKernels &cpu_kernels();
 
 inline CpuType cpu_type(rope_dtype_t dtype) {
   switch (dtype) {

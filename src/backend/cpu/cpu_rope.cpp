@@ -225,9 +225,9 @@ struct Window {
 
   char *channel(int64_t number, int64_t size) const { return data + number * channel_stride * size; }
 
-  PairRun run_from(int pair, int64_t size) const {
+  PairRun run_from(int pair, int64_t size, int64_t head_stride) const {
     char *x = channel(first_channel(pair, distance), size);
-    return {x, x + distance * channel_stride * size, distance == 1 ? 2 * channel_stride : channel_stride};
+    return {x, x + distance * channel_stride * size, distance == 1 ? 2 * channel_stride : channel_stride, head_stride};
   }
 };
 
@@ -252,60 +252,86 @@ void move_pairs(const Window &in, const Window &out, int64_t size, int pairs) {
   }
 }
 
-template <typename Real>
-CpuKernels::Rotate<Real> *rotate_of(rope_dtype_t dtype);
-
-template <>
-CpuKernels::Rotate<float> *rotate_of(rope_dtype_t dtype) {
-  return cpu_kernels().rotate[cpu_type(dtype)];
+CpuKernels::Rotate<float> *rotate_of(const CpuKernels &kernels, rope_dtype_t dtype, float) {
+  return kernels.rotate[cpu_type(dtype)];
 }
 
-template <>
-CpuKernels::Rotate<double> *rotate_of(rope_dtype_t) {
-  return cpu_kernels().rotate_f64;
+CpuKernels::Rotate<double> *rotate_of(const CpuKernels &kernels, rope_dtype_t, double) {
+  return kernels.rotate_f64;
 }
 
+// Heads of one token and tensor, one after another.
+struct Heads {
+  Window in;  // of the first head, all its channels
+  Window out;
+  int64_t in_stride;
+  int64_t out_stride;
+  int64_t count;
+  bool is_in_place;
+
+  Heads from(int64_t head, int64_t size) const {
+    Heads rest = *this;
+    rest.in.data += head * in_stride * size;
+    rest.out.data += head * out_stride * size;
+    rest.count -= head;
+    return rest;
+  }
+};
+
 template <typename Real>
-void rotate_window(const RopeProblem &problem, const Window &in, const Window &out, const TokenAngles<Real> &angles) {
+void rotate_windows(const RopeProblem &problem, const Heads &heads, CpuKernels::Rotate<Real> *rotate,
+                    const TokenAngles<Real> &angles) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
   const int pairs = geometry.pairs();
+  const Window &in = heads.in, &out = heads.out;
   int run = pairs;
   if (in.distance != 1 && in.distance < run) run = in.distance;
   if (out.distance != 1 && out.distance < run) run = out.distance;
-  CpuKernels::Rotate<Real> *rotate = rotate_of<Real>(geometry.dtype);
   for (int pair = 0; pair < pairs; pair += run) {
-    rotate(in.run_from(pair, size), out.run_from(pair, size), run, angles.from(pair, problem.table.is_by_channel));
+    rotate(in.run_from(pair, size, heads.in_stride), out.run_from(pair, size, heads.out_stride), run, heads.count,
+           angles.from(pair, problem.table.is_by_channel));
   }
 }
 
 template <typename Real>
-void process_head(const RopeProblem &problem, const RotatedTensor &tensor, const char *head_in, char *head_out,
-                  TokenState state, const TokenAngles<Real> &angles) {
+void process_heads(const RopeProblem &problem, const Heads &heads, TokenState state, CpuKernels::Rotate<Real> *rotate,
+                   const TokenAngles<Real> &angles) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
   const int begin = geometry.rotary_offset, end = begin + geometry.rotary_dim;
-  const Window head = {const_cast<char *>(head_in), tensor.in_stride[kChannel], problem.in_distance};
-  const Window head_copy = {head_out, tensor.out_stride[kChannel], problem.out_distance};
-  Window in = {head.channel(begin, size), head.channel_stride, head.distance};
-  const Window out = {head_copy.channel(begin, size), head_copy.channel_stride, head_copy.distance};
-  const bool is_converted = in.distance != out.distance;
-  char buffer[kMaxHeadDim * sizeof(double)];
-  if (is_converted && tensor.is_in_place) {
-    const Window copy = {buffer, 1, in.distance};
-    copy_channels(in, copy, size, 0, geometry.rotary_dim);
-    in = copy;
+  Heads windows = heads;
+  windows.in.data = heads.in.channel(begin, size);
+  windows.out.data = heads.out.channel(begin, size);
+  const bool is_converted = heads.in.distance != heads.out.distance;
+  if (is_converted && heads.is_in_place) {
+    char buffer[kMaxHeadDim * sizeof(double)];
+    for (int64_t head = 0; head < heads.count; ++head) {
+      Heads window = windows.from(head, size);
+      const Window copy = {buffer, 1, heads.in.distance};
+      copy_channels(window.in, copy, size, 0, geometry.rotary_dim);
+      window.in = copy;
+      window.count = 1;
+      if (state == TokenState::kRotated) {
+        rotate_windows(problem, window, rotate, angles);
+      } else {
+        move_pairs(window.in, window.out, size, geometry.pairs());
+      }
+    }
+    return;
   }
-  if (state == TokenState::kRotated) {
-    rotate_window(problem, in, out, angles);
-  } else if (is_converted) {
-    move_pairs(in, out, size, geometry.pairs());
-  } else if (!tensor.is_in_place) {
-    copy_channels(in, out, size, 0, geometry.rotary_dim);
+  if (state == TokenState::kRotated) rotate_windows(problem, windows, rotate, angles);
+  if (heads.is_in_place || (state == TokenState::kRotated && geometry.rotary_dim == geometry.head_dim)) return;
+  for (int64_t head = 0; head < heads.count; ++head) {
+    const Heads whole = heads.from(head, size), window = windows.from(head, size);
+    if (state != TokenState::kRotated && is_converted) {
+      move_pairs(window.in, window.out, size, geometry.pairs());
+    } else if (state != TokenState::kRotated) {
+      copy_channels(window.in, window.out, size, 0, geometry.rotary_dim);
+    }
+    copy_channels(whole.in, whole.out, size, 0, begin);
+    copy_channels(whole.in, whole.out, size, end, geometry.head_dim);
   }
-  if (tensor.is_in_place) return;
-  copy_channels(head, head_copy, size, 0, begin);
-  copy_channels(head, head_copy, size, end, geometry.head_dim);
 }
 
 struct RopeJob {
@@ -319,6 +345,7 @@ void process_rows(void *context, int index) {
   const RopeJob &job = *static_cast<const RopeJob *>(context);
   const RopeProblem &problem = *job.problem;
   const int64_t size = dtype_size(problem.geometry->dtype);
+  CpuKernels::Rotate<Real> *rotate = rotate_of(cpu_kernels(), problem.geometry->dtype, Real{});
   TokenAngles<Real> angles;
   if (index == 0) check_sequences(problem);
 
@@ -337,11 +364,20 @@ void process_rows(void *context, int index) {
     for (int i = 0; i < problem.num_tensors; ++i) {
       const RotatedTensor &tensor = problem.tensor[i];
       if (tensor.heads == 0) continue;  // it may have no memory
-      const char *in = tensor.in + (batch * tensor.in_stride[kBatch] + token * tensor.in_stride[kToken]) * size;
-      char *out = tensor.out + (batch * tensor.out_stride[kBatch] + token * tensor.out_stride[kToken]) * size;
-      for (; head < tensor.heads && row < rows.end; ++head, ++row) {
-        process_head(problem, tensor, in + head * tensor.in_stride[kHead] * size,
-                     out + head * tensor.out_stride[kHead] * size, place.state, angles);
+      if (head < tensor.heads && row < rows.end) {
+        const int64_t in = batch * tensor.in_stride[kBatch] + token * tensor.in_stride[kToken];
+        const int64_t out = batch * tensor.out_stride[kBatch] + token * tensor.out_stride[kToken];
+        Heads heads = {{const_cast<char *>(tensor.in) + in * size, tensor.in_stride[kChannel], problem.in_distance},
+                       {tensor.out + out * size, tensor.out_stride[kChannel], problem.out_distance},
+                       tensor.in_stride[kHead],
+                       tensor.out_stride[kHead],
+                       tensor.heads,
+                       tensor.is_in_place};
+        heads = heads.from(head, size);
+        if (heads.count > rows.end - row) heads.count = rows.end - row;
+        process_heads(problem, heads, place.state, rotate, angles);
+        head += heads.count;
+        row += heads.count;
       }
       head -= tensor.heads;
     }

@@ -34,8 +34,12 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &, const Swig
   return refuse(function);
 }
 
+const char *describe() {
+  return "not built";
+}
+
 }  // namespace
 
-const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, "not built"};
+const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, describe};
 
 }  // namespace rope

@@ -399,14 +399,12 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   return launch(function, what, &params, device_index, stream);
 }
 
+const char *describe() {
+  return ROPE_CUDA_VERSION " for " ROPE_CUDA_ARCHITECTURES;
+}
+
 }  // namespace
 
-const Backend kCudaBackend = {count_devices,
-                              open_rope,
-                              open_swiglu,
-                              run_rope,
-                              fill_tables,
-                              run_swiglu,
-                              ROPE_CUDA_VERSION " for " ROPE_CUDA_ARCHITECTURES};
+const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, describe};
 
 }  // namespace rope

@@ -1,0 +1,8 @@
+// cpu_kernels_x86_v3.cpp - the inner loops for x86-64-v3: AVX2 and what came with it
+#include "backend/cpu/cpu_loops.hpp"
+
+namespace rope {
+
+const CpuKernels kX86V3CpuKernels = kernels_of_these_loops("x86-64-v3 (AVX2)");
+
+}  // namespace rope

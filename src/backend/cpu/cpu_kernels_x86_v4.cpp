@@ -1,0 +1,8 @@
+// cpu_kernels_x86_v4.cpp - the inner loops for x86-64-v4: AVX-512 and what came with it
+#include "backend/cpu/cpu_loops.hpp"
+
+namespace rope {
+
+const CpuKernels kX86V4CpuKernels = kernels_of_these_loops("x86-64-v4 (AVX-512)");
+
+}  // namespace rope

@@ -1,0 +1,374 @@
+// cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set
+//
+// Plain loops that the compiler vectorises. Loops over contiguous elements have their steps as literals; `ivdep` tells
+// the compiler what the ABI promises and aliasing analysis cannot see: an output is its input or disjoint from it.
+//
+// What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
+// here is in an unnamed namespace, and what it calls of src/core is always inlined; a test looks at the objects.
+#pragma once
+
+#include <string.h>
+
+#include <type_traits>
+
+#include "backend/cpu/cpu_kernels.hpp"
+#include "backend/cpu/cpu_vectors.hpp"
+#include "core/float16.hpp"
+#include "core/gating.hpp"
+#include "core/rotation.hpp"
+
+namespace rope {
+
+namespace {
+
+#define ROPE_LOOP inline __attribute__((always_inline))
+
+template <typename Real>
+void fill_angles(const uint64_t *phases, int count, Real scale, Real *__restrict cos, Real *__restrict sin) {
+  for (int i = 0; i < count; ++i) {
+    const CosSin<Real> angle = cos_sin_of_phase<Real>(phases[i]);
+    cos[i] = multiply_rounded(angle.cos, scale);
+    sin[i] = multiply_rounded(angle.sin, scale);
+  }
+}
+
+// How the pairs of a run lie: x[i] and y[i], or x[2 i] and x[2 i + 1], or x[i * step] and y[i * step].
+enum class Placement {
+  kHalf,
+  kInterleaved,
+  kStrided
+};
+
+template <typename T, Placement kPlacement>
+struct Pairs {
+  T *x;
+  T *y;
+  int64_t step;
+
+  ROPE_LOOP T &first(int64_t i) const {
+    return x[kPlacement == Placement::kHalf ? i : kPlacement == Placement::kInterleaved ? 2 * i : step * i];
+  }
+  ROPE_LOOP T &second(int64_t i) const {
+    return kPlacement == Placement::kHalf ? y[i] : kPlacement == Placement::kInterleaved ? x[2 * i + 1] : y[step * i];
+  }
+};
+
+template <typename T, Placement kPlacement>
+ROPE_LOOP Pairs<T, kPlacement> pairs_of_head(const PairRun &run, int64_t head) {
+  const int64_t offset = head * run.head_stride;
+  return {static_cast<T *>(run.x) + offset, static_cast<T *>(run.y) + offset, run.step};
+}
+
+// Rotates pairs from `begin` on, one by one.
+template <typename Real, typename T, Placement kIn, Placement kOut>
+ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
+                            const PairAngles<Real> &angles) {
+  const Real *cos_x = angles.cos_x, *sin_x = angles.sin_x, *cos_y = angles.cos_y, *sin_y = angles.sin_y;
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i) {
+    const Pair<Real> pair = rotate<Real>({to_real<Real>(in.first(i)), to_real<Real>(in.second(i))},
+                                         {cos_x[i], sin_x[i]}, {cos_y[i], sin_y[i]});
+    out.first(i) = round_to<T>(pair.x);
+    out.second(i) = round_to<T>(pair.y);
+  }
+}
+
+#if defined(ROPE_HAS_VECTORS)
+
+// Rotates as many pairs from `begin` on as fill vectors; returns where it ended.
+template <int kLanes, typename T, Placement kIn, Placement kOut>
+ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
+                                 const PairAngles<float> angles) {
+  using Floats = Vector<kLanes>;
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    Pair<Floats> pair;
+    if constexpr (kIn == Placement::kInterleaved) {
+      read_interleaved(&in.first(i), &pair.x, &pair.y);
+    } else {
+      read_vector(&in.first(i), &pair.x);
+      read_vector(&in.second(i), &pair.y);
+    }
+    const CosSin<Floats> of_x = {Floats::load(angles.cos_x + i), Floats::load(angles.sin_x + i)};
+    const CosSin<Floats> of_y = {Floats::load(angles.cos_y + i), Floats::load(angles.sin_y + i)};
+    pair = rotate(pair, of_x, of_y);
+    if constexpr (kOut == Placement::kInterleaved) {
+      write_interleaved(pair.x, pair.y, &out.first(i));
+    } else {
+      write_vector(pair.x, &out.first(i));
+      write_vector(pair.y, &out.second(i));
+    }
+  }
+  return i;
+}
+
+#endif
+
+template <typename T, Placement kIn, Placement kOut, typename Real>
+ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
+                            const PairAngles<Real> angles) {
+  for (int64_t head = 0; head < heads; ++head) {
+    const Pairs<T, kIn> from = pairs_of_head<T, kIn>(in, head);
+    const Pairs<T, kOut> to = pairs_of_head<T, kOut>(out, head);
+    int64_t begin = 0;
+#if defined(ROPE_HAS_VECTORS)
+    if constexpr (sizeof(T) == 2 && kIn != Placement::kStrided && kOut != Placement::kStrided) {
+#if defined(__AVX512BW__)
+      begin = rotate_vectors<16>(from, to, begin, pairs, angles);
+#endif
+      begin = rotate_vectors<8>(from, to, begin, pairs, angles);
+    }
+#endif
+    rotate_pairs(from, to, begin, pairs, angles);
+  }
+}
+
+template <typename T>
+Placement placement_of(const PairRun &run) {
+  if (run.step == 1) return Placement::kHalf;
+  return run.step == 2 && static_cast<T *>(run.y) == static_cast<T *>(run.x) + 1 ? Placement::kInterleaved
+                                                                                 : Placement::kStrided;
+}
+
+template <typename T, typename Real>
+ROPE_LOOP void rotate_as_placed(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
+                                const PairAngles<Real> &angles) {
+  const Placement from = placement_of<T>(in), to = placement_of<T>(out);
+  if (from == Placement::kHalf && to == Placement::kHalf) {
+    rotate_heads<T, Placement::kHalf, Placement::kHalf>(in, out, pairs, heads, angles);
+  } else if (from == Placement::kInterleaved && to == Placement::kInterleaved) {
+    rotate_heads<T, Placement::kInterleaved, Placement::kInterleaved>(in, out, pairs, heads, angles);
+  } else if (from == Placement::kInterleaved && to == Placement::kHalf) {
+    rotate_heads<T, Placement::kInterleaved, Placement::kHalf>(in, out, pairs, heads, angles);
+  } else if (from == Placement::kHalf && to == Placement::kInterleaved) {
+    rotate_heads<T, Placement::kHalf, Placement::kInterleaved>(in, out, pairs, heads, angles);
+  } else {
+    rotate_heads<T, Placement::kStrided, Placement::kStrided>(in, out, pairs, heads, angles);
+  }
+}
+
+template <typename T, typename Real>
+void rotate_run(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles) {
+  if (angles.cos_x == angles.cos_y && angles.sin_x == angles.sin_y) {
+    const Real *cos = angles.cos_x, *sin = angles.sin_x;
+    rotate_as_placed<T, Real>(in, out, pairs, heads, {cos, sin, cos, sin});
+  } else {
+    rotate_as_placed<T>(in, out, pairs, heads, angles);
+  }
+}
+
+// ---- SwiGLU ----
+
+// Contiguous elements of gate, up and out.
+template <bool IsPlain, typename T>
+ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, int64_t count,
+                             const Form<RealOf<T>> form) {
+  using Real = RealOf<T>;
+#pragma GCC ivdep
+  for (int64_t i = begin; i < count; ++i) {
+    out[i] = round_to<T>(swiglu<IsPlain>(to_real<Real>(gate[i]), to_real<Real>(up[i]), form));
+  }
+}
+
+// Two BFloat16s as the halves of a word: there they become floats, and come back, without being moved between lanes.
+template <bool IsPlain>
+ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *out, int64_t count,
+                          const Form<float> form) {
+  const auto word_at = [](const BFloat16 *elements, int64_t i) __attribute__((always_inline)) {
+    uint32_t word;
+    memcpy(&word, elements + 2 * i, sizeof word);
+    return word;
+  };
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count / 2; ++i) {
+    const uint32_t gates = word_at(gate, i), ups = word_at(up, i);
+    const float low = swiglu<IsPlain>(float_of(gates << 16), float_of(ups << 16), form);
+    const float high = swiglu<IsPlain>(float_of(gates & 0xffff0000u), float_of(ups & 0xffff0000u), form);
+    const uint32_t word = round_to_upper_half(low) >> 16 | (round_to_upper_half(high) & 0xffff0000u);
+    memcpy(out + 2 * i, &word, sizeof word);
+  }
+  gate_elements<IsPlain>(gate, up, out, count / 2 * 2, count, form);
+}
+
+template <bool IsPlain, typename T>
+ROPE_LOOP void gate_contiguous(const GatingRun &run, const Form<RealOf<T>> form) {
+  const T *gate = static_cast<const T *>(run.in[0]), *up = static_cast<const T *>(run.in[1]);
+  T *out = static_cast<T *>(run.out[0]);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    gate_words<IsPlain>(gate, up, out, run.count, form);
+  } else {
+    gate_elements<IsPlain>(gate, up, out, 0, run.count, form);
+  }
+}
+
+constexpr int64_t kChunk = 256;
+
+// Types whose conversions are best done in the loop that computes; others go through chunks even where they lie side by
+// side.
+template <typename T>
+constexpr bool kIsGatedDirectly = true;
+#if defined(ROPE_HAS_VECTORS)
+template <>
+constexpr bool kIsGatedDirectly<Float16> = false;
+#endif
+
+// A part of a run as numbers to compute with. Loops over it are of one function each.
+template <typename Real>
+struct GatingChunk {
+  Real in[3][kChunk];
+  Real row_scale[kChunk];
+  Real out[3][kChunk];
+  Real half_term[kChunk];
+};
+
+template <typename T, typename Real>
+void read_elements(const void *source, int64_t stride, int64_t begin, int64_t count, Real *values) {
+  const T *element = static_cast<const T *>(source) + begin * stride;
+  int64_t i = 0;
+  if (stride != 1) {
+    for (; i < count; ++i) values[i] = to_real<Real>(element[i * stride]);
+    return;
+  }
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (sizeof(T) == 2) {
+    for (Vector<8> vector; i + 8 <= count; i += 8) {
+      read_vector(element + i, &vector);
+      vector.store(values + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) values[i] = to_real<Real>(element[i]);
+}
+
+template <typename T, typename Real>
+void write_elements(const Real *values, int64_t count, void *target, int64_t stride, int64_t begin) {
+  T *element = static_cast<T *>(target) + begin * stride;
+  int64_t i = 0;
+  if (stride != 1) {
+    for (; i < count; ++i) element[i * stride] = round_to<T>(values[i]);
+    return;
+  }
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (sizeof(T) == 2) {
+    for (; i + 8 <= count; i += 8) write_vector(Vector<8>::load(values + i), element + i);
+  }
+#endif
+  for (; i < count; ++i) element[i] = round_to<T>(values[i]);
+}
+
+template <typename T, typename Real>
+void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *values) {
+  if (run.row_scale == nullptr) {
+    for (int64_t i = 0; i < count; ++i) values[i] = Real{1};
+  } else if (run.is_row_scale_f32) {
+    read_elements<float>(run.row_scale, run.row_scale_stride, begin, count, values);
+  } else {
+    read_elements<T>(run.row_scale, run.row_scale_stride, begin, count, values);
+  }
+}
+
+template <bool IsPlain, typename Real>
+void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
+    chunk->out[0][i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, row_scale);
+  }
+}
+
+template <typename T>
+void swiglu_forward(const GatingRun &run, const GatingForm &given) {
+  using Real = RealOf<T>;
+  const Form<Real> form = form_in<Real>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  const bool is_contiguous = run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
+  if (is_contiguous && run.row_scale == nullptr && kIsGatedDirectly<T>) {
+    return is_plain ? gate_contiguous<true, T>(run, form) : gate_contiguous<false, T>(run, form);
+  }
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 2; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if (is_plain) {
+      gate_chunk<true>(&chunk, length, form);
+    } else {
+      read_row_scale<T>(run, begin, length, chunk.row_scale);
+      gate_chunk<false>(&chunk, length, form);
+    }
+    write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+  }
+}
+
+template <bool IsPlain, typename Real>
+void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out, const Form<Real> form) {
+  const auto scale = [&](int64_t i) { return IsPlain ? Real{1} : chunk->row_scale[i]; };
+  for (int64_t i = 0; i < length; ++i) {
+    const SwigluGradient<Real> result =
+        swiglu_gradient<IsPlain>(chunk->in[0][i], chunk->in[1][i], chunk->in[2][i], form, scale(i));
+    chunk->out[0][i] = result.gate;
+    chunk->out[1][i] = result.up;
+  }
+  if (!has_out) return;
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->out[2][i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, scale(i));
+  }
+}
+
+// In double there is nothing to lose of a sum of floats; a sum of doubles keeps its rests.
+template <typename Real>
+void add_row_terms(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, RowSum<double> *row_sum) {
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->half_term[i] = half_row_term(chunk->in[0][i], chunk->in[1][i], chunk->in[2][i], form);
+  }
+  RowSum<double> sum = *row_sum;
+  for (int64_t i = 0; i < length; ++i) {
+    if constexpr (sizeof(Real) == sizeof(float)) {
+      sum.half += chunk->half_term[i];
+    } else {
+      sum.add(chunk->half_term[i]);
+    }
+  }
+  *row_sum = sum;
+}
+
+// Values go through small buffers, so that one loop serves any of the outputs, in place or not.
+template <typename T>
+void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  GatingChunk<RealOf<T>> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 3; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if (is_plain) {
+      differentiate_chunk<true>(&chunk, length, run.out[2] != nullptr, form);
+    } else {
+      read_row_scale<T>(run, begin, length, chunk.row_scale);
+      differentiate_chunk<false>(&chunk, length, run.out[2] != nullptr, form);
+    }
+    if (row_sum != nullptr) add_row_terms(&chunk, length, form, row_sum);
+    for (int output = 0; output < 3; ++output) {
+      if (run.out[output] == nullptr) continue;
+      write_elements<T>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
+    }
+  }
+}
+
+constexpr CpuKernels kernels_of_these_loops(const char *name) {
+  return {
+      name,
+      fill_angles<float>,
+      fill_angles<double>,
+      {rotate_run<float, float>, rotate_run<Float16, float>, rotate_run<BFloat16, float>},
+      rotate_run<double, double>,
+      {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>, swiglu_forward<double>},
+      {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>, swiglu_backward<double>},
+  };
+}
+
+}  // namespace
+
+}  // namespace rope

@@ -1,0 +1,160 @@
+// cpu_vectors.hpp - vectors of floats that are read from 16-bit elements and written to them, where compilers make less
+// of a plain loop than x86-64-v3 and v4 have for it
+//
+// NaN payloads aside, conversions give the bits of float16.hpp. In an unnamed namespace, as cpu_loops.hpp says.
+#pragma once
+
+#include <string.h>
+
+#include "core/float16.hpp"
+
+#if defined(__AVX2__) && defined(__F16C__)
+#define ROPE_HAS_VECTORS 1
+#include <immintrin.h>
+
+namespace rope {
+
+namespace {
+
+#define ROPE_VECTOR inline __attribute__((always_inline))
+
+// The mathematics of rotation.hpp works on them, lane by lane.
+template <int kLanes>
+struct Vector {
+  typedef float Floats __attribute__((vector_size(4 * kLanes)));
+  typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+
+  Floats values;
+
+  static ROPE_VECTOR Vector load(const float *from) {
+    Vector loaded;
+    memcpy(&loaded.values, from, sizeof loaded.values);
+    return loaded;
+  }
+  ROPE_VECTOR void store(float *to) const { memcpy(to, &values, sizeof values); }
+
+  friend ROPE_VECTOR Vector operator-(Vector a) { return {-a.values}; }
+  friend ROPE_VECTOR Vector add_rounded(Vector a, Vector b) { return {a.values + b.values}; }
+  friend ROPE_VECTOR Vector multiply_rounded(Vector a, Vector b) { return {a.values * b.values}; }
+};
+
+template <int kLanes>
+using Words = typename Vector<kLanes>::Words;
+template <int kLanes>
+using Halves = typename Vector<kLanes>::Halves;
+
+template <typename Lanes>
+ROPE_VECTOR Lanes load_lanes(const void *from) {
+  Lanes loaded;
+  memcpy(&loaded, from, sizeof loaded);
+  return loaded;
+}
+
+ROPE_VECTOR Words<8> widen(Halves<8> halves) {
+  return reinterpret_cast<Words<8>>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(halves)));
+}
+
+// The lower halves of words whose upper halves are 0.
+ROPE_VECTOR Halves<8> narrow(Words<8> words) {
+  const __m256i bits = reinterpret_cast<__m256i>(words);
+  return reinterpret_cast<Halves<8>>(_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+}
+
+ROPE_VECTOR Vector<8> from_float16(Halves<8> halves) {
+  return {_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves))};
+}
+
+ROPE_VECTOR Halves<8> to_float16(Vector<8> vector) {
+  return reinterpret_cast<Halves<8>>(_mm256_cvtps_ph(vector.values, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#if defined(__AVX512BW__)
+ROPE_VECTOR Words<16> widen(Halves<16> halves) {
+  return reinterpret_cast<Words<16>>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(halves)));
+}
+
+ROPE_VECTOR Halves<16> narrow(Words<16> words) {
+  return reinterpret_cast<Halves<16>>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(words)));
+}
+
+ROPE_VECTOR Vector<16> from_float16(Halves<16> halves) {
+  return {_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves))};
+}
+
+ROPE_VECTOR Halves<16> to_float16(Vector<16> vector) {
+  return reinterpret_cast<Halves<16>>(_mm512_cvtps_ph(vector.values, _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+
+// BFloat16 in the upper half of each word is a float already.
+template <int kLanes>
+ROPE_VECTOR Vector<kLanes> from_upper_halves(Words<kLanes> words) {
+  return {reinterpret_cast<typename Vector<kLanes>::Floats>(words)};
+}
+
+// As BFloat16 in the upper halves, as round_to does it; the lower ones may hold anything.
+template <int kLanes>
+ROPE_VECTOR Words<kLanes> to_upper_halves(Vector<kLanes> vector) {
+  const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
+  const Words<kLanes> rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return vector.values == vector.values ? rounded : bits | 0x400000u;
+}
+
+// ---- Elements next to each other ----
+
+template <int kLanes>
+ROPE_VECTOR void read_vector(const BFloat16 *from, Vector<kLanes> *vector) {
+  *vector = from_upper_halves<kLanes>(widen(load_lanes<Halves<kLanes>>(from)) << 16);
+}
+
+template <int kLanes>
+ROPE_VECTOR void read_vector(const Float16 *from, Vector<kLanes> *vector) {
+  *vector = from_float16(load_lanes<Halves<kLanes>>(from));
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_vector(Vector<kLanes> vector, BFloat16 *to) {
+  const Halves<kLanes> halves = narrow(to_upper_halves(vector) >> 16);
+  memcpy(to, &halves, sizeof halves);
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_vector(Vector<kLanes> vector, Float16 *to) {
+  const Halves<kLanes> halves = to_float16(vector);
+  memcpy(to, &halves, sizeof halves);
+}
+
+// ---- Interleaved elements: the lower and the upper halves of words ----
+
+template <int kLanes>
+ROPE_VECTOR void read_interleaved(const BFloat16 *from, Vector<kLanes> *first, Vector<kLanes> *second) {
+  const Words<kLanes> words = load_lanes<Words<kLanes>>(from);
+  *first = from_upper_halves<kLanes>(words << 16);
+  *second = from_upper_halves<kLanes>(words & 0xffff0000u);
+}
+
+template <int kLanes>
+ROPE_VECTOR void read_interleaved(const Float16 *from, Vector<kLanes> *first, Vector<kLanes> *second) {
+  const Words<kLanes> words = load_lanes<Words<kLanes>>(from);
+  *first = from_float16(narrow(words & 0xffffu));
+  *second = from_float16(narrow(words >> 16));
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, BFloat16 *to) {
+  const Words<kLanes> words = to_upper_halves(first) >> 16 | (to_upper_halves(second) & 0xffff0000u);
+  memcpy(to, &words, sizeof words);
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, Float16 *to) {
+  const Words<kLanes> words = widen(to_float16(first)) | widen(to_float16(second)) << 16;
+  memcpy(to, &words, sizeof words);
+}
+
+}  // namespace
+
+}  // namespace rope
+
+#endif
