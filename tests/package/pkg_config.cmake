@@ -1,0 +1,48 @@
+# cmake … -P pkg_config.cmake: compiles PROGRAM with the flags of pkg-config, KIND shared or static, and runs it.
+
+cmake_minimum_required(VERSION 3.24)
+
+if(NOT PKG_CONFIG)
+  message("SKIPPED: there is no pkg-config")
+  return()
+endif()
+file(REMOVE_RECURSE "${WORK}")
+file(MAKE_DIRECTORY "${WORK}")
+set(ENV{PKG_CONFIG_PATH} "${MOVED}/${LIBDIR}/pkgconfig")
+
+function(ask variable)
+  execute_process(COMMAND "${PKG_CONFIG}" ${ARGN} rope OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE
+    COMMAND_ERROR_IS_FATAL ANY)
+  set(${variable} "${answer}" PARENT_SCOPE)
+endfunction()
+
+ask(nothing --print-errors --atleast-version=0.1)
+ask(version --modversion)
+ask(cuda --variable=cuda)
+if(NOT version STREQUAL VERSION OR NOT cuda STREQUAL CUDA)
+  message(SEND_ERROR "rope.pc says version '${version}' and cuda '${cuda}', not ${VERSION} and ${CUDA}")
+endif()
+
+if(KIND STREQUAL "shared")
+  ask(flags --cflags --libs)
+  set(link "-Wl,-rpath,${MOVED}/${LIBDIR}")
+  if(flags MATCHES "cudart|pthread")
+    message(SEND_ERROR "a shared link needs librope alone: ${flags}")
+  endif()
+else()
+  file(WRITE "${WORK}/empty.c" "int main(void) { return 0; }\n")
+  execute_process(COMMAND "${CC}" -static "${WORK}/empty.c" -o "${WORK}/empty" RESULT_VARIABLE result ERROR_QUIET)
+  if(NOT result EQUAL 0)
+    message("SKIPPED: there is no static C library to link")
+    return()
+  endif()
+  ask(flags --static --cflags --libs)
+  set(link -static)
+  if(CUDA)
+    list(APPEND link "-L${CUDA_LIBDIR}")
+  endif()
+endif()
+separate_arguments(flags UNIX_COMMAND "${flags}")
+execute_process(COMMAND "${CC}" -std=c99 "${PROGRAM}" ${flags} ${link} -o "${WORK}/program"
+  COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK}/program" COMMAND_ERROR_IS_FATAL ANY)
