@@ -29,9 +29,6 @@ endfunction()
 go(vet ./...)
 # A cached "ok" would hide that the library is missing.
 go(test -count=1 ./...)
-set(ENV{GODEBUG} cgocheck=2) # every pointer that crosses
-go(test -count=1 ./...)
-unset(ENV{GODEBUG})
 go(run ./examples/decode_step)
 if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
   message(SEND_ERROR "examples/decode_step printed:\n${output}")
