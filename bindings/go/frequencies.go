@@ -60,8 +60,8 @@ func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq
 	factors := 0
 	for _, array := range [][]float64{scaling.ShortFactor, scaling.LongFactor, scaling.PairFactors} {
 		if factors != 0 && len(array) != 0 && len(array) != factors {
-			return nil, 0, invalid("rope_scaled_frequencies: one array has %d factors and another %d: they must have as many",
-				factors, len(array))
+			return nil, 0, invalid("rope_scaled_frequencies: one array has %d factors and another %d: they must have "+
+				"as many", factors, len(array))
 		}
 		if len(array) > factors {
 			factors = len(array)

@@ -66,7 +66,7 @@ func Of[T Element](data []T, shape ...int64) Tensor {
 	return Strided(data, 0, shape, compact(shape))
 }
 
-// Strided is any strides, in elements, from the element at index `first` on. An input may repeat with stride 0.
+// Strided is any strides, in elements, from the element at index start on. An input may repeat with stride 0.
 func Strided[T Element](data []T, start int64, shape, stride []int64) Tensor {
 	tensor := view(dtypeOf[T](), shape, stride)
 	if tensor.wrong != nil || tensor.isEmpty() {
@@ -113,8 +113,8 @@ func (t Tensor) Narrow(axis int, start, length int64) Tensor {
 		return t
 	}
 	if axis < 0 || axis >= t.rank || start < 0 || length < 0 || start > t.shape[axis] || length > t.shape[axis]-start {
-		t.wrong = invalid("tensor: Narrow(%d, %d, %d) of shape %v: the range must lie within the axis", axis, start, length,
-			t.shape[:t.rank])
+		t.wrong = invalid("tensor: Narrow(%d, %d, %d) of shape %v: the range must lie within the axis", axis, start,
+			length, t.shape[:t.rank])
 		return t
 	}
 	t.shape[axis] = length
@@ -130,8 +130,8 @@ func (t Tensor) Select(axis int, index int64) Tensor {
 		return t
 	}
 	if t.rank < 2 || axis < 0 || axis >= t.rank || index < 0 || index >= t.shape[axis] {
-		t.wrong = invalid("tensor: Select(%d, %d) of shape %v: the index must lie within the axis, and an axis must be left",
-			axis, index, t.shape[:t.rank])
+		t.wrong = invalid("tensor: Select(%d, %d) of shape %v: the index must lie within the axis, and an axis must "+
+			"be left", axis, index, t.shape[:t.rank])
 		return t
 	}
 	if !t.isEmpty() {
@@ -210,7 +210,8 @@ func (t *Tensor) fill(call, field string, device Device, c *C.rope_tensor_t) (un
 		return nil, 0, nil
 	}
 	if !t.isEmpty() && (t.host != nil) != (device == CPU) {
-		return nil, 0, invalid("%s: %s is of a slice or of a device: it must be of what the descriptor is for", call, field)
+		return nil, 0, invalid("%s: %s is of a slice or of a device: it must be of what the descriptor is for", call,
+			field)
 	}
 	c.dtype = C.rope_dtype_t(t.dtype)
 	c.ndim = C.uint16_t(t.rank)
