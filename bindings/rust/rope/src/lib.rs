@@ -1,7 +1,7 @@
 //! Rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs: librope from Rust.
 //!
-//! A [`Desc`] or [`Swiglu`] holds what selects code and never changes; any number of threads may use one at once. A call
-//! takes views of your tensors, [`View`] and [`ViewMut`]; nothing is copied, and packed tensors are several views.
+//! A [`Desc`] or [`Swiglu`] holds what selects code and never changes; any number of threads may use one at once. A
+//! call takes views of your tensors, [`View`] and [`ViewMut`]; nothing is copied, and packed tensors are several views.
 //! `<rope/rope.h>` is the manual of every field; here is only what Rust adds:
 //!
 //! - Views of slices are checked against the slice, and borrow it. Calls on them are safe and need a descriptor for the
