@@ -13,13 +13,17 @@ const char *name_of(RopeKernel kernel) {
   switch (kernel) {
     case RopeKernel::kShared:
       return "shared angles";
-    case RopeKernel::kLookup:
-      return "shared angles, positions looked up";
+    case RopeKernel::kAxes:
+      return "shared angles of several axes";
+    case RopeKernel::kSequences:
+      return "shared angles in sequences";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:
     case RopeKernel::kTable16:
       return "table";
+    case RopeKernel::kWarpTable32:
+      return "table, rows shared by a warp";
     default:
       return "general";
   }

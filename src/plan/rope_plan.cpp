@@ -1,8 +1,6 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
-#include <initializer_list>
-
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -23,7 +21,8 @@ bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
   bytes.add(entries * size);
-  for (const TableColumns *columns : {&table.cos, &table.sin}) {
+  const TableColumns *const both[] = {&table.cos, &table.sin};
+  for (const TableColumns *columns : both) {
     bytes.add(columns->data);
     bytes.add(columns->row_stride * size);
     bytes.add(columns->batch_stride * size);
@@ -37,9 +36,11 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
   const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
                                 (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
   if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
-  const bool needs_lookup = geometry.num_axes > 1 || problem.sequences.is_present;
-  if (problem.angles == AngleSource::kIncrements) return needs_lookup ? RopeKernel::kLookup : RopeKernel::kShared;
-  if (needs_lookup || problem.fault.data != nullptr) return RopeKernel::kGeneral;
+  const bool has_sequences = problem.sequences.is_present, has_axes = geometry.num_axes > 1;
+  if (problem.angles == AngleSource::kIncrements) {
+    return has_sequences ? RopeKernel::kSequences : has_axes ? RopeKernel::kAxes : RopeKernel::kShared;
+  }
+  if (has_sequences || has_axes || problem.fault.data != nullptr) return RopeKernel::kGeneral;
   const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
                                table.cos.column_stride == 1 && table.sin.column_stride == 1;
   if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
@@ -70,7 +71,8 @@ int choose_vector_elements(const RopeProblem &problem, Pairing pairing) {
 }
 
 bool shares_angles(RopeKernel kernel) {
-  return kernel == RopeKernel::kShared || kernel == RopeKernel::kLookup || kernel == RopeKernel::kGeneral;
+  return kernel == RopeKernel::kShared || kernel == RopeKernel::kAxes || kernel == RopeKernel::kSequences ||
+         kernel == RopeKernel::kGeneral;
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -110,7 +112,10 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
   if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (most > kMaxGridX) most = kMaxGridX;
-  const int64_t whole = problem.batches > 1 ? problem.tokens : is_by_token ? int64_t{plan->tokens_per_block} : 1;
+  // Too many batches for a row to have one token of each: then it has whole batches.
+  if (problem.batches > most) plan->is_batch_fastest = false;
+  int64_t whole = is_by_token ? plan->tokens_per_block : 1;
+  if (problem.batches > 1) whole = plan->is_batch_fastest ? problem.batches : problem.tokens;
   most -= most % whole;
   if (most == 0) {
     return fail(ROPE_STATUS_NOT_SUPPORTED,
@@ -164,6 +169,7 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
+  if (plan.kernel == RopeKernel::kWarpTable32) return plan.threads / 32 * 2 * pairs * kFloat;
   if (!shares_angles(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -180,14 +186,31 @@ bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePla
   return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
 }
 
+// Whether the lanes of a warp share a row of the table: they belong to one token, and rows are whole vectors. Pays with long
+// rows beside data of 16 bits; elsewhere there is less to save than the detour through shared memory costs.
+bool has_warp_rows(const RopeProblem &problem, const RopePlan &plan) {
+  constexpr uint32_t kLanes = 32;
+  return plan.kernel == RopeKernel::kTable32 && plan.vector_elements == 8 && plan.units_per_token % kLanes == 0 &&
+         problem.geometry->pairs() % 4 == 0 && problem.geometry->pairs() >= kLeastPairsOfWarpRows &&
+         has_table_vectors(problem.table, 4);
+}
+
+// Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
+bool has_closer_batches(const RopeProblem &problem) {
+  const RotatedTensor &q = problem.tensor[0];
+  const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+  return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
-  const bool has_runs = plan->pairing == Pairing::kInterleaved && plan->vector_elements > 1;
-  if ((plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16) &&
-      !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
+  const bool is_single = plan->vector_elements == 1, has_runs = plan->pairing == Pairing::kInterleaved && !is_single;
+  const bool has_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
+  if ((is_single && plan->kernel != RopeKernel::kShared) ||
+      (has_table && !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1)))) {
     plan->kernel = RopeKernel::kGeneral;
   }
   count_units(problem, plan);
@@ -197,12 +220,16 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  if (plan->kernel == RopeKernel::kShared && is_flat(problem, device, *plan)) plan->kernel = RopeKernel::kFlat;
+  if (plan->kernel == RopeKernel::kShared && !is_single && is_flat(problem, device, *plan)) {
+    plan->kernel = RopeKernel::kFlat;
+  }
+  if (has_warp_rows(problem, *plan)) plan->kernel = RopeKernel::kWarpTable32;
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
   } else {
     plan->threads = plan->units_per_block = kFlatThreads;
   }
+  plan->is_batch_fastest = has_closer_batches(problem);
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }

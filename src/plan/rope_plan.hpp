@@ -5,23 +5,9 @@
 
 #include "core/rope_problem.hpp"
 #include "plan/device_info.hpp"
+#include "plan/rope_kernels.hpp"
 
 namespace rope {
-
-// What most calls ask for has kernels of its own; the general one serves everything.
-enum class RopeKernel {
-  kShared,   // one position axis, no sequences; computed angles, shared by the threads of a block
-  kLookup,   // the same with sequences or several axes
-  kFlat,     // as kShared, but each thread has its own angles
-  kTable32,  // from a table of F32, a column a pair, columns next to each other
-  kTable16,  // of F16 or BF16
-  kGeneral
-};
-enum class Pairing {
-  kHalf,
-  kInterleaved,
-  kConverted  // one of the two in, the other out
-};
 
 // Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels and as many pairs: with
 // kHalf the vectors are those of the pairs' first and of their second channels, with kInterleaved they lie half a window
@@ -49,24 +35,15 @@ struct RopePlan {
   uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
+  bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
   uint32_t units_per_grid_row;
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
 };
 
-// Most pairs of a head for kFlat, whose launches are short and should not pass more increments than that.
-constexpr int kMaxFlatPairs = 128;
-
 // Which kernels the calls of a descriptor may need.
 Pairing pairing_of(int in_distance, int out_distance);
-
-// What the general kernel keeps in shared memory of each token.
-struct TokenInfo {
-  uint64_t index;  // in its batch or sequence
-  int64_t batch;   // or sequence
-  uint32_t state;  // a TokenState
-};
 
 // Bytes of q, k and v that are read and written, at most INT64_MAX.
 int64_t moved_bytes(const RopeProblem &problem);

@@ -118,7 +118,8 @@ std::vector<RopeMisuse> misused_rope_configs() {
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.config.struct_size = 0; }},
       {"struct_size of half the struct", invalid, "struct_size", "40", [](R &r) { r.config.struct_size = 40; }},
       {"struct_size one short", invalid, "struct_size", "", [](R &r) { r.config.struct_size -= 1; }},
-      {"undefined flag", unsupported, "flags", "", [](R &r) { r.config.flags = 0x10; }},
+      {"undefined flag", unsupported, "flags", "0x10", [](R &r) { r.config.flags = 0x10; }},
+      {"flag of a call", unsupported, "flags", "0x1", [](R &r) { r.config.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
       {"no device", invalid, "device", "0", [](R &r) { r.config.device = 0; }},
       {"unknown device", invalid, "device", "7", [](R &r) { r.config.device = 7; }},
       {"negative device_index", invalid, "device_index", "-1", [](R &r) { r.config.device_index = -1; }},
@@ -205,7 +206,11 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"NULL args", invalid, "args", "NULL", [](R &r) { r.null_args = true; }},
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.args.struct_size = 0; }},
       {"struct_size short", invalid, "struct_size", "8", [](R &r) { r.args.struct_size = 8; }},
-      {"undefined flag", unsupported, "flags", "", [](R &r) { r.args.flags = 1; }},
+      {"undefined flag", unsupported, "flags", "0x2", [](R &r) { r.args.flags = 2; }},
+      {"undefined flag beside a known one", unsupported, "flags", "0x3",
+       [](R &r) { r.args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | 2; }},
+      {"undefined flag of the highest bit", unsupported, "flags", "0x80000000",
+       [](R &r) { r.args.flags = 0x80000000u; }},
       {"a stream on the CPU", invalid, "stream", "",
        [](R &r) { r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16)); }, true},
 
@@ -940,7 +945,8 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
   std::vector<SwigluMisuse> misuses = {
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.config.struct_size = 0; }},
       {"struct_size short", invalid, "struct_size", "12", [](R &r) { r.config.struct_size = 12; }},
-      {"undefined flag", unsupported, "flags", "", [](R &r) { r.config.flags = 2; }},
+      {"undefined flag", unsupported, "flags", "0x2", [](R &r) { r.config.flags = 2; }},
+      {"flag of a call", unsupported, "flags", "0x1", [](R &r) { r.config.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
       {"no device", invalid, "device", "0", [](R &r) { r.config.device = 0; }},
       {"unknown device", invalid, "device", "3", [](R &r) { r.config.device = 3; }},
       {"negative device_index", invalid, "device_index", "-7", [](R &r) { r.config.device_index = -7; }},
@@ -967,7 +973,9 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
       {"NULL args", invalid, "args", "NULL", [](R &r) { r.null_args = true; }},
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.args.struct_size = 0; }},
       {"struct_size short", invalid, "struct_size", "88", [](R &r) { r.args.struct_size = 88; }},
-      {"undefined flag", unsupported, "flags", "", [](R &r) { r.args.flags = 4; }},
+      {"undefined flag", unsupported, "flags", "0x2", [](R &r) { r.args.flags = 2; }},
+      {"undefined flag beside a known one", unsupported, "flags", "0x5",
+       [](R &r) { r.args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | 4; }},
       {"gate absent", invalid, "gate", "", [](R &r) { r.args.gate = {}; }},
       {"up absent", invalid, "up", "", [](R &r) { r.args.up = {}; }},
       {"up absent but with data", invalid, "up", "", [](R &r) { r.args.up.ndim = 0; }},
@@ -1151,6 +1159,37 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
 }
 
 }  // namespace
+
+TEST_CASE("ROPE_FLAG_PROGRAMMATIC_LAUNCH changes no bit of a call", "[errors]") {
+  for (const Device &device : devices()) {
+    for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+      INFO(name_of(direction) << " on " << device);
+      RopeRequest rope(device);
+      rope.workspace.fill_normal(rope.args.q);
+      rope.workspace.fill_normal(rope.args.k);
+      rope.workspace.freeze();
+      const RopeDesc rope_desc = create(rope.config);
+      SwigluRequest swiglu(device, direction);
+      for (const rope_tensor_t &input : {swiglu.args.gate, swiglu.args.up, swiglu.args.grad_out}) {
+        if (input.ndim != 0) swiglu.workspace.fill_normal(input);
+      }
+      swiglu.workspace.freeze();
+      const SwigluDesc swiglu_desc = create(swiglu.config);
+      std::vector<std::byte> rope_bytes[2], swiglu_bytes[2];
+      for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_FLAG_PROGRAMMATIC_LAUNCH}}) {
+        rope.args.flags = swiglu.args.flags = flags;
+        rope.workspace.restore();
+        CHECK(run(device, rope_desc.get(), direction, rope.args, rope.workspace) == ROPE_STATUS_SUCCESS);
+        rope_bytes[flags] = rope.workspace.image();
+        swiglu.workspace.restore();
+        CHECK(run(device, swiglu_desc.get(), direction, swiglu.args, swiglu.workspace) == ROPE_STATUS_SUCCESS);
+        swiglu_bytes[flags] = swiglu.workspace.image();
+      }
+      const bool is_same = rope_bytes[0] == rope_bytes[1] && swiglu_bytes[0] == swiglu_bytes[1];
+      CHECK(is_same);
+    }
+  }
+}
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {
   for (const Device &device : devices()) {

@@ -91,13 +91,20 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
-    CHECK(has(request.explain(), ": computed angles kernel, "));
+    CHECK(has(request.explain(), ": own angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     CHECK(has(request.explain(), ": table kernel, "));
-    request.args.cos = request.args.sin = {};
     request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
     CHECK(has(request.explain(), ": general kernel, "));
+    request.args.cos = request.args.sin = request.args.fault = {};
+    request.config.num_axes = 2;
+    CHECK(has(request.explain(), ": shared angles of several axes kernel, "));
+    request.config.num_axes = 1;
+    // Enough for any GPU to share angles.
+    request.args.k = request.args.k_out = {};
+    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 4096, 32, 64});
+    CHECK(has(request.explain(), ": shared angles kernel, "));
   }
 }
 

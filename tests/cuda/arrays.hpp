@@ -10,6 +10,10 @@
 // seeds give equal words.
 cudaError_t fill_random(void *data, int64_t words, uint64_t seed);
 
+// Copies `bytes`, a multiple of 16, on the stream. The kernel lets those that are launched programmatically after it
+// start at once, from compute capability 9.0 on, and writes nothing for a while.
+cudaError_t enqueue_late_copy(void *to, const void *from, int64_t bytes, cudaStream_t stream);
+
 struct Differences {
   unsigned long long count;  // of words
   unsigned long long first;  // index of the first that differs

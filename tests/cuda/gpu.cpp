@@ -1,6 +1,7 @@
 // gpu.cpp - CUDA objects that a test holds for a scope
 #include "gpu.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <chrono>
 #include <condition_variable>
@@ -125,6 +126,21 @@ std::vector<cudaGraphNodeType> Graph::node_types() const {
   std::vector<cudaGraphNodeType> types(count);
   for (size_t i = 0; i < count; ++i) REQUIRE_CUDA(cudaGraphNodeGetType(nodes[i], &types[i]));
   return types;
+}
+
+int64_t Graph::num_programmatic_edges() const {
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const auto get_edges = cudaGraphGetEdges;
+#else
+  const auto get_edges = cudaGraphGetEdges_v2;
+#endif
+  REQUIRE_CUDA(get_edges(graph_, nullptr, nullptr, nullptr, &count));
+  std::vector<cudaGraphNode_t> from(count), to(count);
+  std::vector<cudaGraphEdgeData> edges(count);
+  REQUIRE_CUDA(get_edges(graph_, from.data(), to.data(), edges.data(), &count));
+  return std::count_if(edges.begin(), edges.end(),
+                       [](const cudaGraphEdgeData &edge) { return edge.type == cudaGraphDependencyTypeProgrammatic; });
 }
 
 void Graph::launch(cudaStream_t stream) const {

@@ -97,6 +97,8 @@ class Graph {
   Graph(const Graph &) = delete;
   Graph &operator=(const Graph &) = delete;
   std::vector<cudaGraphNodeType> node_types() const;
+  // Edges over which a kernel may start before the one it depends on has ended.
+  int64_t num_programmatic_edges() const;
   void launch(cudaStream_t stream) const;
 
  private:

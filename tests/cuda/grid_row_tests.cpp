@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -22,11 +23,14 @@ struct RowCase {
   Sizes sizes;
   rope_dtype_t dtype;
   bool is_in_place, has_table;
+  rope_layout_t layout;  // BSHD or SBHD
+  bool is_small_launch;  // as on a GPU of any size; otherwise as on one of a single multiprocessor
   std::string describe() const {
     std::ostringstream text;
     text << oracle::dtype_name(dtype) << ' ' << sizes.batches << " x " << sizes.tokens << " tokens, " << sizes.q_heads
          << " + " << sizes.k_heads << " heads of " << sizes.rotary_dim << " of " << sizes.head_dim << " channels"
-         << (is_in_place ? "" : ", out of place") << (has_table ? ", by tables" : "");
+         << (is_in_place ? "" : ", out of place") << (has_table ? ", by tables" : "")
+         << (layout == ROPE_LAYOUT_SBHD ? ", SBHD" : "") << (is_small_launch ? ", a small launch" : "");
     return text.str();
   }
 };
@@ -50,8 +54,12 @@ void check_rope_rows(const RowCase &row_case) {
   const Sizes &sizes = row_case.sizes;
   Workspace workspace(17);
   rope_args_t host = rope_args();
-  const Shape q_shape = {sizes.batches, sizes.tokens, sizes.q_heads, sizes.head_dim};
-  const Shape k_shape = {sizes.batches, sizes.tokens, sizes.k_heads, sizes.head_dim};
+  Shape q_shape = {sizes.batches, sizes.tokens, sizes.q_heads, sizes.head_dim};
+  Shape k_shape = {sizes.batches, sizes.tokens, sizes.k_heads, sizes.head_dim};
+  if (row_case.layout == ROPE_LAYOUT_SBHD) {
+    std::swap(q_shape[0], q_shape[1]);
+    std::swap(k_shape[0], k_shape[1]);
+  }
   host.q = workspace.tensor(row_case.dtype, q_shape);
   host.k = workspace.tensor(row_case.dtype, k_shape);
   workspace.fill_normal(host.q);
@@ -81,11 +89,13 @@ void check_rope_rows(const RowCase &row_case) {
 
   rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, sizes.head_dim);
   config.dtype = row_case.dtype;
+  config.layout = row_case.layout;
   config.rotary_dim = sizes.rotary_dim;
   rope::RopeGeometry geometry = {};
   require_served(rope::make_rope_geometry("test", config, &geometry));
   rope::DeviceInfo device;
   require_served(rope::kCudaBackend.open_rope("test", geometry, 0, 0, &device));
+  device.multiprocessors = row_case.is_small_launch ? 1 << 20 : 1;
   rope::RopeProblem problem;
   require_served(rope::make_rope_problem("test", geometry, args, false, &problem));
   rope::RopePlan plan;
@@ -95,14 +105,21 @@ void check_rope_rows(const RowCase &row_case) {
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
 
-  // Several batches: a row has whole ones. One batch: a row has whole blocks.
+  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks, where those are aligned to tokens.
   const int64_t all_tokens = problem.batches * problem.tokens;
-  const int64_t unit = problem.batches > 1 ? problem.tokens : plan.tokens_per_block;
+  const bool has_blocks_of_tokens = plan.tokens_per_block > 0;
+  int64_t unit = has_blocks_of_tokens ? plan.tokens_per_block : 1;
+  if (problem.batches > 1) unit = plan.is_batch_fastest ? problem.batches : problem.tokens;
   for (const int64_t units : {1, 2, 3, 5}) {
     const int64_t tokens_per_row = units * unit;
     if (tokens_per_row >= all_tokens) continue;
     plan.tokens_per_grid_row = tokens_per_row;
-    plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
+    if (has_blocks_of_tokens) {
+      plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
+    } else {
+      plan.units_per_grid_row = static_cast<uint32_t>(tokens_per_row) * plan.units_per_token;
+      plan.grid_x = (plan.units_per_grid_row - 1) / plan.threads + 1;
+    }
     plan.grid_y = static_cast<uint32_t>((all_tokens - 1) / tokens_per_row + 1);
     INFO(tokens_per_row << " tokens a row, " << plan.tokens_per_block << " a block, grid " << plan.grid_x << " x "
                         << plan.grid_y);
@@ -183,7 +200,13 @@ TEST_CASE("RoPE gives the same bits with several grid rows", "[cuda][grid]") {
   for (const Sizes &sizes : all_sizes) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
       for (const bool is_in_place : {true, false}) {
-        for (const bool has_table : {false, true}) check_rope_rows({sizes, dtype, is_in_place, has_table});
+        for (const bool has_table : {false, true}) {
+          for (const bool is_small_launch : {false, true}) {
+            for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD}) {
+              check_rope_rows({sizes, dtype, is_in_place, has_table, layout, is_small_launch});
+            }
+          }
+        }
       }
     }
   }

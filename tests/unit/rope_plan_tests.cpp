@@ -95,19 +95,38 @@ uintptr_t far_address(int number) {
   return static_cast<uintptr_t>(number + 14) << 59;
 }
 
+// Cosines or sines, mostly with columns next to each other and rows that begin with vectors.
+rope_tensor_t random_table(Random *random, int number, rope_dtype_t dtype, const std::vector<int64_t> &shape) {
+  const int64_t size = oracle::element_size(dtype), step = random->below(16) == 0 ? 2 : 1;
+  std::vector<int64_t> stride(shape.size());
+  int64_t next = step;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    stride[axis] = next;
+    next = next * shape[axis] + (random->below(8) == 0 ? random->below(9) : 0);
+  }
+  const int64_t start = random->below(8) == 0 ? random->below(9) : 0;
+  return fake_tensor(far_address(number) + static_cast<uintptr_t>(start * size), dtype, shape, stride);
+}
+
 // A table or angles, sequences and fault words for some of the calls.
-void draw_operands(Random *random, const rope_config_t &config, int64_t width, rope_args_t *args) {
+void draw_operands(Random *random, const rope_config_t &config, int64_t batches, int64_t tokens, int64_t width,
+                   rope_args_t *args) {
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
-  const std::vector<int64_t> shape = {64, random->below(3) == 0 ? width : width / 2};
+  std::vector<int64_t> shape = {64, random->below(3) == 0 ? width : width / 2};
   const int64_t table = random->below(6);
+  if (table < 3 && random->below(3) == 0) {
+    args->table_rows = ROPE_TABLE_BY_TOKEN;
+    shape[0] = tokens;
+    if (config.layout != ROPE_LAYOUT_THD && random->below(2) == 0) shape.insert(shape.begin(), batches);
+  }
   if (table < 2) {
     const rope_dtype_t dtype = dtypes[random->below(4)];
-    args->cos = compact_tensor(far_address(0), dtype, shape);
-    args->sin = compact_tensor(far_address(1), dtype, shape);
+    args->cos = random_table(random, 0, dtype, shape);
+    args->sin = random_table(random, 1, dtype, shape);
   } else if (table == 2) {
     args->angles = compact_tensor(far_address(0), dtypes[random->below(3)], shape);
   }
-  if (config.layout == ROPE_LAYOUT_THD && random->below(4) == 0) {
+  if (config.layout == ROPE_LAYOUT_THD && random->below(2) == 0) {
     args->cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
   }
   if (random->below(8) == 0) args->fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
@@ -174,7 +193,8 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
     *in[i] = random_tensor(random, *scene, 2 * i, shape);
     if (random->below(2) == 0) *out[i] = random_tensor(random, *scene, 2 * i + 1, shape);
   }
-  draw_operands(random, config, width, &scene->args);
+  draw_operands(random, config, batches, tokens, width, &scene->args);
+  if (random->below(3) == 0) scene->args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return rope::make_rope_problem("rope_forward", scene->geometry, scene->args, random->below(2) == 0,
                                  &scene->problem) == ROPE_STATUS_SUCCESS &&
          !scene->problem.is_empty();
@@ -204,8 +224,9 @@ std::string describe(const rope::RopePlan &plan) {
   text << "kernel " << static_cast<int>(plan.kernel) << ", vectors of " << plan.vector_elements << ", "
        << plan.units_per_token << " units a token, " << plan.threads << " threads, " << plan.blocks_per_token
        << " blocks a token, " << plan.tokens_per_block << " tokens a block, " << plan.units_per_block
-       << " units a block, " << plan.tokens_per_grid_row << " tokens a row, grid " << plan.grid_x << " x "
-       << plan.grid_y << ", shared " << plan.shared_bytes;
+       << " units a block, " << plan.tokens_per_grid_row << " tokens and " << plan.units_per_grid_row
+       << " units a row, grid " << plan.grid_x << " x " << plan.grid_y << ", shared " << plan.shared_bytes
+       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.is_programmatic ? ", programmatic" : "");
   return text.str();
 }
 
@@ -214,7 +235,7 @@ bool allows_vectors(const Scene &scene, int64_t elements) {
   const int64_t size = scene.element_size(), bytes = elements * size;
   const rope::RopeGeometry &geometry = scene.geometry;
   if (elements == 1) return true;
-  if (bytes > 16 || geometry.rotary_offset % elements != 0) return false;
+  if ((bytes != 8 && bytes != 16) || geometry.rotary_offset % elements != 0) return false;
   // Vectors of interleaved pairs begin with the first and the second half of the window, others with halves of blocks.
   const int64_t edge = scene.is_interleaved() ? geometry.rotary_dim / 2 : scene.block() / 2;
   if (edge % elements != 0) return false;
@@ -236,100 +257,189 @@ bool allows_vectors(const Scene &scene, int64_t elements) {
   return true;
 }
 
-// What the header of plans says of the kernels.
-rope::RopeKernel expected_kernel(const Scene &scene) {
-  const rope::RopeProblem &problem = scene.problem;
-  const int pairs = scene.geometry.rotary_dim / 2;
-  const bool is_plain = scene.geometry.dtype != ROPE_DTYPE_F64 && scene.geometry.num_axes == 1 &&
-                        !problem.sequences.is_present && problem.fault.data == nullptr && !scene.is_converted() &&
-                        (problem.in_distance == 1 || problem.in_distance == pairs);
-  if (is_plain && problem.angles == rope::AngleSource::kIncrements) return rope::RopeKernel::kComputed;
-  const bool is_plain_table = problem.angles == rope::AngleSource::kTable && problem.table.width == pairs &&
-                              problem.table.dtype != ROPE_DTYPE_F64;
-  return is_plain && is_plain_table ? rope::RopeKernel::kTable : rope::RopeKernel::kGeneral;
-}
-
 int64_t widest_vectors(const Scene &scene) {
   int64_t elements = 16 / scene.element_size();
   while (!allows_vectors(scene, elements)) elements /= 2;
-  const bool is_general = expected_kernel(scene) == rope::RopeKernel::kGeneral;
-  return is_general && elements * scene.element_size() < 8 ? 1 : elements;
+  return elements;
+}
+
+// Where a row of a batch's table begins. Rows by position serve all batches.
+uintptr_t table_row(const Scene &scene, const rope::TableColumns &columns, int64_t batch, int64_t row) {
+  const int64_t offset = batch * columns.batch_stride + row * columns.row_stride;
+  return reinterpret_cast<uintptr_t>(columns.data) +
+         static_cast<uintptr_t>(offset * oracle::element_size(scene.problem.table.dtype));
+}
+
+// Neighbouring pairs of a unit: vectors of interleaved channels hold half as many, twice.
+int64_t run_length(const Scene &scene, int64_t elements) {
+  return scene.is_interleaved() && elements > 1 ? elements / 2 : elements;
+}
+
+// Whether the entries of each such run are one vector, or several of 16 bytes, in every row.
+bool allows_table_vectors(const Scene &scene, int64_t elements) {
+  const rope::AngleTable &table = scene.problem.table;
+  const int64_t bytes = std::min<int64_t>(16, run_length(scene, elements) * oracle::element_size(table.dtype));
+  for (const rope::TableColumns *columns : {&table.cos, &table.sin}) {
+    if (columns->column_stride != 1) return false;
+    for (const int64_t batch : {int64_t{0}, std::min<int64_t>(1, scene.problem.batches - 1)}) {
+      for (const int64_t row : {int64_t{0}, std::min<int64_t>(1, table.rows - 1)}) {
+        if (table_row(scene, *columns, batch, row) % static_cast<uintptr_t>(bytes) != 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device) {
+  return (scene.args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0 && device.compute_capability >= 90;
+}
+
+// Whether the kernel of one position axis, without sequences, takes angles of each thread's own.
+bool is_flat(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token) {
+  if (scene.geometry.rotary_dim / 2 > rope::kMaxFlatPairs) return false;
+  if (scene.problem.heads_per_token() == 1) return true;
+  const int64_t most = is_programmatic(scene, device) ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
+  return scene.num_tokens() <= most * device.multiprocessors / units_per_token;
+}
+
+// Whether a row of a table serves the lanes of a warp: long rows beside whole vectors of 16-bit elements.
+bool has_warp_rows(const Scene &scene, int64_t units_per_token, int64_t elements) {
+  const int pairs = scene.geometry.rotary_dim / 2;
+  return scene.problem.table.dtype == ROPE_DTYPE_F32 && scene.element_size() == 2 && elements == 8 &&
+         units_per_token % 32 == 0 && pairs % 4 == 0 && pairs >= rope::kLeastPairsOfWarpRows;
+}
+
+// What the headers of plans say of the kernels.
+rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token,
+                                 int64_t elements) {
+  const rope::RopeProblem &problem = scene.problem;
+  const int pairs = scene.geometry.rotary_dim / 2;
+  const bool has_simple_pairs = !scene.is_converted() && (problem.in_distance == 1 || problem.in_distance == pairs);
+  if (scene.geometry.dtype == ROPE_DTYPE_F64 || !has_simple_pairs) return rope::RopeKernel::kGeneral;
+  const bool is_looked_up = scene.geometry.num_axes > 1 || problem.sequences.is_present;
+  if (problem.angles == rope::AngleSource::kIncrements) {
+    if (problem.sequences.is_present) return rope::RopeKernel::kSequences;
+    if (is_looked_up) return rope::RopeKernel::kAxes;
+    return is_flat(scene, device, units_per_token) ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared;
+  }
+  if (problem.angles != rope::AngleSource::kTable || is_looked_up) return rope::RopeKernel::kGeneral;
+  // Only the general one counts faults, and has wide, F64 and scattered tables.
+  const bool is_simple = problem.fault.data == nullptr && problem.table.width == pairs &&
+                         problem.table.dtype != ROPE_DTYPE_F64 && allows_table_vectors(scene, widest_vectors(scene));
+  if (!is_simple) return rope::RopeKernel::kGeneral;
+  if (has_warp_rows(scene, units_per_token, elements)) return rope::RopeKernel::kWarpTable32;
+  return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
+}
+
+// Blocks are aligned to tokens then; otherwise threads are numbered through the units of a grid row.
+bool shares_angles(rope::RopeKernel kernel) {
+  return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kAxes ||
+         kernel == rope::RopeKernel::kSequences || kernel == rope::RopeKernel::kGeneral;
+}
+
+// Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
+bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
+  const int64_t *stride = scene.problem.tensor[0].in_stride;
+  int64_t most = ((int64_t{1} << 32) - 1 - 4096) / plan.units_per_token;
+  if (shares_angles(plan.kernel)) most = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
+  return scene.problem.batches > 1 && scene.problem.batches <= std::min(most, int64_t{kLargestGridX}) &&
+         std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
 }
 
 int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// "" or what is wrong with a plan as a launch.
-std::string fault_of(const Scene &scene, const rope::RopePlan &plan) {
+// "" or what is wrong with blocks that are aligned to tokens.
+std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
   const rope::RopeProblem &problem = scene.problem;
-  const rope::RopeGeometry &geometry = scene.geometry;
-  const auto fails = [](const char *what) { return std::string(what); };
-
-  if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return fails("grid_x");
-  if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return fails("grid_y");
-  if (plan.threads < 1 || plan.threads > 1024 || plan.threads % 32 != 0) return fails("threads");
-  const int64_t elements = plan.vector_elements, pairs = geometry.rotary_dim / 2, size = scene.element_size();
-  const bool has_whole_heads = scene.converts_in_place();
+  const bool has_whole_heads = scene.converts_in_place(), is_general = plan.kernel == rope::RopeKernel::kGeneral;
+  const int64_t elements = plan.vector_elements, pairs = scene.geometry.rotary_dim / 2;
   int64_t most_threads = rope::kMaxRopeThreads;
   if (has_whole_heads) most_threads = std::max<int64_t>(most_threads, 1024 / elements);
-  if (plan.threads > most_threads) return fails("threads beyond the launch bounds");
-  if (plan.shared_bytes > kSharedBytes) return fails("shared_bytes");
+  if (plan.threads > most_threads) return "threads beyond the launch bounds";
+  if (plan.tokens_per_block < 1 || plan.blocks_per_token < 1) return "an empty block";
+  if (plan.tokens_per_block > 1 && plan.blocks_per_token > 1) return "blocks and tokens both divided";
+  const uint64_t units = plan.units_per_token, units_per_block = plan.units_per_block;
+  if (units_per_block < 1 || units_per_block > plan.threads) return "more units a block than threads";
+  if (!has_whole_heads && units_per_block != plan.threads) return "threads without a unit";
+  if (has_whole_heads && units_per_block % plan.units_per_head[0] != 0) return "a head in two blocks";
+  if (plan.tokens_per_block * units > units_per_block && plan.tokens_per_block > 1) return "too many tokens a block";
+  if (plan.blocks_per_token * units_per_block < units) return "too few blocks a token";
+  if ((plan.blocks_per_token - 1) * units_per_block >= units) return "a block without work";
+  const int64_t real = scene.geometry.dtype == ROPE_DTYPE_F64 ? 8 : 4, arrays = problem.table.is_by_channel ? 4 : 2;
+  const int64_t info = is_general ? static_cast<int64_t>(sizeof(rope::TokenInfo)) : 0;
+  if (plan.tokens_per_block * (arrays * pairs * real + info) != plan.shared_bytes) return "shared_bytes";
+  const int64_t row = plan.tokens_per_grid_row;
+  if (divide_up(row, plan.tokens_per_block) * plan.blocks_per_token != plan.grid_x) return "grid_x and the row";
+  if (problem.batches == 1 && plan.grid_y > 1 && row % plan.tokens_per_block != 0)
+    return "a row with a part of a block";
+  return "";
+}
 
-  if (plan.kernel != expected_kernel(scene)) return fails("kernel");
+// The same of threads that are numbered through.
+std::string fault_of_numbers(const Scene &scene, const rope::RopePlan &plan) {
+  if (plan.threads != rope::kFlatThreads || plan.units_per_block != rope::kFlatThreads) return "threads";
+  // Each warp has a row of cosines and one of sines.
+  const bool has_rows = plan.kernel == rope::RopeKernel::kWarpTable32;
+  const uint32_t row_bytes = static_cast<uint32_t>(scene.geometry.rotary_dim / 2) * 4;
+  if (plan.shared_bytes != (has_rows ? rope::kFlatThreads / 32 * 2 * row_bytes : 0)) return "shared_bytes";
+  if (has_rows && plan.units_per_token % 32 != 0) return "a warp of two tokens";
+  const int64_t units = plan.tokens_per_grid_row * plan.units_per_token;
+  if (plan.units_per_grid_row != units) return "units_per_grid_row";
+  if (divide_up(units, plan.threads) != plan.grid_x) return "grid_x and the row";
+  if (int64_t{plan.grid_x} * plan.threads > int64_t{1} << 32) return "a row of more threads than 32 bits number";
+  return "";
+}
+
+// "" or what is wrong with a plan as a launch.
+std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
+  const rope::RopeProblem &problem = scene.problem;
+  const rope::RopeGeometry &geometry = scene.geometry;
+  if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
+  if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  if (plan.threads < 1 || plan.threads > 1024 || plan.threads % 32 != 0) return "threads";
+  if (plan.shared_bytes > kSharedBytes) return "shared_bytes";
+  if (plan.is_programmatic != is_programmatic(scene, device)) return "is_programmatic";
+
   const rope::Pairing pairing = scene.is_converted()     ? rope::Pairing::kConverted
                                 : scene.is_interleaved() ? rope::Pairing::kInterleaved
                                                          : rope::Pairing::kHalf;
-  if (plan.pairing != pairing) return fails("pairing");
-  const bool is_general = plan.kernel == rope::RopeKernel::kGeneral;
-  if (elements != 1 && elements * size != 16 && elements * size != 8 && (is_general || elements * size != 4)) {
-    return fails("vector_elements");
-  }
-  if (!allows_vectors(scene, elements)) return fails("vectors are not aligned");
+  if (plan.pairing != pairing) return "pairing";
+  const int64_t elements = plan.vector_elements, pairs = geometry.rotary_dim / 2, size = scene.element_size();
+  if (elements != 1 && elements * size != 16 && elements * size != 8) return "vector_elements";
+  if (!allows_vectors(scene, elements)) return "vectors are not aligned";
   // Bytes are few only in small problems, where narrower vectors may start sooner.
   const int64_t widest = widest_vectors(scene);
-  if (elements * size < std::min<int64_t>(widest * size, 8)) return fails("vectors are needlessly narrow");
+  if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
   const bool is_large = scene.num_tokens() * problem.heads_per_token() >= int64_t{1} << 24;
-  if (is_large && elements != widest) return fails("vectors of a large problem are needlessly narrow");
+  if (is_large && elements != widest) return "vectors of a large problem are needlessly narrow";
 
-  if (plan.rotary_units_per_head != pairs / elements) return fails("rotary_units_per_head");
+  const bool has_whole_heads = scene.converts_in_place();
+  if (plan.rotary_units_per_head != pairs / elements) return "rotary_units_per_head";
   uint64_t units = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const bool has_copies = has_whole_heads ? scene.has_copies() : !problem.tensor[i].is_in_place;
     const int64_t copied = has_copies ? (geometry.head_dim - geometry.rotary_dim) / elements : 0;
-    if (plan.units_per_head[i] != pairs / elements + copied) return fails("units_per_head");
+    if (plan.units_per_head[i] != pairs / elements + copied) return "units_per_head";
     units += plan.units_per_head[i] * static_cast<uint64_t>(problem.tensor[i].heads);
   }
-  if (plan.units_per_token != units) return fails("units_per_token");
-
-  if (plan.tokens_per_block < 1 || plan.blocks_per_token < 1) return fails("an empty block");
-  if (plan.tokens_per_block > 1 && plan.blocks_per_token > 1) return fails("blocks and tokens both divided");
-  const uint64_t units_per_block = plan.units_per_block;
-  if (units_per_block < 1 || units_per_block > plan.threads) return fails("more units a block than threads");
-  if (!has_whole_heads && units_per_block != plan.threads) return fails("threads without a unit");
-  if (has_whole_heads && units_per_block % plan.units_per_head[0] != 0) return fails("a head in two blocks");
-  if (plan.tokens_per_block * units > units_per_block && plan.tokens_per_block > 1)
-    return fails("too many tokens a block");
-  if (plan.blocks_per_token * units_per_block < units) return fails("too few blocks a token");
-  if ((plan.blocks_per_token - 1) * units_per_block >= units) return fails("a block without work");
-  const int64_t real = geometry.dtype == ROPE_DTYPE_F64 ? 8 : 4, arrays = problem.table.is_by_channel ? 4 : 2;
-  const int64_t info = is_general ? static_cast<int64_t>(sizeof(rope::TokenInfo)) : 4;
-  if (plan.tokens_per_block * (arrays * pairs * real + info) > plan.shared_bytes) {
-    return fails("shared memory too small");
-  }
+  if (plan.units_per_token != units) return "units_per_token";
+  if (plan.kernel != expected_kernel(scene, device, plan.units_per_token, elements)) return "kernel";
 
   const int64_t row = plan.tokens_per_grid_row;
-  if (row < 1 || row > INT32_MAX) return fails("tokens_per_grid_row");
-  if (row * plan.grid_y < scene.num_tokens()) return fails("tokens left over");
-  if (row * (int64_t{plan.grid_y} - 1) >= scene.num_tokens()) return fails("a row without tokens");
-  if (divide_up(row, plan.tokens_per_block) * plan.blocks_per_token != plan.grid_x) return fails("grid_x and the row");
-  if (problem.batches > 1 && row % problem.tokens != 0) return fails("a row with a part of a batch");
-  if (problem.batches == 1 && plan.grid_y > 1 && row % plan.tokens_per_block != 0)
-    return fails("a row with a part of a block");
-  return "";
+  if (row < 1 || row > INT32_MAX) return "tokens_per_grid_row";
+  if (row * plan.grid_y < scene.num_tokens()) return "tokens left over";
+  if (row * (int64_t{plan.grid_y} - 1) >= scene.num_tokens()) return "a row without tokens";
+  if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
+  if (problem.batches > 1 && row % (plan.is_batch_fastest ? problem.batches : problem.tokens) != 0) {
+    return "a row with a part of a batch";
+  }
+  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(scene, plan);
 }
 
-// How often each channel is written and each pair rotated when a launch runs, thread by thread, as rope_plan.hpp says.
+// How often each channel is written and each pair rotated when a launch runs, thread by thread, as the kernels find
+// their work.
 class Launch {
  public:
   Launch(const Scene &scene, const rope::RopePlan &plan) : scene_(scene), plan_(plan) {
@@ -367,29 +477,50 @@ class Launch {
     size_t row;  // of heads of tokens
   };
 
-  std::string run_thread(uint32_t x, uint32_t y, uint32_t thread) {
-    const int64_t group = x / plan_.blocks_per_token;
-    int64_t token_of_block = 0, unit = int64_t{x % plan_.blocks_per_token} * plan_.units_per_block + thread;
-    if (thread >= plan_.units_per_block) return "";
+  // A thread's token, counted in the row of the grid, and its unit; false where it has none.
+  bool find_work(uint32_t x, uint32_t thread, int64_t *in_row, int64_t *unit) const {
+    if (!shares_angles(plan_.kernel)) {
+      const uint32_t number = x * plan_.threads + thread;
+      *in_row = number / plan_.units_per_token;
+      *unit = number % plan_.units_per_token;
+      return number < plan_.units_per_grid_row;
+    }
+    if (thread >= plan_.units_per_block) return false;
+    int64_t token_of_block = 0;
+    *unit = int64_t{x % plan_.blocks_per_token} * plan_.units_per_block + thread;
     if (plan_.tokens_per_block > 1) {
       token_of_block = thread / plan_.units_per_token;
-      unit = thread % plan_.units_per_token;
+      *unit = thread % plan_.units_per_token;
     }
-    if (token_of_block >= plan_.tokens_per_block || unit >= plan_.units_per_token) return "";
-    const int64_t in_row = group * plan_.tokens_per_block + token_of_block;
+    *in_row = int64_t{x / plan_.blocks_per_token} * plan_.tokens_per_block + token_of_block;
+    return token_of_block < plan_.tokens_per_block && *unit < plan_.units_per_token &&
+           *in_row < plan_.tokens_per_grid_row;
+  }
+
+  std::string run_thread(uint32_t x, uint32_t y, uint32_t thread) {
+    int64_t in_row = 0, unit = 0;
+    if (!find_work(x, thread, &in_row, &unit)) return "";
     const int64_t token = y * plan_.tokens_per_grid_row + in_row;
-    if (in_row >= plan_.tokens_per_grid_row || token >= scene_.num_tokens()) return "";
+    if (token >= scene_.num_tokens()) return "";
 
     const rope::RopeProblem &problem = scene_.problem;
-    Place place = {token / problem.tokens, token % problem.tokens, 0, 0, 0};
+    Place place = {0, token, 0, 0, 0};
+    // A row begins with a batch where there are several, or with a token of all of them.
+    if (problem.batches > 1) {
+      const int64_t inner = plan_.is_batch_fastest ? problem.batches : problem.tokens;
+      place.batch = y * (plan_.tokens_per_grid_row / inner) + in_row / inner;
+      place.token = in_row % inner;
+      if (plan_.is_batch_fastest) std::swap(place.batch, place.token);
+      if (place.batch >= problem.batches || place.token >= problem.tokens) return "a token of no batch";
+    }
     while (unit >= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads) {
       unit -= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads;
       if (++place.tensor >= problem.num_tensors) return "a unit of no tensor";
     }
     place.head = unit / plan_.units_per_head[place.tensor];
     unit %= plan_.units_per_head[place.tensor];
-    place.row =
-        static_cast<size_t>(token) * heads_per_token_ + first_head_[place.tensor] + static_cast<size_t>(place.head);
+    place.row = static_cast<size_t>(place.batch * problem.tokens + place.token) * heads_per_token_ +
+                first_head_[place.tensor] + static_cast<size_t>(place.head);
     if (scene_.is_converted() && problem.tensor[place.tensor].is_in_place) {
       const int64_t block = int64_t{y} * plan_.grid_x + x;
       if (block_of_row_[place.row] >= 0 && block_of_row_[place.row] != block) return "a head in two blocks";
@@ -432,6 +563,8 @@ class Launch {
     const std::pair<int, int> from = vectors_of(unit, problem.in_distance), to = vectors_of(unit, problem.out_distance);
     const std::vector<int> pairs = pairs_of(from, problem.in_distance);
     if (pairs.empty()) return "a pair in two units";
+    const std::string table_fault = check_table(place, pairs);
+    if (!table_fault.empty()) return table_fault;
     if (pairs != pairs_of(to, problem.out_distance)) return "other pairs written than read";
     for (const int channel : {from.first, from.second}) {
       const std::string fault = check_vector(place, scene_.geometry.rotary_offset + channel, false);
@@ -443,6 +576,28 @@ class Launch {
     }
     for (const int pair : pairs) {
       ++rotated_[place.row * static_cast<size_t>(scene_.geometry.rotary_dim / 2) + static_cast<size_t>(pair)];
+    }
+    return "";
+  }
+
+  // The runs of a row that a thread reads as vectors.
+  std::string check_table(const Place &place, const std::vector<int> &pairs) const {
+    if (shares_angles(plan_.kernel) || plan_.kernel == rope::RopeKernel::kFlat) return "";
+    const rope::AngleTable &table = scene_.problem.table;
+    const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
+    const int64_t step = std::min<int64_t>(length, 16 / size);
+    if (size != (plan_.kernel == rope::RopeKernel::kTable16 ? 2 : 4)) return "a table of another width";
+    const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const int64_t in_run = static_cast<int64_t>(i) % length;
+      if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
+      if (in_run % step != 0) continue;
+      for (const rope::TableColumns *columns : {&table.cos, &table.sin}) {
+        const uintptr_t address =
+            table_row(scene_, *columns, place.batch, row) + static_cast<uintptr_t>(pairs[i] * size);
+        if (columns->column_stride != 1) return "columns that are apart";
+        if (address % static_cast<uintptr_t>(step * size) != 0) return "a run that is not aligned";
+      }
     }
     return "";
   }
@@ -509,11 +664,18 @@ class Launch {
 
 // The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens) {
-  const int64_t unit = scene.problem.batches > 1 ? scene.problem.tokens : plan.tokens_per_block;
+  const bool is_by_token = shares_angles(plan.kernel);
+  int64_t unit = is_by_token ? plan.tokens_per_block : 1;
+  if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
   plan.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;
-  plan.grid_x =
-      static_cast<uint32_t>(divide_up(plan.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
   plan.grid_y = static_cast<uint32_t>(divide_up(scene.num_tokens(), plan.tokens_per_grid_row));
+  if (is_by_token) {
+    plan.grid_x =
+        static_cast<uint32_t>(divide_up(plan.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
+  } else {
+    plan.units_per_grid_row = static_cast<uint32_t>(plan.tokens_per_grid_row) * plan.units_per_token;
+    plan.grid_x = static_cast<uint32_t>(divide_up(plan.units_per_grid_row, plan.threads));
+  }
   return plan;
 }
 
@@ -547,6 +709,11 @@ void set_problem(Scene *scene, rope_dtype_t dtype, int64_t batches, int64_t toke
   set_problem(scene, some_config(dtype, head_dim), {batches, tokens, heads, head_dim});
 }
 
+rope_args_t with_flag(rope_args_t args, bool has_flag = true) {
+  if (has_flag) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+  return args;
+}
+
 rope::RopePlan plan_of(const Scene &scene, const rope::DeviceInfo &device) {
   rope::RopePlan plan;
   const rope_status_t status = rope::plan_rope("rope_forward", scene.problem, device, &plan);
@@ -573,7 +740,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Random random(1);
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
-  int of_kernel[3] = {}, of_pairing[3] = {};
+  int of_kernel[8] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
   for (int round = 0; round < 40000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
@@ -592,21 +759,26 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
           const int64_t copied = tensor.is_in_place ? 0 : scene.geometry.head_dim - scene.geometry.rotary_dim;
           units += tensor.heads * ((scene.geometry.rotary_dim / 2 + copied) / widest_vectors(scene));
         }
-        const int64_t blocks_per_token = divide_up(units, rope::kMaxRopeThreads);
-        const bool fills_grid = scene.num_tokens() / kLargestGridY >= kLargestGridX / 8 / blocks_per_token;
-        const bool fills_row =
-            scene.problem.batches > 1 && scene.problem.tokens >= kLargestGridX / 8 / blocks_per_token;
+        int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
+        if (!shares_angles(expected_kernel(scene, device, units, widest_vectors(scene)))) {
+          row = std::min(int64_t{kLargestGridX}, ((int64_t{1} << 32) - 8192) / units);
+        }
+        const bool fills_grid = scene.num_tokens() / kLargestGridY >= row / 2;
+        const bool fills_row = scene.problem.batches > 1 && scene.problem.tokens >= row;
         REQUIRE((fills_grid || fills_row));
         continue;
       }
       ++planned;
-      const std::string fault = fault_of(scene, plan);
+      const std::string fault = fault_of(scene, device, plan);
       if (!fault.empty()) {
         INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
         FAIL(fault);
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
       rows += plan.grid_y > 1;
+      rows_of_numbers += plan.grid_y > 1 && !shares_angles(plan.kernel);
+      programmatic += plan.is_programmatic;
+      batch_fastest += plan.is_batch_fastest;
       whole_heads += scene.converts_in_place();
       ++of_kernel[static_cast<int>(plan.kernel)];
       ++of_pairing[static_cast<int>(plan.pairing)];
@@ -619,10 +791,16 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
   CHECK(rows > 100);
+  CHECK(rows_of_numbers > 100);
+  CHECK(programmatic > 10000);
+  CHECK(batch_fastest > 10000);
   CHECK(of_2_to_40_tokens > 10);
   CHECK(of_2_to_19_heads > 100);
   CHECK(whole_heads > 1000);
-  for (const int count : of_kernel) CHECK(count > 1000);
+  for (int kernel = 0; kernel < 8; ++kernel) {
+    INFO("kernel " << kernel);
+    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32) ? 0 : 1000));
+  }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
 
@@ -637,10 +815,17 @@ TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]")
     // Two batches, neither of which fits a row.
     set_problem(&scene, ROPE_DTYPE_F16, 2, int64_t{1} << 32, 1, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
+    // In a row too few to have one token of each of so many batches, whole batches.
+    rope_config_t config = some_config(ROPE_DTYPE_F16, 2);
+    config.layout = ROPE_LAYOUT_SBHD;
+    set_problem(&scene, config, {2, int64_t{1} << 24, 1 << 18, 2});
+    CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
+    CHECK_FALSE(plan.is_batch_fastest);
+    CHECK(fault_of(scene, device, plan).empty());
     // As one batch they do.
     set_problem(&scene, ROPE_DTYPE_F16, 1, int64_t{1} << 33, 1, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
-    CHECK(fault_of(scene, plan).empty());
+    CHECK(fault_of(scene, device, plan).empty());
   }
 }
 
@@ -649,15 +834,17 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   Scene scene;
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
-  for (int round = 0; round < 6000; ++round) {
+  int of_kernel[8] = {}, short_rows_of_kernel[8] = {}, wide_tables = 0, rows_of_batches = 0, batch_fastest = 0;
+  for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
-    const rope::DeviceInfo &device = kDevices[round % 10];
+    // On a device of one multiprocessor small launches share angles too.
+    const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 10];
     rope::RopePlan plan;
     REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
     rope::RopePlan rows = in_short_rows(scene, plan, 1 + random.below(scene.num_tokens()));
     for (const rope::RopePlan *variant : {&plan, &rows}) {
       INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(*variant));
-      const std::string not_legal = fault_of(scene, *variant);
+      const std::string not_legal = fault_of(scene, device, *variant);
       if (!not_legal.empty()) FAIL(not_legal);
       const std::string fault = Launch(scene, *variant).run();
       if (!fault.empty()) FAIL(fault);
@@ -666,6 +853,11 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     of_several_tokens += plan.tokens_per_block > 1 && scene.num_tokens() > plan.tokens_per_block;
     of_several_blocks += plan.blocks_per_token > 1;
     short_rows += rows.grid_y > 1;
+    ++of_kernel[static_cast<int>(plan.kernel)];
+    short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > 1;
+    batch_fastest += plan.is_batch_fastest && rows.grid_y > 1;
+    rows_of_batches += rows.grid_y > 1 && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
+    wide_tables += plan.vector_elements > 1 && !shares_angles(plan.kernel) && plan.kernel != rope::RopeKernel::kFlat;
     wide_copies += plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
     whole_heads += scene.converts_in_place();
     large_heads += plan.threads > static_cast<uint32_t>(rope::kMaxRopeThreads);
@@ -677,6 +869,16 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
+  // Rows for warps are rare among these, and have a test case of their own.
+  for (int kernel = 0; kernel < 8; ++kernel) {
+    if (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32)) continue;
+    INFO("kernel " << kernel);
+    CHECK(of_kernel[kernel] > 100);
+    CHECK(short_rows_of_kernel[kernel] > 50);
+  }
+  CHECK(rows_of_batches > 100);
+  CHECK(batch_fastest > 300);
+  CHECK(wide_tables > 50);
   CHECK(wide_copies > 50);
   CHECK(whole_heads > 200);
   CHECK(large_heads > 50);
@@ -709,10 +911,10 @@ TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
               if (is_beside_copies) scene.args.k_out = fake_tensor(uintptr_t{3} << 61, dtype, shape, strides);
               REQUIRE(rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem) ==
                       ROPE_STATUS_SUCCESS);
-              for (const int device : {0, 4}) {
-                const rope::RopePlan plan = plan_of(scene, kDevices[device]);
+              for (const rope::DeviceInfo &device : {kDevices[0], kDevices[4]}) {
+                const rope::RopePlan plan = plan_of(scene, device);
                 INFO(describe(scene) << ": " << describe(plan));
-                const std::string fault = fault_of(scene, plan) + Launch(scene, plan).run();
+                const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
                 if (!fault.empty()) FAIL(fault);
                 most_threads = std::max(most_threads, plan.threads);
               }
@@ -733,12 +935,12 @@ TEST_CASE("a launch of odd sizes does each piece of work once", "[rope plan]") {
         for (const int32_t head_dim : {2, 6, 34, 64, 80, 128}) {
           for (const int64_t batches : {1, 3}) {
             set_problem(&scene, dtype, batches, tokens, heads, head_dim);
-            for (const int device : {0, 4, 9}) {
+            for (const rope::DeviceInfo &device : {kDevices[0], kDevices[4], kDevices[6], kDevices[9]}) {
               rope::RopePlan plan;
-              REQUIRE(rope::plan_rope("rope_forward", scene.problem, kDevices[device], &plan) == ROPE_STATUS_SUCCESS);
+              REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
               rope::RopePlan rows = in_short_rows(scene, plan, tokens / 2);
               for (const rope::RopePlan *variant : {&plan, &rows}) {
-                const std::string fault = fault_of(scene, *variant) + Launch(scene, *variant).run();
+                const std::string fault = fault_of(scene, device, *variant) + Launch(scene, *variant).run();
                 INFO(describe(scene) << ": " << describe(*variant));
                 if (!fault.empty()) FAIL(fault);
               }
@@ -758,7 +960,7 @@ TEST_CASE("a large aligned problem moves 16 bytes at a time", "[rope plan]") {
       rope::RopePlan plan;
       REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
       CHECK(plan.vector_elements * scene.element_size() == 16);
-      CHECK(fault_of(scene, plan).empty());
+      CHECK(fault_of(scene, device, plan).empty());
     }
   }
 }
@@ -803,7 +1005,9 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     return args;
   };
   const int32_t axes[64] = {};
-  const rope::RopeKernel computed = rope::RopeKernel::kComputed, simple_table = rope::RopeKernel::kTable;
+  const rope::RopeKernel shared = rope::RopeKernel::kShared, axes_kernel = rope::RopeKernel::kAxes;
+  const rope::RopeKernel sequences = rope::RopeKernel::kSequences;
+  const rope::RopeKernel table32 = rope::RopeKernel::kTable32, table16 = rope::RopeKernel::kTable16;
   const rope::RopeKernel general = rope::RopeKernel::kGeneral;
   const struct {
     const char *title;
@@ -811,67 +1015,383 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     rope::Pairing pairing;
     std::function<void(rope_config_t &, rope_args_t &)> change;
   } features[] = {
-      {"half", computed, rope::Pairing::kHalf, [](rope_config_t &, rope_args_t &) {}},
-      {"interleaved", computed, rope::Pairing::kInterleaved,
+      {"half", shared, rope::Pairing::kHalf, [](rope_config_t &, rope_args_t &) {}},
+      {"interleaved", shared, rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) { config.style = ROPE_STYLE_INTERLEAVED; }},
-      {"out_style that is style", computed, rope::Pairing::kHalf,
+      {"out_style that is style", shared, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.out_style = ROPE_STYLE_HALF; }},
-      {"pair_block of the whole window", computed, rope::Pairing::kHalf,
+      {"pair_block of the whole window", shared, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.pair_block = 128; }},
-      {"pair_block of two channels", computed, rope::Pairing::kInterleaved,
+      {"pair_block of two channels", shared, rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) { config.pair_block = 2; }},
-      {"pair_axis of one axis", computed, rope::Pairing::kHalf,
+      {"pair_axis of one axis", shared, rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &) { config.num_axes = 1, config.pair_axis = axes; }},
-      {"positions", computed, rope::Pairing::kHalf,
+      {"positions", shared, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
          args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
          args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
        }},
-      {"F32 table", simple_table, rope::Pairing::kHalf,
+      {"fault, where nothing can be faulty", shared, rope::Pairing::kHalf,
+       [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
+      {"several axes", axes_kernel, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.num_axes = 2; }},
+      {"several axes, interleaved", axes_kernel, rope::Pairing::kInterleaved,
+       [](rope_config_t &config, rope_args_t &) {
+         config.num_axes = 3;
+         config.style = ROPE_STYLE_INTERLEAVED;
+       }},
+      {"sequences", sequences, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &args) {
+         config.layout = ROPE_LAYOUT_THD;
+         args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+       }},
+      {"sequences and fault", sequences, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &args) {
+         config.layout = ROPE_LAYOUT_THD;
+         args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I64, {9});
+         args.fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+       }},
+      {"THD without sequences", shared, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.layout = ROPE_LAYOUT_THD; }},
+      {"F32 table", table32, rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F32, 64); }},
-      {"BF16 table by token", simple_table, rope::Pairing::kHalf,
+      {"F32 table, interleaved", table32, rope::Pairing::kInterleaved,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.style = ROPE_STYLE_INTERLEAVED;
+         args = table(ROPE_DTYPE_F32, 64);
+       }},
+      {"F16 table", table16, rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F16, 64); }},
+      {"BF16 table by token", table16, rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) {
          args = table(ROPE_DTYPE_BF16, 64);
          args.table_rows = ROPE_TABLE_BY_TOKEN;
+       }},
+      {"columns of a fused cache", table32, rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args.cos = fake_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64}, {128, 1});
+         args.sin = fake_tensor(far_address(0) + 256, ROPE_DTYPE_F32, {64, 64}, {128, 1});
        }},
       {"F64 table", general, rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F64, 64); }},
       {"table of a column a channel", general, rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F32, 128); }},
+      {"columns apart", general, rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args.cos = fake_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64}, {128, 2});
+         args.sin = fake_tensor(far_address(0) + 4, ROPE_DTYPE_F32, {64, 64}, {128, 2});
+       }},
+      {"table and fault", general, rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2});
+       }},
+      {"table and sequences", general, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         config.layout = ROPE_LAYOUT_THD;
+         args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+       }},
+      {"table and several axes", general, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         config.num_axes = 2;
+       }},
       {"angles", general, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
          args.angles = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
        }},
       {"F64", general, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.dtype = ROPE_DTYPE_F64; }},
-      {"several axes", general, rope::Pairing::kHalf,
-       [](rope_config_t &config, rope_args_t &) { config.num_axes = 2; }},
+      {"F64 and a table", general, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.dtype = ROPE_DTYPE_F64;
+         args = table(ROPE_DTYPE_F32, 64);
+       }},
       {"blocks", general, rope::Pairing::kHalf, [](rope_config_t &config, rope_args_t &) { config.pair_block = 64; }},
       {"another out_style", general, rope::Pairing::kConverted,
        [](rope_config_t &config, rope_args_t &) { config.out_style = ROPE_STYLE_INTERLEAVED; }},
-      {"fault", general, rope::Pairing::kHalf,
-       [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
-      {"sequences", general, rope::Pairing::kHalf,
-       [](rope_config_t &config, rope_args_t &args) {
-         config.layout = ROPE_LAYOUT_THD;
-         args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+      {"another out_style and a table", general, rope::Pairing::kConverted,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.out_style = ROPE_STYLE_INTERLEAVED;
+         args = table(ROPE_DTYPE_F32, 64);
        }},
   };
   Scene scene;
+  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10};
   for (const auto &feature : features) {
-    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
-    rope_args_t args = {};
-    feature.change(config, args);
-    const bool is_thd = config.layout == ROPE_LAYOUT_THD;
-    set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, 128} : std::vector<int64_t>{2, 64, 8, 128}, args);
-    INFO(feature.title);
-    for (const rope::DeviceInfo &device : kDevices) {
-      const rope::RopePlan plan = plan_of(scene, device);
-      CHECK(plan.kernel == feature.kernel);
-      CHECK(plan.pairing == feature.pairing);
-      CHECK(fault_of(scene, plan).empty());
+    for (const bool has_flag : {false, true}) {
+      rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+      rope_args_t args = {};
+      feature.change(config, args);
+      if (has_flag) args = with_flag(args);
+      const bool is_thd = config.layout == ROPE_LAYOUT_THD;
+      set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, 128} : std::vector<int64_t>{2, 64, 8, 128},
+                  args);
+      INFO(feature.title << (has_flag ? ", programmatic" : ""));
+      // These rows of F32 are long enough for a warp to share them where vectors are whole.
+      CHECK(plan_of(scene, small_device).kernel ==
+            (feature.kernel == table32 ? rope::RopeKernel::kWarpTable32 : feature.kernel));
+      // What threads could share they compute themselves where there are few.
+      CHECK(plan_of(scene, large_device).kernel ==
+            (feature.kernel == shared ? rope::RopeKernel::kFlat : feature.kernel));
+      for (const rope::DeviceInfo &device : kDevices) {
+        const rope::RopePlan plan = plan_of(scene, device);
+        CHECK(plan.pairing == feature.pairing);
+        CHECK(fault_of(scene, device, plan).empty());
+      }
     }
   }
+}
+
+TEST_CASE("a launch of few threads computes angles in each of them", "[rope plan]") {
+  Scene scene;
+  for (const int capability : {75, 80, 89, 90, 120}) {
+    for (const int multiprocessors : {1, 3, 20}) {
+      for (const bool has_flag : {false, true}) {
+        const rope::DeviceInfo device = {true, 0, multiprocessors, capability, 48 << 10};
+        const bool is_programmatic = has_flag && capability >= 90;
+        const int64_t most =
+            int64_t{multiprocessors} * (is_programmatic ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads);
+        int64_t flat = 0;
+        for (int64_t tokens = 1; tokens < 1000; ++tokens) {
+          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 8, 64}, with_flag({}, has_flag));
+          const rope::RopePlan plan = plan_of(scene, device);
+          const bool is_few = tokens * plan.units_per_token <= most;
+          INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
+                      << describe(plan));
+          REQUIRE(plan.is_programmatic == is_programmatic);
+          REQUIRE(plan.kernel == (is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared));
+          flat += is_few;
+          // More tokens never come back to it.
+          REQUIRE(flat == (is_few ? tokens : flat));
+        }
+        CHECK(flat > 0);
+        CHECK(flat < 999);
+      }
+    }
+  }
+}
+
+TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
+  Scene scene;
+  for (const int32_t head_dim : {2, 64, 2 * rope::kMaxFlatPairs, 2 * rope::kMaxFlatPairs + 2, 1024}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 36}) {
+      for (const rope::DeviceInfo &device : kDevices) {
+        set_problem(&scene, ROPE_DTYPE_BF16, 1, tokens, 1, head_dim);
+        const rope::RopePlan plan = plan_of(scene, device);
+        INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
+        CHECK(plan.kernel ==
+              (head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared));
+        CHECK(fault_of(scene, device, plan).empty());
+        // With another head there is.
+        rope_args_t args = {};
+        args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {1, tokens, 1, head_dim});
+        set_problem(&scene, some_config(ROPE_DTYPE_BF16, head_dim), {1, tokens, 1, head_dim}, args);
+        if (tokens > 1) CHECK(plan_of(scene, device).kernel == rope::RopeKernel::kShared);
+      }
+    }
+  }
+}
+
+TEST_CASE("programmatic launches from compute capability 9.0 on", "[rope plan]") {
+  Scene scene;
+  rope_args_t table = {};
+  table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+  table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    for (const rope_args_t &operands : {rope_args_t{}, table}) {
+      for (const bool has_flag : {false, true}) {
+        set_problem(&scene, some_config(dtype, 128), {2, 64, 8, 128}, with_flag(operands, has_flag));
+        for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120, 121}) {
+          const rope::RopePlan plan = plan_of(scene, {true, 0, 100, capability, 48 << 10});
+          CHECK(plan.is_programmatic == (has_flag && capability >= 90));
+        }
+        CHECK_FALSE(plan_of(scene, {false, 8, 0, 0, 0}).is_programmatic);
+      }
+    }
+  }
+}
+
+TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
+  // What a thread reads of a table at a time is as many entries as a vector has elements, interleaved half as many.
+  Scene scene;
+  int tables = 0, general = 0;
+  enum Misplaced {
+    kCosData,
+    kSinData,
+    kCosRow,
+    kSinRow,
+    kCosBatch,
+    kSinBatch,
+    kNumMisplaced
+  };
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int32_t head_dim : {128, 24, 6}) {
+        for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+          for (int misplaced = 0; misplaced < kNumMisplaced; ++misplaced) {
+            for (const int64_t entries : {0, 1, 2, 3, 4, 6, 8, 12, 16}) {
+              const int64_t size = oracle::element_size(table_dtype), pairs = head_dim / 2;
+              const auto moved = [&](Misplaced what) { return misplaced == what ? entries : 0; };
+              const auto columns = [&](int number, Misplaced data, Misplaced row, Misplaced batch) {
+                const auto address = far_address(number) + static_cast<uintptr_t>(moved(data) * size);
+                return fake_tensor(address, table_dtype, {2, 100, pairs},
+                                   {(1 << 20) + moved(batch), 512 + moved(row), 1});
+              };
+              rope_config_t config = some_config(dtype, head_dim);
+              config.style = style;
+              rope_args_t args = {};
+              args.cos = columns(0, kCosData, kCosRow, kCosBatch);
+              args.sin = columns(1, kSinData, kSinRow, kSinBatch);
+              args.table_rows = ROPE_TABLE_BY_TOKEN;
+              set_problem(&scene, config, {2, 100, 8, head_dim}, args);
+
+              const int64_t element = oracle::element_size(dtype);
+              const int64_t bytes = pairs * element % 16 == 0 ? 16 : pairs * element % 8 == 0 ? 8 : element;
+              const int64_t run =
+                  style == ROPE_STYLE_INTERLEAVED && bytes > element ? bytes / element / 2 : bytes / element;
+              const bool is_aligned = entries * size % std::min<int64_t>(16, run * size) == 0;
+              const rope::RopeKernel table =
+                  table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
+              for (const rope::DeviceInfo &device : {kDevices[6], kDevices[4]}) {
+                const rope::RopePlan plan = plan_of(scene, device);
+                INFO(describe(scene) << ": " << describe(plan) << "; table of " << oracle::dtype_name(table_dtype)
+                                     << ", " << entries << " entries off at " << misplaced);
+                const bool is_table = plan.kernel == table || (table == rope::RopeKernel::kTable32 &&
+                                                               plan.kernel == rope::RopeKernel::kWarpTable32);
+                REQUIRE(is_table == is_aligned);
+                REQUIRE((is_table || plan.kernel == rope::RopeKernel::kGeneral));
+                const std::string fault = fault_of(scene, device, plan);
+                if (!fault.empty()) FAIL(fault);
+                ++(is_aligned ? tables : general);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(tables > 1000);
+  CHECK(general > 1000);
+}
+
+TEST_CASE("long rows of an F32 table are shared by warps", "[rope plan]") {
+  Scene scene;
+  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10};
+  int shared = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
+      for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+        for (const int32_t width : {64, 112, 120, 128, 136, 256, 512}) {
+          for (const int64_t heads : {1, 3, 4, 8}) {
+            for (const bool is_in_place : {true, false}) {
+              rope_config_t config = some_config(dtype, std::min(width + 16, 1024));
+              config.rotary_dim = width;
+              config.style = style;
+              const std::vector<int64_t> shape = {2, 5, heads, config.head_dim};
+              rope_args_t args = {};
+              args.cos = compact_tensor(far_address(0), table_dtype, {64, width / 2});
+              args.sin = compact_tensor(far_address(1), table_dtype, {64, width / 2});
+              if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, dtype, shape);
+              set_problem(&scene, config, shape, args);
+              const rope::RopePlan plan = plan_of(scene, small_device);
+              INFO(describe(scene) << ": " << describe(plan));
+              const int64_t units =
+                  heads * (width / 2 + (is_in_place ? 0 : config.head_dim - width)) / plan.vector_elements;
+              const bool is_shared = dtype != ROPE_DTYPE_F32 && table_dtype == ROPE_DTYPE_F32 &&
+                                     plan.vector_elements == 8 && units % 32 == 0 &&
+                                     width / 2 >= rope::kLeastPairsOfWarpRows;
+              REQUIRE(plan.kernel == (is_shared                       ? rope::RopeKernel::kWarpTable32
+                                      : table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32
+                                                                      : rope::RopeKernel::kTable16));
+              shared += is_shared;
+              for (const int64_t tokens : {10, 5}) {
+                const rope::RopePlan rows = in_short_rows(scene, plan, tokens);
+                const std::string fault = fault_of(scene, small_device, rows) + Launch(scene, rows).run();
+                if (!fault.empty()) FAIL(fault);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(shared > 20);
+}
+
+TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope plan]") {
+  Scene scene;
+  for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD}) {
+    for (const int64_t batches : {1, 3}) {
+      rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+      config.layout = layout;
+      const std::vector<int64_t> shape = layout == ROPE_LAYOUT_BSHD   ? std::vector<int64_t>{batches, 7, 4, 128}
+                                         : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{7, batches, 4, 128}
+                                                                      : std::vector<int64_t>{batches, 4, 7, 128};
+      set_problem(&scene, config, shape);
+      for (const rope::DeviceInfo &device : kDevices) {
+        const rope::RopePlan plan = plan_of(scene, device);
+        CHECK(plan.is_batch_fastest == (layout == ROPE_LAYOUT_SBHD && batches > 1));
+        const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
+        CHECK(fault.empty());
+      }
+    }
+  }
+  // A broadcast axis is the fastest there is; the direction of an axis does not count.
+  for (const bool is_reversed : {false, true}) {
+    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+    set_problem(&scene, config, {3, 7, 4, 128});
+    int64_t *stride = scene.problem.tensor[0].in_stride;
+    std::swap(stride[rope::kBatch], stride[rope::kToken]);
+    if (is_reversed) stride[rope::kToken] = -stride[rope::kToken];
+    CHECK(plan_of(scene, kDevices[4]).is_batch_fastest);
+    stride[rope::kToken] = 0;
+    CHECK_FALSE(plan_of(scene, kDevices[4]).is_batch_fastest);
+    stride[rope::kBatch] = 0;
+    CHECK_FALSE(plan_of(scene, kDevices[4]).is_batch_fastest);
+  }
+}
+
+TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]") {
+  Scene scene;
+  // Units of a token: 8 for each of these heads.
+  const struct {
+    int64_t heads;
+    uint32_t threads, tokens_per_block, blocks_per_token;
+  } cases[] = {{2, 128, 8, 1}, {8, 128, 2, 1},  {12, 96, 1, 1},  {16, 128, 1, 1}, {20, 160, 1, 1},
+               {24, 96, 1, 2}, {32, 128, 1, 2}, {40, 160, 1, 2}, {36, 96, 1, 3},  {64, 128, 1, 4},
+               {72, 96, 1, 6}, {80, 128, 1, 5}, {100, 160, 1, 5}};
+  const rope::DeviceInfo device = kDevices[6];
+  for (const auto &one : cases) {
+    set_problem(&scene, ROPE_DTYPE_BF16, 1, 4096, one.heads, 128);
+    const rope::RopePlan plan = plan_of(scene, device);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.threads == one.threads);
+    CHECK(plan.tokens_per_block == one.tokens_per_block);
+    CHECK(plan.blocks_per_token == one.blocks_per_token);
+  }
+  Random random(5);
+  int planned = 0;
+  for (int round = 0; round < 10000; ++round) {
+    if (!draw(&random, kAnySizes, &scene) || scene.converts_in_place()) continue;
+    rope::RopePlan plan;
+    if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
+    if (!shares_angles(plan.kernel)) continue;
+    const auto threads_of = [](int64_t threads, int64_t blocks, int64_t tokens) {
+      return static_cast<double>(threads * blocks) / static_cast<double>(tokens);
+    };
+    const double spent = threads_of(plan.threads, plan.blocks_per_token, plan.tokens_per_block);
+    for (const uint32_t threads : rope::kRopeBlockSizes) {
+      const uint32_t units = plan.units_per_token;
+      const double other = threads_of(threads, divide_up(units, threads), std::max(threads / units, 1u));
+      INFO(describe(scene) << ": " << describe(plan) << "; blocks of " << threads);
+      // Fractions of threads are rounded to 1/1024 where they are compared.
+      if (spent > other + 1.0 / 512) FAIL("a block size that leaves fewer threads idle");
+    }
+    ++planned;
+  }
+  CHECK(planned > 1000);
 }
 
 TEST_CASE("vectors stay inside blocks of pairs", "[rope plan]") {
@@ -885,7 +1405,7 @@ TEST_CASE("vectors stay inside blocks of pairs", "[rope plan]") {
   } cases[] = {{ROPE_DTYPE_BF16, half, half, 64, 8},
                {ROPE_DTYPE_BF16, half, half, 16, 8},
                {ROPE_DTYPE_BF16, half, half, 8, 4},
-               {ROPE_DTYPE_BF16, half, half, 4, 1},  // 4 bytes, which the general kernel does not have
+               {ROPE_DTYPE_BF16, half, half, 4, 1},  // 4 bytes, which no kernel has
                {ROPE_DTYPE_BF16, half, half, 2, 8},  // interleaved in other words
                {ROPE_DTYPE_BF16, half, interleaved, 0, 8},
                {ROPE_DTYPE_BF16, interleaved, half, 8, 4},
@@ -906,7 +1426,7 @@ TEST_CASE("vectors stay inside blocks of pairs", "[rope plan]") {
       const rope::RopePlan plan = plan_of(scene, device);
       INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
       CHECK(plan.vector_elements == one.elements);
-      CHECK(fault_of(scene, plan).empty());
+      CHECK(fault_of(scene, device, plan).empty());
     }
   }
 }
@@ -924,7 +1444,7 @@ TEST_CASE("a few tokens take narrower vectors on devices with room for more thre
         const rope::RopePlan plan = plan_of(scene, device);
         INFO(describe(scene) << "; " << multiprocessors << " multiprocessors: " << describe(plan));
         CHECK(plan.vector_elements * size == (tokens == most ? 8 : 16));
-        CHECK(fault_of(scene, plan).empty());
+        CHECK(fault_of(scene, device, plan).empty());
         if (multiprocessors <= 60) CHECK(Launch(scene, plan).run().empty());
       }
     }
@@ -954,10 +1474,9 @@ TEST_CASE("bytes that a call moves", "[rope plan]") {
 TEST_CASE("a plan in words", "[rope plan]") {
   Scene scene;
   set_problem(&scene, ROPE_DTYPE_BF16, 4, 4096, 32, 128);
-  CHECK(
-      explain(scene, kH200) ==
-      "rope BF16 half on CUDA: computed angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 1 tokens a "
-      "block, 516 bytes shared, 268.435 MB read and written");
+  CHECK(explain(scene, kH200) ==
+        "rope BF16 half on CUDA: shared angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 512 bytes "
+        "shared, 268.435 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 12 of 12 threads, 268.435 MB read and written");
   CHECK(explain(scene, {false, 1000, 0, 0, 0}) ==
@@ -966,13 +1485,12 @@ TEST_CASE("a plan in words", "[rope plan]") {
   // One token of a decoder: 1024 wide units are fewer than 132 multiprocessors take, more than 3 do.
   set_problem(&scene, ROPE_DTYPE_F32, 1, 1, 64, 128);
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: computed angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 1 tokens a "
-        "block, "
-        "516 bytes shared, 0.065536 MB read and written");
-  CHECK(explain(scene, {true, 0, 3, 75, 48 << 10}) ==
-        "rope F32 half on CUDA: computed angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 1 tokens a "
-        "block, "
-        "516 bytes shared, 0.065536 MB read and written");
+        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
+        "0.065536 MB read and written");
+  CHECK(
+      explain(scene, {true, 0, 3, 75, 48 << 10}) ==
+      "rope F32 half on CUDA: shared angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
+      "0.065536 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope F32 half on the CPU: 1 of 12 threads, 0.065536 MB read and written");
 
@@ -987,6 +1505,19 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(table.rfind("rope F16 interleaved on CUDA: table kernel, vectors of ", 0) == 0);
   CHECK(table.find(", 2.09715 MB read and written") != std::string::npos);
 
+  set_problem(&scene, config, {1, 4096, 1, 128}, with_flag(args));
+  CHECK(explain(scene, kH200) == table);
+
+  rope_args_t by_sequence = {};
+  by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+  config.layout = ROPE_LAYOUT_THD;
+  set_problem(&scene, config, {64, 8, 128}, by_sequence);
+  CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
+        "rope F16 interleaved on CUDA: shared angles in sequences kernel, vectors of 16 bytes, grid 32 x 1 of "
+        "128 "
+        "threads, 1024 bytes shared, 0.262144 MB read and written");
+
+  config.layout = ROPE_LAYOUT_BSHD;
   config.out_style = ROPE_STYLE_HALF;
   config.dtype = ROPE_DTYPE_F64;
   set_problem(&scene, config, {1, 1 << 16, 3, 128});
@@ -994,8 +1525,8 @@ TEST_CASE("a plan in words", "[rope plan]") {
     const rope::RopePlan plan = plan_of(scene, device);
     std::ostringstream expected;
     expected << "rope F64 converted on CUDA: general kernel, vectors of 16 bytes, grid " << plan.grid_x << " x "
-             << plan.grid_y << " of " << plan.threads << " threads, " << plan.tokens_per_block << " tokens a block, "
-             << plan.shared_bytes << " bytes shared, 402.653 MB read and written";
+             << plan.grid_y << " of " << plan.threads << " threads, " << plan.shared_bytes
+             << " bytes shared, 402.653 MB read and written";
     CHECK(explain(scene, device) == expected.str());
   }
 

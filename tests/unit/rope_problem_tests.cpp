@@ -760,7 +760,9 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
   using Args = rope_args_t;
   check_refusals(
       some_config(ROPE_LAYOUT_BSHD), kLayouts[0],
-      {{"unsupported; rope_forward: flags is 0x1: this version knows no flag", [](Args &args) { args.flags = 1; }},
+      {{"unsupported; rope_forward: flags is 0x2: this version knows 0x1", [](Args &args) { args.flags = 2; }},
+       {"unsupported; rope_forward: flags is 0x80000001: this version knows 0x1",
+        [](Args &args) { args.flags = 0x80000000u | ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},
        {"invalid; rope_forward: positions.dtype is F32: it must be I32 or I64",
         [](Args &args) { args.positions = compact_tensor(region(1), ROPE_DTYPE_F32, {kTokens}); }},

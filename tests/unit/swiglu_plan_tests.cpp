@@ -75,6 +75,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
     args.row_scale = row_tensor(5, axes);
     if (is_backward && random->below(2) == 0) args.grad_row_scale = row_tensor(6, axes);
   }
+  if (random->below(3) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   args.gate = tensor(0);
   args.up = tensor(1);
   if (is_backward) {
@@ -151,9 +152,10 @@ std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::Sw
   return "";
 }
 
-std::string fault_of(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
+std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo &device, const rope::SwigluPlan &plan) {
   if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  if (plan.is_programmatic != (problem.is_programmatic && device.compute_capability >= 90)) return "is_programmatic";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
   if (plan.threads != rope::kSwigluThreads) return "threads";
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
@@ -209,9 +211,15 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
   return std::all_of(taken.begin(), taken.end(), [](uint8_t n) { return n == 1; }) ? "" : "an element not taken once";
 }
 
-rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward) {
+rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward,
+                                    uint32_t flags = 0, bool has_row_scale = false) {
   swiglu_args_t args = {};
   args.struct_size = sizeof args;
+  args.flags = flags;
+  if (has_row_scale) {
+    args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, {shape[0]});
+    if (is_backward) args.grad_row_scale = compact_tensor(region(6), ROPE_DTYPE_F32, {shape[0]});
+  }
   args.gate = compact_tensor(region(0), dtype, shape);
   args.up = compact_tensor(region(1), dtype, shape);
   if (is_backward) {
@@ -232,7 +240,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
 
 TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu plan]") {
   Random random(1);
-  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0;
+  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0, programmatic = 0;
   for (int round = 0; round < 40000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 55, &problem)) continue;
@@ -248,7 +256,7 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
         continue;
       }
       ++planned;
-      const std::string fault = fault_of(problem, plan);
+      const std::string fault = fault_of(problem, device, plan);
       if (!fault.empty()) {
         INFO(describe(problem, plan));
         FAIL(fault);
@@ -256,8 +264,10 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
       ++(plan.vector_elements > 1 ? wide : scalar);
       rows += plan.grid_y > 1;
       summed += problem.grad_row_scale != nullptr;
+      programmatic += plan.is_programmatic;
     }
   }
+  CHECK(programmatic > 10000);
   CHECK(planned > 100000);
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
@@ -272,8 +282,9 @@ TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
     rope::SwigluProblem problem;
     if (!draw(&random, 12, &problem)) continue;
     rope::SwigluPlan plan;
-    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[round % 5], &plan) == ROPE_STATUS_SUCCESS);
-    const std::string fault = fault_of(problem, plan) + run(problem, plan);
+    const rope::DeviceInfo &device = kDevices[round % 5];
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
+    const std::string fault = fault_of(problem, device, plan) + run(problem, plan);
     if (!fault.empty()) {
       INFO(describe(problem, plan));
       FAIL(fault);
@@ -298,7 +309,7 @@ TEST_CASE("SwiGLU beyond one launch is refused with a reason", "[swiglu plan]") 
   CHECK(std::string(rope::last_error()).rfind("swiglu_forward: gate ", 0) == 0);
   problem.in[0] -= 2;
   CHECK(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
-  CHECK(fault_of(problem, plan).empty());
+  CHECK(fault_of(problem, kDevices[2], plan).empty());
 }
 
 TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
@@ -308,7 +319,30 @@ TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
       rope::SwigluPlan plan;
       REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
       CHECK(plan.vector_elements * oracle::element_size(dtype) == 16);
-      CHECK(fault_of(problem, plan).empty());
+      CHECK(fault_of(problem, kDevices[2], plan).empty());
+    }
+  }
+}
+
+TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[swiglu plan]") {
+  for (const bool is_backward : {false, true}) {
+    rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {64, 128}, is_backward);
+    CHECK_FALSE(problem.is_programmatic);
+    for (const bool has_flag : {false, true}) {
+      for (const bool has_row_sums : {false, true}) {
+        problem = compact_problem(ROPE_DTYPE_BF16, {64, 128}, is_backward, has_flag ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0,
+                                  has_row_sums);
+        CHECK((problem.grad_row_scale != nullptr) == (has_row_sums && is_backward));
+        for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120, 121}) {
+          rope::SwigluPlan plan;
+          REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {true, 0, 100, capability, 48 << 10}, &plan) ==
+                  ROPE_STATUS_SUCCESS);
+          CHECK(plan.is_programmatic == (has_flag && capability >= 90));
+        }
+        rope::SwigluPlan plan;
+        REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, 8, 0, 0, 0}, &plan) == ROPE_STATUS_SUCCESS);
+        CHECK_FALSE(plan.is_programmatic);
+      }
     }
   }
 }

@@ -30,6 +30,23 @@ def driver_description() -> str:
     return f"{release or 'unknown release'}, for CUDA up to {number.value // 1000}.{number.value % 1000 // 10}"
 
 
+_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+
+
+def ordinal_of(pointer: int) -> int:
+    """The device that a pointer belongs to. ValueError: none, as the driver has it."""
+    driver = _driver()
+    if driver is None:
+        raise ValueError("its memory cannot be a CUDA device's: libcuda.so.1 cannot be loaded")
+    ordinal = ctypes.c_int()
+    driver.cuInit(0)
+    status = driver.cuPointerGetAttribute(
+        ctypes.byref(ordinal), ctypes.c_int(_POINTER_ATTRIBUTE_DEVICE_ORDINAL), ctypes.c_uint64(pointer))
+    if status != 0:
+        raise ValueError(f"its pointer {pointer:#x} is no CUDA device's: cuPointerGetAttribute failed with {status}")
+    return ordinal.value
+
+
 def synchronize(ordinal: int, stream: int) -> None:
     """Waits for the stream, for the sake of frameworks that cannot order their own work behind it."""
     driver = _driver()

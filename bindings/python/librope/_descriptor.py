@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
 from ._enums import Device, device_name, parse_device
+from ._tensors import Reader
 
 
 class _Handle:
@@ -31,32 +32,41 @@ class Descriptor:
     def __init__(self, config: Any, device: Any) -> None:
         self._config = config
         self._device = parse_device(device)
-        self._handles: Optional[Dict[Tuple[int, int], _Handle]] = {}
+        self._handles: Optional[Dict[Tuple[int, int], _Handle]] = {}  # of devices that calls may use, and no other
         self._lock = threading.Lock()
         kind, ordinal = self._device
         # Where the device is that of the tensors to come, the CPU answers whether the rest is right.
-        self._handle_for(kind, ordinal) if ordinal is not None else self._handle_for(Device.CPU, 0, is_trial=True)
+        first = (Device.CPU, 0) if ordinal is None else (kind, ordinal)
+        handle = self._make_handle(*first)
+        if kind in (None, first[0]):
+            self._handles[first] = handle
 
-    def _handle_for(self, kind: int, ordinal: int, is_trial: bool = False) -> _Handle:
+    def _make_handle(self, kind: int, ordinal: int) -> _Handle:
+        config = type(self._config).from_buffer_copy(self._config)
+        config.device, config.device_index = kind, ordinal
+        pointer = ctypes.c_void_p()
+        _library.check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
+        return _Handle(pointer.value, self._destroy)
+
+    def _handle_for(self, reader: Reader) -> _Handle:
+        """The handle for the device that a call's tensors are on."""
         handles = self._handles
         if handles is None:
             raise ValueError(f"this {type(self).__name__} is closed")
-        handle = handles.get((kind, ordinal))
+        device = reader.kind, reader.ordinal
+        handle = handles.get(device)
         if handle is not None:
             return handle
-        wanted_kind, wanted_ordinal = self._device
-        if not is_trial and (wanted_kind not in (None, kind) or wanted_ordinal not in (None, ordinal)):
-            wanted = "cuda" if wanted_ordinal is None else device_name(wanted_kind, wanted_ordinal)
-            found = device_name(kind, ordinal)
-            raise ValueError(f"the tensors are on {found}: this {type(self).__name__} is for {wanted}")
+        kind, ordinal = self._device
+        if kind not in (None, reader.kind) or ordinal not in (None, reader.ordinal):
+            wanted = "cuda" if ordinal is None else device_name(kind, ordinal)
+            raise ValueError(
+                f"{reader.function}: {reader.field}: it is on {device_name(*device)}: this {type(self).__name__} is "
+                f"for {wanted}")
         with self._lock:
-            handle = handles.get((kind, ordinal))
+            handle = handles.get(device)
             if handle is None:
-                config = type(self._config).from_buffer_copy(self._config)
-                config.device, config.device_index = kind, ordinal
-                pointer = ctypes.c_void_p()
-                _library.check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
-                handle = handles[kind, ordinal] = _Handle(pointer.value, self._destroy)
+                handle = handles[device] = self._make_handle(*device)
         return handle
 
     def close(self) -> None:

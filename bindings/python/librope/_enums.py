@@ -125,8 +125,8 @@ def parse_device(value: Any) -> Tuple[Optional[int], Optional[int]]:
     """(kind, ordinal) of None, a Device, "cpu", "cuda", "cuda:1" or a torch.device; what is not said is None."""
     if value is None:
         return None, None
-    if isinstance(value, int):
-        return int(Device(value)), 0 if value == Device.CPU else None
+    if isinstance(value, Device):  # and no other number: 1 is an ordinal to some
+        return int(value), 0 if value == Device.CPU else None
     kind, colon, ordinal = str(value).partition(":")
     if kind.lower() == "cpu" and not colon:
         return int(Device.CPU), 0

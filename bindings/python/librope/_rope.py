@@ -8,7 +8,7 @@ from . import _abi
 from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, STYLES, TABLE_ROWS, Device, Dtype, Layout, Style, TableRows, dtype_number, number_of)
 from ._library import check, lib
-from ._tensors import Reader, Tensor, empty_like
+from ._tensors import Reader, Tensor
 
 _ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
 _TEXT_SIZE = 512
@@ -196,7 +196,7 @@ class RopeDesc(Descriptor):
         reader = Reader("rope_fill_tables", "cos_out", cos, stream)
         reader.read(args, "cos", cos, is_output=True)
         reader.read(args, "sin", sin, is_output=True)
-        handle = self._handle_for(reader.kind, reader.ordinal)
+        handle = self._handle_for(reader)
         check(lib.rope_fill_tables(
             handle.pointer, ctypes.byref(args.cos), ctypes.byref(args.sin), reader.stream or None))
         reader.finish()
@@ -223,7 +223,7 @@ class RopeDesc(Descriptor):
         args.position_offset = position_offset
         args.table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
         reader = Reader(function, "q", q, stream)
-        handle = self._handle_for(reader.kind, reader.ordinal)
+        handle = self._handle_for(reader)
 
         inputs = [(field, x) for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
         if out is None:
@@ -242,7 +242,7 @@ class RopeDesc(Descriptor):
             if not is_in_place:
                 is_ours = output is None
                 if is_ours:
-                    output = empty_like(function, field, x, zeroed=cu_seqlens is not None)
+                    output = reader.new_like(field, x, zeroed=cu_seqlens is not None)
                 reader.read(args, field + "_out", output, is_output=True, is_ours=is_ours or is_dry)
             results.append(output)
         for field, x in (("positions", positions), ("start_positions", start_positions), ("cu_seqlens", cu_seqlens),

@@ -10,7 +10,7 @@ from ._descriptor import Descriptor
 from ._enums import Dtype, dtype_number
 from ._library import check, lib
 from ._rope import flags_of
-from ._tensors import Reader, Tensor, dtype_of, empty_like
+from ._tensors import Reader, Tensor, dtype_of
 
 _ARGS_SIZE = ctypes.sizeof(_abi.swiglu_args_t)
 
@@ -129,7 +129,7 @@ class SwigluDesc(Descriptor):
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch)
         reader = Reader(function, "gate", gate, stream)
-        handle = self._handle_for(reader.kind, reader.ordinal)
+        handle = self._handle_for(reader)
         for field, x in (("gate", gate), ("up", up), ("row_scale", row_scale), ("num_rows", num_rows)):
             if x is not None:
                 reader.read(args, field, x)
@@ -142,7 +142,7 @@ def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, num_r
         return None
     is_ours = output is None
     if is_ours:
-        output = empty_like(reader.function, field, like, zeroed=num_rows is not None)
+        output = reader.new_like(field, like, zeroed=num_rows is not None)
     reader.read(args, field, output, is_output=True, is_ours=is_ours)
     return output
 

@@ -1,9 +1,9 @@
 # _tensors.py - reads the tensors of every framework where they lie: pointer, dtype, shape and strides, never a copy
 """A framework answers four questions about one of its tensors:
-  device_of(x)              (kind, ordinal)
-  stream_of(x, ordinal)     the CUDA stream that the caller works on
-  view_of(x, reader)        its View
-  empty_like(x, zeroed)     a new tensor of its shape and dtype
+  device_of(x)                   (kind, ordinal)
+  stream_of(x, ordinal)          the CUDA stream that the caller works on
+  view_of(x, reader)             its View
+  empty_like(x, zeroed, stream)  a new tensor of its shape and dtype; stream: the one that the caller named, or None
 None of them is imported: a tensor of it is at hand, so it is loaded."""
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from . import _abi, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
 
 MAX_NDIM = 4
+_LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols' number is 1
 
 # rope_tensor_t, its arrays unrolled. Written in one go: ctypes takes a multiple of the time for each member.
 PACKED_TENSOR = struct.Struct("=QiHH4q4q")
@@ -86,8 +87,14 @@ class _Torch:
         return View(x.data_ptr(), _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         torch = sys.modules["torch"]
+        if stream is not None and x.is_cuda:  # its memory is reused, and zeroed, in the order of that stream
+            is_default = stream in _LEGACY_DEFAULT_STREAM  # which ExternalStream takes for no handle
+            with torch.cuda.stream(
+                    torch.cuda.default_stream(x.device) if is_default
+                    else torch.cuda.ExternalStream(stream, device=x.device)):
+                return _Torch.empty_like(x, zeroed, None)
         return torch.zeros_like(x) if zeroed else torch.empty_like(x)
 
     @staticmethod
@@ -116,7 +123,7 @@ class _Numpy:
             is_read_only)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         numpy = sys.modules["numpy"]
         return numpy.zeros_like(x, subok=False) if zeroed else numpy.empty_like(x, subok=False)
 
@@ -144,9 +151,12 @@ class _Cupy:
             x.device.id)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         cupy = sys.modules["cupy"]
         with x.device:
+            if stream is not None:  # as for torch
+                with cupy.cuda.ExternalStream(stream):
+                    return _Cupy.empty_like(x, zeroed, None)
             return cupy.zeros_like(x) if zeroed else cupy.empty_like(x)
 
     @staticmethod
@@ -196,7 +206,7 @@ class _Jax:
         return _view_of_dlpack(x, reader)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         return sys.modules["jax"].numpy.zeros(x.shape, dtype=x.dtype, device=x.sharding)
 
     @staticmethod
@@ -232,12 +242,13 @@ class _Protocols:
 
     @staticmethod
     def _ordinal_of(x: Any) -> int:
-        """The interface does not say the device: numba's arrays do, and others are taken to be on the first."""
+        """The interface does not say the device: numba's arrays do, for others the driver knows."""
         for holder in (getattr(x, "context", None), x):
             ordinal = getattr(getattr(holder, "device", None), "id", None)
             if isinstance(ordinal, int):
                 return ordinal
-        return 0
+        data = x.__cuda_array_interface__.get("data")
+        return _cuda.ordinal_of(data[0]) if data and data[0] else 0
 
     @staticmethod
     def stream_of(x: Any, ordinal: int) -> int:
@@ -267,12 +278,12 @@ class _Protocols:
         else:
             stride = _strides_in_elements(tuple(byte_strides), int(typestr[2:]))
         producer = interface.get("stream")
-        if producer is not None and (producer if producer != 1 else 0) != reader.stream:
+        if producer not in (None, reader.stream) and not {producer, reader.stream} <= _LEGACY_DEFAULT_STREAM:
             _cuda.synchronize(ordinal, producer)
         return View(data or 0, dtype, shape, stride, kind, ordinal, bool(is_read_only), interface)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
         raise TypeError(f"librope cannot make a {type(x).__module__}.{type(x).__qualname__}: give out")
 
     @staticmethod
@@ -326,16 +337,18 @@ class Reader:
 
     def __init__(self, function: str, field: str, first: Any, stream: Any) -> None:
         self.function = function
+        self.field = field
         self.owners = []
         self.has_jax = False
         self.written = []
+        self.given_stream = None if stream is None else stream_number(stream)
         try:
             framework = framework_of(first)
             self.kind, self.ordinal = framework.device_of(first)
         except (TypeError, ValueError, BufferError) as error:
             raise self._explained(field, error) from None
         if stream is not None:
-            self.stream = stream_number(stream)
+            self.stream = self.given_stream
         elif self.kind == Device.CUDA:
             self.stream = framework.stream_of(first, self.ordinal)
         else:
@@ -374,6 +387,13 @@ class Reader:
         if is_output and not is_ours:
             self.written.append((framework, x))
 
+    def new_like(self, field: str, x: Any, zeroed: bool) -> Any:
+        """A new tensor for an output of this call."""
+        try:
+            return framework_of(x).empty_like(x, zeroed, self.given_stream)
+        except TypeError as error:
+            raise self._explained(field, error) from None
+
     def finish(self) -> None:
         """After the call."""
         for framework, x in self.written:
@@ -393,13 +413,6 @@ def dtype_of(function: str, field: str, x: Any) -> int:
     args = _abi.swiglu_args_t()
     reader.read(args, "gate", x)
     return args.gate.dtype
-
-
-def empty_like(function: str, field: str, x: Any, zeroed: bool) -> Any:
-    try:
-        return framework_of(x).empty_like(x, zeroed)
-    except TypeError as error:
-        raise TypeError(f"{function}: {field}: {error}") from None
 
 
 Tensor = Any

@@ -20,7 +20,7 @@ _UNCHANGED = ()  # no operator writes to its inputs
 
 # ---- RoPE -----------------------------------------------------------------------------------------------------------
 
-_NUM_ROTATE_INPUTS = 21
+_NUM_ROTATE_INPUTS = 22
 
 
 @lru_cache(maxsize=256)
@@ -44,21 +44,22 @@ def _as_tuple(values: Optional[Sequence[Any]]) -> Optional[Tuple[Any, ...]]:
     schema="(Tensor[] tensors, Tensor? positions, Tensor? start_positions, Tensor? cu_seqlens, Tensor? cos, "
     "Tensor? sin, Tensor? angles, SymInt position_offset, int table_rows, int layout, int style, int out_style, "
     "int rotary_dim, int rotary_offset, float theta, float[]? inv_freq, float attention_scale, int num_axes, "
-    "int[]? pair_axis, int pair_block, bool is_backward) -> Tensor[]",
+    "int[]? pair_axis, int pair_block, bool programmatic_launch, bool is_backward) -> Tensor[]",
 )
 def _rotate(
         tensors: List[Tensor], positions: Optional[Tensor], start_positions: Optional[Tensor],
         cu_seqlens: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor], angles: Optional[Tensor],
         position_offset: int, table_rows: int, layout: int, style: int, out_style: int, rotary_dim: int,
         rotary_offset: int, theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
-        pair_axis: Optional[Sequence[int]], pair_block: int, is_backward: bool) -> List[Tensor]:
+        pair_axis: Optional[Sequence[int]], pair_block: int, programmatic_launch: bool,
+        is_backward: bool) -> List[Tensor]:
     first = tensors[0]
     desc = _rope_desc(
         first.dtype, first.shape[-1], layout, style, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
         attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
     results = (desc.backward if is_backward else desc.forward)(
         *tensors, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
-        angles=angles, position_offset=position_offset, table_rows=table_rows)
+        angles=angles, position_offset=position_offset, table_rows=table_rows, programmatic_launch=programmatic_launch)
     return [results] if len(tensors) == 1 else list(results)
 
 
@@ -106,6 +107,7 @@ def apply_rotary(
     angles: Optional[Tensor] = None,
     position_offset: int = 0,
     table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+    programmatic_launch: bool = False,
 ) -> Any:
     """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.
 
@@ -126,7 +128,7 @@ def apply_rotary(
         tensors, positions, start_positions, cu_seqlens, cos, sin, angles, position_offset,
         number_of(TABLE_ROWS, "table_rows", table_rows), number_of(LAYOUTS, "layout", layout),
         number_of(STYLES, "style", style), number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta,
-        inv_freq, attention_scale, num_axes, pair_axis, pair_block, False)
+        inv_freq, attention_scale, num_axes, pair_axis, pair_block, programmatic_launch, False)
     return results[0] if len(tensors) == 1 else tuple(results)
 
 
@@ -137,13 +139,14 @@ def apply_rotary(
     "librope::swiglu",
     mutates_args=_UNCHANGED,
     schema="(Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, float up_offset, "
-    "float out_scale) -> Tensor",
+    "float out_scale, bool programmatic_launch) -> Tensor",
 )
 def _swiglu(
         gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor], alpha: float, limit: float,
-        up_offset: float, out_scale: float) -> Tensor:
+        up_offset: float, out_scale: float, programmatic_launch: bool) -> Tensor:
     desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
-    return desc.forward(gate, up, row_scale=row_scale, num_rows=num_rows)
+    return desc.forward(
+        gate, up, row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch)
 
 
 @_swiglu.register_fake
@@ -155,23 +158,25 @@ def _(gate: Tensor, *arguments: Any) -> Tensor:
     "librope::swiglu_backward",
     mutates_args=_UNCHANGED,
     schema="(Tensor grad_out, Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, "
-    "float up_offset, float out_scale, bool[] is_wanted) -> Tensor[]",
+    "float up_offset, float out_scale, bool programmatic_launch, bool[] is_wanted) -> Tensor[]",
 )
 def _swiglu_backward(
         grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
-        alpha: float, limit: float, up_offset: float, out_scale: float, is_wanted: Sequence[bool]) -> List[Tensor]:
+        alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
+        is_wanted: Sequence[bool]) -> List[Tensor]:
     desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
     grad_gate, grad_up, grad_row_scale = (None if wanted else False for wanted in is_wanted)
     grads = desc.backward(
         grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, grad_gate=grad_gate, grad_up=grad_up,
-        grad_row_scale=grad_row_scale)
+        grad_row_scale=grad_row_scale, programmatic_launch=programmatic_launch)
     return [grad for grad in grads if grad is not None]
 
 
 @_swiglu_backward.register_fake
 def _(
         grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
-        alpha: float, limit: float, up_offset: float, out_scale: float, is_wanted: Sequence[bool]) -> List[Tensor]:
+        alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
+        is_wanted: Sequence[bool]) -> List[Tensor]:
     return [torch.empty_like(x) for x, wanted in zip((gate, up, row_scale), is_wanted) if wanted]
 
 
@@ -183,7 +188,7 @@ def _save_swiglu(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 def _swiglu_back(ctx: Any, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
     is_wanted = list(ctx.needs_input_grad[:3])
     grads = iter(torch.ops.librope.swiglu_backward(grad_out, *ctx.saved_tensors, *ctx.numbers, is_wanted))
-    return tuple(next(grads) if wanted else None for wanted in is_wanted) + (None,) * 5
+    return tuple(next(grads) if wanted else None for wanted in is_wanted) + (None,) * 6
 
 
 _swiglu.register_autograd(_swiglu_back, setup_context=_save_swiglu)
@@ -199,6 +204,7 @@ def swiglu(
     limit: float = 0.0,
     up_offset: float = 0.0,
     out_scale: float = 0.0,
+    programmatic_launch: bool = False,
 ) -> Tensor:
     """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, as SwigluDesc and its forward have it.
 
@@ -207,4 +213,5 @@ def swiglu(
     num_rows:  [1]
     Gradients flow to gate, up and row_scale.
     """
-    return torch.ops.librope.swiglu(gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale)
+    return torch.ops.librope.swiglu(
+        gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale, programmatic_launch)

@@ -12,9 +12,10 @@ the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one i
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -47,25 +48,27 @@ _FAMILIES = {
 class _Frequencies:
     """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions."""
 
-    __slots__ = ("inv_freq", "attention_scale")
+    __slots__ = ("buffer", "inv_freq", "attention_scale")
 
-    def __init__(self, inv_freq: Tuple[float, ...], attention_scale: float) -> None:
-        self.inv_freq = inv_freq
+    def __init__(self, buffer: torch.Tensor, attention_scale: float) -> None:
+        self.buffer = buffer
+        self.inv_freq = tuple(buffer.tolist())
         self.attention_scale = attention_scale
 
 
 def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Frequencies:
-    """Read again when the embedding has another buffer: it was moved, cast, or rescaled for a longer sequence."""
-    cache = rotary.__dict__.setdefault("_librope_frequencies", {})
-    known = cache.get(layer_type)
+    """Read again when the embedding has another buffer: it was moved, cast, or rescaled for a longer sequence. While
+    torch.compile traces, the values that are known are constants, read as a plain attribute: it cannot trace more."""
+    known = rotary._librope_frequencies.get(layer_type)
     if known is not None and torch.compiler.is_compiling():
-        return known[1]
+        return known
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer = getattr(rotary, prefix + "inv_freq")
     scale = float(getattr(rotary, prefix + "attention_scaling"))
-    if known is None or known[0] is not buffer or known[1].attention_scale != scale:
-        known = cache[layer_type] = (buffer, _Frequencies(tuple(buffer.tolist()), scale))
-    return known[1]
+    if known is None or known.buffer is not buffer or known.attention_scale != scale:
+        known = _Frequencies(buffer, scale)
+        rotary._librope_frequencies = {**rotary._librope_frequencies, layer_type: known}
+    return known
 
 
 def _rotary_forward(
@@ -102,31 +105,39 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
     return apply_rotary_pos_emb
 
 
-# The functions are globals of the modeling modules. Replaced there, they tell by what they are given whether the model
-# is patched, so that other models of the family stay as they are.
-_users: Dict[str, "weakref.WeakSet[Any]"] = {}
+class _Replacement:
+    """While it lives, the functions by which the attention of a modeling module rotates are librope's. They are globals
+    of that module and tell by what they are given whether a model is patched, so that other models of the family stay
+    as they are. What is patched holds it, deep copies included, and the last one to go brings the originals back."""
+
+    def __init__(self, modeling: types.ModuleType) -> None:
+        self._modeling = modeling
+        self._functions = []
+        for name, styles in _FAMILIES[modeling.__name__.rpartition(".")[2]][1].items():
+            original = getattr(modeling, name)
+            ours = _make_apply(original, *styles)
+            self._functions.append((name, original, ours))
+            setattr(modeling, name, ours)
+
+    def __deepcopy__(self, memo: Any) -> "_Replacement":
+        return self
+
+    def __del__(self) -> None:
+        for name, original, ours in self._functions:
+            if getattr(self._modeling, name, None) is ours:  # and not wrapped by somebody else since
+                setattr(self._modeling, name, original)
 
 
-def _use_apply(modeling: types.ModuleType, user: Any) -> None:
-    users = _users.setdefault(modeling.__name__, weakref.WeakSet())
-    users.add(user)
-    for name, styles in _FAMILIES[modeling.__name__.rpartition(".")[2]][1].items():
-        original = getattr(modeling, name)
-        if not hasattr(original, "_librope"):
-            replacement = _make_apply(original, *styles)
-            replacement._librope = True
-            setattr(modeling, name, replacement)
+_replacements: "weakref.WeakValueDictionary[str, _Replacement]" = weakref.WeakValueDictionary()
+_lock = threading.Lock()
 
 
-def _release_apply(modeling: types.ModuleType, user: Any) -> None:
-    users = _users.get(modeling.__name__, weakref.WeakSet())
-    users.discard(user)
-    if users:
-        return
-    for name in _FAMILIES[modeling.__name__.rpartition(".")[2]][1]:
-        function = getattr(modeling, name)
-        if hasattr(function, "_librope"):
-            setattr(modeling, name, function.__wrapped__)
+def _replacement_in(modeling: types.ModuleType) -> _Replacement:
+    with _lock:
+        replacement = _replacements.get(modeling.__name__)
+        if replacement is None:
+            replacement = _replacements[modeling.__name__] = _Replacement(modeling)
+        return replacement
 
 
 # ---- Gated MLPs -----------------------------------------------------------------------------------------------------
@@ -179,6 +190,9 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
     return None
 
 
+_OWN_ATTRIBUTES = ("_librope_method", "_librope_replacement", "_librope_frequencies")
+
+
 def _patch_instance(module: torch.nn.Module) -> bool:
     if "_librope_method" in module.__dict__:
         return True
@@ -189,50 +203,60 @@ def _patch_instance(module: torch.nn.Module) -> bool:
     is_rotary = make is _make_rotary_forward
     if not is_rotary and not _has_silu(module):
         return False
+    # accelerate's hooks keep what they wrap under another name.
+    place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
+    ours = types.MethodType(make(getattr(type(module), method)), module)
+    module.__dict__["_librope_method"] = (method, ours, module.__dict__.get(place))
+    module.__dict__[place] = ours
     if is_rotary:
-        _use_apply(modeling, module)
+        module.__dict__["_librope_replacement"] = _replacement_in(modeling)
+        module.__dict__["_librope_frequencies"] = {}
         if not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
             for layer_type in (module.rope_type if isinstance(module.rope_type, dict) else (None,)):
                 _frequencies_of(module, layer_type)
-    # accelerate's hooks keep what they wrap under another name.
-    method = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
-    module.__dict__["_librope_method"] = (method, module.__dict__.get(method), modeling.__name__)
-    module.__dict__[method] = types.MethodType(make(getattr(type(module), method.replace("_old_", ""))), module)
     return True
 
 
 def _unpatch_instance(module: torch.nn.Module) -> None:
-    method, previous, modeling = module.__dict__.pop("_librope_method", (None, None, None))
-    if method is None:
-        return
-    if previous is None:
-        del module.__dict__[method]
-    else:
-        module.__dict__[method] = previous
-    module.__dict__.pop("_librope_frequencies", None)
-    _release_apply(sys.modules[modeling], module)
+    method, ours, previous = module.__dict__.get("_librope_method", (None, None, None))
+    # Hooks that came or went since have moved it.
+    for place in (method, "_old_forward") if method is not None else ():
+        if module.__dict__.get(place) != ours:
+            continue
+        if previous is not None:
+            module.__dict__[place] = previous
+        elif place == method:
+            del module.__dict__[place]
+        else:
+            module.__dict__[place] = types.MethodType(getattr(type(module), method), module)
+    for name in _OWN_ATTRIBUTES:
+        module.__dict__.pop(name, None)
 
 
 def _patch_class(modeling: types.ModuleType, cls: type) -> bool:
     plan = _plan_for(cls)
     if plan is None:
         return False
-    if "_librope_method" not in cls.__dict__:
-        _, method, make = plan
-        original = getattr(cls, method)
-        cls._librope_method = (method, original)
-        setattr(cls, method, make(original))
-        if make is _make_rotary_forward:
-            _use_apply(modeling, cls)
+    if any("_librope_method" in base.__dict__ for base in cls.__mro__):  # patched before, or through its base
+        return True
+    _, method, make = plan
+    cls._librope_method = (method, cls.__dict__.get(method))
+    setattr(cls, method, make(getattr(cls, method)))
+    if make is _make_rotary_forward:
+        cls._librope_replacement = _replacement_in(modeling)
+        cls._librope_frequencies = {}  # until an instance has its own
     return True
 
 
-def _unpatch_class(modeling: types.ModuleType, cls: type) -> None:
-    if "_librope_method" in cls.__dict__:
-        method, original = cls._librope_method
-        setattr(cls, method, original)
-        del cls._librope_method
-        _release_apply(modeling, cls)
+def _unpatch_class(cls: type) -> None:
+    method, previous = cls.__dict__.get("_librope_method", (None, None))
+    if previous is not None:
+        setattr(cls, method, previous)
+    elif method is not None:
+        delattr(cls, method)
+    for name in _OWN_ATTRIBUTES:
+        if name in cls.__dict__:
+            delattr(cls, name)
 
 
 def _classes_of(modeling: types.ModuleType) -> list:
@@ -248,10 +272,15 @@ def patch(target: Any) -> Any:
             such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
     Raises ValueError where there is nothing to patch. Patching twice is harmless.
     """
-    if isinstance(target, types.ModuleType):
-        found = [_patch_class(target, cls) for cls in _classes_of(target)]
-    else:
-        found = [_patch_instance(module) for module in target.modules()]
+    classes = _classes_of(target) if isinstance(target, types.ModuleType) else None
+    try:
+        if classes is not None:
+            found = [_patch_class(target, cls) for cls in classes]
+        else:
+            found = [_patch_instance(module) for module in target.modules()]
+    except BaseException:
+        unpatch(target)  # all of it or nothing
+        raise
     if not any(found):
         raise ValueError(
             f"nothing to patch in {getattr(target, '__name__', type(target).__name__)}: it has no rotary embedding and "
@@ -263,7 +292,7 @@ def unpatch(target: Any) -> Any:
     """Undoes patch, and returns the target."""
     if isinstance(target, types.ModuleType):
         for cls in _classes_of(target):
-            _unpatch_class(target, cls)
+            _unpatch_class(cls)
     else:
         for module in target.modules():
             _unpatch_instance(module)

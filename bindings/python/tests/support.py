@@ -1,8 +1,10 @@
 # support.py - what the tests share: optional modules, and the formulas in float64
 from __future__ import annotations
 
+import contextlib
 import importlib
 import unittest
+from unittest import mock
 
 try:
     import numpy
@@ -19,6 +21,21 @@ def needs(*names):
         except ImportError as error:
             raise unittest.SkipTest(f"needs {name}: {error}") from None
     return modules[0] if len(modules) == 1 else modules
+
+
+@contextlib.contextmanager
+def seen_args(observe):
+    """Calls observe(function, args struct) for each call that reaches the library meanwhile."""
+    from librope import _library
+
+    with contextlib.ExitStack() as stack:
+        for name in ("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward", "rope_explain"):
+            def call(desc, args, *rest, name=name, function=getattr(_library.lib, name)):
+                observe(name, args._obj)
+                return function(desc, args, *rest)
+
+            stack.enter_context(mock.patch.object(_library.lib, name, call))
+        yield
 
 
 def pairs_of(width, style):

@@ -74,13 +74,35 @@ class TorchTest(unittest.TestCase):
                 stream.synchronize()
                 self.assertTrue(torch.equal(result, expected))
 
+    def test_a_new_output_belongs_to_the_given_stream(self):
+        torch = self.torch
+        desc = make_desc(layout="thd")
+        cu_seqlens = torch.tensor([0, 30, 37], device="cuda")
+        stream = torch.cuda.Stream()
+        for handle in (stream, stream.cuda_stream, 0):
+            x = torch.randn(37, 5, 64, device="cuda")
+            expected = desc.forward(x, cu_seqlens=cu_seqlens)
+            torch.cuda.synchronize()
+            self.slow(torch.zeros(1, device="cuda"))  # the zeros of the new output must not wait for this stream
+            result = desc.forward(x, cu_seqlens=cu_seqlens, stream=handle)
+            torch.cuda.synchronize()
+            self.assertTrue(torch.equal(result, expected))
+
     def test_mixed_devices_are_refused(self):
         torch = self.torch
         x = torch.randn(2, 37, 5, 64, device="cuda")
         with self.assertRaisesRegex(ValueError, "positions: it is on cpu, the first tensor of the call on cuda:0"):
             make_desc().forward(x, positions=torch.arange(37))
-        with self.assertRaisesRegex(ValueError, "the tensors are on cpu: this RopeDesc is for cuda"):
-            make_desc(device="cuda").forward(x.cpu())
+        for device, name in (("cuda", "cuda"), ("cuda:0", "cuda:0")):
+            with self.assertRaisesRegex(ValueError, f"rope_forward: q: it is on cpu: this RopeDesc is for {name}"):
+                make_desc(device=device).forward(x.cpu())
+        for field, tensors, others in (("k", (x, x.cpu()), {}), ("q_out", (x,), dict(out=x.cpu())),
+                                       ("cos", (x,), dict(cos=torch.ones(37, 32), sin=torch.zeros(37, 32))),
+                                       ("fault", (x,), dict(fault=torch.zeros(2, dtype=torch.int64)))):
+            with self.subTest(field), self.assertRaisesRegex(ValueError, f"{field}: it is on cpu, the first tensor"):
+                make_desc(device="cuda").forward(*tensors, **others)
+        with self.assertRaisesRegex(ValueError, "up: it is on cpu, the first tensor of the call on cuda:0"):
+            librope.swiglu(x, x.cpu())
 
     def test_graphs(self):
         torch = self.torch
@@ -149,6 +171,14 @@ class TorchTest(unittest.TestCase):
         self.assertTrue(torch.equal(result.cpu(), desc.forward(x)))
         with self.assertRaisesRegex(ValueError, "it is on cuda:1, the first tensor of the call on cuda:0"):
             desc.forward(x.to("cuda:0"), out=on_second)
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cuda:1: this RopeDesc is for cuda:0"):
+            make_desc(device="cuda:0").forward(on_second)
+
+        class Interface:  # does not say its device
+            __cuda_array_interface__ = on_second.__cuda_array_interface__
+
+        desc.forward(Interface(), out=Interface())
+        self.assertTrue(torch.equal(on_second, result))
 
 
 class CupyTest(unittest.TestCase):

@@ -215,7 +215,31 @@ class RopeTest(unittest.TestCase):
         self.assertEqual(make_desc().forward(numpy.empty((0, 2, 16), numpy.float32)).shape, (0, 2, 16))
 
 
+class FlagTest(unittest.TestCase):
+    def test_programmatic_launch(self):
+        x, rope, gate = normal(5, 2, 16), make_desc(), SwigluDesc(dtype="f32")
+        for call in (rope.forward, rope.backward, rope.explain, lambda x, **flags: gate.forward(x, x, **flags),
+                     lambda x, **flags: gate.backward(x, x, x, **flags),
+                     lambda x, **flags: librope.swiglu(x, x, **flags),
+                     lambda x, **flags: librope.swiglu_backward(x, x, x, **flags)):
+            flags = []
+            with support.seen_args(lambda function, args: flags.append(args.flags)):
+                results = [call(x, **given) for given in ({}, dict(programmatic_launch=True))]
+            self.assertEqual(flags, [0, 1])
+            numpy.testing.assert_array_equal(*results)
+
+
 class ErrorTest(unittest.TestCase):
+    def test_host_tensors_are_not_for_a_cuda_descriptor(self):
+        # With or without a GPU: host memory in a CUDA kernel would be an illegal access.
+        x = normal(5, 2, 16)
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cpu: this RopeDesc is for cuda"):
+            make_desc(device="cuda").forward(x)
+        with self.assertRaisesRegex(ValueError, "rope_fill_tables: cos_out: it is on cpu: this RopeDesc is for cuda"):
+            make_desc(device="cuda").fill_tables(normal(5, 8), normal(5, 8))
+        with self.assertRaisesRegex(ValueError, "swiglu_backward: gate: it is on cpu: this SwigluDesc is for cuda"):
+            SwigluDesc(dtype="f32", device="cuda").backward(x, x, x)
+
     def test_status_and_text_are_the_library_s(self):
         with self.assertRaises(InvalidArgument) as caught:
             make_desc(head_dim=63)

@@ -153,7 +153,7 @@ class DlpackTest(unittest.TestCase):
 
     def test_cuda_tensors_are_not_for_a_cpu_descriptor(self):
         source = Producer(self.x, device=(2, 1))
-        with self.assertRaisesRegex(ValueError, "the tensors are on cuda:1: this RopeDesc is for cpu"):
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cuda:1: this RopeDesc is for cpu"):
             make_desc(device="cpu").forward(source, out=source)
         with self.assertRaisesRegex(ValueError, "positions: it is on cuda:1, the first tensor of the call on cpu"):
             self.desc.forward(self.x, positions=Producer(numpy.arange(5), device=(2, 1)))
@@ -184,8 +184,16 @@ class InterfaceTest(unittest.TestCase):
     def test_the_device_of_a_cuda_interface(self):
         source = Interface("__cuda_array_interface__", data=(256, False), shape=(5, 2, 16), typestr="<f4", version=3)
         source.context = type("Context", (), {"device": type("Device", (), {"id": 3})})
-        with self.assertRaisesRegex(ValueError, "the tensors are on cuda:3: this RopeDesc is for cpu"):
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cuda:3: this RopeDesc is for cpu"):
             make_desc(device="cpu").forward(source, out=source)
+
+
+    def test_a_cuda_interface_that_is_host_memory(self):
+        source = Interface(
+            "__cuda_array_interface__", shape=(5, 2, 16), typestr="<f4", version=3,
+            data=(self.x.__array_interface__["data"][0], False))
+        with self.assertRaisesRegex(ValueError, "rope_forward: q: its (memory|pointer)"):
+            self.desc.forward(source, out=source)
 
 
 class Immutable(Producer):

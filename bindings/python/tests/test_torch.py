@@ -140,7 +140,7 @@ class OperatorTest(unittest.TestCase):
 
     def test_opcheck_of_rotations(self):
         q, k = torch.randn(2, 3, 2, 8, requires_grad=True), torch.randn(2, 2, 3, 8, requires_grad=True).transpose(1, 2)
-        rest = (None, None, None, None, None, 7, 0, 1, 1, 2, 4, 2, 1e4, None, 1.5, 0, None, 0)
+        rest = (None, None, None, None, None, 7, 0, 1, 1, 2, 4, 2, 1e4, None, 1.5, 0, None, 0, False)
         for is_backward in (False, True):
             torch.library.opcheck(torch.ops.librope.rotate.default, ([q, k], torch.arange(3), *rest, is_backward))
 
@@ -154,13 +154,23 @@ class OperatorTest(unittest.TestCase):
         actual_grad, = torch.autograd.grad(out, packed, grad)
         expected_grad, = torch.autograd.grad(expected, packed, grad)
         self.assertTrue(torch.allclose(actual_grad, expected_grad, atol=1e-5))
-        inputs = gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0
+        inputs = gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0, False
         torch.library.opcheck(torch.ops.librope.swiglu.default, inputs)
 
     def test_swiglu_with_one_gradient(self):
         gate, up = torch.randn(5, 12), torch.randn(5, 12, requires_grad=True)
         swiglu(gate, up).sum().backward()
         self.assertTrue(torch.allclose(up.grad, torch.nn.functional.silu(gate), atol=1e-6))
+
+    def test_programmatic_launch_in_both_directions(self):
+        flags = []
+        with support.seen_args(lambda function, args: flags.append((function, args.flags))):
+            q = torch.randn(2, 3, 2, 8, requires_grad=True)
+            apply_rotary(q, programmatic_launch=True, **BSHD).sum().backward()
+            swiglu(q, q, programmatic_launch=True).sum().backward()
+            apply_rotary(q, **BSHD)
+        self.assertEqual(flags, [("rope_forward", 1), ("rope_backward", 1), ("swiglu_forward", 1),
+                                 ("swiglu_backward", 1), ("rope_forward", 0)])
 
     def test_gradcheck_of_swiglu(self):
         gate, up = (torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import struct
+import sys
 import unittest
 
 import support
@@ -78,6 +80,12 @@ def make_model(name, device="cpu", dtype=torch.float32):
     return model
 
 
+def patched(test, target):
+    """patch(target), undone at the end of the test whatever happens: a patched model keeps its family's functions."""
+    test.addCleanup(unpatch, target)
+    return patch(target)
+
+
 def run(model, **keywords):
     """Logits, and all gradients in one vector."""
     device = next(model.parameters()).device
@@ -102,13 +110,13 @@ class PatchTest(unittest.TestCase):
                     with self.subTest(name, device=device, dtype=dtype):
                         model = make_model(name, device, dtype)
                         before = run(model)
-                        self.assertIs(patch(model), model)
+                        self.assertIs(patched(self, model), model)
                         self.assertEqual(sum("_librope_method" in m.__dict__ for m in model.modules()), num_patched)
-                        patched = run(model)
+                        rotated = run(model)
                         patch(model)  # harmless
                         unpatch(model)
                         after = run(model)
-                        for actual, expected, tolerance in zip(patched, before, TOLERANCES[dtype]):
+                        for actual, expected, tolerance in zip(rotated, before, TOLERANCES[dtype]):
                             self.assertLess(distance(actual, expected), tolerance)
                         self.assertTrue(torch.equal(after[0], before[0]))
                         # The comparison would notice another rotation.
@@ -120,7 +128,7 @@ class PatchTest(unittest.TestCase):
         model = make_model("llama")
         positions = torch.stack([torch.arange(13), torch.arange(13) * 3 + 5])
         expected = run(model, position_ids=positions)
-        patch(model)
+        patched(self, model)
         self.assertLess(distance(run(model, position_ids=positions)[0], expected[0]), TOLERANCES[torch.float32][0])
         ids = torch.randint(1, 97, (2, 6))
         with torch.no_grad():
@@ -129,44 +137,113 @@ class PatchTest(unittest.TestCase):
             self.assertTrue(torch.equal(generated, model.generate(ids, max_new_tokens=8, do_sample=False)))
 
     def test_other_models_stay_as_they_are(self):
-        one, other = make_model("llama"), make_model("llama")
-        before = run(other)[0]
-        patch(one)
-        self.assertTrue(torch.equal(run(other)[0], before))
-        unpatch(one)
         modeling = transformers.models.llama.modeling_llama
-        self.assertFalse(hasattr(modeling.apply_rotary_pos_emb, "_librope"))
+        original = modeling.apply_rotary_pos_emb
+        one, two, other = (make_model("llama") for _ in range(3))
+        before = run(other)[0]
+        for model in (one, two):
+            patched(self, model)
+            self.assertIsNot(modeling.apply_rotary_pos_emb, original)
+            self.assertTrue(torch.equal(run(other)[0], before))
+            self.assertFalse(torch.equal(run(model)[0], before))
+        unpatch(one)
+        for model in (one, other):
+            self.assertTrue(torch.equal(run(model)[0], before))
+        self.assertFalse(torch.equal(run(two)[0], before))
+        unpatch(two)
+        self.assertIs(modeling.apply_rotary_pos_emb, original)
+        for model in (one, two, other):
+            self.assertTrue(torch.equal(run(model)[0], before))
+            self.assertFalse([name for m in model.modules() for name in m.__dict__ if "_librope" in name])
+
+    def test_a_patched_model_that_goes_away(self):
+        modeling = transformers.models.llama.modeling_llama
+        original = modeling.apply_rotary_pos_emb
+        model = patch(make_model("llama"))
+        self.assertIsNot(modeling.apply_rotary_pos_emb, original)
+        del model
+        gc.collect()
+        self.assertIs(modeling.apply_rotary_pos_emb, original)
+
+    def test_all_or_nothing(self):
+        model = make_model("llama")
+        model.model.rotary_emb.rope_type = {"no_such_layer": "default"}
+        original = transformers.models.llama.modeling_llama.apply_rotary_pos_emb
+        with self.assertRaises(AttributeError):
+            patch(model)
+        self.assertFalse([name for m in model.modules() for name in m.__dict__ if "_librope" in name])
+        self.assertIs(transformers.models.llama.modeling_llama.apply_rotary_pos_emb, original)
 
     def test_a_modeling_module(self):
-        modeling = transformers.models.llama.modeling_llama
-        before = run(make_model("llama"))
-        def functions():
-            return modeling.apply_rotary_pos_emb, modeling.LlamaMLP.forward, modeling.LlamaRotaryEmbedding.forward
+        for family in ("llama", "deepseek_v3"):
+            with self.subTest(family):
+                modeling = sys.modules[f"transformers.models.{family}.modeling_{family}"]
+                before = run(make_model(family))
+                originals = {name: (value, dict(vars(value)) if isinstance(value, type) else None)
+                             for name, value in vars(modeling).items()}
+                patched(self, modeling)
+                model = make_model(family)
+                rotated = run(model)
+                patched(self, model)  # on top of its class
+                self.assertTrue(torch.equal(run(model)[0], rotated[0]))
+                unpatch(modeling)
+                self.assertTrue(torch.equal(run(model)[0], rotated[0]))
+                unpatch(model)
+                self.assertTrue(torch.equal(run(model)[0], before[0]))
+                for name, (value, members) in originals.items():
+                    self.assertIs(getattr(modeling, name), value)
+                    if members is not None:
+                        self.assertEqual(dict(vars(value)), members, name)
+                self.assertLess(distance(rotated[0], before[0]), TOLERANCES[torch.float32][0])
+                self.assertFalse(torch.equal(rotated[0], before[0]))
 
-        originals = functions()
-        patch(modeling)
-        try:
-            self.assertIsNot(modeling.LlamaMLP.forward, originals[1])
-            patched = run(make_model("llama"))
-        finally:
-            unpatch(modeling)
-        self.assertEqual(functions(), originals)
-        self.assertLess(distance(patched[0], before[0]), TOLERANCES[torch.float32][0])
-        self.assertFalse(torch.equal(patched[0], before[0]))
+    def test_hooks_that_come_and_go(self):
+        # As accelerate's: the hook takes the place of forward and calls what was there.
+        def hook(module):
+            module._old_forward = module.forward
+            module.forward = lambda *arguments, **keywords: module._old_forward(*arguments, **keywords)
+
+        def unhook(module):
+            module.forward = module.__dict__.pop("_old_forward")
+
+        model = make_model("llama")
+        hooked = [m for m in model.modules() if type(m).__name__ in ("LlamaMLP", "LlamaRotaryEmbedding")]
+        before = run(model)[0]
+        for order in ("hook patch unpatch unhook", "hook patch unhook unpatch", "patch hook unpatch unhook",
+                      "patch hook unhook unpatch"):
+            with self.subTest(order):
+                is_patched = False
+                for step in order.split():
+                    if step in ("patch", "unpatch"):
+                        is_patched = step == "patch"
+                        patched(self, model) if is_patched else unpatch(model)
+                    else:
+                        for module in hooked:
+                            (hook if step == "hook" else unhook)(module)
+                    self.assertEqual(torch.equal(run(model)[0], before), not is_patched, step)
+                for module in hooked:
+                    module.__dict__.pop("forward", None)  # what unhook leaves, as accelerate does
 
     def test_deep_copies_and_gradient_checkpointing(self):
-        model = patch(make_model("qwen2"))
+        model = patched(self, make_model("qwen2"))
         expected = run(model)
-        self.assertTrue(torch.equal(run(copy.deepcopy(model))[0], expected[0]))
-        model.train()
-        model.gradient_checkpointing_enable()
-        self.assertLess(distance(run(model)[1], expected[1]), TOLERANCES[torch.float32][1])
+        twin = copy.deepcopy(model)
+        self.addCleanup(unpatch, twin)
+        self.assertTrue(torch.equal(run(twin)[0], expected[0]))
+        unpatch(model)
+        self.assertFalse(torch.equal(run(model)[0], expected[0]))
+        self.assertTrue(torch.equal(run(twin)[0], expected[0]))
+        twin.train()
+        twin.gradient_checkpointing_enable()
+        self.assertLess(distance(run(twin)[1], expected[1]), TOLERANCES[torch.float32][1])
+        unpatch(twin)
+        self.assertTrue(torch.equal(run(twin.eval())[0], run(model)[0]))
 
     def test_compiled_in_one_graph(self):
         from test_torch import has_compiler
         if not has_compiler():
             self.skipTest("torch.compile does not work here")
-        model = patch(make_model("llama"))
+        model = patched(self, make_model("llama"))
         expected = run(model)
         compiled = torch.compile(model, fullgraph=True)
         torch.manual_seed(1)

@@ -2,8 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
-#include <initializer_list>
-
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
 #include "backend/cuda/kernels.hpp"
@@ -69,6 +67,10 @@ class Preloader {
 };
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
+constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,      RopeKernel::kAxes,    RopeKernel::kSequences,
+                                       RopeKernel::kFlat,        RopeKernel::kTable32, RopeKernel::kTable16,
+                                       RopeKernel::kWarpTable32, RopeKernel::kGeneral};
+constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // load_kernels(&preloader) loads what the descriptor's calls may need.
 template <typename LoadKernels>
@@ -92,14 +94,11 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
-      for (const RopeKernel kernel : {RopeKernel::kShared, RopeKernel::kLookup, RopeKernel::kFlat, RopeKernel::kTable32,
-                                      RopeKernel::kTable16, RopeKernel::kGeneral}) {
+      for (const RopeKernel kernel : kRopeKernels) {
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      preloader->load(table_kernel_of(dtype));
-    }
+    for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
   });
 }
 
@@ -167,10 +166,12 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   }
   params->has_one_batch = problem.batches == 1;
   params->units_per_token = Divider::by(plan.units_per_token);
-  params->tokens = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(problem.tokens));
+  params->is_batch_fastest = plan.is_batch_fastest;
+  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
+  params->inner = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.tokens_per_grid_row;
-  params->batches_per_grid_row = plan.tokens_per_grid_row / problem.tokens;
+  params->outer_per_grid_row = plan.tokens_per_grid_row / inner;
   params->positions = problem.positions;
   params->start_positions = problem.start_positions;
   params->has_positions = problem.positions.is_present;
@@ -210,6 +211,7 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   const int units_per_run = distance / plan.vector_elements;
   set_lookup_params(problem, plan, params);
   params->units_per_block = plan.units_per_block;
+  params->tokens_per_batch = problem.tokens;
   params->scale = geometry.attention_scale;
   params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
   params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
@@ -236,7 +238,8 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_shared_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kLookup: {
+    case RopeKernel::kAxes:
+    case RopeKernel::kSequences: {
       RopeLookupParams params;
       set_lookup_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
@@ -249,7 +252,8 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kTable32:
-    case RopeKernel::kTable16: {
+    case RopeKernel::kTable16:
+    case RopeKernel::kWarpTable32: {
       RopeTableParams params;
       set_rope_params(problem, plan, &params);
       params.units_per_grid_row = plan.units_per_grid_row;

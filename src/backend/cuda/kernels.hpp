@@ -22,9 +22,9 @@ struct RopeVariant {
   Pairing pairing;
 };
 
-// The kernel for vectors of so many elements, NULL where the type has none. RoPE kernels take a RopeKernelParams, the
-// general ones a RopeGeneralParams, table kernels a TableKernelParams, SwiGLU kernels a SwigluKernelParams
-// or, for row sums, a SwigluRowKernelParams.
+// The kernel for vectors of so many elements, NULL where the type has none. RoPE kernels take the params of their
+// RopeKernel (RopeSharedParams and so on), those that fill tables a TableKernelParams, SwiGLU kernels a
+// SwigluKernelParams or, for row sums, a SwigluRowKernelParams.
 const void *rope_kernel_f32(int vector_elements, RopeVariant variant);
 const void *rope_kernel_f16(int vector_elements, RopeVariant variant);
 const void *rope_kernel_bf16(int vector_elements, RopeVariant variant);

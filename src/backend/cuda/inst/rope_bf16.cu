@@ -11,8 +11,10 @@ const void *rope_kernel_bf16(int vector_elements, RopeVariant variant) {
   switch (variant.kernel) {
     case RopeKernel::kShared:
       return find_shared_kernel<BFloat16, OnePosition>(vector_elements, is_interleaved);
-    case RopeKernel::kLookup:
-      return find_shared_kernel<BFloat16, LookedUpPosition>(vector_elements, is_interleaved);
+    case RopeKernel::kAxes:
+      return find_shared_kernel<BFloat16, AxisPosition>(vector_elements, is_interleaved);
+    case RopeKernel::kSequences:
+      return find_shared_kernel<BFloat16, SequencePosition>(vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<BFloat16>(vector_elements, variant.pairing);
     default:

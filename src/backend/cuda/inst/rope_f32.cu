@@ -11,8 +11,10 @@ const void *rope_kernel_f32(int vector_elements, RopeVariant variant) {
   switch (variant.kernel) {
     case RopeKernel::kShared:
       return find_shared_kernel<float, OnePosition>(vector_elements, is_interleaved);
-    case RopeKernel::kLookup:
-      return find_shared_kernel<float, LookedUpPosition>(vector_elements, is_interleaved);
+    case RopeKernel::kAxes:
+      return find_shared_kernel<float, AxisPosition>(vector_elements, is_interleaved);
+    case RopeKernel::kSequences:
+      return find_shared_kernel<float, SequencePosition>(vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<float>(vector_elements, variant.pairing);
     default:

@@ -24,8 +24,8 @@ constexpr int max_general_threads(Pairing pairing, int vector_elements) {
 }
 
 // Finds the sequence of a token and whether its positions have rows.
-__device__ __forceinline__ TokenInfo look_up_token(const RopeGeneralParams &params, BatchToken at, int64_t flat_token,
-                                                   bool counts_faults) {
+__device__ __forceinline__ TokenInfo look_up_token(const RopeGeneralParams &params, BatchToken at, bool counts_faults) {
+  const int64_t flat_token = at.batch * params.tokens_per_batch + at.token;
   TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
   if (params.sequences.is_present) {
     if (!is_in_sequences(params.sequences, at.token)) {
@@ -246,9 +246,8 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
 
   if (params.has_token_info) {
     if (threadIdx.x < share.num_tokens) {
-      const uint32_t in_row = share.first_token + threadIdx.x;
-      infos[threadIdx.x] = look_up_token(params, find_token(params, in_row),
-                                         blockIdx.y * params.tokens_per_grid_row + in_row, share.is_first_block);
+      infos[threadIdx.x] =
+          look_up_token(params, find_token(params, share.first_token + threadIdx.x), share.is_first_block);
     }
     check_sequences(params);
     __syncthreads();

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/rope_problem.hpp"
-#include "plan/rope_plan.hpp"
+#include "plan/rope_kernels.hpp"
 
 namespace rope {
 
@@ -22,13 +22,14 @@ struct RopeKernelTensor {
 // line of it.
 struct RopeKernelParams {
   Divider units_per_token;
-  Divider tokens;             // of each batch, where there are several
+  Divider inner;              // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
   uint32_t rotary_units_per_head;
   int rotary_offset;
   int rotary_dim;
   bool is_in_place[3];
   bool has_one_batch;
+  bool is_batch_fastest;  // `inner` counts batches
   bool has_positions;
   bool has_start_positions;
   bool has_narrow_positions;  // 32-bit positions and no start_positions
@@ -40,7 +41,7 @@ struct RopeKernelParams {
   TokenIntegers start_positions;
   int64_t num_tokens;  // of all batches
   int64_t tokens_per_grid_row;
-  int64_t batches_per_grid_row;
+  int64_t outer_per_grid_row;
 };
 
 // Angles of its own for each thread.
@@ -71,6 +72,7 @@ struct RopeLookupParams : RopeSharedParams {
 
 struct RopeGeneralParams : RopeLookupParams {
   uint32_t units_per_block;
+  int64_t tokens_per_batch;
   double scale;           // of computed angles and of `angles`; cos_scale and sin_scale are not in use
   Divider units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
   Divider table_width;

@@ -30,11 +30,13 @@ struct BatchToken {
   int64_t token;
 };
 
-// A token of this row of the grid. The row begins at a batch, or, where there is one batch, at a token.
+// A token of this row of the grid. The row begins at a batch, or, where tokens are the outer axis, at a token.
 __device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t in_row) {
   if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
-  const Divided divided = params.tokens.divide(in_row);
-  return {blockIdx.y * params.batches_per_grid_row + divided.quotient, divided.remainder};
+  const Divided divided = params.inner.divide(in_row);
+  const int64_t outer = blockIdx.y * params.outer_per_grid_row + divided.quotient;
+  if (params.is_batch_fastest) return {divided.remainder, outer};
+  return {outer, divided.remainder};
 }
 
 struct Unit {

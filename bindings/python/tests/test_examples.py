@@ -1,0 +1,46 @@
+# test_examples.py - the programs in examples/ run; each checks its own results and exits 77 where it lacks something
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import support  # noqa: F401
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SKIPPED = 77
+
+
+class ExamplesTest(unittest.TestCase):
+    def run_example(self, name, *arguments):
+        result = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT)
+        if result.returncode == SKIPPED:
+            self.skipTest(result.stdout.strip())
+        self.assertEqual(result.returncode, 0, result.stdout)
+        return result.stdout
+
+    def test_rotate_in_place(self):
+        self.assertIn("in place and back", self.run_example("rotate_in_place.py"))
+
+    def test_packed_qkv(self):
+        self.assertIn("in one packed tensor", self.run_example("packed_qkv.py"))
+
+    def test_training_step(self):
+        self.assertIn("plain torch", self.run_example("training_step.py"))
+
+    def test_two_processes_on_the_cpu(self):
+        self.assertEqual(self.run_example("multi_gpu.py", "--cpu").count("2 ranks equal one device"), 3)
+
+    def test_two_gpus(self):
+        self.assertEqual(self.run_example("multi_gpu.py").count("2 ranks equal one device"), 3)
+
+    def test_none_is_forgotten(self):
+        text = Path(__file__).read_text()
+        for path in EXAMPLES.glob("*.py"):
+            self.assertIn(f'"{path.name}"', text)
+
+
+if __name__ == "__main__":
+    unittest.main()
