@@ -1,10 +1,20 @@
-# cmake -D SOURCE=… -P readme.cmake: the C program in README.md is the one that the build compiles and runs.
+# cmake -D SOURCE=… -P readme.cmake: the programs in README.md are the ones that tests compile and run.
 
 cmake_minimum_required(VERSION 3.24)
 
 file(READ "${SOURCE}/README.md" readme)
-file(READ "${SOURCE}/tests/examples/readme_example.c" example)
-string(FIND "${readme}" "```c\n${example}```" at)
-if(at EQUAL -1)
-  message(FATAL_ERROR "the C program in README.md differs from tests/examples/readme_example.c")
-endif()
+foreach(pair IN ITEMS
+    c:tests/examples/readme_example.c
+    cmake:tests/package/cmake/CMakeLists.txt
+    cpp:tests/package/cxx/program.cpp
+    rust:bindings/rust/rope/examples/decode_step.rs
+    go:bindings/go/examples/decode_step/main.go)
+  string(REPLACE ":" ";" pair "${pair}")
+  list(GET pair 0 language)
+  list(GET pair 1 file)
+  file(READ "${SOURCE}/${file}" program)
+  string(FIND "${readme}" "```${language}\n${program}```" at)
+  if(at EQUAL -1)
+    message(SEND_ERROR "README.md has no ${language} program that is ${file}")
+  endif()
+endforeach()

@@ -1,0 +1,3 @@
+module librope
+
+go 1.19

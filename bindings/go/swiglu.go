@@ -1,0 +1,102 @@
+package rope
+
+// #include "shim.h"
+import "C"
+
+import "runtime"
+
+// SwigluConfig is swiglu_config_t. Device and Dtype are required.
+type SwigluConfig struct {
+	Device      Device
+	DeviceIndex int32
+	Dtype       Dtype
+	NumThreads  int32   // CPU; 0: as many processors as the thread may run on
+	Alpha       float64 // factor inside the sigmoid; 0: 1
+	Limit       float64 // gate at most Limit, up within +-Limit; 0: none
+	UpOffset    float64
+	OutScale    float64 // 0: 1
+}
+
+// Swiglu is a gating: device, type and numbers.
+type Swiglu struct {
+	desc   *C.swiglu_desc_t
+	device Device
+}
+
+// NewSwiglu checks the config and loads what calls will need.
+func NewSwiglu(config SwigluConfig) (*Swiglu, error) {
+	c := C.swiglu_config_t{
+		struct_size:  C.sizeof_swiglu_config_t,
+		device:       C.rope_device_t(config.Device),
+		device_index: C.int32_t(config.DeviceIndex),
+		dtype:        C.rope_dtype_t(config.Dtype),
+		num_threads:  C.int32_t(config.NumThreads),
+		alpha:        C.double(config.Alpha),
+		limit:        C.double(config.Limit),
+		up_offset:    C.double(config.UpOffset),
+		out_scale:    C.double(config.OutScale),
+	}
+	var text errorText
+	swiglu := &Swiglu{device: config.Device}
+	if err := text.of(C.rope_go_swiglu_create(&c, &swiglu.desc, text.pointer(), text.size())); err != nil {
+		return nil, err
+	}
+	runtime.SetFinalizer(swiglu, (*Swiglu).Close)
+	return swiglu, nil
+}
+
+// Close frees the descriptor, as Desc.Close does.
+func (s *Swiglu) Close() {
+	C.swiglu_desc_destroy(s.desc)
+	s.desc = nil
+	runtime.SetFinalizer(s, nil)
+}
+
+// SwigluArgs is swiglu_args_t, and the stream. An output may be exactly one of the inputs.
+type SwigluArgs struct {
+	Flags        uint32
+	Gate, Up     Tensor
+	Out          Tensor // forward: required; backward: the output again
+	RowScale     Tensor
+	NumRows      Tensor
+	GradOut      Tensor // backward: required
+	GradGate     Tensor // backward: wanted where given, one of the three at least
+	GradUp       Tensor
+	GradRowScale Tensor
+	Stream       uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
+}
+
+func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs) error {
+	c := &C.swiglu_args_t{struct_size: C.sizeof_swiglu_args_t, flags: C.uint32_t(args.Flags)}
+	o := &operands{}
+	for _, operand := range []struct {
+		field  string
+		tensor *Tensor
+		view   *C.rope_tensor_t
+	}{
+		{"gate", &args.Gate, &c.gate}, {"up", &args.Up, &c.up}, {"out", &args.Out, &c.out},
+		{"row_scale", &args.RowScale, &c.row_scale}, {"num_rows", &args.NumRows, &c.num_rows},
+		{"grad_out", &args.GradOut, &c.grad_out}, {"grad_gate", &args.GradGate, &c.grad_gate},
+		{"grad_up", &args.GradUp, &c.grad_up}, {"grad_row_scale", &args.GradRowScale, &c.grad_row_scale},
+	} {
+		if err := o.add(call, operand.field, s.device, operand.tensor, operand.view); err != nil {
+			return err
+		}
+	}
+	var text errorText
+	h := &o.hosts
+	status := C.rope_go_gate(direction, s.desc, c, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7], h[8],
+		C.uint64_t(args.Stream), text.pointer(), text.size())
+	runtime.KeepAlive(s)
+	return text.of(status)
+}
+
+// Forward writes Out. On the CPU it is written when the call returns; on CUDA the work is on the stream.
+func (s *Swiglu) Forward(args SwigluArgs) error {
+	return s.gate(C.ROPE_GO_FORWARD, "swiglu_forward", &args)
+}
+
+// Backward writes the gradients that are given.
+func (s *Swiglu) Backward(args SwigluArgs) error {
+	return s.gate(C.ROPE_GO_BACKWARD, "swiglu_backward", &args)
+}

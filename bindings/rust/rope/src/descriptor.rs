@@ -1,0 +1,83 @@
+use crate::error::{check, Result};
+use crate::{sys, Error};
+use std::ffi::CStr;
+
+/// Where the tensors of a descriptor lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    Cpu,
+    /// The ordinal, as in `cudaSetDevice`.
+    Cuda(i32),
+}
+
+impl Device {
+    pub(crate) fn kind_and_index(self) -> (sys::rope_device_t, i32) {
+        match self {
+            Device::Cpu => (sys::ROPE_DEVICE_CPU, 0),
+            Device::Cuda(index) => (sys::ROPE_DEVICE_CUDA, index),
+        }
+    }
+
+    /// Safe calls read and write slices, so they need a descriptor for the CPU.
+    pub(crate) fn require_cpu(self, call: &str) -> Result<()> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Cuda(_) => {
+                Err(Error::invalid(format!("{call}: the descriptor is for {self:?}: the call must be enqueue_{call}")))
+            }
+        }
+    }
+}
+
+/// The order of a tensor's axes: batch, sequence, heads, channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Layout {
+    Bshd = sys::ROPE_LAYOUT_BSHD,
+    Sbhd = sys::ROPE_LAYOUT_SBHD,
+    Bhsd = sys::ROPE_LAYOUT_BHSD,
+    /// Rank 3: all tokens of all sequences, back to back.
+    Thd = sys::ROPE_LAYOUT_THD,
+}
+
+/// Which channels of the rotated window form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Style {
+    /// Channels i and i + R/2: Llama in Hugging Face, GPT-NeoX, Qwen.
+    Half = sys::ROPE_STYLE_HALF,
+    /// Channels 2i and 2i + 1: GPT-J, Llama as published by Meta, DeepSeek.
+    Interleaved = sys::ROPE_STYLE_INTERLEAVED,
+}
+
+/// How rows of cos, sin and angles are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum TableRows {
+    ByPosition = sys::ROPE_TABLE_BY_POSITION,
+    ByToken = sys::ROPE_TABLE_BY_TOKEN,
+}
+
+/// A flag of calls: `ROPE_FLAG_PROGRAMMATIC_LAUNCH`.
+pub const PROGRAMMATIC_LAUNCH: u32 = sys::ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+
+/// The version of the loaded library: major * 10000 + minor * 100 + patch.
+pub fn version() -> u32 {
+    // SAFETY: takes and returns a number.
+    unsafe { sys::rope_version() }
+}
+
+/// One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets.
+pub fn build_info() -> &'static str {
+    // SAFETY: a static text, never NULL, that ends with 0.
+    unsafe { CStr::from_ptr(sys::rope_build_info()) }.to_str().unwrap_or("")
+}
+
+/// How many CUDA devices this process can use. Where there are none, why is the second value.
+pub fn device_count() -> Result<(i32, Option<String>)> {
+    let mut count = 0;
+    // SAFETY: writes one number.
+    check(unsafe { sys::rope_device_count(sys::ROPE_DEVICE_CUDA, &mut count) })?;
+    let reason = (count == 0).then(crate::error::last_message);
+    Ok((count, reason))
+}

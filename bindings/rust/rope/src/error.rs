@@ -1,0 +1,74 @@
+use crate::sys;
+use std::ffi::CStr;
+use std::fmt;
+
+/// Why a call was refused; `rope_status_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// The request is wrong on any machine.
+    InvalidArgument,
+    /// Well formed, but not served by this version, build or device.
+    NotSupported,
+    /// Host memory.
+    OutOfMemory,
+    /// No such device here: no driver, none visible, or none that this code runs on.
+    NoDevice,
+    /// The CUDA runtime refused; the message carries its words.
+    CudaError,
+    /// A bug in librope: please report the message.
+    InternalError,
+    /// A status of a later librope.
+    Unknown(i32),
+}
+
+/// What a refused call has to say: the status, and a text with function, field, value and rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    status: Status,
+    message: String,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(crate) fn invalid(message: String) -> Error {
+        Error { status: Status::InvalidArgument, message }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}: {}", self.status, self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The last error of this thread. A call and this are never on two threads, because neither yields.
+pub(crate) fn last_message() -> String {
+    // SAFETY: never NULL, ends with 0, and stays until this thread's next failure.
+    unsafe { CStr::from_ptr(sys::rope_last_error()) }.to_string_lossy().into_owned()
+}
+
+pub(crate) fn check(status: sys::rope_status_t) -> Result<()> {
+    let status = match status {
+        sys::ROPE_STATUS_SUCCESS => return Ok(()),
+        sys::ROPE_STATUS_INVALID_ARGUMENT => Status::InvalidArgument,
+        sys::ROPE_STATUS_NOT_SUPPORTED => Status::NotSupported,
+        sys::ROPE_STATUS_OUT_OF_MEMORY => Status::OutOfMemory,
+        sys::ROPE_STATUS_NO_DEVICE => Status::NoDevice,
+        sys::ROPE_STATUS_CUDA_ERROR => Status::CudaError,
+        sys::ROPE_STATUS_INTERNAL_ERROR => Status::InternalError,
+        other => Status::Unknown(other),
+    };
+    Err(Error { status, message: last_message() })
+}

@@ -1,0 +1,30 @@
+//! Rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs: librope from Rust.
+//!
+//! A [`Desc`] or [`Swiglu`] holds what selects code and never changes; any number of threads may use one at once. A
+//! call takes views of your tensors, [`View`] and [`ViewMut`]; nothing is copied, and packed tensors are several views.
+//! `<rope/rope.h>` is the manual of every field; here is only what Rust adds:
+//!
+//! - Views of slices are checked against the slice, and borrow it. Calls on them are safe and need a descriptor for the
+//!   CPU.
+//! - Device memory comes as raw pointers ([`View::from_raw`], [`ViewMut::from_raw`]), and `enqueue_…` calls take a
+//!   stream. Both are `unsafe` and say what they ask for.
+//! - Where the C library takes 0 for "not given", so do the setters here; there are no other defaults.
+//!
+//! `examples/decode_step.rs` is a complete program.
+
+mod descriptor;
+mod error;
+mod frequencies;
+mod rotary;
+mod swiglu;
+mod view;
+
+pub use descriptor::{build_info, device_count, version, Device, Layout, Style, TableRows, PROGRAMMATIC_LAUNCH};
+pub use error::{Error, Result, Status};
+pub use frequencies::{
+    scaled_frequencies, section_axes, ScaledFrequencies, Scaling, ScalingType, SectionAxes, SectionsType,
+};
+pub use rope_sys as sys;
+pub use rotary::{Args, Desc, DescBuilder, Operand};
+pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};
+pub use view::{Bf16, Dtype, Element, View, ViewMut, F16};

@@ -1,0 +1,343 @@
+use crate::error::check;
+use crate::view::ABSENT;
+use crate::{sys, Device, Dtype, Error, Layout, Result, Style, TableRows, View, ViewMut};
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::os::raw::{c_char, c_void};
+use std::ptr::{null, null_mut, NonNull};
+
+/// What [`Desc`] is made from; `rope_config_t`. A setter that is not called leaves the field 0.
+#[derive(Clone, Debug)]
+pub struct DescBuilder<'a> {
+    config: sys::rope_config_t,
+    device: Device,
+    inv_freq: Option<&'a [f64]>,
+    pair_axis: Option<&'a [i32]>,
+}
+
+impl<'a> DescBuilder<'a> {
+    /// Channels that are rotated, even. 0: all.
+    pub fn rotary_dim(mut self, channels: i32) -> Self {
+        self.config.rotary_dim = channels;
+        self
+    }
+
+    /// The first rotated channel.
+    pub fn rotary_offset(mut self, channel: i32) -> Self {
+        self.config.rotary_offset = channel;
+        self
+    }
+
+    /// The base of the frequencies. 0 without [`inv_freq`](Self::inv_freq): for tables or angles only.
+    pub fn theta(mut self, base: f64) -> Self {
+        self.config.theta = base;
+        self
+    }
+
+    /// Multiplies cos and sin of computed angles and of `angles`. 0: 1.
+    pub fn attention_scale(mut self, factor: f64) -> Self {
+        self.config.attention_scale = factor;
+        self
+    }
+
+    /// One frequency for each pair, in radians per position, instead of theta's.
+    pub fn inv_freq(mut self, frequencies: &'a [f64]) -> Self {
+        self.inv_freq = Some(frequencies);
+        self
+    }
+
+    /// Which position axis turns each pair.
+    pub fn pair_axis(mut self, axes: &'a [i32]) -> Self {
+        self.pair_axis = Some(axes);
+        self
+    }
+
+    /// Positions that a token has. 0: 1.
+    pub fn num_axes(mut self, axes: i32) -> Self {
+        self.config.num_axes = axes;
+        self
+    }
+
+    /// Pairs of [`Style::Half`] stay inside blocks of so many channels. 0: all rotated channels.
+    pub fn pair_block(mut self, channels: i32) -> Self {
+        self.config.pair_block = channels;
+        self
+    }
+
+    /// CPU: most threads a call may use, itself included. 0: as many processors as this thread may run on.
+    pub fn num_threads(mut self, threads: i32) -> Self {
+        self.config.num_threads = threads;
+        self
+    }
+
+    /// The style that outputs are written in, where it is another.
+    pub fn out_style(mut self, style: Style) -> Self {
+        self.config.out_style = style as i32;
+        self
+    }
+
+    /// `rope_desc_create`: checks everything and loads what calls will need.
+    pub fn build(&self) -> Result<Desc> {
+        let mut config = self.config;
+        let width = if config.rotary_dim == 0 { config.head_dim } else { config.rotary_dim };
+        let pairs = (width / 2).max(0) as usize;
+        for (field, length) in
+            [("inv_freq", self.inv_freq.map(<[_]>::len)), ("pair_axis", self.pair_axis.map(<[_]>::len))]
+        {
+            if length.map_or(false, |length| length != pairs) {
+                return Err(Error::invalid(format!(
+                    "rope_desc_create: {field} has {} entries: it must have one for each of {pairs} pairs",
+                    length.unwrap_or(0)
+                )));
+            }
+        }
+        config.inv_freq = self.inv_freq.map_or(null(), <[_]>::as_ptr);
+        config.pair_axis = self.pair_axis.map_or(null(), <[_]>::as_ptr);
+        let mut desc = null_mut();
+        // SAFETY: the config is whole and its arrays have the lengths that it says.
+        check(unsafe { sys::rope_desc_create(&config, &mut desc) })?;
+        let desc = NonNull::new(desc).expect("a descriptor on success");
+        Ok(Desc { desc, device: self.device })
+    }
+}
+
+/// A rotation: device, type, layout, geometry and frequencies. `rope_desc_t`.
+#[derive(Debug)]
+pub struct Desc {
+    desc: NonNull<sys::rope_desc_t>,
+    device: Device,
+}
+
+// SAFETY: descriptors never change after their creation, and every function may be called from any thread.
+unsafe impl Send for Desc {}
+unsafe impl Sync for Desc {}
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: ours, once; a borrow of self keeps it alive during calls, and work that is enqueued outlives it.
+        unsafe { sys::rope_desc_destroy(self.desc.as_ptr()) }
+    }
+}
+
+impl Desc {
+    /// What has no default: the rest is set on the builder.
+    pub fn builder<'a>(device: Device, dtype: Dtype, layout: Layout, style: Style, head_dim: i32) -> DescBuilder<'a> {
+        let (kind, index) = device.kind_and_index();
+        let config = sys::rope_config_t {
+            struct_size: size_of::<sys::rope_config_t>() as u32,
+            flags: 0,
+            device: kind,
+            device_index: index,
+            dtype: dtype as i32,
+            layout: layout as i32,
+            style: style as i32,
+            head_dim,
+            rotary_dim: 0,
+            rotary_offset: 0,
+            theta: 0.0,
+            attention_scale: 0.0,
+            inv_freq: null(),
+            pair_axis: null(),
+            num_axes: 0,
+            pair_block: 0,
+            num_threads: 0,
+            out_style: 0,
+        };
+        DescBuilder { config, device, inv_freq: None, pair_axis: None }
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Rotates, on the CPU; the tensors are written when it returns.
+    pub fn forward(&self, args: &mut Args<'_>) -> Result<()> {
+        self.device.require_cpu("forward")?;
+        // SAFETY: views are inside their borrows, those written are borrowed mutably, and the CPU needs no stream.
+        unsafe { self.enqueue_forward(args, null_mut()) }
+    }
+
+    /// The transpose of [`forward`](Self::forward), on the CPU: `q` holds gradients of the outputs.
+    pub fn backward(&self, args: &mut Args<'_>) -> Result<()> {
+        self.device.require_cpu("backward")?;
+        // SAFETY: as for forward.
+        unsafe { self.enqueue_backward(args, null_mut()) }
+    }
+
+    /// Rotates on a stream, a `cudaStream_t`; null is the legacy default stream, and what the CPU takes.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the descriptor's device. Until it has run the call, the memory of every view stays valid
+    /// on that device; what the call writes is used by nothing else, and what it reads is written by nothing else.
+    pub unsafe fn enqueue_forward(&self, args: &mut Args<'_>, stream: *mut c_void) -> Result<()> {
+        check(sys::rope_forward(self.desc.as_ptr(), &args.raw, stream))
+    }
+
+    /// The transpose on a stream.
+    ///
+    /// # Safety
+    /// As for [`enqueue_forward`](Self::enqueue_forward).
+    pub unsafe fn enqueue_backward(&self, args: &mut Args<'_>, stream: *mut c_void) -> Result<()> {
+        check(sys::rope_backward(self.desc.as_ptr(), &args.raw, stream))
+    }
+
+    /// Writes cos and sin at positions 0 to M - 1, on the CPU.
+    pub fn fill_tables(&self, cos: &mut ViewMut<'_>, sin: &mut ViewMut<'_>) -> Result<()> {
+        self.device.require_cpu("fill_tables")?;
+        // SAFETY: as for forward.
+        unsafe { self.enqueue_fill_tables(cos, sin, null_mut()) }
+    }
+
+    /// Writes cos and sin on a stream.
+    ///
+    /// # Safety
+    /// As for [`enqueue_forward`](Self::enqueue_forward).
+    pub unsafe fn enqueue_fill_tables(
+        &self,
+        cos: &mut ViewMut<'_>,
+        sin: &mut ViewMut<'_>,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        check(sys::rope_fill_tables(self.desc.as_ptr(), &cos.raw, &sin.raw, stream))
+    }
+
+    /// How a call would run: kernel, vector width, grid, bytes moved.
+    pub fn explain(&self, args: &Args<'_>) -> Result<String> {
+        let mut text = [0u8; 512];
+        // SAFETY: no tensor is touched, and the text ends inside the buffer.
+        check(unsafe {
+            sys::rope_explain(self.desc.as_ptr(), &args.raw, text.as_mut_ptr() as *mut c_char, text.len())
+        })?;
+        let length = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..length]).into_owned())
+    }
+}
+
+/// A tensor that is rotated, where it lies or into another.
+#[derive(Debug)]
+pub enum Operand<'a> {
+    InPlace(ViewMut<'a>),
+    OutOfPlace(View<'a>, ViewMut<'a>),
+}
+
+impl<'a> From<ViewMut<'a>> for Operand<'a> {
+    fn from(view: ViewMut<'a>) -> Self {
+        Operand::InPlace(view)
+    }
+}
+
+impl<'a> From<(View<'a>, ViewMut<'a>)> for Operand<'a> {
+    fn from((from, to): (View<'a>, ViewMut<'a>)) -> Self {
+        Operand::OutOfPlace(from, to)
+    }
+}
+
+impl Operand<'_> {
+    fn raw(self) -> (sys::rope_tensor_t, sys::rope_tensor_t) {
+        match self {
+            Operand::InPlace(view) => (view.raw, ABSENT),
+            Operand::OutOfPlace(from, to) => (from.raw, to.raw),
+        }
+    }
+}
+
+/// What changes from call to call; `rope_args_t`.
+#[derive(Debug)]
+pub struct Args<'a> {
+    raw: sys::rope_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for Args<'_> {}
+
+impl<'a> Args<'a> {
+    /// The tensor q: a [`ViewMut`], rotated in place, or a [`View`] and the [`ViewMut`] that takes the result.
+    pub fn new(q: impl Into<Operand<'a>>) -> Self {
+        let (q, q_out) = q.into().raw();
+        let raw = sys::rope_args_t {
+            struct_size: size_of::<sys::rope_args_t>() as u32,
+            flags: 0,
+            q,
+            q_out,
+            k: ABSENT,
+            k_out: ABSENT,
+            v: ABSENT,
+            v_out: ABSENT,
+            positions: ABSENT,
+            start_positions: ABSENT,
+            cu_seqlens: ABSENT,
+            cos: ABSENT,
+            sin: ABSENT,
+            angles: ABSENT,
+            fault: ABSENT,
+            position_offset: 0,
+            table_rows: 0,
+            reserved0: 0,
+        };
+        Args { raw, memory: PhantomData }
+    }
+
+    /// A second tensor, rotated in the same launch.
+    pub fn k(mut self, k: impl Into<Operand<'a>>) -> Self {
+        (self.raw.k, self.raw.k_out) = k.into().raw();
+        self
+    }
+
+    /// A third tensor.
+    pub fn v(mut self, v: impl Into<Operand<'a>>) -> Self {
+        (self.raw.v, self.raw.v_out) = v.into().raw();
+        self
+    }
+
+    /// Flags of the call: 0 or [`PROGRAMMATIC_LAUNCH`](crate::PROGRAMMATIC_LAUNCH).
+    pub fn flags(mut self, flags: u32) -> Self {
+        self.raw.flags = flags;
+        self
+    }
+
+    /// The positions of tokens. Not given: the index in the sequence.
+    pub fn positions(mut self, positions: View<'a>) -> Self {
+        self.raw.positions = positions.raw;
+        self
+    }
+
+    /// Added to them: one for each sequence, or for each token.
+    pub fn start_positions(mut self, positions: View<'a>) -> Self {
+        self.raw.start_positions = positions.raw;
+        self
+    }
+
+    /// Added to every position.
+    pub fn position_offset(mut self, offset: i64) -> Self {
+        self.raw.position_offset = offset;
+        self
+    }
+
+    /// Where the sequences of [`Layout::Thd`] begin and end.
+    pub fn cu_seqlens(mut self, boundaries: View<'a>) -> Self {
+        self.raw.cu_seqlens = boundaries.raw;
+        self
+    }
+
+    /// Tables of cos and sin, instead of computed angles.
+    pub fn tables(mut self, cos: View<'a>, sin: View<'a>, rows: TableRows) -> Self {
+        self.raw.cos = cos.raw;
+        self.raw.sin = sin.raw;
+        self.raw.table_rows = rows as i32;
+        self
+    }
+
+    /// Angles in radians, instead of computed ones.
+    pub fn angles(mut self, angles: View<'a>, rows: TableRows) -> Self {
+        self.raw.angles = angles.raw;
+        self.raw.table_rows = rows as i32;
+        self
+    }
+
+    /// Two `i64`, to which calls add: faulty tokens, and the lowest of them + 1.
+    pub fn fault(mut self, fault: ViewMut<'a>) -> Self {
+        self.raw.fault = fault.raw;
+        self
+    }
+}

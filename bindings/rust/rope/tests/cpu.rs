@@ -1,0 +1,378 @@
+//! The safe interface on CPU memory. What numbers mean is tested in the C library; here it is that they arrive.
+
+use rope::*;
+use std::thread;
+
+const HEAD_DIM: usize = 32;
+const PAIRS: usize = HEAD_DIM / 2;
+
+fn builder<'a>(dtype: Dtype) -> DescBuilder<'a> {
+    Desc::builder(Device::Cpu, dtype, Layout::Thd, Style::Half, HEAD_DIM as i32).num_threads(1)
+}
+
+fn thd(dtype: Dtype) -> Desc {
+    builder(dtype).theta(10000.0).build().unwrap()
+}
+
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.37).sin()).collect()
+}
+
+/// Pair i of every head, in the style of halves.
+fn rotated(data: &[f32], heads: usize, position: impl Fn(usize) -> i64, sign: f64) -> Vec<f32> {
+    let mut out = data.to_vec();
+    for (row, head) in out.chunks_mut(HEAD_DIM).enumerate() {
+        for i in 0..PAIRS {
+            let angle = sign * position(row / heads) as f64 * 10000f64.powf(-2.0 * i as f64 / HEAD_DIM as f64);
+            let (x, y) = (head[i] as f64, head[i + PAIRS] as f64);
+            head[i] = (x * angle.cos() - y * angle.sin()) as f32;
+            head[i + PAIRS] = (x * angle.sin() + y * angle.cos()) as f32;
+        }
+    }
+    out
+}
+
+fn assert_near(found: &[f32], wanted: &[f32]) {
+    assert_eq!(found.len(), wanted.len());
+    for (i, (a, b)) in found.iter().zip(wanted).enumerate() {
+        assert!((a - b).abs() < 2e-6, "element {i} is {a} instead of {b}");
+    }
+}
+
+fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
+    let error = result.unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+    error.message().to_string()
+}
+
+#[test]
+fn rotates_in_place_and_out_of_place_and_back() {
+    let desc = thd(Dtype::F32);
+    let given = numbers(5 * 2 * HEAD_DIM);
+    let shape = [5, 2, HEAD_DIM];
+    let positions = [3i32, 0, -7, 100, 4];
+    let wanted = rotated(&given, 2, |token| positions[token] as i64, 1.0);
+
+    let mut out = vec![0.0f32; given.len()];
+    let q = View::new(&given, &shape).unwrap();
+    let q_out = ViewMut::new(&mut out, &shape).unwrap();
+    desc.forward(&mut Args::new((q, q_out)).positions(View::new(&positions, &[5]).unwrap())).unwrap();
+    assert_near(&out, &wanted);
+
+    let mut here = given.clone();
+    let mut view = ViewMut::new(&mut here, &shape).unwrap();
+    let positions = View::new(&positions, &[5]).unwrap();
+    desc.forward(&mut Args::new(view.reborrow()).positions(positions)).unwrap();
+    desc.backward(&mut Args::new(view).positions(positions)).unwrap();
+    assert_near(&here, &given);
+}
+
+#[test]
+fn parts_of_a_packed_tensor_are_written_and_the_rest_is_not() {
+    let desc = thd(Dtype::F32);
+    let given = numbers(3 * 7 * HEAD_DIM);
+    let mut qkv = given.clone();
+    let packed = ViewMut::new(&mut qkv, &[3, 7, HEAD_DIM]).unwrap();
+    let (q, rest) = packed.split_at(1, 4).unwrap();
+    let (k, v) = rest.split_at(1, 1).unwrap();
+    let mut sum = vec![0i64; 2];
+    let fault = ViewMut::new(&mut sum, &[2]).unwrap();
+    desc.forward(&mut Args::new(q).k(k).position_offset(9).fault(fault)).unwrap();
+    drop(v);
+    let wanted = rotated(&given, 7, |token| token as i64 + 9, 1.0);
+    for (row, head) in qkv.chunks(HEAD_DIM).enumerate() {
+        let source = if row % 7 < 5 { &wanted } else { &given };
+        assert_near(head, &source[row * HEAD_DIM..][..HEAD_DIM]);
+    }
+    assert_eq!(sum, [0, 0]);
+}
+
+#[test]
+fn every_dtype_arrives() {
+    let f64s: Vec<f64> = numbers(HEAD_DIM).iter().map(|&x| x as f64).collect();
+    let mut here = f64s.clone();
+    thd(Dtype::F64)
+        .forward(&mut Args::new(ViewMut::new(&mut here, &[1, 1, HEAD_DIM]).unwrap()).position_offset(2))
+        .unwrap();
+    assert!((here[0] - (f64s[0] * 2f64.cos() - f64s[PAIRS] * 2f64.sin())).abs() < 1e-15);
+
+    let mut ones = vec![Bf16(0); HEAD_DIM];
+    ones[0] = Bf16(0x3f80);
+    thd(Dtype::Bf16).forward(&mut Args::new(ViewMut::new(&mut ones, &[1, 1, HEAD_DIM]).unwrap())).unwrap();
+    assert_eq!(ones[0], Bf16(0x3f80)); // position 0
+    let mut ones = vec![F16(0); HEAD_DIM];
+    ones[PAIRS] = F16(0x3c00);
+    thd(Dtype::F16).forward(&mut Args::new(ViewMut::new(&mut ones, &[1, 1, HEAD_DIM]).unwrap())).unwrap();
+    assert_eq!(ones[PAIRS], F16(0x3c00));
+
+    let mut wrong = vec![0.0f64; HEAD_DIM];
+    let text = message(thd(Dtype::F32).forward(&mut Args::new(ViewMut::new(&mut wrong, &[1, 1, HEAD_DIM]).unwrap())));
+    assert!(text.starts_with("rope_forward: q.dtype is"), "{text}");
+}
+
+#[test]
+fn tables_angles_sequences_and_starts_arrive() {
+    let desc = thd(Dtype::F32);
+    let (mut cos, mut sin) = (vec![0.0f32; 8 * PAIRS], vec![0.0f32; 8 * PAIRS]);
+    desc.fill_tables(
+        &mut ViewMut::new(&mut cos, &[8, PAIRS]).unwrap(),
+        &mut ViewMut::new(&mut sin, &[8, PAIRS]).unwrap(),
+    )
+    .unwrap();
+    assert!((cos[3 * PAIRS] - 3f32.cos()).abs() < 1e-6 && (sin[3 * PAIRS] - 3f32.sin()).abs() < 1e-6);
+
+    let given = numbers(4 * HEAD_DIM);
+    let shape = [4, 1, HEAD_DIM];
+    let mut computed = given.clone();
+    desc.forward(&mut Args::new(ViewMut::new(&mut computed, &shape).unwrap())).unwrap();
+    let mut looked_up = given.clone();
+    let tables = [&cos, &sin].map(|table| View::new(table, &[8, PAIRS]).unwrap());
+    desc.forward(&mut Args::new(ViewMut::new(&mut looked_up, &shape).unwrap()).tables(
+        tables[0],
+        tables[1],
+        TableRows::ByPosition,
+    ))
+    .unwrap();
+    assert_eq!(computed, looked_up); // the same bits
+
+    let angles = vec![0.0f32; 4 * PAIRS];
+    let angles = View::new(&angles, &[4, PAIRS]).unwrap();
+    let mut unchanged = given.clone();
+    desc.forward(&mut Args::new(ViewMut::new(&mut unchanged, &shape).unwrap()).angles(angles, TableRows::ByToken))
+        .unwrap();
+    assert_eq!(unchanged, given);
+
+    let (boundaries, starts) = ([0i32, 1, 4], [50i64, 7]);
+    let mut sequences = given.clone();
+    desc.forward(
+        &mut Args::new(ViewMut::new(&mut sequences, &shape).unwrap())
+            .cu_seqlens(View::new(&boundaries, &[3]).unwrap())
+            .start_positions(View::new(&starts, &[2]).unwrap()),
+    )
+    .unwrap();
+    assert_near(&sequences, &rotated(&given, 1, |token| [50, 7, 8, 9][token], 1.0));
+}
+
+#[test]
+fn frequencies_and_sections_arrive() {
+    let recipe = Scaling { factor: 4.0, original_max_position: 32768, ..Scaling::new(ScalingType::Yarn) };
+    let scaled = scaled_frequencies(HEAD_DIM as i32, 1e6, &recipe).unwrap();
+    assert_eq!(scaled.inv_freq.len(), PAIRS);
+    assert_eq!(scaled.inv_freq[0], 1.0);
+    assert!((scaled.attention_scale - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-15);
+    let desc = builder(Dtype::F32).inv_freq(&scaled.inv_freq).attention_scale(scaled.attention_scale).build().unwrap();
+    let mut q = vec![0.0f32; HEAD_DIM];
+    q[0] = 1.0;
+    desc.forward(&mut Args::new(ViewMut::new(&mut q, &[1, 1, HEAD_DIM]).unwrap()).position_offset(5)).unwrap();
+    assert!((q[0] as f64 - scaled.attention_scale * 5f64.cos()).abs() < 1e-6);
+
+    let factors = vec![2.0; PAIRS];
+    let recipe = Scaling { pair_factors: &factors, ..Scaling::new(ScalingType::Factors) };
+    assert_eq!(scaled_frequencies(HEAD_DIM as i32, 1e4, &recipe).unwrap().inv_freq[0], 0.5);
+    let text = message(scaled_frequencies(
+        HEAD_DIM as i32,
+        1e4,
+        &Scaling { pair_factors: &factors[1..], ..Scaling::new(ScalingType::Factors) },
+    ));
+    assert!(text.contains("num_factors"), "{text}");
+    message(scaled_frequencies(
+        HEAD_DIM as i32,
+        1e4,
+        &Scaling { pair_factors: &factors[1..], long_factor: &factors, ..Scaling::new(ScalingType::Factors) },
+    ));
+    message(scaled_frequencies(-2, 1e4, &Scaling::new(ScalingType::None)));
+    message(scaled_frequencies(4096, 1e4, &Scaling::new(ScalingType::None)));
+
+    let axes = section_axes(HEAD_DIM as i32, 1e4, SectionsType::Chunked, &[4, 6, 6]).unwrap();
+    assert_eq!(axes.pair_axis, [vec![0; 4], vec![1; 6], vec![2; 6]].concat());
+    let desc = builder(Dtype::F32).theta(1e4).pair_axis(&axes.pair_axis).num_axes(3).build().unwrap();
+    let positions = [2i64, 0, 0]; // [axes, tokens]
+    let mut q = vec![1.0f32; HEAD_DIM];
+    desc.forward(
+        &mut Args::new(ViewMut::new(&mut q, &[1, 1, HEAD_DIM]).unwrap())
+            .positions(View::new(&positions, &[3, 1]).unwrap()),
+    )
+    .unwrap();
+    assert!(q[0] != 1.0 && q[4] == 1.0);
+    message(section_axes(HEAD_DIM as i32, 1e4, SectionsType::Chunked, &[1; 9]));
+}
+
+#[test]
+fn arrays_of_another_length_than_the_pairs_are_refused() {
+    let text = message(builder(Dtype::F32).inv_freq(&[1.0; PAIRS - 1]).build());
+    assert_eq!(text, "rope_desc_create: inv_freq has 15 entries: it must have one for each of 16 pairs");
+    let text = message(builder(Dtype::F32).theta(1e4).pair_axis(&[0; 3]).build());
+    assert!(text.contains("pair_axis has 3 entries"), "{text}");
+    message(Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Half, -8).inv_freq(&[]).build());
+}
+
+#[test]
+fn errors_carry_the_status_and_the_words_of_the_library() {
+    let error = Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Half, 63).theta(1e4).build().unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument);
+    assert_eq!(error.to_string(), format!("InvalidArgument: {}", error.message()));
+    assert!(error.message().starts_with("rope_desc_create: head_dim is 63"), "{error}");
+
+    let (count, reason) = device_count().unwrap();
+    assert_eq!(count == 0, reason.is_some());
+    if count == 0 {
+        let error =
+            Desc::builder(Device::Cuda(0), Dtype::F32, Layout::Thd, Style::Half, 64).theta(1e4).build().unwrap_err();
+        assert!(matches!(error.status(), Status::NoDevice | Status::NotSupported), "{error}");
+    } else {
+        let desc = Desc::builder(Device::Cuda(0), Dtype::F32, Layout::Thd, Style::Half, 64).theta(1e4).build();
+        let mut q = vec![0.0f32; 64];
+        let text = message(desc.unwrap().forward(&mut Args::new(ViewMut::new(&mut q, &[1, 1, 64]).unwrap())));
+        assert!(text.contains("enqueue_forward"), "{text}");
+    }
+    assert!(build_info().contains("librope"));
+    assert_eq!(version() / 100, sys::ROPE_VERSION / 100);
+}
+
+#[test]
+fn views_stay_inside_their_slices() {
+    let data = [0.0f32; 12];
+    assert!(View::new(&data, &[3, 4]).is_ok());
+    message(View::new(&data, &[3, 5]));
+    message(View::new(&data, &[usize::MAX, usize::MAX, 2]));
+    message(View::new(&data, &[]));
+    message(View::new(&data, &[1, 1, 1, 1, 12]));
+    assert!(View::strided(&data, 11, &[3, 4], &[-4, -1]).is_ok());
+    message(View::strided(&data, 10, &[3, 4], &[-4, -1]));
+    message(View::strided(&data, 1, &[3, 4], &[4, 1]));
+    message(View::strided(&data, 0, &[3, 4], &[isize::MAX, isize::MIN]));
+    message(View::strided(&data, 0, &[3, 4], &[4]));
+    assert!(View::strided(&data, 0, &[1000, 12], &[0, 1]).is_ok()); // an input may repeat
+    assert!(View::new(&data, &[0, 99]).is_ok());
+
+    let view = View::new(&data, &[3, 4]).unwrap();
+    assert!(view.narrow(1, 1, 3).unwrap().select(0, 2).is_ok());
+    let text = message(view.narrow(1, 2, 3));
+    assert!(text.starts_with("rope_tensor_narrow: "), "{text}");
+    message(view.select(2, 0));
+    message(view.select(0, usize::MAX));
+}
+
+#[test]
+fn elements_that_are_written_lie_apart() {
+    let mut data = [0.0f32; 12];
+    message(ViewMut::strided(&mut data, 0, &[2, 6], &[0, 1]));
+    message(ViewMut::strided(&mut data, 0, &[2, 6], &[5, 1]));
+    assert!(ViewMut::strided(&mut data, 0, &[2, 6], &[6, 1]).is_ok());
+    assert!(ViewMut::strided(&mut data, 11, &[6, 2], &[-1, -6]).is_ok());
+    assert!(ViewMut::strided(&mut data, 0, &[1, 12], &[0, 1]).is_ok());
+    message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(1, 5));
+    message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(7, 0));
+    let view = ViewMut::new(&mut data, &[3, 4]).unwrap();
+    assert!(view.as_view().narrow(0, 1, 2).is_ok());
+    assert!(view.select(0, 1).unwrap().narrow(0, 0, 2).is_ok());
+}
+
+#[test]
+fn a_descriptor_serves_threads_at_once() {
+    let desc = thd(Dtype::F32);
+    let given = numbers(64 * HEAD_DIM);
+    let wanted = rotated(&given, 1, |token| token as i64, 1.0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut q = given.clone();
+                desc.forward(&mut Args::new(ViewMut::new(&mut q, &[64, 1, HEAD_DIM]).unwrap())).unwrap();
+                assert_near(&q, &wanted);
+            });
+        }
+    });
+}
+
+#[test]
+fn swiglu_forward_and_backward() {
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).num_threads(1).build().unwrap();
+    let (rows, width) = (3, 10);
+    let given: Vec<f32> = numbers(rows * 2 * width).iter().map(|x| 3.0 * x).collect();
+    let grad = numbers(rows * width);
+    let scale = [0.5f32, 1.0, 2.0];
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    let at = |row: usize, column: usize| given[row * 2 * width + column];
+
+    let packed = View::new(&given, &[rows, 2 * width]).unwrap();
+    let (gate, up) = (packed.narrow(1, 0, width).unwrap(), packed.narrow(1, width, width).unwrap());
+    let mut out = vec![0.0f32; rows * width];
+    let out_view = ViewMut::new(&mut out, &[rows, width]).unwrap();
+    let row_scale = View::new(&scale, &[rows]).unwrap();
+    swiglu.forward(&mut SwigluArgs::forward(gate, up, out_view).row_scale(row_scale)).unwrap();
+    for row in 0..rows {
+        for column in 0..width {
+            let (g, u) = (at(row, column), at(row, column + width));
+            let wanted = g * sigmoid(g) * u * scale[row];
+            assert!((out[row * width + column] - wanted).abs() < 1e-5);
+        }
+    }
+
+    let mut gradients = given.clone();
+    let (gate, up) = ViewMut::new(&mut gradients, &[rows, 2 * width]).unwrap().split_at(1, width).unwrap();
+    let grad_view = View::new(&grad, &[rows, width]).unwrap();
+    swiglu.backward(&mut SwigluArgs::backward_over_inputs(gate, up, grad_view)).unwrap();
+    for row in 0..rows {
+        for column in 0..width {
+            let (g, u, d) = (at(row, column), at(row, column + width), grad[row * width + column]);
+            let s = sigmoid(g);
+            assert!((gradients[row * 2 * width + column] - d * u * s * (1.0 + g * (1.0 - s))).abs() < 1e-5);
+            assert!((gradients[row * 2 * width + width + column] - d * g * s).abs() < 1e-5);
+        }
+    }
+
+    // Into tensors of their own, with the row weights' gradient and the output again; two of three rows.
+    let mut tensors = [vec![7.0f32; rows * width], vec![7.0; rows * width], vec![7.0; rows * width]];
+    let mut grad_scale = vec![7.0f32; rows];
+    let count = [2i32];
+    let [again, grad_gate, grad_up] = &mut tensors;
+    let shape = [rows, width];
+    swiglu
+        .backward(
+            &mut SwigluArgs::backward(
+                packed.narrow(1, 0, width).unwrap(),
+                packed.narrow(1, width, width).unwrap(),
+                grad_view,
+            )
+            .out(ViewMut::new(again, &shape).unwrap())
+            .grad_gate(ViewMut::new(grad_gate, &shape).unwrap())
+            .grad_up(ViewMut::new(grad_up, &shape).unwrap())
+            .grad_row_scale(ViewMut::new(&mut grad_scale, &[rows]).unwrap())
+            .row_scale(row_scale)
+            .num_rows(View::new(&count, &[1]).unwrap()),
+        )
+        .unwrap();
+    assert_eq!(tensors[0][..2 * width], out[..2 * width]);
+    assert!(tensors.iter().all(|tensor| tensor[2 * width..].iter().all(|&x| x == 7.0)));
+    assert!(grad_scale[0] != 7.0 && grad_scale[2] == 7.0);
+
+    let (mut gate, up) = (vec![1.0f32; 4], vec![2.0f32; 4]);
+    let up = View::new(&up, &[4]).unwrap();
+    swiglu.forward(&mut SwigluArgs::forward_over_gate(ViewMut::new(&mut gate, &[4]).unwrap(), up)).unwrap();
+    assert!((gate[0] - 2.0 * sigmoid(1.0)).abs() < 1e-6);
+    let gate = [1.0f32; 4];
+    let mut up = [2.0f32; 4];
+    let gate = View::new(&gate, &[4]).unwrap();
+    swiglu.forward(&mut SwigluArgs::forward_over_up(gate, ViewMut::new(&mut up, &[4]).unwrap())).unwrap();
+    assert!((up[3] - 2.0 * sigmoid(1.0)).abs() < 1e-6);
+    assert!(Swiglu::builder(Device::Cpu, Dtype::F32).limit(-1.0).build().is_err());
+}
+
+#[test]
+fn raw_pointers_and_explain() {
+    let desc = thd(Dtype::F32);
+    let mut q = numbers(HEAD_DIM);
+    let given = q.clone();
+    let strides = [HEAD_DIM as isize, HEAD_DIM as isize, 1];
+    // SAFETY: the vector, which outlives the call and is not used during it.
+    unsafe {
+        let view = ViewMut::from_raw(q.as_mut_ptr().cast(), Dtype::F32, &[1, 1, HEAD_DIM], &strides).unwrap();
+        let mut args = Args::new(view).position_offset(3);
+        assert!(!desc.explain(&args).unwrap().is_empty());
+        desc.enqueue_forward(&mut args, std::ptr::null_mut()).unwrap();
+        desc.enqueue_backward(&mut args, std::ptr::null_mut()).unwrap();
+        message(desc.enqueue_forward(&mut args, 0x1 as *mut _)); // a stream
+        assert!(View::from_raw(q.as_ptr().cast(), Dtype::F32, &[1, 1], &[1]).is_err());
+    }
+    assert_near(&q, &given);
+}

@@ -1,0 +1,19 @@
+# cmake … -P archive.cmake: the TGZ, unpacked somewhere, serves a compiler that is told where.
+
+cmake_minimum_required(VERSION 3.24)
+
+file(REMOVE_RECURSE "${WORK}")
+execute_process(COMMAND "${CPACK}" --config "${BUILD}/CPackConfig.cmake" -G TGZ -B "${WORK}"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB archives "${WORK}/*.tar.gz")
+list(LENGTH archives count)
+if(NOT count EQUAL 1)
+  message(FATAL_ERROR "not one archive but ${count}: ${archives}")
+endif()
+file(ARCHIVE_EXTRACT INPUT "${archives}" DESTINATION "${WORK}/unpacked")
+file(GLOB root "${WORK}/unpacked/*")
+execute_process(
+  COMMAND "${CC}" -std=c99 "${PROGRAM}" "-I${root}/include" "-L${root}/${LIBDIR}" -lrope
+          "-Wl,-rpath,${root}/${LIBDIR}" -o "${WORK}/program"
+  COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK}/program" COMMAND_ERROR_IS_FATAL ANY)

@@ -1,0 +1,26 @@
+# cmake … -P consumer.cmake: configures and builds PROJECT, with the file ADDED as program.c, against the moved tree, and
+# runs what it made, each program called program*.
+
+cmake_minimum_required(VERSION 3.24)
+
+file(REMOVE_RECURSE "${WORK}")
+file(COPY "${PROJECT}/" DESTINATION "${WORK}")
+if(ADDED)
+  configure_file("${ADDED}" "${WORK}/program.c" COPYONLY)
+endif()
+execute_process(
+  COMMAND "${CMAKE_COMMAND}" -S "${WORK}" -B "${WORK}/build" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
+          "-DCMAKE_C_COMPILER=${CC}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_PREFIX_PATH=${MOVED}"
+          "-DCUDAToolkit_ROOT=${CUDA_ROOT}" -DROPE_CUDA=OFF ${OPTIONS} --no-warn-unused-cli
+  COMMAND_ERROR_IS_FATAL ANY)
+if(CONFIGURE_ONLY)
+  return()
+endif()
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK}/build" COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB programs "${WORK}/build/program*")
+if(NOT programs)
+  message(FATAL_ERROR "${PROJECT} made no program")
+endif()
+foreach(program IN LISTS programs)
+  execute_process(COMMAND "${program}" COMMAND_ERROR_IS_FATAL ANY)
+endforeach()

@@ -1,0 +1,51 @@
+# cmake … -P install.cmake: installs, moves the tree, and looks at every file of it.
+
+cmake_minimum_required(VERSION 3.24)
+
+file(REMOVE_RECURSE "${WORK}" "${MOVED}")
+execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(RENAME "${WORK}" "${MOVED}")
+
+string(REGEX REPLACE "^([0-9]+).*" "\\1" major "${VERSION}")
+set(expected
+  include/rope/rope.h
+  ${LIBDIR}/cmake/rope/ropeConfig.cmake
+  ${LIBDIR}/cmake/rope/ropeConfigVersion.cmake
+  ${LIBDIR}/cmake/rope/ropeSharedTargets.cmake
+  ${LIBDIR}/cmake/rope/ropeStaticTargets.cmake
+  ${LIBDIR}/librope.a
+  ${LIBDIR}/librope.so
+  ${LIBDIR}/librope.so.0
+  ${LIBDIR}/librope.so.${VERSION}
+  ${LIBDIR}/pkgconfig/rope.pc
+  share/doc/rope/CHANGELOG.md
+  share/doc/rope/LICENSE)
+file(GLOB_RECURSE found LIST_DIRECTORIES false RELATIVE "${MOVED}" "${MOVED}/*")
+list(FILTER found EXCLUDE REGEX "cmake/rope/rope(Shared|Static)Targets-[a-z]+\\.cmake$") # one for each build type
+list(SORT found)
+list(SORT expected)
+if(NOT found STREQUAL expected)
+  message(SEND_ERROR "installed:\n  ${found}\nexpected:\n  ${expected}")
+endif()
+
+# Debug information names source files; a distribution strips it or maps the paths.
+file(GLOB_RECURSE files LIST_DIRECTORIES false "${MOVED}/*")
+foreach(file IN LISTS files)
+  if(BUILD_TYPE MATCHES "Deb" AND file MATCHES "librope\\.(a|so[.0-9]*)$")
+    continue()
+  endif()
+  foreach(folder IN ITEMS "${SOURCE}" "${BUILD}" "${WORK}")
+    string(REGEX REPLACE "([][+.*()^$?|\\\\])" "\\\\\\1" pattern "${folder}")
+    file(STRINGS "${file}" lines REGEX "${pattern}")
+    if(lines)
+      message(SEND_ERROR "${file} names ${folder}: ${lines}")
+    endif()
+  endforeach()
+endforeach()
+
+execute_process(COMMAND "${READELF}" -dW "${MOVED}/${LIBDIR}/librope.so" OUTPUT_VARIABLE dynamic
+  COMMAND_ERROR_IS_FATAL ANY)
+if(dynamic MATCHES "R(UN)?PATH[^\n]*")
+  message(SEND_ERROR "the installed library has a search path: ${CMAKE_MATCH_0}")
+endif()

@@ -1,0 +1,36 @@
+# cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows.
+
+cmake_minimum_required(VERSION 3.24)
+
+if(NOT CARGO)
+  message("SKIPPED: there is no cargo")
+  return()
+endif()
+set(ENV{CARGO_TARGET_DIR} "${WORK}")
+set(ENV{CARGO_TERM_COLOR} never)
+set(ENV{RUSTFLAGS} "-D warnings")
+
+function(cargo)
+  execute_process(COMMAND "${CARGO}" ${ARGN} --offline --locked --quiet WORKING_DIRECTORY "${SOURCE}/bindings/rust"
+    OUTPUT_VARIABLE output ECHO_OUTPUT_VARIABLE COMMAND_ERROR_IS_FATAL ANY)
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+set(ENV{ROPE_LIB_DIR} "${MOVED}/${LIBDIR}")
+cargo(test --workspace)
+cargo(run --example decode_step)
+if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
+  message(SEND_ERROR "examples/decode_step.rs printed:\n${output}")
+endif()
+set(ENV{ROPE_STATIC} 1)
+if(CUDA)
+  set(ENV{CUDART_LIB_DIR} "${CUDA_LIBDIR}")
+endif()
+cargo(run --example decode_step)
+unset(ENV{ROPE_STATIC})
+unset(ENV{ROPE_LIB_DIR})
+if(PKG_CONFIG)
+  set(ENV{PKG_CONFIG} "${PKG_CONFIG}")
+  set(ENV{PKG_CONFIG_PATH} "${MOVED}/${LIBDIR}/pkgconfig")
+  cargo(run --example decode_step)
+endif()
