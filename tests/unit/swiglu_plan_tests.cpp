@@ -488,7 +488,7 @@ rope::SwigluPlan planned(const Interleaved &scene, const swiglu_args_t &args,
   REQUIRE(made == ROPE_STATUS_SUCCESS);
   rope::SwigluPlan plan;
   REQUIRE(rope::plan_swiglu("swiglu_forward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
-  CHECK(fault_of(problem, plan).empty());
+  CHECK(fault_of(problem, device, plan).empty());
   return plan;
 }
 
