@@ -23,6 +23,13 @@ enum SwigluOutput {
   kMaxSwigluOutputs
 };
 
+// How gate and up lie, or their gradients.
+enum class GateUpLayout : uint8_t {
+  kSeparate,            // each by itself
+  kAlternating,         // gate, up, gate, up, ... along the last axis
+  kAlternatingUpFirst,  // up, gate, up, gate, ...
+};
+
 // An operation over up to four axes, element by element, the last axis being the one that lies closest together in
 // memory. Axes of length 1 are gone and axes that are one in every tensor are merged, so that a contiguous tensor of
 // any rank is a single axis. Where rows are summed (grad_row_scale) axes keep gate's order instead, and those of a row

@@ -8,13 +8,6 @@
 
 namespace rope {
 
-// How gate and up lie, or their gradients.
-enum class GateUpLayout : uint8_t {
-  kSeparate,            // each by itself
-  kAlternating,         // gate, up, gate, up, ... along the last axis
-  kAlternatingUpFirst,  // up, gate, up, gate, ...
-};
-
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
 // row_scale lacks.

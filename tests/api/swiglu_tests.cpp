@@ -73,6 +73,17 @@ TEST_CASE("gradients in place in packed inputs", "[swiglu]") {
   }
 }
 
+TEST_CASE("packed rows as long as several blocks", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    for (GatePacking packing : {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Blocks}) {
+      for (const int64_t columns : {2048, 6144, 2056}) {
+        SwigluCase().dtype(dtype).shape({3, columns}).packing(packing, packing).check();
+      }
+    }
+    SwigluCase().dtype(dtype).shape({3, 4096}).packing(GatePacking::Alternating).row_scale(1).check();
+  }
+}
+
 TEST_CASE("gate and up that alternate, wherever rows begin and end", "[swiglu]") {
   const GatePacking packings[] = {GatePacking::Separate, GatePacking::Alternating, GatePacking::AlternatingUpFirst};
   const auto alternate = [](GatePacking packing, const Placement &both, const Placement &alone) {
@@ -113,18 +124,23 @@ TEST_CASE("gate and up that alternate, wherever rows begin and end", "[swiglu]")
         make({3, 40}, {}, {}).without(SwigluTensor::GradUp).recomputed().check();
       }
     }
-    // Enough for vectors of full width on any GPU.
-    for (GatePacking packing : {GatePacking::Alternating, GatePacking::AlternatingUpFirst}) {
-      const auto make = [&] { return SwigluCase().dtype(dtype).shape({117, 2881}).packing(packing, packing); };
-      make().check();
-      make().recomputed().form(1.702, 7, 1, 0).check();
-      make()
-          .in_place(SwigluTensor::GradGate, SwigluTensor::Gate)
-          .in_place(SwigluTensor::GradUp, SwigluTensor::Up)
-          .in_place(SwigluTensor::Out, SwigluTensor::GradOut)
-          .recomputed()
-          .check();
-    }
+    // Enough for vectors of full width on GPUs of up to 170 multiprocessors.
+    const Shape large = {284 / oracle::element_size(dtype) + 1, 2881};
+    SwigluCase()
+        .dtype(dtype)
+        .shape(large)
+        .packing(GatePacking::AlternatingUpFirst, GatePacking::AlternatingUpFirst)
+        .form(1.702, 7, 1, 0)
+        .check();
+    SwigluCase()
+        .dtype(dtype)
+        .shape(large)
+        .packing(GatePacking::Alternating)
+        .in_place(SwigluTensor::GradGate, SwigluTensor::Gate)
+        .in_place(SwigluTensor::GradUp, SwigluTensor::Up)
+        .in_place(SwigluTensor::Out, SwigluTensor::GradOut)
+        .recomputed()
+        .check();
   }
 }
 

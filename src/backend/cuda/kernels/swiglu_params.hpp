@@ -3,7 +3,6 @@
 
 #include "backend/cuda/kernels/divider.hpp"
 #include "core/swiglu_problem.hpp"
-#include "plan/swiglu_plan.hpp"
 
 namespace rope {
 
