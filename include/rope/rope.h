@@ -249,8 +249,8 @@ enum {
  * its own: an axis of length A comes first. An axis A or B of length 1 serves all. */
 enum {
   ROPE_TABLE_BY_POSITION = 0, /* [M, W] or [A, M, W], row = position of the token. A token with a position outside 0 to
-                                 M - 1, on any axis that turns a pair, passes through unchanged, reads nothing, and is
-                                 counted in `fault` */
+                                 M - 1, on any axis that turns a pair, passes through unrotated (its pairs still move
+                                 from style to out_style), reads no row, and is counted in `fault` */
   ROPE_TABLE_BY_TOKEN = 1     /* [S, W] or [B, S, W], THD [T, W]; with A above 1 [A, S, W], [A, B, S, W], THD [A, T, W];
                                  row = token. Takes no positions, start_positions and position_offset */
 };
@@ -268,10 +268,11 @@ typedef struct rope_args {
   rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; with A above 1 [A, T], [A, S] or [A, B, S]. Absent: the
                                     token's index in its sequence, on every axis */
   rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [T] or [B, S], with A above 1
-                                    [A, T], [A, S] or [A, B, S]; added. THD: [B] where cu_seqlens is given or B is 1 */
+                                    [A, T], [A, S] or [A, B, S]; added. THD: B is that of cu_seqlens, or 1; where T = B
+                                    one number for each is [B] */
   rope_tensor_t cu_seqlens;      /* I32/I64 [B + 1], THD: sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
                                     It begins with 0, never falls and stays within T. Tokens past its last entry, the
-                                    padding of a captured graph, are neither read nor written. Absent: one sequence */
+                                    padding of a captured graph, are not written. Absent: one sequence */
   rope_tensor_t cos, sin;        /* any floating dtype and strides, dtype and shape of both equal; instead of computed
                                     angles; rows as table_rows says. Columns W:
                                       R/2     one for each pair

@@ -19,8 +19,6 @@
  *   field existed", so programs built against an older header keep their meaning. A library older than your header
  *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
  *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
- *   Fields stand here from the first release. A field that this version does not serve yet is marked "[later]" and is
- *   refused with ROPE_STATUS_NOT_SUPPORTED, by its name, when it is set.
  *
  * The contract of rope_forward, rope_backward, swiglu_forward and swiglu_backward
  *   - A CUDA descriptor enqueues one kernel on `stream` and returns. The call does not synchronise, does not allocate
@@ -36,14 +34,16 @@
  *
  * Numbers
  *   RoPE: angles are reduced exactly at every integer position; the error of cos and sin is at most
- *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|). Products and sums are fp32, each rounded once, never fused,
- *     and the result is rounded to the output type once. CPU and CUDA give the same bits (default rounding, no
- *     flush-to-zero, NaN payloads aside), whatever the thread count, the vector width or the launch.
- *   SwiGLU: fp32 inside, rounded once. Before that rounding `out` and grad_up are within 8 ulp of fp32 of the exact
- *     value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp of its larger term. Products
- *     of some of the factors may be subnormal: allow 2^-147 times the product of those factors that exceed 1. Finite
- *     inputs of any size never give NaN. CPU and CUDA therefore agree to 16 ulp of fp32 before the rounding; each gives
- *     the same bits whatever the thread count, the vector width or the launch.
+ *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|), with dtype F64 4e-16 + the same term. Products and sums are
+ *     fp32, with dtype F64 fp64, each rounded once, never fused, and the result is rounded to the output type once. CPU
+ *     and CUDA give the same bits (default rounding, no flush-to-zero, NaN payloads aside), whatever the thread count,
+ *     the vector width or the launch.
+ *   SwiGLU: fp32 inside, with dtype F64 fp64, rounded once. Before that rounding `out` and grad_up are within 8 ulp (of
+ *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
+ *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
+ *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
+ *     agree to 16 ulp before the rounding; each gives the same bits whatever the thread count, the vector width or the
+ *     launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -53,6 +53,7 @@
 #ifndef ROPE_ROPE_H
 #define ROPE_ROPE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #if UINTPTR_MAX != UINT64_MAX
@@ -126,7 +127,7 @@ enum {
   ROPE_DTYPE_F32 = 1,
   ROPE_DTYPE_F16 = 2,
   ROPE_DTYPE_BF16 = 3,
-  ROPE_DTYPE_F64 = 4, /* [later] */
+  ROPE_DTYPE_F64 = 4,
   ROPE_DTYPE_I32 = 5, /* positions only */
   ROPE_DTYPE_I64 = 6  /* positions only */
 };
@@ -189,75 +190,113 @@ ROPE_API rope_status_t rope_tensor_select(const rope_tensor_t *src, int32_t dim,
 
 typedef struct rope_desc rope_desc_t;
 
-/* What selects code. R below is the rotated width: rotary_dim, or head_dim where rotary_dim is 0. */
+enum {
+  ROPE_MAX_POSITION_AXES = 8
+};
+
+/* What selects code. R below is the rotated width: rotary_dim, or head_dim where rotary_dim is 0. A is the number of
+ * position axes: num_axes, or 1 where num_axes is 0. */
 typedef struct rope_config {
   uint32_t struct_size;   /* sizeof(rope_config_t) */
   uint32_t flags;         /* 0 */
   rope_device_t device;   /* required */
   int32_t device_index;   /* CUDA ordinal as in cudaSetDevice; 0 for the CPU */
-  rope_dtype_t dtype;     /* required: F32, F16 or BF16; q, k, v and their outputs have it */
+  rope_dtype_t dtype;     /* required: F32, F16, BF16 or F64; q, k, v and their outputs have it */
   rope_layout_t layout;   /* required */
   rope_style_t style;     /* required; there is no default because guessing it wrong goes unnoticed */
   int32_t head_dim;       /* required: channels per head, even, 2 to 1024 */
   int32_t rotary_dim;     /* R: channels that are rotated, even, at most head_dim; 0: head_dim */
   int32_t rotary_offset;  /* first rotated channel; rotary_offset + R <= head_dim. MLA and DeepSeek rotate the tail */
   double theta;           /* base of the frequencies, 1e-300 to 1e300: inv_freq[i] = theta^(-2i/R) radians per position.
-                              0 with inv_freq NULL: a descriptor for cos and sin tables only */
-  double attention_scale; /* multiplies cos and sin of computed angles (YaRN's attention factor), never those of
-                              tables, which carry it; finite in fp32; 0: 1.0 */
+                              0 with inv_freq NULL: a descriptor for tables or angles only */
+  double attention_scale; /* multiplies cos and sin of computed angles and of `angles` (YaRN's attention factor), never
+                              those of tables, which carry it; finite in fp32; 0: 1.0 */
   const double *inv_freq; /* R/2 frequencies in radians per position, finite, any sign, 0 allowed; host memory, copied,
                               taken as exact; overrides theta. NULL: from theta. Fractional positions are said by
                               scaling them to integers and dividing inv_freq */
-  const int32_t *pair_axis; /* [later] R/2 position axes, one per pair; host memory, copied; NULL: all 0 */
-  int32_t num_axes;         /* [later] above 1: multi-axis positions; 0: 1 */
-  int32_t pair_block;       /* [later] HALF: pairs (c, c + block/2) inside each block of channels; 0: R */
+  const int32_t *pair_axis; /* which position axis, 0 to A - 1, turns pair i; R/2 entries; host memory, copied; NULL:
+                               all 0 */
+  int32_t num_axes;         /* A: positions that a token has (time, height, width), 1 to ROPE_MAX_POSITION_AXES; 0: 1 */
+  int32_t pair_block;       /* pairs of HALF are (c, c + block/2) inside each block of so many channels, numbered block
+                               after block; even, divides R; 0: R. A 2-D rope that turns each half of R by itself has
+                               R/2. INVALID_ARGUMENT where neither style nor out_style is HALF */
   int32_t num_threads;      /* CPU: most threads a call may use, itself included; 0: as many processors as the
-                              creating thread may run on */
-  rope_style_t out_style;   /* [later] style of the output where it differs from the input; 0: style */
+                               creating thread may run on */
+  rope_style_t out_style;   /* pairs are read in `style` and written in out_style, inside the same window, also in place
+                               (DeepSeek and Megatron's MLA: INTERLEAVED in, HALF out); backward reads gradients in
+                               out_style and writes them in style; 0: style */
 } rope_config_t;
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
  * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
- * INVALID_ARGUMENT: as the fields say. NOT_SUPPORTED: fields marked [later], and CUDA in a build without it.
+ * INVALID_ARGUMENT: as the fields say. NOT_SUPPORTED: unknown flags, and CUDA in a build without it.
  * NO_DEVICE: no such CUDA device, no driver, or no kernel for it. OUT_OF_MEMORY, CUDA_ERROR. */
 ROPE_API rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out);
 
 /* Accepts NULL. A destroyed descriptor is refused by later calls until its memory serves a new one. */
 ROPE_API void rope_desc_destroy(rope_desc_t *desc);
 
-/* How rows of cos, sin and angles are found. */
+/* Flags of a call. */
 enum {
-  ROPE_TABLE_BY_POSITION = 0, /* [M, R/2], row = position of the token. A position outside 0 to M - 1 passes its token
-                                 through unchanged and reads nothing */
-  ROPE_TABLE_BY_TOKEN = 1 /* [S, R/2] or [B, S, R/2], THD [T, R/2], row = token; a batch axis of length 1 serves all.
-                                 Takes no positions, start_positions and position_offset */
+  /* CUDA: launches with programmatic dependent launch, from compute capability 9.0 on; elsewhere without effect. The
+   * kernel starts while the one before it on the stream still runs, waits for its end before it reads or writes any of
+   * the call's tensors, and lets the next kernel start early in the same way. Saves about 0.6 us a call where kernels
+   * are short. */
+  ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
 };
 
-/* What changes from call to call. Names of axes: B batches, S tokens of a sequence, T tokens of a THD tensor, H heads,
- * D = head_dim, R as above, M table rows. Positions and tables are batch first whatever the layout. */
+/* How rows of cos, sin and angles are found; M rows, W columns. With A above 1 each position axis may have a table of
+ * its own: an axis of length A comes first. An axis A or B of length 1 serves all. */
+enum {
+  ROPE_TABLE_BY_POSITION = 0, /* [M, W] or [A, M, W], row = position of the token. A token with a position outside 0 to
+                                 M - 1, on any axis that turns a pair, passes through unrotated (its pairs still move
+                                 from style to out_style), reads no row, and is counted in `fault` */
+  ROPE_TABLE_BY_TOKEN = 1     /* [S, W] or [B, S, W], THD [T, W]; with A above 1 [A, S, W], [A, B, S, W], THD [A, T, W];
+                                 row = token. Takes no positions, start_positions and position_offset */
+};
+
+/* What changes from call to call. Names of axes: B batches (THD: sequences), S tokens of a sequence, T tokens of a THD
+ * tensor, H heads, D = head_dim, A and R as above. Positions and tables are batch first whatever the layout. */
 typedef struct rope_args {
   uint32_t struct_size; /* sizeof(rope_args_t) */
-  uint32_t flags;       /* 0 */
+  uint32_t flags;       /* ROPE_FLAG_ values */
   /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
    * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out
    * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
    * read nor written; out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
-  rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; absent: the token's index in its sequence */
-  rope_tensor_t start_positions; /* I32/I64 [B], or one for each token, [T] or [B, S]; added */
-  rope_tensor_t cu_seqlens;      /* [later] I32/I64 [B + 1]; THD: where sequences begin. Absent: one sequence */
-  rope_tensor_t cos, sin;        /* F32, F16 or BF16, dtype and shape of both equal, any strides; instead of computed
-                                    angles; rows as table_rows says. [later] F64, and columns for each channel (R) */
-  rope_tensor_t angles;          /* [later] */
-  rope_tensor_t fault;           /* [later] */
+  rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; with A above 1 [A, T], [A, S] or [A, B, S]. Absent: the
+                                    token's index in its sequence, on every axis */
+  rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [T] or [B, S], with A above 1
+                                    [A, T], [A, S] or [A, B, S]; added. THD: B is that of cu_seqlens, or 1; where T = B
+                                    one number for each is [B] */
+  rope_tensor_t cu_seqlens;      /* I32/I64 [B + 1], THD: sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+                                    It begins with 0, never falls and stays within T. Tokens past its last entry, the
+                                    padding of a captured graph, are not written. Absent: one sequence */
+  rope_tensor_t cos, sin;        /* any floating dtype and strides, dtype and shape of both equal; instead of computed
+                                    angles; rows as table_rows says. Columns W:
+                                      R/2     one for each pair
+                                      R       one for each channel of the window, in the order of the output: with
+                                              columns i and j of its channels, x' = x cos[i] - y sin[i] and
+                                              y' = y cos[j] + x sin[j]; backward is the transpose of that
+                                      R/(2A)  pair i has column i mod W: every axis the same frequencies */
+  rope_tensor_t angles;          /* F32, F16 or BF16, shapes as for cos and sin: angles in radians, instead of them and
+                                    of computed ones (TransformerEngine, apex); reduced exactly */
+  rope_tensor_t fault;           /* I64 [2], where the tensors are; the caller zeroes it, calls add: [0] tokens with a
+                                    position outside the table or before cu_seqlens[0], and entries of cu_seqlens that
+                                    break its rule; [1] the lowest of these tokens + 1, counted b * S + s or t, for an
+                                    entry the token that it names, held within 0 to T. Tokens in sequences that
+                                    cu_seqlens does not say count in any of them */
   int64_t position_offset;       /* added to every position; sums wrap in 64 bits */
   int32_t table_rows;            /* a ROPE_TABLE_ value */
   int32_t reserved0;             /* 0 */
 } rope_args_t;
 
 /* Rotates q, and k and v where given, by the angles of their tokens' positions, each pair as in the formula on top.
+ * Values of positions, start_positions and cu_seqlens are read where they lie when the kernel runs; none makes it read
+ * or write outside the tensors of the call.
  * INVALID_ARGUMENT: a NULL or destroyed descriptor, NULL args, a CPU descriptor with a stream, a tensor of another
- * dtype, rank or shape than the fields say, an overlap. NOT_SUPPORTED: fields marked [later]; sizes beyond one launch.
+ * dtype, rank or shape than the fields say, an overlap. NOT_SUPPORTED: unknown flags; sizes beyond one launch.
  * CUDA_ERROR: the launch failed. */
 ROPE_API rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
 
@@ -266,6 +305,20 @@ ROPE_API rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *
  *     x' = x cos a + y sin a        y' = y cos a - x sin a
  * With attention_scale 1 it also undoes the rotation. Arguments and errors as for rope_forward. */
 ROPE_API rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
+
+/* Writes the cosines and sines of the descriptor's frequencies, times attention_scale, at positions 0 to M - 1: tables
+ * that rope_forward takes with ROPE_TABLE_BY_POSITION. cos_out and sin_out have one shape and dtype, any floating one,
+ * [M, W] or [A, M, W] with W = R/2, R or R/(2A), any strides, and lie where the descriptor's tensors lie. F64 tables
+ * are computed in fp64, others in fp32; from F32 tables rope_forward gives the bits of computed angles (F64: from F64).
+ * INVALID_ARGUMENT: a descriptor without frequencies, W = R/(2A) with frequencies that do not repeat, a tensor of
+ * another dtype or shape, an overlap, a CPU descriptor with a stream. CUDA_ERROR: the launch failed. */
+ROPE_API rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tensor_t *cos_out,
+                                        const rope_tensor_t *sin_out, rope_stream_t stream);
+
+/* Says in one line how rope_forward and rope_backward would run these arguments: kernel, vector width, grid, and the
+ * bytes that must move. Writes at most `size` bytes to text, the last a 0; longer texts are cut (256 bytes hold all).
+ * Errors as for rope_forward; INVALID_ARGUMENT also where text is NULL or size is 0. */
+ROPE_API rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size);
 
 /* ---- Frequencies ------------------------------------------------------------------------------------------------ */
 
@@ -387,6 +440,53 @@ typedef struct rope_scaling {
 ROPE_API rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta, const rope_scaling_t *scaling,
                                                double *inv_freq_out, double *attention_scale_out);
 
+/* ---- Position axes ---------------------------------------------------------------------------------------------- */
+
+/* Which position axis turns which pair, from the section lists that multi-axis models publish. Below: R = rotary_dim,
+ * P = R/2 pairs, i a pair, n[a] = section[a], sum = n[0] + n[1] + ... */
+typedef int32_t rope_sections_type_t;
+enum {
+  /* The first n[0] pairs axis 0, the next n[1] axis 1, and so on; sum = P. (mrope_section of Qwen2-VL; xdrope_section
+   * of Hunyuan as its authors and vLLM apply it, four axes) */
+  ROPE_SECTIONS_CHUNKED = 1,
+
+  /* Three sections: axis 1 where i mod 3 = 1 and i < 3 n[1], axis 2 where i mod 3 = 2 and i < 3 n[2], else axis 0;
+   * sum = P. (mrope_interleaved of Qwen3-VL) */
+  ROPE_SECTIONS_INTERLEAVED = 2,
+
+  /* Four sections, j = i mod sum: axis j mod 3 where j < 3 n[j mod 3], else axis 3. (IMROPE of llama.cpp) */
+  ROPE_SECTIONS_IMROPE = 3,
+
+  /* Three sections, height, width, time: of the first n[0] + n[1] pairs even ones axis 1, odd ones axis 2, and the last
+   * n[2] axis 0, so that positions are (time, height, width); n[0] = n[1], sum = P. (Ernie 4.5 VL) */
+  ROPE_SECTIONS_ERNIE = 4,
+
+  /* CHUNKED, and the frequencies restart in each section: the j-th pair of section a has theta^(-j / n[a]). (2-D rope
+   * of ChatGLM and OneFlow, with pair_block = R/2; image grids; video models with three axes) */
+  ROPE_SECTIONS_RESTARTED = 5,
+
+  /* Two sections, j = i mod sum: where j < n[0] axis 0 with theta^(-2j / P), else axis 1 with theta^(-2(j - n[0]) / P).
+   * (VISION of llama.cpp with n_dims = P: the first two of its four sections) */
+  ROPE_SECTIONS_VISION = 6
+};
+
+typedef struct rope_sections {
+  uint32_t struct_size;                    /* sizeof(rope_sections_t) */
+  uint32_t flags;                          /* 0 */
+  rope_sections_type_t type;               /* required */
+  int32_t num_sections;                    /* 1 to ROPE_MAX_POSITION_AXES, or as the type says */
+  int32_t section[ROPE_MAX_POSITION_AXES]; /* in pairs, each at least 0, entries past num_sections 0; the sum above 0 */
+} rope_sections_t;
+
+/* Writes to pair_axis_out the rotary_dim/2 axes of rope_config_t's pair_axis, and, unless it is NULL, to inv_freq_out
+ * as many frequencies in radians per position: theta^(-2i/R) where the type does not restart them. Pure host, no
+ * device. On failure nothing is written.
+ * INVALID_ARGUMENT: a NULL pointer; rotary_dim odd or outside 2 to 1024; theta outside 1e-300 to 1e300; a section list
+ * that breaks its type's rule; a frequency of VISION that is not finite. NOT_SUPPORTED: a type or flag that this
+ * version does not know. */
+ROPE_API rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const rope_sections_t *sections,
+                                         int32_t *pair_axis_out, double *inv_freq_out);
+
 /* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
 
 typedef struct swiglu_desc swiglu_desc_t;
@@ -396,7 +496,7 @@ typedef struct swiglu_config {
   uint32_t flags;       /* 0 */
   rope_device_t device; /* required */
   int32_t device_index; /* CUDA ordinal; 0 for the CPU */
-  rope_dtype_t dtype;   /* required: F32, F16 or BF16; every tensor of a call has it */
+  rope_dtype_t dtype;   /* required: F32, F16, BF16 or F64; of gate, up, out and their gradients */
   int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
                            thread may run on */
   double alpha;         /* factor inside the sigmoid; 0: 1 */
@@ -405,37 +505,47 @@ typedef struct swiglu_config {
   double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
-/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, where they must be finite and only 0
- * may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
+/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, with dtype F64 taken as they are; in
+ * fp32 they must be finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
 /* gate, up, out, grad_out, grad_gate and grad_up have rank 1 to 4, one shape, and any strides of their own. A packed
- * [N, 2d] is two narrows, in either order; gate and up interleaved along the last axis are two views of stride 2.
- * An output may be exactly any one of the inputs (same data and strides), or share no element with any other tensor. */
+ * [N, 2d] is two narrows, in either order; gate and up interleaved along the last axis are two views of stride 2;
+ * blocks of 32 in turn are a view [N, d/32, 2, 32] and two selects.
+ * An output may be exactly any one of the inputs (same data and strides), grad_row_scale exactly row_scale, or share no
+ * element with any other tensor. */
 typedef struct swiglu_args {
   uint32_t struct_size; /* sizeof(swiglu_args_t) */
-  uint32_t flags;       /* 0 */
+  uint32_t flags;       /* ROPE_FLAG_ values */
   rope_tensor_t gate, up;
   rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
-  rope_tensor_t row_scale; /* [later] */
-  rope_tensor_t num_rows;  /* [later] */
+  rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
+                              its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
+                              for [N, d/32, 32]. Absent: 1 */
+  rope_tensor_t num_rows;  /* I32/I64 [1], where the tensors are: how many entries of gate's first axis there are, read
+                              when the kernel runs and held within 0 to its length; the others are neither read nor
+                              written. Absent: all */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
-  rope_tensor_t grad_gate; /* backward: an absent gradient is not wanted, one of the two is required */
+  rope_tensor_t grad_gate; /* backward: an absent gradient is not wanted, one of the three is required */
   rope_tensor_t grad_up;
-  rope_tensor_t grad_row_scale; /* [later] */
+  rope_tensor_t grad_row_scale; /* shape and dtype of row_scale, which must be given */
 } swiglu_args_t;
 
-/* With g = min(gate, limit), u = up within +-limit and s = sigmoid(alpha * g), element by element,
- *   out = out_scale * g * s * (u + up_offset)
- * With an alpha other than 1, alpha * g is rounded to fp32, which may cost up to |alpha * g| ulp more than the bound on
- * top. Errors as for rope_forward. */
+/* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
+ *   out = out_scale * g * s * (u + up_offset) * r
+ * With an alpha other than 1, alpha * g is rounded to fp32 (F64: fp64), which may cost up to |alpha * g| ulp more than
+ * the bound on top. Finite products of r and (u + up_offset), or g, beyond the largest number of that arithmetic stop
+ * there. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 /* The gradients, 0 where the limit cut gate or up:
- *   grad_gate = grad_out * out_scale * (u + up_offset) * s * (1 + alpha * g * (1 - s))     where gate <= limit
- *   grad_up   = grad_out * out_scale * g * s                                               where |up| <= limit
- * Errors as for rope_forward. */
+ *   grad_gate      = grad_out * out_scale * (u + up_offset) * r * s * (1 + alpha * g * (1 - s))     where gate <= limit
+ *   grad_up        = grad_out * out_scale * g * s * r                                               where |up| <= limit
+ *   grad_row_scale = sum over the row of grad_out * out_scale * g * s * (u + up_offset)
+ * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha costs each term. Finite terms, their
+ * products and sums of some of them stop at the largest number. How tensors lie changes no bit of it. Errors as for
+ * rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 #ifdef __cplusplus
