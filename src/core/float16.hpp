@@ -98,8 +98,8 @@ ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
 #endif
 }
 
-// The same in the upper half of the result, with anything in the lower. Where `value` is NaN its lower 16 bits must be 0,
-// as they are after arithmetic on BFloat16s: a NaN is that of an operand, made quiet, or the processor's own.
+// The same in the upper half of the result, with anything in the lower. Where `value` is NaN its lower 16 bits must be
+// 0, as they are after arithmetic on BFloat16s: a NaN is that of an operand, made quiet, or the processor's own.
 ROPE_HOST_DEVICE uint32_t round_to_upper_half(float value) {
   return bits_of(value) + 0x7fffu + ((bits_of(value) >> 16) & 1u);
 }

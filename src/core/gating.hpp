@@ -36,9 +36,9 @@ ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
 #endif
 }
 
-// exp(-x) * 2^power, for -x / ln 2 + power from -126 to 127: 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 + 127 + power
-// rounds to an integer, also where there is no instruction for it, and leaves n + 127 + power in the low bits, from where
-// it moves to the exponent. The first part of ln 2 has 10 bits, so its product is exact.
+// exp(-x) * 2^power, for -x / ln 2 + power from -126 to 127: 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 + 127 +
+// power rounds to an integer, also where there is no instruction for it, and leaves n + 127 + power in the low bits,
+// from where it moves to the exponent. The first part of ln 2 has 10 bits, so its product is exact.
 ROPE_HOST_DEVICE float exp_of_negative_times_power(float x, int power) {
   const float shift = 12583039.0f + static_cast<float>(power);
   const float shifted = multiply_add(x, -1.44269504f, shift);
@@ -56,7 +56,8 @@ ROPE_HOST_DEVICE float exp_of_negative_times_power(float x, int power) {
 ROPE_HOST_DEVICE float exp_of_negative(float t) {
   const float bounded = t < 104.0f ? t : 104.0f;  // exp(-104) < 2^-150
 #if defined(__CUDA_ARCH__)
-  // 2^(-bounded * log2 e) with the product's rounding error put back: |product| reaches 150, where it would cost 75 ulp.
+  // 2^(-bounded * log2 e) with the product's rounding error put back: |product| reaches 150, where it would cost 75
+  // ulp.
   const float product = bounded * -1.44269504f;
   const float rest = fmaf(bounded, -1.925963033e-8f, fmaf(bounded, -1.44269504f, -product));
   const float power = exp2f(product);
@@ -109,9 +110,9 @@ ROPE_HOST_DEVICE float sigmoid_value_of(float x) {
 #if defined(__CUDA_ARCH__)
   return sigmoid_of(x).value;
 #else
-  // Bounds as integers, which neither NaN nor a compiler's branches trouble: unsigned, negative floats follow all others
-  // and grow with their magnitude; signed, they come before them. exp(104) needs 2^-25 to be finite, and exp(-64) is
-  // nothing beside 1.
+  // Bounds as integers, which neither NaN nor a compiler's branches trouble: unsigned, negative floats follow all
+  // others and grow with their magnitude; signed, they come before them. exp(104) needs 2^-25 to be finite, and
+  // exp(-64) is nothing beside 1.
   const uint32_t from_below = bits_of(x) < 0xc2d00000u ? bits_of(x) : 0xc2d00000u;  // -104
   const int32_t from_above = static_cast<int32_t>(from_below);
   const uint32_t bounded = static_cast<uint32_t>(from_above < 0x42800000 ? from_above : 0x42800000);  // 64

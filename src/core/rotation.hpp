@@ -57,8 +57,8 @@ ROPE_HOST_DEVICE uint64_t phase_of(uint64_t position, uint64_t increment) {
   return position * increment;
 }
 
-// The phase of an angle in radians, exact to 2^-63 turn: its 24-bit significand times the 128 bits of 1 / (2 pi) that its
-// exponent leaves between 2^63 turns and 2^-64 of their unit. (Payne and Hanek, "Radian reduction for trigonometric
+// The phase of an angle in radians, exact to 2^-63 turn: its 24-bit significand times the 128 bits of 1 / (2 pi) that
+// its exponent leaves between 2^63 turns and 2^-64 of their unit. (Payne and Hanek, "Radian reduction for trigonometric
 // functions", 1983.) The angle is finite.
 ROPE_HOST_DEVICE uint64_t phase_of_angle(float angle) {
   // 1 / (2 pi) after 192 zeros, which small exponents reach.
@@ -79,10 +79,10 @@ ROPE_HOST_DEVICE uint64_t phase_of_angle(float angle) {
   return (bits >> 31) != 0 ? 0 - phase : phase;
 }
 
-// cos and sin of a phase, in float of its upper 32 bits: the nearest quarter turn is split off in integers, and the rest,
-// x eighth turns with |x| <= 1, goes through minimax polynomials of sin(pi/4 x) and cos(pi/4 x) (Remez, absolute error
-// below 1.3e-9). The first coefficient of the sine is split in two floats; as one it would cost 2.2e-8. Largest error
-// against the exact phase, over every 37th of the 2^30 arguments: sin 8.6e-8, cos 9.1e-8.
+// cos and sin of a phase, in float of its upper 32 bits: the nearest quarter turn is split off in integers, and the
+// rest, x eighth turns with |x| <= 1, goes through minimax polynomials of sin(pi/4 x) and cos(pi/4 x) (Remez, absolute
+// error below 1.3e-9). The first coefficient of the sine is split in two floats; as one it would cost 2.2e-8. Largest
+// error against the exact phase, over every 37th of the 2^30 arguments: sin 8.6e-8, cos 9.1e-8.
 ROPE_HOST_DEVICE void eighth_turns(float x, float *sin, float *cos) {
   const float z = multiply_rounded(x, x);
   float s = add_rounded(2.4898723e-3f, multiply_rounded(z, -3.5877425e-5f));
@@ -149,7 +149,8 @@ ROPE_HOST_DEVICE CosSin<Real> cos_sin_of_angle(float angle) {
   return cos_sin_of_phase<Real>(phase_of_angle(angle));
 }
 
-// The rotated pair, each channel by its own angle where tables say so. The transpose has the sines exchanged and negated.
+// The rotated pair, each channel by its own angle where tables say so. The transpose has the sines exchanged and
+// negated.
 template <typename Real>
 struct Pair {
   Real x;

@@ -11,8 +11,8 @@ struct ScaledFrequencies {
   double attention_scale;
 };
 
-// `scaling` is an imported struct. Every sentence about a wrong one is in scaling.cpp. What is written to *result counts
-// only where the status is a success.
+// `scaling` is an imported struct. Every sentence about a wrong one is in scaling.cpp. What is written to *result
+// counts only where the status is a success.
 rope_status_t scale_frequencies(const char *function, int32_t rotary_dim, double theta, const rope_scaling_t &scaling,
                                 ScaledFrequencies *result);
 

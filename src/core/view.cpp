@@ -199,8 +199,8 @@ struct Equation {
   Term term[kMaxTerms];
   int count = 0;
 
-  // n runs over low to high with any sign of step; steps of 0 add nothing. Unknowns of one step are one unknown with the
-  // sum of their ranges: packed tensors share all their strides.
+  // n runs over low to high with any sign of step; steps of 0 add nothing. Unknowns of one step are one unknown with
+  // the sum of their ranges: packed tensors share all their strides.
   void add(int64_t step, int64_t low, int64_t high) {
     if (step == 0) return;
     const Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};

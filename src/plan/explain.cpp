@@ -14,16 +14,16 @@ const char *name_of(RopeKernel kernel) {
     case RopeKernel::kShared:
       return "shared angles";
     case RopeKernel::kAxes:
-      return "shared angles of several axes";
+      return "shared axis angles";
     case RopeKernel::kSequences:
-      return "shared angles in sequences";
+      return "shared sequence angles";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:
     case RopeKernel::kTable16:
       return "table";
     case RopeKernel::kWarpTable32:
-      return "table, rows shared by a warp";
+      return "warp-shared table";
     default:
       return "general";
   }

@@ -104,8 +104,8 @@ void shape_block(uint32_t uncut, RopePlan *plan) {
   }
 }
 
-// Rows of the grid, each of fewer tokens, units and blocks than 32 bits count. Where there are several batches a row has
-// whole ones.
+// Rows of the grid, each of fewer tokens, units and blocks than 32 bits count. Where there are several batches a row
+// has whole ones.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
   const bool is_by_token = shares_angles(plan->kernel);
@@ -177,8 +177,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
-// Launches that are over sooner when each thread computes its own angles: those of decode size, where a barrier costs more
-// than sharing saves, and those with a single head, where there is nothing to share.
+// Launches that are over sooner when each thread computes its own angles: those of decode size, where a barrier costs
+// more than sharing saves, and those with a single head, where there is nothing to share.
 bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
   if (problem.geometry->pairs() > kMaxFlatPairs) return false;
   const int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
@@ -186,8 +186,8 @@ bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePla
   return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
 }
 
-// Whether the lanes of a warp share a row of the table: they belong to one token, and rows are whole vectors. Pays with long
-// rows beside data of 16 bits; elsewhere there is less to save than the detour through shared memory costs.
+// Whether the lanes of a warp share a row of the table: they belong to one token, and rows are whole vectors. Pays with
+// long rows beside data of 16 bits; elsewhere there is less to save than the detour through shared memory costs.
 bool has_warp_rows(const RopeProblem &problem, const RopePlan &plan) {
   constexpr uint32_t kLanes = 32;
   return plan.kernel == RopeKernel::kTable32 && plan.vector_elements == 8 && plan.units_per_token % kLanes == 0 &&

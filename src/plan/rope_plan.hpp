@@ -10,10 +10,10 @@
 namespace rope {
 
 // Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels and as many pairs: with
-// kHalf the vectors are those of the pairs' first and of their second channels, with kInterleaved they lie half a window
-// apart, with kConverted side by side where channels are interleaved. A copy unit is one vector of channels outside the
-// window, and only tensors that are rotated out of place have any. The units of a token are those of q's heads, k's heads,
-// v's heads, each head's rotary units first. One thread takes one unit:
+// kHalf the vectors are those of the pairs' first and of their second channels, with kInterleaved they lie half a
+// window apart, with kConverted side by side where channels are interleaved. A copy unit is one vector of channels
+// outside the window, and only tensors that are rotated out of place have any. The units of a token are those of q's
+// heads, k's heads, v's heads, each head's rotary units first. One thread takes one unit:
 //
 //   unit of the token   0   1   2   3   4   5   6   7 ...
 //   head                0   0   0   0   1   1   1   1 ...     four units a head

@@ -5,8 +5,8 @@
 
 namespace rope {
 
-// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in bf16,
-// whose copy takes 141.9 us, "decode" its 8 tokens.
+// All CUDA numbers: NVIDIA H200, 2026-11-20, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens in
+// bf16, whose copy takes 141.9 us, "decode" its 8 tokens.
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
 // vectors, so a block covers 4, 5 and 3 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against
@@ -20,12 +20,13 @@ constexpr uint32_t kFlatThreads = 128;
 
 // RoPE: threads for each multiprocessor up to which they compute angles of their own. Decode of 8 tokens, 64 + 8 heads
 // (70): 1.64 against 1.71 us; of 64 tokens, 32 + 8 heads (310) 2.01 against 1.95, 64 + 8 heads (558) 2.39 against 2.17.
-// With programmatic launch 310: 1.64 against 2.06 us, 558: 1.90 against 2.22, 256 tokens, 64 + 8 heads: 3.06 against 2.91.
+// With programmatic launch 310: 1.64 against 2.06 us, 558: 1.90 against 2.22, 256 tokens, 64 + 8 heads: 3.06 against
+// 2.91.
 constexpr int kMostFlatThreads = 150;
 constexpr int kMostFlatThreadsProgrammatic = 600;
 
-// RoPE: pairs from which on a warp shares the rows of an F32 table. Prefill (64) 152.5 us against 155.7, interleaved 151.9
-// against 179.9; GPT-J (32) 24.7 against 19.4; F16 and BF16 tables 158.6 against 149.4.
+// RoPE: pairs from which on a warp shares the rows of an F32 table. Prefill (64) 152.5 us against 155.7, interleaved
+// 151.9 against 179.9; GPT-J (32) 24.7 against 19.4; F16 and BF16 tables 158.6 against 149.4.
 constexpr int kLeastPairsOfWarpRows = 64;
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
@@ -39,8 +40,8 @@ constexpr int kRopeGeneralResidentThreads = 1440;
 constexpr int kTableThreads = 128;
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
-// SwiGLU: threads of a block, one vector of each tensor a thread. 8192 x 14336 bf16 backward, copy 277.1 us: 128 threads
-// 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
+// SwiGLU: threads of a block, one vector of each tensor a thread. 8192 x 14336 bf16 backward, copy 277.1 us: 128
+// threads 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
 constexpr int kSwigluThreads = 128;
 
 // The same with programmatic launch, which starts blocks more slowly, in launches of up to so many vectors for each
@@ -63,15 +64,15 @@ constexpr bool kSwigluHasRowBlocks = false;
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;
 
 // SwiGLU with summed rows: most threads of a block, which takes a row; threads that the compiler must leave registers
-// for on a multiprocessor (80, on sm_90 the fewest without spills); and what a thread takes of a row at a time, whatever
-// the vectors, so that the order of the sum does not depend on them. Not measured yet.
+// for on a multiprocessor (80, on sm_90 the fewest without spills); and what a thread takes of a row at a time,
+// whatever the vectors, so that the order of the sum does not depend on them. Not measured yet.
 constexpr int kMaxSwigluRowThreads = 256;
 constexpr int kSwigluRowResidentThreads = 768;
 constexpr int64_t kSwigluRowGroupBytes = 16;
 
-// RoPE: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice the
-// threads are quicker. Decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens (1117)
-// 4.07 against 3.32.
+// RoPE: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice
+// the threads are quicker. Decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens
+// (1117) 4.07 against 3.32.
 constexpr int kSmallLaunchThreadsPerMultiprocessor = 300;
 
 // CPU: least bytes, read and written, that are worth a thread of their own. Two cores of an AMD EPYC 9004, 2026-11-20,

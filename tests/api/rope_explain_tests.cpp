@@ -99,7 +99,7 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     CHECK(has(request.explain(), ": general kernel, "));
     request.args.cos = request.args.sin = request.args.fault = {};
     request.config.num_axes = 2;
-    CHECK(has(request.explain(), ": shared angles of several axes kernel, "));
+    CHECK(has(request.explain(), ": shared axis angles kernel, "));
     request.config.num_axes = 1;
     // Enough for any GPU to share angles.
     request.args.k = request.args.k_out = {};

@@ -105,7 +105,8 @@ void check_rope_rows(const RowCase &row_case) {
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
 
-  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks, where those are aligned to tokens.
+  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks, where those are
+  // aligned to tokens.
   const int64_t all_tokens = problem.batches * problem.tokens;
   const bool has_blocks_of_tokens = plan.tokens_per_block > 0;
   int64_t unit = has_blocks_of_tokens ? plan.tokens_per_block : 1;

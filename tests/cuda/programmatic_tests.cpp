@@ -444,10 +444,10 @@ TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
   const char *kernels[] = {": own angles kernel, ",
                            ": shared angles kernel, ",
-                           ": shared angles of several axes kernel, ",
-                           ": shared angles in sequences kernel, ",
+                           ": shared axis angles kernel, ",
+                           ": shared sequence angles kernel, ",
                            ": table kernel, ",
-                           ": table, rows shared by a warp kernel, ",
+                           ": warp-shared table kernel, ",
                            ": general kernel, "};
   std::string explanations;
   for (const int64_t tokens : {4, 700}) {

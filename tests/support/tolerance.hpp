@@ -59,8 +59,8 @@ inline Real swiglu_argument_ulps(Real argument, rope_dtype_t arithmetic = ROPE_D
   return std::min(arithmetic == ROPE_DTYPE_F64 ? 746.0L : 104.0L, std::fabs(argument));
 }
 
-// An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is what
-// a product of some factors may lose by being subnormal; `up`, `grad_out` and `row_scale` are 1 where they are no
+// An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is
+// what a product of some factors may lose by being subnormal; `up`, `grad_out` and `row_scale` are 1 where they are no
 // factors. `argument` is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
 inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0,
                          Real row_scale = 1, rope_dtype_t arithmetic = ROPE_DTYPE_F32) {

@@ -1518,7 +1518,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: shared angles in sequences kernel, vectors of 16 bytes, grid 32 x 1 of "
+        "rope F16 interleaved on CUDA: shared sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of "
         "128 "
         "threads, 1024 bytes shared, 0.262144 MB read and written");
 

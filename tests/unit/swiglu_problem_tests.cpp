@@ -131,7 +131,8 @@ Visits visits_of_problem(const Call &call, const rope::SwigluProblem &problem) {
   return visits;
 }
 
-// The merged problem visits what the call says, with its closest elements last, or in gate's order where rows are summed.
+// The merged problem visits what the call says, with its closest elements last, or in gate's order where rows are
+// summed.
 rope::SwigluProblem checked_problem(const Call &call) {
   const rope::SwigluProblem problem = call.problem();
   REQUIRE(problem.ndim >= 1);

@@ -67,8 +67,9 @@ bool holds_in_child(const std::function<bool()> &check) {
   return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// AddressSanitizer's own locks are not fork-safe: a child of a process one of whose threads is just starting may hang in
-// its first pthread_create. Seen in a third of the runs of a loaded machine, and in none of 400 without the sanitizer.
+// AddressSanitizer's own locks are not fork-safe: a child of a process one of whose threads is just starting may hang
+// in its first pthread_create. Seen in a third of the runs of a loaded machine, and in none of 400 without the
+// sanitizer.
 void skip_forks_under_address_sanitizer() {
 #if defined(__SANITIZE_ADDRESS__)
   SKIP("a forked child may hang in AddressSanitizer's own locks");

@@ -24,7 +24,8 @@ int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64
   return offset;
 }
 
-// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and gone.
+// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and
+// gone.
 void limit_rows(SwigluProblem *problem) {
   int64_t rows;
   if (problem->num_rows_dtype == ROPE_DTYPE_I64) {

@@ -35,7 +35,8 @@ struct PairRun {
   int64_t head_stride;
 };
 
-// Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up, out.
+// Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,
+// out.
 struct GatingRun {
   const void *in[3];
   int64_t in_stride[3];

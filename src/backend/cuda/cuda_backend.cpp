@@ -44,8 +44,8 @@ rope_status_t fail_switch(const char *function, int32_t device_index) {
               device_index);
 }
 
-// Loads kernels. Asking for a kernel's attributes loads it; loading later, at its first launch, could wait for the device
-// and cannot happen inside a stream capture.
+// Loads kernels. Asking for a kernel's attributes loads it; loading later, at its first launch, could wait for the
+// device and cannot happen inside a stream capture.
 class Preloader {
  public:
   Preloader(const char *function, const DeviceInfo &device) : function_(function), device_(device) {}

@@ -8,9 +8,9 @@
 
 namespace rope {
 
-// Makes `index`, a device that was found, the current one for a scope. Where it is current already, as in most programs,
-// nothing is set. Otherwise its primary context is pushed and popped: setting the device and setting it back would leave
-// a context, and its memory, on a device that the program may never use.
+// Makes `index`, a device that was found, the current one for a scope. Where it is current already, as in most
+// programs, nothing is set. Otherwise its primary context is pushed and popped: setting the device and setting it back
+// would leave a context, and its memory, on a device that the program may never use.
 //
 // Errors of the scope's own calls are not left for the caller's cudaGetLastError, which shares our runtime where the
 // program links the static library. (An error that was there before is replaced if a call of the scope fails.)

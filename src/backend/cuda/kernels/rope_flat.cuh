@@ -1,16 +1,17 @@
 // rope_flat.cuh - the RoPE kernels in which each thread has the angles of its own pairs
 //
-// From a table whose columns lie next to each other a thread reads its cosines and sines as vectors: the heads of a token
-// find the row in L1. At decode size a thread computes them: there is nobody to share the work with, and no barrier to
-// wait at. The table costs one more trip to memory in a row than computed angles, which takes more threads to hide, hence
-// fewer registers. The channels are loaded before the table.
+// From a table whose columns lie next to each other a thread reads its cosines and sines as vectors: the heads of a
+// token find the row in L1. At decode size a thread computes them: there is nobody to share the work with, and no
+// barrier to wait at. The table costs one more trip to memory in a row than computed angles, which takes more threads
+// to hide, hence fewer registers. The channels are loaded before the table.
 #pragma once
 
 #include "backend/cuda/kernels/rope_units.cuh"
 
 namespace rope {
 
-// N neighbouring entries of a table, as they lie in memory. Word is float for F32 and uint16_t for the types of 16 bits.
+// N neighbouring entries of a table, as they lie in memory. Word is float for F32 and uint16_t for the types of 16
+// bits.
 template <typename Word, int N>
 struct TableRun {
   static constexpr int kStep = N * sizeof(Word) < 16 ? N : 16 / static_cast<int>(sizeof(Word));
@@ -204,8 +205,9 @@ __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kT
   mine.store(params, out, low, high);
 }
 
-// The same where the units of a warp belong to one token: the warp reads the row once, 16 bytes a lane, and the lanes pass it
-// on in shared memory. A row then costs a few loads instead of one for each head, and no registers while it is on its way.
+// The same where the units of a warp belong to one token: the warp reads the row once, 16 bytes a lane, and the lanes
+// pass it on in shared memory. A row then costs a few loads instead of one for each head, and no registers while it is
+// on its way.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kTableResidentThreads, kFlatThreads))
     rope_warp_table_kernel(const __grid_constant__ RopeTableParams params) {

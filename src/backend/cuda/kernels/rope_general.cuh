@@ -1,10 +1,10 @@
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
-// The same division of work as in rope_shared.cuh, which see, and the same bytes. What differs: where tokens have to be looked up
-// (their sequence, their row in a table) a block does so once, behind a barrier of its own; each pair has a position of
-// its own; the cosines and sines of a pair's two channels may differ; input and output may pair channels in different
-// ways. In place the last one is safe because a block has whole heads and stores behind the barrier that follows its
-// loads.
+// The same division of work as in rope_shared.cuh, which see, and the same bytes. What differs: where tokens have to be
+// looked up (their sequence, their row in a table) a block does so once, behind a barrier of its own; each pair has a
+// position of its own; the cosines and sines of a pair's two channels may differ; input and output may pair channels in
+// different ways. In place the last one is safe because a block has whole heads and stores behind the barrier that
+// follows its loads.
 #pragma once
 
 #include "backend/cuda/kernels/rope_shared.cuh"
@@ -49,8 +49,8 @@ __device__ __forceinline__ TokenInfo look_up_token(const RopeGeneralParams &para
   return info;
 }
 
-// The block's angles: the cosines of its tokens one after the other, then the sines; with columns for each channel those
-// of the pairs' second channels follow in the same order.
+// The block's angles: the cosines of its tokens one after the other, then the sines; with columns for each channel
+// those of the pairs' second channels follow in the same order.
 template <typename Real>
 struct GeneralAngles {
   Real *first;

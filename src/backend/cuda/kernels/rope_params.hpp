@@ -1,7 +1,6 @@
 // rope_params.hpp - what a RoPE launch passes to its kernel, by value
 //
-// A launch takes longer the more bytes it passes (decode: 4 KiB of increments cost TBD us), so each kernel takes only what it
-// reads.
+// Each kernel takes only what it reads: a launch passes it all, and at decode size waits for each line of it.
 #pragma once
 
 #include "backend/cuda/kernels/divider.hpp"
@@ -18,8 +17,8 @@ struct RopeKernelTensor {
   int64_t out_stride[kNumAxes];
 };
 
-// What every kernel reads. What threads read first comes first and close together: at decode size a launch waits for each
-// line of it.
+// What every kernel reads. What threads read first comes first and close together: at decode size a launch waits for
+// each line of it.
 struct RopeKernelParams {
   Divider units_per_token;
   Divider inner;              // tokens of each batch, or batches of each token, whichever lie closer together

@@ -3,9 +3,9 @@
 // Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
 // Everything else (positions) is read once a block and is small beside that.
 //
-// A block's threads first load their channels, so that memory works while they compute, then share the work of the angles
-// of the block's tokens: one angle serves all heads of a token. One barrier, then each thread reads its pairs' cosines and
-// sines from shared memory, rotates and stores.
+// A block's threads first load their channels, so that memory works while they compute, then share the work of the
+// angles of the block's tokens: one angle serves all heads of a token. One barrier, then each thread reads its pairs'
+// cosines and sines from shared memory, rotates and stores.
 #pragma once
 
 #include <type_traits>
@@ -50,8 +50,8 @@ __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t un
   }
 }
 
-// Angles in shared memory: the cosines of the block's tokens one after the other, then the sines. They are numbered as they
-// lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
+// Angles in shared memory: the cosines of the block's tokens one after the other, then the sines. They are numbered as
+// they lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
 struct SharedAngles {
   float *cos;
   float *sin;
@@ -123,7 +123,8 @@ struct AxisPosition : OnePosition {
   }
 };
 
-// The same in the token's sequence. Looking for that takes loads that wait for each other, so the channels' come before.
+// The same in the token's sequence. Looking for that takes loads that wait for each other, so the channels' come
+// before.
 struct SequencePosition : AxisPosition {
   static constexpr bool kIsLoadedFirst = false;
 
@@ -156,8 +157,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   const BlockShare share = find_share(params, blockDim.x);
   const BatchToken at = find_token(params, share.first_token + share.place.quotient);
 
-  // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes before
-  // all else, because the whole block waits for it.
+  // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes
+  // before all else, because the whole block waits for it.
   const uint32_t num_angles = share.num_tokens * pairs;
   Divided angle = {0, threadIdx.x};
   if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);

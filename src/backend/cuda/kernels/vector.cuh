@@ -8,8 +8,8 @@
 
 namespace rope {
 
-// Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the launch
-// attribute neither does anything.
+// Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the
+// launch attribute neither does anything.
 __device__ __forceinline__ void begin_dependent_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
