@@ -148,7 +148,7 @@ constexpr float kLargestFloat = 3.40282347e38f;
 template <typename Real>
 constexpr Real kLargest = kLargestFloat;
 template <>
-constexpr double kLargest<double> = 1.7976931348623157e308;
+inline constexpr double kLargest<double> = 1.7976931348623157e308;
 
 // NaN stays NaN.
 template <typename Real>

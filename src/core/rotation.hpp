@@ -1,7 +1,8 @@
 // rotation.hpp - from a position to cos and sin, and the rotation of a pair: the mathematics once, for host and device
 //
 // Nothing here may be fused: every product and sum is rounded by itself, so that SSE2, AVX2, NEON and every GPU give
-// the same bits. Device code says so with _rn intrinsics, host code is compiled with -ffp-contract=off.
+// the same bits. Device code says so with _rn intrinsics, host code is compiled with -ffp-contract=off, which the
+// vectoriser of GCC 12 does not heed where it sees sums and differences of products in turns; hence the barriers.
 #pragma once
 
 #include <math.h>
@@ -12,11 +13,20 @@
 
 namespace rope {
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_assoc_barrier)
+#define ROPE_ROUNDED(product) __builtin_assoc_barrier(product)
+#endif
+#endif
+#if !defined(ROPE_ROUNDED)
+#define ROPE_ROUNDED(product) (product)
+#endif
+
 ROPE_HOST_DEVICE float multiply_rounded(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
 #else
-  return a * b;
+  return ROPE_ROUNDED(a * b);
 #endif
 }
 
@@ -32,7 +42,7 @@ ROPE_HOST_DEVICE double multiply_rounded(double a, double b) {
 #if defined(__CUDA_ARCH__)
   return __dmul_rn(a, b);
 #else
-  return a * b;
+  return ROPE_ROUNDED(a * b);
 #endif
 }
 

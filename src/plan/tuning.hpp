@@ -75,9 +75,10 @@ constexpr int64_t kSwigluRowGroupBytes = 16;
 // (1117) 4.07 against 3.32.
 constexpr int kSmallLaunchThreadsPerMultiprocessor = 300;
 
-// CPU: least bytes, read and written, that are worth a thread of their own. Two cores of an AMD EPYC 9004, 2026-11-20,
-// RoPE on one thread and on two: bf16 1 MiB 148 and 132 us, 4 MiB 592 and 405 us; fp32 1 MiB 24 and 32 us, 4 MiB 95 and
-// 105 us, 8 MiB 190 and 154 us.
+// CPU: least bytes, read and written, that are worth a thread of their own, which takes about 60 us to wake. Two cores of
+// an AMD EPYC 9004, 2026-11-20, on one thread and on two. AVX-512: RoPE bf16 1 MiB 44 and 59 us, 2 MiB 89 and 88, 4 MiB
+// 177 and 134, fp32 2 MiB 31 and 38, 8 MiB 122 and 106; SwiGLU bf16 2 MiB 127 and 108, fp32 2 MiB 51 and 64, 4 MiB 101 and
+// 95. SSE2: RoPE bf16 1 MiB 142 and 113, fp32 4 MiB 81 and 87.
 constexpr int64_t kBytesPerCpuTask = int64_t{1} << 20;
 
 }  // namespace rope

@@ -1,7 +1,7 @@
 // cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set
 //
-// Plain loops that the compiler vectorises. Loops over contiguous elements have their steps as literals; `ivdep` tells
-// the compiler what the ABI promises and aliasing analysis cannot see: an output is its input or disjoint from it.
+// Plain loops that the compiler vectorises. Loops over contiguous elements have their steps as literals; ROPE_INDEPENDENT
+// tells the compiler what the ABI promises and aliasing analysis cannot see: an output is its input or disjoint from it.
 //
 // What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
 // here is in an unnamed namespace, and what it calls of src/core is always inlined; a test looks at the objects.
@@ -20,6 +20,12 @@
 namespace rope {
 
 namespace {
+
+#if defined(__clang__)
+#define ROPE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define ROPE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 #define ROPE_LOOP inline __attribute__((always_inline))
 
@@ -64,7 +70,7 @@ template <typename Real, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                             const PairAngles<Real> &angles) {
   const Real *cos_x = angles.cos_x, *sin_x = angles.sin_x, *cos_y = angles.cos_y, *sin_y = angles.sin_y;
-#pragma GCC ivdep
+  ROPE_INDEPENDENT
   for (int64_t i = begin; i < end; ++i) {
     const Pair<Real> pair = rotate<Real>({to_real<Real>(in.first(i)), to_real<Real>(in.second(i))},
                                          {cos_x[i], sin_x[i]}, {cos_y[i], sin_y[i]});
@@ -74,6 +80,13 @@ ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin,
 }
 
 #if defined(ROPE_HAS_VECTORS)
+
+// The few pairs that fill no vector, however they lie.
+template <typename T>
+__attribute__((noinline)) void rotate_last_pairs(Pairs<T, Placement::kStrided> in, Pairs<T, Placement::kStrided> out,
+                                                 int64_t begin, int64_t end, const PairAngles<float> &angles) {
+  rotate_pairs(in, out, begin, end, angles);
+}
 
 // Rotates as many pairs from `begin` on as fill vectors; returns where it ended.
 template <int kLanes, typename T, Placement kIn, Placement kOut>
@@ -110,16 +123,19 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
   for (int64_t head = 0; head < heads; ++head) {
     const Pairs<T, kIn> from = pairs_of_head<T, kIn>(in, head);
     const Pairs<T, kOut> to = pairs_of_head<T, kOut>(out, head);
-    int64_t begin = 0;
 #if defined(ROPE_HAS_VECTORS)
     if constexpr (sizeof(T) == 2 && kIn != Placement::kStrided && kOut != Placement::kStrided) {
+      int64_t begin = 0;
 #if defined(__AVX512BW__)
       begin = rotate_vectors<16>(from, to, begin, pairs, angles);
 #endif
       begin = rotate_vectors<8>(from, to, begin, pairs, angles);
+      if (begin == pairs) continue;
+      rotate_last_pairs<T>({from.x, from.y, from.step}, {to.x, to.y, to.step}, begin, pairs, angles);
+      continue;
     }
 #endif
-    rotate_pairs(from, to, begin, pairs, angles);
+    rotate_pairs(from, to, 0, pairs, angles);
   }
 }
 
@@ -164,7 +180,7 @@ template <bool IsPlain, typename T>
 ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, int64_t count,
                              const Form<RealOf<T>> form) {
   using Real = RealOf<T>;
-#pragma GCC ivdep
+  ROPE_INDEPENDENT
   for (int64_t i = begin; i < count; ++i) {
     out[i] = round_to<T>(swiglu<IsPlain>(to_real<Real>(gate[i]), to_real<Real>(up[i]), form));
   }
@@ -179,7 +195,7 @@ ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *ou
     memcpy(&word, elements + 2 * i, sizeof word);
     return word;
   };
-#pragma GCC ivdep
+  ROPE_INDEPENDENT
   for (int64_t i = 0; i < count / 2; ++i) {
     const uint32_t gates = word_at(gate, i), ups = word_at(up, i);
     const float low = swiglu<IsPlain>(float_of(gates << 16), float_of(ups << 16), form);

@@ -1,0 +1,340 @@
+// cpu_kernels_tests.cpp - the inner loops of every instruction set that this processor has: RoPE to the bit alike, SwiGLU
+// nearly, and neither depending on where in a run an element stands
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/cpu_kernels.hpp"
+#include "core/float16.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+std::vector<const rope::CpuKernels *> kernels_here() {
+  const rope::CpuKernels *kernels[rope::kMaxCpuKernels];
+  const int count = rope::list_cpu_kernels(kernels);
+  return {kernels, kernels + count};
+}
+
+constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+
+size_t size_of(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F32 ? 4 : dtype == ROPE_DTYPE_F64 ? 8 : 2;
+}
+
+using Elements = std::vector<unsigned char>;
+
+// Normal numbers and zeros; `has_any_bits`: among them numbers of any exponent, infinities and NaNs.
+Elements random_elements(Random *random, rope_dtype_t dtype, size_t count, bool has_any_bits) {
+  const size_t size = size_of(dtype);
+  Elements elements(count * size);
+  for (size_t i = 0; i < count; ++i) {
+    if (has_any_bits && random->below(8) == 0) {
+      const uint64_t bits = random->bits();
+      std::memcpy(&elements[i * size], &bits, size);
+    } else {
+      oracle::encode(dtype, random->mixed(), &elements[i * size]);
+    }
+  }
+  return elements;
+}
+
+bool is_nan(rope_dtype_t dtype, const unsigned char *element) {
+  return std::isnan(oracle::decode(dtype, element));
+}
+
+// NaN is NaN, whatever its payload.
+int64_t count_different(rope_dtype_t dtype, const Elements &a, const Elements &b) {
+  const size_t size = size_of(dtype);
+  int64_t different = 0;
+  for (size_t at = 0; at < a.size(); at += size) {
+    if (std::memcmp(&a[at], &b[at], size) == 0) continue;
+    different += !is_nan(dtype, &a[at]) || !is_nan(dtype, &b[at]);
+  }
+  return different;
+}
+
+// How the pairs of a run lie in the channels of a head: x of pair i in channel i * step, y `distance` further on.
+struct Way {
+  const char *name;
+  int64_t step;
+  bool is_interleaved;
+};
+
+constexpr Way kWays[] = {
+    {"half", 1, false}, {"interleaved", 2, true}, {"a step of 3", 3, false}, {"a step of 2 in halves", 2, false}};
+
+int64_t channels_of(const Way &way, int64_t pairs) {
+  return way.is_interleaved ? 2 * pairs : 2 * way.step * pairs;
+}
+
+rope::PairRun run_of(const Way &way, Elements *elements, rope_dtype_t dtype, int64_t pairs) {
+  const int64_t size = static_cast<int64_t>(size_of(dtype)), head_stride = channels_of(way, pairs) + 1;
+  unsigned char *x = elements->data() + size, *y = x + (way.is_interleaved ? 1 : way.step * pairs) * size;
+  return {x, y, way.step, head_stride};
+}
+
+template <typename Real>
+void rotate(const rope::CpuKernels &kernels, rope_dtype_t dtype, const rope::PairRun &in, const rope::PairRun &out,
+            int pairs, int64_t heads, const rope::PairAngles<Real> &angles) {
+  if constexpr (sizeof(Real) == sizeof(double)) {
+    kernels.rotate_f64(in, out, pairs, heads, angles);
+  } else {
+    kernels.rotate[rope::cpu_type(dtype)](in, out, pairs, heads, angles);
+  }
+}
+
+// Rotates with every set of kernels, in place where the ways are the same and out of place; returns the elements that are
+// not those of the base set, and any outside the runs that were written.
+template <typename Real>
+int64_t count_different_rotations(Random *random, rope_dtype_t dtype, const Way &in_way, const Way &out_way, int pairs,
+                                  bool is_by_channel) {
+  constexpr int64_t kHeads = 3;
+  std::vector<Real> values[4];
+  for (std::vector<Real> &of : values) {
+    for (int i = 0; i < pairs; ++i) of.push_back(static_cast<Real>(random->uniform(-1.5, 1.5)));
+    if (random->below(4) == 0) of[static_cast<size_t>(random->below(pairs))] = std::numeric_limits<Real>::quiet_NaN();
+  }
+  const int y = is_by_channel ? 2 : 0;
+  const rope::PairAngles<Real> angles = {values[0].data(), values[1].data(), values[y].data(), values[y + 1].data()};
+  const auto length = [&](const Way &way) { return static_cast<size_t>((channels_of(way, pairs) + 1) * kHeads + 2); };
+  const Elements source = random_elements(random, dtype, length(in_way), true);
+  const Elements target = random_elements(random, dtype, length(out_way), true);
+  Elements expected, expected_in_place;
+  int64_t different = 0;
+  for (const rope::CpuKernels *kernels : kernels_here()) {
+    Elements in = source, out = target;
+    rotate(*kernels, dtype, run_of(in_way, &in, dtype, pairs), run_of(out_way, &out, dtype, pairs), pairs, kHeads,
+           angles);
+    different += in != source;
+    if (expected.empty()) expected = out;
+    different += count_different(dtype, out, expected);
+    if (&in_way != &out_way) continue;
+    const rope::PairRun both = run_of(in_way, &in, dtype, pairs);
+    rotate(*kernels, dtype, both, both, pairs, kHeads, angles);
+    if (expected_in_place.empty()) expected_in_place = in;
+    different += count_different(dtype, in, expected_in_place);
+  }
+  return different;
+}
+
+struct SwigluRun {
+  std::vector<Elements> in, out;
+  std::vector<int64_t> in_stride, out_stride;
+  Elements row_scale;
+  bool has_row_scale;
+};
+
+rope::GatingRun part_of_run(SwigluRun *run, rope_dtype_t dtype, int64_t begin, int64_t count) {
+  const int64_t size = static_cast<int64_t>(size_of(dtype));
+  rope::GatingRun part = {};
+  for (size_t i = 0; i < run->in.size(); ++i) {
+    part.in[i] = run->in[i].data() + begin * run->in_stride[i] * size;
+    part.in_stride[i] = run->in_stride[i];
+  }
+  for (size_t i = 0; i < run->out.size(); ++i) {
+    part.out[i] = run->out[i].data() + begin * run->out_stride[i] * size;
+    part.out_stride[i] = run->out_stride[i];
+  }
+  if (run->has_row_scale) {
+    part.row_scale = run->row_scale.data() + begin * 4;
+    part.row_scale_stride = 1;
+    part.is_row_scale_f32 = true;
+  }
+  part.count = count;
+  return part;
+}
+
+void gate(const rope::CpuKernels &kernels, rope_dtype_t dtype, const rope::GatingRun &run, const rope::GatingForm &form,
+          bool is_backward) {
+  if (is_backward) {
+    kernels.swiglu_backward[rope::cpu_type(dtype)](run, form, nullptr);
+  } else {
+    kernels.swiglu_forward[rope::cpu_type(dtype)](run, form);
+  }
+}
+
+constexpr rope::GatingForm kForms[] = {{1, std::numeric_limits<double>::infinity(), 0, 1, true},
+                                       {1.702f, 7, 1, 1, false}};
+
+SwigluRun random_run(Random *random, rope_dtype_t dtype, int64_t count, bool is_backward, bool is_contiguous,
+                     bool has_row_scale, bool has_any_bits) {
+  SwigluRun run;
+  for (int i = 0; i < (is_backward ? 3 : 2); ++i) {
+    run.in_stride.push_back(is_contiguous ? 1 : 2 - i % 2);
+    run.in.push_back(random_elements(random, dtype, static_cast<size_t>(count * run.in_stride.back()), has_any_bits));
+  }
+  for (int i = 0; i < (is_backward ? 3 : 1); ++i) {
+    run.out_stride.push_back(is_contiguous ? 1 : 1 + i);
+    run.out.push_back(random_elements(random, dtype, static_cast<size_t>(count * run.out_stride.back()), true));
+  }
+  run.row_scale = random_elements(random, ROPE_DTYPE_F32, static_cast<size_t>(count), has_any_bits);
+  run.has_row_scale = has_row_scale;
+  return run;
+}
+
+// Calls visit(dtype, form, is_backward, run) for all there is.
+template <typename Visit>
+void for_swiglu_runs(bool has_any_bits, Visit visit) {
+  Random random(11);
+  for (const rope_dtype_t dtype : kDtypes) {
+    for (const rope::GatingForm &form : kForms) {
+      for (int choice = 0; choice < 8; ++choice) {
+        const bool is_backward = choice & 1, is_contiguous = choice & 2, has_row_scale = choice & 4;
+        for (const int64_t count : {1, 2, 7, 16, 33, 255, 600}) {
+          INFO("dtype " << dtype << (form.is_plain ? " plain" : " form") << (is_backward ? " backward" : "") << ", "
+                        << count << (is_contiguous ? " contiguous" : " strided") << " elements"
+                        << (has_row_scale ? " and row_scale" : ""));
+          visit(dtype, form, is_backward,
+                random_run(&random, dtype, count, is_backward, is_contiguous, has_row_scale, has_any_bits));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the base kernels come first, and what is chosen is there", "[cpu kernels]") {
+  const std::vector<const rope::CpuKernels *> kernels = kernels_here();
+  REQUIRE(!kernels.empty());
+  CHECK(kernels[0] == &rope::kBaseCpuKernels);
+  const char *const names[] = {"base", "x86-64-v3", "x86-64-v4"};
+  const char *limit = std::getenv("ROPE_CPU_ISA");
+  const rope::CpuKernels *expected = kernels.back();
+  for (size_t i = 0; limit != nullptr && i < kernels.size(); ++i) {
+    if (std::strcmp(limit, names[i]) == 0) expected = kernels[i];
+  }
+  CHECK(&rope::cpu_kernels() == expected);
+  CHECK(std::string(rope_build_info()).find(std::string("CPU: ") + expected->name + ";") != std::string::npos);
+  for (size_t i = 1; i < kernels.size(); ++i) CHECK(std::string(kernels[i]->name).find(names[i]) == 0);
+}
+
+TEST_CASE("every instruction set rotates to the same bits", "[cpu kernels]") {
+  Random random(10);
+  for (const rope_dtype_t dtype : kDtypes) {
+    for (const Way &in : kWays) {
+      for (const Way &out : kWays) {
+        for (int pairs = 1; pairs <= 512; pairs += pairs < 50 ? 1 : 77) {
+          for (const bool is_by_channel : {false, true}) {
+            INFO("dtype " << dtype << ", " << pairs << " pairs, from " << in.name << " to " << out.name);
+            const int64_t different =
+                dtype == ROPE_DTYPE_F64
+                    ? count_different_rotations<double>(&random, dtype, in, out, pairs, is_by_channel)
+                    : count_different_rotations<float>(&random, dtype, in, out, pairs, is_by_channel);
+            REQUIRE(different == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every 16-bit value passes every instruction set as it is", "[cpu kernels]") {
+  const std::vector<float> ones(16, 1.0f), zeros(16, 0.0f);
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope::CpuKernels *kernels : kernels_here()) {
+      for (const bool is_interleaved : {false, true}) {
+        Elements values(65536 * 2), after;
+        for (uint32_t bits = 0; bits < 65536; ++bits) std::memcpy(&values[bits * 2], &bits, 2);
+        after = values;
+        // Times 1, minus the other channel times 0: the same, but that infinity makes NaN of its neighbour.
+        const rope::PairRun heads = {after.data(), after.data() + (is_interleaved ? 2 : 32), is_interleaved ? 2 : 1,
+                                     32};
+        kernels->rotate[rope::cpu_type(dtype)](heads, heads, 16, 2048,
+                                               {ones.data(), zeros.data(), ones.data(), zeros.data()});
+        int64_t different = 0;
+        for (size_t at = 0; at < values.size(); at += 2) {
+          if (is_nan(dtype, &after[at])) continue;
+          different += oracle::decode(dtype, &after[at]) != oracle::decode(dtype, &values[at]);
+        }
+        INFO(kernels->name);
+        CHECK(different == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("every instruction set fills the same angles", "[cpu kernels]") {
+  Random random(12);
+  for (int count = 1; count <= 512; count += count < 50 ? 1 : 77) {
+    std::vector<uint64_t> phases;
+    for (int i = 0; i < count; ++i) phases.push_back(random.bits());
+    std::vector<float> expected(2 * count), filled(2 * count);
+    std::vector<double> expected_f64(2 * count), filled_f64(2 * count);
+    const double scale = random.uniform(-2, 2);
+    for (const rope::CpuKernels *kernels : kernels_here()) {
+      kernels->fill_angles(phases.data(), count, static_cast<float>(scale), filled.data(), filled.data() + count);
+      kernels->fill_angles_f64(phases.data(), count, scale, filled_f64.data(), filled_f64.data() + count);
+      if (kernels == &rope::kBaseCpuKernels) {
+        expected = filled;
+        expected_f64 = filled_f64;
+      }
+      INFO(kernels->name << ", " << count << " angles");
+      REQUIRE(std::memcmp(filled.data(), expected.data(), filled.size() * sizeof(float)) == 0);
+      REQUIRE(std::memcmp(filled_f64.data(), expected_f64.data(), filled_f64.size() * sizeof(double)) == 0);
+    }
+  }
+}
+
+TEST_CASE("a run of SwiGLU gives the same bits in one piece and in many", "[cpu kernels]") {
+  Random random(13);
+  for_swiglu_runs(
+      true, [&](rope_dtype_t dtype, const rope::GatingForm &form, bool is_backward, const SwigluRun &given) {
+        const int64_t count = static_cast<int64_t>(given.in[0].size() / size_of(dtype)) / given.in_stride[0];
+        for (const rope::CpuKernels *kernels : kernels_here()) {
+          SwigluRun whole = given, parted = given;
+          gate(*kernels, dtype, part_of_run(&whole, dtype, 0, count), form, is_backward);
+          for (int64_t begin = 0; begin < count;) {
+            int64_t length = 1 + random.below(40);
+            if (length > count - begin) length = count - begin;
+            gate(*kernels, dtype, part_of_run(&parted, dtype, begin, length), form, is_backward);
+            begin += length;
+          }
+          INFO(kernels->name);
+          for (size_t i = 0; i < whole.out.size(); ++i)
+            REQUIRE(count_different(dtype, whole.out[i], parted.out[i]) == 0);
+        }
+      });
+}
+
+TEST_CASE("instruction sets agree on SwiGLU to the rounding of its steps", "[cpu kernels]") {
+  for_swiglu_runs(false, [&](rope_dtype_t dtype, const rope::GatingForm &form, bool is_backward,
+                             const SwigluRun &given) {
+    const size_t size = size_of(dtype);
+    const int64_t count = static_cast<int64_t>(given.in[0].size() / size) / given.in_stride[0];
+    SwigluRun base = given;
+    gate(rope::kBaseCpuKernels, dtype, part_of_run(&base, dtype, 0, count), form, is_backward);
+    for (const rope::CpuKernels *kernels : kernels_here()) {
+      SwigluRun run = given;
+      gate(*kernels, dtype, part_of_run(&run, dtype, 0, count), form, is_backward);
+      int64_t wrong = 0;
+      for (size_t output = 0; output < run.out.size(); ++output) {
+        for (int64_t i = 0; i < count; ++i) {
+          const size_t at = static_cast<size_t>(i * run.out_stride[output]) * size;
+          const long double a = oracle::decode(dtype, &run.out[output][at]);
+          const long double b = oracle::decode(dtype, &base.out[output][at]);
+          if ((std::isnan(a) && std::isnan(b)) || a == b) continue;
+          // The gradient of gate may cancel; where it does its terms are about grad_out * up.
+          const long double up = oracle::decode(dtype, &run.in[1][static_cast<size_t>(i * run.in_stride[1]) * size]);
+          const long double grad_out =
+              is_backward ? oracle::decode(dtype, &run.in[2][static_cast<size_t>(i * run.in_stride[2]) * size]) : 0;
+          const long double scale =
+              run.has_row_scale ? oracle::decode(ROPE_DTYPE_F32, &run.row_scale[static_cast<size_t>(i) * 4]) : 1;
+          const long double larger = std::fmax(
+              std::fabs(b), is_backward && output == 0 ? std::fabs(grad_out * (std::fabs(up) + 1) * scale) : 0);
+          const long double epsilon = oracle::ulp(dtype, 1);
+          wrong += !(std::fabs(a - b) <= 16 * epsilon * larger + oracle::ulp(dtype, 0));
+        }
+      }
+      INFO(kernels->name);
+      CHECK(wrong == 0);
+    }
+  });
+}
