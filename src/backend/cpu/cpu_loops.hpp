@@ -195,15 +195,16 @@ ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *ou
     memcpy(&word, elements + 2 * i, sizeof word);
     return word;
   };
+  const int64_t words = count / 2;
   ROPE_INDEPENDENT
-  for (int64_t i = 0; i < count / 2; ++i) {
+  for (int64_t i = 0; i < words; ++i) {
     const uint32_t gates = word_at(gate, i), ups = word_at(up, i);
     const float low = swiglu<IsPlain>(float_of(gates << 16), float_of(ups << 16), form);
     const float high = swiglu<IsPlain>(float_of(gates & 0xffff0000u), float_of(ups & 0xffff0000u), form);
     const uint32_t word = round_to_upper_half(low) >> 16 | (round_to_upper_half(high) & 0xffff0000u);
     memcpy(out + 2 * i, &word, sizeof word);
   }
-  gate_elements<IsPlain>(gate, up, out, count / 2 * 2, count, form);
+  gate_elements<IsPlain>(gate, up, out, 2 * words, count, form);
 }
 
 template <bool IsPlain, typename T>
