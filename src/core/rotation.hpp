@@ -13,7 +13,7 @@
 
 namespace rope {
 
-#if defined(__has_builtin)
+#if defined(__has_builtin) && !defined(__CUDACC__)
 #if __has_builtin(__builtin_assoc_barrier)
 #define ROPE_ROUNDED(product) __builtin_assoc_barrier(product)
 #endif
