@@ -42,8 +42,8 @@
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
  *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
- *     agree to 16 ulp before the rounding; each gives the same bits whatever the thread count, the vector width or the
- *     launch.
+ *     agree to 16 ulp before the rounding, as do processors of different instruction sets (rope_build_info names the
+ *     one in use); each gives the same bits whatever the thread count, the vector width or the launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.

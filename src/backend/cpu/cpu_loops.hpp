@@ -1,7 +1,8 @@
 // cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set
 //
-// Plain loops that the compiler vectorises. Loops over contiguous elements have their steps as literals; ROPE_INDEPENDENT
-// tells the compiler what the ABI promises and aliasing analysis cannot see: an output is its input or disjoint from it.
+// Plain loops that the compiler vectorises, but for cpu_vectors.hpp. Loops over contiguous elements have their steps as
+// literals; ROPE_INDEPENDENT tells the compiler what the ABI promises and aliasing analysis cannot see: an output is its
+// input or disjoint from it.
 //
 // What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
 // here is in an unnamed namespace, and what it calls of src/core is always inlined; a test looks at the objects.
@@ -195,15 +196,16 @@ ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *ou
     memcpy(&word, elements + 2 * i, sizeof word);
     return word;
   };
+  const int64_t words = count / 2;
   ROPE_INDEPENDENT
-  for (int64_t i = 0; i < count / 2; ++i) {
+  for (int64_t i = 0; i < words; ++i) {
     const uint32_t gates = word_at(gate, i), ups = word_at(up, i);
     const float low = swiglu<IsPlain>(float_of(gates << 16), float_of(ups << 16), form);
     const float high = swiglu<IsPlain>(float_of(gates & 0xffff0000u), float_of(ups & 0xffff0000u), form);
     const uint32_t word = round_to_upper_half(low) >> 16 | (round_to_upper_half(high) & 0xffff0000u);
     memcpy(out + 2 * i, &word, sizeof word);
   }
-  gate_elements<IsPlain>(gate, up, out, count / 2 * 2, count, form);
+  gate_elements<IsPlain>(gate, up, out, 2 * words, count, form);
 }
 
 template <bool IsPlain, typename T>
