@@ -386,9 +386,6 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, con
   params.is_single_row = problem.ndim == 1;
   params.is_narrow = plan.num_vectors <= UINT32_MAX;
   params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
-  params.has_row_blocks = params.is_narrow && plan.vectors_per_row % plan.threads == 0;
-  params.blocks_per_row =
-      Divider::by(params.has_row_blocks ? static_cast<uint32_t>(plan.vectors_per_row / plan.threads) : 1);
   params.has_outer_axes = problem.ndim > 2;
   const SwigluWork work = !problem.is_backward                     ? kSwigluForward
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut

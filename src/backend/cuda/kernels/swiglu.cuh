@@ -26,12 +26,8 @@ static __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vecto
   return {index / vectors_per_row, index % vectors_per_row};
 }
 
-__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t block, int64_t index) {
+__device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
   if (params.is_single_row) return {0, index};
-  if (kSwigluHasRowBlocks && params.has_row_blocks) {
-    const Divided divided = params.blocks_per_row.divide(static_cast<uint32_t>(block));
-    return {divided.quotient, divided.remainder * blockDim.x + threadIdx.x};
-  }
   if (params.is_narrow) {
     const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
     return {divided.quotient, divided.remainder};
@@ -234,7 +230,7 @@ __global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_
   begin_dependent_launch();
   if (index >= params.num_vectors) return;
   const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
-  const RowVector at = split_vector(params, block, index);
+  const RowVector at = split_vector(params, index);
   const SwigluPlace<kInputs, kOutputs> place = find_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
   wait_for_previous_launch();
   RealOf<T> row_scale = 1;

@@ -11,10 +11,8 @@ struct SwigluKernelParams {
   int64_t num_vectors;
   int64_t columns;
   Divider narrow_vectors_per_row;  // where is_narrow
-  Divider blocks_per_row;          // where has_row_blocks
   bool is_single_row;
   bool is_narrow;       // num_vectors fits 32 bits
-  bool has_row_blocks;  // a block has vectors of one row
   bool has_outer_axes;  // rows run over more than one axis
   // What only the kernels of alternating tensors read. Where gate and up alternate both are in in[kGate], where their
   // gradients do both are in out[kGradGate].
