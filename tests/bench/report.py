@@ -194,11 +194,12 @@ def misses(cases):
     missed = [row for row in cases.values() if row.get("met") is False]
     if not missed:
         return []
-    lines = ["| missed | demand | reached |", "|---|---|---|"]
+    lines = ["<details><summary>Every demand that is missed</summary>", "", "| missed | demand | reached |", "|---|---|---|"]
     for row in missed:
         metric = row["demand"]["metric"]
         reached = number(row["reached"], metric) + UNITS[metric]
         lines.append(f"| `{row['name']}` | {demand_text([row], False)} | {reached} |")
+    lines += ["", "</details>"]
     return lines
 
 
