@@ -57,7 +57,9 @@ Mapped map(const Request &request) {
 std::string describe(const Request &request) {
   std::string text = "type " + std::to_string(request.sections.type) + ", rotary_dim " +
                      std::to_string(request.rotary_dim) + ", theta " + std::to_string(request.theta) + ", sections";
-  for (int i = 0; i < request.sections.num_sections; ++i) text += " " + std::to_string(request.sections.section[i]);
+  // A wrong request may count more sections than there are.
+  const int32_t count = std::min<int32_t>(request.sections.num_sections, ROPE_MAX_POSITION_AXES);
+  for (int i = 0; i < count; ++i) text += " " + std::to_string(request.sections.section[i]);
   return text;
 }
 
