@@ -55,6 +55,14 @@ struct ShapeText {
   char text[4 * 22];
 };
 
+// A table's axis of position axes.
+rope_status_t check_leading_axis(const char *function, const char *field, const RopeGeometry &geometry,
+                                 const View &view) {
+  if (view.shape[0] == 1 || view.shape[0] == geometry.num_axes) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be num_axes, %d, or 1", function, field,
+              printable(view.shape[0]), geometry.num_axes);
+}
+
 // The columns of a table's last axis.
 rope_status_t read_columns(const char *function, const char *field, const RopeGeometry &geometry, const View &view,
                            int *width, bool *is_by_channel) {
@@ -367,10 +375,7 @@ class ProblemReader {
                                       : "2, [S, W], or 3, [B, S, W]");
     }
     ROPE_TRY(read_columns(function_, field, geometry_, view, &table->width, &table->is_by_channel));
-    if (has_axes && view.shape[0] != 1 && view.shape[0] != geometry_.num_axes) {
-      return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be num_axes, %d, or 1", function_, field,
-                  printable(view.shape[0]), geometry_.num_axes);
-    }
+    if (has_axes) ROPE_TRY(check_leading_axis(function_, field, geometry_, view));
     if (has_batches && view.shape[first] != 1 && view.shape[first] != problem_->batches) {
       return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of q, %lld batches, or 1", function_, field,
                   first, printable(view.shape[first]), printable(problem_->batches));
@@ -458,10 +463,7 @@ rope_status_t make_table_problem(const char *function, const RopeGeometry &geome
       return fail(kInvalid, "%s: %s.ndim is %d: it must be %s", function, field, view->ndim,
                   geometry.num_axes > 1 ? "2, [M, W], or 3, [A, M, W]" : "2, [M, W]");
     }
-    if (has_axes && view->shape[0] != 1 && view->shape[0] != geometry.num_axes) {
-      return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be num_axes, %d, or 1", function, field,
-                  printable(view->shape[0]), geometry.num_axes);
-    }
+    if (has_axes) ROPE_TRY(check_leading_axis(function, field, geometry, *view));
     ROPE_TRY(read_columns(function, field, geometry, *view, &problem->width, &problem->is_by_channel));
     ROPE_TRY(check_output_strides(function, field, *view));
     const int row_axis = view->ndim - 2;
