@@ -13,17 +13,21 @@ const char *name_of(RopeKernel kernel) {
   switch (kernel) {
     case RopeKernel::kShared:
       return "shared angles";
-    case RopeKernel::kAxes:
-      return "shared axis angles";
-    case RopeKernel::kSequences:
-      return "shared sequence angles";
+    case RopeKernel::kToken:
+      return "token angles";
+    case RopeKernel::kTokenAxes:
+      return "token axis angles";
+    case RopeKernel::kTokenSequences:
+      return "token sequence angles";
+    case RopeKernel::kTokenTable:
+      return "token table";
+    case RopeKernel::kTokenTableLookup:
+      return "looked-up token table";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:
     case RopeKernel::kTable16:
       return "table";
-    case RopeKernel::kWarpTable32:
-      return "warp-shared table";
     default:
       return "general";
   }

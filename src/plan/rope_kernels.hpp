@@ -7,13 +7,15 @@ namespace rope {
 
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
-  kShared,       // one position axis, no sequences; computed angles, shared by the threads of a block
-  kAxes,         // the same with several position axes
-  kSequences,    // and with sequences
-  kFlat,         // as kShared, but each thread has its own angles
-  kTable32,      // from a table of F32, a column a pair, columns next to each other
-  kTable16,      // of F16 or BF16
-  kWarpTable32,  // as kTable32, rows shared by a warp
+  kShared,            // one position axis, no sequences; computed angles, shared by the threads of a block
+  kToken,             // the same where rows of threads have a token each
+  kTokenAxes,         // and with several position axes
+  kTokenSequences,    // and with sequences
+  kTokenTable,        // as kToken, angles from a table with a column a pair
+  kTokenTableLookup,  // as kTokenSequences, from any table with a column a pair or fewer
+  kFlat,              // as kShared, but each thread has its own angles
+  kTable32,           // from a table of F32, a column a pair, columns next to each other
+  kTable16,           // of F16 or BF16
   kGeneral
 };
 enum class Pairing {

@@ -1,6 +1,8 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
+#include <initializer_list>
+
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -38,12 +40,15 @@ RopeKernel choose_kernel(const RopeProblem &problem) {
   if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
   const bool has_sequences = problem.sequences.is_present, has_axes = geometry.num_axes > 1;
   if (problem.angles == AngleSource::kIncrements) {
-    return has_sequences ? RopeKernel::kSequences : has_axes ? RopeKernel::kAxes : RopeKernel::kShared;
+    return has_sequences ? RopeKernel::kTokenSequences : has_axes ? RopeKernel::kTokenAxes : RopeKernel::kShared;
   }
-  if (has_sequences || has_axes || problem.fault.data != nullptr) return RopeKernel::kGeneral;
-  const bool is_simple_table = problem.angles == AngleSource::kTable && !table.is_by_channel &&
-                               table.cos.column_stride == 1 && table.sin.column_stride == 1;
-  if (!is_simple_table || table.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  if (problem.angles != AngleSource::kTable || table.is_by_channel || table.dtype == ROPE_DTYPE_F64) {
+    return RopeKernel::kGeneral;
+  }
+  if (has_sequences || has_axes || problem.fault.data != nullptr || table.width != geometry.pairs()) {
+    return RopeKernel::kTokenTableLookup;
+  }
+  if (table.cos.column_stride != 1 || table.sin.column_stride != 1) return RopeKernel::kTokenTable;
   return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
 
@@ -71,8 +76,12 @@ int choose_vector_elements(const RopeProblem &problem, Pairing pairing) {
 }
 
 bool shares_angles(RopeKernel kernel) {
-  return kernel == RopeKernel::kShared || kernel == RopeKernel::kAxes || kernel == RopeKernel::kSequences ||
-         kernel == RopeKernel::kGeneral;
+  return kernel == RopeKernel::kShared || kernel == RopeKernel::kGeneral;
+}
+
+bool has_token_rows(RopeKernel kernel) {
+  return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenSequences ||
+         kernel == RopeKernel::kTokenTable || kernel == RopeKernel::kTokenTableLookup;
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -169,7 +178,7 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel == RopeKernel::kWarpTable32) return plan.threads / 32 * 2 * pairs * kFloat;
+  if (has_token_rows(plan.kernel)) return plan.tokens_per_block * 2 * pairs * kFloat;
   if (!shares_angles(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -186,13 +195,58 @@ bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePla
   return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
 }
 
-// Whether the lanes of a warp share a row of the table: they belong to one token, and rows are whole vectors. Pays with
-// long rows beside data of 16 bits; elsewhere there is less to save than the detour through shared memory costs.
-bool has_warp_rows(const RopeProblem &problem, const RopePlan &plan) {
+// Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
+bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
+  const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
+  if (plan.vector_elements == 1 || tokens > INT32_MAX) return false;
+  uint32_t units_per_head = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    if (tensor.heads == 0) continue;
+    if (units_per_head != 0 && plan.units_per_head[i] != units_per_head) return false;
+    units_per_head = plan.units_per_head[i];
+    for (const int64_t *stride : {tensor.in_stride, tensor.out_stride}) {
+      for (const int axis : {kToken, kHead}) {
+        if (stride[axis] > INT32_MAX / size || stride[axis] < -(INT32_MAX / size)) return false;
+      }
+    }
+  }
+  const int64_t blocks = plan.units_per_token / 32 + 1;
+  if (tokens > kMaxGridX / blocks) return false;
+  // Then a unit's number is divided by one multiplication.
+  return units_per_head > 1 && uint64_t{plan.units_per_token} * units_per_head <= UINT32_MAX;
+}
+
+// Tokens of a head follow each other closer than heads of a token (BHSD).
+bool has_closer_tokens(const RopeProblem &problem) {
+  const RotatedTensor &q = problem.tensor[0];
+  const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+  return problem.tokens > 1 && q.heads > 1 && magnitude(q.in_stride[kToken]) < magnitude(q.in_stride[kHead]);
+}
+
+// A row of threads for each token: several rows in a block where tokens are small.
+void shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
   constexpr uint32_t kLanes = 32;
-  return plan.kernel == RopeKernel::kTable32 && plan.vector_elements == 8 && plan.units_per_token % kLanes == 0 &&
-         problem.geometry->pairs() % 4 == 0 && problem.geometry->pairs() >= kLeastPairsOfWarpRows &&
-         has_table_vectors(problem.table, 4);
+  const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
+  plan->is_part_slowest = has_closer_tokens(problem);
+  if (plan->is_part_slowest) {
+    plan->threads = kLanes;
+    plan->tokens_per_block = kRopeBlockSizes[0] / kLanes;
+    plan->blocks_per_token = padded / kLanes;
+  } else if (padded < kRopeBlockSizes[0]) {
+    plan->threads = padded;
+    plan->tokens_per_block = kRopeBlockSizes[0] / padded;
+    plan->blocks_per_token = 1;
+  } else {
+    shape_block(1, plan);
+    plan->blocks_per_token = (units - 1) / plan->threads + 1;
+    plan->tokens_per_block = 1;
+  }
+  plan->thread_rows = plan->tokens_per_block;
+  plan->units_per_block = plan->threads * plan->thread_rows;
+  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
+  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  plan->grid_y = 1;
 }
 
 // Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
@@ -209,10 +263,10 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
   const bool is_single = plan->vector_elements == 1, has_runs = plan->pairing == Pairing::kInterleaved && !is_single;
   const bool has_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
-  if ((is_single && plan->kernel != RopeKernel::kShared) ||
-      (has_table && !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1)))) {
-    plan->kernel = RopeKernel::kGeneral;
+  if (has_table && !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
+    plan->kernel = RopeKernel::kTokenTable;
   }
+  if (is_single && plan->kernel != RopeKernel::kShared) plan->kernel = RopeKernel::kGeneral;
   count_units(problem, plan);
   const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
   if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes &&
@@ -220,16 +274,29 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
-  if (plan->kernel == RopeKernel::kShared && !is_single && is_flat(problem, device, *plan)) {
-    plan->kernel = RopeKernel::kFlat;
+  plan->is_batch_fastest = has_closer_batches(problem);
+  plan->thread_rows = 1;
+  const bool fits = fits_token_rows(problem, *plan), is_small = is_flat(problem, device, *plan);
+  if (plan->kernel == RopeKernel::kShared && !is_single) {
+    if (is_small) {
+      plan->kernel = RopeKernel::kFlat;
+    } else if (fits && plan->units_per_token >= 64) {
+      plan->kernel = RopeKernel::kToken;
+    }
   }
-  if (has_warp_rows(problem, *plan)) plan->kernel = RopeKernel::kWarpTable32;
+  const bool is_flat_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
+  if (is_flat_table && !is_small && fits && plan->units_per_token >= 64) plan->kernel = RopeKernel::kTokenTable;
+  if (has_token_rows(plan->kernel) && !fits) plan->kernel = RopeKernel::kGeneral;
+  if (has_token_rows(plan->kernel)) {
+    shape_token_rows(problem, plan);
+    plan->shared_bytes = count_shared_bytes(problem, *plan);
+    return ROPE_STATUS_SUCCESS;
+  }
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
   } else {
     plan->threads = plan->units_per_block = kFlatThreads;
   }
-  plan->is_batch_fastest = has_closer_batches(problem);
   plan->shared_bytes = count_shared_bytes(problem, *plan);
   return shape_grid(function, problem, plan);
 }

@@ -30,7 +30,8 @@ struct RopePlan {
   uint32_t rotary_units_per_head;
   uint32_t units_per_head[3];
   uint32_t units_per_token;
-  uint32_t threads;           // of a block
+  uint32_t threads;           // of a block, or of a row of them
+  uint32_t thread_rows;       // of a block, each with a token; 1 where blocks have no rows
   uint32_t units_per_block;   // at most `threads`
   uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
@@ -38,6 +39,7 @@ struct RopePlan {
   bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
   uint32_t units_per_grid_row;
+  bool is_part_slowest;  // where rows of threads have a token each: blocks of a part of all tokens follow each other
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
 };

@@ -34,6 +34,7 @@ constexpr int kLeastPairsOfWarpRows = 64;
 // kernel: 1536 (40) 175 us, 1280 (48) 184.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kTableResidentThreads = 1920;
+constexpr int kTokenTableResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
 
 // Tables: threads of a block, and blocks for each multiprocessor. Not measured: tables are filled once.

@@ -67,9 +67,11 @@ class Preloader {
 };
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
-constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,      RopeKernel::kAxes,    RopeKernel::kSequences,
-                                       RopeKernel::kFlat,        RopeKernel::kTable32, RopeKernel::kTable16,
-                                       RopeKernel::kWarpTable32, RopeKernel::kGeneral};
+constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,     RopeKernel::kToken,
+                                       RopeKernel::kTokenAxes,  RopeKernel::kTokenSequences,
+                                       RopeKernel::kTokenTable, RopeKernel::kTokenTableLookup,
+                                       RopeKernel::kFlat,       RopeKernel::kTable32,
+                                       RopeKernel::kTable16,    RopeKernel::kGeneral};
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // load_kernels(&preloader) loads what the descriptor's calls may need.
@@ -116,7 +118,7 @@ rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t devi
 struct Launch {
   const void *kernel;
   dim3 grid;
-  unsigned threads;
+  dim3 block;
   size_t shared_bytes;
   bool is_programmatic;
 };
@@ -130,7 +132,7 @@ rope_status_t launch(const char *function, const Launch &what, void *params, int
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = what.grid;
-  config.blockDim = dim3(what.threads);
+  config.blockDim = what.block;
   config.dynamicSmemBytes = what.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
@@ -154,7 +156,21 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
   return result;
 }
 
+void set_position_params(const RopeProblem &problem, RopePositionParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  params->positions = problem.positions;
+  params->start_positions = problem.start_positions;
+  params->has_positions = problem.positions.is_present;
+  params->has_start_positions = problem.start_positions.is_present;
+  params->has_narrow_positions =
+      problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
+  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+}
+
 void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKernelParams *params) {
+  set_position_params(problem, params);
   const RopeGeometry &geometry = *problem.geometry;
   uint32_t next_unit = 0;
   for (int i = 0; i < 3; ++i) {
@@ -173,22 +189,68 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.tokens_per_grid_row;
   params->outer_per_grid_row = plan.tokens_per_grid_row / inner;
-  params->positions = problem.positions;
-  params->start_positions = problem.start_positions;
-  params->has_positions = problem.positions.is_present;
-  params->has_start_positions = problem.start_positions.is_present;
-  params->has_narrow_positions =
-      problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
-  params->position_offset = static_cast<uint64_t>(problem.position_offset);
   params->rotary_units_per_head = plan.rotary_units_per_head;
   params->rotary_offset = geometry.rotary_offset;
   params->rotary_dim = geometry.rotary_dim;
-  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
-  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
 }
 
 void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
   memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
+}
+
+void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  set_position_params(problem, params);
+  uint32_t begins[3] = {}, next_head = 0;
+  params->is_in_place = true;
+  params->units_per_head = plan.rotary_units_per_head;
+  for (int i = 0; i < 3; ++i) {
+    const bool is_present = i < problem.num_tensors;
+    begins[i] = is_present ? next_head : ~uint32_t{0};
+    if (!is_present || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    RopeTokenTensor &target = params->tensor[i];
+    target.in_token = static_cast<int32_t>(tensor.in_stride[kToken] * size);
+    target.in_head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
+    target.out_token = static_cast<int32_t>(tensor.out_stride[kToken] * size);
+    target.out_head = static_cast<int32_t>(tensor.out_stride[kHead] * size);
+    target.in = tensor.in - int64_t{next_head} * target.in_head;
+    target.out = tensor.out - int64_t{next_head} * target.out_head;
+    params->in_batch_stride[i] = tensor.in_stride[kBatch] * size;
+    params->out_batch_stride[i] = tensor.out_stride[kBatch] * size;
+    params->is_in_place = params->is_in_place && tensor.is_in_place;
+    params->units_per_head = plan.units_per_head[i];
+    next_head += static_cast<uint32_t>(tensor.heads);
+  }
+  params->tensor_begins[0] = begins[1];
+  params->tensor_begins[1] = begins[2];
+  params->units_per_token = plan.units_per_token;
+  params->head_reciprocal = 0xffffffffu / params->units_per_head + 1;
+  params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->window_begin = static_cast<int32_t>(geometry.rotary_offset * size);
+  params->window_size = static_cast<int32_t>(geometry.rotary_dim * size);
+  params->bytes_to_high = params->window_size / 2;
+  params->pairs = static_cast<uint32_t>(geometry.pairs());
+  params->is_part_slowest = plan.is_part_slowest;
+  params->grid = Divider::by(plan.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
+  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
+  params->inner = Divider::by(static_cast<uint32_t>(inner));
+  params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
+  params->has_one_batch = problem.batches == 1;
+  params->is_batch_fastest = plan.is_batch_fastest;
+}
+
+template <typename Angles>
+void set_token_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->tokens_per_batch = problem.tokens;
+  params->num_axes = geometry.num_axes;
+  params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
 }
 
 void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
@@ -231,7 +293,8 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                        rope_stream_t stream) {
   const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, plan.shared_bytes, plan.is_programmatic};
+  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
+  const Launch what = {kernel, grid, block, plan.shared_bytes, plan.is_programmatic};
   // What no unit of a launch reads stays unset.
   switch (plan.kernel) {
     case RopeKernel::kShared: {
@@ -239,10 +302,31 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_shared_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kAxes:
-    case RopeKernel::kSequences: {
-      RopeLookupParams params;
-      set_lookup_params(problem, plan, &params);
+    case RopeKernel::kToken: {
+      RopeTokenAngleParams params;
+      set_token_params(problem, plan, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenAxes:
+    case RopeKernel::kTokenSequences: {
+      RopeTokenLookup<RopeTokenAngleParams> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenTable: {
+      RopeTokenTableParams params;
+      set_token_params(problem, plan, &params);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenTableLookup: {
+      RopeTokenLookup<RopeTokenTableParams> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kFlat: {
@@ -253,8 +337,7 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kTable32:
-    case RopeKernel::kTable16:
-    case RopeKernel::kWarpTable32: {
+    case RopeKernel::kTable16: {
       RopeTableParams params;
       set_rope_params(problem, plan, &params);
       params.units_per_grid_row = plan.units_per_grid_row;

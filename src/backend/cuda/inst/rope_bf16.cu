@@ -3,6 +3,7 @@
 #include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
 #include "backend/cuda/kernels/rope_shared.cuh"
+#include "backend/cuda/kernels/rope_token.cuh"
 
 namespace rope {
 
@@ -10,11 +11,13 @@ const void *rope_kernel_bf16(int vector_elements, RopeVariant variant) {
   const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
   switch (variant.kernel) {
     case RopeKernel::kShared:
-      return find_shared_kernel<BFloat16, OnePosition>(vector_elements, is_interleaved);
-    case RopeKernel::kAxes:
-      return find_shared_kernel<BFloat16, AxisPosition>(vector_elements, is_interleaved);
-    case RopeKernel::kSequences:
-      return find_shared_kernel<BFloat16, SequencePosition>(vector_elements, is_interleaved);
+      return find_shared_kernel<BFloat16>(vector_elements, is_interleaved);
+    case RopeKernel::kToken:
+    case RopeKernel::kTokenAxes:
+    case RopeKernel::kTokenSequences:
+    case RopeKernel::kTokenTable:
+    case RopeKernel::kTokenTableLookup:
+      return find_token_kernel<BFloat16>(variant.kernel, vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<BFloat16>(vector_elements, variant.pairing);
     default:

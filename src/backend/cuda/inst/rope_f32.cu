@@ -3,6 +3,7 @@
 #include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
 #include "backend/cuda/kernels/rope_shared.cuh"
+#include "backend/cuda/kernels/rope_token.cuh"
 
 namespace rope {
 
@@ -10,11 +11,13 @@ const void *rope_kernel_f32(int vector_elements, RopeVariant variant) {
   const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
   switch (variant.kernel) {
     case RopeKernel::kShared:
-      return find_shared_kernel<float, OnePosition>(vector_elements, is_interleaved);
-    case RopeKernel::kAxes:
-      return find_shared_kernel<float, AxisPosition>(vector_elements, is_interleaved);
-    case RopeKernel::kSequences:
-      return find_shared_kernel<float, SequencePosition>(vector_elements, is_interleaved);
+      return find_shared_kernel<float>(vector_elements, is_interleaved);
+    case RopeKernel::kToken:
+    case RopeKernel::kTokenAxes:
+    case RopeKernel::kTokenSequences:
+    case RopeKernel::kTokenTable:
+    case RopeKernel::kTokenTableLookup:
+      return find_token_kernel<float>(variant.kernel, vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<float>(vector_elements, variant.pairing);
     default:

@@ -205,72 +205,6 @@ __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kT
   mine.store(params, out, low, high);
 }
 
-// The same where the units of a warp belong to one token: the warp reads the row once, 16 bytes a lane, and the lanes
-// pass it on in shared memory. A row then costs a few loads instead of one for each head, and no registers while it is
-// on its way.
-template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kTableResidentThreads, kFlatThreads))
-    rope_warp_table_kernel(const __grid_constant__ RopeTableParams params) {
-  using Word = float;
-  using R = Runs<V, IsInterleaved>;
-  constexpr uint32_t kLanes = 32, kChunk = 16;
-  begin_dependent_launch();
-  const FlatUnit<T, V, IsInterleaved> mine(params, params.units_per_grid_row);
-  if (!mine.is_active) return;  // with all lanes of the warp
-  char *out = mine.out(params);
-  wait_for_previous_launch();
-  const LoadedInteger position = load_position(params, mine.at);
-  Vector<T, V> low = load_vector<Vector<T, V>>(mine.in), high = {};
-  if (mine.unit.is_rotary) high = load_vector<Vector<T, V>>(mine.in_high(params));
-
-  const AngleTable &table = params.table;
-  extern __shared__ float4 shared[];
-  const uint32_t lane = threadIdx.x % kLanes, row_bytes = params.rotary_dim / 2 * static_cast<uint32_t>(sizeof(Word));
-  char *shared_row = reinterpret_cast<char *>(shared) + threadIdx.x / kLanes * (2 * row_bytes);
-  const uint64_t row = finish_position(params, position);
-  const bool has_row = row < static_cast<uint64_t>(table.rows);
-#pragma unroll 1
-  for (uint32_t at = lane * kChunk; has_row && at < 2 * row_bytes; at += kLanes * kChunk) {
-    const bool is_cos = at < row_bytes;
-    const TableColumns &columns = is_cos ? table.cos : table.sin;
-    const int64_t entry = static_cast<int64_t>(row) * columns.row_stride + mine.at.batch * columns.batch_stride;
-    const char *source = columns.data + entry * static_cast<int64_t>(sizeof(Word)) + (is_cos ? at : at - row_bytes);
-    store_vector(shared_row + at, load_vector<Words<kChunk>>(source));
-  }
-  __syncwarp();
-
-  if (mine.unit.is_rotary && has_row) {
-    const char *cos_at = shared_row, *sin_at = cos_at + row_bytes;
-    // Four pairs at a time, for want of registers.
-    constexpr int kStep = R::kLength < 4 ? R::kLength : 4;
-    float x[V], y[V];
-    to_floats<T, V>(low, x);
-    to_floats<T, V>(high, y);
-#pragma unroll
-    for (int run = 0; run < R::kCount; ++run) {
-#pragma unroll
-      for (int begin = 0; begin < R::kLength; begin += kStep) {
-        const uint32_t at = (first_pair<V, IsInterleaved>(params, mine.unit.number, run) + begin) * sizeof(Word);
-        const TableRun<Word, kStep> cos = load_run<Word, kStep>(cos_at + at), sin = load_run<Word, kStep>(sin_at + at);
-#pragma unroll
-        for (int i = 0; i < kStep; ++i) {
-          const float s = entry_of(sin, i, table.dtype);
-          const CosSin<float> angle = {entry_of(cos, i, table.dtype), params.sin_scale < 0.0f ? -s : s};
-          float *first = R::kCount == 2 ? (run == 0 ? x : y) + 2 * i : x + begin + i;
-          float *second = R::kCount == 2 ? first + 1 : y + begin + i;
-          const Pair<float> pair = rotate<float>({*first, *second}, angle, angle);
-          *first = pair.x, *second = pair.y;
-        }
-      }
-    }
-    low = from_floats<T, V>(x);
-    high = from_floats<T, V>(y);
-  } else if (mine.unit.is_rotary && mine.is_in_place(params)) {
-    return;
-  }
-  mine.store(params, out, low, high);
-}
-
 template <typename T, int V, bool IsInterleaved>
 const void *find_flat_kernel(RopeKernel kernel) {
   switch (kernel) {
@@ -281,12 +215,8 @@ const void *find_flat_kernel(RopeKernel kernel) {
     case RopeKernel::kTable16:
       return reinterpret_cast<const void *>(rope_table_kernel<T, V, IsInterleaved, uint16_t>);
     default:
-      break;
+      return nullptr;
   }
-  if constexpr (V * sizeof(T) == 16 && sizeof(T) == 2) {
-    return reinterpret_cast<const void *>(rope_warp_table_kernel<T, V, IsInterleaved>);
-  }
-  return nullptr;
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.

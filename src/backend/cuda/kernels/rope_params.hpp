@@ -17,9 +17,21 @@ struct RopeKernelTensor {
   int64_t out_stride[kNumAxes];
 };
 
+// Where a token's position comes from, and what its angles are scaled by.
+struct RopePositionParams {
+  bool has_positions;
+  bool has_start_positions;
+  bool has_narrow_positions;  // 32-bit positions and no start_positions
+  float cos_scale;            // of computed angles; 1 for a table
+  float sin_scale;            // negative for the transpose
+  uint64_t position_offset;
+  TokenIntegers positions;
+  TokenIntegers start_positions;
+};
+
 // What every kernel reads. What threads read first comes first and close together: at decode size a launch waits for
 // each line of it.
-struct RopeKernelParams {
+struct RopeKernelParams : RopePositionParams {
   Divider units_per_token;
   Divider inner;              // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
@@ -29,15 +41,7 @@ struct RopeKernelParams {
   bool is_in_place[3];
   bool has_one_batch;
   bool is_batch_fastest;  // `inner` counts batches
-  bool has_positions;
-  bool has_start_positions;
-  bool has_narrow_positions;  // 32-bit positions and no start_positions
-  float cos_scale;            // of computed angles; 1 for a table
-  float sin_scale;            // negative for the transpose
-  uint64_t position_offset;
   RopeKernelTensor tensor[3];
-  TokenIntegers positions;
-  TokenIntegers start_positions;
   int64_t num_tokens;  // of all batches
   int64_t tokens_per_grid_row;
   int64_t outer_per_grid_row;
@@ -52,6 +56,60 @@ struct RopeFlatParams : RopeKernelParams {
 struct RopeTableParams : RopeKernelParams {
   uint32_t units_per_grid_row;
   AngleTable table;
+};
+
+// A tensor whose strides fit 32 bits, in bytes. Heads are numbered through q, k and v, and `in` and `out` are where
+// head 0 would lie.
+struct RopeTokenTensor {
+  const char *in;
+  char *out;
+  int32_t in_token;
+  int32_t in_head;
+  int32_t out_token;
+  int32_t out_head;
+};
+
+// Rows of threads that have a token each.
+struct RopeTokenParams : RopePositionParams {
+  uint32_t units_per_token;
+  uint32_t units_per_head;
+  uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
+  uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
+  uint32_t rotary_units_per_head;
+  int32_t window_begin;  // in bytes, as the next two
+  int32_t window_size;
+  int32_t bytes_to_high;  // from a unit's first vector to its second
+  uint32_t pairs;
+  Divider grid;          // blocks of a token, or of a part of all tokens, whichever follow each other
+  Divider inner;         // tokens of each batch, or batches of each token, whichever lie closer together
+  uint32_t num_tokens;   // of all batches
+  bool is_part_slowest;  // blocks of a part of all tokens
+  bool is_in_place;      // all tensors
+  bool has_one_batch;
+  bool is_batch_fastest;
+  RopeTokenTensor tensor[3];
+  int64_t in_batch_stride[3];
+  int64_t out_batch_stride[3];
+};
+
+struct RopeTokenAngleParams : RopeTokenParams {
+  uint64_t increments[kMaxPairs];
+};
+
+struct RopeTokenTableParams : RopeTokenParams {
+  AngleTable table;
+};
+
+// The same where positions have to be looked up: in sequences, on several axes.
+template <typename Angles>
+struct RopeTokenLookup : Angles {
+  Sequences sequences;
+  FaultWords fault;
+  Divider table_width;
+  int64_t tokens_per_batch;
+  int num_axes;
+  uint32_t used_axes;
+  uint8_t pair_axis[kMaxPairs];
 };
 
 // Angles shared by the block.

@@ -8,8 +8,6 @@
 // cosines and sines from shared memory, rotates and stores.
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/kernels/rope_units.cuh"
 
 namespace rope {
@@ -88,66 +86,9 @@ __device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params,
   return share;
 }
 
-// What the kernels know of positions. One for each token:
-struct OnePosition {
-  using Params = RopeSharedParams;
-  static constexpr bool kIsLoadedFirst = true;
-
-  static __device__ __forceinline__ int axis_of(const Params &, uint32_t) { return 0; }
-  static __device__ __forceinline__ bool is_absent(const Params &, BatchToken) { return false; }
-  static __device__ __forceinline__ void check(const Params &) {}
-
-  static __device__ __forceinline__ LoadedInteger load(const Params &params, BatchToken at, int, bool) {
-    return load_position(params, at);
-  }
-
-  static __device__ __forceinline__ uint64_t finish(const Params &params, LoadedInteger position) {
-    return finish_position(params, position);
-  }
-};
-
-// One for each axis:
-struct AxisPosition : OnePosition {
-  using Params = RopeLookupParams;
-
-  static __device__ __forceinline__ int axis_of(const Params &params, uint32_t pair) {
-    return through_memory(params.pair_axis)[pair];
-  }
-
-  static __device__ __forceinline__ LoadedInteger load(const Params &params, BatchToken at, int axis, bool) {
-    return as_loaded(position_on(params, axis, at.batch, at.token, static_cast<uint64_t>(at.token)));
-  }
-
-  static __device__ __forceinline__ uint64_t finish(const Params &, LoadedInteger position) {
-    return extend(position, true);
-  }
-};
-
-// The same in the token's sequence. Looking for that takes loads that wait for each other, so the channels' come
-// before.
-struct SequencePosition : AxisPosition {
-  static constexpr bool kIsLoadedFirst = false;
-
-  static __device__ __forceinline__ bool is_absent(const Params &params, BatchToken at) {
-    return !is_in_sequences(params.sequences, at.token);
-  }
-
-  static __device__ __forceinline__ void check(const Params &params) { check_sequences(params); }
-
-  static __device__ __forceinline__ LoadedInteger load(const Params &params, BatchToken at, int axis,
-                                                       bool counts_faults) {
-    if (!is_in_sequences(params.sequences, at.token)) {
-      if (counts_faults && at.token < sequence_entry(params.sequences, 0)) count_fault(params.fault, at.token);
-      return {};
-    }
-    const SequencePlace place = find_sequence(params.sequences, at.token);
-    return as_loaded(position_on(params, axis, place.sequence, at.token, place.index));
-  }
-};
-
-template <typename T, int V, bool IsInterleaved, typename Position>
+template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
-    rope_shared_kernel(const __grid_constant__ typename Position::Params params) {
+    rope_shared_kernel(const __grid_constant__ RopeSharedParams params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
@@ -162,19 +103,14 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   const uint32_t num_angles = share.num_tokens * pairs;
   Divided angle = {0, threadIdx.x};
   if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
-  int axis = 0;
   const auto load = [&] {
-    const BatchToken of_angle = share.has_one_token ? at : find_token(params, share.first_token + angle.quotient);
-    return Position::load(params, of_angle, axis, share.is_first_block && angle.remainder == 0);
+    return load_position(params, share.has_one_token ? at : find_token(params, share.first_token + angle.quotient));
   };
   LoadedInteger position = {};
   uint64_t increment = 0;
-  if (threadIdx.x < num_angles) {
-    increment = through_memory(params.increments)[angle.remainder];
-    axis = Position::axis_of(params, angle.remainder);
-  }
+  if (threadIdx.x < num_angles) increment = through_memory(params.increments)[angle.remainder];
   wait_for_previous_launch();
-  if (Position::kIsLoadedFirst && threadIdx.x < num_angles) position = load();
+  if (threadIdx.x < num_angles) position = load();
 
   const Unit unit = find_unit(params, share.place.remainder);
   const RopeKernelTensor &tensor = params.tensor[unit.tensor];
@@ -192,23 +128,20 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     }
   }
 
-  if (!Position::kIsLoadedFirst && threadIdx.x < num_angles) position = load();
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < num_angles;) {
-    const CosSin<float> result = compute_angle(params, Position::finish(params, position), increment);
+    const CosSin<float> result = compute_angle(params, finish_position(params, position), increment);
     angles.cos[number] = result.cos;
     angles.sin[number] = result.sin;
     number += blockDim.x;
     if (number >= num_angles) break;
     angle = params.pairs.divide(number);
-    axis = Position::axis_of(params, angle.remainder);
     position = load();
     increment = through_memory(params.increments)[angle.remainder];
   }
-  Position::check(params);
   __syncthreads();
 
-  if (!share.is_active || Position::is_absent(params, at)) return;
+  if (!share.is_active) return;
   if (unit.is_rotary) {
     const uint32_t first_angle = share.place.quotient * pairs;
     float x[V], y[V];
@@ -224,21 +157,19 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
 }
 
-template <typename T, int V, typename Position>
+template <typename T, int V>
 const void *find_shared_kernel(bool is_interleaved) {
-  return is_interleaved ? reinterpret_cast<const void *>(rope_shared_kernel<T, V, true, Position>)
-                        : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false, Position>);
+  return is_interleaved ? reinterpret_cast<const void *>(rope_shared_kernel<T, V, true>)
+                        : reinterpret_cast<const void *>(rope_shared_kernel<T, V, false>);
 }
 
-// The kernel for a vector width, or NULL for a width that T has none of. Single elements have the simple one alone.
-template <typename T, typename Position>
+// The kernel for a vector width, or NULL for a width that T has none of.
+template <typename T>
 const void *find_shared_kernel(int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  if (vector_elements == 16 / kSize) return find_shared_kernel<T, 16 / kSize, Position>(is_interleaved);
-  if (vector_elements == 8 / kSize) return find_shared_kernel<T, 8 / kSize, Position>(is_interleaved);
-  if constexpr (std::is_same<Position, OnePosition>::value) {
-    if (vector_elements == 1) return find_shared_kernel<T, 1, Position>(is_interleaved);
-  }
+  if (vector_elements == 16 / kSize) return find_shared_kernel<T, 16 / kSize>(is_interleaved);
+  if (vector_elements == 8 / kSize) return find_shared_kernel<T, 8 / kSize>(is_interleaved);
+  if (vector_elements == 1) return find_shared_kernel<T, 1>(is_interleaved);
   return nullptr;
 }
 

@@ -90,8 +90,9 @@ struct LoadedInteger {
   uint32_t high;  // of a 64-bit integer
 };
 
-__device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &source, BatchToken at) {
-  const int64_t offset = at.batch * source.batch_stride + at.token * source.token_stride;
+__device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &source, BatchToken at, int axis) {
+  int64_t offset = at.batch * source.batch_stride + at.token * source.token_stride;
+  if (axis != 0) offset += axis * source.axis_stride;
   if (source.is_64_bit) {
     const uint2 words = reinterpret_cast<const uint2 *>(source.data)[offset];
     return {words.x, words.y};
@@ -109,17 +110,18 @@ __device__ __forceinline__ LoadedInteger as_loaded(uint64_t value) {
 }
 
 // The position of a token but for position_offset; finish_position makes a number of it.
-__device__ __forceinline__ LoadedInteger load_position(const RopeKernelParams &params, BatchToken at) {
+__device__ __forceinline__ LoadedInteger load_position(const RopePositionParams &params, BatchToken at, int axis = 0) {
   LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
-  if (params.has_positions) position = load_integer(params.positions, at);
+  if (params.has_positions) position = load_integer(params.positions, at, axis);
   if (params.has_start_positions) {
     const uint64_t index = extend(position, params.positions.is_64_bit || !params.has_positions);
-    position = as_loaded(index + extend(load_integer(params.start_positions, at), params.start_positions.is_64_bit));
+    position =
+        as_loaded(index + extend(load_integer(params.start_positions, at, axis), params.start_positions.is_64_bit));
   }
   return position;
 }
 
-__device__ __forceinline__ uint64_t finish_position(const RopeKernelParams &params, LoadedInteger position) {
+__device__ __forceinline__ uint64_t finish_position(const RopePositionParams &params, LoadedInteger position) {
   return extend(position, !params.has_narrow_positions) + params.position_offset;
 }
 
@@ -130,7 +132,7 @@ __device__ __forceinline__ const Word *through_memory(const Word *parameter) {
   return parameter;
 }
 
-__device__ __forceinline__ CosSin<float> compute_angle(const RopeKernelParams &params, uint64_t position,
+__device__ __forceinline__ CosSin<float> compute_angle(const RopePositionParams &params, uint64_t position,
                                                        uint64_t increment) {
   const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
   return {multiply_rounded(angle.cos, params.cos_scale), multiply_rounded(angle.sin, params.sin_scale)};
@@ -169,6 +171,24 @@ __device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequence
   return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
 }
 
+// The same by the lanes of a whole warp, each of which looks at another sequence. In cu_seqlens that rise it is the same
+// sequence.
+__device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &sequences, int64_t token) {
+  constexpr uint32_t kLanes = 32, kAllLanes = 0xffffffffu;
+  const uint32_t lane = threadIdx.x % kLanes;
+  int64_t first = 0, count = sequences.count, entry;
+  do {
+    const int64_t step = (count + kLanes - 1) / kLanes, mine = lane * step;
+    entry = mine < count ? sequence_entry(sequences, first + mine) : INT64_MAX;
+    const uint32_t below = __ballot_sync(kAllLanes, entry <= token);
+    const int found = below != 0 ? 31 - __clz(static_cast<int>(below)) : 0;
+    entry = __shfl_sync(kAllLanes, entry, found);
+    first += found * step;
+    count = count - found * step < step ? count - found * step : step;
+  } while (count > 1);
+  return {first, static_cast<uint64_t>(token) - static_cast<uint64_t>(entry)};
+}
+
 __device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
   if (fault.data == nullptr) return;
   using Word = unsigned long long;
@@ -184,11 +204,14 @@ __device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t tok
 }
 
 // Counts the entries of cu_seqlens that break its rule, shared by all threads of the grid.
-__device__ __forceinline__ void check_sequences(const RopeLookupParams &params) {
+template <typename Params>
+__device__ __forceinline__ void check_sequences(const Params &params) {
   if (params.fault.data == nullptr || !params.sequences.is_present) return;
-  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * blockDim.x;
-  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int64_t i = block * blockDim.x + threadIdx.x; i <= params.sequences.count; i += grid_threads) {
+  const uint32_t block_threads = blockDim.x * blockDim.y;
+  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z * block_threads;
+  const int64_t block = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t first = block * block_threads + threadIdx.y * blockDim.x + threadIdx.x;
+  for (int64_t i = first; i <= params.sequences.count; i += grid_threads) {
     const int64_t entry = sequence_entry(params.sequences, i);
     const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
     if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
@@ -197,8 +220,8 @@ __device__ __forceinline__ void check_sequences(const RopeLookupParams &params) 
 }
 
 // The position of a token on an axis; `index` counts in its batch or sequence.
-__device__ __forceinline__ uint64_t position_on(const RopeKernelParams &params, int axis, int64_t batch, int64_t token,
-                                                uint64_t index) {
+__device__ __forceinline__ uint64_t position_on(const RopePositionParams &params, int axis, int64_t batch,
+                                                int64_t token, uint64_t index) {
   const auto load = [&](const TokenIntegers &source) {
     const int64_t at = axis * source.axis_stride + batch * source.batch_stride + token * source.token_stride;
     return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
