@@ -21,8 +21,14 @@ const char *name_of(RopeKernel kernel) {
       return "token sequence angles";
     case RopeKernel::kTokenTable:
       return "token table";
-    case RopeKernel::kTokenTableLookup:
-      return "looked-up token table";
+    case RopeKernel::kTokenTableAxes:
+      return "token axis table";
+    case RopeKernel::kTokenTableSequences:
+      return "token sequence table";
+    case RopeKernel::kScattered:
+      return "scattered angles";
+    case RopeKernel::kScatteredTable:
+      return "scattered table";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:

@@ -7,17 +7,24 @@ namespace rope {
 
 // What most calls ask for has kernels of its own; the general one serves everything.
 enum class RopeKernel {
-  kShared,            // one position axis, no sequences; computed angles, shared by the threads of a block
-  kToken,             // the same where rows of threads have a token each
-  kTokenAxes,         // and with several position axes
-  kTokenSequences,    // and with sequences
-  kTokenTable,        // as kToken, angles from a table with a column a pair
-  kTokenTableLookup,  // as kTokenSequences, from any table with a column a pair or fewer
-  kFlat,              // as kShared, but each thread has its own angles
-  kTable32,           // from a table of F32, a column a pair, columns next to each other
-  kTable16,           // of F16 or BF16
+  kShared,               // one position axis, no sequences; computed angles, shared by the threads of a block
+  kToken,                // the same where rows of threads have a token each
+  kTokenAxes,            // and with several position axes
+  kTokenSequences,       // and with sequences
+  kTokenTable,           // as kToken, from a table with a column for each pair
+  kTokenTableAxes,       // as kTokenAxes, from a table with a column for each pair or fewer
+  kTokenTableSequences,  // and with sequences
+  kScattered,            // as kTokenSequences, where channels fit no vector
+  kScatteredTable,       // as kTokenTableSequences
+  kFlat,                 // as kShared, but each thread has its own angles
+  kTable32,              // from a table of F32, a column a pair, columns next to each other
+  kTable16,              // of F16 or BF16
   kGeneral
 };
+
+// Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.
+constexpr uint32_t kScatteredHeads = 8;
+
 enum class Pairing {
   kHalf,
   kInterleaved,

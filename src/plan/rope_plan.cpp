@@ -32,24 +32,23 @@ bool has_table_vectors(const AngleTable &table, int entries) {
   return bytes.value() == (entries * size < kMaxVectorBytes ? entries * size : kMaxVectorBytes);
 }
 
-RopeKernel choose_kernel(const RopeProblem &problem) {
+// The kernel for a problem of any size whose channels fit vectors, or, `is_single`, fit none.
+RopeKernel choose_kernel(const RopeProblem &problem, bool is_single) {
   const RopeGeometry &geometry = *problem.geometry;
   const AngleTable &table = problem.table;
-  const bool has_simple_pairs = problem.in_distance == problem.out_distance &&
-                                (problem.in_distance == 1 || problem.in_distance == geometry.pairs());
-  if (!has_simple_pairs || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
+  if (problem.in_distance != problem.out_distance || geometry.dtype == ROPE_DTYPE_F64) return RopeKernel::kGeneral;
   const bool has_sequences = problem.sequences.is_present, has_axes = geometry.num_axes > 1;
   if (problem.angles == AngleSource::kIncrements) {
-    return has_sequences ? RopeKernel::kTokenSequences : has_axes ? RopeKernel::kTokenAxes : RopeKernel::kShared;
+    if (is_single) return RopeKernel::kScattered;
+    return has_sequences ? RopeKernel::kTokenSequences : has_axes ? RopeKernel::kTokenAxes : RopeKernel::kToken;
   }
   if (problem.angles != AngleSource::kTable || table.is_by_channel || table.dtype == ROPE_DTYPE_F64) {
     return RopeKernel::kGeneral;
   }
-  if (has_sequences || has_axes || problem.fault.data != nullptr || table.width != geometry.pairs()) {
-    return RopeKernel::kTokenTableLookup;
-  }
-  if (table.cos.column_stride != 1 || table.sin.column_stride != 1) return RopeKernel::kTokenTable;
-  return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
+  if (is_single) return RopeKernel::kScatteredTable;
+  if (has_sequences) return RopeKernel::kTokenTableSequences;
+  const bool is_plain = !has_axes && problem.fault.data == nullptr && table.width == geometry.pairs();
+  return is_plain ? RopeKernel::kTokenTable : RopeKernel::kTokenTableAxes;
 }
 
 // The widest vector that every pointer, every stride and every edge between channels allows.
@@ -79,9 +78,14 @@ bool shares_angles(RopeKernel kernel) {
   return kernel == RopeKernel::kShared || kernel == RopeKernel::kGeneral;
 }
 
+bool is_scattered(RopeKernel kernel) {
+  return kernel == RopeKernel::kScattered || kernel == RopeKernel::kScatteredTable;
+}
+
 bool has_token_rows(RopeKernel kernel) {
   return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenSequences ||
-         kernel == RopeKernel::kTokenTable || kernel == RopeKernel::kTokenTableLookup;
+         kernel == RopeKernel::kTokenTable || kernel == RopeKernel::kTokenTableAxes ||
+         kernel == RopeKernel::kTokenTableSequences || is_scattered(kernel);
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -161,7 +165,9 @@ bool converts_in_place(const RopeProblem &problem, Pairing pairing) {
 void count_units(const RopeProblem &problem, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const int elements = plan->vector_elements;
-  const uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / elements);
+  uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / elements);
+  // There a copy unit is two vectors too.
+  if (has_token_rows(plan->kernel) && !is_scattered(plan->kernel)) copy_units = (copy_units + 1) / 2;
   plan->rotary_units_per_head = static_cast<uint32_t>(geometry.pairs() / elements);
   plan->units_per_token = 0;
   bool has_copies = false;
@@ -171,15 +177,16 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
     // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
     const bool counts_copies = converts_in_place(problem, plan->pairing) ? has_copies : !tensor.is_in_place;
     plan->units_per_head[i] = plan->rotary_units_per_head + (counts_copies ? copy_units : 0);
-    plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(tensor.heads);
+    const int64_t heads =
+        is_scattered(plan->kernel) ? (tensor.heads + kScatteredHeads - 1) / kScatteredHeads : tensor.heads;
+    plan->units_per_token += plan->units_per_head[i] * static_cast<uint32_t>(heads);
   }
 }
 
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (has_token_rows(plan.kernel)) return plan.tokens_per_block * 2 * pairs * kFloat;
-  if (!shares_angles(plan.kernel)) return 0;
+  if (!shares_angles(plan.kernel) && !has_token_rows(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
@@ -198,7 +205,9 @@ bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePla
 // Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
 bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
-  if (plan.vector_elements == 1 || tokens > INT32_MAX) return false;
+  const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
+  if (plan.pairing == Pairing::kHalf && units_per_run < 2) return false;
+  if (problem.sequences.is_present && problem.sequences.count > INT32_MAX) return false;
   uint32_t units_per_head = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
@@ -213,7 +222,7 @@ bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
   }
   const int64_t blocks = plan.units_per_token / 32 + 1;
   if (tokens > kMaxGridX / blocks) return false;
-  // Then a unit's number is divided by one multiplication.
+  // Then a unit's number is divided by one multiplication, and so is that of a unit in its head.
   return units_per_head > 1 && uint64_t{plan.units_per_token} * units_per_head <= UINT32_MAX;
 }
 
@@ -256,17 +265,28 @@ bool has_closer_batches(const RopeProblem &problem) {
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
+// The quicker kernel, where the simple ones for rows of threads have one: for launches of decode size, for tokens with
+// few units, of which a row of threads leaves many idle, and for what they do not fit.
+RopeKernel choose_simple_kernel(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  const int distance = problem.in_distance;
+  const bool has_simple_pairs = distance == 1 || distance == problem.geometry->pairs();
+  const bool is_small = is_flat(problem, device, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
+  if (!has_simple_pairs || (!is_small && has_rows && fits_token_rows(problem, plan))) return plan.kernel;
+  if (plan.kernel == RopeKernel::kToken) return is_small ? RopeKernel::kFlat : RopeKernel::kShared;
+  const AngleTable &table = problem.table;
+  const int run = plan.pairing == Pairing::kInterleaved ? plan.vector_elements / 2 : plan.vector_elements;
+  if (plan.kernel != RopeKernel::kTokenTable || table.cos.column_stride != 1 || table.sin.column_stride != 1 ||
+      !has_table_vectors(table, run)) {
+    return plan.kernel;
+  }
+  return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
+}
+
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  plan->kernel = choose_kernel(problem);
   plan->pairing = pairing_of(problem.in_distance, problem.out_distance);
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
-  const bool is_single = plan->vector_elements == 1, has_runs = plan->pairing == Pairing::kInterleaved && !is_single;
-  const bool has_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
-  if (has_table && !has_table_vectors(problem.table, plan->vector_elements / (has_runs ? 2 : 1))) {
-    plan->kernel = RopeKernel::kTokenTable;
-  }
-  if (is_single && plan->kernel != RopeKernel::kShared) plan->kernel = RopeKernel::kGeneral;
+  plan->kernel = choose_kernel(problem, plan->vector_elements == 1);
   count_units(problem, plan);
   const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
   if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes &&
@@ -274,19 +294,11 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }
+  plan->kernel = choose_simple_kernel(problem, device, *plan);
+  if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
+  count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);
   plan->thread_rows = 1;
-  const bool fits = fits_token_rows(problem, *plan), is_small = is_flat(problem, device, *plan);
-  if (plan->kernel == RopeKernel::kShared && !is_single) {
-    if (is_small) {
-      plan->kernel = RopeKernel::kFlat;
-    } else if (fits && plan->units_per_token >= 64) {
-      plan->kernel = RopeKernel::kToken;
-    }
-  }
-  const bool is_flat_table = plan->kernel == RopeKernel::kTable32 || plan->kernel == RopeKernel::kTable16;
-  if (is_flat_table && !is_small && fits && plan->units_per_token >= 64) plan->kernel = RopeKernel::kTokenTable;
-  if (has_token_rows(plan->kernel) && !fits) plan->kernel = RopeKernel::kGeneral;
   if (has_token_rows(plan->kernel)) {
     shape_token_rows(problem, plan);
     plan->shared_bytes = count_shared_bytes(problem, *plan);

@@ -25,16 +25,14 @@ constexpr uint32_t kFlatThreads = 128;
 constexpr int kMostFlatThreads = 150;
 constexpr int kMostFlatThreadsProgrammatic = 600;
 
-// RoPE: pairs from which on a warp shares the rows of an F32 table. Prefill (64) 152.5 us against 155.7, interleaved
-// 151.9 against 179.9; GPT-J (32) 24.7 against 19.4; F16 and BF16 tables 158.6 against 149.4.
-constexpr int kLeastPairsOfWarpRows = 64;
+// RoPE: least units of a token for a row of threads of its own.
+constexpr uint32_t kLeastUnitsOfTokenRows = 64;
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 154.4 us, 1440 (40) 162.5. The general
 // kernel: 1536 (40) 175 us, 1280 (48) 184.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kTableResidentThreads = 1920;
-constexpr int kTokenTableResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
 
 // Tables: threads of a block, and blocks for each multiprocessor. Not measured: tables are filled once.

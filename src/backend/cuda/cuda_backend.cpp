@@ -67,11 +67,19 @@ class Preloader {
 };
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
-constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,     RopeKernel::kToken,
-                                       RopeKernel::kTokenAxes,  RopeKernel::kTokenSequences,
-                                       RopeKernel::kTokenTable, RopeKernel::kTokenTableLookup,
-                                       RopeKernel::kFlat,       RopeKernel::kTable32,
-                                       RopeKernel::kTable16,    RopeKernel::kGeneral};
+constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
+                                       RopeKernel::kToken,
+                                       RopeKernel::kTokenAxes,
+                                       RopeKernel::kTokenSequences,
+                                       RopeKernel::kTokenTable,
+                                       RopeKernel::kTokenTableAxes,
+                                       RopeKernel::kTokenTableSequences,
+                                       RopeKernel::kScattered,
+                                       RopeKernel::kScatteredTable,
+                                       RopeKernel::kFlat,
+                                       RopeKernel::kTable32,
+                                       RopeKernel::kTable16,
+                                       RopeKernel::kGeneral};
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // load_kernels(&preloader) loads what the descriptor's calls may need.
@@ -198,16 +206,22 @@ void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
   memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
 }
 
+// ceil(2^32 / n), for 2 <= n
+uint32_t reciprocal_of(uint32_t n) {
+  return 0xffffffffu / n + 1;
+}
+
 void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
+  const bool is_scattered = plan.vector_elements == 1;
   set_position_params(problem, params);
-  uint32_t begins[3] = {}, next_head = 0;
   params->is_in_place = true;
   params->units_per_head = plan.rotary_units_per_head;
+  uint32_t begins[3] = {}, next = 0;
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
-    begins[i] = is_present ? next_head : ~uint32_t{0};
+    begins[i] = is_present ? next : ~uint32_t{0};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
     RopeTokenTensor &target = params->tensor[i];
@@ -215,30 +229,54 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
     target.in_head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
     target.out_token = static_cast<int32_t>(tensor.out_stride[kToken] * size);
     target.out_head = static_cast<int32_t>(tensor.out_stride[kHead] * size);
-    target.in = tensor.in - int64_t{next_head} * target.in_head;
-    target.out = tensor.out - int64_t{next_head} * target.out_head;
-    params->in_batch_stride[i] = tensor.in_stride[kBatch] * size;
-    params->out_batch_stride[i] = tensor.out_stride[kBatch] * size;
+    const int64_t heads_before = is_scattered ? 0 : next;
+    target.in = tensor.in - heads_before * target.in_head;
+    target.out = tensor.out - heads_before * target.out_head;
+    params->in_batch[i] = tensor.in_stride[kBatch] * size;
+    params->out_batch[i] = tensor.out_stride[kBatch] * size;
     params->is_in_place = params->is_in_place && tensor.is_in_place;
     params->units_per_head = plan.units_per_head[i];
-    next_head += static_cast<uint32_t>(tensor.heads);
+    const uint32_t heads = static_cast<uint32_t>(tensor.heads);
+    next += is_scattered ? (heads + kScatteredHeads - 1) / kScatteredHeads : heads;
   }
   params->tensor_begins[0] = begins[1];
   params->tensor_begins[1] = begins[2];
   params->units_per_token = plan.units_per_token;
-  params->head_reciprocal = 0xffffffffu / params->units_per_head + 1;
+  params->head_reciprocal = reciprocal_of(params->units_per_head);
   params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->copy_units_per_head = params->units_per_head - plan.rotary_units_per_head;
+  params->copied_vectors = 0;
+  if (params->copy_units_per_head != 0) {
+    params->copied_vectors = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / plan.vector_elements);
+  }
   params->window_begin = static_cast<int32_t>(geometry.rotary_offset * size);
   params->window_size = static_cast<int32_t>(geometry.rotary_dim * size);
-  params->bytes_to_high = params->window_size / 2;
+  const bool is_half = plan.pairing == Pairing::kHalf;
+  params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
+  const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
+  params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->is_part_slowest = plan.is_part_slowest;
   params->grid = Divider::by(plan.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
-  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
-  params->inner = Divider::by(static_cast<uint32_t>(inner));
+  params->inner = Divider::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
   params->has_one_batch = problem.batches == 1;
   params->is_batch_fastest = plan.is_batch_fastest;
+}
+
+template <typename Lookup>
+void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  params->rotary_offset = static_cast<uint32_t>(geometry.rotary_offset);
+  params->rotary_dim = static_cast<uint32_t>(geometry.rotary_dim);
+  params->pair_step = problem.in_distance == 1 ? 2 : 1;
+  params->distance = static_cast<uint32_t>(problem.in_distance);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    params->channels[i] = {tensor.in_stride[kChannel] * size, tensor.out_stride[kChannel] * size,
+                           static_cast<uint32_t>(tensor.heads)};
+  }
 }
 
 template <typename Angles>
@@ -322,10 +360,27 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kTokenTableLookup: {
+    case RopeKernel::kTokenTableAxes:
+    case RopeKernel::kTokenTableSequences: {
       RopeTokenLookup<RopeTokenTableParams> params;
       set_token_params(problem, plan, &params);
       set_token_lookup_params(problem, &params);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kScattered: {
+      RopeScattered<RopeTokenLookup<RopeTokenAngleParams>> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      set_scattered_params(problem, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kScatteredTable: {
+      RopeScattered<RopeTokenLookup<RopeTokenTableParams>> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      set_scattered_params(problem, &params);
       params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }

@@ -16,7 +16,10 @@ const void *rope_kernel_f32(int vector_elements, RopeVariant variant) {
     case RopeKernel::kTokenAxes:
     case RopeKernel::kTokenSequences:
     case RopeKernel::kTokenTable:
-    case RopeKernel::kTokenTableLookup:
+    case RopeKernel::kTokenTableAxes:
+    case RopeKernel::kTokenTableSequences:
+    case RopeKernel::kScattered:
+    case RopeKernel::kScatteredTable:
       return find_token_kernel<float>(variant.kernel, vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<float>(vector_elements, variant.pairing);

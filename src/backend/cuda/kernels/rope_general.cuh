@@ -11,12 +11,6 @@
 
 namespace rope {
 
-enum TokenState : uint32_t {
-  kUnrotated,  // it only moves from input to output
-  kRotated,
-  kAbsent  // it belongs to no sequence and stays as it is
-};
-
 // Most threads of a block: a converted head may need all of its units in one.
 constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   const int head_units = kMaxHeadDim / vector_elements;

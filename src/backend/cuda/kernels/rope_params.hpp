@@ -76,9 +76,12 @@ struct RopeTokenParams : RopePositionParams {
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
   uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
   uint32_t rotary_units_per_head;
+  uint32_t copy_units_per_head;  // of two vectors, the last perhaps of one
+  uint32_t copied_vectors;       // of a head; 0 in place
   int32_t window_begin;  // in bytes, as the next two
   int32_t window_size;
-  int32_t bytes_to_high;  // from a unit's first vector to its second
+  int32_t bytes_to_high;    // from a rotary unit's first vector to its second
+  uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
   uint32_t pairs;
   Divider grid;          // blocks of a token, or of a part of all tokens, whichever follow each other
   Divider inner;         // tokens of each batch, or batches of each token, whichever lie closer together
@@ -88,8 +91,8 @@ struct RopeTokenParams : RopePositionParams {
   bool has_one_batch;
   bool is_batch_fastest;
   RopeTokenTensor tensor[3];
-  int64_t in_batch_stride[3];
-  int64_t out_batch_stride[3];
+  int64_t in_batch[3];  // strides, in bytes
+  int64_t out_batch[3];
 };
 
 struct RopeTokenAngleParams : RopeTokenParams {
@@ -110,6 +113,24 @@ struct RopeTokenLookup : Angles {
   int num_axes;
   uint32_t used_axes;
   uint8_t pair_axis[kMaxPairs];
+};
+
+// Channels of a tensor that lie apart, their strides in bytes.
+struct ScatteredChannels {
+  int64_t in_stride;
+  int64_t out_stride;
+  uint32_t heads;
+};
+
+// Where no vector fits: units_per_head and tensor_begins count groups of kScatteredHeads heads, the `in` and `out` of a
+// tensor are its own, and what is said in bytes above is said in channels here.
+template <typename Lookup>
+struct RopeScattered : Lookup {
+  uint32_t rotary_offset;
+  uint32_t rotary_dim;
+  uint32_t pair_step;  // from the first channel of a pair to that of the next
+  uint32_t distance;   // between the channels of a pair
+  ScatteredChannels channels[3];
 };
 
 // Angles shared by the block.

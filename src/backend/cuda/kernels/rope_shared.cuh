@@ -169,7 +169,6 @@ const void *find_shared_kernel(int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (vector_elements == 16 / kSize) return find_shared_kernel<T, 16 / kSize>(is_interleaved);
   if (vector_elements == 8 / kSize) return find_shared_kernel<T, 8 / kSize>(is_interleaved);
-  if (vector_elements == 1) return find_shared_kernel<T, 1>(is_interleaved);
   return nullptr;
 }
 

@@ -11,216 +11,346 @@
 
 namespace rope {
 
-// Which angles a kernel makes, and how: of pair `pair` of token `at`, of which `position` is known.
+// Where a kernel's angles come from.
 struct ComputedAngles {
   using Params = RopeTokenAngleParams;
-  static constexpr int kResidentThreads = kRopeResidentThreads;
   static constexpr bool kHasRows = false;
 };
 
 struct TableAngles {
   using Params = RopeTokenTableParams;
-  static constexpr int kResidentThreads = kTokenTableResidentThreads;
   static constexpr bool kHasRows = true;
 };
 
-// The cosine and the sine of a row and column. Both are loaded before either is used.
-__device__ __forceinline__ CosSin<float> load_angle(const AngleTable &table, int axis, int64_t batch, int64_t row,
-                                                    uint32_t column) {
+// How a kernel finds positions.
+enum class Lookup {
+  kNone,       // one axis, no sequences
+  kAxes,       // several axes, no sequences
+  kSequences,  // in sequences, of one batch
+  kAny
+};
+
+template <typename Angles, Lookup kLookup>
+using AnglesParams =
+    std::conditional_t<kLookup == Lookup::kNone, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
+
+// A cosine and a sine as they come from memory. Taking them apart would wait for them.
+struct LoadedAngle {
+  uint32_t cos;
+  uint32_t sin;
+};
+
+__device__ __forceinline__ LoadedAngle load_angle(const AngleTable &table, int axis, int64_t batch, int64_t row,
+                                                  uint32_t column) {
   const auto entry = [&](const TableColumns &columns) {
     return axis * columns.axis_stride + batch * columns.batch_stride + row * columns.row_stride +
            column * columns.column_stride;
   };
-  const int64_t cos_at = entry(table.cos), sin_at = entry(table.sin);
+  const int64_t cos = entry(table.cos), sin = entry(table.sin);
   if (table.dtype == ROPE_DTYPE_F32) {
-    return {reinterpret_cast<const float *>(table.cos.data)[cos_at],
-            reinterpret_cast<const float *>(table.sin.data)[sin_at]};
+    return {reinterpret_cast<const uint32_t *>(table.cos.data)[cos],
+            reinterpret_cast<const uint32_t *>(table.sin.data)[sin]};
   }
-  const uint16_t cos = reinterpret_cast<const uint16_t *>(table.cos.data)[cos_at];
-  const uint16_t sin = reinterpret_cast<const uint16_t *>(table.sin.data)[sin_at];
-  if (table.dtype == ROPE_DTYPE_F16) return {to_float(Float16{cos}), to_float(Float16{sin})};
-  return {to_float(BFloat16{cos}), to_float(BFloat16{sin})};
+  return {reinterpret_cast<const uint16_t *>(table.cos.data)[cos],
+          reinterpret_cast<const uint16_t *>(table.sin.data)[sin]};
 }
 
-// How a kernel finds positions.
-enum class Lookup {
-  kNone,      // one axis, no sequences
-  kAxes,      // several axes, no sequences
-  kSequences  // all there is
+__device__ __forceinline__ float entry_of(uint32_t bits, rope_dtype_t dtype) {
+  if (dtype == ROPE_DTYPE_F32) return float_of(bits);
+  const uint16_t half = static_cast<uint16_t>(bits);
+  return dtype == ROPE_DTYPE_F16 ? to_float(Float16{half}) : to_float(BFloat16{half});
+}
+
+// The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What a call of make waits
+// for was asked for by the constructor, before the launch waits for the previous one, and by begin, before the channels.
+template <typename Angles, Lookup kLookup>
+class TokenAngles {
+ public:
+  using Params = AnglesParams<Angles, kLookup>;
+  static constexpr bool kMayHaveSequences = kLookup == Lookup::kSequences || kLookup == Lookup::kAny;
+
+  __device__ __forceinline__ TokenAngles(const Params &params, BatchToken at, bool is_present, float *shared)
+      : params_(params),
+        at_(at),
+        is_present_(is_present),
+        cos_(shared + threadIdx.y * (2 * params.pairs)),
+        pair_(is_present ? threadIdx.x : params.pairs) {
+    // Early, because parameters come from memory too; in sequences there are no registers for that.
+    if (!kMayHaveSequences && pair_ < params_.pairs) read_parameters();
+  }
+
+  __device__ __forceinline__ const float *cos() const { return cos_; }
+  __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
+
+  __device__ __forceinline__ void begin() {
+    if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
+    if constexpr (Angles::kHasRows && kLookup == Lookup::kNone) {
+      // Where the row is known at once, so that this does not wait.
+      if (!params_.has_positions && !params_.has_start_positions && pair_ < params_.pairs) {
+        const uint64_t row = finish_position(params_, position_);
+        is_begun_ = row < static_cast<uint64_t>(params_.table.rows);
+        if (is_begun_) begun_ = load_angle(params_.table, 0, at_.batch, static_cast<int64_t>(row), pair_);
+      }
+    }
+  }
+
+  // `is_first` is a thread that speaks for the token. Ends with a barrier.
+  __device__ __forceinline__ TokenState make(bool is_first) {
+    bool is_absent = false, is_lost = false;
+    SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
+    if constexpr (kMayHaveSequences) {
+      if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
+        is_absent = !is_in_sequences(params_.sequences, at_.token);
+        if (is_absent) {
+          pair_ = params_.pairs;
+          if (is_first && at_.token < sequence_entry(params_.sequences, 0)) count_fault(params_.fault, at_.token);
+        } else if (threadIdx.x / 32 * 32 < params_.pairs) {
+          place = find_sequence_by_warp(params_.sequences, at_.token);
+        }
+      }
+      check_sequences(params_);
+    }
+#pragma unroll 1
+    while (pair_ < params_.pairs) {
+      if constexpr (kMayHaveSequences) read_parameters();
+      const uint64_t position = kMayHaveSequences ? position_on(params_, axis_, place.sequence, at_.token, place.index)
+                                                  : finish_position(params_, position_);
+      CosSin<float> angle;
+      if constexpr (Angles::kHasRows) {
+        const AngleTable &table = params_.table;
+        uint64_t row = position;
+        uint32_t column = pair_;
+        if constexpr (kLookup != Lookup::kNone) {
+          if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
+          column = params_.table_width.divide(pair_).remainder;
+        }
+        if (row >= static_cast<uint64_t>(table.rows)) {
+          is_lost = true;
+          break;
+        }
+        if (!is_begun_) begun_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
+        is_begun_ = false;
+        angle = {entry_of(begun_.cos, table.dtype), entry_of(begun_.sin, table.dtype)};
+        if (params_.sin_scale < 0.0f) angle.sin = -angle.sin;
+      } else {
+        angle = compute_angle(params_, position, increment_);
+      }
+      cos_[pair_] = angle.cos;
+      cos_[params_.pairs + pair_] = angle.sin;
+      pair_ += blockDim.x;
+      if (pair_ >= params_.pairs) break;
+      if constexpr (!kMayHaveSequences) read_parameters();
+      if constexpr (kLookup == Lookup::kAxes) position_ = load_position(params_, at_, axis_);
+    }
+    if constexpr (Angles::kHasRows) {
+      // Seldom, so that it may take long: another token of the block may be the one.
+      if (__syncthreads_or(is_lost)) {
+        is_lost = is_present_ && !is_absent && !has_rows();
+        if constexpr (kLookup != Lookup::kNone) {
+          if (is_lost && is_first) count_fault(params_.fault, at_.batch * params_.tokens_per_batch + at_.token);
+        }
+      }
+    } else {
+      __syncthreads();
+    }
+    return is_absent ? kAbsent : is_lost ? kUnrotated : kRotated;
+  }
+
+ private:
+  __device__ __forceinline__ void read_parameters() {
+    if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
+    if constexpr (kLookup != Lookup::kNone) axis_ = through_memory(params_.pair_axis)[pair_];
+  }
+
+  // Whether all positions of the token have rows in the table.
+  __device__ __forceinline__ bool has_rows() const {
+    const uint64_t rows = static_cast<uint64_t>(params_.table.rows);
+    if constexpr (kLookup == Lookup::kNone) {
+      return finish_position(params_, load_position(params_, at_)) < rows;
+    } else {
+      SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
+      if (params_.sequences.is_present) place = find_sequence(params_.sequences, at_.token);
+      for (int axis = 0; axis < params_.num_axes; ++axis) {
+        const bool is_used = (params_.used_axes >> axis & 1u) != 0;
+        if (is_used && position_on(params_, axis, place.sequence, at_.token, place.index) >= rows) return false;
+      }
+      return true;
+    }
+  }
+
+  const Params &params_;
+  const BatchToken at_;
+  const bool is_present_;
+  float *const cos_;
+  uint32_t pair_;
+  uint64_t increment_ = 0;
+  int axis_ = 0;
+  LoadedInteger position_ = {};
+  LoadedAngle begun_;
+  bool is_begun_ = false;
 };
 
-// Whether all positions of a token have rows in the table.
-template <Lookup kLookup, typename Params>
-__device__ __forceinline__ bool has_rows(const Params &params, BatchToken at, SequencePlace place) {
-  const uint64_t rows = static_cast<uint64_t>(params.table.rows);
-  if constexpr (kLookup == Lookup::kNone) {
-    return finish_position(params, load_position(params, at)) < rows;
-  } else {
-    for (int axis = 0; axis < params.num_axes; ++axis) {
-      const bool is_used = (params.used_axes >> axis & 1u) != 0;
-      if (is_used && position_on(params, axis, place.sequence, at.token, place.index) >= rows) return false;
-    }
-    return true;
-  }
-}
+// Which token a row of threads has, and which part of it the block.
+struct TokenPlace {
+  BatchToken at;
+  bool is_present;
+  uint32_t part;
+};
 
-template <typename Angles, Lookup kLookup>
-using TokenKernelParams =
-    std::conditional_t<kLookup == Lookup::kNone, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
-
-template <typename T, int V, bool IsInterleaved, typename Angles, Lookup kLookup>
-__global__ void __launch_bounds__(kMaxRopeThreads,
-                                  min_blocks_per_multiprocessor(Angles::kResidentThreads, kMaxRopeThreads))
-    rope_token_kernel(const __grid_constant__ TokenKernelParams<Angles, kLookup> params) {
-  constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
-  begin_dependent_launch();
-  extern __shared__ float4 shared[];
-  const uint32_t pairs = params.pairs;
-  float *cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * pairs), *sin = cos + pairs;
-
+template <bool MayHaveBatches>
+__device__ __forceinline__ TokenPlace find_token_place(const RopeTokenParams &params) {
   const Divided block = params.grid.divide(blockIdx.x);
   const uint32_t rows = params.is_part_slowest ? block.remainder : block.quotient;
-  const uint32_t part = params.is_part_slowest ? block.quotient : block.remainder;
-  const uint32_t flat_token = rows * blockDim.y + threadIdx.y;
-  const bool is_present = flat_token < params.num_tokens;
-  BatchToken at = {0, flat_token};
-  if (!params.has_one_batch) {
-    const Divided inner = params.inner.divide(flat_token);
-    at = {inner.quotient, inner.remainder};
-    if (params.is_batch_fastest) at = {inner.remainder, inner.quotient};
+  const uint32_t token = rows * blockDim.y + threadIdx.y;
+  TokenPlace place = {{0, token}, token < params.num_tokens, block.remainder};
+  if (params.is_part_slowest) place.part = block.quotient;
+  if (MayHaveBatches && !params.has_one_batch) {
+    const Divided inner = params.inner.divide(token);
+    place.at = {inner.quotient, inner.remainder};
+    if (params.is_batch_fastest) place.at = {inner.remainder, inner.quotient};
   }
-  uint32_t pair = is_present ? threadIdx.x : pairs;
-  uint64_t increment = 0;
-  int axis = 0;
-  if (pair < pairs) {
-    if constexpr (!Angles::kHasRows) increment = through_memory(params.increments)[pair];
-    if constexpr (kLookup == Lookup::kAxes) axis = through_memory(params.pair_axis)[pair];
-  }
-  const uint32_t unit = part * blockDim.x + threadIdx.x;
+  return place;
+}
+
+template <bool MayHaveBatches>
+__device__ __forceinline__ int64_t offset_of_head(const RopeTokenParams &params, BatchToken at, uint32_t head,
+                                                  int32_t token_stride, int32_t head_stride, int64_t batch_stride) {
+  int64_t offset = static_cast<int64_t>(static_cast<int32_t>(at.token)) * token_stride +
+                   static_cast<int64_t>(static_cast<int32_t>(head)) * head_stride;
+  if (MayHaveBatches && !params.has_one_batch) offset += at.batch * batch_stride;
+  return offset;
+}
+
+// Bytes to a vector outside the window: they are numbered below it, then above it.
+__device__ __forceinline__ int32_t copied_bytes(const RopeTokenParams &params, uint32_t vector, int32_t vector_bytes) {
+  const int32_t bytes = static_cast<int32_t>(vector) * vector_bytes;
+  return bytes >= params.window_begin ? bytes + params.window_size : bytes;
+}
+
+template <typename T, int V, bool IsInterleaved, typename Angles, Lookup kLookup>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
+    rope_token_kernel(const __grid_constant__ AnglesParams<Angles, kLookup> params) {
+  constexpr bool kMayHaveBatches = kLookup != Lookup::kSequences;
+  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const TokenPlace place = find_token_place<kMayHaveBatches>(params);
+  TokenAngles<Angles, kLookup> angles(params, place.at, place.is_present, reinterpret_cast<float *>(shared));
+
+  const uint32_t unit = place.part * blockDim.x + threadIdx.x;
   const uint32_t head = __umulhi(unit, params.head_reciprocal), number = unit - head * params.units_per_head;
   const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
   const RopeTokenTensor &tensor = params.tensor[which];
-  const bool is_active = is_present && unit < params.units_per_token, is_rotary = number < params.rotary_units_per_head;
-  int32_t channel = params.window_begin + static_cast<int32_t>(number) * kVectorBytes;
-  if (!is_rotary) {
-    channel = static_cast<int32_t>(number - params.rotary_units_per_head) * kVectorBytes;
-    if (channel >= params.window_begin) channel += params.window_size;
+  const bool is_active = place.is_present && unit < params.units_per_token;
+  int32_t channel = params.window_begin + static_cast<int32_t>(number) * kVectorBytes, to_high = params.bytes_to_high;
+  if (!IsInterleaved && params.run_reciprocal != 0) {
+    channel += static_cast<int32_t>(__umulhi(number, params.run_reciprocal)) * to_high;
   }
-  const int32_t token32 = static_cast<int32_t>(at.token), head32 = static_cast<int32_t>(head);
-  const auto offset = [&](int32_t token_stride, int32_t head_stride, int64_t batch_stride) {
-    int64_t result = static_cast<int64_t>(token32) * token_stride + static_cast<int64_t>(head32) * head_stride;
-    if (!params.has_one_batch) result += at.batch * batch_stride;
-    return result + channel;
-  };
+  bool is_rotary = true;
+  if (params.copied_vectors != 0) {
+    is_rotary = number < params.rotary_units_per_head;
+    if (!is_rotary) {
+      const uint32_t first = number - params.rotary_units_per_head, second = first + params.copy_units_per_head;
+      channel = copied_bytes(params, first, kVectorBytes);
+      to_high = second < params.copied_vectors ? copied_bytes(params, second, kVectorBytes) - channel : 0;
+    }
+  }
   wait_for_previous_launch();
 
   // What the whole block waits for comes first.
-  LoadedInteger position = {};
-  if (kLookup != Lookup::kSequences && pair < pairs) position = load_position(params, at, axis);
-  CosSin<float> first_angle;
-  bool has_first_angle = false;
-  if constexpr (Angles::kHasRows && kLookup == Lookup::kNone) {
-    if (!params.has_positions && !params.has_start_positions) {
-      const uint64_t row = finish_position(params, position);
-      has_first_angle = pair < pairs && row < static_cast<uint64_t>(params.table.rows);
-      if (has_first_angle) first_angle = load_angle(params.table, 0, at.batch, static_cast<int64_t>(row), pair);
-    }
-  }
+  angles.begin();
   Vector<T, V> low, high;
   char *low_out;
   if (is_active) {
-    const char *low_in = tensor.in + offset(tensor.in_token, tensor.in_head, params.in_batch_stride[which]);
+    const char *low_in = tensor.in + channel +
+                         offset_of_head<kMayHaveBatches>(params, place.at, head, tensor.in_token, tensor.in_head,
+                                                         params.in_batch[which]);
     low = load_vector<Vector<T, V>>(low_in);
-    if (is_rotary) high = load_vector<Vector<T, V>>(low_in + params.bytes_to_high);
+    if (to_high != 0) high = load_vector<Vector<T, V>>(low_in + to_high);
     low_out = const_cast<char *>(low_in);
     if (!params.is_in_place) {
-      low_out = tensor.out + offset(tensor.out_token, tensor.out_head, params.out_batch_stride[which]);
+      low_out = tensor.out + channel +
+                offset_of_head<kMayHaveBatches>(params, place.at, head, tensor.out_token, tensor.out_head,
+                                                params.out_batch[which]);
     }
   }
+  const TokenState state = angles.make(place.is_present && unit == 0);
 
-  bool is_absent = false, is_lost = false;
-  SequencePlace place = {at.batch, static_cast<uint64_t>(at.token)};
-  if constexpr (kLookup == Lookup::kSequences) {
-    if (params.sequences.is_present) {
-      is_absent = !is_in_sequences(params.sequences, at.token);
-      if (is_absent) {
-        if (is_present && unit == 0 && at.token < sequence_entry(params.sequences, 0)) {
-          count_fault(params.fault, at.token);
-        }
-        pair = pairs;
-      } else if (threadIdx.x / 32 * 32 < pairs) {
-        place = find_sequence_by_warp(params.sequences, at.token);
-      }
-    }
-    check_sequences(params);
-  }
-#pragma unroll 1
-  while (pair < pairs) {
-    uint64_t number_of;
-    if constexpr (kLookup == Lookup::kSequences) {
-      axis = through_memory(params.pair_axis)[pair];
-      number_of = position_on(params, axis, place.sequence, at.token, place.index);
-    } else {
-      number_of = finish_position(params, position);
-    }
-    CosSin<float> angle;
-    if constexpr (Angles::kHasRows) {
-      const AngleTable &table = params.table;
-      uint32_t column = pair;
-      if constexpr (kLookup != Lookup::kNone) {
-        if (table.is_by_token) number_of = static_cast<uint64_t>(at.token);
-        column = params.table_width.divide(pair).remainder;
-      }
-      if (number_of >= static_cast<uint64_t>(table.rows)) {
-        is_lost = true;
-        break;
-      }
-      if (has_first_angle) {
-        angle = first_angle;
-      } else {
-        angle = load_angle(table, axis, at.batch, static_cast<int64_t>(number_of), column);
-      }
-      has_first_angle = false;
-      if (params.sin_scale < 0.0f) angle.sin = -angle.sin;
-    } else {
-      angle = compute_angle(params, number_of, increment);
-    }
-    cos[pair] = angle.cos;
-    sin[pair] = angle.sin;
-    pair += blockDim.x;
-    if (pair >= pairs) break;
-    if constexpr (!Angles::kHasRows) increment = through_memory(params.increments)[pair];
-    if constexpr (kLookup == Lookup::kAxes) {
-      axis = through_memory(params.pair_axis)[pair];
-      position = load_position(params, at, axis);
-    }
-  }
-  if constexpr (Angles::kHasRows) {
-    // Seldom, so that it may take long: another token of the block may be the one.
-    if (__syncthreads_or(is_lost)) {
-      if constexpr (kLookup == Lookup::kSequences) {
-        if (params.sequences.is_present && !is_absent) place = find_sequence(params.sequences, at.token);
-      }
-      is_lost = is_present && !is_absent && !has_rows<kLookup>(params, at, place);
-      if constexpr (kLookup != Lookup::kNone) {
-        if (is_lost && unit == 0) count_fault(params.fault, at.batch * params.tokens_per_batch + at.token);
-      }
-    }
-  } else {
-    __syncthreads();
-  }
-
-  if (!is_active || is_absent || (is_lost && params.is_in_place)) return;
-  if (is_rotary && !is_lost) {
+  if (!is_active || state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
+  if (is_rotary && state == kRotated) {
     float x[V], y[V];
     to_floats<T, V>(low, x);
     to_floats<T, V>(high, y);
-    rotate_unit<V, IsInterleaved>(x, y, number, pairs, cos, sin);
+    rotate_unit<V, IsInterleaved>(x, y, number, params.pairs, angles.cos(), angles.sin());
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
   }
   store_vector(low_out, low);
-  if (is_rotary) store_vector(low_out + params.bytes_to_high, high);
+  if (to_high != 0) store_vector(low_out + to_high, high);
+}
+
+// The same for channels that no vector holds, in either style: a unit is one pair, or one channel outside the window, of
+// kScatteredHeads heads. Neighbouring threads have neighbouring pairs, and a thread its angle for all of its heads.
+template <typename T, typename Angles>
+__global__ void __launch_bounds__(kMaxRopeThreads)
+    rope_scattered_kernel(const __grid_constant__ RopeScattered<AnglesParams<Angles, Lookup::kAny>> params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const TokenPlace place = find_token_place<true>(params);
+  TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, reinterpret_cast<float *>(shared));
+  const uint32_t unit = place.part * blockDim.x + threadIdx.x;
+  const uint32_t group = __umulhi(unit, params.head_reciprocal), number = unit - group * params.units_per_head;
+  const int which = (group >= params.tensor_begins[0]) + (group >= params.tensor_begins[1]);
+  const RopeTokenTensor &tensor = params.tensor[which];
+  const ScatteredChannels &channels = params.channels[which];
+  const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScatteredHeads;
+  const bool is_active = place.is_present && unit < params.units_per_token;
+  const bool is_rotary = number < params.rotary_units_per_head;
+  uint32_t channel =
+      params.rotary_offset + number * params.pair_step + __umulhi(number, params.run_reciprocal) * params.distance;
+  if (!is_rotary) {
+    channel = number - params.rotary_units_per_head;
+    if (channel >= params.rotary_offset) channel += params.rotary_dim;
+  }
+  wait_for_previous_launch();
+
+  Words<sizeof(T)> x[kScatteredHeads], y[kScatteredHeads];
+  const char *in =
+      tensor.in + static_cast<int64_t>(channel) * channels.in_stride +
+      offset_of_head<true>(params, place.at, head, tensor.in_token, tensor.in_head, params.in_batch[which]);
+  const int64_t in_to_high = params.distance * channels.in_stride, out_to_high = params.distance * channels.out_stride;
+  const uint32_t heads = !is_active                                ? 0
+                         : channels.heads - head < kScatteredHeads ? channels.heads - head
+                                                                   : kScatteredHeads;
+#pragma unroll
+  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+    if (i >= heads) continue;
+    const char *low = in + static_cast<int64_t>(i) * tensor.in_head;
+    x[i] = load_vector<Words<sizeof(T)>>(low);
+    if (is_rotary) y[i] = load_vector<Words<sizeof(T)>>(low + in_to_high);
+  }
+  const TokenState state = angles.make(place.is_present && unit == 0);
+
+  if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
+  char *out = tensor.out + static_cast<int64_t>(channel) * channels.out_stride +
+              offset_of_head<true>(params, place.at, head, tensor.out_token, tensor.out_head, params.out_batch[which]);
+  CosSin<float> angle = {};
+  if (is_rotary) angle = {angles.cos()[number], angles.sin()[number]};
+#pragma unroll
+  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+    if (i >= heads) continue;
+    char *low = out + static_cast<int64_t>(i) * tensor.out_head;
+    if (is_rotary && state == kRotated) {
+      float of_x, of_y;
+      to_floats<T, 1>(x[i], &of_x);
+      to_floats<T, 1>(y[i], &of_y);
+      const Pair<float> pair = rotate<float>({of_x, of_y}, angle, angle);
+      x[i] = from_floats<T, 1>(&pair.x);
+      y[i] = from_floats<T, 1>(&pair.y);
+    }
+    store_vector(low, x[i]);
+    if (is_rotary) store_vector(low + out_to_high, y[i]);
+  }
 }
 
 template <typename T, int V, bool IsInterleaved>
@@ -234,6 +364,8 @@ const void *find_token_kernel(RopeKernel kernel) {
       return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, Lookup::kSequences>);
     case RopeKernel::kTokenTable:
       return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kNone>);
+    case RopeKernel::kTokenTableAxes:
+      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kAxes>);
     default:
       return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kSequences>);
   }
@@ -243,6 +375,14 @@ const void *find_token_kernel(RopeKernel kernel) {
 template <typename T>
 const void *find_token_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
+  if (vector_elements == 1) {
+    if (kernel == RopeKernel::kScattered)
+      return reinterpret_cast<const void *>(rope_scattered_kernel<T, ComputedAngles>);
+    if (kernel == RopeKernel::kScatteredTable) {
+      return reinterpret_cast<const void *>(rope_scattered_kernel<T, TableAngles>);
+    }
+  }
+  if (kernel == RopeKernel::kScattered || kernel == RopeKernel::kScatteredTable) return nullptr;
   if (vector_elements == kWide) {
     return is_interleaved ? find_token_kernel<T, kWide, true>(kernel) : find_token_kernel<T, kWide, false>(kernel);
   }

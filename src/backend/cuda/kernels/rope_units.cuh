@@ -25,6 +25,12 @@ constexpr int min_blocks_per_multiprocessor(int resident_threads, int block_thre
   return blocks > 0 ? blocks : 1;
 }
 
+enum TokenState : uint32_t {
+  kUnrotated,  // it only moves from input to output
+  kRotated,
+  kAbsent  // it belongs to no sequence and stays as it is
+};
+
 struct BatchToken {
   int64_t batch;
   int64_t token;
@@ -172,13 +178,16 @@ __device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequence
 }
 
 // The same by the lanes of a whole warp, each of which looks at another sequence. In cu_seqlens that rise it is the same
-// sequence.
+// sequence. There are fewer than 2^31.
 __device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &sequences, int64_t token) {
-  constexpr uint32_t kLanes = 32, kAllLanes = 0xffffffffu;
-  const uint32_t lane = threadIdx.x % kLanes;
-  int64_t first = 0, count = sequences.count, entry;
+  constexpr int kLanes = 32;
+  constexpr uint32_t kAllLanes = 0xffffffffu;
+  const int lane = static_cast<int>(threadIdx.x % kLanes);
+  int first = 0, count = static_cast<int>(sequences.count);
+  int64_t entry;
   do {
-    const int64_t step = (count + kLanes - 1) / kLanes, mine = lane * step;
+    const int step = (count - 1) / kLanes + 1;
+    const int64_t mine = static_cast<int64_t>(lane) * step;
     entry = mine < count ? sequence_entry(sequences, first + mine) : INT64_MAX;
     const uint32_t below = __ballot_sync(kAllLanes, entry <= token);
     const int found = below != 0 ? 31 - __clz(static_cast<int>(below)) : 0;
