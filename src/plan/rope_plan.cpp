@@ -234,7 +234,7 @@ bool has_closer_tokens(const RopeProblem &problem) {
 }
 
 // A row of threads for each token: several rows in a block where tokens are small.
-void shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
+void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   constexpr uint32_t kLanes = 32;
   const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
   plan->is_part_slowest = has_closer_tokens(problem);
@@ -256,6 +256,7 @@ void shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
   const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
   plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
   plan->grid_y = 1;
+  plan->tokens_ahead = static_cast<uint32_t>(device.multiprocessors) * kRopeResidentThreads / plan->units_per_token + 1;
 }
 
 // Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
@@ -300,7 +301,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->is_batch_fastest = has_closer_batches(problem);
   plan->thread_rows = 1;
   if (has_token_rows(plan->kernel)) {
-    shape_token_rows(problem, plan);
+    shape_token_rows(problem, device, plan);
     plan->shared_bytes = count_shared_bytes(problem, *plan);
     return ROPE_STATUS_SUCCESS;
   }

@@ -39,7 +39,8 @@ struct RopePlan {
   bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
   uint32_t units_per_grid_row;
-  bool is_part_slowest;  // where rows of threads have a token each: blocks of a part of all tokens follow each other
+  uint32_t tokens_ahead;  // where rows of threads have a token each: so much further on a position is prefetched
+  bool is_part_slowest;   // where rows of threads have a token each: blocks of a part of all tokens follow each other
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
 };

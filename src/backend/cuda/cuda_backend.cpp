@@ -255,6 +255,12 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
   const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
   params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
+  const int64_t tokens_ahead = plan.tokens_ahead;
+  params->tokens_ahead = plan.tokens_ahead;
+  params->tokens_that_prefetch =
+      static_cast<uint32_t>(problem.tokens > tokens_ahead ? problem.tokens - tokens_ahead : 0);
+  params->num_prefetched_axes = problem.positions.is_present ? geometry.num_axes : 0;
+  params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->is_part_slowest = plan.is_part_slowest;
   params->grid = Divider::by(plan.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);

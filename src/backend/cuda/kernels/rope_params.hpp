@@ -78,16 +78,20 @@ struct RopeTokenParams : RopePositionParams {
   uint32_t rotary_units_per_head;
   uint32_t copy_units_per_head;  // of two vectors, the last perhaps of one
   uint32_t copied_vectors;       // of a head; 0 in place
-  int32_t window_begin;  // in bytes, as the next two
+  int32_t window_begin;          // in bytes, as the next two
   int32_t window_size;
   int32_t bytes_to_high;    // from a rotary unit's first vector to its second
   uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
   uint32_t pairs;
-  Divider grid;          // blocks of a token, or of a part of all tokens, whichever follow each other
-  Divider inner;         // tokens of each batch, or batches of each token, whichever lie closer together
-  uint32_t num_tokens;   // of all batches
-  bool is_part_slowest;  // blocks of a part of all tokens
-  bool is_in_place;      // all tensors
+  Divider grid;           // blocks of a token, or of a part of all tokens, whichever follow each other
+  Divider inner;          // tokens of each batch, or batches of each token, whichever lie closer together
+  uint32_t num_tokens;    // of all batches
+  uint32_t tokens_ahead;  // see RopePlan
+  uint32_t tokens_that_prefetch;
+  int num_prefetched_axes;
+  bool is_part_slowest;       // blocks of a part of all tokens
+  bool is_in_place;           // all tensors
+  bool has_blocks_or_copies;  // units whose vectors do not simply follow each other
   bool has_one_batch;
   bool is_batch_fastest;
   RopeTokenTensor tensor[3];

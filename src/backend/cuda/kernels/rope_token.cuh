@@ -61,79 +61,59 @@ __device__ __forceinline__ float entry_of(uint32_t bits, rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F16 ? to_float(Float16{half}) : to_float(BFloat16{half});
 }
 
-// The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What a call of make waits
-// for was asked for by the constructor, before the launch waits for the previous one, and by begin, before the channels.
+// The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What the whole block waits
+// for is asked for early: parameters by the constructor, while the launch may still wait for the previous one, and
+// positions and rows by begin, before the channels.
 template <typename Angles, Lookup kLookup>
 class TokenAngles {
  public:
   using Params = AnglesParams<Angles, kLookup>;
-  static constexpr bool kMayHaveSequences = kLookup == Lookup::kSequences || kLookup == Lookup::kAny;
 
-  __device__ __forceinline__ TokenAngles(const Params &params, BatchToken at, bool is_present, float *shared)
+  // `is_first`: of the threads that share the token this one speaks for all.
+  __device__ __forceinline__ TokenAngles(const Params &params, BatchToken at, bool is_present, bool is_first,
+                                         float *shared)
       : params_(params),
         at_(at),
         is_present_(is_present),
+        is_first_(is_present && is_first),
         cos_(shared + threadIdx.y * (2 * params.pairs)),
-        pair_(is_present ? threadIdx.x : params.pairs) {
-    // Early, because parameters come from memory too; in sequences there are no registers for that.
+        pair_(is_present ? threadIdx.x : params.pairs),
+        place_({at.batch, static_cast<uint64_t>(at.token)}) {
+    // In sequences there are no registers for that.
     if (!kMayHaveSequences && pair_ < params_.pairs) read_parameters();
   }
 
   __device__ __forceinline__ const float *cos() const { return cos_; }
   __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
 
-  __device__ __forceinline__ void begin() {
-    if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
-    if constexpr (Angles::kHasRows && kLookup == Lookup::kNone) {
-      // Where the row is known at once, so that this does not wait.
-      if (!params_.has_positions && !params_.has_start_positions && pair_ < params_.pairs) {
-        const uint64_t row = finish_position(params_, position_);
-        is_begun_ = row < static_cast<uint64_t>(params_.table.rows);
-        if (is_begun_) begun_ = load_angle(params_.table, 0, at_.batch, static_cast<int64_t>(row), pair_);
-      }
+  // `is_first_part`: of the blocks that share the token this is the first.
+  __device__ __forceinline__ void begin(bool is_first_part) {
+    if constexpr (!kMayHaveSequences) {
+      if (is_first_part && is_present_ && at_.token < params_.tokens_that_prefetch) prefetch_position();
+      if (pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
+    }
+    // Computed angles do not wait for memory again, so there the channels may come first.
+    if constexpr (Angles::kHasRows) {
+      if constexpr (kMayHaveSequences) find_sequence();
+      if (pair_ < params_.pairs) load_row();
     }
   }
 
-  // `is_first` is a thread that speaks for the token. Ends with a barrier.
-  __device__ __forceinline__ TokenState make(bool is_first) {
-    bool is_absent = false, is_lost = false;
-    SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
-    if constexpr (kMayHaveSequences) {
-      if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
-        is_absent = !is_in_sequences(params_.sequences, at_.token);
-        if (is_absent) {
-          pair_ = params_.pairs;
-          if (is_first && at_.token < sequence_entry(params_.sequences, 0)) count_fault(params_.fault, at_.token);
-        } else if (threadIdx.x / 32 * 32 < params_.pairs) {
-          place = find_sequence_by_warp(params_.sequences, at_.token);
-        }
-      }
-      check_sequences(params_);
-    }
+  // Ends with a barrier.
+  __device__ __forceinline__ TokenState make() {
+    if constexpr (kMayHaveSequences && !Angles::kHasRows) find_sequence();
+    bool is_lost = false;
 #pragma unroll 1
     while (pair_ < params_.pairs) {
-      if constexpr (kMayHaveSequences) read_parameters();
-      const uint64_t position = kMayHaveSequences ? position_on(params_, axis_, place.sequence, at_.token, place.index)
-                                                  : finish_position(params_, position_);
       CosSin<float> angle;
       if constexpr (Angles::kHasRows) {
-        const AngleTable &table = params_.table;
-        uint64_t row = position;
-        uint32_t column = pair_;
-        if constexpr (kLookup != Lookup::kNone) {
-          if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
-          column = params_.table_width.divide(pair_).remainder;
-        }
-        if (row >= static_cast<uint64_t>(table.rows)) {
-          is_lost = true;
-          break;
-        }
-        if (!is_begun_) begun_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
-        is_begun_ = false;
-        angle = {entry_of(begun_.cos, table.dtype), entry_of(begun_.sin, table.dtype)};
+        is_lost = !has_row_;
+        if (is_lost) break;
+        angle = {entry_of(row_.cos, params_.table.dtype), entry_of(row_.sin, params_.table.dtype)};
         if (params_.sin_scale < 0.0f) angle.sin = -angle.sin;
       } else {
-        angle = compute_angle(params_, position, increment_);
+        if constexpr (kMayHaveSequences) read_parameters();
+        angle = compute_angle(params_, position(), increment_);
       }
       cos_[pair_] = angle.cos;
       cos_[params_.pairs + pair_] = angle.sin;
@@ -141,25 +121,71 @@ class TokenAngles {
       if (pair_ >= params_.pairs) break;
       if constexpr (!kMayHaveSequences) read_parameters();
       if constexpr (kLookup == Lookup::kAxes) position_ = load_position(params_, at_, axis_);
+      if constexpr (Angles::kHasRows) load_row();
     }
     if constexpr (Angles::kHasRows) {
       // Seldom, so that it may take long: another token of the block may be the one.
       if (__syncthreads_or(is_lost)) {
-        is_lost = is_present_ && !is_absent && !has_rows();
+        is_lost = is_present_ && !is_absent_ && !has_rows();
         if constexpr (kLookup != Lookup::kNone) {
-          if (is_lost && is_first) count_fault(params_.fault, at_.batch * params_.tokens_per_batch + at_.token);
+          if (is_lost && is_first_) count_fault(params_.fault, at_.batch * params_.tokens_per_batch + at_.token);
         }
       }
     } else {
       __syncthreads();
     }
-    return is_absent ? kAbsent : is_lost ? kUnrotated : kRotated;
+    return is_absent_ ? kAbsent : is_lost ? kUnrotated : kRotated;
   }
 
  private:
+  static constexpr bool kMayHaveSequences = kLookup == Lookup::kSequences || kLookup == Lookup::kAny;
+
   __device__ __forceinline__ void read_parameters() {
     if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
     if constexpr (kLookup != Lookup::kNone) axis_ = through_memory(params_.pair_axis)[pair_];
+  }
+
+  // Of the token whose turn is next, so that nobody waits for more than the L2 cache.
+  __device__ __forceinline__ void prefetch_position() const {
+    const int axis = static_cast<int>(threadIdx.x);
+    if (axis >= params_.num_prefetched_axes) return;
+    const TokenIntegers &source = params_.positions;
+    const int64_t at = at_.batch * source.batch_stride + (at_.token + params_.tokens_ahead) * source.token_stride +
+                       axis * source.axis_stride;
+    const char *address = source.data + (source.is_64_bit ? at * 8 : at * 4);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+  }
+
+  __device__ __forceinline__ void find_sequence() {
+    if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
+      is_absent_ = !is_in_sequences(params_.sequences, at_.token);
+      if (is_absent_) {
+        pair_ = params_.pairs;
+        if (is_first_ && at_.token < sequence_entry(params_.sequences, 0)) count_fault(params_.fault, at_.token);
+      } else if (threadIdx.x / 32 * 32 < params_.pairs) {
+        place_ = find_sequence_by_warp(params_.sequences, at_.token);
+      }
+    }
+    check_sequences(params_);
+  }
+
+  // For the current pair.
+  __device__ __forceinline__ uint64_t position() const {
+    if constexpr (kMayHaveSequences) return position_on(params_, axis_, place_.sequence, at_.token, place_.index);
+    return finish_position(params_, position_);
+  }
+
+  __device__ __forceinline__ void load_row() {
+    const AngleTable &table = params_.table;
+    if constexpr (kMayHaveSequences) read_parameters();
+    uint64_t row = position();
+    uint32_t column = pair_;
+    if constexpr (kLookup != Lookup::kNone) {
+      if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
+      column = params_.table_width.divide(pair_).remainder;
+    }
+    has_row_ = row < static_cast<uint64_t>(table.rows);
+    if (has_row_) row_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
   }
 
   // Whether all positions of the token have rows in the table.
@@ -169,7 +195,7 @@ class TokenAngles {
       return finish_position(params_, load_position(params_, at_)) < rows;
     } else {
       SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
-      if (params_.sequences.is_present) place = find_sequence(params_.sequences, at_.token);
+      if (params_.sequences.is_present) place = rope::find_sequence(params_.sequences, at_.token);
       for (int axis = 0; axis < params_.num_axes; ++axis) {
         const bool is_used = (params_.used_axes >> axis & 1u) != 0;
         if (is_used && position_on(params_, axis, place.sequence, at_.token, place.index) >= rows) return false;
@@ -181,13 +207,16 @@ class TokenAngles {
   const Params &params_;
   const BatchToken at_;
   const bool is_present_;
+  const bool is_first_;
   float *const cos_;
   uint32_t pair_;
+  SequencePlace place_;
+  bool is_absent_ = false;
   uint64_t increment_ = 0;
   int axis_ = 0;
   LoadedInteger position_ = {};
-  LoadedAngle begun_;
-  bool is_begun_ = false;
+  LoadedAngle row_;
+  bool has_row_ = false;
 };
 
 // Which token a row of threads has, and which part of it the block.
@@ -235,30 +264,28 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const TokenPlace place = find_token_place<kMayHaveBatches>(params);
-  TokenAngles<Angles, kLookup> angles(params, place.at, place.is_present, reinterpret_cast<float *>(shared));
-
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
+  TokenAngles<Angles, kLookup> angles(params, place.at, place.is_present, unit == 0, reinterpret_cast<float *>(shared));
+
   const uint32_t head = __umulhi(unit, params.head_reciprocal), number = unit - head * params.units_per_head;
   const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
   const RopeTokenTensor &tensor = params.tensor[which];
   const bool is_active = place.is_present && unit < params.units_per_token;
   int32_t channel = params.window_begin + static_cast<int32_t>(number) * kVectorBytes, to_high = params.bytes_to_high;
-  if (!IsInterleaved && params.run_reciprocal != 0) {
-    channel += static_cast<int32_t>(__umulhi(number, params.run_reciprocal)) * to_high;
-  }
   bool is_rotary = true;
-  if (params.copied_vectors != 0) {
+  if (params.has_blocks_or_copies) {
     is_rotary = number < params.rotary_units_per_head;
+    if (!IsInterleaved) channel += static_cast<int32_t>(__umulhi(number, params.run_reciprocal)) * to_high;
     if (!is_rotary) {
       const uint32_t first = number - params.rotary_units_per_head, second = first + params.copy_units_per_head;
       channel = copied_bytes(params, first, kVectorBytes);
+      // The last unit may have one vector, which it then moves twice.
       to_high = second < params.copied_vectors ? copied_bytes(params, second, kVectorBytes) - channel : 0;
     }
   }
   wait_for_previous_launch();
 
-  // What the whole block waits for comes first.
-  angles.begin();
+  angles.begin(place.part == 0);
   Vector<T, V> low, high;
   char *low_out;
   if (is_active) {
@@ -266,7 +293,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                          offset_of_head<kMayHaveBatches>(params, place.at, head, tensor.in_token, tensor.in_head,
                                                          params.in_batch[which]);
     low = load_vector<Vector<T, V>>(low_in);
-    if (to_high != 0) high = load_vector<Vector<T, V>>(low_in + to_high);
+    high = load_vector<Vector<T, V>>(low_in + to_high);
     low_out = const_cast<char *>(low_in);
     if (!params.is_in_place) {
       low_out = tensor.out + channel +
@@ -274,7 +301,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                                 params.out_batch[which]);
     }
   }
-  const TokenState state = angles.make(place.is_present && unit == 0);
+  const TokenState state = angles.make();
 
   if (!is_active || state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   if (is_rotary && state == kRotated) {
@@ -286,7 +313,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     high = from_floats<T, V>(y);
   }
   store_vector(low_out, low);
-  if (to_high != 0) store_vector(low_out + to_high, high);
+  store_vector(low_out + to_high, high);
 }
 
 // The same for channels that no vector holds, in either style: a unit is one pair, or one channel outside the window, of
@@ -297,8 +324,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const TokenPlace place = find_token_place<true>(params);
-  TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, reinterpret_cast<float *>(shared));
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
+  TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, unit == 0,
+                                           reinterpret_cast<float *>(shared));
   const uint32_t group = __umulhi(unit, params.head_reciprocal), number = unit - group * params.units_per_head;
   const int which = (group >= params.tensor_begins[0]) + (group >= params.tensor_begins[1]);
   const RopeTokenTensor &tensor = params.tensor[which];
@@ -314,6 +342,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   wait_for_previous_launch();
 
+  angles.begin(place.part == 0);
   Words<sizeof(T)> x[kScatteredHeads], y[kScatteredHeads];
   const char *in =
       tensor.in + static_cast<int64_t>(channel) * channels.in_stride +
@@ -329,7 +358,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
     x[i] = load_vector<Words<sizeof(T)>>(low);
     if (is_rotary) y[i] = load_vector<Words<sizeof(T)>>(low + in_to_high);
   }
-  const TokenState state = angles.make(place.is_present && unit == 0);
+  const TokenState state = angles.make();
 
   if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   char *out = tensor.out + static_cast<int64_t>(channel) * channels.out_stride +
