@@ -157,26 +157,46 @@ ROPE_HOST_DEVICE Real clamp(Real value, Real low, Real high) {
   return raised > high ? high : raised;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-template <>
-ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
-  float raised, result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(raised) : "f"(value), "f"(low));
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(raised), "f"(high));
-  return result;
+template <typename Real>
+ROPE_HOST_DEVICE Real at_most(Real value, Real high) {
+  return value > high ? high : value;
 }
-#endif
 
+// Of a value that is NaN, the bound.
 template <typename Real>
 ROPE_HOST_DEVICE Real larger_magnitude(Real bound, Real value) {
   return magnitude_of(value) > bound ? magnitude_of(value) : bound;
 }
 
+// One instruction each, where a comparison and a choice are two: forms are nearly as short of instructions as of memory.
+#if defined(__CUDA_ARCH__)
+template <>
+ROPE_HOST_DEVICE float larger_magnitude(float bound, float value) {
+  return fmaxf(bound, fabsf(value));
+}
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <>
+ROPE_HOST_DEVICE float at_most(float value, float high) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(value), "f"(high));
+  return result;
+}
+
+template <>
+ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
+  float raised;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(raised) : "f"(value), "f"(low));
+  return at_most(raised, high);
+}
+#endif
+
 // A product or sum of a and b that would overflow stops at the largest number, so that a factor of 0 still makes 0 of
 // it. Where a or b is infinite it does not: the caller is to see that.
 template <typename Real>
 ROPE_HOST_DEVICE Real within_range(Real value, Real a, Real b) {
-  const Real bound = larger_magnitude(larger_magnitude(kLargest<Real>, a), b);
+  const Real bound = larger_magnitude(larger_magnitude(kLargest<Real>, b), a);
   return clamp(value, -bound, bound);
 }
 
@@ -185,30 +205,28 @@ template <typename Real>
 struct GatedInputs {
   Real gate;
   Real up;
-  Real argument;  // alpha * gate
+  Real argument;  // alpha * gate, perhaps infinite
 };
 
 template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE GatedInputs<Real> apply_form(Real gate, Real up, const Form<Real> &form) {
   if (IsPlain) return {gate, up, gate};
-  const Real bounded_gate = gate > form.limit ? form.limit : gate;
+  const Real bounded_gate = at_most(gate, form.limit);
   const Real bounded_up = clamp(up, -form.limit, form.limit);
-  // An infinite argument would meet the 0 that sigmoid makes of it.
-  const Real argument = clamp(form.alpha * bounded_gate, -kLargest<Real>, kLargest<Real>);
   const Real moved_up = bounded_up + form.up_offset;
-  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), argument};
+  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), form.alpha * bounded_gate};
 }
 
-// A plain form is one without a row_scale.
-template <bool IsPlain, typename Real>
+template <bool HasRowScale, typename Real>
 ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
-  return IsPlain ? value : within_range(value * row_scale, value, row_scale);
+  return HasRowScale ? within_range(value * row_scale, value, row_scale) : value;
 }
 
-template <bool IsPlain, typename Real>
+// A plain form is one without a row_scale; another without one has a row_scale of 1.
+template <bool IsPlain, bool HasRowScale = !IsPlain, typename Real>
 ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
-  const Real out = (sigmoid_value_of(in.argument) * scale_by_row<IsPlain>(in.up, row_scale)) * in.gate;
+  const Real out = (sigmoid_value_of(in.argument) * scale_by_row<HasRowScale>(in.up, row_scale)) * in.gate;
   return IsPlain ? out : out * form.out_scale;
 }
 
@@ -223,13 +241,15 @@ template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real grad_out, const Form<Real> &form,
                                                       Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
-  const Sigmoid<Real> sigmoid = sigmoid_of(in.argument);
+  // An infinite argument would meet the 0 that sigmoid makes of it.
+  const Real argument = IsPlain ? in.argument : clamp(in.argument, -kLargest<Real>, kLargest<Real>);
+  const Sigmoid<Real> sigmoid = sigmoid_of(argument);
   // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
   // up.
-  const Real half_slope = Real{0.5} * (sigmoid.value * multiply_add(in.argument, sigmoid.complement, Real{1}));
-  const Real half_gradient = (half_slope * grad_out) * scale_by_row<IsPlain>(in.up, row_scale);
+  const Real half_slope = Real{0.5} * (sigmoid.value * multiply_add(argument, sigmoid.complement, Real{1}));
+  const Real half_gradient = (half_slope * grad_out) * scale_by_row<!IsPlain>(in.up, row_scale);
   SwigluGradient<Real> gradient = {half_gradient + half_gradient,
-                                   (sigmoid.value * grad_out) * scale_by_row<IsPlain>(in.gate, row_scale)};
+                                   (sigmoid.value * grad_out) * scale_by_row<!IsPlain>(in.gate, row_scale)};
   if (!IsPlain) {
     gradient.gate = gate > form.limit ? Real{0} : gradient.gate * form.out_scale;
     gradient.up = up > form.limit || up < -form.limit ? Real{0} : gradient.up * form.out_scale;

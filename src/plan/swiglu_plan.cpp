@@ -84,12 +84,15 @@ int choose_vector_elements(const SwigluProblem &problem) {
   // A vector has one row and one factor.
   if (problem.grad_row_scale == nullptr && !has_row_per_vector(problem)) return 1;
   const VectorLimits limits = limits_of(problem, GateUpLayout::kSeparate, GateUpLayout::kSeparate);
+  // No kernel has vectors of 4 bytes, but for those that are one element.
+  if (limits.bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
 }
 
 // False unless there are tensors that alternate, and vectors of half or full width at least, so that those of two
 // tensors are one or two accesses of full width.
 bool choose_alternating(const SwigluProblem &problem, SwigluPlan *plan) {
+  if (problem.dtype == ROPE_DTYPE_F64) return false;  // has no such kernels
   const GateUpLayout inputs = layout_of(problem, inputs_of(problem));
   const GateUpLayout gradients = layout_of(problem, gradients_of(problem));
   VectorLimits limits = limits_of(problem, inputs, gradients);

@@ -257,9 +257,9 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
   const int64_t tokens_ahead = plan.tokens_ahead;
   params->tokens_ahead = plan.tokens_ahead;
-  params->tokens_that_prefetch =
-      static_cast<uint32_t>(problem.tokens > tokens_ahead ? problem.tokens - tokens_ahead : 0);
-  params->num_prefetched_axes = problem.positions.is_present ? geometry.num_axes : 0;
+  const bool prefetches = problem.positions.is_present && problem.tokens > tokens_ahead;
+  params->tokens_that_prefetch = prefetches ? static_cast<uint32_t>(problem.tokens - tokens_ahead) : 0;
+  params->num_position_axes = geometry.num_axes;
   params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->is_part_slowest = plan.is_part_slowest;

@@ -83,12 +83,12 @@ struct RopeTokenParams : RopePositionParams {
   int32_t bytes_to_high;    // from a rotary unit's first vector to its second
   uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
   uint32_t pairs;
-  Divider grid;           // blocks of a token, or of a part of all tokens, whichever follow each other
-  Divider inner;          // tokens of each batch, or batches of each token, whichever lie closer together
-  uint32_t num_tokens;    // of all batches
-  uint32_t tokens_ahead;  // see RopePlan
-  uint32_t tokens_that_prefetch;
-  int num_prefetched_axes;
+  Divider grid;                   // blocks of a token, or of a part of all tokens, whichever follow each other
+  Divider inner;                  // tokens of each batch, or batches of each token, whichever lie closer together
+  uint32_t num_tokens;            // of all batches
+  uint32_t tokens_ahead;          // see RopePlan
+  uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
+  int num_position_axes;
   bool is_part_slowest;       // blocks of a part of all tokens
   bool is_in_place;           // all tensors
   bool has_blocks_or_copies;  // units whose vectors do not simply follow each other

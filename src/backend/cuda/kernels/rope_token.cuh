@@ -86,12 +86,8 @@ class TokenAngles {
   __device__ __forceinline__ const float *cos() const { return cos_; }
   __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
 
-  // `is_first_part`: of the blocks that share the token this is the first.
-  __device__ __forceinline__ void begin(bool is_first_part) {
-    if constexpr (!kMayHaveSequences) {
-      if (is_first_part && is_present_ && at_.token < params_.tokens_that_prefetch) prefetch_position();
-      if (pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
-    }
+  __device__ __forceinline__ void begin() {
+    if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
     // Computed angles do not wait for memory again, so there the channels may come first.
     if constexpr (Angles::kHasRows) {
       if constexpr (kMayHaveSequences) find_sequence();
@@ -99,9 +95,13 @@ class TokenAngles {
     }
   }
 
-  // Ends with a barrier.
-  __device__ __forceinline__ TokenState make() {
+  // Ends with a barrier. `is_first_part`: of the blocks that share the token this is the first.
+  __device__ __forceinline__ TokenState make(bool is_first_part) {
     if constexpr (kMayHaveSequences && !Angles::kHasRows) find_sequence();
+    if constexpr (!kMayHaveSequences) {
+      const bool prefetches = static_cast<uint32_t>(at_.token) < params_.tokens_that_prefetch;
+      if (prefetches && is_first_part && is_present_) prefetch_position();
+    }
     bool is_lost = false;
 #pragma unroll 1
     while (pair_ < params_.pairs) {
@@ -148,7 +148,7 @@ class TokenAngles {
   // Of the token whose turn is next, so that nobody waits for more than the L2 cache.
   __device__ __forceinline__ void prefetch_position() const {
     const int axis = static_cast<int>(threadIdx.x);
-    if (axis >= params_.num_prefetched_axes) return;
+    if (axis >= params_.num_position_axes) return;
     const TokenIntegers &source = params_.positions;
     const int64_t at = at_.batch * source.batch_stride + (at_.token + params_.tokens_ahead) * source.token_stride +
                        axis * source.axis_stride;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
   wait_for_previous_launch();
 
-  angles.begin(place.part == 0);
+  angles.begin();
   Vector<T, V> low, high;
   char *low_out;
   if (is_active) {
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                                 params.out_batch[which]);
     }
   }
-  const TokenState state = angles.make();
+  const TokenState state = angles.make(place.part == 0);
 
   if (!is_active || state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   if (is_rotary && state == kRotated) {
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   wait_for_previous_launch();
 
-  angles.begin(place.part == 0);
+  angles.begin();
   Words<sizeof(T)> x[kScatteredHeads], y[kScatteredHeads];
   const char *in =
       tensor.in + static_cast<int64_t>(channel) * channels.in_stride +
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
     x[i] = load_vector<Words<sizeof(T)>>(low);
     if (is_rotary) y[i] = load_vector<Words<sizeof(T)>>(low + in_to_high);
   }
-  const TokenState state = angles.make();
+  const TokenState state = angles.make(place.part == 0);
 
   if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   char *out = tensor.out + static_cast<int64_t>(channel) * channels.out_stride +
