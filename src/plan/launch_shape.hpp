@@ -25,11 +25,6 @@ class VectorBytes {
   uint64_t bits_ = kMaxVectorBytes;
 };
 
-// Launches of no more threads than this are quicker with vectors of half the width and twice the threads.
-inline int64_t small_launch_threads(const DeviceInfo &device) {
-  return int64_t{kSmallLaunchThreadsPerMultiprocessor} * device.multiprocessors;
-}
-
 // As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
 inline int count_cpu_tasks(int64_t bytes, int num_threads) {
   int64_t tasks = bytes / kBytesPerCpuTask;

@@ -193,13 +193,22 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
-// Launches that are over sooner when each thread computes its own angles: those of decode size, where a barrier costs
-// more than sharing saves, and those with a single head, where there is nothing to share.
+// Launches that are over sooner when each thread has angles of its own: those of decode size, where a barrier costs more
+// than sharing saves, and those with a single head, where there is nothing to share.
 bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
-  if (problem.geometry->pairs() > kMaxFlatPairs) return false;
-  const int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
-  const int64_t tokens = problem.batches * problem.tokens;
-  return problem.heads_per_token() == 1 || tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+  const bool has_table = plan.kernel == RopeKernel::kTokenTable;
+  if (!has_table && problem.geometry->pairs() > kMaxFlatPairs) return false;
+  if (problem.heads_per_token() == 1) return true;
+  int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
+  if (has_table) most = plan.is_programmatic ? kMostFlatTableThreadsProgrammatic : kMostFlatTableThreads;
+  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+}
+
+// Launches that are quicker with vectors of half the width and twice the threads.
+bool is_small(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  const bool is_programmatic_table = plan.is_programmatic && plan.kernel == RopeKernel::kTokenTable;
+  const int most = is_programmatic_table ? kSmallTableThreadsProgrammatic : kSmallLaunchThreadsPerMultiprocessor;
+  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
 }
 
 // Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
@@ -271,9 +280,9 @@ bool has_closer_batches(const RopeProblem &problem) {
 RopeKernel choose_simple_kernel(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
   const int distance = problem.in_distance;
   const bool has_simple_pairs = distance == 1 || distance == problem.geometry->pairs();
-  const bool is_small = is_flat(problem, device, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
-  if (!has_simple_pairs || (!is_small && has_rows && fits_token_rows(problem, plan))) return plan.kernel;
-  if (plan.kernel == RopeKernel::kToken) return is_small ? RopeKernel::kFlat : RopeKernel::kShared;
+  const bool is_short = is_flat(problem, device, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
+  if (!has_simple_pairs || (!is_short && has_rows && fits_token_rows(problem, plan))) return plan.kernel;
+  if (plan.kernel == RopeKernel::kToken) return is_short ? RopeKernel::kFlat : RopeKernel::kShared;
   const AngleTable &table = problem.table;
   const int run = plan.pairing == Pairing::kInterleaved ? plan.vector_elements / 2 : plan.vector_elements;
   if (plan.kernel != RopeKernel::kTokenTable || table.cos.column_stride != 1 || table.sin.column_stride != 1 ||
@@ -290,8 +299,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->kernel = choose_kernel(problem, plan->vector_elements == 1);
   count_units(problem, plan);
   const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
-  if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes &&
-      problem.batches * problem.tokens <= small_launch_threads(device) / plan->units_per_token) {
+  if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes && is_small(problem, device, *plan)) {
     plan->vector_elements /= 2;
     count_units(problem, plan);
   }

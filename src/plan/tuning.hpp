@@ -18,15 +18,23 @@ constexpr int kMaxRopeThreads = 160;
 // RoPE with angles of each thread's own, or from a table: threads of a block.
 constexpr uint32_t kFlatThreads = 128;
 
-// RoPE: threads for each multiprocessor up to which they compute angles of their own. Decode of 8 tokens, 64 + 8 heads
-// (70): 1.64 against 1.71 us; of 64 tokens, 32 + 8 heads (310) 2.01 against 1.95, 64 + 8 heads (558) 2.39 against 2.17.
-// With programmatic launch 310: 1.64 against 2.06 us, 558: 1.90 against 2.22, 256 tokens, 64 + 8 heads: 3.06 against
-// 2.91.
-constexpr int kMostFlatThreads = 150;
+// RoPE: threads for each multiprocessor up to which they have angles of their own. Computed, without and with
+// programmatic launch, own angles against rows of threads: Llama-3-8B's decode of 1 token (5) 1.71 and 1.56 us, 0.95 and
+// 1.04; 8 tokens (39) 1.79 and 1.62, 1.13 and 1.30; 64 (310) 2.23 and 1.87, 1.82 and 1.87; 256 (620) 2.63 and 2.21. From
+// a table: 1 token 1.80 and 1.87, 1.19 and 1.33; 64 (310) 2.09 and 2.20, 2.02 and 2.30; 256 (1241) 3.04 and 2.96, 2.33
+// and 2.59; Llama-3-70B's 256 tokens (2234) 4.55 and 3.81, 3.97 and 3.12.
+constexpr int kMostFlatThreads = 0;
 constexpr int kMostFlatThreadsProgrammatic = 600;
+constexpr int kMostFlatTableThreads = 600;
+constexpr int kMostFlatTableThreadsProgrammatic = 1300;
 
-// RoPE: least units of a token for a row of threads of its own.
+// RoPE: least units of a token for a row of threads of its own. Not measured: a row is whole warps, so fewer leave
+// many threads idle.
 constexpr uint32_t kLeastUnitsOfTokenRows = 64;
+
+// RoPE, rows of threads, what did not pay: blocks of 192 threads (prefill 146.0 us against 145.4); a grid of three axes
+// instead of a division (R1 2500 us against 2460); angles of a table behind the channels (160 us against 148.6), with 32
+// registers (157); prefetching rows of a table, as positions are (148.3 against 149.0, and other shapes slower).
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. Angles from a table: 1920 (32) 154.4 us, 1440 (40) 162.5. The general
@@ -70,8 +78,9 @@ constexpr int64_t kSwigluRowGroupBytes = 16;
 
 // RoPE: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice
 // the threads are quicker. Decode: 8 tokens (35) 1.67 against 1.71 us, 64 tokens (279) 2.13 against 2.18, 256 tokens
-// (1117) 4.07 against 3.32.
+// (1117) 4.07 against 3.32. From a table, with programmatic launch: Llama-3-8B's 256 tokens (620) 2.33 against 2.59.
 constexpr int kSmallLaunchThreadsPerMultiprocessor = 300;
+constexpr int kSmallTableThreadsProgrammatic = 650;
 
 // CPU: least bytes, read and written, that are worth a thread of their own, which takes about 60 us to wake. Two cores
 // of an AMD EPYC 9004, 2026-11-20, on one thread and on two. AVX-512: RoPE bf16 1 MiB 44 and 59 us, 2 MiB 89 and 88, 4
