@@ -1,4 +1,4 @@
-//! The unsafe interface on device memory: that it arrives where the CPU's does. The memory and the streams come from the
+//! The unsafe interface on device memory: that it arrives where memory of the CPU does. Memory and streams come from the
 //! driver itself, through libcuda.so.1, so that no crate is needed. Without a GPU this says why it is skipped.
 
 use driver::{Buffer, Context, Stream};
