@@ -18,6 +18,8 @@ endfunction()
 
 set(ENV{ROPE_LIB_DIR} "${MOVED}/${LIBDIR}")
 cargo(test --workspace)
+set(ENV{RUSTDOCFLAGS} "-D warnings")
+cargo(doc --no-deps --workspace)
 cargo(run --example decode_step)
 if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
   message(SEND_ERROR "examples/decode_step.rs printed:\n${output}")

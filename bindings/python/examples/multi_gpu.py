@@ -1,11 +1,15 @@
-"""Tensor parallel and context parallel RoPE over two GPUs: each equals the whole on one device, bit for bit.
+"""Tensor parallel and context parallel RoPE over several GPUs: each equals the whole on one device, bit for bit.
+
+    python3 multi_gpu.py                             starts a process for each of two GPUs
+    torchrun --nproc-per-node 4 multi_gpu.py         takes part in what torchrun started
 
 The rotation needs no communication. A token's angles depend on its position alone, so a rank that holds some of the
 heads, or some of the tokens, rotates what it holds: heads with the same call, tokens with their own positions. All that
-is sent here is the comparison.
+is sent here is the comparison, through NCCL.
 
-Needs torch and two GPUs; exits 77 without them. With --cpu it runs two processes on the CPU.
+Needs torch and two GPUs; exits 77 without them, 1 where a result differs. With --cpu it runs on the CPU, through Gloo.
 """
+import datetime
 import os
 import sys
 import tempfile
@@ -13,6 +17,7 @@ import tempfile
 try:
     import torch
     import torch.distributed
+    import torch.multiprocessing
 except ImportError as error:
     print(f"skipped: needs torch: {error}")
     sys.exit(77)
@@ -20,68 +25,83 @@ except ImportError as error:
 import librope
 from librope.torch import apply_rotary
 
-RANKS = 2
-BATCH, TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 2, 4096, 16, 4, 128
+BATCH, TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 2, 1024, 32, 8, 128  # shared out evenly by 2, 4 or 8 ranks
 ROPE = dict(style="half", layout="bshd", theta=500000.0)
 HEADS_AXIS, TOKENS_AXIS = 2, 1
 
 
+def rotated(q, k, grad_q, grad_k, **positions):
+    """The rotation of q and k, and the gradients that come back."""
+    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+    outputs = apply_rotary(q, k, **ROPE, **positions)
+    gradients = torch.autograd.grad(outputs, (q, k), (grad_q, grad_k))
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
 def gathered(part, axis, order=None):
     """The whole of everybody's parts along an axis; order: the index that each entry of it has in the whole."""
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(RANKS)]
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format)
+             for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather(parts, part.contiguous())
     whole = torch.cat(parts, dim=axis)
     return whole if order is None else whole.index_select(axis, order.argsort())
 
 
-def run(rank, on_cpu, rendezvous):
-    device = torch.device("cpu") if on_cpu else torch.device("cuda", rank)
-    if not on_cpu:
-        torch.cuda.set_device(device)
-    torch.distributed.init_process_group(
-        "gloo" if on_cpu else "nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+def compare(dtype, device):
+    """Raises where what the ranks have done differs from what one device does."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(0)
-    q, k, grad_q, grad_k = (torch.randn(BATCH, TOKENS, heads, HEAD_DIM) for heads in (Q_HEADS, K_HEADS) * 2)
-    q, k, grad_q, grad_k = (x.to(device) for x in (q, k, grad_q, grad_k))
-
-    def rotated(q, k, grad_q, grad_k, **positions):
-        """The rotation of q and k, and the gradients that come back."""
-        q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-        outputs = apply_rotary(q, k, **ROPE, **positions)
-        return (*outputs, *torch.autograd.grad(outputs, (q, k), (grad_q, grad_k)))
-
-    tensors = q, k, grad_q, grad_k
+    tensors = [torch.randn(BATCH, TOKENS, heads, HEAD_DIM).to(device, dtype) for heads in (Q_HEADS, K_HEADS) * 2]
     whole = rotated(*tensors)
 
     def check(name, parts, axis, order=None):
-        for part, expected in zip(parts, whole):
-            assert torch.equal(gathered(part.detach(), axis, order), expected.detach()), name
+        for tensor, part, expected in zip(("q", "k", "the gradient of q", "the gradient of k"), parts, whole):
+            if not torch.equal(gathered(part, axis, order), expected):
+                raise RuntimeError(f"{name}, {dtype}, rank {rank}: {tensor} differs from that of one device")
         if rank == 0:
-            print(f"{name}: {RANKS} ranks equal one device, forward and backward")
+            print(f"{name}, {dtype}: {ranks} ranks equal one device, forward and backward", flush=True)
 
     # Tensor parallel: each rank has the heads of its slice of the projections.
-    check("tensor parallel heads", rotated(*(x.chunk(RANKS, HEADS_AXIS)[rank] for x in tensors)), HEADS_AXIS)
+    check("tensor parallel heads", rotated(*(x.chunk(ranks, HEADS_AXIS)[rank] for x in tensors)), HEADS_AXIS)
 
     # Context parallel, a contiguous shard each: its positions begin where the shard begins.
-    shard = TOKENS // RANKS
     check("context parallel shards",
-          rotated(*(x.chunk(RANKS, TOKENS_AXIS)[rank] for x in tensors), position_offset=rank * shard), TOKENS_AXIS)
+          rotated(*(x.chunk(ranks, TOKENS_AXIS)[rank] for x in tensors), position_offset=rank * (TOKENS // ranks)),
+          TOKENS_AXIS)
 
     # Context parallel, an early and a late shard each, so that causal attention is shared out evenly: positions are
     # data.
     def tokens_of(rank):
-        chunks = torch.arange(TOKENS, device=device).chunk(2 * RANKS)
-        return torch.cat((chunks[rank], chunks[2 * RANKS - 1 - rank]))
+        chunks = torch.arange(TOKENS, device=device).chunk(2 * ranks)
+        return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
 
     mine = tokens_of(rank)
     check("context parallel zigzag shards",
           rotated(*(x.index_select(TOKENS_AXIS, mine) for x in tensors), positions=mine), TOKENS_AXIS,
-          torch.cat([tokens_of(other) for other in range(RANKS)]))
-    torch.distributed.destroy_process_group()
+          torch.cat([tokens_of(other) for other in range(ranks)]))
+
+
+def run(rank, ranks, on_cpu, init_method):
+    if K_HEADS % ranks or TOKENS % (2 * ranks):
+        raise SystemExit(f"{ranks} ranks: {K_HEADS} heads and {2 * ranks} shards of {TOKENS} tokens must come out even")
+    keywords = dict(init_method=init_method, timeout=datetime.timedelta(seconds=120))
+    if init_method != "env://":
+        keywords.update(rank=rank, world_size=ranks)
+    if on_cpu:
+        device = torch.device("cpu")
+        torch.distributed.init_process_group("gloo", **keywords)
+    else:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl", device_id=device, **keywords)
+    for dtype in (torch.float32, torch.bfloat16):
+        compare(dtype, device)
+    torch.distributed.destroy_process_group()  # not after a failure: it could wait for the other ranks
 
 
 def main():
     on_cpu = "--cpu" in sys.argv[1:]
+    ranks = int(os.environ.get("WORLD_SIZE", 2))
     if not torch.distributed.is_available():
         print("skipped: needs torch.distributed")
         return 77
@@ -89,12 +109,17 @@ def main():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:
         count = min(torch.cuda.device_count(), librope.device_count("cuda"))
-        if count < RANKS:
+        needed = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        if count < needed:
             why = librope.why_no_device()
-            print(f"skipped: needs {RANKS} GPUs, there are {count}{f': {why}' if why else ''}")
+            print(f"skipped: needs {needed} GPUs, there are {count}{f': {why}' if why else ''}")
             return 77
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run, (on_cpu, os.path.join(folder, "rendezvous")), nprocs=RANKS)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        run(int(os.environ["RANK"]), ranks, on_cpu, "env://")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(
+                run, (ranks, on_cpu, f"file://{os.path.join(folder, 'rendezvous')}"), nprocs=ranks)
     return 0
 
 

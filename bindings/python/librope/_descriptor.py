@@ -36,7 +36,7 @@ class Descriptor:
         self._lock = threading.Lock()
         kind, ordinal = self._device
         # Where the device is that of the tensors to come, the CPU answers whether the rest is right.
-        first = (Device.CPU, 0) if ordinal is None else (kind, ordinal)
+        first = (int(Device.CPU), 0) if kind is None or ordinal is None else (kind, ordinal)
         handle = self._make_handle(*first)
         if kind in (None, first[0]):
             self._handles[first] = handle
@@ -46,7 +46,7 @@ class Descriptor:
         config.device, config.device_index = kind, ordinal
         pointer = ctypes.c_void_p()
         _library.check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
-        return _Handle(pointer.value, self._destroy)
+        return _Handle(pointer.value or 0, self._destroy)
 
     def _handle_for(self, reader: Reader) -> _Handle:
         """The handle for the device that a call's tensors are on."""
@@ -59,7 +59,7 @@ class Descriptor:
             return handle
         kind, ordinal = self._device
         if kind not in (None, reader.kind) or ordinal not in (None, reader.ordinal):
-            wanted = "cuda" if ordinal is None else device_name(kind, ordinal)
+            wanted = "cuda" if kind is None or ordinal is None else device_name(kind, ordinal)
             raise ValueError(
                 f"{reader.function}: {reader.field}: it is on {device_name(*device)}: this {type(self).__name__} is "
                 f"for {wanted}")

@@ -97,18 +97,18 @@ def export(x: Any, is_on_cuda: bool, stream: int) -> Any:
 
 def read(capsule: Any) -> Contents:
     if _is_valid(capsule, b"dltensor_versioned"):
-        managed = DLManagedTensorVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
-        if managed.major > MAX_VERSION[0]:
-            raise BufferError(f"its DLPack version is {managed.major}.{managed.minor}: librope reads version 1")
-        if managed.flags & FLAG_IS_COPIED:
+        versioned = DLManagedTensorVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major > MAX_VERSION[0]:
+            raise BufferError(f"its DLPack version is {versioned.major}.{versioned.minor}: librope reads version 1")
+        if versioned.flags & FLAG_IS_COPIED:
             raise BufferError("its DLPack export is a copy: librope works on the memory itself")
-        is_read_only = bool(managed.flags & FLAG_READ_ONLY)
+        is_read_only = bool(versioned.flags & FLAG_READ_ONLY)
+        tensor = versioned.dl_tensor
     elif _is_valid(capsule, b"dltensor"):
-        managed = DLManagedTensor.from_address(_get_pointer(capsule, b"dltensor"))
+        tensor = DLManagedTensor.from_address(_get_pointer(capsule, b"dltensor")).dl_tensor
         is_read_only = False
     else:
         raise BufferError("its __dlpack__ did not return a DLPack capsule, or one that was consumed")
-    tensor = managed.dl_tensor
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     stride = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else compact_strides(shape)
     return Contents(

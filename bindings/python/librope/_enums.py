@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from . import _abi
 
@@ -75,7 +75,7 @@ class Sections(IntEnum):
     VISION = _abi.ROPE_SECTIONS_VISION
 
 
-def _names(enum: type) -> Dict[str, int]:
+def _names(enum: Type[IntEnum]) -> Dict[str, int]:
     return {member.name.lower(): int(member) for member in enum}
 
 

@@ -105,7 +105,7 @@ def loaded_path() -> str:
     """The file that was loaded, as the system's loader knows it."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            address = ctypes.cast(lib.rope_version, ctypes.c_void_p).value
+            address = ctypes.cast(lib.rope_version, ctypes.c_void_p).value or 0
             for line in maps:
                 fields = line.split(maxsplit=5)
                 begin, end = (int(part, 16) for part in fields[0].split("-"))

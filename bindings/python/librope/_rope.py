@@ -57,8 +57,8 @@ class RopeDesc(Descriptor):
         self,
         *,
         head_dim: int,
-        style: Union[Style, str],
-        layout: Union[Layout, str],
+        style: Union[Style, str, int],
+        layout: Union[Layout, str, int],
         dtype: Union[Dtype, str, Any],
         device: Any = None,
         rotary_dim: int = 0,
@@ -116,7 +116,7 @@ class RopeDesc(Descriptor):
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
         position_offset: int = 0,
-        table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+        table_rows: Union[TableRows, str, int] = TableRows.BY_POSITION,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
@@ -162,7 +162,7 @@ class RopeDesc(Descriptor):
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
         position_offset: int = 0,
-        table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+        table_rows: Union[TableRows, str, int] = TableRows.BY_POSITION,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
@@ -338,16 +338,17 @@ class Reader:
     def __init__(self, function: str, field: str, first: Any, stream: Any) -> None:
         self.function = function
         self.field = field
-        self.owners = []
+        self.owners: List[Any] = []
         self.has_jax = False
-        self.written = []
+        self.written: List[Tuple[Any, Any]] = []
         self.given_stream = None if stream is None else stream_number(stream)
         try:
             framework = framework_of(first)
             self.kind, self.ordinal = framework.device_of(first)
         except (TypeError, ValueError, BufferError) as error:
             raise self._explained(field, error) from None
-        if stream is not None:
+        self.stream: int
+        if self.given_stream is not None:
             self.stream = self.given_stream
         elif self.kind == Device.CUDA:
             self.stream = framework.stream_of(first, self.ordinal)

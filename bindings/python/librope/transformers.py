@@ -101,7 +101,7 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
             inv_freq=sin.inv_freq, rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale,
             positions=cos.expand(q.shape[0], -1))
 
-    apply_rotary_pos_emb.__wrapped__ = original
+    setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb
 
 
@@ -233,7 +233,7 @@ def _unpatch_instance(module: torch.nn.Module) -> None:
         module.__dict__.pop(name, None)
 
 
-def _patch_class(modeling: types.ModuleType, cls: type) -> bool:
+def _patch_class(modeling: types.ModuleType, cls: Any) -> bool:
     plan = _plan_for(cls)
     if plan is None:
         return False

@@ -52,6 +52,13 @@ def can_import(python, *modules):
     return shutil.which(python) and run(python, "-c", f"import {', '.join(modules)}", check=False).returncode == 0
 
 
+def can_build(python):
+    version = "import scikit_build_core; print(scikit_build_core.__version__)"
+    result = run(python, "-c", version, check=False) if shutil.which(python) else None
+    found = re.match(r"(\d+)\.(\d+)", result.stdout) if result is not None and result.returncode == 0 else None
+    return found is not None and (int(found[1]), int(found[2])) >= (0, 11)
+
+
 def skip(reason):
     print(f"skipped: {reason}")
     sys.exit(SKIPPED)
@@ -60,10 +67,9 @@ def skip(reason):
 def main():
     work = Path(sys.argv[1]).resolve()
     # The wheel is for every Python, so the one that builds it need not be the one that uses it.
-    builder = next((python for python in (sys.executable, "/usr/bin/python3")
-                    if can_import(python, "scikit_build_core")), None)
+    builder = next((python for python in (sys.executable, "/usr/bin/python3") if can_build(python)), None)
     if builder is None:
-        skip("needs scikit-build-core")
+        skip("needs scikit-build-core 0.11")
     if not can_import(sys.executable, "pip", "venv"):
         skip("needs pip and venv")
     shutil.rmtree(work / "wheels", ignore_errors=True)
@@ -89,16 +95,19 @@ def main():
         if not any(name.endswith("LICENSE") for name in archive.namelist()):
             sys.exit("the wheel has no LICENSE")
 
-    # numpy is the system's, where there is one.
     environment = work / "environment"
     run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", wheel, cwd=work)
     run(python, "-c", USE, version, cwd=work)
     print(run(python, "-m", "librope", cwd=work).stdout, end="")
-    if not can_import(str(python), "numpy"):
+    # numpy is that of the Python that runs this, where it has one.
+    found = run(sys.executable, "-c", "import numpy; print(numpy.__file__)", check=False)
+    if found.returncode != 0:
         print("without numpy, the tests of the package are not run on it")
         return
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    Path(packages, "numpy_of_the_builder.pth").write_text(f"{Path(found.stdout.strip()).parents[1]}\n")
     print(run(python, HERE / "readme_example.py", cwd=work).stdout, end="")
     tests = run(python, "-m", "unittest", "test_numpy", "test_protocols", "test_frequencies", cwd=work,
                 env={**ENVIRONMENT, "PYTHONPATH": str(HERE)})

@@ -78,7 +78,7 @@ fn parts_of_a_packed_tensor_are_written_and_the_rest_is_not() {
     let mut sum = vec![0i64; 2];
     let fault = ViewMut::new(&mut sum, &[2]).unwrap();
     desc.forward(&mut Args::new(q).k(k).position_offset(9).fault(fault)).unwrap();
-    drop(v);
+    let _ = v;
     let wanted = rotated(&given, 7, |token| token as i64 + 9, 1.0);
     for (row, head) in qkv.chunks(HEAD_DIM).enumerate() {
         let source = if row % 7 < 5 { &wanted } else { &given };

@@ -42,8 +42,8 @@
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
  *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
- *     agree to 16 ulp before the rounding; each gives the same bits whatever the thread count, the vector width or the
- *     launch.
+ *     agree to 16 ulp before the rounding, as do processors of different instruction sets (rope_build_info names the
+ *     one in use); each gives the same bits whatever the thread count, the vector width or the launch.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -86,6 +86,7 @@ ROPE_API const char *rope_build_info(void);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */
 
+/* What became of a call. */
 typedef int32_t rope_status_t;
 enum {
   ROPE_STATUS_SUCCESS = 0,
@@ -111,9 +112,10 @@ ROPE_API const char *rope_last_error(void);
  * descriptor's device. CPU descriptors take NULL only. */
 typedef struct CUstream_st *rope_stream_t;
 
+/* Where a descriptor's tensors lie and its calls run. The numbers are DLPack's. */
 typedef int32_t rope_device_t;
 enum {
-  ROPE_DEVICE_CPU = 1, /* the numbers are DLPack's */
+  ROPE_DEVICE_CPU = 1,
   ROPE_DEVICE_CUDA = 2
 };
 
@@ -122,6 +124,7 @@ enum {
  * INVALID_ARGUMENT: an unknown device kind, count_out is NULL. */
 ROPE_API rope_status_t rope_device_count(rope_device_t device, int32_t *count_out);
 
+/* The type of a tensor's elements. */
 typedef int32_t rope_dtype_t;
 enum {
   ROPE_DTYPE_F32 = 1,
@@ -165,12 +168,12 @@ enum {
  *     always.
  *   - An input may broadcast with stride 0. An output axis of stride 0 and size above 1 is INVALID_ARGUMENT. */
 typedef struct rope_tensor {
-  void *data;
-  rope_dtype_t dtype;
-  uint16_t ndim;     /* 0 to 4 */
-  uint16_t flags;    /* ROPE_TENSOR_STRIDED or 0 */
-  int64_t shape[4];  /* each at least 0 */
-  int64_t stride[4]; /* in elements */
+  void *data;         /* where the element whose indices are all 0 lies */
+  rope_dtype_t dtype; /* of the elements */
+  uint16_t ndim;      /* 0 to 4 */
+  uint16_t flags;     /* ROPE_TENSOR_STRIDED or 0 */
+  int64_t shape[4];   /* each at least 0 */
+  int64_t stride[4];  /* in elements */
 } rope_tensor_t;
 
 /* Writes to *view_out the part of *src with indices start to start + length - 1 along axis `dim`. This is how packed
@@ -188,6 +191,7 @@ ROPE_API rope_status_t rope_tensor_select(const rope_tensor_t *src, int32_t dim,
 
 /* ---- RoPE ------------------------------------------------------------------------------------------------------- */
 
+/* A rotation: a config that was checked, and what calls need of it. */
 typedef struct rope_desc rope_desc_t;
 
 enum {
@@ -470,6 +474,7 @@ enum {
   ROPE_SECTIONS_VISION = 6
 };
 
+/* A section list and the rule that reads it. */
 typedef struct rope_sections {
   uint32_t struct_size;                    /* sizeof(rope_sections_t) */
   uint32_t flags;                          /* 0 */
@@ -489,8 +494,10 @@ ROPE_API rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const
 
 /* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
 
+/* A gating: a config that was checked, and what calls need of it. */
 typedef struct swiglu_desc swiglu_desc_t;
 
+/* What selects code, and the numbers of the formula at swiglu_forward. */
 typedef struct swiglu_config {
   uint32_t struct_size; /* sizeof(swiglu_config_t) */
   uint32_t flags;       /* 0 */
@@ -505,9 +512,11 @@ typedef struct swiglu_config {
   double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
-/* As rope_desc_create and rope_desc_destroy. The four numbers are rounded to fp32, with dtype F64 taken as they are; in
- * fp32 they must be finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
+/* As rope_desc_create. The four numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
+ * finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
+
+/* As rope_desc_destroy. */
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
 /* gate, up, out, grad_out, grad_gate and grad_up have rank 1 to 4, one shape, and any strides of their own. A packed
@@ -516,9 +525,9 @@ ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
  * An output may be exactly any one of the inputs (same data and strides), grad_row_scale exactly row_scale, or share no
  * element with any other tensor. */
 typedef struct swiglu_args {
-  uint32_t struct_size; /* sizeof(swiglu_args_t) */
-  uint32_t flags;       /* ROPE_FLAG_ values */
-  rope_tensor_t gate, up;
+  uint32_t struct_size;    /* sizeof(swiglu_args_t) */
+  uint32_t flags;          /* ROPE_FLAG_ values */
+  rope_tensor_t gate, up;  /* required */
   rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
                               its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
@@ -527,9 +536,8 @@ typedef struct swiglu_args {
                               when the kernel runs and held within 0 to its length; the others are neither read nor
                               written. Absent: all */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
-  rope_tensor_t grad_gate; /* backward: an absent gradient is not wanted, one of the three is required */
-  rope_tensor_t grad_up;
-  rope_tensor_t grad_row_scale; /* shape and dtype of row_scale, which must be given */
+  rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
+  rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
 } swiglu_args_t;
 
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
