@@ -938,7 +938,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
   int of_kernel[kKernels] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
-  for (int round = 0; round < 40000; ++round) {
+  for (int round = 0; round < 80000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
       rope::RopePlan plan;
@@ -1069,18 +1069,19 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
+  // Rows of threads have a test case of their own, too.
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 10);
+    CHECK(of_kernel[kernel] > 5);
     // Those that number threads through seldom get here; their rows have a test case of their own.
     if (shares_angles(static_cast<rope::RopeKernel>(kernel))) CHECK(short_rows_of_kernel[kernel] > 4);
   }
   CHECK(rows_of_batches > 100);
   CHECK(batch_fastest > 300);
-  CHECK(wide_tables > 50);
+  CHECK(wide_tables > 30);
   CHECK(part_slowest > 50);
   CHECK(rows_of_threads > 50);
-  CHECK(double_copies > 50);
+  CHECK(double_copies > 10);
   CHECK(parts_of_heads > 50);
   CHECK(several_tensors > 50);
   CHECK(wide_copies > 50);
@@ -1404,6 +1405,264 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
         CHECK(fault_of(scene, device, plan).empty());
       }
     }
+  }
+}
+
+TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
+  Scene scene;
+  const rope::DeviceInfo device = kDevices[6];
+  enum Angles {
+    kComputed,
+    kAxes,
+    kSequences,
+    kTable,
+    kTableAxes,
+    kTableSequences,
+    kNumAngles
+  };
+  const struct {
+    rope_style_t style;
+    int32_t head_dim, rotary_dim, rotary_offset, pair_block;
+    bool has_vectors;
+  } heads_of[] = {{ROPE_STYLE_HALF, 128, 0, 0, 0, true},         {ROPE_STYLE_INTERLEAVED, 128, 0, 0, 0, true},
+                  {ROPE_STYLE_HALF, 192, 64, 64, 0, true},       {ROPE_STYLE_INTERLEAVED, 88, 32, 40, 0, true},
+                  {ROPE_STYLE_HALF, 136, 64, 0, 32, true},       {ROPE_STYLE_INTERLEAVED, 24, 16, 8, 0, true},
+                  {ROPE_STYLE_HALF, 1024, 0, 0, 0, true},        {ROPE_STYLE_HALF, 128, 0, 0, 4, false},
+                  {ROPE_STYLE_INTERLEAVED, 34, 20, 1, 0, false}, {ROPE_STYLE_HALF, 10, 6, 4, 0, false}};
+  const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17}, {1, 1, 1}, {24, 8, 8}};
+  int of_kernel[kKernels] = {}, part_slowest = 0, several_batches = 0, odd_copies = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const auto &head : heads_of) {
+      for (const auto &heads : head_counts) {
+        for (int angles = 0; angles < kNumAngles; ++angles) {
+          for (const rope_layout_t layout :
+               {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD, ROPE_LAYOUT_THD}) {
+            for (const bool is_in_place : {true, false}) {
+              const bool has_sequences = angles == kSequences || angles == kTableSequences;
+              if (has_sequences != (layout == ROPE_LAYOUT_THD)) continue;
+              rope_config_t config = some_config(dtype, head.head_dim);
+              config.layout = layout;
+              config.style = head.style;
+              config.rotary_dim = head.rotary_dim;
+              config.rotary_offset = head.rotary_offset;
+              config.pair_block = head.pair_block;
+              if (angles == kAxes || angles == kTableAxes) config.num_axes = 3;
+              REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+              scene.args = {};
+              scene.args.struct_size = sizeof scene.args;
+              rope_tensor_t *in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
+              rope_tensor_t *out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
+              for (int i = 0; i < 3; ++i) {
+                std::vector<int64_t> shape = {2, 3, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head.head_dim};
+                if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head.head_dim};
+                *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
+                if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
+              }
+              if (angles >= kTable) {
+                const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
+                scene.args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, shape);
+                scene.args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, shape);
+              }
+              if (has_sequences) scene.args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
+              const rope_status_t status =
+                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              INFO(rope::last_error());
+              REQUIRE(status == ROPE_STATUS_SUCCESS);
+              const rope::RopePlan plan = plan_of(scene, device);
+              INFO(describe(scene) << ": " << describe(plan));
+              const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
+              if (!fault.empty()) FAIL(fault);
+              ++of_kernel[static_cast<int>(plan.kernel)];
+              if (!has_token_rows(plan.kernel)) continue;
+              REQUIRE(is_scattered(plan.kernel) == !head.has_vectors);
+              part_slowest += plan.is_part_slowest;
+              several_batches += scene.problem.batches > 1;
+              odd_copies += copied_vectors(scene, 0, plan.vector_elements) % 2;
+            }
+          }
+        }
+      }
+    }
+  }
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
+    INFO("kernel " << kernel);
+    if (has_token_rows(static_cast<rope::RopeKernel>(kernel))) CHECK(of_kernel[kernel] > 50);
+  }
+  CHECK(part_slowest > 50);
+  CHECK(several_batches > 50);
+  CHECK(odd_copies > 50);
+}
+
+TEST_CASE("one multiplication divides units by those of a head", "[rope plan]") {
+  Random random(6);
+  int64_t wrong = 0;
+  // As long as no unit of a token times the divisor takes more than 32 bits.
+  for (uint32_t divisor = 2; divisor <= 1024; ++divisor) {
+    const uint32_t last = UINT32_MAX / divisor - 1;
+    const auto check = [&](uint32_t n) { wrong += multiply_by_reciprocal(n, divisor) != n / divisor; };
+    for (uint32_t below = 0; below <= 2 * divisor; ++below) check(last - below);
+    for (uint32_t n = 0; n <= 2 * divisor; ++n) check(n);
+    for (int i = 0; i < 200; ++i) {
+      const auto multiple = static_cast<uint32_t>(random.below(last / divisor)) * divisor;
+      for (const uint32_t n : {multiple, multiple + 1, multiple + divisor - 1}) check(n);
+    }
+  }
+  CHECK(wrong == 0);
+  // By one, and far beyond, it does not.
+  CHECK(multiply_by_reciprocal(7, 1) != 7);
+  CHECK(multiply_by_reciprocal(UINT32_MAX / 641 * 641 - 1, 641) == UINT32_MAX / 641 - 1);
+  CHECK(multiply_by_reciprocal(UINT32_MAX / 643 * 643 - 1, 643) != UINT32_MAX / 643 - 1);
+}
+
+TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
+  Scene scene;
+  rope_args_t table = {};
+  table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+  table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+  for (int64_t heads = 2; heads < 12; ++heads) {
+    const bool is_enough = heads * 8 >= rope::kLeastUnitsOfTokenRows;
+    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+    const std::vector<int64_t> shape = {1, 4096, heads, 128};
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == (is_enough ? rope::RopeKernel::kToken : rope::RopeKernel::kShared));
+    set_problem(&scene, config, shape, table);
+    CHECK(plan_of(scene, kDevices[6]).kernel ==
+          (is_enough ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kTable32));
+    // What no simpler kernel has.
+    config.num_axes = 2;
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kTokenAxes);
+    set_problem(&scene, config, shape, table);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kTokenTableAxes);
+    config.num_axes = 0;
+    config.pair_block = 32;
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kToken);
+  }
+}
+
+TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
+  Scene scene;
+  const int64_t largest = INT32_MAX / 16 * 8;  // in elements of two bytes, whole vectors
+  for (const int num_axes : {1, 2}) {
+    for (const bool is_in_place : {true, false}) {
+      for (const bool is_out : {false, true}) {
+        if (is_in_place && is_out) continue;
+        rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+        config.num_axes = num_axes;
+        const rope::RopeKernel kernel = num_axes == 1 ? rope::RopeKernel::kToken : rope::RopeKernel::kTokenAxes;
+        const rope::RopeKernel other = num_axes == 1 ? rope::RopeKernel::kShared : rope::RopeKernel::kGeneral;
+        const auto kernel_with = [&](int axis, int64_t stride) {
+          rope_args_t args = {};
+          if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, {2, 64, 8, 128});
+          set_problem(&scene, config, {2, 64, 8, 128}, args);
+          rope::RotatedTensor &q = scene.problem.tensor[0];
+          if (is_in_place || is_out) q.out_stride[axis] = stride;
+          if (is_in_place || !is_out) q.in_stride[axis] = stride;
+          const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+          INFO(describe(scene) << ": " << describe(plan));
+          const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+          CHECK(fault == "");
+          return plan.kernel;
+        };
+        for (const int axis : {rope::kToken, rope::kHead}) {
+          for (const int64_t stride : {int64_t{0}, int64_t{-128}, largest, -largest}) {
+            CHECK(kernel_with(axis, stride) == kernel);
+          }
+          for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 31, int64_t{1} << 50}) {
+            CHECK(kernel_with(axis, stride) == other);
+          }
+        }
+        for (const int64_t stride : {int64_t{0}, largest + 8, -(int64_t{1} << 50)}) {
+          CHECK(kernel_with(rope::kBatch, stride) == kernel);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rows of threads need heads that are cut alike, into several units", "[rope plan]") {
+  Scene scene;
+  const auto kernel_of = [&](const rope_config_t &config, const int64_t(&heads)[2], bool copies_q, bool copies_k) {
+    rope_args_t args = {};
+    const std::vector<int64_t> q_shape = {1, 256, heads[0], config.head_dim};
+    const std::vector<int64_t> k_shape = {1, 256, heads[1], config.head_dim};
+    args.k = compact_tensor(uintptr_t{2} << 61, config.dtype, k_shape);
+    if (copies_q) args.q_out = compact_tensor(uintptr_t{3} << 61, config.dtype, q_shape);
+    if (copies_k) args.k_out = compact_tensor(uintptr_t{5} << 60, config.dtype, k_shape);
+    set_problem(&scene, config, q_shape, args);
+    const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+    INFO(describe(scene) << ": " << describe(plan));
+    const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+    CHECK(fault == "");
+    return plan.kernel;
+  };
+  const rope::RopeKernel token = rope::RopeKernel::kToken, shared = rope::RopeKernel::kShared;
+  rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+  for (const bool copies_q : {false, true}) {
+    for (const bool copies_k : {false, true}) {
+      // Whole heads have nothing to copy.
+      config.rotary_dim = 128;
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == token);
+      config.rotary_dim = 64;
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == (copies_q == copies_k ? token : shared));
+      // Who has no heads does not count.
+      CHECK(kernel_of(config, {16, 0}, copies_q, copies_k) == token);
+      CHECK(kernel_of(config, {0, 16}, copies_q, copies_k) == token);
+    }
+  }
+  config.rotary_dim = 64;
+  config.num_axes = 2;
+  CHECK(kernel_of(config, {16, 4}, true, false) == rope::RopeKernel::kGeneral);
+  // One unit a head, and one half of a block.
+  config = some_config(ROPE_DTYPE_BF16, 16);
+  CHECK(kernel_of(config, {64, 8}, false, false) == shared);
+  config.style = ROPE_STYLE_INTERLEAVED;
+  CHECK(kernel_of(config, {64, 8}, false, false) == shared);
+  config.head_dim = 32;
+  config.rotary_dim = 16;
+  CHECK(kernel_of(config, {64, 8}, true, true) == token);
+  config.style = ROPE_STYLE_HALF;
+  CHECK(kernel_of(config, {64, 8}, true, true) == shared);
+  // Single pairs of heads of two channels.
+  config = some_config(ROPE_DTYPE_BF16, 2);
+  CHECK(kernel_of(config, {64, 8}, false, false) == rope::RopeKernel::kGeneral);
+  config.head_dim = 4;
+  CHECK(kernel_of(config, {64, 8}, false, false) == rope::RopeKernel::kScattered);
+  CHECK(kernel_of(config, {0, 9}, false, false) == rope::RopeKernel::kScattered);
+}
+
+TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
+  Scene scene;
+  for (const bool has_closer_tokens : {false, true}) {
+    const auto plan_with = [&](rope_dtype_t dtype, int64_t tokens, int64_t heads, int32_t head_dim) {
+      set_problem(&scene, some_config(dtype, head_dim), {1, tokens, heads, head_dim});
+      // As in BHSD, but that heads so far apart had strides of more than 32 bits.
+      int64_t *const strides[] = {scene.problem.tensor[0].in_stride, scene.problem.tensor[0].out_stride};
+      for (int64_t *stride : strides) {
+        if (has_closer_tokens) std::swap(stride[rope::kToken], stride[rope::kHead]);
+      }
+      const rope::RopePlan plan = plan_of(scene, kDevices[4]);
+      INFO(describe(scene) << ": " << describe(plan));
+      CHECK(fault_of(scene, kDevices[4], plan) == "");
+      return plan;
+    };
+    const int64_t most = kLargestGridX;
+    // 64 units, for which the check allows three warps, 96, and 800.
+    for (const int64_t heads : {8, 12, 100}) {
+      const int64_t most_tokens = most / (heads * 8 / 32 + 1);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens, heads, 128).kernel == rope::RopeKernel::kToken);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens + 1, heads, 128).kernel == rope::RopeKernel::kShared);
+    }
+    const rope::RopePlan scattered = plan_with(ROPE_DTYPE_BF16, most, 8, 4);
+    CHECK(scattered.kernel == rope::RopeKernel::kScattered);
+    CHECK(scattered.grid_x == uint32_t{1} << 29);
+    CHECK(plan_with(ROPE_DTYPE_BF16, most + 1, 8, 4).kernel == rope::RopeKernel::kGeneral);
+    // 128 units a head: 2^32 is their product with those of a token.
+    CHECK(plan_with(ROPE_DTYPE_F32, 3, (1 << 18) - 1, 1024).kernel == rope::RopeKernel::kToken);
+    CHECK(plan_with(ROPE_DTYPE_F32, 3, 1 << 18, 1024).kernel == rope::RopeKernel::kShared);
   }
 }
 
