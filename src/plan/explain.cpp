@@ -63,7 +63,7 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
            "rope %s %s on CUDA: %s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes "
            "shared, %.6g MB read and written",
            dtype, pairs, name_of(plan.kernel), plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)),
-           plan.grid_x, plan.grid_y, plan.threads, plan.shared_bytes, megabytes);
+           plan.grid_x, plan.grid_y, plan.threads * plan.thread_rows, plan.shared_bytes, megabytes);
 }
 
 }  // namespace rope

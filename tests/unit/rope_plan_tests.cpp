@@ -20,6 +20,7 @@
 namespace {
 
 constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+constexpr int kKernels = static_cast<int>(rope::RopeKernel::kGeneral) + 1;
 constexpr uint32_t kSharedBytes = 48 << 10;  // of every CUDA device, without asking
 
 const rope::DeviceInfo kDevices[] = {
@@ -222,11 +223,12 @@ std::string describe(const Scene &scene) {
 std::string describe(const rope::RopePlan &plan) {
   std::ostringstream text;
   text << "kernel " << static_cast<int>(plan.kernel) << ", vectors of " << plan.vector_elements << ", "
-       << plan.units_per_token << " units a token, " << plan.threads << " threads, " << plan.blocks_per_token
-       << " blocks a token, " << plan.tokens_per_block << " tokens a block, " << plan.units_per_block
-       << " units a block, " << plan.tokens_per_grid_row << " tokens and " << plan.units_per_grid_row
-       << " units a row, grid " << plan.grid_x << " x " << plan.grid_y << ", shared " << plan.shared_bytes
-       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.is_programmatic ? ", programmatic" : "");
+       << plan.units_per_token << " units a token, " << plan.thread_rows << " rows of " << plan.threads << " threads, "
+       << plan.blocks_per_token << " blocks a token, " << plan.tokens_per_block << " tokens a block, "
+       << plan.units_per_block << " units a block, " << plan.tokens_per_grid_row << " tokens and "
+       << plan.units_per_grid_row << " units a row, grid " << plan.grid_x << " x " << plan.grid_y << ", shared "
+       << plan.shared_bytes << (plan.is_batch_fastest ? ", batch fastest" : "")
+       << (plan.is_part_slowest ? ", part slowest" : "") << (plan.is_programmatic ? ", programmatic" : "");
   return text.str();
 }
 
@@ -302,43 +304,127 @@ bool is_flat(const Scene &scene, const rope::DeviceInfo &device, int64_t units_p
   return scene.num_tokens() <= most * device.multiprocessors / units_per_token;
 }
 
-// Whether a row of a table serves the lanes of a warp: long rows beside whole vectors of 16-bit elements.
-bool has_warp_rows(const Scene &scene, int64_t units_per_token, int64_t elements) {
-  const int pairs = scene.geometry.rotary_dim / 2;
-  return scene.problem.table.dtype == ROPE_DTYPE_F32 && scene.element_size() == 2 && elements == 8 &&
-         units_per_token % 32 == 0 && pairs % 4 == 0 && pairs >= rope::kLeastPairsOfWarpRows;
+bool is_scattered(rope::RopeKernel kernel) {
+  return kernel == rope::RopeKernel::kScattered || kernel == rope::RopeKernel::kScatteredTable;
+}
+
+// Whether blocks have rows of threads with a token each.
+bool has_token_rows(rope::RopeKernel kernel) {
+  switch (kernel) {
+    case rope::RopeKernel::kToken:
+    case rope::RopeKernel::kTokenAxes:
+    case rope::RopeKernel::kTokenSequences:
+    case rope::RopeKernel::kTokenTable:
+    case rope::RopeKernel::kTokenTableAxes:
+    case rope::RopeKernel::kTokenTableSequences:
+      return true;
+    default:
+      return is_scattered(kernel);
+  }
+}
+
+// Blocks are aligned to tokens then, and the grid may have rows; without rows of threads either, threads are numbered
+// through the units of a grid row.
+bool shares_angles(rope::RopeKernel kernel) {
+  return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kGeneral;
+}
+
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// How work is cut: a copy unit has one vector, or, beside rows of threads, two, or a unit has a pair or a channel of
+// several heads.
+enum class Cut {
+  kSingleCopies,
+  kDoubleCopies,
+  kScattered
+};
+
+Cut cut_of(rope::RopeKernel kernel) {
+  return is_scattered(kernel) ? Cut::kScattered : has_token_rows(kernel) ? Cut::kDoubleCopies : Cut::kSingleCopies;
+}
+
+int64_t copied_vectors(const Scene &scene, int tensor, int64_t elements) {
+  const bool has_copies = scene.converts_in_place() ? scene.has_copies() : !scene.problem.tensor[tensor].is_in_place;
+  return has_copies ? (scene.geometry.head_dim - scene.geometry.rotary_dim) / elements : 0;
+}
+
+int64_t units_of_head(const Scene &scene, int tensor, int64_t elements, Cut cut) {
+  const int64_t copied = copied_vectors(scene, tensor, elements);
+  return scene.geometry.rotary_dim / 2 / elements + (cut == Cut::kDoubleCopies ? divide_up(copied, 2) : copied);
+}
+
+int64_t units_of_token(const Scene &scene, int64_t elements, Cut cut) {
+  int64_t units = 0;
+  for (int i = 0; i < scene.problem.num_tensors; ++i) {
+    const int64_t heads = scene.problem.tensor[i].heads;
+    units += units_of_head(scene, i, elements, cut) *
+             (cut == Cut::kScattered ? divide_up(heads, rope::kScatteredHeads) : heads);
+  }
+  return units;
+}
+
+// Whether a problem can have rows of threads for tokens.
+bool fits_token_rows(const Scene &scene, int64_t elements, Cut cut) {
+  const rope::RopeProblem &problem = scene.problem;
+  std::vector<int64_t> units;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const rope::RotatedTensor &tensor = problem.tensor[i];
+    if (tensor.heads == 0) continue;
+    units.push_back(units_of_head(scene, i, elements, cut));
+    for (const int axis : {rope::kToken, rope::kHead}) {
+      for (const int64_t stride : {tensor.in_stride[axis], tensor.out_stride[axis]}) {
+        if (std::abs(stride) > INT32_MAX / scene.element_size()) return false;
+      }
+    }
+  }
+  // One multiplication divides by a head's units, another by those of half a block of pairs: by more than one.
+  const int64_t of_token = units_of_token(scene, elements, cut);
+  if (units[0] == 1 || of_token > UINT32_MAX / units[0]) return false;
+  if (std::count(units.begin(), units.end(), units[0]) != static_cast<int64_t>(units.size())) return false;
+  if (scene.is_half() && scene.block() / 2 / elements == 1) return false;
+  if (problem.sequences.is_present && problem.sequences.count > INT32_MAX) return false;
+  // A token has as many blocks as warps at most.
+  return scene.num_tokens() <= kLargestGridX / (of_token / 32 + 1);
 }
 
 // What the headers of plans say of the kernels.
-rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token,
-                                 int64_t elements) {
+rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
+  const rope::AngleTable &table = problem.table;
   const int pairs = scene.geometry.rotary_dim / 2;
-  const bool has_simple_pairs = !scene.is_converted() && (problem.in_distance == 1 || problem.in_distance == pairs);
-  if (scene.geometry.dtype == ROPE_DTYPE_F64 || !has_simple_pairs) return rope::RopeKernel::kGeneral;
-  const bool is_looked_up = scene.geometry.num_axes > 1 || problem.sequences.is_present;
+  const bool is_computed = problem.angles == rope::AngleSource::kIncrements;
+  // Only the general one has wide and F64 tables, and angles.
+  const bool has_table =
+      problem.angles == rope::AngleSource::kTable && !table.is_by_channel && table.dtype != ROPE_DTYPE_F64;
+  if (scene.geometry.dtype == ROPE_DTYPE_F64 || scene.is_converted() || (!is_computed && !has_table)) {
+    return rope::RopeKernel::kGeneral;
+  }
   if (widest_vectors(scene) == 1) {
-    const bool is_shared = problem.angles == rope::AngleSource::kIncrements && !is_looked_up;
-    return is_shared ? rope::RopeKernel::kShared : rope::RopeKernel::kGeneral;
+    if (!fits_token_rows(scene, 1, Cut::kScattered)) return rope::RopeKernel::kGeneral;
+    return is_computed ? rope::RopeKernel::kScattered : rope::RopeKernel::kScatteredTable;
   }
-  if (problem.angles == rope::AngleSource::kIncrements) {
-    if (problem.sequences.is_present) return rope::RopeKernel::kSequences;
-    if (is_looked_up) return rope::RopeKernel::kAxes;
-    return is_flat(scene, device, units_per_token) ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared;
+  const bool has_sequences = problem.sequences.is_present, has_axes = scene.geometry.num_axes > 1;
+  // Who reads positions of several axes counts faults, too, and finds columns that serve several pairs.
+  const bool is_looked_up =
+      has_sequences || has_axes || (has_table && (problem.fault.data != nullptr || table.width != pairs));
+  const bool fits = fits_token_rows(scene, elements, Cut::kDoubleCopies);
+  const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
+  const bool is_few = is_flat(scene, device, units);
+  const bool has_simple_pairs = problem.in_distance == 1 || problem.in_distance == pairs;
+  if (!is_looked_up && has_simple_pairs && (is_few || !fits || units < rope::kLeastUnitsOfTokenRows)) {
+    if (is_computed) return is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared;
+    if (allows_table_vectors(scene, elements)) {
+      return table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
+    }
   }
-  if (problem.angles != rope::AngleSource::kTable || is_looked_up) return rope::RopeKernel::kGeneral;
-  // Only the general one counts faults, and has wide, F64 and scattered tables.
-  const bool is_simple = problem.fault.data == nullptr && problem.table.width == pairs &&
-                         problem.table.dtype != ROPE_DTYPE_F64 && allows_table_vectors(scene, widest_vectors(scene));
-  if (!is_simple) return rope::RopeKernel::kGeneral;
-  if (has_warp_rows(scene, units_per_token, elements)) return rope::RopeKernel::kWarpTable32;
-  return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
-}
-
-// Blocks are aligned to tokens then; otherwise threads are numbered through the units of a grid row.
-bool shares_angles(rope::RopeKernel kernel) {
-  return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kAxes ||
-         kernel == rope::RopeKernel::kSequences || kernel == rope::RopeKernel::kGeneral;
+  if (!fits) return rope::RopeKernel::kGeneral;
+  if (has_sequences) {
+    return is_computed ? rope::RopeKernel::kTokenSequences : rope::RopeKernel::kTokenTableSequences;
+  }
+  if (is_looked_up) return is_computed ? rope::RopeKernel::kTokenAxes : rope::RopeKernel::kTokenTableAxes;
+  return is_computed ? rope::RopeKernel::kToken : rope::RopeKernel::kTokenTable;
 }
 
 // Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
@@ -346,12 +432,16 @@ bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t *stride = scene.problem.tensor[0].in_stride;
   int64_t most = ((int64_t{1} << 32) - 1 - 4096) / plan.units_per_token;
   if (shares_angles(plan.kernel)) most = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
+  if (has_token_rows(plan.kernel)) most = kLargestGridX;
   return scene.problem.batches > 1 && scene.problem.batches <= std::min(most, int64_t{kLargestGridX}) &&
          std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
 }
 
-int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+// Whether q's tokens of a head lie closer together than the heads of a token.
+bool has_closer_tokens(const Scene &scene) {
+  const rope::RotatedTensor &q = scene.problem.tensor[0];
+  return scene.problem.tokens > 1 && q.heads > 1 &&
+         std::abs(q.in_stride[rope::kToken]) < std::abs(q.in_stride[rope::kHead]);
 }
 
 // "" or what is wrong with blocks that are aligned to tokens.
@@ -381,14 +471,32 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
   return "";
 }
 
+// The same of blocks whose rows of threads have a token each.
+std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
+  const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows;
+  if (plan.grid_y != 1) return "grid_y";
+  if (rows < 1 || threads * rows > rope::kMaxRopeThreads) return "threads beyond the launch bounds";
+  if (plan.tokens_per_block != rows) return "tokens_per_block";
+  if (plan.units_per_block != threads * rows) return "units_per_block";
+  if (plan.blocks_per_token != divide_up(units, threads)) return "blocks_per_token";
+  if (plan.grid_x != divide_up(scene.num_tokens(), rows) * plan.blocks_per_token) return "grid_x";
+  if (plan.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
+  if (plan.is_part_slowest && threads != 32) return "a row of several warps beside tokens that lie close together";
+  if (!plan.is_part_slowest && rows > 1 && plan.blocks_per_token > 1) return "blocks and tokens both divided";
+  if (!plan.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
+  if (threads * (rows + 1) <= 128) return "room for another row";
+  const int64_t pairs = scene.geometry.rotary_dim / 2;
+  if (plan.shared_bytes != rows * 2 * pairs * 4) return "shared_bytes";
+  // So far on a token's turn comes when those that a device holds are over.
+  const int64_t held = int64_t{device.multiprocessors} * rope::kRopeResidentThreads;
+  if ((int64_t{plan.tokens_ahead} - 1) * units > held || plan.tokens_ahead * units <= held) return "tokens_ahead";
+  return "";
+}
+
 // The same of threads that are numbered through.
-std::string fault_of_numbers(const Scene &scene, const rope::RopePlan &plan) {
+std::string fault_of_numbers(const rope::RopePlan &plan) {
   if (plan.threads != rope::kFlatThreads || plan.units_per_block != rope::kFlatThreads) return "threads";
-  // Each warp has a row of cosines and one of sines.
-  const bool has_rows = plan.kernel == rope::RopeKernel::kWarpTable32;
-  const uint32_t row_bytes = static_cast<uint32_t>(scene.geometry.rotary_dim / 2) * 4;
-  if (plan.shared_bytes != (has_rows ? rope::kFlatThreads / 32 * 2 * row_bytes : 0)) return "shared_bytes";
-  if (has_rows && plan.units_per_token % 32 != 0) return "a warp of two tokens";
+  if (plan.shared_bytes != 0) return "shared_bytes";
   const int64_t units = plan.tokens_per_grid_row * plan.units_per_token;
   if (plan.units_per_grid_row != units) return "units_per_grid_row";
   if (divide_up(units, plan.threads) != plan.grid_x) return "grid_x and the row";
@@ -419,27 +527,30 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   const bool is_large = scene.num_tokens() * problem.heads_per_token() >= int64_t{1} << 24;
   if (is_large && elements != widest) return "vectors of a large problem are needlessly narrow";
 
-  const bool has_whole_heads = scene.converts_in_place();
+  if (plan.kernel != expected_kernel(scene, device, elements)) return "kernel";
   if (plan.rotary_units_per_head != pairs / elements) return "rotary_units_per_head";
-  uint64_t units = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
-    const bool has_copies = has_whole_heads ? scene.has_copies() : !problem.tensor[i].is_in_place;
-    const int64_t copied = has_copies ? (geometry.head_dim - geometry.rotary_dim) / elements : 0;
-    if (plan.units_per_head[i] != pairs / elements + copied) return "units_per_head";
-    units += plan.units_per_head[i] * static_cast<uint64_t>(problem.tensor[i].heads);
+    if (plan.units_per_head[i] != units_of_head(scene, i, elements, cut_of(plan.kernel))) return "units_per_head";
   }
-  if (plan.units_per_token != units) return "units_per_token";
-  if (plan.kernel != expected_kernel(scene, device, plan.units_per_token, elements)) return "kernel";
+  if (plan.units_per_token != units_of_token(scene, elements, cut_of(plan.kernel))) return "units_per_token";
+  if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
+  if (has_token_rows(plan.kernel)) return fault_of_token_rows(scene, device, plan);
+  if (plan.thread_rows != 1 || plan.is_part_slowest) return "rows of threads";
 
   const int64_t row = plan.tokens_per_grid_row;
   if (row < 1 || row > INT32_MAX) return "tokens_per_grid_row";
   if (row * plan.grid_y < scene.num_tokens()) return "tokens left over";
   if (row * (int64_t{plan.grid_y} - 1) >= scene.num_tokens()) return "a row without tokens";
-  if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
   if (problem.batches > 1 && row % (plan.is_batch_fastest ? problem.batches : problem.tokens) != 0) {
     return "a row with a part of a batch";
   }
-  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(scene, plan);
+  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(plan);
+}
+
+// How kernels divide by a number that is known at launch: by ceil(2^32 / divisor).
+uint32_t multiply_by_reciprocal(uint32_t n, uint32_t divisor) {
+  const uint64_t reciprocal = ((uint64_t{1} << 32) + divisor - 1) / divisor;
+  return static_cast<uint32_t>(n * static_cast<uint64_t>(static_cast<uint32_t>(reciprocal)) >> 32);
 }
 
 // How often each channel is written and each pair rotated when a launch runs, thread by thread, as the kernels find
@@ -464,8 +575,8 @@ class Launch {
   std::string run() {
     for (uint32_t y = 0; y < plan_.grid_y; ++y) {
       for (uint32_t x = 0; x < plan_.grid_x; ++x) {
-        for (uint32_t thread = 0; thread < plan_.threads; ++thread) {
-          const std::string fault = run_thread(x, y, thread);
+        for (uint32_t thread = 0; thread < plan_.threads * plan_.thread_rows; ++thread) {
+          const std::string fault = has_token_rows(plan_.kernel) ? run_row_thread(x, thread) : run_thread(x, y, thread);
           if (!fault.empty()) return fault;
         }
       }
@@ -478,8 +589,73 @@ class Launch {
     int64_t batch, token;
     int tensor;
     int64_t head;
-    size_t row;  // of heads of tokens
+    size_t row;             // of heads of tokens
+    uint32_t row_of_block;  // of threads
   };
+
+  // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first, and a
+  // unit's head, or group of heads, comes from one multiplication.
+  std::string run_row_thread(uint32_t x, uint32_t thread) {
+    const rope::RopeProblem &problem = scene_.problem;
+    const uint32_t groups = plan_.grid_x / plan_.blocks_per_token;
+    const uint32_t part = plan_.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
+    const uint32_t group = plan_.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
+    const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
+    const uint32_t unit_of_token = part * plan_.threads + thread % plan_.threads;
+    if (token >= scene_.num_tokens() || unit_of_token >= plan_.units_per_token) return "";
+    Place place = {0, token, 0, 0, 0, row_of_block};
+    if (problem.batches > 1 && plan_.is_batch_fastest) {
+      place.batch = token % problem.batches;
+      place.token = token / problem.batches;
+    } else if (problem.batches > 1) {
+      place.batch = token / problem.tokens;
+      place.token = token % problem.tokens;
+    }
+    // Heads are numbered through, and all have the same units.
+    const int64_t heads_of_unit = is_scattered(plan_.kernel) ? rope::kScatteredHeads : 1;
+    uint32_t units_per_head = 0;
+    for (int i = 0; i < problem.num_tensors; ++i) {
+      if (problem.tensor[i].heads > 0) units_per_head = plan_.units_per_head[i];
+    }
+    int64_t number = multiply_by_reciprocal(unit_of_token, units_per_head);
+    const int64_t unit = unit_of_token - number * units_per_head;
+    while (number >= divide_up(problem.tensor[place.tensor].heads, heads_of_unit)) {
+      number -= divide_up(problem.tensor[place.tensor].heads, heads_of_unit);
+      if (++place.tensor >= problem.num_tensors) return "a unit of no tensor";
+    }
+    const int64_t first = number * heads_of_unit;
+    for (place.head = first; place.head < first + heads_of_unit; ++place.head) {
+      if (place.head >= problem.tensor[place.tensor].heads) break;
+      const std::string fault = run_row_unit(place, unit);
+      if (!fault.empty()) return fault;
+    }
+    return "";
+  }
+
+  std::string run_row_unit(Place place, int64_t unit) {
+    place.row = row_of(place);
+    if (unit < plan_.rotary_units_per_head) {
+      // Where halves of blocks are several units long, another multiplication finds the block.
+      const int64_t run = scene_.is_half() ? scene_.problem.in_distance / plan_.vector_elements : 0;
+      if (run > 0 && multiply_by_reciprocal(static_cast<uint32_t>(unit), static_cast<uint32_t>(run)) != unit / run) {
+        return "a unit in another block";
+      }
+      return rotate(place, unit);
+    }
+    const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
+    if (copied == 0) return "a copy in place";
+    const int64_t first = unit - plan_.rotary_units_per_head;
+    const std::string fault = copy(place, first);
+    if (!fault.empty() || is_scattered(plan_.kernel)) return fault;
+    // The second vector of a unit lies as many vectors behind the first as there are units; the last may have none.
+    const int64_t second = first + plan_.units_per_head[place.tensor] - plan_.rotary_units_per_head;
+    return second < copied ? copy(place, second) : "";
+  }
+
+  size_t row_of(const Place &place) const {
+    return static_cast<size_t>(place.batch * scene_.problem.tokens + place.token) * heads_per_token_ +
+           first_head_[place.tensor] + static_cast<size_t>(place.head);
+  }
 
   // A thread's token, counted in the row of the grid, and its unit; false where it has none.
   bool find_work(uint32_t x, uint32_t thread, int64_t *in_row, int64_t *unit) const {
@@ -508,7 +684,7 @@ class Launch {
     if (token >= scene_.num_tokens()) return "";
 
     const rope::RopeProblem &problem = scene_.problem;
-    Place place = {0, token, 0, 0, 0};
+    Place place = {0, token, 0, 0, 0, 0};
     // A row begins with a batch where there are several, or with a token of all of them.
     if (problem.batches > 1) {
       const int64_t inner = plan_.is_batch_fastest ? problem.batches : problem.tokens;
@@ -523,8 +699,7 @@ class Launch {
     }
     place.head = unit / plan_.units_per_head[place.tensor];
     unit %= plan_.units_per_head[place.tensor];
-    place.row = static_cast<size_t>(place.batch * problem.tokens + place.token) * heads_per_token_ +
-                first_head_[place.tensor] + static_cast<size_t>(place.head);
+    place.row = row_of(place);
     if (scene_.is_converted() && problem.tensor[place.tensor].is_in_place) {
       const int64_t block = int64_t{y} * plan_.grid_x + x;
       if (block_of_row_[place.row] >= 0 && block_of_row_[place.row] != block) return "a head in two blocks";
@@ -567,8 +742,9 @@ class Launch {
     const std::pair<int, int> from = vectors_of(unit, problem.in_distance), to = vectors_of(unit, problem.out_distance);
     const std::vector<int> pairs = pairs_of(from, problem.in_distance);
     if (pairs.empty()) return "a pair in two units";
-    const std::string table_fault = check_table(place, pairs);
-    if (!table_fault.empty()) return table_fault;
+    const std::string angle_fault =
+        has_token_rows(plan_.kernel) ? check_shared(place, pairs) : check_table(place, pairs);
+    if (!angle_fault.empty()) return angle_fault;
     if (pairs != pairs_of(to, problem.out_distance)) return "other pairs written than read";
     for (const int channel : {from.first, from.second}) {
       const std::string fault = check_vector(place, scene_.geometry.rotary_offset + channel, false);
@@ -580,6 +756,22 @@ class Launch {
     }
     for (const int pair : pairs) {
       ++rotated_[place.row * static_cast<size_t>(scene_.geometry.rotary_dim / 2) + static_cast<size_t>(pair)];
+    }
+    return "";
+  }
+
+  // The runs of angles that a thread reads as vectors of up to four, where a row of threads has the cosines of its
+  // token's pairs and then the sines.
+  std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
+    const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
+    const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const int64_t in_run = static_cast<int64_t>(i) % length;
+      if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
+      if (in_run % step != 0) continue;
+      const int64_t cos = place.row_of_block * 2 * num_pairs + pairs[i], sin = cos + num_pairs;
+      if (cos % step != 0 || sin % step != 0) return "a run of angles that is not aligned";
+      if ((sin + step) * 4 > plan_.shared_bytes) return "angles past the block's";
     }
     return "";
   }
@@ -668,6 +860,7 @@ class Launch {
 
 // The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens) {
+  if (has_token_rows(plan.kernel)) return plan;  // the grid has one row
   const bool is_by_token = shares_angles(plan.kernel);
   int64_t unit = is_by_token ? plan.tokens_per_block : 1;
   if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
@@ -744,8 +937,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Random random(1);
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
-  int of_kernel[8] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
-  for (int round = 0; round < 40000; ++round) {
+  int of_kernel[kKernels] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
+  for (int round = 0; round < 80000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
       rope::RopePlan plan;
@@ -757,16 +950,11 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         REQUIRE(status == ROPE_STATUS_NOT_SUPPORTED);
         REQUIRE(message.rfind("rope_forward: q ", 0) == 0);
         // Even with the widest vectors and blocks, tokens do not fit the grid, or a batch does not fit a row of it.
-        int64_t units = 0;
-        for (int i = 0; i < scene.problem.num_tensors; ++i) {
-          const rope::RotatedTensor &tensor = scene.problem.tensor[i];
-          const int64_t copied = tensor.is_in_place ? 0 : scene.geometry.head_dim - scene.geometry.rotary_dim;
-          units += tensor.heads * ((scene.geometry.rotary_dim / 2 + copied) / widest_vectors(scene));
-        }
+        const int64_t widest = widest_vectors(scene), units = units_of_token(scene, widest, Cut::kSingleCopies);
         int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
-        if (!shares_angles(expected_kernel(scene, device, units, widest_vectors(scene)))) {
-          row = std::min(int64_t{kLargestGridX}, ((int64_t{1} << 32) - 8192) / units);
-        }
+        const rope::RopeKernel kernel = expected_kernel(scene, device, widest);
+        REQUIRE_FALSE(has_token_rows(kernel));
+        if (!shares_angles(kernel)) row = std::min(int64_t{kLargestGridX}, ((int64_t{1} << 32) - 8192) / units);
         const bool fills_grid = scene.num_tokens() / kLargestGridY >= row / 2;
         const bool fills_row = scene.problem.batches > 1 && scene.problem.tokens >= row;
         REQUIRE((fills_grid || fills_row));
@@ -801,9 +989,9 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(of_2_to_40_tokens > 10);
   CHECK(of_2_to_19_heads > 100);
   CHECK(whole_heads > 1000);
-  for (int kernel = 0; kernel < 8; ++kernel) {
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32) ? 0 : 300));
+    CHECK(of_kernel[kernel] > 300);
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -838,7 +1026,9 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   Scene scene;
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
-  int of_kernel[8] = {}, short_rows_of_kernel[8] = {}, wide_tables = 0, rows_of_batches = 0, batch_fastest = 0;
+  int of_kernel[kKernels] = {}, short_rows_of_kernel[kKernels] = {}, wide_tables = 0, rows_of_batches = 0,
+      batch_fastest = 0;
+  int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
   for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches share angles too.
@@ -861,7 +1051,13 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > 1;
     batch_fastest += plan.is_batch_fastest && rows.grid_y > 1;
     rows_of_batches += rows.grid_y > 1 && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
-    wide_tables += plan.vector_elements > 1 && !shares_angles(plan.kernel) && plan.kernel != rope::RopeKernel::kFlat;
+    wide_tables += plan.kernel == rope::RopeKernel::kTable32 || plan.kernel == rope::RopeKernel::kTable16;
+    part_slowest += plan.is_part_slowest && plan.blocks_per_token > 1;
+    rows_of_threads += plan.thread_rows > 1 && scene.num_tokens() > plan.thread_rows;
+    double_copies +=
+        has_token_rows(plan.kernel) && plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
+    parts_of_heads += is_scattered(plan.kernel) && scene.problem.tensor[0].heads % rope::kScatteredHeads != 0;
+    several_tensors += has_token_rows(plan.kernel) && scene.problem.num_tensors > 1;
     wide_copies += plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
     whole_heads += scene.converts_in_place();
     large_heads += plan.threads > static_cast<uint32_t>(rope::kMaxRopeThreads);
@@ -873,17 +1069,21 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Rows for warps are rare among these, and have a test case of their own.
-  for (int kernel = 0; kernel < 8; ++kernel) {
-    if (kernel == static_cast<int>(rope::RopeKernel::kWarpTable32)) continue;
+  // Rows of threads have a test case of their own, too.
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 10);
+    CHECK(of_kernel[kernel] > 5);
     // Those that number threads through seldom get here; their rows have a test case of their own.
     if (shares_angles(static_cast<rope::RopeKernel>(kernel))) CHECK(short_rows_of_kernel[kernel] > 4);
   }
   CHECK(rows_of_batches > 100);
   CHECK(batch_fastest > 300);
-  CHECK(wide_tables > 50);
+  CHECK(wide_tables > 30);
+  CHECK(part_slowest > 50);
+  CHECK(rows_of_threads > 50);
+  CHECK(double_copies > 10);
+  CHECK(parts_of_heads > 50);
+  CHECK(several_tensors > 50);
   CHECK(wide_copies > 50);
   CHECK(whole_heads > 200);
   CHECK(large_heads > 50);
@@ -1010,53 +1210,59 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     return args;
   };
   const int32_t axes[64] = {};
-  const rope::RopeKernel shared = rope::RopeKernel::kShared, axes_kernel = rope::RopeKernel::kAxes;
-  const rope::RopeKernel sequences = rope::RopeKernel::kSequences;
-  const rope::RopeKernel table32 = rope::RopeKernel::kTable32, table16 = rope::RopeKernel::kTable16;
-  const rope::RopeKernel general = rope::RopeKernel::kGeneral;
+  using Kernel = rope::RopeKernel;
+  // Of many threads, and of few.
+  const std::pair<Kernel, Kernel> computed = {Kernel::kToken, Kernel::kFlat};
+  const std::pair<Kernel, Kernel> table32 = {Kernel::kTokenTable, Kernel::kTable32};
+  const std::pair<Kernel, Kernel> table16 = {Kernel::kTokenTable, Kernel::kTable16};
+  const auto always = [](Kernel kernel) { return std::make_pair(kernel, kernel); };
+  const auto sequences = [](rope_config_t *config, rope_args_t *args) {
+    config->layout = ROPE_LAYOUT_THD;
+    args->cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+  };
   const struct {
     const char *title;
-    rope::RopeKernel kernel;
+    std::pair<Kernel, Kernel> kernels;
     rope::Pairing pairing;
     std::function<void(rope_config_t &, rope_args_t &)> change;
   } features[] = {
-      {"half", shared, rope::Pairing::kHalf, [](rope_config_t &, rope_args_t &) {}},
-      {"interleaved", shared, rope::Pairing::kInterleaved,
+      {"half", computed, rope::Pairing::kHalf, [](rope_config_t &, rope_args_t &) {}},
+      {"interleaved", computed, rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) { config.style = ROPE_STYLE_INTERLEAVED; }},
-      {"out_style that is style", shared, rope::Pairing::kHalf,
+      {"out_style that is style", computed, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.out_style = ROPE_STYLE_HALF; }},
-      {"pair_block of the whole window", shared, rope::Pairing::kHalf,
+      {"pair_block of the whole window", computed, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.pair_block = 128; }},
-      {"pair_block of two channels", shared, rope::Pairing::kInterleaved,
+      {"pair_block of two channels", computed, rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) { config.pair_block = 2; }},
-      {"pair_axis of one axis", shared, rope::Pairing::kHalf,
+      {"pair_axis of one axis", computed, rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &) { config.num_axes = 1, config.pair_axis = axes; }},
-      {"positions", shared, rope::Pairing::kHalf,
+      {"positions", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
          args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
          args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
        }},
-      {"fault, where nothing can be faulty", shared, rope::Pairing::kHalf,
+      {"fault, where nothing can be faulty", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
-      {"several axes", axes_kernel, rope::Pairing::kHalf,
+      {"several axes", always(Kernel::kTokenAxes), rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.num_axes = 2; }},
-      {"several axes, interleaved", axes_kernel, rope::Pairing::kInterleaved,
+      {"several axes, interleaved", always(Kernel::kTokenAxes), rope::Pairing::kInterleaved,
        [](rope_config_t &config, rope_args_t &) {
          config.num_axes = 3;
          config.style = ROPE_STYLE_INTERLEAVED;
        }},
-      {"sequences", sequences, rope::Pairing::kHalf,
+      {"sequences", always(Kernel::kTokenSequences), rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &args) {
          config.layout = ROPE_LAYOUT_THD;
          args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
        }},
-      {"sequences and fault", sequences, rope::Pairing::kHalf,
+      {"sequences and fault", always(Kernel::kTokenSequences), rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &args) {
          config.layout = ROPE_LAYOUT_THD;
          args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I64, {9});
          args.fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
        }},
-      {"THD without sequences", shared, rope::Pairing::kHalf,
+      {"THD without sequences", computed, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.layout = ROPE_LAYOUT_THD; }},
       {"F32 table", table32, rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F32, 64); }},
@@ -1077,46 +1283,102 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
          args.cos = fake_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64}, {128, 1});
          args.sin = fake_tensor(far_address(0) + 256, ROPE_DTYPE_F32, {64, 64}, {128, 1});
        }},
-      {"F64 table", general, rope::Pairing::kHalf,
+      {"F64 table", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F64, 64); }},
-      {"table of a column a channel", general, rope::Pairing::kHalf,
+      {"table of a column a channel", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F32, 128); }},
-      {"columns apart", general, rope::Pairing::kHalf,
+      {"columns apart", always(Kernel::kTokenTable), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) {
          args.cos = fake_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64}, {128, 2});
          args.sin = fake_tensor(far_address(0) + 4, ROPE_DTYPE_F32, {64, 64}, {128, 2});
        }},
-      {"table and fault", general, rope::Pairing::kHalf,
+      {"table and fault", always(Kernel::kTokenTableAxes), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) {
          args = table(ROPE_DTYPE_F32, 64);
          args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2});
        }},
-      {"table and sequences", general, rope::Pairing::kHalf,
+      {"table and sequences", always(Kernel::kTokenTableSequences), rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) {
          args = table(ROPE_DTYPE_F32, 64);
          config.layout = ROPE_LAYOUT_THD;
          args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
        }},
-      {"table and several axes", general, rope::Pairing::kHalf,
+      {"table and several axes", always(Kernel::kTokenTableAxes), rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) {
          args = table(ROPE_DTYPE_F32, 64);
          config.num_axes = 2;
        }},
-      {"angles", general, rope::Pairing::kHalf,
+      {"angles", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
          args.angles = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
        }},
-      {"F64", general, rope::Pairing::kHalf,
+      {"F64", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.dtype = ROPE_DTYPE_F64; }},
-      {"F64 and a table", general, rope::Pairing::kHalf,
+      {"F64 and a table", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) {
          config.dtype = ROPE_DTYPE_F64;
          args = table(ROPE_DTYPE_F32, 64);
        }},
-      {"blocks", general, rope::Pairing::kHalf, [](rope_config_t &config, rope_args_t &) { config.pair_block = 64; }},
-      {"another out_style", general, rope::Pairing::kConverted,
+      {"blocks", always(Kernel::kToken), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.pair_block = 64; }},
+      {"blocks and a table", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 64;
+         args = table(ROPE_DTYPE_F32, 64);
+       }},
+      {"blocks and sequences", always(Kernel::kTokenSequences), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 64;
+         sequences(&config, &args);
+       }},
+      {"blocks with one vector in each half", always(Kernel::kGeneral), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.pair_block = 8; }},
+      {"table of columns for several pairs", always(Kernel::kTokenTableAxes), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.num_axes = 2;
+         args = table(ROPE_DTYPE_F32, 32);
+       }},
+      {"channels that no vector holds", always(Kernel::kScattered), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.pair_block = 4; }},
+      {"an odd offset", always(Kernel::kScattered), rope::Pairing::kInterleaved,
+       [](rope_config_t &config, rope_args_t &) {
+         config.style = ROPE_STYLE_INTERLEAVED;
+         config.rotary_dim = 64;
+         config.rotary_offset = 1;
+       }},
+      {"those on several axes", always(Kernel::kScattered), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.pair_block = 4, config.num_axes = 2; }},
+      {"those and sequences", always(Kernel::kScattered), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 4;
+         sequences(&config, &args);
+       }},
+      {"those and a table", always(Kernel::kScatteredTable), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 4;
+         args = table(ROPE_DTYPE_F16, 64);
+       }},
+      {"those, a table and sequences", always(Kernel::kScatteredTable), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 4;
+         args = table(ROPE_DTYPE_BF16, 64);
+         sequences(&config, &args);
+       }},
+      {"those and a table of a column a channel", always(Kernel::kGeneral), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.pair_block = 4;
+         args = table(ROPE_DTYPE_F32, 128);
+       }},
+      {"those and F64", always(Kernel::kGeneral), rope::Pairing::kInterleaved,
+       [](rope_config_t &config, rope_args_t &) {
+         config.dtype = ROPE_DTYPE_F64;
+         config.style = ROPE_STYLE_INTERLEAVED;
+         config.rotary_dim = 64;
+         config.rotary_offset = 1;
+       }},
+      {"another out_style", always(Kernel::kGeneral), rope::Pairing::kConverted,
        [](rope_config_t &config, rope_args_t &) { config.out_style = ROPE_STYLE_INTERLEAVED; }},
-      {"another out_style and a table", general, rope::Pairing::kConverted,
+      {"another out_style and a table", always(Kernel::kGeneral), rope::Pairing::kConverted,
        [&](rope_config_t &config, rope_args_t &args) {
          config.out_style = ROPE_STYLE_INTERLEAVED;
          args = table(ROPE_DTYPE_F32, 64);
@@ -1134,18 +1396,273 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, 128} : std::vector<int64_t>{2, 64, 8, 128},
                   args);
       INFO(feature.title << (has_flag ? ", programmatic" : ""));
-      // These rows of F32 are long enough for a warp to share them where vectors are whole.
-      CHECK(plan_of(scene, small_device).kernel ==
-            (feature.kernel == table32 ? rope::RopeKernel::kWarpTable32 : feature.kernel));
-      // What threads could share they compute themselves where there are few.
-      CHECK(plan_of(scene, large_device).kernel ==
-            (feature.kernel == shared ? rope::RopeKernel::kFlat : feature.kernel));
+      CHECK(plan_of(scene, small_device).kernel == feature.kernels.first);
+      // What threads could share they compute, or look up, themselves where there are few.
+      CHECK(plan_of(scene, large_device).kernel == feature.kernels.second);
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.pairing == feature.pairing);
         CHECK(fault_of(scene, device, plan).empty());
       }
     }
+  }
+}
+
+TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
+  Scene scene;
+  const rope::DeviceInfo device = kDevices[6];
+  enum Angles {
+    kComputed,
+    kAxes,
+    kSequences,
+    kTable,
+    kTableAxes,
+    kTableSequences,
+    kNumAngles
+  };
+  const struct {
+    rope_style_t style;
+    int32_t head_dim, rotary_dim, rotary_offset, pair_block;
+    bool has_vectors;
+  } heads_of[] = {{ROPE_STYLE_HALF, 128, 0, 0, 0, true},         {ROPE_STYLE_INTERLEAVED, 128, 0, 0, 0, true},
+                  {ROPE_STYLE_HALF, 192, 64, 64, 0, true},       {ROPE_STYLE_INTERLEAVED, 88, 32, 40, 0, true},
+                  {ROPE_STYLE_HALF, 136, 64, 0, 32, true},       {ROPE_STYLE_INTERLEAVED, 24, 16, 8, 0, true},
+                  {ROPE_STYLE_HALF, 1024, 0, 0, 0, true},        {ROPE_STYLE_HALF, 128, 0, 0, 4, false},
+                  {ROPE_STYLE_INTERLEAVED, 34, 20, 1, 0, false}, {ROPE_STYLE_HALF, 10, 6, 4, 0, false}};
+  const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17}, {1, 1, 1}, {24, 8, 8}};
+  int of_kernel[kKernels] = {}, part_slowest = 0, several_batches = 0, odd_copies = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const auto &head : heads_of) {
+      for (const auto &heads : head_counts) {
+        for (int angles = 0; angles < kNumAngles; ++angles) {
+          for (const rope_layout_t layout :
+               {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD, ROPE_LAYOUT_THD}) {
+            for (const bool is_in_place : {true, false}) {
+              const bool has_sequences = angles == kSequences || angles == kTableSequences;
+              if (has_sequences != (layout == ROPE_LAYOUT_THD)) continue;
+              rope_config_t config = some_config(dtype, head.head_dim);
+              config.layout = layout;
+              config.style = head.style;
+              config.rotary_dim = head.rotary_dim;
+              config.rotary_offset = head.rotary_offset;
+              config.pair_block = head.pair_block;
+              if (angles == kAxes || angles == kTableAxes) config.num_axes = 3;
+              REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+              scene.args = {};
+              scene.args.struct_size = sizeof scene.args;
+              rope_tensor_t *in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
+              rope_tensor_t *out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
+              for (int i = 0; i < 3; ++i) {
+                std::vector<int64_t> shape = {2, 3, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head.head_dim};
+                if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head.head_dim};
+                *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
+                if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
+              }
+              if (angles >= kTable) {
+                const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
+                scene.args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, shape);
+                scene.args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, shape);
+              }
+              if (has_sequences) scene.args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
+              const rope_status_t status =
+                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              INFO(rope::last_error());
+              REQUIRE(status == ROPE_STATUS_SUCCESS);
+              const rope::RopePlan plan = plan_of(scene, device);
+              INFO(describe(scene) << ": " << describe(plan));
+              const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
+              if (!fault.empty()) FAIL(fault);
+              ++of_kernel[static_cast<int>(plan.kernel)];
+              if (!has_token_rows(plan.kernel)) continue;
+              REQUIRE(is_scattered(plan.kernel) == !head.has_vectors);
+              part_slowest += plan.is_part_slowest;
+              several_batches += scene.problem.batches > 1;
+              odd_copies += copied_vectors(scene, 0, plan.vector_elements) % 2;
+            }
+          }
+        }
+      }
+    }
+  }
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
+    INFO("kernel " << kernel);
+    if (has_token_rows(static_cast<rope::RopeKernel>(kernel))) CHECK(of_kernel[kernel] > 50);
+  }
+  CHECK(part_slowest > 50);
+  CHECK(several_batches > 50);
+  CHECK(odd_copies > 50);
+}
+
+TEST_CASE("one multiplication divides units by those of a head", "[rope plan]") {
+  Random random(6);
+  int64_t wrong = 0;
+  // As long as no unit of a token times the divisor takes more than 32 bits.
+  for (uint32_t divisor = 2; divisor <= 1024; ++divisor) {
+    const uint32_t last = UINT32_MAX / divisor - 1;
+    const auto check = [&](uint32_t n) { wrong += multiply_by_reciprocal(n, divisor) != n / divisor; };
+    for (uint32_t below = 0; below <= 2 * divisor; ++below) check(last - below);
+    for (uint32_t n = 0; n <= 2 * divisor; ++n) check(n);
+    for (int i = 0; i < 200; ++i) {
+      const auto multiple = static_cast<uint32_t>(random.below(last / divisor)) * divisor;
+      for (const uint32_t n : {multiple, multiple + 1, multiple + divisor - 1}) check(n);
+    }
+  }
+  CHECK(wrong == 0);
+  // By one, and far beyond, it does not.
+  CHECK(multiply_by_reciprocal(7, 1) != 7);
+  CHECK(multiply_by_reciprocal(UINT32_MAX / 641 * 641 - 1, 641) == UINT32_MAX / 641 - 1);
+  CHECK(multiply_by_reciprocal(UINT32_MAX / 643 * 643 - 1, 643) != UINT32_MAX / 643 - 1);
+}
+
+TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
+  Scene scene;
+  rope_args_t table = {};
+  table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+  table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+  for (int64_t heads = 2; heads < 12; ++heads) {
+    const bool is_enough = heads * 8 >= rope::kLeastUnitsOfTokenRows;
+    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+    const std::vector<int64_t> shape = {1, 4096, heads, 128};
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == (is_enough ? rope::RopeKernel::kToken : rope::RopeKernel::kShared));
+    set_problem(&scene, config, shape, table);
+    CHECK(plan_of(scene, kDevices[6]).kernel ==
+          (is_enough ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kTable32));
+    // What no simpler kernel has.
+    config.num_axes = 2;
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kTokenAxes);
+    set_problem(&scene, config, shape, table);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kTokenTableAxes);
+    config.num_axes = 0;
+    config.pair_block = 32;
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kToken);
+  }
+}
+
+TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
+  Scene scene;
+  const int64_t largest = INT32_MAX / 16 * 8;  // in elements of two bytes, whole vectors
+  for (const int num_axes : {1, 2}) {
+    for (const bool is_in_place : {true, false}) {
+      for (const bool is_out : {false, true}) {
+        if (is_in_place && is_out) continue;
+        rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+        config.num_axes = num_axes;
+        const rope::RopeKernel kernel = num_axes == 1 ? rope::RopeKernel::kToken : rope::RopeKernel::kTokenAxes;
+        const rope::RopeKernel other = num_axes == 1 ? rope::RopeKernel::kShared : rope::RopeKernel::kGeneral;
+        const auto kernel_with = [&](int axis, int64_t stride) {
+          rope_args_t args = {};
+          if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, {2, 64, 8, 128});
+          set_problem(&scene, config, {2, 64, 8, 128}, args);
+          rope::RotatedTensor &q = scene.problem.tensor[0];
+          if (is_in_place || is_out) q.out_stride[axis] = stride;
+          if (is_in_place || !is_out) q.in_stride[axis] = stride;
+          const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+          INFO(describe(scene) << ": " << describe(plan));
+          const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+          CHECK(fault == "");
+          return plan.kernel;
+        };
+        for (const int axis : {rope::kToken, rope::kHead}) {
+          for (const int64_t stride : {int64_t{0}, int64_t{-128}, largest, -largest}) {
+            CHECK(kernel_with(axis, stride) == kernel);
+          }
+          for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 31, int64_t{1} << 50}) {
+            CHECK(kernel_with(axis, stride) == other);
+          }
+        }
+        for (const int64_t stride : {int64_t{0}, largest + 8, -(int64_t{1} << 50)}) {
+          CHECK(kernel_with(rope::kBatch, stride) == kernel);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rows of threads need heads that are cut alike, into several units", "[rope plan]") {
+  Scene scene;
+  const auto kernel_of = [&](const rope_config_t &config, const int64_t(&heads)[2], bool copies_q, bool copies_k) {
+    rope_args_t args = {};
+    const std::vector<int64_t> q_shape = {1, 256, heads[0], config.head_dim};
+    const std::vector<int64_t> k_shape = {1, 256, heads[1], config.head_dim};
+    args.k = compact_tensor(uintptr_t{2} << 61, config.dtype, k_shape);
+    if (copies_q) args.q_out = compact_tensor(uintptr_t{3} << 61, config.dtype, q_shape);
+    if (copies_k) args.k_out = compact_tensor(uintptr_t{5} << 60, config.dtype, k_shape);
+    set_problem(&scene, config, q_shape, args);
+    const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+    INFO(describe(scene) << ": " << describe(plan));
+    const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+    CHECK(fault == "");
+    return plan.kernel;
+  };
+  const rope::RopeKernel token = rope::RopeKernel::kToken, shared = rope::RopeKernel::kShared;
+  rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+  for (const bool copies_q : {false, true}) {
+    for (const bool copies_k : {false, true}) {
+      // Whole heads have nothing to copy.
+      config.rotary_dim = 128;
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == token);
+      config.rotary_dim = 64;
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == (copies_q == copies_k ? token : shared));
+      // Who has no heads does not count.
+      CHECK(kernel_of(config, {16, 0}, copies_q, copies_k) == token);
+      CHECK(kernel_of(config, {0, 16}, copies_q, copies_k) == token);
+    }
+  }
+  config.rotary_dim = 64;
+  config.num_axes = 2;
+  CHECK(kernel_of(config, {16, 4}, true, false) == rope::RopeKernel::kGeneral);
+  // One unit a head, and one half of a block.
+  config = some_config(ROPE_DTYPE_BF16, 16);
+  CHECK(kernel_of(config, {64, 8}, false, false) == shared);
+  config.style = ROPE_STYLE_INTERLEAVED;
+  CHECK(kernel_of(config, {64, 8}, false, false) == shared);
+  config.head_dim = 32;
+  config.rotary_dim = 16;
+  CHECK(kernel_of(config, {64, 8}, true, true) == token);
+  config.style = ROPE_STYLE_HALF;
+  CHECK(kernel_of(config, {64, 8}, true, true) == shared);
+  // Single pairs of heads of two channels.
+  config = some_config(ROPE_DTYPE_BF16, 2);
+  CHECK(kernel_of(config, {64, 8}, false, false) == rope::RopeKernel::kGeneral);
+  config.head_dim = 4;
+  CHECK(kernel_of(config, {64, 8}, false, false) == rope::RopeKernel::kScattered);
+  CHECK(kernel_of(config, {0, 9}, false, false) == rope::RopeKernel::kScattered);
+}
+
+TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
+  Scene scene;
+  for (const bool has_closer_tokens : {false, true}) {
+    const auto plan_with = [&](rope_dtype_t dtype, int64_t tokens, int64_t heads, int32_t head_dim) {
+      set_problem(&scene, some_config(dtype, head_dim), {1, tokens, heads, head_dim});
+      // As in BHSD, but that heads so far apart had strides of more than 32 bits.
+      int64_t *const strides[] = {scene.problem.tensor[0].in_stride, scene.problem.tensor[0].out_stride};
+      for (int64_t *stride : strides) {
+        if (has_closer_tokens) std::swap(stride[rope::kToken], stride[rope::kHead]);
+      }
+      const rope::RopePlan plan = plan_of(scene, kDevices[4]);
+      INFO(describe(scene) << ": " << describe(plan));
+      CHECK(fault_of(scene, kDevices[4], plan) == "");
+      return plan;
+    };
+    const int64_t most = kLargestGridX;
+    // 64 units, for which the check allows three warps, 96, and 800.
+    for (const int64_t heads : {8, 12, 100}) {
+      const int64_t most_tokens = most / (heads * 8 / 32 + 1);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens, heads, 128).kernel == rope::RopeKernel::kToken);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens + 1, heads, 128).kernel == rope::RopeKernel::kShared);
+    }
+    const rope::RopePlan scattered = plan_with(ROPE_DTYPE_BF16, most, 8, 4);
+    CHECK(scattered.kernel == rope::RopeKernel::kScattered);
+    CHECK(scattered.grid_x == uint32_t{1} << 29);
+    CHECK(plan_with(ROPE_DTYPE_BF16, most + 1, 8, 4).kernel == rope::RopeKernel::kGeneral);
+    // 128 units a head: 2^32 is their product with those of a token.
+    CHECK(plan_with(ROPE_DTYPE_F32, 3, (1 << 18) - 1, 1024).kernel == rope::RopeKernel::kToken);
+    CHECK(plan_with(ROPE_DTYPE_F32, 3, 1 << 18, 1024).kernel == rope::RopeKernel::kShared);
   }
 }
 
@@ -1160,13 +1677,13 @@ TEST_CASE("a launch of few threads computes angles in each of them", "[rope plan
             int64_t{multiprocessors} * (is_programmatic ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads);
         int64_t flat = 0;
         for (int64_t tokens = 1; tokens < 1000; ++tokens) {
-          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 8, 64}, with_flag({}, has_flag));
+          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 16, 64}, with_flag({}, has_flag));
           const rope::RopePlan plan = plan_of(scene, device);
           const bool is_few = tokens * plan.units_per_token <= most;
           INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
-          REQUIRE(plan.kernel == (is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared));
+          REQUIRE(plan.kernel == (is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kToken));
           flat += is_few;
           // More tokens never come back to it.
           REQUIRE(flat == (is_few ? tokens : flat));
@@ -1186,15 +1703,21 @@ TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
         set_problem(&scene, ROPE_DTYPE_BF16, 1, tokens, 1, head_dim);
         const rope::RopePlan plan = plan_of(scene, device);
         INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
-        // A single pair is no vector.
-        CHECK(plan.kernel == (head_dim > 2 && head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat
-                                                                                  : rope::RopeKernel::kShared));
+        // A single pair is no vector, nor are an odd number of them. A long head is worth a row of threads.
+        const bool fits_grid = tokens < int64_t{1} << 30;
+        const rope::RopeKernel kernel = head_dim == 2                         ? rope::RopeKernel::kGeneral
+                                        : head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat
+                                        : head_dim < 1024 && fits_grid        ? rope::RopeKernel::kScattered
+                                        : head_dim < 1024                     ? rope::RopeKernel::kGeneral
+                                        : fits_grid                           ? rope::RopeKernel::kToken
+                                                                              : rope::RopeKernel::kShared;
+        CHECK(plan.kernel == kernel);
         CHECK(fault_of(scene, device, plan).empty());
         // With another head there is.
         rope_args_t args = {};
         args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {1, tokens, 1, head_dim});
         set_problem(&scene, some_config(ROPE_DTYPE_BF16, head_dim), {1, tokens, 1, head_dim}, args);
-        if (tokens > 1) CHECK(plan_of(scene, device).kernel == rope::RopeKernel::kShared);
+        if (tokens > 1) CHECK(plan_of(scene, device).kernel != rope::RopeKernel::kFlat);
       }
     }
   }
@@ -1219,10 +1742,10 @@ TEST_CASE("programmatic launches from compute capability 9.0 on", "[rope plan]")
   }
 }
 
-TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
+TEST_CASE("threads that look up angles themselves need rows that begin with vectors", "[rope plan]") {
   // What a thread reads of a table at a time is as many entries as a vector has elements, interleaved half as many.
   Scene scene;
-  int tables = 0, general = 0;
+  int tables = 0, shared = 0, scattered = 0;
   enum Misplaced {
     kCosData,
     kSinData,
@@ -1251,26 +1774,25 @@ TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
               args.cos = columns(0, kCosData, kCosRow, kCosBatch);
               args.sin = columns(1, kSinData, kSinRow, kSinBatch);
               args.table_rows = ROPE_TABLE_BY_TOKEN;
-              set_problem(&scene, config, {2, 100, 8, head_dim}, args);
+              set_problem(&scene, config, {2, 100, 2, head_dim}, args);
 
-              const int64_t element = oracle::element_size(dtype);
-              const int64_t bytes = pairs * element % 16 == 0 ? 16 : pairs * element % 8 == 0 ? 8 : element;
-              const int64_t run =
-                  style == ROPE_STYLE_INTERLEAVED && bytes > element ? bytes / element / 2 : bytes / element;
-              const bool is_aligned = bytes > element && entries * size % std::min<int64_t>(16, run * size) == 0;
               const rope::RopeKernel table =
                   table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
               for (const rope::DeviceInfo &device : {kDevices[6], kDevices[4]}) {
                 const rope::RopePlan plan = plan_of(scene, device);
                 INFO(describe(scene) << ": " << describe(plan) << "; table of " << oracle::dtype_name(table_dtype)
                                      << ", " << entries << " entries off at " << misplaced);
-                const bool is_table = plan.kernel == table || (table == rope::RopeKernel::kTable32 &&
-                                                               plan.kernel == rope::RopeKernel::kWarpTable32);
-                REQUIRE(is_table == is_aligned);
-                REQUIRE((is_table || plan.kernel == rope::RopeKernel::kGeneral));
+                const bool is_wide = plan.vector_elements > 1;
+                REQUIRE(is_wide == (pairs * oracle::element_size(dtype) % 8 == 0));
+                const int64_t run = style == ROPE_STYLE_INTERLEAVED ? plan.vector_elements / 2 : plan.vector_elements;
+                const bool is_aligned = is_wide && entries * size % std::min<int64_t>(16, run * size) == 0;
+                // Rows of threads read an entry each.
+                REQUIRE(plan.kernel == (is_aligned ? table
+                                        : is_wide  ? rope::RopeKernel::kTokenTable
+                                                   : rope::RopeKernel::kScatteredTable));
                 const std::string fault = fault_of(scene, device, plan);
                 if (!fault.empty()) FAIL(fault);
-                ++(is_aligned ? tables : general);
+                ++(is_aligned ? tables : is_wide ? shared : scattered);
               }
             }
           }
@@ -1279,51 +1801,8 @@ TEST_CASE("tables need rows that begin with vectors", "[rope plan]") {
     }
   }
   CHECK(tables > 1000);
-  CHECK(general > 1000);
-}
-
-TEST_CASE("long rows of an F32 table are shared by warps", "[rope plan]") {
-  Scene scene;
-  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10};
-  int shared = 0;
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
-    for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
-      for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
-        for (const int32_t width : {64, 112, 120, 128, 136, 256, 512}) {
-          for (const int64_t heads : {1, 3, 4, 8}) {
-            for (const bool is_in_place : {true, false}) {
-              rope_config_t config = some_config(dtype, std::min(width + 16, 1024));
-              config.rotary_dim = width;
-              config.style = style;
-              const std::vector<int64_t> shape = {2, 5, heads, config.head_dim};
-              rope_args_t args = {};
-              args.cos = compact_tensor(far_address(0), table_dtype, {64, width / 2});
-              args.sin = compact_tensor(far_address(1), table_dtype, {64, width / 2});
-              if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, dtype, shape);
-              set_problem(&scene, config, shape, args);
-              const rope::RopePlan plan = plan_of(scene, small_device);
-              INFO(describe(scene) << ": " << describe(plan));
-              const int64_t units =
-                  heads * (width / 2 + (is_in_place ? 0 : config.head_dim - width)) / plan.vector_elements;
-              const bool is_shared = dtype != ROPE_DTYPE_F32 && table_dtype == ROPE_DTYPE_F32 &&
-                                     plan.vector_elements == 8 && units % 32 == 0 &&
-                                     width / 2 >= rope::kLeastPairsOfWarpRows;
-              REQUIRE(plan.kernel == (is_shared                       ? rope::RopeKernel::kWarpTable32
-                                      : table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32
-                                                                      : rope::RopeKernel::kTable16));
-              shared += is_shared;
-              for (const int64_t tokens : {10, 5}) {
-                const rope::RopePlan rows = in_short_rows(scene, plan, tokens);
-                const std::string fault = fault_of(scene, small_device, rows) + Launch(scene, rows).run();
-                if (!fault.empty()) FAIL(fault);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-  CHECK(shared > 20);
+  CHECK(shared > 200);
+  CHECK(scattered > 200);
 }
 
 TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope plan]") {
@@ -1339,6 +1818,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.is_batch_fastest == (layout == ROPE_LAYOUT_SBHD && batches > 1));
+        if (has_token_rows(plan.kernel)) CHECK(plan.is_part_slowest == (layout == ROPE_LAYOUT_BHSD));
         const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
         CHECK(fault.empty());
       }
@@ -1364,26 +1844,30 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
   // Units of a token: 8 for each of these heads.
   const struct {
     int64_t heads;
-    uint32_t threads, tokens_per_block, blocks_per_token;
-  } cases[] = {{2, 128, 8, 1}, {8, 128, 2, 1},  {12, 96, 1, 1},  {16, 128, 1, 1}, {20, 160, 1, 1},
-               {24, 96, 1, 2}, {32, 128, 1, 2}, {40, 160, 1, 2}, {36, 96, 1, 3},  {64, 128, 1, 4},
-               {72, 96, 1, 6}, {80, 128, 1, 5}, {100, 160, 1, 5}};
+    uint32_t threads, thread_rows, tokens_per_block, blocks_per_token;
+  } cases[] = {{2, 128, 1, 8, 1},  {4, 128, 1, 4, 1},  {7, 128, 1, 2, 1},  {8, 64, 2, 2, 1},
+               {12, 96, 1, 1, 1},  {13, 128, 1, 1, 1}, {16, 128, 1, 1, 1}, {20, 160, 1, 1, 1},
+               {24, 96, 1, 1, 2},  {32, 128, 1, 1, 2}, {40, 160, 1, 1, 2}, {36, 96, 1, 1, 3},
+               {64, 128, 1, 1, 4}, {72, 96, 1, 1, 6},  {80, 128, 1, 1, 5}, {100, 160, 1, 1, 5}};
   const rope::DeviceInfo device = kDevices[6];
   for (const auto &one : cases) {
     set_problem(&scene, ROPE_DTYPE_BF16, 1, 4096, one.heads, 128);
     const rope::RopePlan plan = plan_of(scene, device);
     INFO(describe(scene) << ": " << describe(plan));
     CHECK(plan.threads == one.threads);
+    CHECK(plan.thread_rows == one.thread_rows);
     CHECK(plan.tokens_per_block == one.tokens_per_block);
     CHECK(plan.blocks_per_token == one.blocks_per_token);
   }
   Random random(5);
-  int planned = 0;
+  int planned = 0, long_rows = 0;
   for (int round = 0; round < 10000; ++round) {
     if (!draw(&random, kAnySizes, &scene) || scene.converts_in_place()) continue;
     rope::RopePlan plan;
     if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
-    if (!shares_angles(plan.kernel)) continue;
+    const bool has_long_rows = has_token_rows(plan.kernel) && !plan.is_part_slowest && plan.units_per_token > 96;
+    if (!shares_angles(plan.kernel) && !has_long_rows) continue;
+    long_rows += has_long_rows;
     const auto threads_of = [](int64_t threads, int64_t blocks, int64_t tokens) {
       return static_cast<double>(threads * blocks) / static_cast<double>(tokens);
     };
@@ -1398,6 +1882,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     ++planned;
   }
   CHECK(planned > 1000);
+  CHECK(long_rows > 200);
 }
 
 TEST_CASE("vectors stay inside blocks of pairs", "[rope plan]") {
@@ -1481,7 +1966,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   Scene scene;
   set_problem(&scene, ROPE_DTYPE_BF16, 4, 4096, 32, 128);
   CHECK(explain(scene, kH200) ==
-        "rope BF16 half on CUDA: shared angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 512 bytes "
+        "rope BF16 half on CUDA: token angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 512 bytes "
         "shared, 268.435 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 12 of 12 threads, 268.435 MB read and written");
@@ -1493,10 +1978,9 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(explain(scene, kH200) ==
         "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
         "0.065536 MB read and written");
-  CHECK(
-      explain(scene, {true, 0, 3, 75, 48 << 10}) ==
-      "rope F32 half on CUDA: shared angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
-      "0.065536 MB read and written");
+  CHECK(explain(scene, {true, 0, 3, 75, 48 << 10}) ==
+        "rope F32 half on CUDA: token angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
+        "0.065536 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope F32 half on the CPU: 1 of 12 threads, 0.065536 MB read and written");
 
@@ -1519,7 +2003,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: shared sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of "
+        "rope F16 interleaved on CUDA: token sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of "
         "128 "
         "threads, 1024 bytes shared, 0.262144 MB read and written");
 
