@@ -12,15 +12,17 @@ namespace rope {
 // Work on a GPU is cut into units. A rotary unit is two vectors of `vector_elements` channels and as many pairs: with
 // kHalf the vectors are those of the pairs' first and of their second channels, with kInterleaved they lie half a
 // window apart, with kConverted side by side where channels are interleaved. A copy unit is one vector of channels
-// outside the window, and only tensors that are rotated out of place have any. The units of a token are those of q's
-// heads, k's heads, v's heads, each head's rotary units first. One thread takes one unit:
+// outside the window, or two where rows of threads have a token each, and only tensors that are rotated out of place
+// have any. A unit of the scattered kernels is a pair or a single channel, of kScatteredHeads heads. The units of a
+// token are those of q's heads, k's heads, v's heads, each head's rotary units first. One thread takes one unit:
 //
 //   unit of the token   0   1   2   3   4   5   6   7 ...
 //   head                0   0   0   0   1   1   1   1 ...     four units a head
 //
 // Where angles are shared, a block covers a part of one token's units (`blocks_per_token` of them make the token), or,
-// where tokens are small, all units of `tokens_per_block` tokens. Elsewhere blocks take the units of all tokens as they
-// come. With kConverted in place a head's units write where others of them read, so a block has whole heads.
+// where tokens are small, all units of `tokens_per_block` tokens, or, with `is_part_slowest`, the same part of several.
+// Elsewhere blocks take the units of all tokens as they come. With kConverted in place a head's units write where
+// others of them read, so a block has whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -32,7 +34,7 @@ struct RopePlan {
   uint32_t units_per_token;
   uint32_t threads;           // of a block, or of a row of them
   uint32_t thread_rows;       // of a block, each with a token; 1 where blocks have no rows
-  uint32_t units_per_block;   // at most `threads`
+  uint32_t units_per_block;   // at most its threads
   uint32_t blocks_per_token;  // where angles are shared
   uint32_t tokens_per_block;
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is

@@ -96,15 +96,22 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     CHECK(has(request.explain(), ": table kernel, "));
     request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
-    CHECK(has(request.explain(), ": general kernel, "));
+    CHECK(has(request.explain(), ": token axis table kernel, "));
     request.args.cos = request.args.sin = request.args.fault = {};
     request.config.num_axes = 2;
-    CHECK(has(request.explain(), ": shared axis angles kernel, "));
+    CHECK(has(request.explain(), ": token axis angles kernel, "));
     request.config.num_axes = 1;
+    request.config.out_style = ROPE_STYLE_INTERLEAVED;
+    CHECK(has(request.explain(), ": general kernel, "));
+    request.config.out_style = {};
     // Enough for any GPU to share angles.
     request.args.k = request.args.k_out = {};
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 4096, 32, 64});
+    CHECK(has(request.explain(), ": token angles kernel, "));
+    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 8, 64});
     CHECK(has(request.explain(), ": shared angles kernel, "));
+    request.config.pair_block = 4;
+    CHECK(has(request.explain(), ": scattered angles kernel, "));
   }
 }
 

@@ -219,6 +219,16 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   other_config = config;
   other_config.out_style = setup.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
   steps.add_rope("converted", forward, other_config, in_place);
+  other_config = config;
+  other_config.rotary_dim = head_dim / 2;
+  args = in_place;
+  args.q_out = on.other_q;
+  steps.add_rope("half of each head, q to another", forward, other_config, args);
+  other_config = config;
+  other_config.style = ROPE_STYLE_HALF;
+  other_config.pair_block = 4;
+  steps.add_rope("small blocks", forward, other_config, in_place);
+  steps.add_rope("small blocks by tables", backward, other_config, with_table(on.cos32, on.sin32));
 
   const Shape rows = {tokens, q_heads * head_dim};
   swiglu_args_t gating = swiglu_args();
@@ -442,13 +452,11 @@ TEST_CASE("a captured call starts early where it has the flag and the GPU can", 
 
 TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
-  const char *kernels[] = {": own angles kernel, ",
-                           ": shared angles kernel, ",
-                           ": shared axis angles kernel, ",
-                           ": shared sequence angles kernel, ",
-                           ": table kernel, ",
-                           ": warp-shared table kernel, ",
-                           ": general kernel, "};
+  const char *kernels[] = {
+      ": own angles kernel, ",        ": shared angles kernel, ",         ": token angles kernel, ",
+      ": token axis angles kernel, ", ": token sequence angles kernel, ", ": table kernel, ",
+      ": token table kernel, ",       ": token axis table kernel, ",      ": token sequence table kernel, ",
+      ": scattered angles kernel, ",  ": scattered table kernel, ",       ": general kernel, "};
   std::string explanations;
   for (const int64_t tokens : {4, 700}) {
     const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, tokens});
