@@ -379,7 +379,7 @@ class Request {
     fill_integers(args_.start_positions);
     for (const rope_tensor_t *tensor : {&args_.cos, &args_.sin, &args_.angles}) {
       if (!has_known_shape(*tensor)) continue;
-      if (!has_plain_data_) {
+      if (!has_plain_data_ || tensor->dtype > ROPE_DTYPE_F64) {
         memory_.fill_bits(*tensor);
         continue;
       }
@@ -640,7 +640,8 @@ class Request {
     const bool has_sequences = args_.cu_seqlens.ndim == 0 || has_good_sequences();
     const int64_t elements = num_elements();
     const int64_t cost = length_of(args_.q, 0) * length_of(args_.q, 1) * config_.pairs() + elements / 4;
-    const bool is_judged = has_plain_data_ && !has_overlaps && has_sequences && config_.is_ordinary() && cost <= 3000;
+    const bool is_judged =
+        !is_unjudged() && has_plain_data_ && !has_overlaps && has_sequences && config_.is_ordinary() && cost <= 3000;
     const rope_style_t read_style = is_forward ? config.style : config_.written_style();
     const rope_style_t written_style = is_forward ? config_.written_style() : config.style;
     int64_t faults = 0, lowest = 0;
@@ -788,8 +789,8 @@ class Tables {
 
   void verify() {
     const bool is_double = cos_.dtype == ROPE_DTYPE_F64;
-    const bool is_judged = config_.is_ordinary() && element_count(cos_) <= 512 && !share_bytes(cos_, sin_) &&
-                           !has_element_twice(cos_) && !has_element_twice(sin_);
+    const bool is_judged = !is_unjudged() && config_.is_ordinary() && element_count(cos_) <= 512 &&
+                           !share_bytes(cos_, sin_) && !has_element_twice(cos_) && !has_element_twice(sin_);
     const Real scale = config_.scale();
     for_each_index(cos_, [&](const Index &index) {
       if (is_judged) {

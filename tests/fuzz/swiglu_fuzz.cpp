@@ -288,7 +288,7 @@ class Request {
 
   void verify() {
     const bool is_sound = !has_overlap() && is_ordinary();
-    const bool is_judged = is_sound && has_plain_data_ && element_count(args_.gate) <= 1500;
+    const bool is_judged = !is_unjudged() && is_sound && has_plain_data_ && element_count(args_.gate) <= 1500;
     const rope_dtype_t arithmetic = config_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
     const oracle::SwigluForm form =
         swiglu_element::form_of(arithmetic, config_.alpha, config_.limit, config_.up_offset, config_.out_scale);
