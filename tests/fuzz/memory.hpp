@@ -12,7 +12,8 @@
 #include "support/random.hpp"
 #include "support/tensors.hpp"
 
-// ROPE_FUZZ_UNJUDGED: results are not compared with the oracle, whose long double Valgrind has not.
+// ROPE_FUZZ_UNJUDGED: what calls compute is not looked at. Valgrind has neither the oracle's long double nor exact
+// fused multiply-adds.
 bool is_unjudged();
 
 // A finding: says what broke and aborts.
