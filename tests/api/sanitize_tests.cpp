@@ -14,8 +14,9 @@ namespace {
 const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// On a GPU of up to 160 multiprocessors these are more tokens than launches of decode size have, at 16 and 4 heads.
-constexpr int64_t many_tokens = 300;
+// On a GPU of up to 160 multiprocessors these are more tokens than launches of decode size have, at 16 and 4 heads of
+// 128 channels, and enough for vectors of 16 bytes.
+constexpr int64_t many_tokens = 320;
 
 const char *name_of(rope_style_t style) {
   return style == ROPE_STYLE_HALF ? "half" : "interleaved";
@@ -75,22 +76,31 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
     for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
       const Requests requests(dtype, style, &reach);
       requests.check(requests.small().positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered()));
-      requests.check(requests.large().rotary_dim(64).rotary_offset(64));
+      requests.check(requests.large());
+      requests.check(requests.small(128).rotary_dim(64).rotary_offset(64));
       // Element by element.
       requests.small()
           .placed(Placement().at(1))
           .positions(PositionShape::PerToken, ROPE_DTYPE_I64, scattered())
           .check();
       std::vector<int32_t> axes;
-      for (int32_t pair = 0; pair < 32; ++pair) axes.push_back(pair % 3);
-      requests.check(requests.small().axes(3, axes).axis_positions(
-          PositionShape::PerBatchAndToken, ROPE_DTYPE_I32,
-          [](int64_t axis, int64_t batch, int64_t token) { return 100 * axis + 10 * batch + token; }));
-      requests.check(requests.small()
-                         .batch(1)
-                         .tokens(11)
-                         .sequences({0, 4, 4, 10})
-                         .start_positions(PositionShape::PerBatch, ROPE_DTYPE_I64, scattered()));
+      for (int32_t pair = 0; pair < 64; ++pair) axes.push_back(pair % 3);
+      for (const bool is_large : {false, true}) {
+        const RopeCase request = is_large ? requests.large() : requests.small(128);
+        RopeCase(request)
+            .axes(3, axes)
+            .axis_positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32,
+                            [](int64_t axis, int64_t batch, int64_t token) { return 100 * axis + 10 * batch + token; })
+            .check();
+        const int64_t tokens = is_large ? many_tokens : 11;
+        RopeCase(request)
+            .batch(1)
+            .tokens(tokens)
+            .sequences({0, 4, 4, tokens - 1})
+            .start_positions(PositionShape::PerBatch, ROPE_DTYPE_I64, scattered())
+            .out_of_place()
+            .check();
+      }
       reach.check(dtype, name_of(style),
                   {"own angles", "shared angles", "shared axis angles", "shared sequence angles"});
     }
@@ -113,6 +123,7 @@ TEST_CASE("RoPE kernels of tables", "[rope][sanitize]") {
       reach.check(dtype, name_of(style), {"table"});
       // Rows of 64 pairs, shared by a warp where the data have 16 bits.
       requests.large().table_dtype(ROPE_DTYPE_F32).tables(many_tokens - 5).check();
+      requests.large().table_dtype(ROPE_DTYPE_BF16).tables(many_tokens).check();
       if (dtype != ROPE_DTYPE_F32) reach.check(dtype, name_of(style), {"warp-shared table"});
     }
   }
@@ -130,6 +141,7 @@ TEST_CASE("the general RoPE kernel", "[rope][sanitize]") {
       requests.check(requests.small().tables(3).angles(100));
       requests.check(requests.small().batch(1).tokens(11).sequences({0, 4, 4, 10}).tables(4).fault());
       requests.check(requests.small().out_style(other));
+      if (dtype != ROPE_DTYPE_F64) requests.large().tables(many_tokens).fault().check();
       requests.small().out_style(other).placed(Placement().at(1)).check();
       requests.small().placed(Placement().gap(3, 1)).tables(3).check();
       requests.check(requests.small().rotary_dim(16).rotary_offset(4));

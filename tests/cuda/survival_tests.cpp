@@ -215,7 +215,7 @@ TEST_CASE("process: no visible device", "[.process]") {
   check_cpu_serves();
 }
 
-TEST_CASE("process: the toolkit's stub for a driver", "[.process]") {
+TEST_CASE("process: the stub of the toolkit for a driver", "[.process]") {
   check_without_device({"no NVIDIA driver: the libcuda.so.1 that was found is the CUDA Toolkit's link-time stub"});
   check_cpu_serves();
 }
@@ -231,7 +231,7 @@ TEST_CASE("where no device is visible librope says so and serves the CPU", "[cud
 
 TEST_CASE("with the toolkit's stub for a driver librope says so and serves the CPU", "[cuda][survival]") {
 #ifdef ROPE_TEST_STUB_DRIVER
-  require_in_new_process("LD_LIBRARY_PATH=" ROPE_TEST_STUB_DRIVER, "process: the toolkit's stub for a driver");
+  require_in_new_process("LD_LIBRARY_PATH=" ROPE_TEST_STUB_DRIVER, "process: the stub of the toolkit for a driver");
 #else
   SKIP("this CUDA Toolkit has no stub of libcuda");
 #endif

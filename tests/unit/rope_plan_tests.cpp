@@ -26,7 +26,7 @@ const rope::DeviceInfo kDevices[] = {
     {true, 0, 14, 75, 48 << 10},  {true, 0, 72, 75, 48 << 10},   {true, 0, 108, 80, 48 << 10},
     {true, 0, 56, 80, 48 << 10},  {true, 0, 132, 90, 48 << 10},  {true, 0, 78, 90, 48 << 10},
     {true, 0, 1, 90, 48 << 10},   {true, 0, 148, 100, 48 << 10}, {true, 0, 170, 120, 48 << 10},
-    {true, 0, 20, 120, 48 << 10},
+    {true, 0, 20, 120, 48 << 10}, {true, 0, 16, 90, 48 << 10},
 };
 
 // A problem and the geometry it points to.
@@ -842,7 +842,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches share angles too.
-    const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 10];
+    const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 11];
     rope::RopePlan plan;
     REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
     rope::RopePlan rows = in_short_rows(scene, plan, 1 + random.below(scene.num_tokens()));
@@ -1549,7 +1549,7 @@ TEST_CASE("a plan in words is cut to size", "[rope plan]") {
   int explained = 0;
   for (int round = 0; round < 3000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
-    for (const rope::DeviceInfo &device : {kDevices[round % 10], rope::DeviceInfo{false, 64, 0, 0, 0}}) {
+    for (const rope::DeviceInfo &device : {kDevices[round % 11], rope::DeviceInfo{false, 64, 0, 0, 0}}) {
       rope::RopePlan plan;
       if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
       const std::string whole = explain(scene, device);
