@@ -152,6 +152,7 @@ TEST_CASE("the general RoPE kernel", "[rope][sanitize]") {
   }
 }
 
+// Which kernel runs follows from the request alone: its direction, form, rows and what alternates.
 TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const bool is_plain : {true, false}) {
@@ -165,6 +166,7 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
         check(request({5, 64}));
         check(request({3, 37}));
         check(request({3, 40}).placed(Placement().at(1)));
+        check(request({3, 42}).placed(Placement().at(2)));
         check(request({3, 40}).packing(GatePacking::GateFirst, GatePacking::UpFirst));
         // Both orders of what alternates, of the inputs, of the gradients, and of both.
         check(request({3, 64}).packing(GatePacking::Alternating, GatePacking::Alternating));
@@ -181,6 +183,9 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
   }
   // Vectors of full width, on up to 160 multiprocessors.
   for (const rope_dtype_t dtype : narrow_dtypes) {
-    SwigluCase().dtype(dtype).shape({401, dtype == ROPE_DTYPE_F32 ? 512 : 1024}).check();
+    const SwigluCase large = SwigluCase().dtype(dtype).shape({401, dtype == ROPE_DTYPE_F32 ? 512 : 1024});
+    large.check();
+    SwigluCase(large).form(1.702, 7, 1, 0.5).row_scale(1).recomputed().check();
+    SwigluCase(large).packing(GatePacking::Alternating, GatePacking::AlternatingUpFirst).check();
   }
 }
