@@ -142,6 +142,7 @@ class Request {
     if (in_.chance(30)) set(&args_.fault, ROPE_DTYPE_I64, {2}, false);
     args_.struct_size = sizeof args_;
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+    draw_stray_length();
     in_.lie(&args_);
     place();
     is_small_ = memory_.allocate();
@@ -316,6 +317,15 @@ class Request {
         set(tensor, dtype, {rows, columns}, true);
       }
     }
+  }
+
+  // A length that is not the one that the others have.
+  void draw_stray_length() {
+    if (!in_.chance(8)) return;
+    rope_tensor_t &tensor = args_.*members[in_.below(num_members)];
+    if (tensor.ndim != 0) tensor.shape[in_.below(tensor.ndim)] += in_.one_of({-1, 1, 2, -2});
+    // cos and sin have one shape, or that would be what is refused.
+    if (&tensor == &args_.cos) std::copy_n(args_.cos.shape, 4, args_.sin.shape);
   }
 
   // Tensors in memory of their own, in place, packed, or over each other.
