@@ -74,7 +74,7 @@ void release_descriptor(DescriptorHeader *header, uint32_t magic) {
 }
 
 rope_status_t check_descriptor(const char *function, const void *desc, uint32_t magic) {
-  if (desc == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc is NULL", function);
+  if (desc == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc is NULL: it is required", function);
   const uint32_t found = __atomic_load_n(&static_cast<const DescriptorHeader *>(desc)->magic, __ATOMIC_ACQUIRE);
   if (found == magic) return ROPE_STATUS_SUCCESS;
   return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc is %p: it is %s", function, desc,

@@ -9,9 +9,10 @@ extern "C" {
 rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta, const rope_scaling_t *scaling,
                                       double *inv_freq_out, double *attention_scale_out) {
   const char *function = "rope_scaled_frequencies";
-  if (inv_freq_out == nullptr) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: inv_freq_out is NULL", function);
+  if (inv_freq_out == nullptr)
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: inv_freq_out is NULL: it is required", function);
   if (attention_scale_out == nullptr) {
-    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: attention_scale_out is NULL", function);
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: attention_scale_out is NULL: it is required", function);
   }
   rope_scaling_t known;
   ROPE_TRY(rope::import_struct(function, "scaling", scaling, rope::kRopeScalingFirstSize, &known, sizeof known));

@@ -55,7 +55,7 @@ const char *rope_last_error(void) {
 
 rope_status_t rope_device_count(rope_device_t device, int32_t *count_out) {
   if (count_out == nullptr) {
-    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "rope_device_count: count_out is NULL");
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "rope_device_count: count_out is NULL: it is required");
   }
   *count_out = 0;
   ROPE_TRY(rope::check_device("rope_device_count", device, 0, 0));

@@ -10,7 +10,7 @@ namespace {
 
 rope_status_t create(const rope_config_t *given, rope_desc **desc_out) {
   const char *function = "rope_desc_create";
-  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL", function);
+  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL: it is required", function);
   *desc_out = nullptr;
   rope_config_t config;
   ROPE_TRY(import_struct(function, "config", given, kRopeConfigFirstSize, &config, sizeof config));
@@ -71,7 +71,7 @@ rope_status_t fill_tables(const rope_desc *desc, const rope_tensor_t *cos, const
 rope_status_t explain(const rope_desc *desc, const rope_args_t *args, char *text, size_t size) {
   const char *function = "rope_explain";
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
-  if (text == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: text is NULL", function);
+  if (text == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: text is NULL: it is required", function);
   if (size == 0) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: size is 0: it must hold a text", function);
   PlannedCall call;
   ROPE_TRY(plan_call(function, desc, args, false, &call));

@@ -9,7 +9,7 @@ namespace {
 
 rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
   const char *function = "swiglu_desc_create";
-  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL", function);
+  if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL: it is required", function);
   *desc_out = nullptr;
   swiglu_config_t config;
   ROPE_TRY(import_struct(function, "config", given, kSwigluConfigFirstSize, &config, sizeof config));

@@ -7,10 +7,11 @@ namespace {
 
 rope_status_t read_source(const char *function, const rope_tensor_t *src, int32_t dim, const rope_tensor_t *view_out,
                           rope::View *view) {
-  if (src == nullptr) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is NULL", function);
-  if (view_out == nullptr) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: view_out is NULL", function);
+  if (src == nullptr) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is NULL: it is required", function);
+  if (view_out == nullptr)
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: view_out is NULL: it is required", function);
   ROPE_TRY(rope::read_view(function, "src", *src, view));
-  if (view->is_absent()) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is absent", function);
+  if (view->is_absent()) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is absent: it is required", function);
   if (dim < 0 || dim >= view->ndim) {
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: dim is %d: it must be 0 to %d", function, dim, view->ndim - 1);
   }

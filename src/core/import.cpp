@@ -10,7 +10,7 @@ constexpr uint32_t kLargestStruct = 4096;
 
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
                             void *target, uint32_t known_size) {
-  if (source == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s is NULL", function, name);
+  if (source == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s is NULL: it is required", function, name);
   uint32_t size;
   memcpy(&size, source, sizeof size);
   if (size < first_size || size > kLargestStruct) {

@@ -205,7 +205,7 @@ class ProblemReader {
     const bool is_by_token = args.table_rows == ROPE_TABLE_BY_TOKEN;
     if (angles.is_absent() && cos.is_absent()) {
       if (is_by_token) {
-        return fail(kInvalid, "%s: table_rows is ROPE_TABLE_BY_TOKEN but cos and angles are absent", function_);
+        return fail(kInvalid, "%s: table_rows is ROPE_TABLE_BY_TOKEN: it needs cos and sin, or angles", function_);
       }
       if (geometry_.has_frequencies) return ROPE_STATUS_SUCCESS;
       return fail(kInvalid,
@@ -454,7 +454,7 @@ rope_status_t make_table_problem(const char *function, const RopeGeometry &geome
   for (int i = 0; i < 2; ++i) {
     const char *field = outputs[i].field;
     View *view = &views[i];
-    if (outputs[i].tensor == nullptr) return fail(kInvalid, "%s: %s is NULL", function, field);
+    if (outputs[i].tensor == nullptr) return fail(kInvalid, "%s: %s is NULL: it is required", function, field);
     ROPE_TRY(read_view(function, field, *outputs[i].tensor, view));
     view->forget_unused_strides();
     if (view->is_absent()) return fail(kInvalid, "%s: %s is absent: it is required", function, field);

@@ -116,7 +116,8 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
     has_strides = has_strides || tensor.stride[axis] != 0;
   }
   if (!has_strides && !set_compact_strides(view) && !view->is_empty()) {
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape has more elements than 63 bits count", function, field);
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape is too large: 63 bits must count its elements", function,
+                field);
   }
   if (view->is_empty()) return ROPE_STATUS_SUCCESS;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,10 @@ void check_message(const char *function, const std::string &field, const std::st
   if (!field.empty()) CHECK(contains_word(message, field));
   if (!value.empty()) CHECK(contains_word(message, value));
   CHECK(message.find('\n') == std::string::npos);
+  // The rule follows the value.
+  const size_t rule = message.find(": ", std::strlen(function) + 2);
+  CHECK(rule != std::string::npos);
+  CHECK(message.size() > rule + 10);
 }
 
 // A good request for RoPE, to be broken in one place: [2, 3, H, 16] of 4 and 2 heads, out of place.
@@ -1189,6 +1194,25 @@ TEST_CASE("ROPE_FLAG_PROGRAMMATIC_LAUNCH changes no bit of a call", "[errors]") 
       CHECK(is_same);
     }
   }
+}
+
+TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
+  size_t count = 0;
+  const auto add = [&](const char *table, const auto &misuses) {
+    std::set<std::string> titles;
+    for (const auto &misuse : misuses) {
+      INFO(table << ": " << misuse.title);
+      CHECK(titles.insert(misuse.title).second);
+      CHECK(misuse.field[0] != '\0');
+    }
+    count += titles.size();
+  };
+  add("rope_desc_create", misused_rope_configs());
+  add("rope_forward and rope_backward", misused_rope_args());
+  add("swiglu_desc_create", misused_swiglu_configs());
+  add("swiglu_forward and swiglu_backward", misused_swiglu_args());
+  INFO(count << " misuses by name");
+  CHECK(count >= 250);
 }
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {

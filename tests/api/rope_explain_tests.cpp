@@ -166,7 +166,7 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
        [](rope_args_t &args) { args.k = {}; }},
       {"rope_explain: q.dtype is F16: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.q.dtype = ROPE_DTYPE_F16; }},
-      {"rope_explain: table_rows is ROPE_TABLE_BY_TOKEN but ", ROPE_STATUS_INVALID_ARGUMENT,
+      {"rope_explain: table_rows is ROPE_TABLE_BY_TOKEN: it needs ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.table_rows = ROPE_TABLE_BY_TOKEN; }},
       {"rope_explain: q.shape[2] is 1048577: ", ROPE_STATUS_NOT_SUPPORTED,
        [](rope_args_t &args) {
@@ -198,9 +198,9 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
       CHECK(message.rfind(words, 0) == 0);
       CHECK(std::string(text) == "#######");
     };
-    refuses(nullptr, &request.args, text, sizeof text, "rope_explain: desc is NULL");
-    refuses(desc.get(), nullptr, text, sizeof text, "rope_explain: args is NULL");
-    refuses(desc.get(), &request.args, nullptr, 256, "rope_explain: text is NULL");
+    refuses(nullptr, &request.args, text, sizeof text, "rope_explain: desc is NULL: it is required");
+    refuses(desc.get(), nullptr, text, sizeof text, "rope_explain: args is NULL: it is required");
+    refuses(desc.get(), &request.args, nullptr, 256, "rope_explain: text is NULL: it is required");
     refuses(desc.get(), &request.args, text, 0, "rope_explain: size is 0: it must hold a text");
     rope_desc_t *destroyed = create(request.config).release();
     rope_desc_destroy(destroyed);

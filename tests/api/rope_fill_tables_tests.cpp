@@ -181,7 +181,7 @@ struct Misuse {
 
 }  // namespace
 
-TEST_CASE("tables of every dtype and width", "[rope][fill tables]") {
+TEST_CASE("tables of every dtype and width", "[rope][fill tables][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const int32_t rotary_dim : {2, 4, 6, 34, 128}) {
       for (const int64_t rows : {1, 2, 37}) {
@@ -204,7 +204,7 @@ TEST_CASE("columns of wide tables are the channels of the output", "[rope][fill 
   }
 }
 
-TEST_CASE("tables of several axes", "[rope][fill tables]") {
+TEST_CASE("tables of several axes", "[rope][fill tables][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const int64_t axes : {2, 3, 4}) {
       const auto num_axes = static_cast<int32_t>(axes);
@@ -384,9 +384,9 @@ TEST_CASE("NULL, destroyed descriptors and streams for tables to fill", "[rope][
       INFO(message);
       CHECK(message.compare(0, text.size(), text) == 0);
     };
-    refuses(nullptr, &cos, &sin, nullptr, "rope_fill_tables: desc is NULL");
-    refuses(desc.get(), nullptr, &sin, nullptr, "rope_fill_tables: cos_out is NULL");
-    refuses(desc.get(), &cos, nullptr, nullptr, "rope_fill_tables: sin_out is NULL");
+    refuses(nullptr, &cos, &sin, nullptr, "rope_fill_tables: desc is NULL: it is required");
+    refuses(desc.get(), nullptr, &sin, nullptr, "rope_fill_tables: cos_out is NULL: it is required");
+    refuses(desc.get(), &cos, nullptr, nullptr, "rope_fill_tables: sin_out is NULL: it is required");
     if (device.kind == ROPE_DEVICE_CPU) {
       refuses(desc.get(), &cos, &sin, reinterpret_cast<rope_stream_t>(uintptr_t{16}),
               "rope_fill_tables: stream is 0x10");

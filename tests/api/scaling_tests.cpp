@@ -692,11 +692,11 @@ TEST_CASE("pointers that scaling needs", "[scaling][errors]") {
   const Request request = good(ROPE_SCALING_LINEAR);
   double inv_freq[8], scale;
   CHECK(rope_scaled_frequencies(16, 1e4, nullptr, inv_freq, &scale) == invalid);
-  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: scaling is NULL");
+  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: scaling is NULL: it is required");
   CHECK(rope_scaled_frequencies(16, 1e4, &request.scaling, nullptr, &scale) == invalid);
-  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: inv_freq_out is NULL");
+  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: inv_freq_out is NULL: it is required");
   CHECK(rope_scaled_frequencies(16, 1e4, &request.scaling, inv_freq, nullptr) == invalid);
-  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: attention_scale_out is NULL");
+  CHECK(std::string(rope_last_error()) == "rope_scaled_frequencies: attention_scale_out is NULL: it is required");
 }
 
 TEST_CASE("scaled frequencies rotate as their recipe says", "[scaling]") {

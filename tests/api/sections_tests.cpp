@@ -493,9 +493,9 @@ TEST_CASE("pointers that sections need", "[sections][errors]") {
   Axes axes(8, untouched_axis);
   std::vector<double> inv_freq(8, untouched);
   CHECK(rope_section_axes(16, 1e4, nullptr, axes.data(), inv_freq.data()) == invalid);
-  CHECK(std::string(rope_last_error()) == "rope_section_axes: sections is NULL");
+  CHECK(std::string(rope_last_error()) == "rope_section_axes: sections is NULL: it is required");
   CHECK(rope_section_axes(16, 1e4, &request.sections, nullptr, inv_freq.data()) == invalid);
-  CHECK(std::string(rope_last_error()) == "rope_section_axes: pair_axis_out is NULL");
+  CHECK(std::string(rope_last_error()) == "rope_section_axes: pair_axis_out is NULL: it is required");
   CHECK(axes == Axes(8, untouched_axis));
   CHECK(inv_freq == std::vector<double>(8, untouched));
 }

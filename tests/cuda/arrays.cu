@@ -44,6 +44,10 @@ __global__ void compare_kernel(const uint16_t *a, const uint16_t *b, int64_t wor
   }
 }
 
+__global__ void illegal_kernel(uint16_t *nowhere) {
+  *nowhere = 1;
+}
+
 }  // namespace
 
 cudaError_t fill_random(void *data, int64_t words, uint64_t seed) {
@@ -73,4 +77,9 @@ cudaError_t find_differences(const void *a, const void *b, int64_t words, Differ
   if (error == cudaSuccess) error = cudaMemcpy(found, there, sizeof *found, cudaMemcpyDeviceToHost);
   const cudaError_t freed = cudaFree(there);
   return error == cudaSuccess ? freed : error;
+}
+
+cudaError_t enqueue_illegal_access(cudaStream_t stream) {
+  illegal_kernel<<<1, 1, 0, stream>>>(reinterpret_cast<uint16_t *>(uintptr_t{64}));
+  return cudaPeekAtLastError();
 }

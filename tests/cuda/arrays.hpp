@@ -14,6 +14,10 @@ cudaError_t fill_random(void *data, int64_t words, uint64_t seed);
 // start at once, from compute capability 9.0 on, and writes nothing for a while.
 cudaError_t enqueue_late_copy(void *to, const void *from, int64_t bytes, cudaStream_t stream);
 
+// Writes through a pointer that leads nowhere: the error is sticky, and no call of the process on that device works any
+// more.
+cudaError_t enqueue_illegal_access(cudaStream_t stream);
+
 struct Differences {
   unsigned long long count;  // of words
   unsigned long long first;  // index of the first that differs

@@ -2,17 +2,16 @@
 //
 // What a call loads or allocates at its first time shows in a new process only, so these test cases start this program
 // once more, with one of the hidden test cases below.
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <catch2/catch_test_macros.hpp>
-#include <cstdio>
 #include <string>
 
+#include "process.hpp"
 #include "scenes.hpp"
 
 namespace {
+
+// CUDA there loads kernels as late as it can.
+const std::string late_loading = "CUDA_MODULE_LOADING=LAZY";
 
 // A scene of each function, type, style and vector width but the widest.
 Scenes scenes_of_each_kernel() {
@@ -73,26 +72,6 @@ void capture_first_calls(cudaStreamCaptureMode mode) {
   for (const auto &scene : scenes) scene->check();
 }
 
-// Runs a hidden test case in a process of its own. CUDA there loads kernels as late as it can.
-void require_in_new_process(const std::string &test_case) {
-  char program[4096];
-  const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-  REQUIRE(length > 0);
-  const std::string command =
-      "CUDA_MODULE_LOADING=LAZY '" + std::string(program, static_cast<size_t>(length)) + "' '" + test_case + "' 2>&1";
-  std::FILE *output = popen(command.c_str(), "r");
-  REQUIRE(output != nullptr);
-  std::string text;
-  char part[4096];
-  for (size_t bytes; (bytes = std::fread(part, 1, sizeof part, output)) > 0;) text.append(part, bytes);
-  const int status = pclose(output);
-  INFO(text);
-  REQUIRE(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
-  // Not "no test cases ran", and not all of them skipped.
-  CHECK(text.find("All tests passed") != std::string::npos);
-}
-
 }  // namespace
 
 TEST_CASE("process: first calls in a global capture", "[.process]") {
@@ -127,12 +106,12 @@ TEST_CASE("process: first calls on a stream that is held back", "[.process]") {
 
 TEST_CASE("the first calls of a process may be captured in every mode", "[cuda][graphs]") {
   need_gpus();
-  require_in_new_process("process: first calls in a global capture");
-  require_in_new_process("process: first calls in a thread-local capture");
-  require_in_new_process("process: first calls in a relaxed capture");
+  require_in_new_process(late_loading, "process: first calls in a global capture");
+  require_in_new_process(late_loading, "process: first calls in a thread-local capture");
+  require_in_new_process(late_loading, "process: first calls in a relaxed capture");
 }
 
 TEST_CASE("the first calls of a process do not wait for the device", "[cuda][streams]") {
   need_gpus();
-  require_in_new_process("process: first calls on a stream that is held back");
+  require_in_new_process(late_loading, "process: first calls on a stream that is held back");
 }

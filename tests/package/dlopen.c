@@ -1,7 +1,8 @@
 /* dlopen.c - loads the library that its argument names, as a plugin host or a language without a linker does
  *
- * Opened, used with a thread pool started, closed and opened again.
+ * Opened, used with a thread pool started, closed and opened again, a hundred times: the pool stays one.
  */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <rope/rope.h>
 #include <stdio.h>
@@ -10,7 +11,8 @@
 
 enum {
   TOKENS = 4096,
-  HEAD_DIM = 128
+  HEAD_DIM = 128,
+  TIMES = 100
 };
 
 typedef struct library {
@@ -70,13 +72,28 @@ static int rotate(const library_t *library) {
   return error < 1e-6f && error > -1e-6f;
 }
 
+static int count_threads(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  int count = 0;
+  if (tasks == NULL) return 0;
+  while (readdir(tasks) != NULL) ++count;
+  closedir(tasks);
+  return count;
+}
+
 int main(int argc, char **argv) {
   library_t library;
+  int first_count = 0;
   if (argc != 2) return 2;
-  for (int time = 0; time < 2; ++time) {
+  for (int time = 0; time < TIMES; ++time) {
     void *handle = open_library(argv[1], &library);
     if (library.version() != ROPE_VERSION || !rotate(&library)) return 1;
     dlclose(handle);
+    if (time == 0) first_count = count_threads();
+  }
+  if (count_threads() != first_count) {
+    fprintf(stderr, "%d entries of /proc/self/task became %d\n", first_count, count_threads());
+    return 1;
   }
   return 0;
 }

@@ -114,6 +114,9 @@ class RopeCase {
   // Standard normal data instead of a wide mix of magnitudes.
   RopeCase &normal_data();
 
+  // check() adds what rope_explain says of its calls on CUDA, forward.
+  RopeCase &explained(std::vector<std::string> *explanations);
+
   RopeStatistics check() const;
   std::string describe() const;
 
@@ -193,6 +196,7 @@ class RopeCase {
   int64_t fault_count_ = 0, fault_lowest_ = 0;
   bool adjoint_ = false;
   bool normal_data_ = false;
+  std::vector<std::string> *explanations_ = nullptr;
 };
 
 enum class SwigluTensor {

@@ -1,7 +1,9 @@
 // device.cpp - finds devices, and mirrors a workspace in device memory for the time of a call
 #include "device.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
 #include <initializer_list>
 #include <ostream>
 
@@ -31,6 +33,13 @@ std::byte *device_arena(int64_t bytes) {
   return arena;
 }
 
+// With ROPE_TEST_EXACT_MEMORY in the environment each block has an allocation of its own, as long as its payload, so
+// that tools which watch allocations see a step out of it.
+bool has_exact_memory() {
+  static const bool is_set = std::getenv("ROPE_TEST_EXACT_MEMORY") != nullptr;
+  return is_set;
+}
+
 class Mirror {
  public:
   Mirror(const Device &device, Workspace &workspace) : workspace_(workspace), active_(device.kind == ROPE_DEVICE_CUDA) {
@@ -38,14 +47,28 @@ class Mirror {
     check_cuda(cudaSetDevice(device.index));
     int64_t bytes = 0;
     for (const auto &block : workspace.blocks()) bytes += block->size();
-    std::byte *next = device_arena(bytes);
+    std::byte *next = has_exact_memory() ? nullptr : device_arena(bytes);
     for (const auto &block : workspace.blocks()) {
       block->open_guards();
-      check_cuda(cudaMemcpy(next, block->begin(), static_cast<size_t>(block->size()), cudaMemcpyHostToDevice));
-      homes_.push_back(next);
-      next += block->size();
+      if (has_exact_memory()) {
+        void *memory = nullptr;
+        check_cuda(cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(block->payload_size(), 1))));
+        homes_.push_back(static_cast<std::byte *>(memory));
+      } else {
+        homes_.push_back(next);
+        next += block->size();
+      }
+      const Part part = part_of(*block);
+      check_cuda(cudaMemcpy(homes_.back(), part.data, part.bytes, cudaMemcpyHostToDevice));
     }
   }
+
+  ~Mirror() {
+    if (!has_exact_memory()) return;
+    for (std::byte *home : homes_) cudaFree(home);
+  }
+  Mirror(const Mirror &) = delete;
+  Mirror &operator=(const Mirror &) = delete;
 
   void translate(std::initializer_list<rope_tensor_t *> tensors) const {
     if (!active_) return;
@@ -53,7 +76,7 @@ class Mirror {
       for (size_t i = 0; i < homes_.size(); ++i) {
         const Block &block = *workspace_.blocks()[i];
         if (!block.contains(tensor->data)) continue;
-        tensor->data = homes_[i] + (static_cast<std::byte *>(tensor->data) - block.begin());
+        tensor->data = homes_[i] + (static_cast<std::byte *>(tensor->data) - part_of(block).data);
         break;
       }
     }
@@ -63,12 +86,22 @@ class Mirror {
     if (!active_) return;
     check_cuda(cudaDeviceSynchronize());
     for (size_t i = 0; i < homes_.size(); ++i) {
-      const Block &block = *workspace_.blocks()[i];
-      check_cuda(cudaMemcpy(block.begin(), homes_[i], static_cast<size_t>(block.size()), cudaMemcpyDeviceToHost));
+      const Part part = part_of(*workspace_.blocks()[i]);
+      check_cuda(cudaMemcpy(part.data, homes_[i], part.bytes, cudaMemcpyDeviceToHost));
     }
   }
 
  private:
+  // What of a block is on the device.
+  struct Part {
+    std::byte *data;
+    size_t bytes;
+  };
+  static Part part_of(const Block &block) {
+    if (has_exact_memory()) return {block.payload(), static_cast<size_t>(block.payload_size())};
+    return {block.begin(), static_cast<size_t>(block.size())};
+  }
+
   Workspace &workspace_;
   bool active_;
   std::vector<std::byte *> homes_;

@@ -117,6 +117,10 @@ RopeCase &RopeCase::normal_data() {
   return normal_data_ = true, *this;
 }
 
+RopeCase &RopeCase::explained(std::vector<std::string> *explanations) {
+  return explanations_ = explanations, *this;
+}
+
 RopeCase &RopeCase::heads(int64_t q) {
   operands_[0].heads = q;
   return *this;
@@ -770,6 +774,12 @@ RopeStatistics RopeCase::check() const {
         INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads);
         const RopeDesc desc = create(config(device, threads));
         scene.workspace.restore();
+        if (explanations_ && device.kind == ROPE_DEVICE_CUDA && direction == Direction::Forward) {
+          // Addresses on the host are aligned as those of their copies on the device.
+          char text[256] = "";
+          CHECK(rope_explain(desc.get(), &scene.args, text, sizeof text) == ROPE_STATUS_SUCCESS);
+          explanations_->push_back(text);
+        }
         const rope_status_t status = run(device, desc.get(), direction, scene.args, scene.workspace);
         if (status != ROPE_STATUS_SUCCESS) {
           FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());

@@ -120,7 +120,7 @@ TEST_CASE("a size of no release is refused", "[import]") {
 TEST_CASE("a struct that is not there is refused", "[import]") {
   const Result result = import(nullptr);
   CHECK(result.status == ROPE_STATUS_INVALID_ARGUMENT);
-  CHECK(result.message == "some_function: config is NULL");
+  CHECK(result.message == "some_function: config is NULL: it is required");
 }
 
 TEST_CASE("a struct of any alignment is read", "[import]") {

@@ -27,7 +27,7 @@ const rope::DeviceInfo kDevices[] = {
     {true, 0, 14, 75, 48 << 10},  {true, 0, 72, 75, 48 << 10},   {true, 0, 108, 80, 48 << 10},
     {true, 0, 56, 80, 48 << 10},  {true, 0, 132, 90, 48 << 10},  {true, 0, 78, 90, 48 << 10},
     {true, 0, 1, 90, 48 << 10},   {true, 0, 148, 100, 48 << 10}, {true, 0, 170, 120, 48 << 10},
-    {true, 0, 20, 120, 48 << 10},
+    {true, 0, 20, 120, 48 << 10}, {true, 0, 16, 90, 48 << 10},
 };
 
 // A problem and the geometry it points to.
@@ -298,9 +298,13 @@ bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device) {
 
 // Whether the kernel of one position axis, without sequences, takes angles of each thread's own.
 bool is_flat(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token) {
-  if (scene.geometry.rotary_dim / 2 > rope::kMaxFlatPairs) return false;
+  const bool has_table = scene.problem.angles == rope::AngleSource::kTable;
+  if (!has_table && scene.geometry.rotary_dim / 2 > rope::kMaxFlatPairs) return false;
   if (scene.problem.heads_per_token() == 1) return true;
-  const int64_t most = is_programmatic(scene, device) ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
+  int64_t most = is_programmatic(scene, device) ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
+  if (has_table) {
+    most = is_programmatic(scene, device) ? rope::kMostFlatTableThreadsProgrammatic : rope::kMostFlatTableThreads;
+  }
   return scene.num_tokens() <= most * device.multiprocessors / units_per_token;
 }
 
@@ -1032,7 +1036,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches share angles too.
-    const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 10];
+    const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 11];
     rope::RopePlan plan;
     REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
     rope::RopePlan rows = in_short_rows(scene, plan, 1 + random.below(scene.num_tokens()));
@@ -1398,7 +1402,9 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       INFO(feature.title << (has_flag ? ", programmatic" : ""));
       CHECK(plan_of(scene, small_device).kernel == feature.kernels.first);
       // What threads could share they compute, or look up, themselves where there are few.
-      CHECK(plan_of(scene, large_device).kernel == feature.kernels.second);
+      // Angles that are computed only by programmatic launch.
+      const bool is_late = feature.kernels.second == Kernel::kFlat && !has_flag;
+      CHECK(plan_of(scene, large_device).kernel == (is_late ? Kernel::kToken : feature.kernels.second));
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.pairing == feature.pairing);
@@ -1666,29 +1672,37 @@ TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
   }
 }
 
-TEST_CASE("a launch of few threads computes angles in each of them", "[rope plan]") {
+TEST_CASE("a launch of few threads has angles of its own in each of them", "[rope plan]") {
   Scene scene;
+  rope_args_t tables = {};
+  tables.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 32});
+  tables.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 32});
   for (const int capability : {75, 80, 89, 90, 120}) {
     for (const int multiprocessors : {1, 3, 20}) {
-      for (const bool has_flag : {false, true}) {
+      for (const int variant : {0, 1, 2, 3}) {
+        const bool has_flag = variant % 2 != 0, has_table = variant / 2 != 0;
         const rope::DeviceInfo device = {true, 0, multiprocessors, capability, 48 << 10};
         const bool is_programmatic = has_flag && capability >= 90;
-        const int64_t most =
-            int64_t{multiprocessors} * (is_programmatic ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads);
+        const int most_computed = is_programmatic ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
+        const int most_read = is_programmatic ? rope::kMostFlatTableThreadsProgrammatic : rope::kMostFlatTableThreads;
+        const int64_t most = int64_t{multiprocessors} * (has_table ? most_read : most_computed);
         int64_t flat = 0;
         for (int64_t tokens = 1; tokens < 1000; ++tokens) {
-          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 16, 64}, with_flag({}, has_flag));
+          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 16, 64},
+                      with_flag(has_table ? tables : rope_args_t{}, has_flag));
           const rope::RopePlan plan = plan_of(scene, device);
           const bool is_few = tokens * plan.units_per_token <= most;
           INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
-          REQUIRE(plan.kernel == (is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kToken));
+          const rope::RopeKernel few = has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat;
+          const rope::RopeKernel many = has_table ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kToken;
+          REQUIRE(plan.kernel == (is_few ? few : many));
           flat += is_few;
           // More tokens never come back to it.
           REQUIRE(flat == (is_few ? tokens : flat));
         }
-        CHECK(flat > 0);
+        CHECK((flat > 0) == (most > 0));
         CHECK(flat < 999);
       }
     }
@@ -1787,9 +1801,11 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
                 const int64_t run = style == ROPE_STYLE_INTERLEAVED ? plan.vector_elements / 2 : plan.vector_elements;
                 const bool is_aligned = is_wide && entries * size % std::min<int64_t>(16, run * size) == 0;
                 // Rows of threads read an entry each.
-                REQUIRE(plan.kernel == (is_aligned ? table
-                                        : is_wide  ? rope::RopeKernel::kTokenTable
-                                                   : rope::RopeKernel::kScatteredTable));
+                const bool fits_rows = plan.units_per_token >= rope::kLeastUnitsOfTokenRows;
+                const bool is_few = is_flat(scene, device, plan.units_per_token);
+                REQUIRE(plan.kernel == (!is_wide                               ? rope::RopeKernel::kScatteredTable
+                                        : is_aligned && (is_few || !fits_rows) ? table
+                                                                               : rope::RopeKernel::kTokenTable));
                 const std::string fault = fault_of(scene, device, plan);
                 if (!fault.empty()) FAIL(fault);
                 ++(is_aligned ? tables : is_wide ? shared : scattered);
@@ -1976,7 +1992,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   // One token of a decoder: 1024 wide units are fewer than 132 multiprocessors take, more than 3 do.
   set_problem(&scene, ROPE_DTYPE_F32, 1, 1, 64, 128);
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
+        "rope F32 half on CUDA: token angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 512 bytes shared, "
         "0.065536 MB read and written");
   CHECK(explain(scene, {true, 0, 3, 75, 48 << 10}) ==
         "rope F32 half on CUDA: token angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
@@ -1995,8 +2011,10 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(table.rfind("rope F16 interleaved on CUDA: table kernel, vectors of ", 0) == 0);
   CHECK(table.find(", 2.09715 MB read and written") != std::string::npos);
 
-  set_problem(&scene, config, {1, 4096, 1, 128}, with_flag(args));
-  CHECK(explain(scene, kH200) == table);
+  set_problem(&scene, some_config(ROPE_DTYPE_F32, 128), {1, 1, 64, 128}, with_flag({}));
+  CHECK(explain(scene, kH200) ==
+        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
+        "0.065536 MB read and written");
 
   rope_args_t by_sequence = {};
   by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
@@ -2033,7 +2051,7 @@ TEST_CASE("a plan in words is cut to size", "[rope plan]") {
   int explained = 0;
   for (int round = 0; round < 3000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
-    for (const rope::DeviceInfo &device : {kDevices[round % 10], rope::DeviceInfo{false, 64, 0, 0, 0}}) {
+    for (const rope::DeviceInfo &device : {kDevices[round % 11], rope::DeviceInfo{false, 64, 0, 0, 0}}) {
       rope::RopePlan plan;
       if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
       const std::string whole = explain(scene, device);

@@ -856,7 +856,7 @@ TEST_CASE("refused tables and angles say field, value and rule", "[rope problem]
         [](Args &args) {
           set_tables(args, {9, 4}, 2);
         }},
-       {"invalid; rope_forward: table_rows is ROPE_TABLE_BY_TOKEN but cos and angles are absent",
+       {"invalid; rope_forward: table_rows is ROPE_TABLE_BY_TOKEN: it needs cos and sin, or angles",
         [](Args &args) { args.table_rows = by_token; }},
        {"invalid; rope_forward: positions is set: with ROPE_TABLE_BY_TOKEN the row is the token, whatever its position",
         [](Args &args) {
@@ -1033,8 +1033,8 @@ TEST_CASE("refused tables to be filled say field, value and rule", "[rope proble
   const auto check = [&](const rope::RopeGeometry &geometry, const rope_tensor_t &first, const rope_tensor_t &second,
                          const char *text) { CHECK(refusal_of(geometry, &first, &second) == text); };
   CHECK(refusal_of(one, &cos, &sin) == "served");
-  CHECK(refusal_of(one, nullptr, &sin) == "invalid; rope_fill_tables: cos_out is NULL");
-  CHECK(refusal_of(one, &cos, nullptr) == "invalid; rope_fill_tables: sin_out is NULL");
+  CHECK(refusal_of(one, nullptr, &sin) == "invalid; rope_fill_tables: cos_out is NULL: it is required");
+  CHECK(refusal_of(one, &cos, nullptr) == "invalid; rope_fill_tables: sin_out is NULL: it is required");
   check(none, cos, sin,
         "invalid; rope_fill_tables: desc has no frequencies: it was made with theta 0 and without inv_freq");
   check(one, absent, sin, "invalid; rope_fill_tables: cos_out is absent: it is required");

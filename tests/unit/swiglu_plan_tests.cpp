@@ -20,11 +20,10 @@ constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
 constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
 
-const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 48 << 10},
-                                     {true, 0, 108, 80, 48 << 10},
-                                     {true, 0, 132, 90, 48 << 10},
-                                     {true, 0, 148, 100, 48 << 10},
-                                     {true, 0, 170, 120, 48 << 10}};
+const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 48 << 10},   {true, 0, 108, 80, 48 << 10},
+                                     {true, 0, 132, 90, 48 << 10},  {true, 0, 148, 100, 48 << 10},
+                                     {true, 0, 170, 120, 48 << 10}, {true, 0, 1, 90, 48 << 10},
+                                     {true, 0, 16, 90, 48 << 10}};
 
 uintptr_t region(int number) {
   return static_cast<uintptr_t>(2 * number + 2) << 59;
@@ -379,7 +378,7 @@ TEST_CASE("a SwiGLU launch takes each element once", "[swiglu plan]") {
     rope::SwigluProblem problem;
     if (!draw(&random, 12, &problem)) continue;
     rope::SwigluPlan plan;
-    const rope::DeviceInfo &device = kDevices[round % 5];
+    const rope::DeviceInfo &device = kDevices[round % 7];
     REQUIRE(rope::plan_swiglu("swiglu_forward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
     const std::string fault = fault_of(problem, device, plan) + run(problem, plan);
     if (!fault.empty()) {

@@ -1,0 +1,384 @@
+// swiglu_fuzz.cpp - fuzzes SwiGLU: configs and calls in both directions
+//
+// As rope_fuzz.cpp does: mostly good requests with lies here and there, in memory that is exactly what they say.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "core/swiglu_problem.hpp"
+#include "memory.hpp"
+#include "plan/swiglu_plan.hpp"
+#include "support/swiglu_element.hpp"
+
+namespace {
+
+using oracle::Real;
+using swiglu_element::Element;
+using swiglu_element::Exact;
+using swiglu_element::RowTotal;
+
+enum Member {
+  gate,
+  up,
+  out,
+  row_scale,
+  num_rows,
+  grad_out,
+  grad_gate,
+  grad_up,
+  grad_row_scale,
+  num_members
+};
+constexpr rope_tensor_t swiglu_args_t::*members[] = {
+    &swiglu_args_t::gate,      &swiglu_args_t::up,       &swiglu_args_t::out,
+    &swiglu_args_t::row_scale, &swiglu_args_t::num_rows, &swiglu_args_t::grad_out,
+    &swiglu_args_t::grad_gate, &swiglu_args_t::grad_up,  &swiglu_args_t::grad_row_scale};
+constexpr const char *member_names[] = {"gate",     "up",        "out",     "row_scale",     "num_rows",
+                                        "grad_out", "grad_gate", "grad_up", "grad_row_scale"};
+
+const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 48 << 10}, {true, 0, 1, 75, 48 << 10}};
+
+swiglu_config_t draw_config(Input *input) {
+  swiglu_config_t config = {};
+  config.struct_size = sizeof config;
+  config.device = input->chance(2) ? ROPE_DEVICE_CUDA : ROPE_DEVICE_CPU;
+  config.dtype = floats[input->below(4)];
+  config.num_threads = static_cast<int32_t>(input->between(1, 4));
+  if (input->chance(30)) {
+    config.alpha = input->one_of({1.702, 0.0, 1.0, -1.0});
+    config.limit = input->one_of({7.0, 0.0, 0.25, 0.03, 1.0});
+    config.up_offset = input->one_of({1.0, 0.0, -0.5});
+    config.out_scale = input->one_of({0.5, 0.0, -2.0});
+  }
+  for (double *number : {&config.alpha, &config.limit, &config.up_offset, &config.out_scale}) {
+    if (input->chance(3)) *number = input->number();
+  }
+  input->lie(&config);
+  return config;
+}
+
+class Request {
+ public:
+  Request(Input *input, const swiglu_config_t &config, bool is_backward)
+      : in_(*input),
+        config_(config),
+        is_backward_(is_backward),
+        memory_(1 + input->raw(1)),
+        has_plain_data_(!input->chance(15)) {
+    draw_tensors();
+    args_.struct_size = sizeof args_;
+    args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+    in_.lie(&args_);
+    place();
+    is_small_ = memory_.allocate();
+    if (is_small_) fill();
+    if (in_.chance(4)) {
+      rope_tensor_t &tensor = args_.*members[in_.below(num_members)];
+      has_bad_data_ = tensor.ndim != 0 && !is_empty(tensor);
+      tensor.data = in_.chance(50) ? nullptr : static_cast<char *>(tensor.data) + 1;
+      is_small_ = false;
+    }
+    memory_.freeze();
+  }
+
+  void run(const swiglu_desc_t *desc) {
+    const StructBytes bytes(&in_, &args_, sizeof args_);
+    const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
+    const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
+    // The library's own eyes look first at what is too large to be run.
+    const bool is_planned = plan();
+    expect(!is_planned || !has_bad_data_, "served without memory, or where elements cannot lie");
+    if (is_planned && !is_small_) return;
+    memory_.restore();
+    const Call call(function);
+    const auto *args = bytes.as<swiglu_args_t>();
+    const bool ran =
+        call.returned(is_backward_ ? swiglu_backward(desc, args, stream) : swiglu_forward(desc, args, stream));
+    if (ran) {
+      expect(is_planned && stream == nullptr, "served what has no plan");
+      verify();
+    } else if (is_small_) {
+      check_refusal(function);
+    }
+    memory_.expect_no_other_change(function);
+  }
+
+ private:
+  void set(Member member, rope_dtype_t dtype, int ndim, const int64_t *shape) {
+    rope_tensor_t &tensor = args_.*members[member];
+    tensor.dtype = dtype;
+    tensor.ndim = static_cast<uint16_t>(ndim);
+    std::copy_n(shape, ndim, tensor.shape);
+    const bool is_input = member == gate || member == up || member == grad_out || member == row_scale;
+    draw_strides(&in_, &tensor, is_input);
+  }
+
+  void draw_tensors() {
+    const int ndim = static_cast<int>(in_.between(1, 4));
+    int64_t shape[4] = {};
+    for (int axis = 0; axis < ndim; ++axis)
+      shape[axis] = axis == ndim - 1 ? in_.between(1, 40) : in_.one_of<int64_t>({1, 2, 3, 4, 1, 2, 3, 4, 0});
+    if (in_.chance(3)) shape[in_.below(ndim)] = in_.integer();
+    const rope_dtype_t dtype = config_.dtype;
+    const bool strays = in_.chance(3);
+    set(gate, dtype, ndim, shape);
+    set(up, dtype, ndim, shape);
+    if (!is_backward_ || in_.chance(25)) set(out, dtype, ndim, shape);
+    if (is_backward_ != strays) set(grad_out, dtype, ndim, shape);
+    if (is_backward_ && !in_.chance(15)) set(grad_gate, dtype, ndim, shape);
+    if (is_backward_ && !in_.chance(15)) set(grad_up, dtype, ndim, shape);
+    if (ndim > 1 && in_.chance(40)) {
+      const int axes = static_cast<int>(in_.between(1, ndim - 1));
+      const rope_dtype_t rows = in_.chance(50) ? dtype : ROPE_DTYPE_F32;
+      set(row_scale, rows, axes, shape);
+      if (is_backward_ && in_.chance(60)) set(grad_row_scale, rows, axes, shape);
+    }
+    if (in_.chance(25)) {
+      const int64_t one = 1;
+      set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
+    }
+    // gate and up, and their gradients, interleaved along the last axis.
+    alternates_[0] = in_.chance(15);
+    alternates_[1] = is_backward_ && in_.chance(15);
+    for (int pair = 0; pair < 2; ++pair) {
+      if (!alternates_[pair] || (args_.*members[pair ? grad_gate : gate]).ndim == 0) continue;
+      for (const Member member : {pair ? grad_gate : gate, pair ? grad_up : up}) {
+        rope_tensor_t &tensor = args_.*members[member];
+        int64_t running = 2;
+        for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+          tensor.stride[axis] = running;
+          if (__builtin_mul_overflow(running, std::max<int64_t>(1, tensor.shape[axis]), &running)) running = 2;
+        }
+        tensor.flags = ROPE_TENSOR_STRIDED;
+      }
+    }
+  }
+
+  void place() {
+    const rope_tensor_t *placed[num_members];
+    int count = 0;
+    for (int i = 0; i < num_members; ++i) {
+      rope_tensor_t *const tensor = &(args_.*members[i]);
+      if (tensor->ndim == 0) continue;
+      const int64_t size = has_known_shape(*tensor) ? oracle::element_size(tensor->dtype) : 1;
+      const bool is_output = i == out || i >= grad_gate;
+      if (i == up && alternates_[0]) {
+        memory_.place_over(tensor, &args_.gate, size * in_.one_of<int64_t>({1, -1, 3}));
+      } else if (i == grad_up && alternates_[1]) {
+        memory_.place_over(tensor, &args_.grad_gate, size * in_.one_of<int64_t>({1, -1, 3}));
+      } else if (is_output && in_.chance(25)) {
+        const Member over = i == grad_row_scale ? row_scale : in_.one_of({gate, up, grad_out});
+        if ((args_.*members[over]).ndim != 0 && in_.chance(80)) {
+          std::copy_n((args_.*members[over]).stride, 4, tensor->stride);
+          tensor->flags = (args_.*members[over]).flags;
+        }
+        memory_.place_over(tensor, &(args_.*members[over]), in_.chance(85) ? 0 : size * in_.between(-9, 9));
+      } else if (count > 0 && in_.chance(5)) {
+        const rope_tensor_t *const other = placed[in_.below(count)];
+        memory_.place_over(tensor, other, size * in_.between(-40, 40));
+        // The bits of one type are any number of another.
+        has_plain_data_ = has_plain_data_ && other->dtype == tensor->dtype;
+      } else {
+        memory_.place(tensor, in_.chance(25) ? in_.between(1, 7) : 0);
+      }
+      placed[count++] = tensor;
+    }
+  }
+
+  void fill() {
+    for (const Member member : {gate, up, grad_out, row_scale}) {
+      const rope_tensor_t &tensor = args_.*members[member];
+      if (!has_known_shape(tensor)) continue;
+      if (!has_plain_data_ || tensor.dtype > ROPE_DTYPE_F64) {
+        memory_.fill_bits(tensor);
+        continue;
+      }
+      for_each_index(tensor, [&](const Index &index) {
+        oracle::encode(tensor.dtype, memory_.random().mixed() / 16, element_at(tensor, index));
+      });
+    }
+    if (!has_known_shape(args_.num_rows)) return;
+    for_each_index(args_.num_rows, [&](const Index &index) {
+      const int64_t rows = in_.chance(50) ? in_.between(0, 4) : in_.integer();
+      std::memcpy(element_at(args_.num_rows, index), &rows,
+                  static_cast<size_t>(oracle::element_size(args_.num_rows.dtype)));
+    });
+  }
+
+  bool plan() const {
+    const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
+    rope::GatingForm form = {};
+    expect(rope::check_swiglu_config("", config_, &form) == ROPE_STATUS_SUCCESS, "the config, again");
+    rope::SwigluProblem problem;
+    if (rope::make_swiglu_problem(function, config_.dtype, form, args_, is_backward_, &problem) !=
+        ROPE_STATUS_SUCCESS) {
+      return false;
+    }
+    if (problem.is_empty()) return true;
+    for (const rope::DeviceInfo &gpu : gpus) {
+      rope::SwigluPlan plan = {};
+      const rope_status_t status = rope::plan_swiglu(function, problem, gpu, &plan);
+      if (status == ROPE_STATUS_NOT_SUPPORTED) continue;
+      expect(status == ROPE_STATUS_SUCCESS, "a plan is made or not supported");
+      expect(plan.grid_x > 0 && plan.grid_x <= 0x7fffffff && plan.grid_y > 0 && plan.grid_y <= 0xffff, "the grid");
+      expect(plan.threads > 0 && plan.threads <= 1024, "the threads of a block");
+    }
+    return true;
+  }
+
+  void check_refusal(const std::string &function) const {
+    const std::string message = rope_last_error();
+    const auto view = [&](const std::string &name) -> const rope_tensor_t & {
+      for (int i = 0; i < num_members; ++i) {
+        if (name == member_names[i]) return args_.*members[i];
+      }
+      finding("a refusal names a tensor that is none");
+    };
+    const size_t name = function.size() + 2;
+    if (Call::says("shares elements with")) {
+      const size_t at = message.find(" at "), with = message.find(" with ") + 6;
+      expect(share_bytes(view(message.substr(name, at - name)),
+                         view(message.substr(with, message.find(" at ", with) - with))),
+             "a refused overlap is none");
+    }
+    if (Call::says("visits an element twice")) {
+      expect(has_element_twice(view(message.substr(name, message.find(" visits") - name))),
+             "an element that is visited twice is not");
+    }
+  }
+
+  bool is_output(int member) const { return is_backward_ ? member == out || member >= grad_gate : member == out; }
+  bool is_present(int member) const { return (args_.*members[member]).ndim != 0; }
+
+  bool has_overlap() const {
+    for (int i = 0; i < num_members; ++i) {
+      if (!is_present(i) || !is_output(i)) continue;
+      const rope_tensor_t &output = args_.*members[i];
+      if (has_element_twice(output)) {
+        expect(!are_few(output), "an output has one place for two elements");
+        return true;
+      }
+      for (int j = 0; j < num_members; ++j) {
+        if (i == j || !is_present(j)) continue;
+        const bool is_in_place = !is_output(j) && is_same(output, args_.*members[j]);
+        if (is_in_place || !share_bytes(output, args_.*members[j])) continue;
+        expect(!are_few(output, args_.*members[j]), std::string(member_names[i]) + " lies over " + member_names[j]);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool is_ordinary() const {
+    const auto is_moderate = [](double number) {
+      return number == 0 || (std::fabs(number) > 1e-3 && std::fabs(number) < 100);
+    };
+    return is_moderate(config_.alpha) && is_moderate(config_.limit) && is_moderate(config_.up_offset) &&
+           is_moderate(config_.out_scale);
+  }
+
+  std::string text_of(const swiglu_element::Inputs &in) const {
+    char text[400];
+    std::snprintf(text, sizeof text, "gate %Lg, up %Lg, grad_out %Lg, row_scale %Lg; dtype %d, form %g %g %g %g",
+                  in.gate, in.up, in.grad_out, in.row_scale, config_.dtype, config_.alpha, config_.limit,
+                  config_.up_offset, config_.out_scale);
+    return text;
+  }
+
+  void judge(Member member, Real actual, const Exact &exact, const swiglu_element::Inputs &in) const {
+    if (tolerance::accepts((args_.*members[member]).dtype, actual, exact.value, exact.slack)) return;
+    finding(std::string(member_names[member]) + " of " + text_of(in) + " is " + std::to_string(actual) + ", not " +
+            std::to_string(exact.value) + " within " + std::to_string(exact.slack));
+  }
+
+  void verify() {
+    const bool is_sound = !is_unjudged() && !has_overlap() && is_ordinary();
+    const bool is_judged = is_sound && has_plain_data_ && element_count(args_.gate) <= 1500;
+    const rope_dtype_t arithmetic = config_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+    const oracle::SwigluForm form =
+        swiglu_element::form_of(arithmetic, config_.alpha, config_.limit, config_.up_offset, config_.out_scale);
+    rope_tensor_t before[num_members];
+    for (int i = 0; i < num_members; ++i) before[i] = memory_.before(args_.*members[i]);
+    int64_t rows = args_.gate.shape[0];
+    if (is_present(num_rows)) rows = std::clamp<int64_t>(integer_at(before[num_rows], {}), 0, rows);
+    struct Row {
+      RowTotal total;
+      bool is_finite = true;
+    };
+    std::map<Index, Row> totals;
+    for_each_index(args_.gate, [&](const Index &at) {
+      if (at[0] >= rows) return;
+      Index row = {};
+      std::copy_n(at.begin(), args_.row_scale.ndim, row.begin());
+      const swiglu_element::Inputs in = {value_at(before[gate], at), value_at(before[up], at),
+                                         is_backward_ ? value_at(before[grad_out], at) : 0,
+                                         is_present(row_scale) ? value_at(before[row_scale], row) : 1};
+      const bool is_finite =
+          std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) && std::isfinite(in.row_scale);
+      for (const Member member : {out, grad_gate, grad_up}) {
+        if (!is_present(member)) continue;
+        const rope_tensor_t &tensor = args_.*members[member];
+        const Real actual = value_at(tensor, at);
+        if (is_finite && is_sound && std::isnan(actual)) {
+          finding(std::string(member_names[member]) + " of finite " + text_of(in) + " is a NaN");
+        }
+        if (is_judged) {
+          const Element element(in, form, arithmetic);
+          judge(member, actual,
+                member == out       ? element.out()
+                : member == grad_up ? element.grad_up()
+                                    : element.grad_gate(),
+                in);
+        }
+        memory_.may_have_changed(tensor, at);
+      }
+      if (!is_present(grad_row_scale)) return;
+      Row &sum = totals[row];
+      sum.is_finite = sum.is_finite && is_finite;
+      if (is_judged) sum.total.add(Element(in, form, arithmetic));
+    });
+    const rope_tensor_t &gradient = args_.grad_row_scale;
+    for (const auto &[row, sum] : totals) {
+      const Real actual = value_at(gradient, row);
+      if (is_judged)
+        judge(grad_row_scale, actual, sum.total.grad_row_scale(arithmetic, gradient.dtype), sum.total.first);
+      if (sum.is_finite && is_sound) expect(!std::isnan(actual), "finite inputs gave a NaN");
+      memory_.may_have_changed(gradient, row);
+    }
+    // A row without elements sums to nothing, which is written or not.
+    if (totals.empty() && is_present(grad_row_scale)) {
+      for_each_index(gradient, [&](const Index &at) {
+        if (at[0] < rows) memory_.may_have_changed(gradient, at);
+      });
+    }
+  }
+
+  Input &in_;
+  const swiglu_config_t &config_;
+  bool is_backward_;
+  Memory memory_;
+  bool has_plain_data_;
+  bool is_small_ = false, has_bad_data_ = false;
+  bool alternates_[2] = {};
+  swiglu_args_t args_ = {};
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  Input input(data, size);
+  const swiglu_config_t config = draw_config(&input);
+  const StructBytes bytes(&input, &config, sizeof config);
+  swiglu_desc_t *desc = nullptr;
+  const Call call("swiglu_desc_create");
+  if (!call.returned(swiglu_desc_create(bytes.as<swiglu_config_t>(), &desc))) {
+    expect(desc == nullptr, "a descriptor of a refused config");
+    return 0;
+  }
+  Request(&input, config, input.chance(60)).run(desc);
+  swiglu_desc_destroy(desc);
+  return 0;
+}
