@@ -1,4 +1,5 @@
-// golden_tests.cpp - every bit of RoPE, on every device and instruction set: hashes of outputs against golden.txt
+// golden_tests.cpp - every bit of RoPE, on every device and instruction set: hashes of outputs against golden.txt; and of
+// RoPE and SwiGLU over runs and numbers of threads
 //
 // RoPE promises the same bits everywhere, so that a changed bit anywhere is a decision: whoever takes it writes the file
 // anew with
@@ -213,5 +214,89 @@ TEST_CASE("RoPE has the bits that were written down", "[rope][golden]") {
     }
     std::string rest;
     CHECK_FALSE(std::getline(golden_lines, rest));
+  }
+}
+
+TEST_CASE("every run and every number of threads gives the same bits, forward and backward", "[rope][determinism]") {
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const bool has_table : {false, true}) {
+          INFO(oracle::dtype_name(dtype) << ' ' << name_of(direction) << (has_table ? ", tables" : "") << " on "
+                                         << device);
+          Workspace workspace(4);
+          rope_args_t args = rope_args();
+          // 2 to 8 MiB read and written, so that threads have a part each; heads of two tensors, and a token at fault.
+          args.q = workspace.tensor(dtype, {1, 1031, 5, 64});
+          args.k = workspace.tensor(dtype, {1, 1031, 3, 64});
+          args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+          fill_floats(args.q, 1, -10, 16);
+          fill_floats(args.k, 2, -10, 16);
+          workspace.fill_integers(args.fault, [](const Index &) { return 0; });
+          if (has_table) {
+            args.cos = workspace.tensor(ROPE_DTYPE_F32, {1030, 32});
+            args.sin = workspace.tensor(ROPE_DTYPE_F32, {1030, 32});
+            fill_floats(args.cos, 3, -12, 12);
+            fill_floats(args.sin, 4, -12, 12);
+          }
+          workspace.freeze();
+          std::vector<std::byte> first;
+          for (const int32_t threads : {1, 1, 2, 3, 8, 0}) {
+            rope_config_t config = rope_config_for(device, 64);
+            config.dtype = dtype;
+            config.num_threads = threads;
+            const RopeDesc desc = create(config);
+            workspace.restore();
+            REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+            if (first.empty()) first = workspace.image();
+            const bool is_same = workspace.image() == first;
+            CHECK(is_same);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every run and every number of threads gives SwiGLU the same bits", "[swiglu][determinism]") {
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const bool has_sums : {false, true}) {
+          INFO(oracle::dtype_name(dtype) << ' ' << name_of(direction) << (has_sums ? ", sums of rows" : "") << " on "
+                                         << device);
+          Workspace workspace(5);
+          swiglu_args_t args = swiglu_args();
+          const auto add = [&](rope_tensor_t *tensor, uint64_t seed, const Shape &shape) {
+            *tensor = workspace.tensor(dtype, shape);
+            if (seed != 0) fill_floats(*tensor, seed, -10, 13);
+          };
+          const Shape shape = {211, 1237};
+          add(&args.gate, 1, shape);
+          add(&args.up, 2, shape);
+          add(&args.out, 0, shape);
+          if (has_sums) add(&args.row_scale, 3, {211});
+          if (direction == Direction::Backward) {
+            add(&args.grad_out, 4, shape);
+            add(&args.grad_gate, 0, shape);
+            add(&args.grad_up, 0, shape);
+            if (has_sums) add(&args.grad_row_scale, 0, {211});
+          }
+          workspace.freeze();
+          std::vector<std::byte> first;
+          for (const int32_t threads : {1, 1, 2, 3, 8, 0}) {
+            swiglu_config_t config = swiglu_config_for(device);
+            config.dtype = dtype;
+            config.num_threads = threads;
+            const SwigluDesc desc = create(config);
+            workspace.restore();
+            REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+            if (first.empty()) first = workspace.image();
+            const bool is_same = workspace.image() == first;
+            CHECK(is_same);
+          }
+        }
+      }
+    }
   }
 }
