@@ -1235,3 +1235,17 @@ TEST_CASE("misused SwiGLU args", "[errors]") {
     }
   }
 }
+
+TEST_CASE("as many heads as the header says are served", "[errors]") {
+  for (const Device &device : devices()) {
+    const RopeDesc desc = create(rope_config_for(device, 2));
+    char text[256];
+    rope_args_t args = rope_args();
+    void *const somewhere = reinterpret_cast<void *>(uintptr_t{1} << 20);  // an explanation reads nothing
+    args.q = {somewhere, ROPE_DTYPE_F32, 4, ROPE_TENSOR_STRIDED, {1, 1, 1 << 20, 2}, {0, 0, 2, 1}};
+    INFO("on " << device);
+    CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_SUCCESS);
+    ++args.q.shape[2];
+    CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_NOT_SUPPORTED);
+  }
+}
