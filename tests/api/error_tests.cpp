@@ -1249,3 +1249,13 @@ TEST_CASE("as many heads as the header says are served", "[errors]") {
     CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_NOT_SUPPORTED);
   }
 }
+
+TEST_CASE("shapes in messages have all their digits", "[errors]") {
+  RopeRequest request(devices()[0]);
+  request.args.positions = request.workspace.tensor(ROPE_DTYPE_I64, {12, 90, 1, 387});
+  const RopeDesc desc = create(request.config);
+  CHECK(rope_forward(desc.get(), &request.args, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+  const std::string message = rope_last_error();
+  INFO(message);
+  CHECK(message.find("rope_forward: positions has shape [12, 90, 1, 387]: ") == 0);
+}
