@@ -1259,3 +1259,27 @@ TEST_CASE("misused SwiGLU args", "[errors]") {
     }
   }
 }
+
+TEST_CASE("as many heads as the header says are served", "[errors]") {
+  for (const Device &device : devices()) {
+    const RopeDesc desc = create(rope_config_for(device, 2));
+    char text[256];
+    rope_args_t args = rope_args();
+    void *const somewhere = reinterpret_cast<void *>(uintptr_t{1} << 20);  // an explanation reads nothing
+    args.q = {somewhere, ROPE_DTYPE_F32, 4, ROPE_TENSOR_STRIDED, {1, 1, 1 << 20, 2}, {0, 0, 2, 1}};
+    INFO("on " << device);
+    CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_SUCCESS);
+    ++args.q.shape[2];
+    CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_NOT_SUPPORTED);
+  }
+}
+
+TEST_CASE("shapes in messages have all their digits", "[errors]") {
+  RopeRequest request(devices()[0]);
+  request.args.positions = request.workspace.tensor(ROPE_DTYPE_I64, {12, 90, 1, 387});
+  const RopeDesc desc = create(request.config);
+  CHECK(rope_forward(desc.get(), &request.args, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+  const std::string message = rope_last_error();
+  INFO(message);
+  CHECK(message.find("rope_forward: positions has shape [12, 90, 1, 387]: ") == 0);
+}

@@ -692,6 +692,16 @@ TEST_CASE("row_scale, its gradient and num_rows over layouts", "[swiglu]") {
   }
 }
 
+TEST_CASE("every tensor of a backward call at once", "[swiglu]") {
+  for (rope_dtype_t dtype : dtypes) {
+    const auto all = [&] {
+      return SwigluCase().dtype(dtype).row_scale(1).recomputed().grad_row_scale().num_rows(4, ROPE_DTYPE_I32);
+    };
+    all().shape({6, 40}).check();
+    all().shape({6, 3, 5, 7}).check();
+  }
+}
+
 TEST_CASE("the gradient of row_scale alone, and with one other", "[swiglu]") {
   for (rope_dtype_t dtype : dtypes) {
     for (const Shape &shape : {Shape{4, 40}, Shape{3, 5, 7}}) {

@@ -216,6 +216,19 @@ TEST_CASE("the base kernels come first, and what is chosen is there", "[cpu kern
   for (size_t i = 1; i < kernels.size(); ++i) CHECK(std::string(kernels[i]->name).find(names[i]) == 0);
 }
 
+#if defined(ROPE_X86_KERNELS)
+TEST_CASE("the compiler's runtime finds the same instruction sets", "[cpu kernels]") {
+  __builtin_cpu_init();
+  const bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                      __builtin_cpu_supports("popcnt");
+  const bool has_v4 = has_v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  CHECK(kernels_here().size() == 1u + has_v3 + has_v4);
+}
+#endif
+
 TEST_CASE("every instruction set rotates to the same bits", "[cpu kernels]") {
   Random random(10);
   for (const rope_dtype_t dtype : kDtypes) {

@@ -2016,6 +2016,14 @@ TEST_CASE("a plan in words", "[rope plan]") {
         "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
         "0.065536 MB read and written");
 
+  rope_args_t wide_rows = {};
+  wide_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
+  wide_rows.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+  set_problem(&scene, config, {1, 4096, 32, 128}, wide_rows);
+  const std::string shared_rows = explain(scene, kH200);
+  INFO(shared_rows);
+  CHECK(shared_rows.rfind("rope F16 interleaved on CUDA: warp-shared table kernel, vectors of ", 0) == 0);
+
   rope_args_t by_sequence = {};
   by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
   config.layout = ROPE_LAYOUT_THD;

@@ -531,3 +531,25 @@ TEST_CASE("the numbers of a form are rounded to fp32 except for F64", "[swiglu p
     CHECK_FALSE(form.is_plain);
   }
 }
+
+TEST_CASE("a form is plain that multiplies by nothing but the sigmoid", "[swiglu problem]") {
+  const auto is_plain = [](double alpha, double limit, double up_offset, double out_scale) {
+    swiglu_config_t config = {};
+    config.struct_size = sizeof config;
+    config.device = ROPE_DEVICE_CPU;
+    config.dtype = ROPE_DTYPE_F32;
+    config.alpha = alpha;
+    config.limit = limit;
+    config.up_offset = up_offset;
+    config.out_scale = out_scale;
+    rope::GatingForm form = {0, 0, 0, 0, alpha != 0};
+    REQUIRE(rope::check_swiglu_config("call", config, &form) == ROPE_STATUS_SUCCESS);
+    return form.is_plain;
+  };
+  CHECK(is_plain(0, 0, 0, 0));
+  CHECK(is_plain(1, 0, 0, 1));
+  CHECK_FALSE(is_plain(1.5, 0, 0, 1));
+  CHECK_FALSE(is_plain(1, 1e30, 0, 1));
+  CHECK_FALSE(is_plain(1, 0, -1, 1));
+  CHECK_FALSE(is_plain(1, 0, 0, 0.5));
+}

@@ -253,6 +253,9 @@ TEST_CASE("sizes that overflow are refused", "[views]") {
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {-(int64_t{1} << 59)})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {(int64_t{1} << 59) + 1})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2}, {int64_t{1} << 58})));
+  // The reaches of two axes, each a number, may have a sum that is none.
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2, 2}, {int64_t{1} << 56, (int64_t{1} << 60) - 1})));
+  CHECK(std::string(rope::last_error()).find(" spans more than 2^60 bytes: ") != std::string::npos);
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 30, int64_t{1} << 30}, {0, 0})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 30, int64_t{1} << 31}, {0, 0})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 40, int64_t{1} << 40}, {0, 0})));

@@ -21,8 +21,9 @@ struct RowVector {
   int64_t vector;
 };
 
-// A call, because 64-bit division is long and few launches need it.
-static __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vectors_per_row) {
+// A call, because 64-bit division is long and few launches need it. Not static: nvcc gives what is internal to a file a
+// name with a hash of the file's path, and builds would differ.
+inline __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vectors_per_row) {
   return {index / vectors_per_row, index % vectors_per_row};
 }
 

@@ -1,0 +1,47 @@
+# cmake -D NM=… -D OBJECTS=…|… -P imports.cmake: what the library's own objects call of the C library. They print nothing
+# and allocate nothing in a call: formatting is for texts alone, and one function allocates, that which makes a
+# descriptor.
+
+cmake_minimum_required(VERSION 3.24)
+
+set(rules
+  #  file, or how it begins         what it may call, as regular expressions
+  "src/|                            _?_?mem(cpy|set|move|cmp)(_chk)? __tls_get_addr _GLOBAL_OFFSET_TABLE_ __stack_chk.*"
+  "src/|                            __aarch64_.*"
+  "src/api/descriptor.cpp|          calloc pthread_mutex_(un)?lock pthread_once pthread_atfork"
+  "src/api/info_api.cpp|            snprintf __snprintf_chk pthread_once"
+  "src/core/|                       ceil exp fabs floor fma fmax fmin log nearbyint pow sqrt"
+  "src/core/status.cpp|             vsnprintf __vsnprintf_chk"
+  "src/plan/explain.cpp|            snprintf __snprintf_chk"
+  "src/backend/cpu/cpu_kernels|     exp fma fmaf"
+  "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"
+  "src/backend/cpu/thread_pool.cpp| pthread_.* sched_getaffinity __sched_cpucount sigfillset sysconf"
+  "src/backend/cuda/|               atexit cuda.* __cuda.* pthread_.*"
+)
+
+string(REPLACE "|" ";" objects "${OBJECTS}")
+if(NOT objects)
+  message(FATAL_ERROR "no objects")
+endif()
+foreach(object IN LISTS objects)
+  string(REGEX REPLACE "^.*/rope_objects\\.dir/(\\./)?(src/.*)\\.o(bj)?$" "\\2" file "${object}")
+  set(allowed "")
+  foreach(rule IN LISTS rules)
+    string(REGEX MATCH "^([^|]+)\\| *(.*)$" rule "${rule}")
+    string(FIND "${file}" "${CMAKE_MATCH_1}" at)
+    if(at EQUAL 0)
+      string(REPLACE " " ";" words "${CMAKE_MATCH_2}")
+      list(APPEND allowed ${words})
+    endif()
+  endforeach()
+  list(JOIN allowed "|" allowed)
+  execute_process(COMMAND "${NM}" --undefined-only --format=posix "${object}" OUTPUT_VARIABLE symbols
+                  COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE " .*" "" symbol "${line}")
+    if(NOT symbol MATCHES "^(_ZT?[A-Z]*N?K?4rope.*|${allowed})$")
+      message(SEND_ERROR "${file} calls ${symbol}: tests/abi/imports.cmake does not say that it may")
+    endif()
+  endforeach()
+endforeach()

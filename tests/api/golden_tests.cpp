@@ -1,0 +1,302 @@
+// golden_tests.cpp - every bit of RoPE, on every device and instruction set: hashes of outputs against golden.txt; and of
+// RoPE and SwiGLU over runs and numbers of threads
+//
+// RoPE promises the same bits everywhere, so that a changed bit anywhere is a decision: whoever takes it writes the file
+// anew with
+//     ROPE_WRITE_GOLDEN=tests/api/golden.txt build/tests/rope_api_tests "[golden]"
+// and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only, and has no hashes.)
+//
+// Inputs are made of integers alone, so that no machine's libm or rounding has a part in them. Element n of a tensor is,
+// with w the n-th output of SplitMix64 from the tensor's seed,
+//     sign    bit 63 of w
+//     exponent  lowest + (w >> 32) % count, as a power of two
+//     significand  the lowest bits of w, as many as the type stores
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "golden_text.hpp"
+#include "support/cases.hpp"
+
+namespace {
+
+constexpr int64_t batches = 2, tokens = 61, q_heads = 3, k_heads = 1, head_dim = 96, rows = 4096;
+constexpr int32_t rotary_dim = 80, rotary_offset = 8, pairs = rotary_dim / 2;
+
+enum class Source {
+  Computed,
+  Table,
+  Angles
+};
+
+const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+const std::vector<rope_style_t> styles = {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED};
+
+struct FloatForm {
+  int significand_bits, bias, size;
+};
+
+FloatForm form_of(rope_dtype_t dtype) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return {10, 15, 2};
+    case ROPE_DTYPE_BF16:
+      return {7, 127, 2};
+    case ROPE_DTYPE_F64:
+      return {52, 1023, 8};
+    default:
+      return {23, 127, 4};
+  }
+}
+
+void fill_floats(const rope_tensor_t &tensor, uint64_t seed, int lowest_exponent, int num_exponents) {
+  Random random(seed);
+  const FloatForm form = form_of(tensor.dtype);
+  for_each_index(tensor, [&](const Index &index) {
+    const uint64_t word = random.bits();
+    const int exponent = lowest_exponent + static_cast<int>((word >> 32) % static_cast<uint64_t>(num_exponents));
+    const uint64_t bits = (word >> 63) << (8 * form.size - 1) |
+                          static_cast<uint64_t>(exponent + form.bias) << form.significand_bits |
+                          (word & ((uint64_t{1} << form.significand_bits) - 1));
+    std::memcpy(element_at(tensor, index), &bits, static_cast<size_t>(form.size));  // lowest byte first
+  });
+}
+
+// FNV-1a of the elements in the order of their indices.
+class Hash {
+ public:
+  void add(const rope_tensor_t &tensor) {
+    for_each_index(tensor, [&](const Index &index) {
+      const auto *byte = static_cast<const unsigned char *>(element_at(tensor, index));
+      for (int i = 0; i < form_of(tensor.dtype).size; ++i) value_ = (value_ ^ byte[i]) * 0x100000001b3u;
+    });
+  }
+  std::string text() const {
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value_));
+    return digits;
+  }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+struct Request {
+  rope_dtype_t dtype;
+  rope_style_t style, out_style;
+  Direction direction;
+  Source source;
+
+  std::string name() const {
+    const auto word = [](rope_style_t of) { return of == ROPE_STYLE_HALF ? "half" : "interleaved"; };
+    const char *const sources[] = {"computed", "table", "angles"};
+    return std::string("rope ") + oracle::dtype_name(dtype) + " " + word(style) +
+           (out_style == style ? "" : std::string(" to ") + word(out_style)) + " " + name_of(direction) + " " +
+           sources[static_cast<int>(source)];
+  }
+};
+
+rope_config_t config_of(const Device &device, const Request &request) {
+  rope_config_t config = rope_config_for(device, head_dim);
+  config.dtype = request.dtype;
+  config.style = request.style;
+  config.out_style = request.out_style;
+  config.rotary_dim = rotary_dim;
+  config.rotary_offset = rotary_offset;
+  config.attention_scale = 1.25;
+  config.theta = 500000;
+  return config;
+}
+
+std::string hash_of(const Device &device, const Request &request, bool is_in_place) {
+  Workspace workspace(1);
+  rope_args_t args = rope_args();
+  args.q = workspace.tensor(request.dtype, {batches, tokens, q_heads, head_dim});
+  args.k = workspace.tensor(request.dtype, {batches, tokens, k_heads, head_dim});
+  fill_floats(args.q, 1, -10, 16);
+  fill_floats(args.k, 2, -10, 16);
+  if (!is_in_place) {
+    args.q_out = workspace.tensor(request.dtype, {batches, tokens, q_heads, head_dim});
+    args.k_out = workspace.tensor(request.dtype, {batches, tokens, k_heads, head_dim});
+  }
+  args.positions = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
+  Random random(3);
+  // Computed angles: of every size and either sign. Tables: rows, and some outside.
+  workspace.fill_integers(args.positions, [&](const Index &) {
+    const uint64_t word = random.bits();
+    if (request.source != Source::Computed) return static_cast<int64_t>(word % (rows + 64));
+    const auto position = static_cast<int64_t>(word >> 16 >> (word % 48));
+    return (word >> 8) % 2 == 0 ? position : -position;
+  });
+  if (request.source == Source::Table) {
+    const rope_dtype_t dtype = request.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+    args.cos = workspace.tensor(dtype, {rows, pairs});
+    args.sin = workspace.tensor(dtype, {rows, pairs});
+    fill_floats(args.cos, 4, -12, 12);
+    fill_floats(args.sin, 5, -12, 12);
+  } else if (request.source == Source::Angles) {
+    args.angles = workspace.tensor(ROPE_DTYPE_F32, {rows, pairs});
+    fill_floats(args.angles, 6, -20, 60);
+  }
+  workspace.freeze();
+  workspace.restore();
+  const RopeDesc desc = create(config_of(device, request));
+  const rope_status_t status = run(device, desc.get(), request.direction, args, workspace);
+  INFO(rope_last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  Hash hash;
+  hash.add(is_in_place ? args.q : args.q_out);
+  hash.add(is_in_place ? args.k : args.k_out);
+  return hash.text();
+}
+
+std::string hash_of_tables(const Device &device, rope_dtype_t dtype, rope_dtype_t table_dtype) {
+  Workspace workspace(2);
+  const rope_tensor_t cos = workspace.tensor(table_dtype, {rows, pairs});
+  const rope_tensor_t sin = workspace.tensor(table_dtype, {rows, pairs});
+  workspace.freeze();
+  workspace.restore();
+  const Request request = {dtype, ROPE_STYLE_HALF, ROPE_STYLE_HALF, Direction::Forward, Source::Computed};
+  const RopeDesc desc = create(config_of(device, request));
+  REQUIRE(run(device, desc.get(), cos, sin, workspace) == ROPE_STATUS_SUCCESS);
+  Hash hash;
+  hash.add(cos);
+  hash.add(sin);
+  return hash.text();
+}
+
+// What golden.txt would say of a device.
+std::string golden_text_of(const Device &device) {
+  std::ostringstream text;
+  const auto add = [&](const Request &request) {
+    const std::string in_place = hash_of(device, request, true);
+    INFO(request.name());
+    CHECK(hash_of(device, request, true) == in_place);
+    CHECK(hash_of(device, request, false) == in_place);
+    text << request.name() << ": " << in_place << "\n";
+  };
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_style_t style : styles) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const Source source : {Source::Computed, Source::Table, Source::Angles}) {
+          add({dtype, style, style, direction, source});
+        }
+        add({dtype, style, style == styles[0] ? styles[1] : styles[0], direction, Source::Computed});
+      }
+    }
+  }
+  for (const rope_dtype_t dtype : dtypes) {
+    text << "tables " << oracle::dtype_name(dtype) << ": " << hash_of_tables(device, ROPE_DTYPE_F32, dtype) << "\n";
+  }
+  return text.str();
+}
+
+}  // namespace
+
+TEST_CASE("RoPE has the bits that were written down", "[rope][golden]") {
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    const std::string found = golden_text_of(device);
+    const char *file = std::getenv("ROPE_WRITE_GOLDEN");
+    if (file != nullptr && device.kind == ROPE_DEVICE_CPU) {
+      std::ofstream(file) << found;
+      WARN("written to " << file);
+      continue;
+    }
+    std::istringstream found_lines(found), golden_lines(kGoldenText);
+    for (std::string line, golden; std::getline(found_lines, line);) {
+      std::getline(golden_lines, golden);
+      CHECK(line == golden);
+    }
+    std::string rest;
+    CHECK_FALSE(std::getline(golden_lines, rest));
+  }
+}
+
+TEST_CASE("every run and every number of threads gives the same bits, forward and backward", "[rope][determinism]") {
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const bool has_table : {false, true}) {
+          INFO(oracle::dtype_name(dtype) << ' ' << name_of(direction) << (has_table ? ", tables" : "") << " on "
+                                         << device);
+          Workspace workspace(4);
+          rope_args_t args = rope_args();
+          // 2 to 8 MiB read and written, so that threads have a part each; heads of two tensors, and a token at fault.
+          args.q = workspace.tensor(dtype, {1, 1031, 5, 64});
+          args.k = workspace.tensor(dtype, {1, 1031, 3, 64});
+          args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+          fill_floats(args.q, 1, -10, 16);
+          fill_floats(args.k, 2, -10, 16);
+          workspace.fill_integers(args.fault, [](const Index &) { return 0; });
+          if (has_table) {
+            args.cos = workspace.tensor(ROPE_DTYPE_F32, {1030, 32});
+            args.sin = workspace.tensor(ROPE_DTYPE_F32, {1030, 32});
+            fill_floats(args.cos, 3, -12, 12);
+            fill_floats(args.sin, 4, -12, 12);
+          }
+          workspace.freeze();
+          std::vector<std::byte> first;
+          for (const int32_t threads : {1, 1, 2, 3, 8, 0}) {
+            rope_config_t config = rope_config_for(device, 64);
+            config.dtype = dtype;
+            config.num_threads = threads;
+            const RopeDesc desc = create(config);
+            workspace.restore();
+            REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+            if (first.empty()) first = workspace.image();
+            const bool is_same = workspace.image() == first;
+            CHECK(is_same);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every run and every number of threads gives SwiGLU the same bits", "[swiglu][determinism]") {
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        for (const bool has_sums : {false, true}) {
+          INFO(oracle::dtype_name(dtype) << ' ' << name_of(direction) << (has_sums ? ", sums of rows" : "") << " on "
+                                         << device);
+          Workspace workspace(5);
+          swiglu_args_t args = swiglu_args();
+          const auto add = [&](rope_tensor_t *tensor, uint64_t seed, const Shape &shape) {
+            *tensor = workspace.tensor(dtype, shape);
+            if (seed != 0) fill_floats(*tensor, seed, -10, 13);
+          };
+          const Shape shape = {211, 1237};
+          add(&args.gate, 1, shape);
+          add(&args.up, 2, shape);
+          add(&args.out, 0, shape);
+          if (has_sums) add(&args.row_scale, 3, {211});
+          if (direction == Direction::Backward) {
+            add(&args.grad_out, 4, shape);
+            add(&args.grad_gate, 0, shape);
+            add(&args.grad_up, 0, shape);
+            if (has_sums) add(&args.grad_row_scale, 0, {211});
+          }
+          workspace.freeze();
+          std::vector<std::byte> first;
+          for (const int32_t threads : {1, 1, 2, 3, 8, 0}) {
+            swiglu_config_t config = swiglu_config_for(device);
+            config.dtype = dtype;
+            config.num_threads = threads;
+            const SwigluDesc desc = create(config);
+            workspace.restore();
+            REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+            if (first.empty()) first = workspace.image();
+            const bool is_same = workspace.image() == first;
+            CHECK(is_same);
+          }
+        }
+      }
+    }
+  }
+}
