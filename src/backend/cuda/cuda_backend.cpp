@@ -305,18 +305,14 @@ void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSha
   copy_increments(*problem.geometry, params->increments);
 }
 
-void set_lookup_params(const RopeProblem &problem, const RopePlan &plan, RopeLookupParams *params) {
-  set_shared_params(problem, plan, params);
-  params->sequences = problem.sequences;
-  params->fault = problem.fault;
-  memcpy(params->pair_axis, problem.geometry->pair_axis, sizeof params->pair_axis);
-}
-
 void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
-  set_lookup_params(problem, plan, params);
+  set_shared_params(problem, plan, params);
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
   params->units_per_block = plan.units_per_block;
   params->tokens_per_batch = problem.tokens;
   params->scale = geometry.attention_scale;

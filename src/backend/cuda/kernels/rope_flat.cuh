@@ -104,7 +104,7 @@ struct FlatUnit {
     }
     at = find_token(params, place.quotient);
     unit = find_unit(params, place.remainder);
-    in = tensor(params).in + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor(params).in_stride);
+    in = tensor(params).in + offset_of_unit<T, V>(params, unit, at, tensor(params).in_stride);
   }
 
   __device__ __forceinline__ const RopeKernelTensor &tensor(const RopeKernelParams &params) const {
@@ -117,18 +117,18 @@ struct FlatUnit {
 
   __device__ __forceinline__ char *out(const RopeKernelParams &params) const {
     if (is_in_place(params)) return const_cast<char *>(in);
-    return tensor(params).out + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor(params).out_stride);
+    return tensor(params).out + offset_of_unit<T, V>(params, unit, at, tensor(params).out_stride);
   }
 
   __device__ __forceinline__ const char *in_high(const RopeKernelParams &params) const {
-    return in + bytes_to_high<T, V, IsInterleaved>(params, tensor(params).in_stride[kChannel]);
+    return in + bytes_to_high<T>(params);
   }
 
   __device__ __forceinline__ void store(const RopeKernelParams &params, char *target, const Vector<T, V> &low,
                                         const Vector<T, V> &high) const {
     store_vector(target, low);
     if (!unit.is_rotary) return;
-    store_vector(target + bytes_to_high<T, V, IsInterleaved>(params, tensor(params).out_stride[kChannel]), high);
+    store_vector(target + bytes_to_high<T>(params), high);
   }
 };
 

@@ -145,14 +145,10 @@ struct RopeSharedParams : RopeKernelParams {
   uint64_t increments[kMaxPairs];
 };
 
-// The same where positions have to be looked up: in sequences, on several axes.
-struct RopeLookupParams : RopeSharedParams {
+struct RopeGeneralParams : RopeSharedParams {
   Sequences sequences;
   FaultWords fault;
   uint8_t pair_axis[kMaxPairs];
-};
-
-struct RopeGeneralParams : RopeLookupParams {
   uint32_t units_per_block;
   int64_t tokens_per_batch;
   double scale;           // of computed angles and of `angles`; cos_scale and sin_scale are not in use

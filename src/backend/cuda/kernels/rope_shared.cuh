@@ -117,14 +117,14 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   Vector<T, V> low, high;
   char *low_out;
   if (share.is_active) {
-    const char *low_in = tensor.in + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor.in_stride);
+    const char *low_in = tensor.in + offset_of_unit<T, V>(params, unit, at, tensor.in_stride);
     low = load_vector<Vector<T, V>>(low_in);
     if (unit.is_rotary) {
-      high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T, V, IsInterleaved>(params, tensor.in_stride[kChannel]));
+      high = load_vector<Vector<T, V>>(low_in + bytes_to_high<T>(params));
     }
     low_out = const_cast<char *>(low_in);
     if (!params.is_in_place[unit.tensor]) {
-      low_out = tensor.out + offset_of_unit<T, V, IsInterleaved>(params, unit, at, tensor.out_stride);
+      low_out = tensor.out + offset_of_unit<T, V>(params, unit, at, tensor.out_stride);
     }
   }
 
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
   store_vector(low_out, low);
   if (unit.is_rotary) {
-    store_vector(low_out + bytes_to_high<T, V, IsInterleaved>(params, tensor.out_stride[kChannel]), high);
+    store_vector(low_out + bytes_to_high<T>(params), high);
   }
 }
 

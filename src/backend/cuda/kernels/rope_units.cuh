@@ -75,19 +75,18 @@ __device__ __forceinline__ int64_t offset_of_channel(const RopeKernelParams &par
 }
 
 // Bytes from the beginning of a tensor to a unit's first vector.
-template <typename T, int V, bool IsInterleaved>
+template <typename T, int V>
 __device__ __forceinline__ int64_t offset_of_unit(const RopeKernelParams &params, const Unit &unit, BatchToken at,
                                                   const int64_t *stride) {
-  const int rotated = params.rotary_offset + static_cast<int>(unit.number) * (V == 1 && IsInterleaved ? 2 : V);
+  const int rotated = params.rotary_offset + static_cast<int>(unit.number) * V;
   const int channel = unit.is_rotary ? rotated : copied_channel<V>(params, unit);
   return offset_of_channel<T, V>(params, unit.head, at, channel, stride);
 }
 
 // Bytes from the first vector of a rotary unit to its second.
-template <typename T, int V, bool IsInterleaved>
-__device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params, int64_t channel_stride) {
-  const int channels = V == 1 && IsInterleaved ? 1 : params.rotary_dim / 2;
-  return V == 1 ? channels * channel_stride : channels * static_cast<int64_t>(sizeof(T));
+template <typename T>
+__device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params) {
+  return params.rotary_dim / 2 * static_cast<int64_t>(sizeof(T));
 }
 
 // An integer as it comes from memory. Extending it to 64 bits would wait for it, so that is done later.
