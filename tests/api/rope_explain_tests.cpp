@@ -91,7 +91,8 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
-    CHECK(has(request.explain(), ": own angles kernel, "));
+    // Few tokens with few heads, and what programmatic launch makes quicker where the GPU has it.
+    CHECK(has(request.explain(), ": shared angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     CHECK(has(request.explain(), ": table kernel, "));

@@ -458,7 +458,7 @@ TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
       ": token table kernel, ",       ": token axis table kernel, ",      ": token sequence table kernel, ",
       ": scattered angles kernel, ",  ": scattered table kernel, ",       ": general kernel, "};
   std::string explanations;
-  for (const int64_t tokens : {4, 700}) {
+  for (const int64_t tokens : {4, 1400}) {
     const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, tokens});
     for (const Step &step : chain.steps()) explanations += step.explanation + '\n';
   }

@@ -2022,7 +2022,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   set_problem(&scene, config, {1, 4096, 32, 128}, wide_rows);
   const std::string shared_rows = explain(scene, kH200);
   INFO(shared_rows);
-  CHECK(shared_rows.rfind("rope F16 interleaved on CUDA: warp-shared table kernel, vectors of ", 0) == 0);
+  CHECK(shared_rows.rfind("rope F16 interleaved on CUDA: token table kernel, vectors of ", 0) == 0);
 
   rope_args_t by_sequence = {};
   by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});

@@ -217,7 +217,9 @@ int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
   const int64_t size = oracle::element_size(problem.dtype);
   *layouts = layouts_of(problem);
   if (!layouts->are_separate()) {
+    // F64 has none of these.
     for (const int64_t bytes : {int64_t{16}, int64_t{8}}) {
+      if (size == 8) break;
       if (bytes <= rope::kSwigluAlternatingVectorBytes && allows_vectors(problem, bytes / size, *layouts)) {
         return bytes / size;
       }
@@ -226,7 +228,7 @@ int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
   }
   int64_t widest = 16 / size;
   while (!allows_vectors(problem, widest)) widest /= 2;
-  return widest;
+  return widest * size < 8 ? 1 : widest;
 }
 
 // Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
@@ -498,7 +500,7 @@ rope::SwigluPlan planned(const Interleaved &scene) {
 }  // namespace
 
 TEST_CASE("gate and up that alternate are taken by vectors", "[swiglu plan]") {
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const rope::DeviceInfo &device : kDevices) {
       for (const bool is_up_first : {false, true}) {
         for (const bool has_row_scale : {false, true}) {
@@ -551,6 +553,13 @@ TEST_CASE("few alternating elements are taken by narrower vectors", "[swiglu pla
   scene.tokens = 1;
   CHECK(planned(scene).inputs == GateUpLayout::kAlternating);
   CHECK(planned(scene).vector_elements == 4);
+}
+
+TEST_CASE("alternating F64 is taken element by element", "[swiglu plan]") {
+  Interleaved scene;
+  scene.dtype = ROPE_DTYPE_F64;
+  CHECK(planned(scene).inputs == GateUpLayout::kSeparate);
+  CHECK(planned(scene).vector_elements == 1);
 }
 
 TEST_CASE("what keeps alternating gate and up from vectors", "[swiglu plan]") {
