@@ -1,8 +1,6 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
-#include <initializer_list>
-
 #include "core/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
@@ -223,10 +221,10 @@ bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
     if (tensor.heads == 0) continue;
     if (units_per_head != 0 && plan.units_per_head[i] != units_per_head) return false;
     units_per_head = plan.units_per_head[i];
-    for (const int64_t *stride : {tensor.in_stride, tensor.out_stride}) {
-      for (const int axis : {kToken, kHead}) {
-        if (stride[axis] > INT32_MAX / size || stride[axis] < -(INT32_MAX / size)) return false;
-      }
+    const int64_t strides[] = {tensor.in_stride[kToken], tensor.in_stride[kHead], tensor.out_stride[kToken],
+                               tensor.out_stride[kHead]};
+    for (const int64_t stride : strides) {
+      if (stride > INT32_MAX / size || stride < -(INT32_MAX / size)) return false;
     }
   }
   const int64_t blocks = plan.units_per_token / 32 + 1;

@@ -47,8 +47,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # One for each class; every case of rope-bench whose name begins so is a variant of librope.
 WORKLOADS = [
     "rope/r1/f32", "rope/one-head/f32", "rope/r3/f16", "rope/llama3-8b/prefill/bf16", "rope/llama3-70b/prefill/bf16",
-    "rope/llama3-70b/decode-1/bf16", "rope/llama3-70b/decode-8/bf16", "rope/llama3-70b/decode-64/bf16",
-    "rope/llama3-70b/decode-256/bf16", "rope/d128-rot64/bf16", "rope/d256-rot64/bf16", "rope/gpt-j/prefill/f16",
+    "rope/llama3-8b/decode-1/bf16", "rope/llama3-8b/decode-8/bf16", "rope/llama3-8b/decode-64/bf16",
+    "rope/llama3-8b/decode-256/bf16", "rope/d128-rot64/bf16", "rope/d256-rot64/bf16", "rope/gpt-j/prefill/f16",
     "rope/train/bshd/backward/bf16", "rope/train/sbhd/backward/bf16", "swiglu/llama3-8b/separate/bf16",
     "swiglu/llama3-8b/packed/bf16", "swiglu/llama3-8b/decode-1/bf16", "swiglu/llama3-8b/decode-8/bf16",
     "swiglu/llama3-8b/decode-64/bf16", "swiglu/llama3-8b/decode-256/bf16", "swiglu/f32/f32",

@@ -3,6 +3,7 @@
 // No driver, an old one, no visible device, no memory left, an error that the process cannot get rid of, captures of
 // other threads, tensors at the edge of mapped memory. What would spoil this process happens in one of its own.
 #include <cuda.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
@@ -232,12 +233,17 @@ static std::string with_library_folder(const std::string &folder) {
   return "LD_LIBRARY_PATH=" + folder + (others != nullptr ? std::string(":") + others : std::string());
 }
 
+static void need_driver_in(const std::string &folder) {
+  if (access((folder + "/libcuda.so.1").c_str(), R_OK) != 0) SKIP("no " + folder + "/libcuda.so.1 on this machine");
+}
+
 TEST_CASE("where no device is visible librope says so and serves the CPU", "[cuda][survival]") {
   require_in_new_process("CUDA_VISIBLE_DEVICES=-1", "process: no visible device");
 }
 
 TEST_CASE("with the toolkit's stub for a driver librope says so and serves the CPU", "[cuda][survival]") {
 #ifdef ROPE_TEST_STUB_DRIVER
+  need_driver_in(ROPE_TEST_STUB_DRIVER);
   require_in_new_process(with_library_folder(ROPE_TEST_STUB_DRIVER), "process: the stub of the toolkit for a driver");
 #else
   SKIP("this CUDA Toolkit has no stub of libcuda");
@@ -245,6 +251,7 @@ TEST_CASE("with the toolkit's stub for a driver librope says so and serves the C
 }
 
 TEST_CASE("with an old driver librope says so and serves the CPU", "[cuda][survival]") {
+  need_driver_in(ROPE_TEST_OLD_DRIVER);
   require_in_new_process(with_library_folder(ROPE_TEST_OLD_DRIVER), "process: an old driver");
 }
 
