@@ -66,7 +66,7 @@ constexpr int kSwigluMostHalfVectorThreadsProgrammatic = 300;
 // against 162.5 us, 64 x 14336 with programmatic launch 2.32 against 2.20.
 
 // SwiGLU of gate and up that alternate: bytes of a vector, 8 or 16, of each; the two are one or two accesses of 16.
-// 8192 x 14336 bf16, copy 165.5 us: 16 bytes 161.7 us, gpt-oss' form 0.73 of its copy. 8 bytes were not measured.
+// 8192 x 14336 bf16, copy 165.5 us: 16 bytes 161.7 us, gpt-oss' form 0.87 of its copy. 8 bytes were not measured.
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;
 
 // SwiGLU with summed rows: most threads of a block, which takes a row; threads that the compiler must leave registers
