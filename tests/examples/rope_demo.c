@@ -48,6 +48,11 @@ static const model_t MODELS[] = {
     {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta"},
     {"gpt-j-6b", 16, 16, 256, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 2048, 16384, 2048,
      "its own MLP has no gate: SwiGLU runs at its width only"},
+    {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta"},
+    {"deepseek-v3", 128, 1, 64, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 4096, 18432, 2048,
+     "the rotated channels of its heads alone, before their context is scaled"},
+    {"gpt-oss-120b", 64, 8, 64, 64, ROPE_STYLE_HALF, 150000.0, 0.0, 4096, 2880, 4096,
+     "before its context is scaled, and SwiGLU without its limit"},
 };
 #define NUM_MODELS ((int)(sizeof(MODELS) / sizeof(MODELS[0])))
 
