@@ -11,7 +11,7 @@ survived     every test passed
 same code    the compiler made the same objects of it; not counted
 no compile   not counted
 
-    python3 tests/mutation/mutate.py --build /tmp/mutation
+    python3 tests/mutation/mutate.py
 
 Survivors stand in survivors.txt with the reason: `equivalent` ones, which nobody can tell from the library, are not
 counted; `unseen` ones are. It fails where fewer than 95 in a hundred are killed or a survivor is not explained.

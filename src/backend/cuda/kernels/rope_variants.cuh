@@ -1,0 +1,34 @@
+// rope_variants.cuh - the RoPE kernels of a type of 16 or 32 bits, by variant
+#pragma once
+
+#include "backend/cuda/kernels/rope_flat.cuh"
+#include "backend/cuda/kernels/rope_general.cuh"
+#include "backend/cuda/kernels/rope_shared.cuh"
+#include "backend/cuda/kernels/rope_token.cuh"
+
+namespace rope {
+
+// The kernel for a vector width, or NULL for a width that T has none of.
+template <typename T>
+const void *find_rope_variant(int vector_elements, RopeKernel kernel, Pairing pairing) {
+  const bool is_interleaved = pairing == Pairing::kInterleaved;
+  switch (kernel) {
+    case RopeKernel::kShared:
+      return find_shared_kernel<T>(vector_elements, is_interleaved);
+    case RopeKernel::kToken:
+    case RopeKernel::kTokenAxes:
+    case RopeKernel::kTokenSequences:
+    case RopeKernel::kTokenTable:
+    case RopeKernel::kTokenTableAxes:
+    case RopeKernel::kTokenTableSequences:
+    case RopeKernel::kScattered:
+    case RopeKernel::kScatteredTable:
+      return find_token_kernel<T>(kernel, vector_elements, is_interleaved);
+    case RopeKernel::kGeneral:
+      return find_general_kernel<T>(vector_elements, pairing);
+    default:
+      return find_flat_kernel<T>(kernel, vector_elements, is_interleaved);
+  }
+}
+
+}  // namespace rope
