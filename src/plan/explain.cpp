@@ -29,6 +29,8 @@ const char *name_of(RopeKernel kernel) {
       return "scattered angles";
     case RopeKernel::kScatteredTable:
       return "scattered table";
+    case RopeKernel::kWarp:
+      return "warp angles";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:

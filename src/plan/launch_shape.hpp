@@ -10,8 +10,6 @@ namespace rope {
 
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 0xffff;
-// RoPE numbers the units of a grid row in 32 bits, those of the last block's idle threads included.
-constexpr int64_t kMaxUnitsPerGridRow = 0xffffffff - 0x1000;
 constexpr int64_t kMaxVectorBytes = 16;
 
 // The largest power of two, in bytes and up to kMaxVectorBytes, that divides everything added.

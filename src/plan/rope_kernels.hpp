@@ -16,7 +16,8 @@ enum class RopeKernel {
   kTokenTableSequences,  // and with sequences
   kScattered,            // as kTokenSequences, where channels fit no vector
   kScatteredTable,       // as kTokenTableSequences
-  kFlat,                 // as kShared, but each thread has its own angles
+  kWarp,                 // as kToken, but each warp has its own angles
+  kFlat,                 // and each thread
   kTable32,              // from a table of F32, a column a pair, columns next to each other
   kTable16,              // of F16 or BF16
   kGeneral
@@ -25,14 +26,14 @@ enum class RopeKernel {
 // Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.
 constexpr uint32_t kScatteredHeads = 8;
 
+// Most pairs of a head for kWarp, each of whose warps keeps all of them in shared memory.
+constexpr int kMaxWarpPairs = 64;
+
 enum class Pairing {
   kHalf,
   kInterleaved,
   kConverted  // one of the two in, the other out
 };
-
-// Most pairs of a head for kFlat, whose launches are short and should not pass more increments than that.
-constexpr int kMaxFlatPairs = 128;
 
 // What the general kernel keeps in shared memory of each token.
 struct TokenInfo {

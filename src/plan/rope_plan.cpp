@@ -9,6 +9,8 @@ namespace rope {
 
 namespace {
 
+constexpr uint32_t kLanes = 32;
+
 void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const int64_t *stride, int64_t size,
                  VectorBytes *bytes) {
   if (problem.batches > 1) bytes->add(stride[kBatch] * size);
@@ -80,6 +82,12 @@ bool is_scattered(RopeKernel kernel) {
   return kernel == RopeKernel::kScattered || kernel == RopeKernel::kScatteredTable;
 }
 
+// Without a barrier.
+bool is_flat(RopeKernel kernel) {
+  return kernel == RopeKernel::kWarp || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
+         kernel == RopeKernel::kTable16;
+}
+
 bool has_token_rows(RopeKernel kernel) {
   return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenSequences ||
          kernel == RopeKernel::kTokenTable || kernel == RopeKernel::kTokenTableAxes ||
@@ -119,13 +127,11 @@ void shape_block(uint32_t uncut, RopePlan *plan) {
 // has whole ones.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
-  const bool is_by_token = shares_angles(plan->kernel);
-  int64_t most = kMaxUnitsPerGridRow / plan->units_per_token;
-  if (is_by_token) most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
+  int64_t most = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (most > kMaxGridX) most = kMaxGridX;
   // Too many batches for a row to have one token of each: then it has whole batches.
   if (problem.batches > most) plan->is_batch_fastest = false;
-  int64_t whole = is_by_token ? plan->tokens_per_block : 1;
+  int64_t whole = plan->tokens_per_block;
   if (problem.batches > 1) whole = plan->is_batch_fastest ? problem.batches : problem.tokens;
   most -= most % whole;
   if (most == 0) {
@@ -142,13 +148,8 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   }
   plan->tokens_per_grid_row = tokens < most ? tokens : most;
   plan->grid_y = static_cast<uint32_t>(grid_rows);
-  if (is_by_token) {
-    const int64_t groups = (plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1;
-    plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
-  } else {
-    plan->units_per_grid_row = static_cast<uint32_t>(plan->tokens_per_grid_row) * plan->units_per_token;
-    plan->grid_x = (plan->units_per_grid_row - 1) / plan->units_per_block + 1;
-  }
+  const int64_t groups = (plan->tokens_per_grid_row - 1) / plan->tokens_per_block + 1;
+  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -184,29 +185,26 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (!shares_angles(plan.kernel) && !has_token_rows(plan.kernel)) return 0;
+  if (plan.kernel == RopeKernel::kWarp) return plan.units_per_block / kLanes * (2 * kMaxWarpPairs * kFloat);
+  if (is_flat(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
-// Launches that are over sooner when each thread has angles of its own: those of decode size, where a barrier costs more
-// than sharing saves, and those with a single head, where there is nothing to share.
-bool is_flat(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
-  const bool has_table = plan.kernel == RopeKernel::kTokenTable;
-  if (!has_table && problem.geometry->pairs() > kMaxFlatPairs) return false;
-  if (problem.heads_per_token() == 1) return true;
-  int most = plan.is_programmatic ? kMostFlatThreadsProgrammatic : kMostFlatThreads;
-  if (has_table) most = plan.is_programmatic ? kMostFlatTableThreadsProgrammatic : kMostFlatTableThreads;
-  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+// Vectors of 16 bytes for each multiprocessor, counting one of the two of a unit, at most so many.
+bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan, int most) {
+  const int64_t bytes = plan.units_per_token * (plan.vector_elements * dtype_size(problem.geometry->dtype));
+  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors * kMaxVectorBytes / bytes;
 }
 
-// Launches that are quicker with vectors of half the width and twice the threads.
-bool is_small(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
-  const bool is_programmatic_table = plan.is_programmatic && plan.kernel == RopeKernel::kTokenTable;
-  const int most = is_programmatic_table ? kSmallTableThreadsProgrammatic : kSmallLaunchThreadsPerMultiprocessor;
-  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors / plan.units_per_token;
+// Most vectors, as above, of a launch of decode size, by the kernel that it would have.
+int most_short_vectors(RopeKernel kernel, bool is_programmatic) {
+  if (!is_flat(kernel)) return kMostShortVectors;
+  const bool has_table = kernel == RopeKernel::kTable32 || kernel == RopeKernel::kTable16;
+  if (has_table) return is_programmatic ? kMostShortTableVectorsProgrammatic : kMostShortTableVectors;
+  return is_programmatic ? kMostShortVectorsProgrammatic : kMostShortVectors;
 }
 
 // Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
@@ -240,9 +238,34 @@ bool has_closer_tokens(const RopeProblem &problem) {
   return problem.tokens > 1 && q.heads > 1 && magnitude(q.in_stride[kToken]) < magnitude(q.in_stride[kHead]);
 }
 
+void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
+  plan->thread_rows = plan->tokens_per_block;
+  plan->units_per_block = plan->threads * plan->thread_rows;
+  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
+  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  plan->grid_y = 1;
+}
+
+// The same without a barrier, so that a row may end within a warp, but where warps share angles.
+void shape_flat(const RopeProblem &problem, const DeviceInfo &device, bool is_short_launch, RopePlan *plan) {
+  uint32_t wanted = kFlatThreads;
+  if (plan->is_programmatic && is_short_launch) {
+    const bool has_table = problem.angles == AngleSource::kTable;
+    const int most = has_table ? kMostTableVectorsOfFewThreads : kMostVectorsOfFewThreads;
+    wanted = has_few_vectors(problem, device, *plan, most) ? kFewFlatThreads : kMaxFlatThreads;
+  }
+  const uint32_t parts = (plan->units_per_token - 1) / wanted + 1,
+                 units_per_part = (plan->units_per_token - 1) / parts + 1;
+  const bool has_whole_warps = plan->kernel == RopeKernel::kWarp || parts > 1;
+  plan->threads = has_whole_warps ? (units_per_part + kLanes - 1) / kLanes * kLanes : units_per_part;
+  plan->tokens_per_block = plan->threads < wanted ? wanted / plan->threads : 1;
+  plan->blocks_per_token = 1;
+  shape_grid_of_rows(problem, plan);
+  plan->grid_y = plan->blocks_per_token = parts;
+}
+
 // A row of threads for each token: several rows in a block where tokens are small.
 void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  constexpr uint32_t kLanes = 32;
   const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
   plan->is_part_slowest = has_closer_tokens(problem);
   if (plan->is_part_slowest) {
@@ -258,11 +281,7 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
     plan->blocks_per_token = (units - 1) / plan->threads + 1;
     plan->tokens_per_block = 1;
   }
-  plan->thread_rows = plan->tokens_per_block;
-  plan->units_per_block = plan->threads * plan->thread_rows;
-  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
-  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
-  plan->grid_y = 1;
+  shape_grid_of_rows(problem, plan);
   plan->tokens_ahead = static_cast<uint32_t>(device.multiprocessors) * kRopeResidentThreads / plan->units_per_token + 1;
 }
 
@@ -273,21 +292,46 @@ bool has_closer_batches(const RopeProblem &problem) {
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
-// The quicker kernel, where the simple ones for rows of threads have one: for launches of decode size, for tokens with
-// few units, of which a row of threads leaves many idle, and for what they do not fit.
-RopeKernel choose_simple_kernel(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
-  const int distance = problem.in_distance;
-  const bool has_simple_pairs = distance == 1 || distance == problem.geometry->pairs();
-  const bool is_short = is_flat(problem, device, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
-  if (!has_simple_pairs || (!is_short && has_rows && fits_token_rows(problem, plan))) return plan.kernel;
-  if (plan.kernel == RopeKernel::kToken) return is_short ? RopeKernel::kFlat : RopeKernel::kShared;
+// Whether the kernels without a barrier can have the problem, once its strides fit them.
+bool is_plain(const RopeProblem &problem, const RopePlan &plan) {
+  if (problem.start_positions.is_present) return false;
+  if ((plan.units_per_token - 1) / kFewFlatThreads >= kMaxGridY) return false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (plan.units_per_head[i] != plan.rotary_units_per_head) return false;
+  }
+  return true;
+}
+
+// Whether a thread can have its entries of a row as vectors, of rows that 32 bits count and whose strides they hold.
+bool has_vector_rows(const RopeProblem &problem, const RopePlan &plan) {
   const AngleTable &table = problem.table;
+  const int64_t most = INT32_MAX / dtype_size(table.dtype);
+  const int64_t numbers[] = {table.rows, table.cos.row_stride, table.sin.row_stride};
+  for (const int64_t number : numbers) {
+    if (number > most || number < -most) return false;
+  }
   const int run = plan.pairing == Pairing::kInterleaved ? plan.vector_elements / 2 : plan.vector_elements;
-  if (plan.kernel != RopeKernel::kTokenTable || table.cos.column_stride != 1 || table.sin.column_stride != 1 ||
-      !has_table_vectors(table, run)) {
+  return table.cos.column_stride == 1 && table.sin.column_stride == 1 && has_table_vectors(table, run);
+}
+
+// The quicker kernel, where kToken and kTokenTable have one: for short launches, for tokens with few units, of which a
+// row of threads leaves many idle, and for what they do not fit.
+RopeKernel choose_simple_kernel(const RopeProblem &problem, bool is_short_launch, const RopePlan &plan) {
+  const int distance = problem.in_distance, pairs = problem.geometry->pairs();
+  if (distance != 1 && distance != pairs) return plan.kernel;
+  const bool fits = fits_token_rows(problem, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
+  const bool can_be_flat = fits && is_plain(problem, plan), is_alone = problem.heads_per_token() == 1;
+  if (plan.kernel == RopeKernel::kToken) {
+    if (can_be_flat && is_alone) return RopeKernel::kFlat;
+    const bool is_warp_size = plan.is_programmatic && is_short_launch && pairs <= kMaxWarpPairs;
+    if (can_be_flat && is_warp_size) return RopeKernel::kWarp;
+    return fits && has_rows ? RopeKernel::kToken : RopeKernel::kShared;
+  }
+  const bool is_many = has_rows && !is_alone && !is_short_launch;
+  if (plan.kernel != RopeKernel::kTokenTable || is_many || !can_be_flat || !has_vector_rows(problem, plan)) {
     return plan.kernel;
   }
-  return table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
+  return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
 
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
@@ -296,28 +340,30 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
   plan->kernel = choose_kernel(problem, plan->vector_elements == 1);
   count_units(problem, plan);
-  const int64_t vector_bytes = plan->vector_elements * dtype_size(problem.geometry->dtype);
-  if (plan->vector_elements > 1 && vector_bytes == kMaxVectorBytes && is_small(problem, device, *plan)) {
-    plan->vector_elements /= 2;
-    count_units(problem, plan);
+  RopePlan narrow = *plan;
+  if (narrow.vector_elements > 1 && narrow.vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes) {
+    narrow.vector_elements /= 2;
+    count_units(problem, &narrow);
   }
-  plan->kernel = choose_simple_kernel(problem, device, *plan);
+  const RopeKernel short_kernel = choose_simple_kernel(problem, true, narrow);
+  const int most = most_short_vectors(short_kernel, plan->is_programmatic);
+  const bool is_short_launch = has_few_vectors(problem, device, *plan, most);
+  if (is_short_launch) *plan = narrow;
+  plan->kernel = choose_simple_kernel(problem, is_short_launch, *plan);
   if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
   count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);
   plan->thread_rows = 1;
-  if (has_token_rows(plan->kernel)) {
-    shape_token_rows(problem, device, plan);
-    plan->shared_bytes = count_shared_bytes(problem, *plan);
-    return ROPE_STATUS_SUCCESS;
-  }
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
+    ROPE_TRY(shape_grid(function, problem, plan));
+  } else if (is_flat(plan->kernel)) {
+    shape_flat(problem, device, is_short_launch, plan);
   } else {
-    plan->threads = plan->units_per_block = kFlatThreads;
+    shape_token_rows(problem, device, plan);
   }
   plan->shared_bytes = count_shared_bytes(problem, *plan);
-  return shape_grid(function, problem, plan);
+  return ROPE_STATUS_SUCCESS;
 }
 
 void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {

@@ -19,10 +19,10 @@ namespace rope {
 //   unit of the token   0   1   2   3   4   5   6   7 ...
 //   head                0   0   0   0   1   1   1   1 ...     four units a head
 //
-// Where angles are shared, a block covers a part of one token's units (`blocks_per_token` of them make the token), or,
-// where tokens are small, all units of `tokens_per_block` tokens, or, with `is_part_slowest`, the same part of several.
-// Elsewhere blocks take the units of all tokens as they come. With kConverted in place a head's units write where
-// others of them read, so a block has whole heads.
+// A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
+// all units of `tokens_per_block` tokens, or, with `is_part_slowest`, the same part of several. Without a barrier parts
+// are the grid's second axis. With kConverted in place a head's units write where others of them read, so a block has
+// whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -32,17 +32,16 @@ struct RopePlan {
   uint32_t rotary_units_per_head;
   uint32_t units_per_head[3];
   uint32_t units_per_token;
-  uint32_t threads;           // of a block, or of a row of them
-  uint32_t thread_rows;       // of a block, each with a token; 1 where blocks have no rows
-  uint32_t units_per_block;   // at most its threads
-  uint32_t blocks_per_token;  // where angles are shared
+  uint32_t threads;          // of a block, or of a row of them
+  uint32_t thread_rows;      // of a block, each with a token; 1 where blocks have no rows
+  uint32_t units_per_block;  // at most its threads
+  uint32_t blocks_per_token;
   uint32_t tokens_per_block;
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
   bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
-  uint32_t units_per_grid_row;
-  uint32_t tokens_ahead;  // where rows of threads have a token each: so much further on a position is prefetched
-  bool is_part_slowest;   // where rows of threads have a token each: blocks of a part of all tokens follow each other
+  uint32_t tokens_ahead;        // where rows of threads have a token each: so much further on a position is prefetched
+  bool is_part_slowest;  // where rows of threads have a token each: blocks of a part of all tokens follow each other
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
 };

@@ -100,30 +100,23 @@ void check_rope_rows(const RowCase &row_case) {
   require_served(rope::make_rope_problem("test", geometry, args, false, &problem));
   rope::RopePlan plan;
   require_served(rope::plan_rope("test", problem, device, &plan));
-  REQUIRE(plan.grid_y == 1);
   // Rows of threads know one grid row only, whatever its length.
   const bool has_grid_rows = plan.tokens_per_grid_row > 0;
   if (!has_grid_rows) return;
+  REQUIRE(plan.grid_y == 1);
   const auto launch = [&] { return rope::kCudaBackend.run_rope("test", problem, plan, 0, nullptr); };
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
 
-  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks, where those are
-  // aligned to tokens.
+  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks.
   const int64_t all_tokens = problem.batches * problem.tokens;
-  const bool has_blocks_of_tokens = plan.tokens_per_block > 0;
-  int64_t unit = has_blocks_of_tokens ? plan.tokens_per_block : 1;
+  int64_t unit = plan.tokens_per_block;
   if (problem.batches > 1) unit = plan.is_batch_fastest ? problem.batches : problem.tokens;
   for (const int64_t units : {1, 2, 3, 5}) {
     const int64_t tokens_per_row = units * unit;
     if (tokens_per_row >= all_tokens) continue;
     plan.tokens_per_grid_row = tokens_per_row;
-    if (has_blocks_of_tokens) {
-      plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
-    } else {
-      plan.units_per_grid_row = static_cast<uint32_t>(tokens_per_row) * plan.units_per_token;
-      plan.grid_x = (plan.units_per_grid_row - 1) / plan.threads + 1;
-    }
+    plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
     plan.grid_y = static_cast<uint32_t>((all_tokens - 1) / tokens_per_row + 1);
     INFO(tokens_per_row << " tokens a row, " << plan.tokens_per_block << " a block, grid " << plan.grid_x << " x "
                         << plan.grid_y);

@@ -769,10 +769,19 @@ RopeStatistics RopeCase::check() const {
   for (const Direction direction : {Direction::Forward, Direction::Backward}) {
     std::vector<std::byte> first;
     for (const Device &device : devices()) {
-      for (const int32_t threads :
-           device.kind == ROPE_DEVICE_CPU ? std::vector<int32_t>{1, 5, 0} : std::vector<int32_t>{0}) {
-        INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads);
+      struct Variant {
+        int32_t threads;
+        uint32_t flags;
+      };
+      // The flag makes the CUDA backend choose other kernels.
+      const std::vector<Variant> variants = device.kind == ROPE_DEVICE_CPU
+                                                ? std::vector<Variant>{{1, 0}, {5, 0}, {0, 0}}
+                                                : std::vector<Variant>{{0, 0}, {0, ROPE_FLAG_PROGRAMMATIC_LAUNCH}};
+      for (const auto &[threads, flags] : variants) {
+        INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads << ", flags "
+                         << flags);
         const RopeDesc desc = create(config(device, threads));
+        scene.args.flags = flags;
         scene.workspace.restore();
         if (explanations_ && device.kind == ROPE_DEVICE_CUDA && direction == Direction::Forward) {
           // Addresses on the host are aligned as those of their copies on the device.

@@ -131,6 +131,9 @@ void draw_operands(Random *random, const rope_config_t &config, int64_t batches,
     args->cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
   }
   if (random->below(8) == 0) args->fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+  if (config.layout != ROPE_LAYOUT_THD && config.num_axes < 2 && random->below(8) == 0) {
+    args->start_positions = compact_tensor(far_address(4), ROPE_DTYPE_I64, {batches});
+  }
 }
 
 // False where the random problem is not a legal one.
@@ -195,7 +198,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
     if (random->below(2) == 0) *out[i] = random_tensor(random, *scene, 2 * i + 1, shape);
   }
   draw_operands(random, config, batches, tokens, width, &scene->args);
-  if (random->below(3) == 0) scene->args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+  if (random->below(2) == 0) scene->args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return rope::make_rope_problem("rope_forward", scene->geometry, scene->args, random->below(2) == 0,
                                  &scene->problem) == ROPE_STATUS_SUCCESS &&
          !scene->problem.is_empty();
@@ -225,10 +228,10 @@ std::string describe(const rope::RopePlan &plan) {
   text << "kernel " << static_cast<int>(plan.kernel) << ", vectors of " << plan.vector_elements << ", "
        << plan.units_per_token << " units a token, " << plan.thread_rows << " rows of " << plan.threads << " threads, "
        << plan.blocks_per_token << " blocks a token, " << plan.tokens_per_block << " tokens a block, "
-       << plan.units_per_block << " units a block, " << plan.tokens_per_grid_row << " tokens and "
-       << plan.units_per_grid_row << " units a row, grid " << plan.grid_x << " x " << plan.grid_y << ", shared "
-       << plan.shared_bytes << (plan.is_batch_fastest ? ", batch fastest" : "")
-       << (plan.is_part_slowest ? ", part slowest" : "") << (plan.is_programmatic ? ", programmatic" : "");
+       << plan.units_per_block << " units a block, " << plan.tokens_per_grid_row << " tokens a row, grid "
+       << plan.grid_x << " x " << plan.grid_y << ", shared " << plan.shared_bytes
+       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.is_part_slowest ? ", part slowest" : "")
+       << (plan.is_programmatic ? ", programmatic" : "");
   return text.str();
 }
 
@@ -296,18 +299,6 @@ bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device) {
   return (scene.args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0 && device.compute_capability >= 90;
 }
 
-// Whether the kernel of one position axis, without sequences, takes angles of each thread's own.
-bool is_flat(const Scene &scene, const rope::DeviceInfo &device, int64_t units_per_token) {
-  const bool has_table = scene.problem.angles == rope::AngleSource::kTable;
-  if (!has_table && scene.geometry.rotary_dim / 2 > rope::kMaxFlatPairs) return false;
-  if (scene.problem.heads_per_token() == 1) return true;
-  int64_t most = is_programmatic(scene, device) ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
-  if (has_table) {
-    most = is_programmatic(scene, device) ? rope::kMostFlatTableThreadsProgrammatic : rope::kMostFlatTableThreads;
-  }
-  return scene.num_tokens() <= most * device.multiprocessors / units_per_token;
-}
-
 bool is_scattered(rope::RopeKernel kernel) {
   return kernel == rope::RopeKernel::kScattered || kernel == rope::RopeKernel::kScatteredTable;
 }
@@ -327,8 +318,20 @@ bool has_token_rows(rope::RopeKernel kernel) {
   }
 }
 
-// Blocks are aligned to tokens then, and the grid may have rows; without rows of threads either, threads are numbered
-// through the units of a grid row.
+// Whether threads wait for nobody in their block: a row of them has a token, or a part of one.
+bool is_flat(rope::RopeKernel kernel) {
+  switch (kernel) {
+    case rope::RopeKernel::kWarp:
+    case rope::RopeKernel::kFlat:
+    case rope::RopeKernel::kTable32:
+    case rope::RopeKernel::kTable16:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The grid may have several rows of tokens then.
 bool shares_angles(rope::RopeKernel kernel) {
   return kernel == rope::RopeKernel::kShared || kernel == rope::RopeKernel::kGeneral;
 }
@@ -393,50 +396,122 @@ bool fits_token_rows(const Scene &scene, int64_t elements, Cut cut) {
   return scene.num_tokens() <= kLargestGridX / (of_token / 32 + 1);
 }
 
+bool is_computed(const Scene &scene) {
+  return scene.problem.angles == rope::AngleSource::kIncrements;
+}
+
+// Whether only the general kernel has the problem: F64, pairs that move, wide and F64 tables, and angles.
+bool is_general(const Scene &scene) {
+  const rope::AngleTable &table = scene.problem.table;
+  const bool has_table =
+      scene.problem.angles == rope::AngleSource::kTable && !table.is_by_channel && table.dtype != ROPE_DTYPE_F64;
+  return scene.geometry.dtype == ROPE_DTYPE_F64 || scene.is_converted() || (!is_computed(scene) && !has_table);
+}
+
+// Who reads positions of several axes counts faults, too, and finds columns that serve several pairs.
+bool is_looked_up(const Scene &scene) {
+  const rope::RopeProblem &problem = scene.problem;
+  const bool has_plain_table =
+      is_computed(scene) || (problem.fault.data == nullptr && problem.table.width == scene.geometry.rotary_dim / 2);
+  return problem.sequences.is_present || scene.geometry.num_axes > 1 || !has_plain_table;
+}
+
+// Whether half of what a launch moves is at most so many vectors of 16 bytes for each multiprocessor.
+bool has_few_vectors(const Scene &scene, const rope::DeviceInfo &device, int64_t most) {
+  const int64_t elements = widest_vectors(scene);
+  const Cut cut = is_general(scene) ? Cut::kSingleCopies : Cut::kDoubleCopies;
+  const int64_t bytes_per_token = units_of_token(scene, elements, cut) * elements * scene.element_size();
+  return scene.num_tokens() <= most * device.multiprocessors * 16 / bytes_per_token;
+}
+
+// Whether threads may wait for nobody: tokens that rows of threads can have, of rotated channels only, in no more parts
+// than a grid's second axis has even if blocks are the smallest, and positions that are read as they are.
+bool allows_flat(const Scene &scene, int64_t elements) {
+  const rope::RopeProblem &problem = scene.problem;
+  if (problem.in_distance != 1 && problem.in_distance != scene.geometry.rotary_dim / 2) return false;
+  if (problem.start_positions.is_present) return false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (copied_vectors(scene, i, elements) != 0) return false;
+  }
+  const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
+  return divide_up(units, rope::kFewFlatThreads) <= kLargestGridY &&
+         fits_token_rows(scene, elements, Cut::kDoubleCopies);
+}
+
+// Whether numbers of rows and strides between them, in bytes, have 32 bits, and threads can read their columns.
+bool allows_table_rows(const Scene &scene, int64_t elements) {
+  const rope::AngleTable &table = scene.problem.table;
+  for (const int64_t number : {table.rows, table.cos.row_stride, table.sin.row_stride}) {
+    if (std::abs(number) > INT32_MAX / oracle::element_size(table.dtype)) return false;
+  }
+  return allows_table_vectors(scene, elements);
+}
+
+// The kernel without a barrier that a launch of decode size would have, if any.
+bool has_flat_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
+  if (is_general(scene) || is_looked_up(scene) || elements == 1 || !allows_flat(scene, elements)) return false;
+  if (!is_computed(scene)) return allows_table_rows(scene, elements);
+  const bool shares_by_warp = is_programmatic(scene, device) && scene.geometry.rotary_dim / 2 <= rope::kMaxWarpPairs;
+  return scene.problem.heads_per_token() == 1 || shares_by_warp;
+}
+
+// Whether a launch is of decode size, for what its angles are and how it is launched.
+bool is_short(const Scene &scene, const rope::DeviceInfo &device) {
+  const int64_t widest = widest_vectors(scene);
+  const bool is_late = is_programmatic(scene, device);
+  int64_t most = rope::kMostShortVectors;
+  if (has_flat_kernel(scene, device, widest * scene.element_size() == 16 ? widest / 2 : widest)) {
+    if (is_computed(scene) && is_late) most = rope::kMostShortVectorsProgrammatic;
+    if (!is_computed(scene)) most = is_late ? rope::kMostShortTableVectorsProgrammatic : rope::kMostShortTableVectors;
+  }
+  return has_few_vectors(scene, device, most);
+}
+
+// Short launches have twice the threads.
+int64_t expected_elements(const Scene &scene, const rope::DeviceInfo &device) {
+  const int64_t widest = widest_vectors(scene);
+  const bool is_halved = widest > 1 && widest * scene.element_size() == 16 && is_short(scene, device);
+  return is_halved ? widest / 2 : widest;
+}
+
 // What the headers of plans say of the kernels.
 rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
-  const rope::AngleTable &table = problem.table;
   const int pairs = scene.geometry.rotary_dim / 2;
-  const bool is_computed = problem.angles == rope::AngleSource::kIncrements;
-  // Only the general one has wide and F64 tables, and angles.
-  const bool has_table =
-      problem.angles == rope::AngleSource::kTable && !table.is_by_channel && table.dtype != ROPE_DTYPE_F64;
-  if (scene.geometry.dtype == ROPE_DTYPE_F64 || scene.is_converted() || (!is_computed && !has_table)) {
-    return rope::RopeKernel::kGeneral;
-  }
+  const bool is_from_table = !is_computed(scene);
+  if (is_general(scene)) return rope::RopeKernel::kGeneral;
   if (widest_vectors(scene) == 1) {
     if (!fits_token_rows(scene, 1, Cut::kScattered)) return rope::RopeKernel::kGeneral;
-    return is_computed ? rope::RopeKernel::kScattered : rope::RopeKernel::kScatteredTable;
+    return is_from_table ? rope::RopeKernel::kScatteredTable : rope::RopeKernel::kScattered;
   }
-  const bool has_sequences = problem.sequences.is_present, has_axes = scene.geometry.num_axes > 1;
-  // Who reads positions of several axes counts faults, too, and finds columns that serve several pairs.
-  const bool is_looked_up =
-      has_sequences || has_axes || (has_table && (problem.fault.data != nullptr || table.width != pairs));
   const bool fits = fits_token_rows(scene, elements, Cut::kDoubleCopies);
-  const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
-  const bool is_few = is_flat(scene, device, units);
+  const bool has_units = units_of_token(scene, elements, Cut::kDoubleCopies) >= rope::kLeastUnitsOfTokenRows;
+  const bool is_alone = problem.heads_per_token() == 1, is_few = is_short(scene, device);
   const bool has_simple_pairs = problem.in_distance == 1 || problem.in_distance == pairs;
-  if (!is_looked_up && has_simple_pairs && (is_few || !fits || units < rope::kLeastUnitsOfTokenRows)) {
-    if (is_computed) return is_few ? rope::RopeKernel::kFlat : rope::RopeKernel::kShared;
-    if (allows_table_vectors(scene, elements)) {
-      return table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
+  if (!is_looked_up(scene) && has_simple_pairs) {
+    const bool is_flat = allows_flat(scene, elements);
+    if (is_from_table && is_flat && (is_alone || is_few || !has_units) && allows_table_rows(scene, elements)) {
+      return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
     }
+    if (!is_from_table && is_flat && is_alone) return rope::RopeKernel::kFlat;
+    if (!is_from_table && is_flat && is_few && is_programmatic(scene, device) && pairs <= rope::kMaxWarpPairs) {
+      return rope::RopeKernel::kWarp;
+    }
+    if (!is_from_table && (!fits || !has_units)) return rope::RopeKernel::kShared;
   }
   if (!fits) return rope::RopeKernel::kGeneral;
-  if (has_sequences) {
-    return is_computed ? rope::RopeKernel::kTokenSequences : rope::RopeKernel::kTokenTableSequences;
+  if (problem.sequences.is_present) {
+    return is_from_table ? rope::RopeKernel::kTokenTableSequences : rope::RopeKernel::kTokenSequences;
   }
-  if (is_looked_up) return is_computed ? rope::RopeKernel::kTokenAxes : rope::RopeKernel::kTokenTableAxes;
-  return is_computed ? rope::RopeKernel::kToken : rope::RopeKernel::kTokenTable;
+  if (is_looked_up(scene)) return is_from_table ? rope::RopeKernel::kTokenTableAxes : rope::RopeKernel::kTokenAxes;
+  return is_from_table ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kToken;
 }
 
 // Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
 bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t *stride = scene.problem.tensor[0].in_stride;
-  int64_t most = ((int64_t{1} << 32) - 1 - 4096) / plan.units_per_token;
+  int64_t most = kLargestGridX;
   if (shares_angles(plan.kernel)) most = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
-  if (has_token_rows(plan.kernel)) most = kLargestGridX;
   return scene.problem.batches > 1 && scene.problem.batches <= std::min(most, int64_t{kLargestGridX}) &&
          std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
 }
@@ -497,14 +572,40 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   return "";
 }
 
-// The same of threads that are numbered through.
-std::string fault_of_numbers(const rope::RopePlan &plan) {
-  if (plan.threads != rope::kFlatThreads || plan.units_per_block != rope::kFlatThreads) return "threads";
-  if (plan.shared_bytes != 0) return "shared_bytes";
-  const int64_t units = plan.tokens_per_grid_row * plan.units_per_token;
-  if (plan.units_per_grid_row != units) return "units_per_grid_row";
-  if (divide_up(units, plan.threads) != plan.grid_x) return "grid_x and the row";
-  if (int64_t{plan.grid_x} * plan.threads > int64_t{1} << 32) return "a row of more threads than 32 bits number";
+// Threads of a block that waits for nobody, at most.
+int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device) {
+  if (!is_programmatic(scene, device) || !is_short(scene, device)) return rope::kFlatThreads;
+  const int64_t most = is_computed(scene) ? rope::kMostVectorsOfFewThreads : rope::kMostTableVectorsOfFewThreads;
+  return has_few_vectors(scene, device, most) ? rope::kFewFlatThreads : rope::kMaxFlatThreads;
+}
+
+// The same of blocks that wait for nobody: rows of threads have a token each, or a part of one.
+std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
+  const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
+  const int64_t wanted = wanted_flat_threads(scene, device), pairs = scene.geometry.rotary_dim / 2;
+  if (rows < 1 || threads * rows > wanted || threads * rows > rope::kMaxFlatThreads) {
+    return "threads beyond the launch bounds";
+  }
+  if (parts != divide_up(units, wanted)) return "more parts of a token than it needs, or fewer";
+  if (parts * threads < units) return "units left over";
+  if ((parts - 1) * threads >= units) return "a part without work";
+  const bool is_warp = plan.kernel == rope::RopeKernel::kWarp;
+  if (!is_warp && parts == 1 && threads != units) return "a row of more threads than units";
+  if (is_warp || parts > 1) {
+    if (threads % 32 != 0) return "a row that ends within a warp";
+    if (threads - 32 >= divide_up(units, parts)) return "a warp without work";
+  }
+  if (rows > 1 && parts > 1) return "blocks and tokens both divided";
+  if ((rows + 1) * threads <= wanted) return "room for another row";
+  if (plan.blocks_per_token != parts) return "blocks_per_token";
+  if (plan.tokens_per_block != rows) return "tokens_per_block";
+  if (plan.units_per_block != threads * rows) return "units_per_block";
+  if (plan.grid_x != divide_up(scene.num_tokens(), rows)) return "grid_x";
+  if (plan.grid_x * rows > UINT32_MAX || parts * threads > UINT32_MAX) return "numbers of more than 32 bits";
+  if (plan.is_part_slowest || plan.tokens_per_grid_row != 0) return "what other kernels have";
+  // Each warp has cosines and sines of its own.
+  if (is_warp && pairs > rope::kMaxWarpPairs) return "more pairs than a warp keeps";
+  if (plan.shared_bytes != (is_warp ? threads * rows / 32 * 2 * rope::kMaxWarpPairs * 4 : 0)) return "shared_bytes";
   return "";
 }
 
@@ -514,7 +615,8 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   const rope::RopeGeometry &geometry = scene.geometry;
   if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
-  if (plan.threads < 1 || plan.threads > 1024 || plan.threads % 32 != 0) return "threads";
+  if (plan.threads < 1 || int64_t{plan.threads} * plan.thread_rows > 1024) return "threads";
+  if (!is_flat(plan.kernel) && plan.threads % 32 != 0) return "a block that ends within a warp";
   if (plan.shared_bytes > kSharedBytes) return "shared_bytes";
   if (plan.is_programmatic != is_programmatic(scene, device)) return "is_programmatic";
 
@@ -525,11 +627,7 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   const int64_t elements = plan.vector_elements, pairs = geometry.rotary_dim / 2, size = scene.element_size();
   if (elements != 1 && elements * size != 16 && elements * size != 8) return "vector_elements";
   if (!allows_vectors(scene, elements)) return "vectors are not aligned";
-  // Bytes are few only in small problems, where narrower vectors may start sooner.
-  const int64_t widest = widest_vectors(scene);
-  if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
-  const bool is_large = scene.num_tokens() * problem.heads_per_token() >= int64_t{1} << 24;
-  if (is_large && elements != widest) return "vectors of a large problem are needlessly narrow";
+  if (elements != expected_elements(scene, device)) return "vectors of another width than the launch's size asks for";
 
   if (plan.kernel != expected_kernel(scene, device, elements)) return "kernel";
   if (plan.rotary_units_per_head != pairs / elements) return "rotary_units_per_head";
@@ -539,6 +637,7 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   if (plan.units_per_token != units_of_token(scene, elements, cut_of(plan.kernel))) return "units_per_token";
   if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
   if (has_token_rows(plan.kernel)) return fault_of_token_rows(scene, device, plan);
+  if (is_flat(plan.kernel)) return fault_of_flat(scene, device, plan);
   if (plan.thread_rows != 1 || plan.is_part_slowest) return "rows of threads";
 
   const int64_t row = plan.tokens_per_grid_row;
@@ -548,7 +647,7 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   if (problem.batches > 1 && row % (plan.is_batch_fastest ? problem.batches : problem.tokens) != 0) {
     return "a row with a part of a batch";
   }
-  return shares_angles(plan.kernel) ? fault_of_blocks(scene, plan) : fault_of_numbers(plan);
+  return fault_of_blocks(scene, plan);
 }
 
 // How kernels divide by a number that is known at launch: by ceil(2^32 / divisor).
@@ -580,7 +679,9 @@ class Launch {
     for (uint32_t y = 0; y < plan_.grid_y; ++y) {
       for (uint32_t x = 0; x < plan_.grid_x; ++x) {
         for (uint32_t thread = 0; thread < plan_.threads * plan_.thread_rows; ++thread) {
-          const std::string fault = has_token_rows(plan_.kernel) ? run_row_thread(x, thread) : run_thread(x, y, thread);
+          const std::string fault = has_token_rows(plan_.kernel) ? run_row_thread(x, thread)
+                                    : is_flat(plan_.kernel)      ? run_flat_thread(x, y, thread)
+                                                                 : run_thread(x, y, thread);
           if (!fault.empty()) return fault;
         }
       }
@@ -594,18 +695,37 @@ class Launch {
     int tensor;
     int64_t head;
     size_t row;             // of heads of tokens
-    uint32_t row_of_block;  // of threads
+    uint32_t row_of_block;  // of threads; where warps share angles, the warp
   };
 
-  // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first, and a
-  // unit's head, or group of heads, comes from one multiplication.
+  // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
   std::string run_row_thread(uint32_t x, uint32_t thread) {
-    const rope::RopeProblem &problem = scene_.problem;
     const uint32_t groups = plan_.grid_x / plan_.blocks_per_token;
     const uint32_t part = plan_.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
     const uint32_t group = plan_.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
     const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
-    const uint32_t unit_of_token = part * plan_.threads + thread % plan_.threads;
+    return run_unit(token, part * plan_.threads + thread % plan_.threads, row_of_block);
+  }
+
+  // The same of a block that waits for nobody: the grid has an axis for the parts of a token.
+  std::string run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
+    const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
+    const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
+    const rope::RopeProblem &problem = scene_.problem;
+    if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
+    if (problem.start_positions.is_present) return "start_positions, which nobody adds";
+    if (plan_.kernel != rope::RopeKernel::kWarp) return run_unit(token, unit, row_of_block);
+    // Lanes without a unit compute angles too, all of the token of the first.
+    if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
+    if (token != token_of_warp_) return "a warp with several tokens";
+    if (lanes_++ != thread % 32) return "a warp that lacks lanes";
+    if (thread + 1 == plan_.threads * plan_.thread_rows && lanes_ != 32) return "a warp that lacks lanes";
+    return run_unit(token, unit, thread / 32);
+  }
+
+  // A unit's head, or group of heads, comes from one multiplication.
+  std::string run_unit(uint32_t token, uint32_t unit_of_token, uint32_t row_of_block) {
+    const rope::RopeProblem &problem = scene_.problem;
     if (token >= scene_.num_tokens() || unit_of_token >= plan_.units_per_token) return "";
     Place place = {0, token, 0, 0, 0, row_of_block};
     if (problem.batches > 1 && plan_.is_batch_fastest) {
@@ -646,6 +766,7 @@ class Launch {
       }
       return rotate(place, unit);
     }
+    if (is_flat(plan_.kernel)) return "a copy beside rotations that wait for nobody";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.rotary_units_per_head;
@@ -663,12 +784,6 @@ class Launch {
 
   // A thread's token, counted in the row of the grid, and its unit; false where it has none.
   bool find_work(uint32_t x, uint32_t thread, int64_t *in_row, int64_t *unit) const {
-    if (!shares_angles(plan_.kernel)) {
-      const uint32_t number = x * plan_.threads + thread;
-      *in_row = number / plan_.units_per_token;
-      *unit = number % plan_.units_per_token;
-      return number < plan_.units_per_grid_row;
-    }
     if (thread >= plan_.units_per_block) return false;
     int64_t token_of_block = 0;
     *unit = int64_t{x % plan_.blocks_per_token} * plan_.units_per_block + thread;
@@ -746,8 +861,9 @@ class Launch {
     const std::pair<int, int> from = vectors_of(unit, problem.in_distance), to = vectors_of(unit, problem.out_distance);
     const std::vector<int> pairs = pairs_of(from, problem.in_distance);
     if (pairs.empty()) return "a pair in two units";
-    const std::string angle_fault =
-        has_token_rows(plan_.kernel) ? check_shared(place, pairs) : check_table(place, pairs);
+    const std::string angle_fault = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kWarp
+                                        ? check_shared(place, pairs)
+                                        : check_table(place, pairs);
     if (!angle_fault.empty()) return angle_fault;
     if (pairs != pairs_of(to, problem.out_distance)) return "other pairs written than read";
     for (const int channel : {from.first, from.second}) {
@@ -764,16 +880,18 @@ class Launch {
     return "";
   }
 
-  // The runs of angles that a thread reads as vectors of up to four, where a row of threads has the cosines of its
-  // token's pairs and then the sines.
+  // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
+  // of its token's pairs and then the sines. A warp has room for as many pairs as it has at most.
   std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
-    const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
+    const bool is_warp = plan_.kernel == rope::RopeKernel::kWarp;
+    const int64_t num_pairs = is_warp ? rope::kMaxWarpPairs : scene_.geometry.rotary_dim / 2;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
       if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
       if (in_run % step != 0) continue;
       const int64_t cos = place.row_of_block * 2 * num_pairs + pairs[i], sin = cos + num_pairs;
+      if (pairs[i] + step > num_pairs) return "an angle that nobody computes";
       if (cos % step != 0 || sin % step != 0) return "a run of angles that is not aligned";
       if ((sin + step) * 4 > plan_.shared_bytes) return "angles past the block's";
     }
@@ -858,25 +976,20 @@ class Launch {
   const rope::RopePlan &plan_;
   size_t first_head_[3] = {};
   size_t heads_per_token_ = 0;
+  uint32_t token_of_warp_ = 0, lanes_ = 0;
   std::vector<uint8_t> written_, rotated_;
   std::vector<int64_t> block_of_row_;  // of heads that are converted in place
 };
 
 // The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens) {
-  if (has_token_rows(plan.kernel)) return plan;  // the grid has one row
-  const bool is_by_token = shares_angles(plan.kernel);
-  int64_t unit = is_by_token ? plan.tokens_per_block : 1;
+  if (!shares_angles(plan.kernel)) return plan;  // the grid has one row
+  int64_t unit = plan.tokens_per_block;
   if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
   plan.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;
   plan.grid_y = static_cast<uint32_t>(divide_up(scene.num_tokens(), plan.tokens_per_grid_row));
-  if (is_by_token) {
-    plan.grid_x =
-        static_cast<uint32_t>(divide_up(plan.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
-  } else {
-    plan.units_per_grid_row = static_cast<uint32_t>(plan.tokens_per_grid_row) * plan.units_per_token;
-    plan.grid_x = static_cast<uint32_t>(divide_up(plan.units_per_grid_row, plan.threads));
-  }
+  plan.grid_x =
+      static_cast<uint32_t>(divide_up(plan.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
   return plan;
 }
 
@@ -941,7 +1054,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Random random(1);
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
-  int of_kernel[kKernels] = {}, of_pairing[3] = {}, rows_of_numbers = 0, programmatic = 0, batch_fastest = 0;
+  int of_kernel[kKernels] = {}, of_pairing[3] = {}, parts_of_tokens = 0, programmatic = 0, batch_fastest = 0;
   for (int round = 0; round < 80000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
@@ -955,10 +1068,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         REQUIRE(message.rfind("rope_forward: q ", 0) == 0);
         // Even with the widest vectors and blocks, tokens do not fit the grid, or a batch does not fit a row of it.
         const int64_t widest = widest_vectors(scene), units = units_of_token(scene, widest, Cut::kSingleCopies);
-        int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
-        const rope::RopeKernel kernel = expected_kernel(scene, device, widest);
-        REQUIRE_FALSE(has_token_rows(kernel));
-        if (!shares_angles(kernel)) row = std::min(int64_t{kLargestGridX}, ((int64_t{1} << 32) - 8192) / units);
+        const int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
+        REQUIRE(shares_angles(expected_kernel(scene, device, expected_elements(scene, device))));
         const bool fills_grid = scene.num_tokens() / kLargestGridY >= row / 2;
         const bool fills_row = scene.problem.batches > 1 && scene.problem.tokens >= row;
         REQUIRE((fills_grid || fills_row));
@@ -971,8 +1082,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         FAIL(fault);
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
-      rows += plan.grid_y > 1;
-      rows_of_numbers += plan.grid_y > 1 && !shares_angles(plan.kernel);
+      rows += plan.grid_y > 1 && shares_angles(plan.kernel);
+      parts_of_tokens += plan.grid_y > 1 && is_flat(plan.kernel);
       programmatic += plan.is_programmatic;
       batch_fastest += plan.is_batch_fastest;
       whole_heads += scene.converts_in_place();
@@ -987,7 +1098,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
   CHECK(rows > 100);
-  CHECK(rows_of_numbers > 100);
+  CHECK(parts_of_tokens > 100);
   CHECK(programmatic > 10000);
   CHECK(batch_fastest > 10000);
   CHECK(of_2_to_40_tokens > 10);
@@ -1035,7 +1146,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
   for (int round = 0; round < 16000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
-    // On a device of one multiprocessor small launches share angles too.
+    // On a device of one multiprocessor small launches are long.
     const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 11];
     rope::RopePlan plan;
     REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
@@ -1050,11 +1161,12 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     ++launches;
     of_several_tokens += plan.tokens_per_block > 1 && scene.num_tokens() > plan.tokens_per_block;
     of_several_blocks += plan.blocks_per_token > 1;
-    short_rows += rows.grid_y > 1;
+    short_rows += rows.grid_y > plan.grid_y;
     ++of_kernel[static_cast<int>(plan.kernel)];
-    short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > 1;
-    batch_fastest += plan.is_batch_fastest && rows.grid_y > 1;
-    rows_of_batches += rows.grid_y > 1 && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
+    short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > plan.grid_y;
+    batch_fastest += plan.is_batch_fastest && rows.grid_y > plan.grid_y;
+    rows_of_batches +=
+        rows.grid_y > plan.grid_y && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
     wide_tables += plan.kernel == rope::RopeKernel::kTable32 || plan.kernel == rope::RopeKernel::kTable16;
     part_slowest += plan.is_part_slowest && plan.blocks_per_token > 1;
     rows_of_threads += plan.thread_rows > 1 && scene.num_tokens() > plan.thread_rows;
@@ -1073,11 +1185,10 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Rows of threads have a test case of their own, too.
+  // Rows of threads have test cases of their own, too.
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
     CHECK(of_kernel[kernel] > 5);
-    // Those that number threads through seldom get here; their rows have a test case of their own.
     if (shares_angles(static_cast<rope::RopeKernel>(kernel))) CHECK(short_rows_of_kernel[kernel] > 4);
   }
   CHECK(rows_of_batches > 100);
@@ -1215,18 +1326,24 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
   };
   const int32_t axes[64] = {};
   using Kernel = rope::RopeKernel;
-  // Of many threads, and of few.
-  const std::pair<Kernel, Kernel> computed = {Kernel::kToken, Kernel::kFlat};
-  const std::pair<Kernel, Kernel> table32 = {Kernel::kTokenTable, Kernel::kTable32};
-  const std::pair<Kernel, Kernel> table16 = {Kernel::kTokenTable, Kernel::kTable16};
-  const auto always = [](Kernel kernel) { return std::make_pair(kernel, kernel); };
+  // Of many vectors, of few, and of few with programmatic launch.
+  struct Kernels {
+    Kernel many, few, few_programmatic;
+  };
+  const Kernels computed = {Kernel::kToken, Kernel::kToken, Kernel::kWarp};
+  const Kernels table32 = {Kernel::kTokenTable, Kernel::kTable32, Kernel::kTable32};
+  const Kernels table16 = {Kernel::kTokenTable, Kernel::kTable16, Kernel::kTable16};
+  const auto always = [](Kernel kernel) { return Kernels{kernel, kernel, kernel}; };
+  const auto out_of_place = [](const rope_config_t &config, rope_args_t *args) {
+    args->q_out = compact_tensor(far_address(5), ROPE_DTYPE_BF16, {2, 64, 8, config.head_dim});
+  };
   const auto sequences = [](rope_config_t *config, rope_args_t *args) {
     config->layout = ROPE_LAYOUT_THD;
     args->cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
   };
   const struct {
     const char *title;
-    std::pair<Kernel, Kernel> kernels;
+    Kernels kernels;
     rope::Pairing pairing;
     std::function<void(rope_config_t &, rope_args_t &)> change;
   } features[] = {
@@ -1244,7 +1361,52 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       {"positions", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
          args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
+       }},
+      {"positions of 64 bits", computed, rope::Pairing::kHalf,
+       [](rope_config_t &, rope_args_t &args) {
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2, 64});
+       }},
+      {"positions and start_positions", always(Kernel::kToken), rope::Pairing::kHalf,
+       [](rope_config_t &, rope_args_t &args) {
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
          args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+       }},
+      {"start_positions", always(Kernel::kToken), rope::Pairing::kInterleaved,
+       [](rope_config_t &config, rope_args_t &args) {
+         config.style = ROPE_STYLE_INTERLEAVED;
+         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I32, {2});
+       }},
+      {"start_positions and a table", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+       }},
+      {"out of place", computed, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) { out_of_place(config, &args); }},
+      {"half of each head", computed, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.head_dim = 256, config.rotary_dim = 128; }},
+      {"half of each head by a table", table16, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.head_dim = 256, config.rotary_dim = 128;
+         args = table(ROPE_DTYPE_F16, 64);
+       }},
+      {"half of each head, the rest copied", always(Kernel::kToken), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.head_dim = 256, config.rotary_dim = 128;
+         out_of_place(config, &args);
+       }},
+      {"half of each head by a table, the rest copied", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.head_dim = 256, config.rotary_dim = 128;
+         args = table(ROPE_DTYPE_F32, 64);
+         out_of_place(config, &args);
+       }},
+      {"more pairs than a warp keeps", always(Kernel::kToken), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.head_dim = 2 * rope::kMaxWarpPairs + 16; }},
+      {"more pairs than that by a table", table32, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.head_dim = 2 * rope::kMaxWarpPairs + 16;
+         args = table(ROPE_DTYPE_F32, rope::kMaxWarpPairs + 8);
        }},
       {"fault, where nothing can be faulty", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
@@ -1389,7 +1551,8 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
        }},
   };
   Scene scene;
-  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10};
+  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10},
+                         old_device = {true, 0, 10000, 89, 48 << 10};
   for (const auto &feature : features) {
     for (const bool has_flag : {false, true}) {
       rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
@@ -1397,14 +1560,15 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       feature.change(config, args);
       if (has_flag) args = with_flag(args);
       const bool is_thd = config.layout == ROPE_LAYOUT_THD;
-      set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, 128} : std::vector<int64_t>{2, 64, 8, 128},
+      const int64_t width = config.head_dim;
+      set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, width} : std::vector<int64_t>{2, 64, 8, width},
                   args);
       INFO(feature.title << (has_flag ? ", programmatic" : ""));
-      CHECK(plan_of(scene, small_device).kernel == feature.kernels.first);
-      // What threads could share they compute, or look up, themselves where there are few.
-      // Angles that are computed only by programmatic launch.
-      const bool is_late = feature.kernels.second == Kernel::kFlat && !has_flag;
-      CHECK(plan_of(scene, large_device).kernel == (is_late ? Kernel::kToken : feature.kernels.second));
+      CHECK(plan_of(scene, small_device).kernel == feature.kernels.many);
+      // What threads could share they compute in warps, or look up themselves, where there are few.
+      const Kernel few = has_flag ? feature.kernels.few_programmatic : feature.kernels.few;
+      CHECK(plan_of(scene, large_device).kernel == few);
+      CHECK(plan_of(scene, old_device).kernel == feature.kernels.few);
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.pairing == feature.pairing);
@@ -1536,6 +1700,11 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
     set_problem(&scene, config, shape, table);
     CHECK(plan_of(scene, kDevices[6]).kernel ==
           (is_enough ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kTable32));
+    // Positions that the kernels without a barrier do not add.
+    rope_args_t starts = table;
+    starts.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
+    set_problem(&scene, config, shape, starts);
+    CHECK(plan_of(scene, kDevices[6]).kernel == rope::RopeKernel::kTokenTable);
     // What no simpler kernel has.
     config.num_axes = 2;
     set_problem(&scene, config, shape);
@@ -1552,24 +1721,45 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
 TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
   Scene scene;
   const int64_t largest = INT32_MAX / 16 * 8;  // in elements of two bytes, whole vectors
-  for (const int num_axes : {1, 2}) {
+  enum Angles {
+    kComputed,
+    kAxes,
+    kTable,
+    kShortTable,
+    kSingleHead,
+    kSingleHeadTable,
+    kNumAngles
+  };
+  using Kernel = rope::RopeKernel;
+  const std::pair<Kernel, Kernel> kernels[] = {
+      {Kernel::kToken, Kernel::kShared},       {Kernel::kTokenAxes, Kernel::kGeneral},
+      {Kernel::kTokenTable, Kernel::kGeneral}, {Kernel::kTable32, Kernel::kGeneral},
+      {Kernel::kFlat, Kernel::kShared},        {Kernel::kTable32, Kernel::kGeneral}};
+  for (int angles = 0; angles < kNumAngles; ++angles) {
     for (const bool is_in_place : {true, false}) {
       for (const bool is_out : {false, true}) {
         if (is_in_place && is_out) continue;
+        const bool is_alone = angles == kSingleHead || angles == kSingleHeadTable;
+        const bool has_table = angles == kTable || angles == kShortTable || angles == kSingleHeadTable;
+        const rope::DeviceInfo &device = kDevices[angles == kShortTable ? 4 : 6];
+        const std::vector<int64_t> shape = {2, 64, is_alone ? 1 : 8, 128};
         rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
-        config.num_axes = num_axes;
-        const rope::RopeKernel kernel = num_axes == 1 ? rope::RopeKernel::kToken : rope::RopeKernel::kTokenAxes;
-        const rope::RopeKernel other = num_axes == 1 ? rope::RopeKernel::kShared : rope::RopeKernel::kGeneral;
+        config.num_axes = angles == kAxes ? 2 : 1;
+        const auto [kernel, other] = kernels[angles];
         const auto kernel_with = [&](int axis, int64_t stride) {
           rope_args_t args = {};
-          if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, {2, 64, 8, 128});
-          set_problem(&scene, config, {2, 64, 8, 128}, args);
+          if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, shape);
+          if (has_table) {
+            args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+            args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+          }
+          set_problem(&scene, config, shape, args);
           rope::RotatedTensor &q = scene.problem.tensor[0];
           if (is_in_place || is_out) q.out_stride[axis] = stride;
           if (is_in_place || !is_out) q.in_stride[axis] = stride;
-          const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+          const rope::RopePlan plan = plan_of(scene, device);
           INFO(describe(scene) << ": " << describe(plan));
-          const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+          const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
           CHECK(fault == "");
           return plan.kernel;
         };
@@ -1656,6 +1846,10 @@ TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
       return plan;
     };
     const int64_t most = kLargestGridX;
+    if (!has_closer_tokens) {
+      CHECK(plan_with(ROPE_DTYPE_BF16, most, 1, 128).kernel == rope::RopeKernel::kFlat);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most + 1, 1, 128).kernel == rope::RopeKernel::kShared);
+    }
     // 64 units, for which the check allows three warps, 96, and 800.
     for (const int64_t heads : {8, 12, 100}) {
       const int64_t most_tokens = most / (heads * 8 / 32 + 1);
@@ -1672,38 +1866,270 @@ TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
   }
 }
 
-TEST_CASE("a launch of few threads has angles of its own in each of them", "[rope plan]") {
+TEST_CASE("short launches have narrower vectors, and mostly no barrier", "[rope plan]") {
   Scene scene;
   rope_args_t tables = {};
   tables.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 32});
   tables.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 32});
+  const int64_t vectors_per_token = 64;  // of 16 bytes, one of the two of a unit
   for (const int capability : {75, 80, 89, 90, 120}) {
     for (const int multiprocessors : {1, 3, 20}) {
       for (const int variant : {0, 1, 2, 3}) {
         const bool has_flag = variant % 2 != 0, has_table = variant / 2 != 0;
         const rope::DeviceInfo device = {true, 0, multiprocessors, capability, 48 << 10};
         const bool is_programmatic = has_flag && capability >= 90;
-        const int most_computed = is_programmatic ? rope::kMostFlatThreadsProgrammatic : rope::kMostFlatThreads;
-        const int most_read = is_programmatic ? rope::kMostFlatTableThreadsProgrammatic : rope::kMostFlatTableThreads;
+        const int most_computed = is_programmatic ? rope::kMostShortVectorsProgrammatic : rope::kMostShortVectors;
+        const int most_read = is_programmatic ? rope::kMostShortTableVectorsProgrammatic : rope::kMostShortTableVectors;
         const int64_t most = int64_t{multiprocessors} * (has_table ? most_read : most_computed);
-        int64_t flat = 0;
+        int64_t shortest = 0;
         for (int64_t tokens = 1; tokens < 1000; ++tokens) {
           set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 16, 64},
                       with_flag(has_table ? tables : rope_args_t{}, has_flag));
           const rope::RopePlan plan = plan_of(scene, device);
-          const bool is_few = tokens * plan.units_per_token <= most;
+          const bool is_few = tokens * vectors_per_token <= most;
           INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
-          const rope::RopeKernel few = has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat;
           const rope::RopeKernel many = has_table ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kToken;
+          const rope::RopeKernel few = has_table         ? rope::RopeKernel::kTable32
+                                       : is_programmatic ? rope::RopeKernel::kWarp
+                                                         : rope::RopeKernel::kToken;
           REQUIRE(plan.kernel == (is_few ? few : many));
-          flat += is_few;
+          REQUIRE(plan.vector_elements * 2 == (is_few ? 8 : 16));
+          REQUIRE(fault_of(scene, device, plan).empty());
+          shortest += is_few;
           // More tokens never come back to it.
-          REQUIRE(flat == (is_few ? tokens : flat));
+          REQUIRE(shortest == (is_few ? tokens : shortest));
         }
-        CHECK((flat > 0) == (most > 0));
-        CHECK(flat < 999);
+        CHECK(shortest > 0);
+        CHECK(shortest < 999);
+      }
+    }
+  }
+}
+
+TEST_CASE("threads of blocks without a barrier", "[rope plan]") {
+  Scene scene;
+  rope_args_t tables = {};
+  tables.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
+  tables.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+  struct Shape {
+    uint32_t threads, rows, parts;
+  };
+  // Tokens of heads of eight vectors of 16 bytes, and blocks of few threads, of most and of those without programmatic
+  // launch. Warps that share angles are whole.
+  const struct {
+    int64_t heads;
+    bool has_table;
+    Shape few, most, plain;
+  } cases[] = {{1, true, {16, 4, 1}, {16, 20, 1}, {16, 8, 1}},
+               {2, true, {32, 2, 1}, {32, 10, 1}, {32, 4, 1}},
+               {3, true, {48, 1, 1}, {48, 6, 1}, {48, 2, 1}},
+               {5, true, {64, 1, 2}, {80, 4, 1}, {80, 1, 1}},
+               {8, true, {64, 1, 2}, {128, 2, 1}, {128, 1, 1}},
+               {9, true, {64, 1, 3}, {144, 2, 1}, {96, 1, 2}},
+               {20, true, {64, 1, 5}, {320, 1, 1}, {128, 1, 3}},
+               {21, true, {64, 1, 6}, {192, 1, 2}, {128, 1, 3}},
+               {40, true, {64, 1, 10}, {320, 1, 2}, {128, 1, 5}},
+               {1, false, {16, 4, 1}, {16, 20, 1}, {16, 8, 1}},  // angles of each thread's own
+               {2, false, {32, 2, 1}, {32, 10, 1}, {}},
+               {3, false, {64, 1, 1}, {64, 5, 1}, {}},
+               {5, false, {64, 1, 2}, {96, 3, 1}, {}},
+               {9, false, {64, 1, 3}, {160, 2, 1}, {}},
+               {20, false, {64, 1, 5}, {320, 1, 1}, {}},
+               {21, false, {64, 1, 6}, {192, 1, 2}, {}},
+               {40, false, {64, 1, 10}, {320, 1, 2}, {}}};
+  const rope::DeviceInfo device = {true, 0, 10, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10};
+  for (const auto &one : cases) {
+    const int most_vectors = one.has_table ? rope::kMostTableVectorsOfFewThreads : rope::kMostVectorsOfFewThreads;
+    const int64_t most_tokens = most_vectors * device.multiprocessors / (one.heads * 8);
+    const auto check = [&](int64_t tokens, bool has_flag, const rope::DeviceInfo &on, const Shape &shape) {
+      set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, tokens, one.heads, 128},
+                  with_flag(one.has_table ? tables : rope_args_t{}, has_flag));
+      const rope::RopePlan plan = plan_of(scene, on);
+      INFO(describe(scene) << ": " << describe(plan));
+      const rope::RopeKernel computed = one.heads == 1 ? rope::RopeKernel::kFlat : rope::RopeKernel::kWarp;
+      CHECK(plan.kernel == (one.has_table ? rope::RopeKernel::kTable32 : computed));
+      CHECK(plan.threads == shape.threads);
+      CHECK(plan.thread_rows == shape.rows);
+      CHECK(plan.grid_y == shape.parts);
+      const bool is_warp = plan.kernel == rope::RopeKernel::kWarp;
+      CHECK(plan.shared_bytes == (is_warp ? shape.threads * shape.rows * 16 : 0));  // 512 bytes a warp
+      CHECK(fault_of(scene, on, plan) == "");
+      CHECK(Launch(scene, plan).run() == "");
+    };
+    check(most_tokens, true, device, one.few);
+    check(most_tokens + 1, true, device, one.most);
+    if (one.plain.threads > 0) check(most_tokens, false, large_device, one.plain);
+  }
+  // Launches that are long have them as those without programmatic launch, of vectors of 16 bytes.
+  for (const bool has_table : {false, true}) {
+    set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, 4000, 1, 128},
+                with_flag(has_table ? tables : rope_args_t{}));
+    const rope::RopePlan plan = plan_of(scene, device);
+    INFO(describe(plan));
+    CHECK(plan.kernel == (has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat));
+    CHECK(plan.vector_elements == 8);
+    CHECK(plan.threads == 8);
+    CHECK(plan.thread_rows == 16);
+    CHECK(plan.grid_x == 250);
+    CHECK(fault_of(scene, device, plan) == "");
+  }
+}
+
+TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]") {
+  Scene scene;
+  const struct {
+    rope_style_t style;
+    int32_t head_dim, rotary_dim, rotary_offset;
+  } heads_of[] = {{ROPE_STYLE_HALF, 128, 0, 0},        {ROPE_STYLE_INTERLEAVED, 128, 0, 0},
+                  {ROPE_STYLE_HALF, 192, 64, 64},      {ROPE_STYLE_INTERLEAVED, 88, 32, 40},
+                  {ROPE_STYLE_HALF, 80, 0, 0},         {ROPE_STYLE_INTERLEAVED, 24, 16, 8},
+                  {ROPE_STYLE_INTERLEAVED, 144, 0, 0}, {ROPE_STYLE_HALF, 512, 0, 0}};
+  const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17}, {1, 0, 0}, {0, 0, 1}, {41, 8, 8}};
+  const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+  int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {};
+  int several_batches = 0, batch_fastest = 0, several_tensors = 0, rows_within_warps = 0, idle_lanes = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const auto &head : heads_of) {
+      for (const auto &heads : head_counts) {
+        for (const rope_dtype_t table : of_table) {
+          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
+            for (const bool is_in_place : {true, false}) {
+              rope_config_t config = some_config(dtype, head.head_dim);
+              config.layout = layout;
+              config.style = head.style;
+              config.rotary_dim = head.rotary_dim;
+              config.rotary_offset = head.rotary_offset;
+              REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+              scene.args = {};
+              scene.args.struct_size = sizeof scene.args;
+              rope_tensor_t *in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
+              rope_tensor_t *out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
+              for (int i = 0; i < 3; ++i) {
+                std::vector<int64_t> shape = {2, 3, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head.head_dim};
+                if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head.head_dim};
+                if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head.head_dim};
+                *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
+                if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
+              }
+              const bool has_table = table != rope_dtype_t{};
+              if (has_table) {
+                const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
+                scene.args.cos = compact_tensor(far_address(0), table, shape);
+                scene.args.sin = compact_tensor(far_address(1), table, shape);
+              }
+              for (const bool has_flag : {false, true}) {
+                scene.args.flags = has_flag ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+                const rope_status_t status =
+                    rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+                INFO(rope::last_error());
+                REQUIRE(status == ROPE_STATUS_SUCCESS);
+                // Blocks of few threads, and of most.
+                for (const rope::DeviceInfo &device : {kDevices[4], kDevices[6]}) {
+                  const rope::RopePlan plan = plan_of(scene, device);
+                  INFO(describe(scene) << ": " << describe(plan));
+                  const std::string not_legal = fault_of(scene, device, plan);
+                  if (!not_legal.empty()) FAIL(not_legal);
+                  if (!is_flat(plan.kernel)) continue;
+                  const std::string fault = Launch(scene, plan).run();
+                  if (!fault.empty()) FAIL(fault);
+                  ++of_kernel[static_cast<int>(plan.kernel)];
+                  several_parts[static_cast<int>(plan.kernel)] += plan.grid_y > 1;
+                  several_rows[static_cast<int>(plan.kernel)] += plan.thread_rows > 1;
+                  several_batches += scene.problem.batches > 1;
+                  batch_fastest += plan.is_batch_fastest;
+                  several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
+                  rows_within_warps += plan.threads % 32 != 0;
+                  idle_lanes += plan.grid_y * plan.threads > plan.units_per_token;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
+    INFO("kernel " << kernel);
+    if (!is_flat(static_cast<rope::RopeKernel>(kernel))) continue;
+    CHECK(of_kernel[kernel] > 100);
+    CHECK(several_parts[kernel] > 10);
+    CHECK(several_rows[kernel] > 50);
+  }
+  CHECK(several_batches > 500);
+  CHECK(batch_fastest > 100);
+  CHECK(several_tensors > 100);
+  CHECK(rows_within_warps > 100);
+  CHECK(idle_lanes > 100);
+}
+
+TEST_CASE("tokens without a barrier have no more parts than the grid's second axis", "[rope plan]") {
+  Scene scene;
+  // 32 units a head with vectors of 8 bytes.
+  const rope::DeviceInfo huge = {true, 0, 20000, 90, 48 << 10}, large = {true, 0, 5000, 90, 48 << 10};
+  const int64_t most = int64_t{kLargestGridY} * rope::kFewFlatThreads / 32;
+  const auto plan_with = [&](int64_t heads, bool has_table, bool has_flag, const rope::DeviceInfo &device) {
+    rope_args_t args = {};
+    if (has_table) {
+      args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+      args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+    }
+    set_problem(&scene, some_config(ROPE_DTYPE_F32, 128), {1, 1, heads, 128}, with_flag(args, has_flag));
+    const rope::RopePlan plan = plan_of(scene, device);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.vector_elements == (heads <= most || device.multiprocessors > 10000 ? 2 : 4));
+    CHECK(fault_of(scene, device, plan) == "");
+    return plan;
+  };
+  const rope::RopePlan longest = plan_with(most, false, true, huge);
+  CHECK(longest.kernel == rope::RopeKernel::kWarp);
+  CHECK(longest.grid_x == 1);
+  CHECK(longest.grid_y == kLargestGridY);
+  CHECK(Launch(scene, longest).run() == "");
+  CHECK(plan_with(most, false, true, large).kernel == rope::RopeKernel::kWarp);
+  CHECK(plan_with(most, true, false, large).kernel == rope::RopeKernel::kTable32);
+  for (const rope::DeviceInfo &device : {huge, large}) {
+    CHECK(plan_with(most + 1, false, true, device).kernel == rope::RopeKernel::kToken);
+    CHECK(plan_with(most + 1, true, false, device).kernel == rope::RopeKernel::kTokenTable);
+  }
+}
+
+TEST_CASE("threads that look up angles themselves need rows that 32 bits count", "[rope plan]") {
+  Scene scene;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
+    const rope::RopeKernel table = dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
+    for (const int64_t heads : {1, 2, 8}) {
+      const auto kernel_with = [&](const std::function<void(rope::AngleTable *)> &change) {
+        rope_args_t args = {};
+        args.cos = compact_tensor(far_address(0), dtype, {64, 64});
+        args.sin = compact_tensor(far_address(1), dtype, {64, 64});
+        set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {2, 5, heads, 128}, args);
+        change(&scene.problem.table);
+        const rope::RopePlan plan = plan_of(scene, kH200);
+        INFO(describe(scene) << ": " << describe(plan));
+        CHECK(fault_of(scene, kH200, plan) == "");
+        CHECK(Launch(scene, plan).run() == "");
+        return plan.kernel;
+      };
+      // In entries, strides of whole vectors.
+      const int64_t most = INT32_MAX / oracle::element_size(dtype), largest = most / 8 * 8;
+      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most; }) == table);
+      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most + 1; }) == rope::RopeKernel::kTokenTable);
+      for (const bool is_sin : {false, true}) {
+        const auto with_stride = [&](int64_t stride) {
+          return kernel_with([&](rope::AngleTable *rows) { (is_sin ? rows->sin : rows->cos).row_stride = stride; });
+        };
+        for (const int64_t stride : {int64_t{0}, int64_t{-64}, largest, -largest}) CHECK(with_stride(stride) == table);
+        for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 32, int64_t{1} << 50}) {
+          CHECK(with_stride(stride) == rope::RopeKernel::kTokenTable);
+        }
+        // Those between batches have as many as they like.
+        for (const int64_t stride : {int64_t{1} << 32, -(int64_t{1} << 50)}) {
+          CHECK(kernel_with([&](rope::AngleTable *rows) { (is_sin ? rows->sin : rows->cos).batch_stride = stride; }) ==
+                table);
+        }
       }
     }
   }
@@ -1711,27 +2137,40 @@ TEST_CASE("a launch of few threads has angles of its own in each of them", "[rop
 
 TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
   Scene scene;
-  for (const int32_t head_dim : {2, 64, 2 * rope::kMaxFlatPairs, 2 * rope::kMaxFlatPairs + 2, 1024}) {
+  using Kernel = rope::RopeKernel;
+  for (const int32_t head_dim : {2, 64, 2 * rope::kMaxWarpPairs, 2 * rope::kMaxWarpPairs + 2, 1024}) {
     for (const int64_t tokens : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 36}) {
       for (const rope::DeviceInfo &device : kDevices) {
-        set_problem(&scene, ROPE_DTYPE_BF16, 1, tokens, 1, head_dim);
-        const rope::RopePlan plan = plan_of(scene, device);
-        INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
-        // A single pair is no vector, nor are an odd number of them. A long head is worth a row of threads.
-        const bool fits_grid = tokens < int64_t{1} << 30;
-        const rope::RopeKernel kernel = head_dim == 2                         ? rope::RopeKernel::kGeneral
-                                        : head_dim <= 2 * rope::kMaxFlatPairs ? rope::RopeKernel::kFlat
-                                        : head_dim < 1024 && fits_grid        ? rope::RopeKernel::kScattered
-                                        : head_dim < 1024                     ? rope::RopeKernel::kGeneral
-                                        : fits_grid                           ? rope::RopeKernel::kToken
-                                                                              : rope::RopeKernel::kShared;
-        CHECK(plan.kernel == kernel);
-        CHECK(fault_of(scene, device, plan).empty());
-        // With another head there is.
-        rope_args_t args = {};
-        args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {1, tokens, 1, head_dim});
-        set_problem(&scene, some_config(ROPE_DTYPE_BF16, head_dim), {1, tokens, 1, head_dim}, args);
-        if (tokens > 1) CHECK(plan_of(scene, device).kernel != rope::RopeKernel::kFlat);
+        for (const bool has_flag : {false, true}) {
+          const rope_config_t config = some_config(ROPE_DTYPE_BF16, head_dim);
+          const std::vector<int64_t> shape = {1, tokens, 1, head_dim};
+          rope_args_t args = with_flag({}, has_flag);
+          const auto plan_with = [&] {
+            set_problem(&scene, config, shape, args);
+            const rope::RopePlan plan = plan_of(scene, device);
+            INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
+            CHECK(fault_of(scene, device, plan) == "");
+            return plan;
+          };
+          // A single pair is no vector, nor are an odd number of them.
+          const bool fits_grid = tokens < int64_t{1} << 30, is_even = head_dim % 4 == 0;
+          const Kernel odd = head_dim == 2 || !fits_grid ? Kernel::kGeneral : Kernel::kScattered;
+          CHECK(plan_with().kernel == (!is_even ? odd : fits_grid ? Kernel::kFlat : Kernel::kShared));
+          // A long head is worth a row of threads.
+          args.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
+          const bool has_rows = head_dim == 1024 && fits_grid;
+          CHECK(plan_with().kernel == (!is_even ? odd : has_rows ? Kernel::kToken : Kernel::kShared));
+          // However many rows are read.
+          args = with_flag({}, has_flag);
+          args.cos = compact_tensor(far_address(0), ROPE_DTYPE_BF16, {4096, head_dim / 2});
+          args.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {4096, head_dim / 2});
+          const Kernel odd_table = odd == Kernel::kScattered ? Kernel::kScatteredTable : Kernel::kGeneral;
+          CHECK(plan_with().kernel == (!is_even ? odd_table : fits_grid ? Kernel::kTable16 : Kernel::kGeneral));
+          // With another head there is somebody.
+          args = with_flag({}, has_flag);
+          args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {1, tokens, 1, head_dim});
+          if (tokens < int64_t{1} << 36) CHECK(plan_with().kernel != Kernel::kFlat);
+        }
       }
     }
   }
@@ -1802,7 +2241,7 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
                 const bool is_aligned = is_wide && entries * size % std::min<int64_t>(16, run * size) == 0;
                 // Rows of threads read an entry each.
                 const bool fits_rows = plan.units_per_token >= rope::kLeastUnitsOfTokenRows;
-                const bool is_few = is_flat(scene, device, plan.units_per_token);
+                const bool is_few = is_short(scene, device);
                 REQUIRE(plan.kernel == (!is_wide                               ? rope::RopeKernel::kScatteredTable
                                         : is_aligned && (is_few || !fits_rows) ? table
                                                                                : rope::RopeKernel::kTokenTable));
@@ -1944,7 +2383,7 @@ TEST_CASE("a few tokens take narrower vectors on devices with room for more thre
     const int64_t size = oracle::element_size(dtype), wide_units = 8 * 64 * size / 16;
     for (const int multiprocessors : {1, 14, 16, 26, 60, 132, 264}) {
       const rope::DeviceInfo device = {true, 0, multiprocessors, 90, 48 << 10};
-      const int64_t most = rope::kSmallLaunchThreadsPerMultiprocessor * multiprocessors / wide_units;
+      const int64_t most = rope::kMostShortVectors * multiprocessors / wide_units;
       for (const int64_t tokens : {most, most + 1}) {
         if (tokens == 0) continue;
         set_problem(&scene, dtype, 1, tokens, 8, 128);
@@ -2013,8 +2452,12 @@ TEST_CASE("a plan in words", "[rope plan]") {
 
   set_problem(&scene, some_config(ROPE_DTYPE_F32, 128), {1, 1, 64, 128}, with_flag({}));
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 0 bytes shared, "
+        "rope F32 half on CUDA: warp angles kernel, vectors of 8 bytes, grid 1 x 32 of 64 threads, 1024 bytes shared, "
         "0.065536 MB read and written");
+  set_problem(&scene, ROPE_DTYPE_F32, 1, 5, 1, 128);
+  CHECK(explain(scene, kH200) ==
+        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 2 x 1 of 128 threads, 0 bytes shared, "
+        "0.00512 MB read and written");
 
   rope_args_t wide_rows = {};
   wide_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});

@@ -76,6 +76,7 @@ constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
                                        RopeKernel::kTokenTableSequences,
                                        RopeKernel::kScattered,
                                        RopeKernel::kScatteredTable,
+                                       RopeKernel::kWarp,
                                        RopeKernel::kFlat,
                                        RopeKernel::kTable32,
                                        RopeKernel::kTable16,
@@ -222,9 +223,11 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     begins[i] = is_present ? next : ~uint32_t{0};
+    // Threads without a unit may compute an address there.
+    RopeTokenTensor &target = params->tensor[i] = {};
+    params->in_batch[i] = params->out_batch[i] = 0;
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
-    RopeTokenTensor &target = params->tensor[i];
     target.in_token = static_cast<int32_t>(tensor.in_stride[kToken] * size);
     target.in_head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
     target.out_token = static_cast<int32_t>(tensor.out_stride[kToken] * size);
@@ -342,7 +345,14 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_shared_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kToken: {
+    case RopeKernel::kWarp: {
+      RopeWarpParams params;
+      set_token_params(problem, plan, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kToken:
+    case RopeKernel::kFlat: {
       RopeTokenAngleParams params;
       set_token_params(problem, plan, &params);
       copy_increments(*problem.geometry, params.increments);
@@ -356,9 +366,14 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       copy_increments(*problem.geometry, params.increments);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kTokenTable: {
+    case RopeKernel::kTokenTable:
+    case RopeKernel::kTable32:
+    case RopeKernel::kTable16: {
       RopeTokenTableParams params;
       set_token_params(problem, plan, &params);
+      const int64_t size = dtype_size(problem.table.dtype);
+      params.cos_row_bytes = static_cast<int32_t>(problem.table.cos.row_stride * size);
+      params.sin_row_bytes = static_cast<int32_t>(problem.table.sin.row_stride * size);
       params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }
@@ -383,21 +398,6 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_token_params(problem, plan, &params);
       set_token_lookup_params(problem, &params);
       set_scattered_params(problem, &params);
-      params.table = problem.table;
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kFlat: {
-      RopeFlatParams params;
-      set_rope_params(problem, plan, &params);
-      params.units_per_grid_row = plan.units_per_grid_row;
-      copy_increments(*problem.geometry, params.increments);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kTable32:
-    case RopeKernel::kTable16: {
-      RopeTableParams params;
-      set_rope_params(problem, plan, &params);
-      params.units_per_grid_row = plan.units_per_grid_row;
       params.table = problem.table;
       return launch(function, what, &params, device_index, stream);
     }

@@ -47,17 +47,6 @@ struct RopeKernelParams : RopePositionParams {
   int64_t outer_per_grid_row;
 };
 
-// Angles of its own for each thread.
-struct RopeFlatParams : RopeKernelParams {
-  uint32_t units_per_grid_row;
-  alignas(16) uint64_t increments[kMaxFlatPairs];
-};
-
-struct RopeTableParams : RopeKernelParams {
-  uint32_t units_per_grid_row;
-  AngleTable table;
-};
-
 // A tensor whose strides fit 32 bits, in bytes. Heads are numbered through q, k and v, and `in` and `out` are where
 // head 0 would lie.
 struct RopeTokenTensor {
@@ -103,7 +92,13 @@ struct RopeTokenAngleParams : RopeTokenParams {
   uint64_t increments[kMaxPairs];
 };
 
+struct RopeWarpParams : RopeTokenParams {
+  uint64_t increments[kMaxWarpPairs];
+};
+
 struct RopeTokenTableParams : RopeTokenParams {
+  int32_t cos_row_bytes;  // strides; where they do not fit, the kernels that read these are not in use
+  int32_t sin_row_bytes;
   AngleTable table;
 };
 
