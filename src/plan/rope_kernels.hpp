@@ -16,7 +16,7 @@ enum class RopeKernel {
   kTokenTableSequences,  // and with sequences
   kScattered,            // as kTokenSequences, where channels fit no vector
   kScatteredTable,       // as kTokenTableSequences
-  kWarp,                 // as kToken, but each warp has its own angles
+  kWarp,                 // as kToken, but each warp has its own angles, and vectors have 8 bytes
   kFlat,                 // and each thread
   kTable32,              // from a table of F32, a column a pair, columns next to each other
   kTable16,              // of F16 or BF16

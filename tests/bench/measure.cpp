@@ -216,8 +216,8 @@ int sets_for(double footprint, bool is_resident) {
   return std::max(2, std::min(64, static_cast<int>(std::ceil(4 * l2 / footprint))));
 }
 
-// About 3 ms of launches in a graph, as often for each set, and 200 at most: in a graph of 1000 an empty launch takes
-// 0.68 us instead of 0.51.
+// About 3 ms of launches in a graph, as often for each set, and 200 at most, as in the measurements that the demands of
+// decode come from.
 int launches_for(double bytes, int sets, const Effort &effort) {
   if (effort.is_tiny) return sets;
   const double us = bytes / 4.2e6 + 1.0;

@@ -605,6 +605,7 @@ std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, co
   if (plan.is_part_slowest || plan.tokens_per_grid_row != 0) return "what other kernels have";
   // Each warp has cosines and sines of its own.
   if (is_warp && pairs > rope::kMaxWarpPairs) return "more pairs than a warp keeps";
+  if (is_warp && plan.vector_elements * scene.element_size() != 8) return "vectors that the kernel does not have";
   if (plan.shared_bytes != (is_warp ? threads * rows / 32 * 2 * rope::kMaxWarpPairs * 4 : 0)) return "shared_bytes";
   return "";
 }

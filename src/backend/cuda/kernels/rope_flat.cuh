@@ -276,7 +276,9 @@ const void *find_flat_kernel(RopeKernel kernel) {
     case RopeKernel::kFlat:
       return reinterpret_cast<const void *>(rope_flat_kernel<T, V, IsInterleaved>);
     case RopeKernel::kWarp:
-      return reinterpret_cast<const void *>(rope_warp_kernel<T, V, IsInterleaved>);
+      // Short launches, which alone have it, have no vectors of full width.
+      if constexpr (V * sizeof(T) < 16) return reinterpret_cast<const void *>(rope_warp_kernel<T, V, IsInterleaved>);
+      return nullptr;
     case RopeKernel::kTable32:
       return reinterpret_cast<const void *>(rope_table_kernel<T, V, IsInterleaved, float>);
     case RopeKernel::kTable16:
