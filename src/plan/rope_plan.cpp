@@ -349,7 +349,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   const int most = most_short_vectors(short_kernel, plan->is_programmatic);
   const bool is_short_launch = has_few_vectors(problem, device, *plan, most);
   if (is_short_launch) *plan = narrow;
-  plan->kernel = choose_simple_kernel(problem, is_short_launch, *plan);
+  plan->kernel = is_short_launch ? short_kernel : choose_simple_kernel(problem, false, *plan);
   if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
   count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);

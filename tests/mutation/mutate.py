@@ -59,7 +59,7 @@ FILES = [
 ]
 
 # The tests, in the order in which they are run; the first failure ends it. (program, arguments, only for files whose
-# path has this.) All take about 15 s of one processor, and most mutants die in the first two seconds.
+# path has this.) Those of a file take at most 20 s of one processor, and most mutants die in the first two seconds.
 UNIT, API = "rope_unit_tests", "rope_api_tests"
 
 

@@ -1019,6 +1019,25 @@ void set_problem(Scene *scene, const rope_config_t &config, const std::vector<in
   REQUIRE(status == ROPE_STATUS_SUCCESS);
 }
 
+// Args with nothing but q, k and v, and their outputs unless they are in place: two batches of three tokens, or five
+// tokens.
+void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, const int64_t (&heads)[3], int32_t head_dim,
+                  bool is_in_place) {
+  rope_args_t &args = scene->args;
+  args = {};
+  args.struct_size = sizeof args;
+  rope_tensor_t *in[] = {&args.q, &args.k, &args.v};
+  rope_tensor_t *out[] = {&args.q_out, &args.k_out, &args.v_out};
+  for (int i = 0; i < 3; ++i) {
+    std::vector<int64_t> shape = {2, 3, heads[i], head_dim};
+    if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head_dim};
+    if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head_dim};
+    if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head_dim};
+    *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
+    if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
+  }
+}
+
 // As the model has it.
 void set_problem(Scene *scene, rope_dtype_t dtype, int64_t batches, int64_t tokens, int64_t heads, int32_t head_dim) {
   set_problem(scene, some_config(dtype, head_dim), {batches, tokens, heads, head_dim});
@@ -1619,18 +1638,7 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
               config.pair_block = head.pair_block;
               if (angles == kAxes || angles == kTableAxes) config.num_axes = 3;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
-              scene.args = {};
-              scene.args.struct_size = sizeof scene.args;
-              rope_tensor_t *in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
-              rope_tensor_t *out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
-              for (int i = 0; i < 3; ++i) {
-                std::vector<int64_t> shape = {2, 3, heads[i], head.head_dim};
-                if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head.head_dim};
-                if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head.head_dim};
-                if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head.head_dim};
-                *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
-                if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
-              }
+              set_operands(&scene, layout, dtype, heads, head.head_dim, is_in_place);
               if (angles >= kTable) {
                 const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
                 scene.args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, shape);
@@ -2003,18 +2011,7 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
               config.rotary_dim = head.rotary_dim;
               config.rotary_offset = head.rotary_offset;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
-              scene.args = {};
-              scene.args.struct_size = sizeof scene.args;
-              rope_tensor_t *in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
-              rope_tensor_t *out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
-              for (int i = 0; i < 3; ++i) {
-                std::vector<int64_t> shape = {2, 3, heads[i], head.head_dim};
-                if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head.head_dim};
-                if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head.head_dim};
-                if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head.head_dim};
-                *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
-                if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
-              }
+              set_operands(&scene, layout, dtype, heads, head.head_dim, is_in_place);
               const bool has_table = table != rope_dtype_t{};
               if (has_table) {
                 const std::vector<int64_t> shape = {64, scene.geometry.pairs()};

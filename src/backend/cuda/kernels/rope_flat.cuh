@@ -116,13 +116,13 @@ struct FlatUnit {
       in += at.batch * params.in_batch[which];
       entry = at.batch * params.positions.batch_stride;
     }
-    in += offset_of_head(head, tensor.in_token, tensor.in_head);
+    in += offset_of_head<false>(params, at, head, tensor.in_token, tensor.in_head, 0);
     entry += at.token * params.positions.token_stride;
     position = params.positions.data + (entry << (params.positions.is_64_bit ? 3 : 2));
     out = const_cast<char *>(in);
     if (!params.is_in_place) {
       out = tensor.out + channel + at.batch * params.out_batch[which] +
-            offset_of_head(head, tensor.out_token, tensor.out_head);
+            offset_of_head<false>(params, at, head, tensor.out_token, tensor.out_head, 0);
     }
   }
 
@@ -132,12 +132,6 @@ struct FlatUnit {
     if (params.has_positions) result.low = words[0];
     if (params.has_positions && params.positions.is_64_bit) result.high = words[1];
     return result;
-  }
-
- private:
-  __device__ __forceinline__ int64_t offset_of_head(uint32_t head, int32_t token_stride, int32_t head_stride) const {
-    return static_cast<int64_t>(static_cast<int32_t>(at.token)) * token_stride +
-           static_cast<int64_t>(static_cast<int32_t>(head)) * head_stride;
   }
 };
 

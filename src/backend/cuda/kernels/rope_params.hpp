@@ -29,8 +29,7 @@ struct RopePositionParams {
   TokenIntegers start_positions;
 };
 
-// What every kernel reads. What threads read first comes first and close together: at decode size a launch waits for
-// each line of it.
+// What kShared and kGeneral read: any strides, any number of tokens.
 struct RopeKernelParams : RopePositionParams {
   Divider units_per_token;
   Divider inner;              // tokens of each batch, or batches of each token, whichever lie closer together
