@@ -2,6 +2,7 @@
 #include "core/rope_problem.hpp"
 
 #include "core/descriptor_checks.hpp"
+#include "core/merge_axes.hpp"
 #include "core/view.hpp"
 
 namespace rope {
@@ -435,7 +436,9 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   ROPE_TRY(reader.read_positions(args));
   ROPE_TRY(reader.read_angles(args));
   ROPE_TRY(reader.read_fault(args));
-  return reader.check_overlaps();
+  ROPE_TRY(reader.check_overlaps());
+  merge_axes(problem);
+  return ROPE_STATUS_SUCCESS;
 }
 
 rope_status_t make_table_problem(const char *function, const RopeGeometry &geometry, const rope_tensor_t *cos,
