@@ -29,13 +29,18 @@ const char *name_of(RopeKernel kernel) {
       return "scattered angles";
     case RopeKernel::kScatteredTable:
       return "scattered table";
-    case RopeKernel::kWarp:
-      return "warp angles";
     case RopeKernel::kFlat:
       return "own angles";
     case RopeKernel::kTable32:
     case RopeKernel::kTable16:
-      return "table";
+      return "own table";
+    case RopeKernel::kShortWarp:
+      return "short warp angles";
+    case RopeKernel::kShort:
+      return "short angles";
+    case RopeKernel::kShortTable32:
+    case RopeKernel::kShortTable16:
+      return "short table";
     default:
       return "general";
   }

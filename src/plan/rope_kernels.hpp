@@ -16,18 +16,25 @@ enum class RopeKernel {
   kTokenTableSequences,  // and with sequences
   kScattered,            // as kTokenSequences, where channels fit no vector
   kScatteredTable,       // as kTokenTableSequences
-  kWarp,                 // as kToken, but each warp has its own angles, and vectors have 8 bytes
-  kFlat,                 // and each thread
+  kFlat,                 // as kToken, but each thread has its own angles, and vectors have 16 bytes
   kTable32,              // from a table of F32, a column a pair, columns next to each other
   kTable16,              // of F16 or BF16
+  kShortWarp,            // short launches: as kToken, but each warp has its own angles, and vectors have 8 bytes
+  kShort,                // and a row of threads has its own
+  kShortTable32,         // from a table, as kTable32
+  kShortTable16,
   kGeneral
 };
 
 // Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.
 constexpr uint32_t kScatteredHeads = 8;
 
-// Most pairs of a head for kWarp, each of whose warps keeps all of them in shared memory.
-constexpr int kMaxWarpPairs = 64;
+// Most pairs of a head for kShortWarp and kShort.
+constexpr int kMaxShortPairs = 64;
+
+// Vectors of kFlat and kTable, and of the kernels of short launches.
+constexpr int kFlatVectorBytes = 16;
+constexpr int kShortVectorBytes = 8;
 
 enum class Pairing {
   kHalf,

@@ -82,9 +82,14 @@ bool is_scattered(RopeKernel kernel) {
   return kernel == RopeKernel::kScattered || kernel == RopeKernel::kScatteredTable;
 }
 
+bool is_short(RopeKernel kernel) {
+  return kernel == RopeKernel::kShortWarp || kernel == RopeKernel::kShort || kernel == RopeKernel::kShortTable32 ||
+         kernel == RopeKernel::kShortTable16;
+}
+
 // Without a barrier.
 bool is_flat(RopeKernel kernel) {
-  return kernel == RopeKernel::kWarp || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
+  return is_short(kernel) || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
          kernel == RopeKernel::kTable16;
 }
 
@@ -185,7 +190,8 @@ void count_units(const RopeProblem &problem, RopePlan *plan) {
 uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
-  if (plan.kernel == RopeKernel::kWarp) return plan.units_per_block / kLanes * (2 * kMaxWarpPairs * kFloat);
+  if (plan.kernel == RopeKernel::kShortWarp) return plan.units_per_block / kLanes * (2 * kMaxShortPairs * kFloat);
+  if (plan.kernel == RopeKernel::kShort) return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
   if (is_flat(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -199,10 +205,10 @@ bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const
   return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors * kMaxVectorBytes / bytes;
 }
 
-// Most vectors, as above, of a launch of decode size, by the kernel that it would have.
+// Most vectors, as above, of a short launch, by the kernel that it would have.
 int most_short_vectors(RopeKernel kernel, bool is_programmatic) {
-  if (!is_flat(kernel)) return kMostShortVectors;
-  const bool has_table = kernel == RopeKernel::kTable32 || kernel == RopeKernel::kTable16;
+  if (!is_short(kernel)) return kMostNarrowVectors;
+  const bool has_table = kernel == RopeKernel::kShortTable32 || kernel == RopeKernel::kShortTable16;
   if (has_table) return is_programmatic ? kMostShortTableVectorsProgrammatic : kMostShortTableVectors;
   return is_programmatic ? kMostShortVectorsProgrammatic : kMostShortVectors;
 }
@@ -246,18 +252,26 @@ void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
   plan->grid_y = 1;
 }
 
-// The same without a barrier, so that a row may end within a warp, but where warps share angles.
-void shape_flat(const RopeProblem &problem, const DeviceInfo &device, bool is_short_launch, RopePlan *plan) {
-  uint32_t wanted = kFlatThreads;
-  if (plan->is_programmatic && is_short_launch) {
-    const bool has_table = problem.angles == AngleSource::kTable;
-    const int most = has_table ? kMostTableVectorsOfFewThreads : kMostVectorsOfFewThreads;
-    wanted = has_few_vectors(problem, device, *plan, most) ? kFewFlatThreads : kMaxFlatThreads;
-  }
-  const uint32_t parts = (plan->units_per_token - 1) / wanted + 1,
-                 units_per_part = (plan->units_per_token - 1) / parts + 1;
-  const bool has_whole_warps = plan->kernel == RopeKernel::kWarp || parts > 1;
-  plan->threads = has_whole_warps ? (units_per_part + kLanes - 1) / kLanes * kLanes : units_per_part;
+uint32_t choose_short_threads(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  const auto choose = [&](const auto &rows) {
+    for (const ShortThreads &row : rows) {
+      if (has_few_vectors(problem, device, plan, row.most_vectors)) return row.threads;
+    }
+    return kMaxFlatThreads;
+  };
+  return plan.is_programmatic ? choose(kShortThreadsProgrammatic) : choose(kShortThreads);
+}
+
+// A grid with an axis for the parts of a token. A row of threads may end within a warp, but where angles are shared.
+void shape_flat(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  const uint32_t wanted = is_short(plan->kernel) ? choose_short_threads(problem, device, *plan) : kFlatThreads;
+  const uint32_t parts = (plan->units_per_token - 1) / wanted + 1;
+  uint32_t threads = (plan->units_per_token - 1) / parts + 1;
+  const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
+  if (plan->kernel == RopeKernel::kShort && threads < pairs) threads = pairs;
+  const bool has_whole_warps =
+      plan->kernel == RopeKernel::kShortWarp || plan->kernel == RopeKernel::kShort || parts > 1;
+  plan->threads = has_whole_warps ? (threads + kLanes - 1) / kLanes * kLanes : threads;
   plan->tokens_per_block = plan->threads < wanted ? wanted / plan->threads : 1;
   plan->blocks_per_token = 1;
   shape_grid_of_rows(problem, plan);
@@ -292,10 +306,15 @@ bool has_closer_batches(const RopeProblem &problem) {
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
-// Whether the kernels without a barrier can have the problem, once its strides fit them.
-bool is_plain(const RopeProblem &problem, const RopePlan &plan) {
-  if (problem.start_positions.is_present) return false;
-  if ((plan.units_per_token - 1) / kFewFlatThreads >= kMaxGridY) return false;
+// Channels of the style of blocks jump those of a pair's second channels.
+bool has_blocks(const RopeProblem &problem) {
+  return problem.in_distance != 1 && problem.in_distance != problem.geometry->pairs();
+}
+
+// Whether the kernels without a barrier can have the problem.
+bool can_be_flat(const RopeProblem &problem, const RopePlan &plan) {
+  if (has_blocks(problem) || problem.start_positions.is_present || !fits_token_rows(problem, plan)) return false;
+  if ((plan.units_per_token - 1) / kFewestFlatThreads >= kMaxGridY) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (plan.units_per_head[i] != plan.rotary_units_per_head) return false;
   }
@@ -314,23 +333,45 @@ bool has_vector_rows(const RopeProblem &problem, const RopePlan &plan) {
   return table.cos.column_stride == 1 && table.sin.column_stride == 1 && has_table_vectors(table, run);
 }
 
-// The quicker kernel, where kToken and kTokenTable have one: for short launches, for tokens with few units, of which a
-// row of threads leaves many idle, and for what they do not fit.
-RopeKernel choose_simple_kernel(const RopeProblem &problem, bool is_short_launch, const RopePlan &plan) {
-  const int distance = problem.in_distance, pairs = problem.geometry->pairs();
-  if (distance != 1 && distance != pairs) return plan.kernel;
-  const bool fits = fits_token_rows(problem, plan), has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
-  const bool can_be_flat = fits && is_plain(problem, plan), is_alone = problem.heads_per_token() == 1;
+// Whether the kernels of short launches can have the problem.
+bool can_be_short(const RopeProblem &problem, const RopePlan &plan) {
+  if (problem.batches != 1 || !can_be_flat(problem, plan)) return false;
+  if (plan.vector_elements * dtype_size(problem.geometry->dtype) != kShortVectorBytes) return false;
+  constexpr int64_t kMostPositionStride = INT32_MAX / 8;
+  const int64_t position_stride = problem.positions.token_stride;
+  if (position_stride > kMostPositionStride || position_stride < -kMostPositionStride) return false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    if (tensor.in_stride[kToken] != tensor.out_stride[kToken]) return false;
+    if (tensor.in_stride[kHead] != tensor.out_stride[kHead]) return false;
+  }
+  if (plan.kernel == RopeKernel::kToken) return problem.geometry->pairs() <= kMaxShortPairs;
+  return problem.table.cos.row_stride == problem.table.sin.row_stride && has_vector_rows(problem, plan);
+}
+
+// The kernel of a short launch, where kToken and kTokenTable have a quicker one.
+RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
+  const bool is_plain = plan.kernel == RopeKernel::kToken || plan.kernel == RopeKernel::kTokenTable;
+  if (!is_plain || !can_be_short(problem, plan)) return plan.kernel;
+  if (plan.kernel == RopeKernel::kTokenTable) {
+    return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kShortTable32 : RopeKernel::kShortTable16;
+  }
+  const int most = plan.is_programmatic ? kMostVectorsOfWarpsProgrammatic : kMostVectorsOfWarps;
+  return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
+}
+
+// The same for any other: for tokens with few units, of which a row of threads leaves many idle, and for what they do
+// not fit.
+RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) {
+  if (has_blocks(problem)) return plan.kernel;
+  const bool has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows, is_alone = problem.heads_per_token() == 1;
+  const bool is_wide = plan.vector_elements * dtype_size(problem.geometry->dtype) == kFlatVectorBytes;
   if (plan.kernel == RopeKernel::kToken) {
-    if (can_be_flat && is_alone) return RopeKernel::kFlat;
-    const bool is_warp_size = plan.is_programmatic && is_short_launch && pairs <= kMaxWarpPairs;
-    if (can_be_flat && is_warp_size) return RopeKernel::kWarp;
-    return fits && has_rows ? RopeKernel::kToken : RopeKernel::kShared;
+    if (is_wide && is_alone && can_be_flat(problem, plan)) return RopeKernel::kFlat;
+    return has_rows && fits_token_rows(problem, plan) ? RopeKernel::kToken : RopeKernel::kShared;
   }
-  const bool is_many = has_rows && !is_alone && !is_short_launch;
-  if (plan.kernel != RopeKernel::kTokenTable || is_many || !can_be_flat || !has_vector_rows(problem, plan)) {
-    return plan.kernel;
-  }
+  if (plan.kernel != RopeKernel::kTokenTable || !is_wide || (has_rows && !is_alone)) return plan.kernel;
+  if (!can_be_flat(problem, plan) || !has_vector_rows(problem, plan)) return plan.kernel;
   return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
 
@@ -345,11 +386,11 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     narrow.vector_elements /= 2;
     count_units(problem, &narrow);
   }
-  const RopeKernel short_kernel = choose_simple_kernel(problem, true, narrow);
+  const RopeKernel short_kernel = choose_short_kernel(problem, device, narrow);
   const int most = most_short_vectors(short_kernel, plan->is_programmatic);
   const bool is_short_launch = has_few_vectors(problem, device, *plan, most);
   if (is_short_launch) *plan = narrow;
-  plan->kernel = is_short_launch ? short_kernel : choose_simple_kernel(problem, false, *plan);
+  plan->kernel = is_short_launch && is_short(short_kernel) ? short_kernel : choose_long_kernel(problem, *plan);
   if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
   count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);
@@ -358,7 +399,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
     ROPE_TRY(shape_grid(function, problem, plan));
   } else if (is_flat(plan->kernel)) {
-    shape_flat(problem, device, is_short_launch, plan);
+    shape_flat(problem, device, plan);
   } else {
     shape_token_rows(problem, device, plan);
   }

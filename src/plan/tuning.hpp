@@ -15,34 +15,51 @@ namespace rope {
 constexpr uint32_t kRopeBlockSizes[] = {128, 160, 96};
 constexpr int kMaxRopeThreads = 160;
 
-// RoPE: vectors of 16 bytes for each multiprocessor, counting one of the two of a unit, up to which a launch is short:
-// it has vectors of half the width and twice the threads, and, from a table or with programmatic launch, the kernels
-// without a barrier. Those against rows of threads, Llama-3-8B's tokens in decode (2.4 a token). Table: 1 token 1.63
-// and 1.84 us, 64 tokens 2.01 and 2.20, 256 (620) 2.85 and 2.91, 384 (931) 3.41 and 3.45, 512 (1241) 4.02 and 3.87.
-// With programmatic launch: 1 token 0.83 and 1.33, 64 1.21 and 2.15, 256 2.11 and 2.70, 512 2.88 and 3.08, 1024 5.81
-// and 5.96. Computed with programmatic launch: 0.97 and 1.04, 64 1.16 and 1.71, 256 2.23 and 2.23, 384 2.41 and 2.55,
-// 512 3.54 and 2.71. Computed without, where warps that share angles lose: 1 token 1.60 and 1.54, 64 1.97 and 1.88, 256
-// 2.88 and 2.68; there only vectors differ: Llama-3-70B's 64 tokens (279) 2.13 against 2.18 with vectors of 16 bytes,
-// 256 (1117) 4.07 against 3.32.
-constexpr int kMostShortVectors = 300;
+// RoPE: sizes of launches, in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit. Up to the
+// first a launch has vectors of half the width and twice the threads, up to the others the kernels of short launches.
+// Those against rows of threads, Llama-3-8B's tokens in decode (2.4 a token), us:
+//   table                     1 token 1.36 and 1.92, 64 tokens 1.64 and 2.16, 256 (620) 2.47 and 2.91, 512 (1241) 3.63
+//                             and 3.86, 768 (1862) 4.9 and 5.08, 1024 (2482) 7.2 and 6.65
+//   with programmatic launch  0.85 and 1.35, 1.14 and 2.22, 1.70 and 2.60, 2.72 and 3.08, 4.0 and 4.43, 6.3 and 5.93
+//   computed                  1 token 1.38 and 1.66, 64 tokens 1.72 and 1.93, 256 2.44 and 2.77, 384 (931) 3.13 and 3.20,
+//                             512 3.67 and 3.55
+//   with programmatic launch  0.80 and 1.15, 1.05 and 1.93, 1.68 and 2.21, 2.15 and 2.56, 2.92 and 2.71
+// The first limit: Llama-3-70B's 64 tokens (279) 2.13 against 2.18 with vectors of 16 bytes, 256 (1117) 4.07 against
+// 3.32.
+constexpr int kMostNarrowVectors = 300;
+constexpr int kMostShortVectors = 1000;
 constexpr int kMostShortVectorsProgrammatic = 1000;
-constexpr int kMostShortTableVectors = 900;
-constexpr int kMostShortTableVectorsProgrammatic = 1300;
+constexpr int kMostShortTableVectors = 1900;
+constexpr int kMostShortTableVectorsProgrammatic = 1900;
 
-// RoPE without a barrier: threads of a block. Without programmatic launch, from a table, with 64, 128 and 320: 8 tokens
-// 1.77, 1.75 and 1.80 us, 256 tokens 3.93, 2.85 and 2.82. With it blocks start at a limited rate, and the fewest
-// threads that keep below it win: computed, 64 tokens (155) 1.16, 1.91 and 1.80 us, 128 tokens (310) 1.90, 1.76 and
-// 1.67, 256 tokens 3.47, 2.41 and 2.23; table, 32 tokens (78) 1.02, 1.11 and 1.10, 64 tokens 1.39, 1.22 and 1.21, 256
-// tokens 3.47, 2.25 and 2.11.
+// RoPE, short launches with computed angles: size, as above, up to which warps have their own angles; above it rows of
+// threads have. 1 token 1.38 and 1.43 us, 64 tokens (155) 1.72 and 1.77, 128 (310) 1.96 and 2.00, 256 2.65 and 2.44. With
+// programmatic launch 1 token 0.80 and 0.87, 8 (19) 0.82 and 0.91, 32 (78) 1.01 and 0.97, 64 1.11 and 1.05.
+constexpr int kMostVectorsOfWarps = 300;
+constexpr int kMostVectorsOfWarpsProgrammatic = 60;
+
+// RoPE without a barrier: threads of a block. Not measured beside others: 128 were quicker than 64 and as quick as 320
+// for a table and one head of 16 bits.
 constexpr uint32_t kFlatThreads = 128;
-constexpr uint32_t kFewFlatThreads = 64;
+constexpr uint32_t kFewestFlatThreads = 64;
 constexpr uint32_t kMaxFlatThreads = 320;
-constexpr int kMostVectorsOfFewThreads = 300;
-constexpr int kMostTableVectorsOfFewThreads = 100;
 
-// RoPE without a barrier, what did not pay: addresses of channels computed while the position is on its way instead of
-// before the wait (8 tokens from a table with programmatic launch 1.25 us against 0.84), start_positions and a division
-// for blocks of a token in the kernels (1.11 us), and a loop over the angles of a warp (1.08 us against 1.05).
+// RoPE, short launches: threads of a block, by the size of the launch as above; kMaxFlatThreads for larger ones. Table,
+// with 64, 128 and 256: 1 token 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99.
+// With programmatic launch blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160,
+// 256 and 320: table, 8 tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60,
+// 2.19 and 2.03; computed, 256 tokens 3.49, 1.78, 1.68 and 1.82.
+struct ShortThreads {
+  int most_vectors;
+  uint32_t threads;
+};
+constexpr ShortThreads kShortThreads[] = {{200, 128}, {2000, 256}};
+constexpr ShortThreads kShortThreadsProgrammatic[] = {{60, kFewestFlatThreads}, {350, 160}, {700, 256}};
+
+// RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
+// (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread, exit
+// needs none); throwing away what a token without a row reads, to save the last jump (0.91 us against 0.85); loading
+// computed angles' position before the rest, as tables do with theirs (1.43 us against 1.38); vectors of 16 bytes.
 
 // RoPE: least units of a token for a row of threads of its own. Not measured: a row is whole warps, so fewer leave
 // many threads idle.

@@ -14,11 +14,13 @@ namespace {
 const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// On a GPU of up to 160 multiprocessors these are more tokens than launches of decode size have, at 16 and 4 heads of
-// 128 channels, and enough for vectors of 16 bytes.
+// On a GPU of up to 160 multiprocessors these are more tokens than short launches have, at 16 and 4 heads of 128
+// channels: of any without kernels of their own, with computed angles and from tables.
 constexpr int64_t many_tokens = 320;
-// Of tables, of which larger launches are read without rows of threads.
-constexpr int64_t more_tokens = 960;
+constexpr int64_t more_tokens = 1100;
+constexpr int64_t most_tokens = 2000;
+// At one head.
+constexpr int64_t alone_tokens = 6100;
 
 const char *name_of(rope_style_t style) {
   return style == ROPE_STYLE_HALF ? "half" : "interleaved";
@@ -79,8 +81,10 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
       const Requests requests(dtype, style, &reach);
       requests.check(requests.small().positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered()));
       requests.check(requests.small().heads(2, 1));
-      requests.check(requests.small().heads(1, 0));
+      requests.check(requests.small().batch(1));
       requests.check(requests.large());
+      requests.check(requests.large().tokens(more_tokens));
+      requests.large().tokens(alone_tokens).heads(1, 0).check();
       requests.check(requests.small(128).rotary_dim(64).rotary_offset(64));
       // Element by element.
       requests.small()
@@ -106,10 +110,8 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
             .check();
       }
       reach.check(dtype, name_of(style),
-                  {"own angles", "shared angles", "token angles", "token axis angles", "token sequence angles",
-                   "scattered angles"});
-      // Only launches that start early have it, and only some GPUs those.
-      if (reach.has("F32", "half", "warp angles")) reach.check(dtype, name_of(style), {"warp angles"});
+                  {"own angles", "shared angles", "short warp angles", "short angles", "token angles",
+                   "token axis angles", "token sequence angles", "scattered angles"});
     }
   }
 }
@@ -124,17 +126,19 @@ TEST_CASE("RoPE kernels of tables", "[rope][sanitize]") {
         return requests.small().table_dtype(table).tables(3).positions(
             PositionShape::PerToken, ROPE_DTYPE_I32, [](int64_t, int64_t token) { return 2 * token; });
       };
-      requests.check(small(ROPE_DTYPE_F32));
-      requests.check(small(ROPE_DTYPE_F16));
-      requests.check(small(ROPE_DTYPE_BF16));
-      requests.large().tokens(more_tokens).table_dtype(ROPE_DTYPE_F32).tables(more_tokens - 5).check();
-      requests.large().tokens(more_tokens).table_dtype(ROPE_DTYPE_BF16).tables(more_tokens).check();
+      for (const rope_dtype_t table : narrow_dtypes) {
+        requests.check(small(table));
+        requests.check(small(table).batch(1));
+        requests.large().tokens(most_tokens).table_dtype(table).tables(most_tokens - 5).check();
+        requests.large().tokens(alone_tokens).heads(1, 0).table_dtype(table).tables(alone_tokens - 5).check();
+      }
       requests.check(requests.small().tables(3).fault());
       requests.check(requests.small().tables_by_token(true));
       requests.check(requests.small().batch(1).tokens(11).sequences({0, 4, 4, 10}).tables(4).fault());
       requests.small().placed(Placement().gap(3, 1)).tables(3).check();
-      reach.check(dtype, name_of(style),
-                  {"table", "token table", "token axis table", "token sequence table", "scattered table"});
+      reach.check(
+          dtype, name_of(style),
+          {"own table", "short table", "token table", "token axis table", "token sequence table", "scattered table"});
     }
   }
 }

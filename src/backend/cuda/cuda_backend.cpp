@@ -76,10 +76,13 @@ constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
                                        RopeKernel::kTokenTableSequences,
                                        RopeKernel::kScattered,
                                        RopeKernel::kScatteredTable,
-                                       RopeKernel::kWarp,
                                        RopeKernel::kFlat,
                                        RopeKernel::kTable32,
                                        RopeKernel::kTable16,
+                                       RopeKernel::kShortWarp,
+                                       RopeKernel::kShort,
+                                       RopeKernel::kShortTable32,
+                                       RopeKernel::kShortTable16,
                                        RopeKernel::kGeneral};
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
@@ -273,6 +276,42 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->is_batch_fastest = plan.is_batch_fastest;
 }
 
+void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShortParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  const TokenIntegers &positions = problem.positions;
+  params->num_tokens = static_cast<uint32_t>(problem.tokens);
+  params->units_per_token = plan.units_per_token;
+  params->positions = positions.data;
+  params->position_bytes = static_cast<int32_t>(positions.token_stride * (positions.is_64_bit ? 8 : 4));
+  params->has_positions = positions.is_present;
+  params->has_wide_positions = positions.is_present && positions.is_64_bit;
+  params->is_programmatic = plan.is_programmatic;
+  params->is_in_place = true;
+  params->units_per_head = plan.rotary_units_per_head;
+  params->head_reciprocal = reciprocal_of(plan.rotary_units_per_head);
+  int64_t next_head = 0;
+  for (int i = 0; i < 3; ++i) {
+    const bool is_present = i < problem.num_tensors;
+    if (i > 0) params->tensor_begins[i - 1] = is_present ? static_cast<uint32_t>(next_head) : ~uint32_t{0};
+    // Threads without a unit may compute an address there.
+    params->tensor[i] = {};
+    if (!is_present || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    const int64_t head_bytes = tensor.in_stride[kHead] * size;
+    params->tensor[i] = {tensor.in - next_head * head_bytes + geometry.rotary_offset * size, tensor.out - tensor.in,
+                         static_cast<int32_t>(tensor.in_stride[kToken] * size), static_cast<int32_t>(head_bytes)};
+    params->is_in_place = params->is_in_place && tensor.is_in_place;
+    next_head += tensor.heads;
+  }
+  const bool is_half = plan.pairing == Pairing::kHalf;
+  params->bytes_to_high = static_cast<int32_t>((is_half ? problem.in_distance : geometry.rotary_dim / 2) * size);
+  params->pairs = static_cast<uint32_t>(geometry.pairs());
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
+  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+}
+
 template <typename Lookup>
 void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -345,10 +384,23 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_shared_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kWarp: {
-      RopeWarpParams params;
-      set_token_params(problem, plan, &params);
+    case RopeKernel::kShortWarp:
+    case RopeKernel::kShort: {
+      RopeShortAngleParams params;
+      set_short_params(problem, plan, &params);
       copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kShortTable32:
+    case RopeKernel::kShortTable16: {
+      RopeShortTableParams params;
+      set_short_params(problem, plan, &params);
+      const AngleTable &table = problem.table;
+      params.cos = table.cos.data;
+      params.sin = table.sin.data;
+      params.rows = static_cast<uint64_t>(table.rows);
+      params.row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
+      params.table_dtype = table.dtype;
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kToken:

@@ -1,9 +1,7 @@
-// rope_flat.cuh - the RoPE kernels without a barrier: angles of each thread's own pairs, or shared by its warp
+// rope_flat.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
 //
-// For launches of decode size, which are a chain of latencies: the launch, the position, perhaps a row of a table, the
-// store. What needs no memory is done before the previous launch is waited for. From a table whose columns lie next to
-// each other a thread reads its cosines and sines as vectors; computed angles are shared by the heads of a warp. A
-// token of one head has nobody to share with.
+// For tokens of one head, which has nobody to share with, or of so few units that a row of threads would be idle. From
+// a table whose columns lie next to each other a thread reads its cosines and sines as vectors.
 #pragma once
 
 #include "backend/cuda/kernels/rope_token.cuh"
@@ -85,14 +83,12 @@ __device__ __forceinline__ void rotate_vectors(Vector<T, V> *low, Vector<T, V> *
   *high = from_floats<T, V>(y);
 }
 
-// A thread's unit, found before anything is read. At decode size the kernels cost what their instructions cost, each of
-// which runs once: grids have an axis for the parts of a token, and numbers have 32 bits where they can.
+// A thread's unit. The grid has an axis for the parts of a token.
 template <typename T, int V>
 struct FlatUnit {
   BatchToken at;
   uint32_t number;  // in its head
   bool is_active;
-  bool has_token;
   const char *in;
   char *out;
   const char *position;
@@ -101,8 +97,7 @@ struct FlatUnit {
     const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
     const uint32_t head = __umulhi(unit, params.head_reciprocal);
     number = unit - head * params.units_per_head;
-    has_token = token < params.num_tokens;
-    is_active = has_token && unit < params.units_per_token;
+    is_active = token < params.num_tokens && unit < params.units_per_token;
     const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
     const RopeTokenTensor &tensor = params.tensor[which];
     const int32_t channel = params.window_begin + static_cast<int32_t>(number) * (V * static_cast<int32_t>(sizeof(T)));
@@ -135,25 +130,6 @@ struct FlatUnit {
   }
 };
 
-__device__ __forceinline__ uint32_t low_bits(const void *address) {
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address));
-}
-
-// Waits with the addresses computed whose bits are given. Without an instruction that needs them before the wait, the
-// compiler computes them behind it. All are even, so this never traps.
-__device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
-  asm volatile(
-      "{\n"
-      " .reg .pred is_odd;\n"
-      " .reg .b32 bit;\n"
-      " and.b32 bit, %0, 1;\n"
-      " setp.ne.u32 is_odd, bit, 0;\n"
-      " @is_odd trap;\n"
-      "}" ::"r"(bits)
-      : "memory");
-  wait_for_previous_launch();
-}
-
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxFlatThreads)
     rope_flat_kernel(const __grid_constant__ RopeTokenAngleParams params) {
@@ -169,7 +145,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
 #pragma unroll
     for (int i = 0; i < R::kLength; ++i) increment[run][i] = increments[first + i];
   }
-  wait_for_previous_launch_with(low_bits(mine.in) | low_bits(mine.position));
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.position));
   const LoadedInteger position = mine.load_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
@@ -178,49 +154,6 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
                                       [&](int run, int i) { return compute_angle(params, at, increment[run][i]); });
   store_vector(mine.out, low);
   store_vector(mine.out + params.bytes_to_high, high);
-}
-
-// A warp has units of one token, and shared memory for its angles: kMaxWarpPairs cosines, then the sines.
-template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kMaxFlatThreads) rope_warp_kernel(const __grid_constant__ RopeWarpParams params) {
-  constexpr uint32_t kLanes = 32, kOfLane = kMaxWarpPairs / kLanes;
-  begin_dependent_launch();
-  extern __shared__ float4 shared[];
-  const FlatUnit<T, V> mine(params);
-  if (!mine.has_token) return;
-  const uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % kLanes;
-  float *const cos = reinterpret_cast<float *>(shared) + thread / kLanes * (2 * kMaxWarpPairs);
-  float *const cos_of_lane = cos + lane;
-  // Those behind the last pair's are never read.
-  const uint64_t *const increments = through_memory(params.increments) + lane;
-  uint64_t increment[kOfLane];
-#pragma unroll
-  for (uint32_t i = 0; i < kOfLane; ++i) increment[i] = increments[i * kLanes];
-  wait_for_previous_launch_with(low_bits(mine.in) | low_bits(mine.position) |
-                                static_cast<uint32_t>(__cvta_generic_to_shared(cos_of_lane)));
-  const LoadedInteger position = mine.load_position(params);
-  Vector<T, V> low, high;
-  if (mine.is_active) {
-    low = load_vector<Vector<T, V>>(mine.in);
-    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
-  }
-  const uint64_t at = finish_position(params, position);
-  CosSin<float> angle[kOfLane];
-#pragma unroll
-  for (uint32_t i = 0; i < kOfLane; ++i) angle[i] = compute_angle(params, at, increment[i]);
-#pragma unroll
-  for (uint32_t i = 0; i < kOfLane; ++i) {
-    cos_of_lane[i * kLanes] = angle[i].cos;
-    cos_of_lane[i * kLanes + kMaxWarpPairs] = angle[i].sin;
-  }
-  __syncwarp();
-  if (!mine.is_active) return;
-  float x[V], y[V];
-  to_floats<T, V>(low, x);
-  to_floats<T, V>(high, y);
-  rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + kMaxWarpPairs);
-  store_vector(mine.out, from_floats<T, V>(x));
-  store_vector(mine.out + params.bytes_to_high, from_floats<T, V>(y));
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
@@ -238,7 +171,8 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
     cos_row += mine.at.batch * table.cos.batch_stride * kSize;
     sin_row += mine.at.batch * table.sin.batch_stride * kSize;
   }
-  wait_for_previous_launch_with(low_bits(mine.in) | low_bits(mine.position) | low_bits(cos_row) | low_bits(sin_row));
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) |
+                                unused_bits(sin_row));
   const LoadedInteger position = mine.load_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
@@ -269,10 +203,6 @@ const void *find_flat_kernel(RopeKernel kernel) {
   switch (kernel) {
     case RopeKernel::kFlat:
       return reinterpret_cast<const void *>(rope_flat_kernel<T, V, IsInterleaved>);
-    case RopeKernel::kWarp:
-      // Short launches, which alone have it, have no vectors of full width.
-      if constexpr (V * sizeof(T) < 16) return reinterpret_cast<const void *>(rope_warp_kernel<T, V, IsInterleaved>);
-      return nullptr;
     case RopeKernel::kTable32:
       return reinterpret_cast<const void *>(rope_table_kernel<T, V, IsInterleaved, float>);
     case RopeKernel::kTable16:
@@ -282,17 +212,12 @@ const void *find_flat_kernel(RopeKernel kernel) {
   }
 }
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// The kernel, or NULL for vectors of another width.
 template <typename T>
 const void *find_flat_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
-  constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
-  if (vector_elements == kNarrow) {
-    return is_interleaved ? find_flat_kernel<T, kNarrow, true>(kernel) : find_flat_kernel<T, kNarrow, false>(kernel);
-  }
-  if (vector_elements == kWide) {
-    return is_interleaved ? find_flat_kernel<T, kWide, true>(kernel) : find_flat_kernel<T, kWide, false>(kernel);
-  }
-  return nullptr;
+  constexpr int V = kFlatVectorBytes / static_cast<int>(sizeof(T));
+  if (vector_elements != V) return nullptr;
+  return is_interleaved ? find_flat_kernel<T, V, true>(kernel) : find_flat_kernel<T, V, false>(kernel);
 }
 
 }  // namespace rope

@@ -91,10 +91,6 @@ struct RopeTokenAngleParams : RopeTokenParams {
   uint64_t increments[kMaxPairs];
 };
 
-struct RopeWarpParams : RopeTokenParams {
-  uint64_t increments[kMaxWarpPairs];
-};
-
 struct RopeTokenTableParams : RopeTokenParams {
   int32_t cos_row_bytes;  // strides; where they do not fit, the kernels that read these are not in use
   int32_t sin_row_bytes;
@@ -129,6 +125,47 @@ struct RopeScattered : Lookup {
   uint32_t pair_step;  // from the first channel of a pair to that of the next
   uint32_t distance;   // between the channels of a pair
   ScatteredChannels channels[3];
+};
+
+// A tensor whose output has the strides of its input, in bytes. `in` is the window of head 0.
+struct RopeShortTensor {
+  const char *in;
+  int64_t in_to_out;
+  int32_t token_bytes;
+  int32_t head_bytes;
+};
+
+// What the kernels of short launches read, in the order in which they need it.
+struct RopeShortParams {
+  uint32_t num_tokens;
+  uint32_t units_per_token;
+  const char *positions;
+  int32_t position_bytes;  // stride
+  bool has_positions;
+  bool has_wide_positions;  // of 64 bits
+  bool is_programmatic;
+  bool is_in_place;  // all tensors
+  uint32_t units_per_head;
+  uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
+  uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
+  RopeShortTensor tensor[3];
+  int32_t bytes_to_high;  // from a unit's first vector to its second
+  uint32_t pairs;
+  uint64_t position_offset;
+  float cos_scale;  // of computed angles; 1 for a table
+  float sin_scale;  // negative for the transpose
+};
+
+struct RopeShortAngleParams : RopeShortParams {
+  uint64_t increments[kMaxShortPairs];
+};
+
+struct RopeShortTableParams : RopeShortParams {
+  const char *cos;
+  const char *sin;
+  uint64_t rows;
+  int32_t row_bytes;  // stride of both
+  rope_dtype_t table_dtype;
 };
 
 // Angles shared by the block.

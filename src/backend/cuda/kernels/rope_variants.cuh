@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
 #include "backend/cuda/kernels/rope_shared.cuh"
+#include "backend/cuda/kernels/rope_short.cuh"
 #include "backend/cuda/kernels/rope_token.cuh"
 
 namespace rope {
@@ -26,6 +27,11 @@ const void *find_rope_variant(int vector_elements, RopeKernel kernel, Pairing pa
       return find_token_kernel<T>(kernel, vector_elements, is_interleaved);
     case RopeKernel::kGeneral:
       return find_general_kernel<T>(vector_elements, pairing);
+    case RopeKernel::kShortWarp:
+    case RopeKernel::kShort:
+    case RopeKernel::kShortTable32:
+    case RopeKernel::kShortTable16:
+      return find_short_kernel<T>(kernel, vector_elements, is_interleaved);
     default:
       return find_flat_kernel<T>(kernel, vector_elements, is_interleaved);
   }

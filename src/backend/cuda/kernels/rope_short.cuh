@@ -1,0 +1,216 @@
+// rope_short.cuh - the RoPE kernels of short launches, as decoding has them
+//
+// Such a launch is a chain of latencies, and of instructions each of which runs once and has to be fetched: the launch,
+// the position, perhaps a row of a table, the store. Hence tensors of one batch whose outputs have the strides of their
+// inputs, numbers of 32 bits, few parameters, vectors of 8 bytes, and code that goes straight on: a jump costs as much
+// as fifty instructions. With programmatic launch all addresses are found before the previous launch is waited for.
+#pragma once
+
+#include "backend/cuda/kernels/rope_flat.cuh"
+
+namespace rope {
+
+// address + number * stride. Of the product the compiler would make more than this instruction.
+__device__ __forceinline__ const char *step(const char *address, uint32_t number, int32_t stride) {
+  int64_t product;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(number), "r"(stride));
+  return address + product;
+}
+
+// The position of a token: where it stands, then the number.
+class ShortPosition {
+ public:
+  __device__ __forceinline__ ShortPosition(const RopeShortParams &params, uint32_t token)
+      : address_(step(params.positions, token, params.position_bytes)), loaded_({token, 0}) {}
+
+  __device__ __forceinline__ const char *address() const { return address_; }
+
+  __device__ __forceinline__ void load_if(bool is_turn, const RopeShortParams &params) {
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(address_);
+    if (is_turn && params.has_positions) loaded_.low = words[0];
+    if (is_turn && params.has_wide_positions) loaded_.high = words[1];
+  }
+
+  __device__ __forceinline__ uint64_t finish(const RopeShortParams &params) const {
+    return extend(loaded_, params.has_wide_positions || !params.has_positions) + params.position_offset;
+  }
+
+ private:
+  const char *address_;
+  LoadedInteger loaded_;
+};
+
+// A thread's unit.
+template <int VectorBytes>
+struct ShortUnit {
+  uint32_t number;  // in its head
+  const char *in;
+  char *out;
+
+  __device__ __forceinline__ ShortUnit(const RopeShortParams &params, uint32_t token, uint32_t unit) {
+    const uint32_t head = __umulhi(unit, params.head_reciprocal);
+    number = unit - head * params.units_per_head;
+    const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
+    const RopeShortTensor &tensor = params.tensor[which];
+    in = step(step(step(tensor.in, token, tensor.token_bytes), head, tensor.head_bytes), number, VectorBytes);
+    out = const_cast<char *>(in) + tensor.in_to_out;
+  }
+};
+
+__device__ __forceinline__ CosSin<float> compute_angle(const RopeShortParams &params, uint64_t position,
+                                                       uint64_t increment) {
+  const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
+  return {multiply_rounded(angle.cos, params.cos_scale), multiply_rounded(angle.sin, params.sin_scale)};
+}
+
+// Rotates and stores a unit by the angles of its token: kMaxShortPairs cosines in shared memory, then the sines.
+template <typename T, int V, bool IsInterleaved>
+__device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params, const ShortUnit<V * sizeof(T)> &unit,
+                                                  const Vector<T, V> &low, const Vector<T, V> &high, const float *cos) {
+  float x[V], y[V];
+  to_floats<T, V>(low, x);
+  to_floats<T, V>(high, y);
+  rotate_unit<V, IsInterleaved>(x, y, unit.number, params.pairs, cos, cos + kMaxShortPairs);
+  store_vector(unit.out, from_floats<T, V>(x));
+  store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
+}
+
+// Angles shared by a warp, which computes them all: for few tokens, where a barrier costs more. Its units are of one
+// token.
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kMaxFlatThreads)
+    rope_short_warp_kernel(const __grid_constant__ RopeShortAngleParams params) {
+  constexpr uint32_t kLanes = 32, kOfLane = kMaxShortPairs / kLanes;
+  begin_dependent_launch();
+  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  if (token >= params.num_tokens) return;
+  ShortPosition position(params, token);
+  extern __shared__ float4 shared[];
+  const uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % kLanes;
+  float *const cos = reinterpret_cast<float *>(shared) + thread / kLanes * (2 * kMaxShortPairs);
+  // Those behind the last pair's are never read.
+  const uint64_t *const increments = through_memory(params.increments) + lane;
+  uint64_t increment[kOfLane];
+#pragma unroll
+  for (uint32_t i = 0; i < kOfLane; ++i) increment[i] = increments[i * kLanes];
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
+  position.load_if(true, params);
+  const bool is_active = unit < params.units_per_token;
+  Vector<T, V> low, high;
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(mine.in);
+    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  }
+  const uint64_t at = position.finish(params);
+  CosSin<float> angle[kOfLane];
+#pragma unroll
+  for (uint32_t i = 0; i < kOfLane; ++i) angle[i] = compute_angle(params, at, increment[i]);
+#pragma unroll
+  for (uint32_t i = 0; i < kOfLane; ++i) {
+    cos[lane + i * kLanes] = angle[i].cos;
+    cos[lane + i * kLanes + kMaxShortPairs] = angle[i].sin;
+  }
+  __syncwarp();
+  if (!is_active) return;
+  rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
+}
+
+// Angles shared by a row of threads, each of which computes one at most: for more tokens, where instructions and not
+// latencies bound. A row is no shorter than the pairs.
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kMaxFlatThreads)
+    rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  const bool has_token = token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const bool is_active = has_token && unit < params.units_per_token;
+  float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
+  ShortPosition position(params, token);
+  uint64_t increment = 0;
+  if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
+  position.load_if(has_pair, params);
+  Vector<T, V> low, high;
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(mine.in);
+    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  }
+  if (has_pair) {
+    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
+    cos[threadIdx.x] = angle.cos;
+    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
+  }
+  __syncthreads();
+  if (!is_active) return;
+  rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
+}
+
+template <typename T, int V, bool IsInterleaved, typename Word>
+__global__ void __launch_bounds__(kMaxFlatThreads)
+    rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
+  using R = Runs<V, IsInterleaved>;
+  begin_dependent_launch();
+  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  if (token >= params.num_tokens || unit >= params.units_per_token) return;
+  ShortPosition position(params, token);
+  // Others wait for it, so where nobody has to be waited for it comes first.
+  position.load_if(!params.is_programmatic, params);
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  constexpr int32_t kRunBytes = R::kLength * static_cast<int32_t>(sizeof(Word));
+  const char *cos_column = step(params.cos, mine.number, kRunBytes),
+             *sin_column = step(params.sin, mine.number, kRunBytes);
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
+                                unused_bits(cos_column) | unused_bits(sin_column));
+  position.load_if(params.is_programmatic, params);
+  Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
+  Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  const uint64_t row = position.finish(params);
+  if (row >= params.rows) {
+    if (params.is_in_place) return;
+    store_vector(mine.out, low);
+    store_vector(mine.out + params.bytes_to_high, high);
+    return;
+  }
+  const char *cos_run = step(cos_column, static_cast<uint32_t>(row), params.row_bytes),
+             *sin_run = step(sin_column, static_cast<uint32_t>(row), params.row_bytes);
+  TableRun<Word, R::kLength> cos[R::kCount], sin[R::kCount];
+#pragma unroll
+  for (int run = 0; run < R::kCount; ++run) {
+    const uint32_t further = static_cast<uint32_t>(run) * (params.pairs / 2 * static_cast<uint32_t>(sizeof(Word)));
+    cos[run] = load_run<Word, R::kLength>(cos_run + further);
+    sin[run] = load_run<Word, R::kLength>(sin_run + further);
+  }
+  rotate_vectors<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
+    const float s = entry_of(sin[run], i, params.table_dtype);
+    return {entry_of(cos[run], i, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
+  });
+  store_vector(mine.out, low);
+  store_vector(mine.out + params.bytes_to_high, high);
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_short_kernel(RopeKernel kernel) {
+  constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
+  switch (kernel) {
+    case RopeKernel::kShortWarp:
+      return reinterpret_cast<const void *>(rope_short_warp_kernel<T, V, IsInterleaved>);
+    case RopeKernel::kShort:
+      return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
+    case RopeKernel::kShortTable32:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float>);
+    default:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t>);
+  }
+}
+
+// The kernel, or NULL for vectors of another width.
+template <typename T>
+const void *find_short_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
+  if (vector_elements * sizeof(T) != kShortVectorBytes) return nullptr;
+  return is_interleaved ? find_short_kernel<T, true>(kernel) : find_short_kernel<T, false>(kernel);
+}
+
+}  // namespace rope
