@@ -13,14 +13,17 @@ constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 struct Operand {
+  Operand(const char *name, const rope_tensor_t &given, bool is_needed = false)
+      : field(name), tensor(given), is_required(is_needed) {}
+
   const char *field;
-  const rope_tensor_t *tensor;
+  const rope_tensor_t &tensor;
   bool is_required;
-  View view;
+  View view;  // unset until it is read: clearing all of them would take longer
 };
 
 rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
-  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
   operand->view.forget_unused_strides();
   const View &view = operand->view;
   if (view.is_absent()) {
@@ -35,7 +38,7 @@ rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *op
 }
 
 rope_status_t read_row_scale(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
-  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
   operand->view.forget_unused_strides();
   const View &view = operand->view;
   if (view.is_absent()) return ROPE_STATUS_SUCCESS;
@@ -53,7 +56,7 @@ rope_status_t read_row_scale(const char *function, rope_dtype_t dtype, Operand *
 }
 
 rope_status_t read_grad_row_scale(const char *function, Operand *operand, const Operand &row_scale) {
-  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
   operand->view.forget_unused_strides();
   const View &view = operand->view;
   if (view.is_absent()) return ROPE_STATUS_SUCCESS;
@@ -69,7 +72,7 @@ rope_status_t read_grad_row_scale(const char *function, Operand *operand, const 
 }
 
 rope_status_t read_num_rows(const char *function, Operand *operand) {
-  ROPE_TRY(read_view(function, operand->field, *operand->tensor, &operand->view));
+  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
   operand->view.forget_unused_strides();
   const View &view = operand->view;
   if (view.is_absent()) return ROPE_STATUS_SUCCESS;
@@ -180,8 +183,8 @@ class AxisMerger {
   };
 
   SwigluProblem *problem_;
-  int order_[kMaxAxes] = {};
-  Row rows_[kMaxSwigluInputs + kMaxSwigluOutputs + 3] = {};  // and row_scale, grad_row_scale, the row index
+  int order_[kMaxAxes];
+  Row rows_[kMaxSwigluInputs + kMaxSwigluOutputs + 3];  // and row_scale, grad_row_scale, the row index
   int count_ = 0;
 };
 
@@ -242,29 +245,28 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   ROPE_TRY(check_call_flags(function, args.flags));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 
-  Operand inputs[] = {{"gate", &args.gate, true, {}},
-                      {"up", &args.up, true, {}},
-                      {"grad_out", &args.grad_out, true, {}},
-                      {"row_scale", &args.row_scale, false, {}},
-                      {"num_rows", &args.num_rows, false, {}}};
+  Operand inputs[] = {{"gate", args.gate, true},
+                      {"up", args.up, true},
+                      {"grad_out", args.grad_out, true},
+                      {"row_scale", args.row_scale},
+                      {"num_rows", args.num_rows}};
   Operand &row_scale = inputs[kMaxSwigluInputs], &num_rows = inputs[kMaxSwigluInputs + 1];
-  Operand forward_outputs[] = {{"out", &args.out, true, {}}};
-  Operand backward_outputs[] = {{"grad_gate", &args.grad_gate, false, {}},
-                                {"grad_up", &args.grad_up, false, {}},
-                                {"out", &args.out, false, {}},
-                                {"grad_row_scale", &args.grad_row_scale, false, {}}};
+  Operand forward_outputs[] = {{"out", args.out, true}};
+  Operand backward_outputs[] = {{"grad_gate", args.grad_gate},
+                                {"grad_up", args.grad_up},
+                                {"out", args.out},
+                                {"grad_row_scale", args.grad_row_scale}};
   Operand *outputs = is_backward ? backward_outputs : forward_outputs;
   Operand &grad_row_scale = backward_outputs[kMaxSwigluOutputs];
 
   if (!is_backward) {
-    const Operand *const refused_here[] = {&inputs[kGradOut], &backward_outputs[kGradGate], &backward_outputs[kGradUp],
-                                           &grad_row_scale};
-    for (const Operand *refused : refused_here) {
-      if (refused->tensor->ndim != 0) {
+    Operand *const refused_here[] = {&inputs[kGradOut], &backward_outputs[kGradGate], &backward_outputs[kGradUp],
+                                     &grad_row_scale};
+    for (Operand *refused : refused_here) {
+      if (refused->tensor.ndim != 0) {
         return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused->field);
       }
-      View absent;
-      ROPE_TRY(read_view(function, refused->field, *refused->tensor, &absent));
+      ROPE_TRY(read_view(function, refused->field, refused->tensor, &refused->view));
     }
   }
 

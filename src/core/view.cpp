@@ -6,29 +6,6 @@ namespace rope {
 // Bound of |index * stride| sums, in bytes: leaves room to add two of them and a pointer difference in int64.
 constexpr int64_t kLargestExtent = int64_t{1} << 60;
 
-bool View::is_empty() const {
-  for (int axis = 0; axis < ndim; ++axis) {
-    if (shape[axis] == 0) return true;
-  }
-  return false;
-}
-
-int64_t dtype_size(rope_dtype_t dtype) {
-  switch (dtype) {
-    case ROPE_DTYPE_F16:
-    case ROPE_DTYPE_BF16:
-      return 2;
-    case ROPE_DTYPE_F32:
-    case ROPE_DTYPE_I32:
-      return 4;
-    case ROPE_DTYPE_F64:
-    case ROPE_DTYPE_I64:
-      return 8;
-    default:
-      return 0;
-  }
-}
-
 const char *dtype_name(rope_dtype_t dtype) {
   switch (dtype) {
     case ROPE_DTYPE_F32:
@@ -49,11 +26,9 @@ const char *dtype_name(rope_dtype_t dtype) {
 }
 
 static bool is_zeroed(const rope_tensor_t &tensor) {
-  if (tensor.data != nullptr || tensor.dtype != 0 || tensor.flags != 0) return false;
-  for (int axis = 0; axis < kMaxAxes; ++axis) {
-    if (tensor.shape[axis] != 0 || tensor.stride[axis] != 0) return false;
-  }
-  return true;
+  int64_t bits = tensor.dtype | tensor.flags;
+  for (int axis = 0; axis < kMaxAxes; ++axis) bits |= tensor.shape[axis] | tensor.stride[axis];
+  return tensor.data == nullptr && bits == 0;
 }
 
 // Fills view->stride with those of a compact tensor. False on overflow.
@@ -67,19 +42,21 @@ static bool set_compact_strides(View *view) {
   return true;
 }
 
-static bool measure_extent(const View &view, int64_t *low_out, int64_t *high_out) {
-  int64_t low = 0, high = 0;
+// Byte offsets from data of a view's lowest and highest element. False where those, or the number of elements, are
+// beyond kLargestExtent.
+static bool measure_extent(const View &view, int64_t *low, int64_t *high) {
+  const int64_t size = dtype_size(view.dtype);
+  int64_t count = 1;
+  *low = *high = 0;
   for (int axis = 0; axis < view.ndim; ++axis) {
-    int64_t reach, bytes;
+    int64_t reach;
+    if (__builtin_mul_overflow(count, view.shape[axis], &count)) return false;
     if (__builtin_mul_overflow(view.shape[axis] - 1, view.stride[axis], &reach)) return false;
-    if (__builtin_mul_overflow(reach, dtype_size(view.dtype), &bytes)) return false;
-    int64_t *side = bytes < 0 ? &low : &high;
-    if (__builtin_add_overflow(*side, bytes, side)) return false;
-    if (low < -kLargestExtent || high > kLargestExtent) return false;
+    if (__builtin_mul_overflow(reach, size, &reach)) return false;
+    int64_t *side = reach < 0 ? low : high;
+    if (__builtin_add_overflow(*side, reach, side)) return false;
   }
-  *low_out = low;
-  *high_out = high;
-  return true;
+  return *low >= -kLargestExtent && *high <= kLargestExtent && count <= kLargestExtent;
 }
 
 rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
@@ -105,7 +82,7 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   view->data = static_cast<char *>(tensor.data);
   view->dtype = tensor.dtype;
   view->ndim = tensor.ndim;
-  bool has_strides = (tensor.flags & ROPE_TENSOR_STRIDED) != 0;
+  bool has_strides = (tensor.flags & ROPE_TENSOR_STRIDED) != 0, has_elements = true;
   for (int axis = 0; axis < view->ndim; ++axis) {
     if (tensor.shape[axis] < 0) {
       return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape[%d] is %lld: it must be at least 0", function, field,
@@ -114,19 +91,16 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
     view->shape[axis] = tensor.shape[axis];
     view->stride[axis] = tensor.stride[axis];
     has_strides = has_strides || tensor.stride[axis] != 0;
+    has_elements = has_elements && tensor.shape[axis] != 0;
   }
-  if (!has_strides && !set_compact_strides(view) && !view->is_empty()) {
+  if (!has_strides && !set_compact_strides(view) && has_elements) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.shape is too large: 63 bits must count its elements", function,
                 field);
   }
-  if (view->is_empty()) return ROPE_STATUS_SUCCESS;
+  if (!has_elements) return ROPE_STATUS_SUCCESS;
 
-  int64_t low, high, count = 1;
-  bool fits = measure_extent(*view, &low, &high);
-  for (int axis = 0; axis < view->ndim; ++axis) {
-    fits = fits && !__builtin_mul_overflow(count, view->shape[axis], &count);
-  }
-  if (!fits || count > kLargestExtent) {
+  int64_t low, high;
+  if (!measure_extent(*view, &low, &high)) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s spans more than 2^60 bytes: its shape or strides are too large",
                 function, field);
   }
@@ -135,7 +109,7 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
                 field);
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(view->data);
-  if (address % static_cast<uintptr_t>(size) != 0) {
+  if ((address & static_cast<uintptr_t>(size - 1)) != 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.data is %p: it must be a multiple of the %lld-byte element",
                 function, field, tensor.data, static_cast<long long>(size));
   }
@@ -143,14 +117,9 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.data is %p: its strides leave the address space", function, field,
                 tensor.data);
   }
+  view->begin = address + static_cast<uintptr_t>(low);
+  view->end = address + static_cast<uintptr_t>(high + size);
   return ROPE_STATUS_SUCCESS;
-}
-
-void View::forget_unused_strides() {
-  const bool has_no_elements = is_empty();
-  for (int axis = 0; axis < ndim; ++axis) {
-    if (has_no_elements || shape[axis] == 1) stride[axis] = 0;
-  }
 }
 
 rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,
@@ -172,7 +141,15 @@ rope_status_t check_same_shape(const char *function, const char *field, const Vi
 View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
   View part = view;
   part.shape[axis] = length;
-  if (!part.is_empty()) part.data += start * view.stride[axis] * dtype_size(view.dtype);
+  if (view.is_empty() || length == 0) {
+    part.begin = part.end = 0;
+    return part;
+  }
+  const int64_t size = dtype_size(view.dtype), stride = view.stride[axis];
+  const int64_t before = start * stride * size, after = (view.shape[axis] - start - length) * stride * size;
+  part.data += before;
+  part.begin += static_cast<uintptr_t>(stride < 0 ? -after : before);
+  part.end -= static_cast<uintptr_t>(stride < 0 ? -before : after);
   return part;
 }
 
@@ -245,8 +222,21 @@ constexpr int kSearchBudget = 2000;
 
 }  // namespace
 
+// Whether each axis steps over all that the later ones reach, as in every compact tensor and its parts: then no two
+// index vectors meet.
+static bool has_nested_axes(const View &view) {
+  int64_t reach = 0;
+  for (int axis = view.ndim - 1; axis >= 0; --axis) {
+    if (view.shape[axis] == 1) continue;
+    const int64_t step = view.stride[axis] < 0 ? -view.stride[axis] : view.stride[axis];
+    if (step <= reach) return false;
+    reach += step * (view.shape[axis] - 1);
+  }
+  return true;
+}
+
 rope_status_t check_output_strides(const char *function, const char *field, const View &view) {
-  if (view.is_empty()) return ROPE_STATUS_SUCCESS;
+  if (view.is_empty() || has_nested_axes(view)) return ROPE_STATUS_SUCCESS;
   for (int axis = 0; axis < view.ndim; ++axis) {
     if (view.stride[axis] == 0 && view.shape[axis] > 1) {
       return fail(ROPE_STATUS_INVALID_ARGUMENT,
@@ -273,19 +263,9 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
   return ROPE_STATUS_SUCCESS;
 }
 
-bool views_overlap(const View &a, const View &b) {
-  if (a.is_absent() || b.is_absent() || a.is_empty() || b.is_empty()) return false;
-  int64_t a_low, a_high, b_low, b_high;
-  measure_extent(a, &a_low, &a_high);
-  measure_extent(b, &b_low, &b_high);
+bool elements_overlap(const View &a, const View &b) {
   const int64_t a_size = dtype_size(a.dtype), b_size = dtype_size(b.dtype);
-  // Addresses as offsets from a.data; both fit, because user addresses have at most 57 bits and extents 60.
-  const uintptr_t a_address = reinterpret_cast<uintptr_t>(a.data), b_address = reinterpret_cast<uintptr_t>(b.data);
-  const bool b_is_above = b_address >= a_address;
-  const uintptr_t gap = b_is_above ? b_address - a_address : a_address - b_address;
-  if (gap > static_cast<uintptr_t>(3) << 60) return false;
-  const int64_t difference = b_is_above ? static_cast<int64_t>(gap) : -static_cast<int64_t>(gap);
-  if (difference + b_low >= a_high + a_size || difference + b_high + b_size <= a_low) return false;
+  const int64_t difference = b.data - a.data;  // within both extents together, as their addresses meet
 
   // a byte of `a` meets one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, x and y inside elements
   Equation equation;

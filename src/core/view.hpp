@@ -15,15 +15,26 @@ struct View {
   int ndim;
   int64_t shape[kMaxAxes];
   int64_t stride[kMaxAxes];  // in elements
+  uintptr_t begin;           // addresses of its bytes lie from begin to before end; both are 0 where it has none
+  uintptr_t end;
 
   bool is_absent() const { return ndim == 0; }
-  bool is_empty() const;
+  bool is_empty() const { return begin == end; }
 
   // Strides that no element uses may be any number: sets those of axes of length 1, or all of an empty view, to 0.
-  void forget_unused_strides();
+  void forget_unused_strides() {
+    for (int axis = 0; axis < ndim; ++axis) {
+      if (shape[axis] == 1 || is_empty()) stride[axis] = 0;
+    }
+  }
 };
 
-int64_t dtype_size(rope_dtype_t dtype);  // bytes; 0 for an unknown type
+// In bytes, a power of two; 0 for an unknown type.
+inline int64_t dtype_size(rope_dtype_t dtype) {
+  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8};  // F32, F16, BF16, F64, I32, I64
+  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_I64 ? kSizes[dtype] : 0;
+}
+
 const char *dtype_name(rope_dtype_t dtype);
 
 // Checks everything that a tensor can get wrong by itself; an absent tensor gives ndim 0. Afterwards strides are
@@ -42,8 +53,13 @@ View narrow_view(const View &view, int axis, int64_t start, int64_t length);
 // Same elements in the same order: data, dtype, shape, and the stride of every axis longer than 1.
 bool is_same_view(const View &a, const View &b);
 
+// The same as views_overlap, of views whose addresses meet.
+bool elements_overlap(const View &a, const View &b);
+
 // True if an element of `a` and one of `b` certainly share bytes. Decides all strides met in practice; gives up, with
 // false, on stride sets that would take long.
-bool views_overlap(const View &a, const View &b);
+inline bool views_overlap(const View &a, const View &b) {
+  return a.begin < b.end && b.begin < a.end && elements_overlap(a, b);
+}
 
 }  // namespace rope

@@ -271,23 +271,40 @@ TEST_CASE("strides that leave the address space are refused", "[views]") {
   CHECK(refuses(fake_tensor(2048, ROPE_DTYPE_F32, {4, 5}, {-256, 1})));
 }
 
+TEST_CASE("a view knows the addresses of its bytes", "[views]") {
+  const rope::View view = view_of({3, 4, 5}, {-100, 7, 30});
+  CHECK(view.begin == kBase - 200 * 4);
+  CHECK(view.end == kBase + (3 * 7 + 4 * 30 + 1) * 4);
+  const rope::View empty = view_of({3, 0, 5}, {-100, 7, 30});
+  CHECK(empty.is_empty());
+  CHECK(empty.begin == 0);
+  CHECK(empty.end == 0);
+}
+
 TEST_CASE("a part of a view begins at the element of that index", "[views]") {
-  const rope::View view = view_of({3, 4, 5}, {-100, 7, 30}, ROPE_DTYPE_F32);
+  const std::vector<int64_t> stride = {-100, 7, 30};
+  const rope::View view = view_of({3, 4, 5}, stride);
   for (int axis = 0; axis < 3; ++axis) {
     for (int64_t start = 0; start <= view.shape[axis]; ++start) {
-      const rope::View part = rope::narrow_view(view, axis, start, view.shape[axis] - start);
-      // An empty part begins nowhere: its pointer is not moved.
-      const int64_t offset = start < view.shape[axis] ? start * view.stride[axis] * 4 : 0;
-      REQUIRE(static_cast<void *>(part.data) == static_cast<void *>(view.data + offset));
-      for (int other = 0; other < 3; ++other) {
-        REQUIRE(part.shape[other] == view.shape[other] - (other == axis ? start : 0));
-        REQUIRE(part.stride[other] == view.stride[other]);
+      for (int64_t length = 0; length <= view.shape[axis] - start; ++length) {
+        const rope::View part = rope::narrow_view(view, axis, start, length);
+        // An empty part begins nowhere: its pointer is not moved.
+        const int64_t offset = length > 0 ? start * view.stride[axis] * 4 : 0;
+        REQUIRE(static_cast<void *>(part.data) == static_cast<void *>(view.data + offset));
+        for (int other = 0; other < 3; ++other) {
+          REQUIRE(part.shape[other] == (other == axis ? length : view.shape[other]));
+          REQUIRE(part.stride[other] == view.stride[other]);
+        }
+        const rope::View read = view_of(shape_of(part), stride, view.dtype, kBase + static_cast<uintptr_t>(offset));
+        REQUIRE(part.begin == read.begin);
+        REQUIRE(part.end == read.end);
       }
     }
   }
   rope_tensor_t empty = compact_tensor(0, ROPE_DTYPE_F32, {0, 8});
   CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).data == nullptr);
   CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).shape[1] == 2);
+  CHECK(rope::narrow_view(view_of(empty), 1, 3, 2).is_empty());
 }
 
 TEST_CASE("packed views of any size are told apart", "[views]") {
