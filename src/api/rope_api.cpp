@@ -40,9 +40,10 @@ struct PlannedCall {
 
 rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
                         PlannedCall *call) {
-  rope_args_t args;
-  ROPE_TRY(import_struct(function, "args", given, kRopeArgsFirstSize, &args, sizeof args));
-  ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &call->problem));
+  rope_args_t copy;
+  const rope_args_t *args;
+  ROPE_TRY(import_args(function, given, kRopeArgsFirstSize, &copy, &args));
+  ROPE_TRY(make_rope_problem(function, desc->geometry, *args, is_transposed, &call->problem));
   if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
   return plan_rope(function, call->problem, desc->device, &call->plan);
 }

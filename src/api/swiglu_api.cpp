@@ -35,11 +35,12 @@ rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
 rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
                   rope_stream_t stream) {
   ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
-  swiglu_args_t args;
-  ROPE_TRY(import_struct(function, "args", given, kSwigluArgsFirstSize, &args, sizeof args));
+  swiglu_args_t copy;
+  const swiglu_args_t *args;
+  ROPE_TRY(import_args(function, given, kSwigluArgsFirstSize, &copy, &args));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   SwigluProblem problem;
-  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, args, is_backward, &problem));
+  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, *args, is_backward, &problem));
   if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
   SwigluPlan plan;
   ROPE_TRY(plan_swiglu(function, problem, desc->device, &plan));

@@ -20,4 +20,14 @@ constexpr uint32_t kSwigluArgsFirstSize = 728;
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
                             void *target, uint32_t known_size);
 
+// The same for the arguments of a call: those of this version are read where they lie, others from `copy`.
+template <typename Args>
+rope_status_t import_args(const char *function, const Args *given, uint32_t first_size, Args *copy, const Args **args) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(given) % alignof(Args) == 0;
+  const bool is_known = given != nullptr && is_aligned && given->struct_size == sizeof *given;
+  *args = is_known ? given : copy;
+  if (is_known) return ROPE_STATUS_SUCCESS;
+  return import_struct(function, "args", given, first_size, copy, sizeof *copy);
+}
+
 }  // namespace rope
