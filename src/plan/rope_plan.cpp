@@ -228,7 +228,7 @@ bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
     const int64_t strides[] = {tensor.in_stride[kToken], tensor.in_stride[kHead], tensor.out_stride[kToken],
                                tensor.out_stride[kHead]};
     for (const int64_t stride : strides) {
-      if (stride > INT32_MAX / size || stride < -(INT32_MAX / size)) return false;
+      if (stride * size > INT32_MAX || stride * size < -INT32_MAX) return false;
     }
   }
   const int64_t blocks = plan.units_per_token / 32 + 1;

@@ -95,12 +95,11 @@ bool choose_alternating(const SwigluProblem &problem, SwigluPlan *plan) {
   if (problem.dtype == ROPE_DTYPE_F64) return false;  // has no such kernels
   const GateUpLayout inputs = layout_of(problem, inputs_of(problem));
   const GateUpLayout gradients = layout_of(problem, gradients_of(problem));
+  if (inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate) return false;
+  if (!has_row_per_vector(problem)) return false;
   VectorLimits limits = limits_of(problem, inputs, gradients);
   limits.bytes.add(kSwigluAlternatingVectorBytes);
-  if ((inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate) || !has_row_per_vector(problem) ||
-      limits.alternating_bytes.value() < kMaxVectorBytes || limits.bytes.value() < kMaxVectorBytes / 2) {
-    return false;
-  }
+  if (limits.alternating_bytes.value() < kMaxVectorBytes || limits.bytes.value() < kMaxVectorBytes / 2) return false;
   plan->inputs = inputs;
   plan->gradients = gradients;
   plan->vector_elements = static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
