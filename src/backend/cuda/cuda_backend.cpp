@@ -94,6 +94,7 @@ rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo
   if (!scope.is_current()) return fail_switch(function, device_index);
   Preloader preloader(function, *device);
   load_kernels(&preloader);
+  if (preloader.status() != ROPE_STATUS_SUCCESS) scope.forget_error();
   return preloader.status();
 }
 
@@ -153,6 +154,7 @@ rope_status_t launch(const char *function, const Launch &what, void *params, int
   // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
   const cudaError_t error = cudaLaunchKernelExC(&config, what.kernel, arguments);
   if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
+  scope.forget_error();
   return fail_cuda(function, "cudaLaunchKernelExC", error, found_cuda_device(device_index));
 }
 

@@ -80,7 +80,9 @@ constexpr int minor_of(int version) {
 DeviceScope::DeviceScope(int index) {
   had_error_ = cudaPeekAtLastError() != cudaSuccess;
   int current;
-  is_current_ = cudaGetDevice(&current) == cudaSuccess && current == index;
+  const cudaError_t error = cudaGetDevice(&current);
+  if (error != cudaSuccess) forget_error();
+  is_current_ = error == cudaSuccess && current == index;
   if (is_current_) return;
   has_pushed_ = driver.push_context(found[index].primary_context) == CUDA_SUCCESS;
   is_current_ = has_pushed_;
@@ -89,6 +91,9 @@ DeviceScope::DeviceScope(int index) {
 DeviceScope::~DeviceScope() {
   CUcontext popped;
   if (has_pushed_) driver.pop_context(&popped);
+}
+
+void DeviceScope::forget_error() const {
   if (!had_error_) cudaGetLastError();
 }
 

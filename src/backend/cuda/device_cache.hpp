@@ -12,7 +12,7 @@ namespace rope {
 // programs, nothing is set. Otherwise its primary context is pushed and popped: setting the device and setting it back
 // would leave a context, and its memory, on a device that the program may never use.
 //
-// Errors of the scope's own calls are not left for the caller's cudaGetLastError, which shares our runtime where the
+// Errors of the scope's calls are not left for the caller's cudaGetLastError, which shares our runtime where the
 // program links the static library. (An error that was there before is replaced if a call of the scope fails.)
 class DeviceScope {
  public:
@@ -22,6 +22,9 @@ class DeviceScope {
   DeviceScope &operator=(const DeviceScope &) = delete;
 
   bool is_current() const { return is_current_; }
+
+  // To be called where a runtime call of the scope failed.
+  void forget_error() const;
 
  private:
   bool had_error_;
