@@ -90,6 +90,14 @@ void rotate(const rope::CpuKernels &kernels, rope_dtype_t dtype, const rope::Pai
   }
 }
 
+// Of either sign, with no bit of its payload set but the first, or all.
+template <typename Real>
+Real any_nan(Random *random) {
+  Real nan = std::numeric_limits<Real>::quiet_NaN();
+  if (random->below(2) == 0) std::memset(&nan, 0xff, sizeof nan);
+  return random->below(2) == 0 ? nan : -nan;
+}
+
 // Rotates with every set of kernels, in place where the ways are the same and out of place; returns the elements that are
 // not those of the base set, and any outside the runs that were written.
 template <typename Real>
@@ -98,8 +106,12 @@ int64_t count_different_rotations(Random *random, rope_dtype_t dtype, const Way 
   constexpr int64_t kHeads = 3;
   std::vector<Real> values[4];
   for (std::vector<Real> &of : values) {
-    for (int i = 0; i < pairs; ++i) of.push_back(static_cast<Real>(random->uniform(-1.5, 1.5)));
-    if (random->below(4) == 0) of[static_cast<size_t>(random->below(pairs))] = std::numeric_limits<Real>::quiet_NaN();
+    // Some of few bits, with which results lie midway between two numbers of 16 bits.
+    for (int i = 0; i < pairs; ++i) {
+      of.push_back(static_cast<Real>(random->below(4) == 0 ? static_cast<double>(random->below(25)) / 8 - 1.5
+                                                           : random->uniform(-1.5, 1.5)));
+    }
+    if (random->below(4) == 0) of[static_cast<size_t>(random->below(pairs))] = any_nan<Real>(random);
   }
   const int y = is_by_channel ? 2 : 0;
   const rope::PairAngles<Real> angles = {values[0].data(), values[1].data(), values[y].data(), values[y + 1].data()};

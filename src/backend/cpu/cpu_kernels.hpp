@@ -58,7 +58,7 @@ struct CpuKernels {
   FillAngles<float> *fill_angles;
   FillAngles<double> *fill_angles_f64;
 
-  // Rotates a run of pairs of each head; `out` is written.
+  // Rotates a run of at most kMaxPairs pairs of each head; `out` is written.
   template <typename Real>
   using Rotate = void(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles);
   Rotate<float> *rotate[kCpuF64];  // of the types before it

@@ -15,6 +15,7 @@
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_vectors.hpp"
 #include "core/float16.hpp"
+#include "core/frequencies.hpp"
 #include "core/gating.hpp"
 #include "core/rotation.hpp"
 
@@ -89,23 +90,27 @@ __attribute__((noinline)) void rotate_last_pairs(Pairs<T, Placement::kStrided> i
   rotate_pairs(in, out, begin, end, angles);
 }
 
+template <int kLanes>
+ROPE_LOOP Pair<Vector<kLanes>> rotate_vector(Pair<Vector<kLanes>> pair, const PairAngles<float> &angles, int64_t at) {
+  using Floats = Vector<kLanes>;
+  return rotate(pair, CosSin<Floats>{Floats::load(angles.cos_x + at), Floats::load(angles.sin_x + at)},
+                CosSin<Floats>{Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)});
+}
+
 // Rotates as many pairs from `begin` on as fill vectors; returns where it ended.
 template <int kLanes, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                                  const PairAngles<float> angles) {
-  using Floats = Vector<kLanes>;
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    Pair<Floats> pair;
+    Pair<Vector<kLanes>> pair;
     if constexpr (kIn == Placement::kInterleaved) {
       read_interleaved(&in.first(i), &pair.x, &pair.y);
     } else {
       read_vector(&in.first(i), &pair.x);
       read_vector(&in.second(i), &pair.y);
     }
-    const CosSin<Floats> of_x = {Floats::load(angles.cos_x + i), Floats::load(angles.sin_x + i)};
-    const CosSin<Floats> of_y = {Floats::load(angles.cos_y + i), Floats::load(angles.sin_y + i)};
-    pair = rotate(pair, of_x, of_y);
+    pair = rotate_vector(pair, angles, i);
     if constexpr (kOut == Placement::kInterleaved) {
       write_interleaved(pair.x, pair.y, &out.first(i));
     } else {
@@ -116,27 +121,103 @@ ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t b
   return i;
 }
 
+// The same for BFloat16 in halves, two vectors of pairs at a time: two neighbours are the halves of a word, where they
+// become floats, and come back, without being moved between lanes. The angles are as arrange_angles leaves them.
+template <int kLanes>
+ROPE_LOOP int64_t rotate_words(Pairs<BFloat16, Placement::kHalf> in, Pairs<BFloat16, Placement::kHalf> out,
+                               int64_t begin, int64_t end, const PairAngles<float> angles) {
+  int64_t i = begin;
+  for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+    Pair<Vector<kLanes>> even, odd;
+    read_interleaved(&in.first(i), &even.x, &odd.x);
+    read_interleaved(&in.second(i), &even.y, &odd.y);
+    even = rotate_vector(even, angles, i);
+    odd = rotate_vector(odd, angles, i + kLanes);
+    write_interleaved(even.x, odd.x, &out.first(i));
+    write_interleaved(even.y, odd.y, &out.second(i));
+  }
+  return i;
+}
+
+template <typename T, Placement kIn, Placement kOut>
+constexpr bool kHasWords = false;
+template <>
+constexpr bool kHasWords<BFloat16, Placement::kHalf, Placement::kHalf> = true;
+
+// A NaN of an angle becomes one that write_interleaved takes.
+ROPE_LOOP float arranged(float angle) {
+  return angle == angle ? angle : float_of(0x7fc00000u);
+}
+
+template <int kLanes>
+ROPE_LOOP int64_t arrange_words(const float *from, int64_t begin, int64_t end, float *__restrict to) {
+  int64_t i = begin;
+  for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      to[i + lane] = arranged(from[i + 2 * lane]);
+      to[i + kLanes + lane] = arranged(from[i + 2 * lane + 1]);
+    }
+  }
+  return i;
+}
+
+// For rotate_words the angles of even pairs come before those of odd ones in each of its steps.
+template <bool HasWords>
+const float *arrange_angles(const float *from, int64_t pairs, float *__restrict to) {
+  int64_t i = 0;
+  if (HasWords) {
+#if defined(__AVX512BW__)
+    i = arrange_words<16>(from, i, pairs, to);
+#endif
+    i = arrange_words<8>(from, i, pairs, to);
+  }
+  for (; i < pairs; ++i) to[i] = arranged(from[i]);
+  return to;
+}
+
+template <typename T, Placement kIn, Placement kOut>
+ROPE_LOOP void rotate_head(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t pairs, const PairAngles<float> angles) {
+  int64_t begin = 0;
+  if constexpr (kHasWords<T, kIn, kOut>) {
+#if defined(__AVX512BW__)
+    begin = rotate_words<16>(in, out, begin, pairs, angles);
+#endif
+    begin = rotate_words<8>(in, out, begin, pairs, angles);
+  } else {
+#if defined(__AVX512BW__)
+    begin = rotate_vectors<16>(in, out, begin, pairs, angles);
+#endif
+  }
+  begin = rotate_vectors<8>(in, out, begin, pairs, angles);
+  if (begin == pairs) return;
+  rotate_last_pairs<T>({in.x, in.y, in.step}, {out.x, out.y, out.step}, begin, pairs, angles);
+}
+
 #endif
 
 template <typename T, Placement kIn, Placement kOut, typename Real>
 ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
                             const PairAngles<Real> angles) {
-  for (int64_t head = 0; head < heads; ++head) {
-    const Pairs<T, kIn> from = pairs_of_head<T, kIn>(in, head);
-    const Pairs<T, kOut> to = pairs_of_head<T, kOut>(out, head);
 #if defined(ROPE_HAS_VECTORS)
-    if constexpr (sizeof(T) == 2 && kIn != Placement::kStrided && kOut != Placement::kStrided) {
-      int64_t begin = 0;
-#if defined(__AVX512BW__)
-      begin = rotate_vectors<16>(from, to, begin, pairs, angles);
-#endif
-      begin = rotate_vectors<8>(from, to, begin, pairs, angles);
-      if (begin == pairs) continue;
-      rotate_last_pairs<T>({from.x, from.y, from.step}, {to.x, to.y, to.step}, begin, pairs, angles);
-      continue;
+  if constexpr (sizeof(T) == 2 && kIn != Placement::kStrided && kOut != Placement::kStrided) {
+    PairAngles<float> ordered = angles;
+    float buffer[4][kMaxPairs];
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      constexpr bool kInWords = kHasWords<T, kIn, kOut>;
+      const bool is_shared = angles.cos_x == angles.cos_y && angles.sin_x == angles.sin_y;
+      ordered.cos_x = arrange_angles<kInWords>(angles.cos_x, pairs, buffer[0]);
+      ordered.sin_x = arrange_angles<kInWords>(angles.sin_x, pairs, buffer[1]);
+      ordered.cos_y = is_shared ? ordered.cos_x : arrange_angles<kInWords>(angles.cos_y, pairs, buffer[2]);
+      ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
+    for (int64_t head = 0; head < heads; ++head) {
+      rotate_head(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
+    }
+    return;
+  }
 #endif
-    rotate_pairs(from, to, 0, pairs, angles);
+  for (int64_t head = 0; head < heads; ++head) {
+    rotate_pairs(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), 0, pairs, angles);
   }
 }
 
