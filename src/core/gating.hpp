@@ -36,20 +36,21 @@ ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
 #endif
 }
 
-// exp(-x) * 2^power, for -x / ln 2 + power from -126 to 127: 2^n * exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^23 + 127 +
-// power rounds to an integer, also where there is no instruction for it, and leaves n + 127 + power in the low bits,
-// from where it moves to the exponent. The first part of ln 2 has 10 bits, so its product is exact.
-ROPE_HOST_DEVICE float exp_of_negative_times_power(float x, int power) {
+// exp(-x) * 2^power as exp(rest) * scale, |rest| <= ln(2)/2 and scale a power of two, for -x / ln 2 + power from -126 to
+// 127. Adding 1.5 * 2^23 + 127 + power rounds to an integer, also where there is no instruction for it, and leaves n +
+// 127 + power in the low bits, from where it moves to the exponent. The first part of ln 2 has 10 bits, so its product
+// is exact.
+struct ReducedExp {
+  float rest;
+  float scale;
+};
+
+ROPE_HOST_DEVICE ReducedExp reduce_exp_of_negative(float x, int power) {
   const float shift = 12583039.0f + static_cast<float>(power);
   const float shifted = multiply_add(x, -1.44269504f, shift);
   const float n = shifted - shift;
-  const float r = multiply_add(n, 2.12194440e-4f, -multiply_add(n, 0.693359375f, x));
-  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
-  const float square = r * r;
-  const float low = multiply_add(r, 0.166665202f, 0.499999934f);
-  const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
-  const float exp_of_r = multiply_add(square, multiply_add(square, high, low), r) + 1.0f;
-  return exp_of_r * float_of(bits_of(shifted) << 23);
+  const float rest = multiply_add(n, 2.12194440e-4f, -multiply_add(n, 0.693359375f, x));
+  return {rest, float_of(bits_of(shifted) << 23)};
 }
 
 // exp(-t) for t >= 0, rounding to subnormals and to 0.
@@ -63,7 +64,13 @@ ROPE_HOST_DEVICE float exp_of_negative(float t) {
   const float power = exp2f(product);
   return fmaf(power, rest * 0.693147182f, power);
 #else
-  return exp_of_negative_times_power(bounded, 63) * 0x1p-63f;  // 2^-150 has no exponent
+  const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 has no exponent
+  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
+  const float r = reduced.rest, square = r * r;
+  const float low = multiply_add(r, 0.166665202f, 0.499999934f);
+  const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
+  const float exp_of_r = multiply_add(square, multiply_add(square, high, low), r) + 1.0f;
+  return exp_of_r * reduced.scale * 0x1p-63f;
 #endif
 }
 
@@ -116,7 +123,15 @@ ROPE_HOST_DEVICE float sigmoid_value_of(float x) {
   const uint32_t from_below = bits_of(x) < 0xc2d00000u ? bits_of(x) : 0xc2d00000u;  // -104
   const int32_t from_above = static_cast<int32_t>(from_below);
   const uint32_t bounded = static_cast<uint32_t>(from_above < 0x42800000 ? from_above : 0x42800000);  // 64
-  return 0x1p-25f / (0x1p-25f + exp_of_negative_times_power(float_of(bounded), -25));
+  const ReducedExp reduced = reduce_exp_of_negative(float_of(bounded), -25);
+  // Minimax as well, of one degree less: relative error of exp 1.1e-7, which takes swiglu from 3.2 ulp to 4.5 of the 8
+  // that it may have, and a tenth of its time.
+  const float r = reduced.rest;
+  float exp_of_r = multiply_add(r, 8.31252e-3f, 4.18901568e-2f);
+  exp_of_r = multiply_add(r, exp_of_r, 0.166671146f);
+  exp_of_r = multiply_add(r, exp_of_r, 0.499992315f);
+  exp_of_r = multiply_add(r, multiply_add(r, exp_of_r, 1.0f), 1.0f);
+  return 0x1p-25f / multiply_add(exp_of_r, reduced.scale, 0x1p-25f);
 #endif
 }
 
