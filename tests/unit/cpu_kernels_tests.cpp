@@ -13,6 +13,7 @@
 #include "core/float16.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/tolerance.hpp"
 
 namespace {
 
@@ -327,6 +328,74 @@ TEST_CASE("a run of SwiGLU gives the same bits in one piece and in many", "[cpu 
             REQUIRE(count_different(dtype, whole.out[i], parted.out[i]) == 0);
         }
       });
+}
+
+TEST_CASE("SwiGLU gives the same bits however elements lie, and when backward writes it again", "[cpu kernels]") {
+  Random random(14);
+  for_swiglu_runs(true,
+                  [&](rope_dtype_t dtype, const rope::GatingForm &form, bool is_backward, const SwigluRun &given) {
+                    if (is_backward || given.in_stride[0] != 1) return;
+                    const size_t size = size_of(dtype), bytes = given.out[0].size();
+                    const int64_t count = static_cast<int64_t>(bytes / size);
+                    for (const rope::CpuKernels *kernels : kernels_here()) {
+                      SwigluRun forward = given, apart = given, backward = given;
+                      gate(*kernels, dtype, part_of_run(&forward, dtype, 0, count), form, false);
+
+                      apart.out[0].resize(2 * bytes);
+                      apart.out_stride[0] = 2;
+                      gate(*kernels, dtype, part_of_run(&apart, dtype, 0, count), form, false);
+                      for (size_t at = 0; at < bytes; at += size)
+                        std::memcpy(&apart.out[0][at], &apart.out[0][2 * at], size);
+                      apart.out[0].resize(bytes);
+
+                      backward.in.push_back(random_elements(&random, dtype, static_cast<size_t>(count), true));
+                      backward.out.resize(3, Elements(bytes));
+                      backward.in_stride.push_back(1);
+                      backward.out_stride.resize(3, 1);
+                      gate(*kernels, dtype, part_of_run(&backward, dtype, 0, count), form, true);
+
+                      INFO(kernels->name);
+                      REQUIRE(count_different(dtype, apart.out[0], forward.out[0]) == 0);
+                      REQUIRE(count_different(dtype, backward.out[2], forward.out[0]) == 0);
+                    }
+                  });
+}
+
+TEST_CASE("SwiGLU of every 16-bit gate, and of F32 gates all over their range", "[cpu kernels]") {
+  Random random(15);
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    const size_t size = size_of(dtype), count = 65536;
+    for (const double scale : {1.0, 1e-3, 1e4}) {
+      Elements gates(count * size), ups(count * size), out(count * size);
+      for (size_t i = 0; i < count; ++i) {
+        // Of F32 every 2^16th bit pattern, and what is between at random.
+        const uint32_t bits = static_cast<uint32_t>(dtype == ROPE_DTYPE_F32 ? i << 16 | random.below(65536) : i);
+        std::memcpy(&gates[i * size], &bits, size);
+        oracle::encode(dtype, scale * random.normal(), &ups[i * size]);
+      }
+      for (const rope::CpuKernels *kernels : kernels_here()) {
+        rope::GatingRun run = {};
+        run.in[0] = gates.data();
+        run.in[1] = ups.data();
+        run.out[0] = out.data();
+        run.in_stride[0] = run.in_stride[1] = run.out_stride[0] = 1;
+        run.count = static_cast<int64_t>(count);
+        gate(*kernels, dtype, run, kForms[0], false);
+        int64_t wrong = 0;
+        for (size_t at = 0; at < gates.size(); at += size) {
+          const long double g = oracle::decode(dtype, &gates[at]), up = oracle::decode(dtype, &ups[at]);
+          const long double actual = oracle::decode(dtype, &out[at]), exact = oracle::swiglu(g, up);
+          if (std::isnan(g)) {
+            wrong += !std::isnan(actual);
+          } else if (std::isfinite(g)) {
+            wrong += !tolerance::accepts(dtype, actual, exact, tolerance::swiglu_slack(exact, g, up, 1));
+          }
+        }
+        INFO("dtype " << dtype << ", " << kernels->name);
+        CHECK(wrong == 0);
+      }
+    }
+  }
 }
 
 TEST_CASE("instruction sets agree on SwiGLU to the rounding of its steps", "[cpu kernels]") {

@@ -12,6 +12,7 @@
 
 #include <type_traits>
 
+#include "backend/cpu/cpu_gating.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_vectors.hpp"
 #include "core/float16.hpp"
@@ -257,6 +258,15 @@ void rotate_run(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
 
 // ---- SwiGLU ----
 
+// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements.
+#if defined(ROPE_HAS_GATED_BLOCKS)
+template <bool IsPlain, typename T>
+constexpr bool kIsGatedInBlocks = IsPlain && sizeof(T) <= sizeof(float);
+#else
+template <bool IsPlain, typename T>
+constexpr bool kIsGatedInBlocks = false;
+#endif
+
 // Contiguous elements of gate, up and out.
 template <bool IsPlain, typename T>
 ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, int64_t count,
@@ -293,7 +303,9 @@ template <bool IsPlain, typename T>
 ROPE_LOOP void gate_contiguous(const GatingRun &run, const Form<RealOf<T>> form) {
   const T *gate = static_cast<const T *>(run.in[0]), *up = static_cast<const T *>(run.in[1]);
   T *out = static_cast<T *>(run.out[0]);
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (kIsGatedInBlocks<IsPlain, T>) {
+    gate_blocks(gate, up, out, run.count);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
     gate_words<IsPlain>(gate, up, out, run.count, form);
   } else {
     gate_elements<IsPlain>(gate, up, out, 0, run.count, form);
@@ -367,10 +379,14 @@ void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *va
 }
 
 template <bool IsPlain, typename Real>
-void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form) {
-  for (int64_t i = 0; i < length; ++i) {
-    const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
-    chunk->out[0][i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, row_scale);
+void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, Real *out) {
+  if constexpr (kIsGatedInBlocks<IsPlain, Real>) {
+    gate_blocks(chunk->in[0], chunk->in[1], out, length);
+  } else {
+    for (int64_t i = 0; i < length; ++i) {
+      const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
+      out[i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, row_scale);
+    }
   }
 }
 
@@ -380,8 +396,9 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
   const Form<Real> form = form_in<Real>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
   const bool is_contiguous = run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
-  if (is_contiguous && run.row_scale == nullptr && kIsGatedDirectly<T>) {
-    return is_plain ? gate_contiguous<true, T>(run, form) : gate_contiguous<false, T>(run, form);
+  if (is_contiguous && run.row_scale == nullptr) {
+    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous<true, T>(run, form);
+    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous<false, T>(run, form);
   }
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
@@ -390,10 +407,10 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
     if (is_plain) {
-      gate_chunk<true>(&chunk, length, form);
+      gate_chunk<true>(&chunk, length, form, chunk.out[0]);
     } else {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
-      gate_chunk<false>(&chunk, length, form);
+      gate_chunk<false>(&chunk, length, form, chunk.out[0]);
     }
     write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
@@ -408,10 +425,7 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
     chunk->out[0][i] = result.gate;
     chunk->out[1][i] = result.up;
   }
-  if (!has_out) return;
-  for (int64_t i = 0; i < length; ++i) {
-    chunk->out[2][i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, scale(i));
-  }
+  if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
 }
 
 // In double there is nothing to lose of a sum of floats; a sum of doubles keeps its rests.

@@ -121,6 +121,11 @@ ROPE_VECTOR Words<kLanes> to_upper_halves(Vector<kLanes> vector) {
 // ---- Elements next to each other ----
 
 template <int kLanes>
+ROPE_VECTOR void read_vector(const float *from, Vector<kLanes> *vector) {
+  *vector = Vector<kLanes>::load(from);
+}
+
+template <int kLanes>
 ROPE_VECTOR void read_vector(const BFloat16 *from, Vector<kLanes> *vector) {
   *vector = from_upper_halves<kLanes>(widen(load_lanes<Halves<kLanes>>(from)) << 16);
 }
@@ -128,6 +133,11 @@ ROPE_VECTOR void read_vector(const BFloat16 *from, Vector<kLanes> *vector) {
 template <int kLanes>
 ROPE_VECTOR void read_vector(const Float16 *from, Vector<kLanes> *vector) {
   *vector = from_float16(load_lanes<Halves<kLanes>>(from));
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_vector(Vector<kLanes> vector, float *to) {
+  vector.store(to);
 }
 
 template <int kLanes>
