@@ -52,6 +52,7 @@ FILES = [
     "src/plan/*.cpp",
     "src/plan/launch_shape.hpp",
     "src/backend/cpu/*.cpp",
+    "src/backend/cpu/cpu_gating.hpp",
     "src/backend/cpu/cpu_kernels.hpp",
     "src/backend/cpu/cpu_loops.hpp",
     "src/backend/cpu/cpu_vectors.hpp",

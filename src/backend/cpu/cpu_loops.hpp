@@ -1,8 +1,8 @@
 // cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set
 //
-// Plain loops that the compiler vectorises, but for cpu_vectors.hpp. Loops over contiguous elements have their steps as
-// literals; ROPE_INDEPENDENT tells the compiler what the ABI promises and aliasing analysis cannot see: an output is its
-// input or disjoint from it.
+// Plain loops that the compiler vectorises, but for cpu_vectors.hpp and cpu_gating.hpp. Loops over contiguous elements
+// have their steps as literals; ROPE_INDEPENDENT tells the compiler what the ABI promises and aliasing analysis cannot
+// see: an output is its input or disjoint from it.
 //
 // What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
 // here is in an unnamed namespace, and what it calls of src/core is always inlined; a test looks at the objects.
