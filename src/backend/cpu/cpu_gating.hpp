@@ -74,16 +74,8 @@ ROPE_VECTOR void write_block(const Vector<16> *vectors, T *to) {
   for (int i = 0; i < kVectorsOfBlock; ++i) write_vector(vectors[i], to + 16 * i);
 }
 
-// What lies midway between two BFloat16s goes to the smaller one, for two instructions less than to the even one. No
-// exact value does: where sigmoid was rounded to 1 it is the smaller that is nearer, elsewhere it may be either. NaNs are
-// as round_to_upper_half has them.
 ROPE_VECTOR void write_block(const Vector<16> *vectors, BFloat16 *to) {
-  for (int i = 0; i < kVectorsOfBlock; i += 2) {
-    const Words<16> low = reinterpret_cast<Words<16>>(vectors[i].values) + 0x7fffu;
-    const Words<16> high = reinterpret_cast<Words<16>>(vectors[i + 1].values) + 0x7fffu;
-    const Words<16> words = low >> 16 | (high & 0xffff0000u);
-    memcpy(to + 16 * i, &words, sizeof words);
-  }
+  for (int i = 0; i < kVectorsOfBlock; i += 2) write_interleaved(vectors[i], vectors[i + 1], to + 16 * i);
 }
 
 template <typename T>

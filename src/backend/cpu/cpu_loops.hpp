@@ -378,13 +378,10 @@ void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *va
   }
 }
 
-template <bool IsPlain, typename T, typename Real>
+template <bool IsPlain, typename Real>
 void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, Real *out) {
-  if constexpr (kIsGatedInBlocks<IsPlain, T>) {
-    T elements[3][kChunk];  // as which blocks round them
-    for (int input = 0; input < 2; ++input) write_elements<T>(chunk->in[input], length, elements[input], 1, 0);
-    gate_blocks(elements[0], elements[1], elements[2], length);
-    read_elements<T>(elements[2], 1, 0, length, out);
+  if constexpr (kIsGatedInBlocks<IsPlain, Real>) {
+    gate_blocks(chunk->in[0], chunk->in[1], out, length);
   } else {
     for (int64_t i = 0; i < length; ++i) {
       const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
@@ -410,16 +407,16 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
     if (is_plain) {
-      gate_chunk<true, T>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<true>(&chunk, length, form, chunk.out[0]);
     } else {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
-      gate_chunk<false, T>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<false>(&chunk, length, form, chunk.out[0]);
     }
     write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
 }
 
-template <bool IsPlain, typename T, typename Real>
+template <bool IsPlain, typename Real>
 void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out, const Form<Real> form) {
   const auto scale = [&](int64_t i) { return IsPlain ? Real{1} : chunk->row_scale[i]; };
   for (int64_t i = 0; i < length; ++i) {
@@ -428,7 +425,7 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
     chunk->out[0][i] = result.gate;
     chunk->out[1][i] = result.up;
   }
-  if (has_out) gate_chunk<IsPlain, T>(chunk, length, form, chunk->out[2]);
+  if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
 }
 
 // In double there is nothing to lose of a sum of floats; a sum of doubles keeps its rests.
@@ -460,10 +457,10 @@ void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<doubl
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
     if (is_plain) {
-      differentiate_chunk<true, T>(&chunk, length, run.out[2] != nullptr, form);
+      differentiate_chunk<true>(&chunk, length, run.out[2] != nullptr, form);
     } else {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
-      differentiate_chunk<false, T>(&chunk, length, run.out[2] != nullptr, form);
+      differentiate_chunk<false>(&chunk, length, run.out[2] != nullptr, form);
     }
     if (row_sum != nullptr) add_row_terms(&chunk, length, form, row_sum);
     for (int output = 0; output < 3; ++output) {
