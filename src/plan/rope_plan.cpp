@@ -283,9 +283,9 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
   const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
   plan->is_part_slowest = has_closer_tokens(problem);
   if (plan->is_part_slowest) {
-    plan->threads = kLanes;
-    plan->tokens_per_block = kRopeBlockSizes[0] / kLanes;
-    plan->blocks_per_token = padded / kLanes;
+    plan->threads = padded < kThreadsOfCloserTokens ? padded : kThreadsOfCloserTokens;
+    plan->tokens_per_block = kRopeBlockSizes[0] / plan->threads;
+    plan->blocks_per_token = (units - 1) / plan->threads + 1;
   } else if (padded < kRopeBlockSizes[0]) {
     plan->threads = padded;
     plan->tokens_per_block = kRopeBlockSizes[0] / padded;

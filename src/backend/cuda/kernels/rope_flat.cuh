@@ -131,7 +131,7 @@ struct FlatUnit {
 };
 
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kMaxFlatThreads)
+__global__ void __launch_bounds__(kFlatThreads)
     rope_flat_kernel(const __grid_constant__ RopeTokenAngleParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
 #pragma unroll
     for (int i = 0; i < R::kLength; ++i) increment[run][i] = increments[first + i];
   }
-  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.position));
+  wait_for_previous_launch();
   const LoadedInteger position = mine.load_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kMaxFlatThreads)
+__global__ void __launch_bounds__(kFlatThreads)
     rope_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
   using R = Runs<V, IsInterleaved>;
   constexpr int64_t kSize = sizeof(Word);
@@ -171,8 +171,9 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
     cos_row += mine.at.batch * table.cos.batch_stride * kSize;
     sin_row += mine.at.batch * table.sin.batch_stride * kSize;
   }
-  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) |
-                                unused_bits(sin_row));
+  // Nobody is trapped: the compiler loads a row in two rounds without this, 139.7 us against 133.5 of one head.
+  if ((unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) | unused_bits(sin_row)) != 0) __trap();
+  wait_for_previous_launch();
   const LoadedInteger position = mine.load_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
