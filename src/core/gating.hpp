@@ -223,13 +223,20 @@ struct GatedInputs {
   Real argument;  // alpha * gate, perhaps infinite
 };
 
-template <bool IsPlain, typename Real>
+// Whether a finite up that is moved by up_offset stays finite, whatever it is.
+template <typename Real>
+ROPE_HOST_DEVICE bool moves_within_range(const Form<Real> &form) {
+  return form.up_offset == Real{0} || form.limit + magnitude_of(form.up_offset) <= kLargest<Real>;
+}
+
+template <bool IsPlain, bool MovesWithinRange = false, typename Real>
 ROPE_HOST_DEVICE GatedInputs<Real> apply_form(Real gate, Real up, const Form<Real> &form) {
   if (IsPlain) return {gate, up, gate};
   const Real bounded_gate = at_most(gate, form.limit);
   const Real bounded_up = clamp(up, -form.limit, form.limit);
   const Real moved_up = bounded_up + form.up_offset;
-  return {bounded_gate, within_range(moved_up, bounded_up, bounded_up), form.alpha * bounded_gate};
+  return {bounded_gate, MovesWithinRange ? moved_up : within_range(moved_up, bounded_up, bounded_up),
+          form.alpha * bounded_gate};
 }
 
 template <bool HasRowScale, typename Real>
@@ -237,11 +244,13 @@ ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
   return HasRowScale ? within_range(value * row_scale, value, row_scale) : value;
 }
 
-// A plain form is one without a row_scale; another without one has a row_scale of 1.
-template <bool IsPlain, bool HasRowScale = !IsPlain, typename Real>
+// A plain form is one without a row_scale; another without one has a row_scale of 1. IsBounded: it has none, and
+// moves_within_range.
+template <bool IsPlain, bool IsBounded = false, typename Real>
 ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
-  const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
-  const Real out = (sigmoid_value_of(in.argument) * scale_by_row<HasRowScale>(in.up, row_scale)) * in.gate;
+  const GatedInputs<Real> in = apply_form<IsPlain, IsBounded>(gate, up, form);
+  const Real weighted_up = scale_by_row < !IsPlain && !IsBounded > (in.up, row_scale);
+  const Real out = (sigmoid_value_of(in.argument) * weighted_up) * in.gate;
   return IsPlain ? out : out * form.out_scale;
 }
 

@@ -1,6 +1,8 @@
 // merge_axes.cpp - the same RoPE problem with fewer axes
 #include "core/merge_axes.hpp"
 
+#include "core/view.hpp"
+
 namespace rope {
 
 namespace {
@@ -49,6 +51,8 @@ void make_batches_tokens(RopeProblem *problem) {
 
 bool are_batches_heads(const RopeProblem &problem) {
   if (problem.angles != AngleSource::kIncrements || problem.batches > kMaxHeads) return false;
+  // Beside wider channels, and the order in which they lie, computing an angle costs nothing.
+  if (dtype_size(problem.geometry->dtype) > 2) return false;
   if (problem.positions.batch_stride != 0 || problem.start_positions.batch_stride != 0) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads > 1) return false;

@@ -87,7 +87,7 @@ bool is_short(RopeKernel kernel) {
          kernel == RopeKernel::kShortTable16;
 }
 
-// Without a barrier.
+// Whose grid has an axis for the parts of a token.
 bool is_flat(RopeKernel kernel) {
   return is_short(kernel) || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
          kernel == RopeKernel::kTable16;
@@ -206,11 +206,10 @@ bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const
 }
 
 // Most vectors, as above, of a short launch, by the kernel that it would have.
-int most_short_vectors(RopeKernel kernel, bool is_programmatic) {
+int most_short_vectors(RopeKernel kernel) {
   if (!is_short(kernel)) return kMostNarrowVectors;
   const bool has_table = kernel == RopeKernel::kShortTable32 || kernel == RopeKernel::kShortTable16;
-  if (has_table) return is_programmatic ? kMostShortTableVectorsProgrammatic : kMostShortTableVectors;
-  return is_programmatic ? kMostShortVectorsProgrammatic : kMostShortVectors;
+  return has_table ? kMostShortTableVectors : kMostShortVectors;
 }
 
 // Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
@@ -254,10 +253,12 @@ void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
 
 uint32_t choose_short_threads(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
   const auto choose = [&](const auto &rows) {
+    uint32_t threads = 0;
     for (const ShortThreads &row : rows) {
-      if (has_few_vectors(problem, device, plan, row.most_vectors)) return row.threads;
+      threads = row.threads;
+      if (has_few_vectors(problem, device, plan, row.most_vectors)) break;
     }
-    return kMaxFlatThreads;
+    return threads;
   };
   return plan.is_programmatic ? choose(kShortThreadsProgrammatic) : choose(kShortThreads);
 }
@@ -336,7 +337,6 @@ bool has_vector_rows(const RopeProblem &problem, const RopePlan &plan) {
 // Whether the kernels of short launches can have the problem.
 bool can_be_short(const RopeProblem &problem, const RopePlan &plan) {
   if (problem.batches != 1 || !can_be_flat(problem, plan)) return false;
-  if (plan.vector_elements * dtype_size(problem.geometry->dtype) != kShortVectorBytes) return false;
   constexpr int64_t kMostPositionStride = INT32_MAX / 8;
   const int64_t position_stride = problem.positions.token_stride;
   if (position_stride > kMostPositionStride || position_stride < -kMostPositionStride) return false;
@@ -364,13 +364,14 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
 // not fit.
 RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) {
   if (has_blocks(problem)) return plan.kernel;
-  const bool has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows, is_alone = problem.heads_per_token() == 1;
+  const bool has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
   const bool is_wide = plan.vector_elements * dtype_size(problem.geometry->dtype) == kFlatVectorBytes;
+  const int64_t heads = problem.heads_per_token();
   if (plan.kernel == RopeKernel::kToken) {
-    if (is_wide && is_alone && can_be_flat(problem, plan)) return RopeKernel::kFlat;
+    if (is_wide && heads <= kMostHeadsOfFlat && can_be_flat(problem, plan)) return RopeKernel::kFlat;
     return has_rows && fits_token_rows(problem, plan) ? RopeKernel::kToken : RopeKernel::kShared;
   }
-  if (plan.kernel != RopeKernel::kTokenTable || !is_wide || (has_rows && !is_alone)) return plan.kernel;
+  if (plan.kernel != RopeKernel::kTokenTable || !is_wide || (has_rows && heads > 1)) return plan.kernel;
   if (!can_be_flat(problem, plan) || !has_vector_rows(problem, plan)) return plan.kernel;
   return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }
@@ -387,7 +388,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
     count_units(problem, &narrow);
   }
   const RopeKernel short_kernel = choose_short_kernel(problem, device, narrow);
-  const int most = most_short_vectors(short_kernel, plan->is_programmatic);
+  const int most = most_short_vectors(short_kernel);
   const bool is_short_launch = has_few_vectors(problem, device, *plan, most);
   if (is_short_launch) *plan = narrow;
   plan->kernel = is_short_launch && is_short(short_kernel) ? short_kernel : choose_long_kernel(problem, *plan);

@@ -5,8 +5,8 @@
 
 namespace rope {
 
-// All CUDA numbers: NVIDIA H200, 2026-11-20 and 21, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384 tokens
-// in bf16, whose copy takes 141.9 us, "decode" its 8 tokens.
+// All CUDA numbers: NVIDIA H200, 2026-11-20 to 22, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384
+// tokens in bf16, whose copy takes 141.9 us, "decode" its 8 tokens.
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
 // vectors, so a block covers 4, 5 and 3 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against
@@ -17,52 +17,53 @@ constexpr int kMaxRopeThreads = 160;
 
 // RoPE: sizes of launches, in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit. Up to the
 // first a launch has vectors of half the width and twice the threads, up to the others the kernels of short launches.
-// Those against rows of threads, Llama-3-8B's tokens in decode (2.4 a token), us:
-//   table                     1 token 1.36 and 1.92, 64 tokens 1.64 and 2.16, 256 (620) 2.47 and 2.91, 512 (1241) 3.63
-//                             and 3.86, 768 (1862) 4.9 and 5.08, 1024 (2482) 7.2 and 6.65
-//   with programmatic launch  0.85 and 1.35, 1.14 and 2.22, 1.70 and 2.60, 2.72 and 3.08, 4.0 and 4.43, 6.3 and 5.93
-//   computed                  1 token 1.38 and 1.66, 64 tokens 1.72 and 1.93, 256 2.44 and 2.77, 384 (931) 3.13 and 3.20,
-//                             512 3.67 and 3.55
-//   with programmatic launch  0.80 and 1.15, 1.05 and 1.93, 1.68 and 2.21, 2.15 and 2.56, 2.92 and 2.71
+// These against rows of threads, us, at 1, 64, 256, 384, 512 and 1024 of Llama-3-8B's tokens in decode (2.4 a token):
+//   table                     1.36 1.64 2.47 2.99 3.63 7.2   and  1.92 2.16 2.91 3.41 3.86 6.65
+//   with programmatic launch  0.85 1.14 1.70 2.03 2.72 6.3   and  1.35 2.22 2.60 2.87 3.08 5.93
+//   computed                  1.38 1.72 2.44 3.13 3.67       and  1.66 1.93 2.77 3.20 3.55
+//   with programmatic launch  0.80 1.05 1.68 2.15 2.92       and  1.15 1.93 2.21 2.56 2.71
 // The first limit: Llama-3-70B's 64 tokens (279) 2.13 against 2.18 with vectors of 16 bytes, 256 (1117) 4.07 against
 // 3.32.
 constexpr int kMostNarrowVectors = 300;
 constexpr int kMostShortVectors = 1000;
-constexpr int kMostShortVectorsProgrammatic = 1000;
 constexpr int kMostShortTableVectors = 1900;
-constexpr int kMostShortTableVectorsProgrammatic = 1900;
 
 // RoPE, short launches with computed angles: size, as above, up to which warps have their own angles; above it rows of
-// threads have. 1 token 1.38 and 1.43 us, 64 tokens (155) 1.72 and 1.77, 128 (310) 1.96 and 2.00, 256 2.65 and 2.44. With
-// programmatic launch 1 token 0.80 and 0.87, 8 (19) 0.82 and 0.91, 32 (78) 1.01 and 0.97, 64 1.11 and 1.05.
+// threads have. 1 token 1.38 and 1.43 us, 64 tokens (155) 1.72 and 1.77, 128 (310) 1.96 and 2.00, 256 2.65 and 2.44.
+// With programmatic launch 1 token 0.80 and 0.87, 8 (19) 0.82 and 0.91, 32 (78) 1.01 and 0.97, 64 1.11 and 1.05.
 constexpr int kMostVectorsOfWarps = 300;
 constexpr int kMostVectorsOfWarpsProgrammatic = 60;
 
-// RoPE without a barrier: threads of a block. Not measured beside others: 128 were quicker than 64 and as quick as 320
-// for a table and one head of 16 bits.
+// RoPE without a barrier: threads of a block. One head of 16 bits from an F32 table 133.7 us, 96 threads 133.8, 64
+// 159.0. Many heads from tables lose: Llama-3-70B's prefill 162.0 us against 148.5.
 constexpr uint32_t kFlatThreads = 128;
 constexpr uint32_t kFewestFlatThreads = 64;
 constexpr uint32_t kMaxFlatThreads = 320;
 
-// RoPE, short launches: threads of a block, by the size of the launch as above; kMaxFlatThreads for larger ones. Table,
-// with 64, 128 and 256: 1 token 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99.
-// With programmatic launch blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160,
-// 256 and 320: table, 8 tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60,
-// 2.19 and 2.03; computed, 256 tokens 3.49, 1.78, 1.68 and 1.82.
+// RoPE without a barrier: most heads of a token with computed angles. 131 072 tokens of 2 heads, bf16, 40.3 us against
+// 50.5, of 4 heads 77.6 against 74.8.
+constexpr int64_t kMostHeadsOfFlat = 2;
+
+// RoPE, short launches: threads of a block, by the size of the launch as above. Table, with 64, 128 and 256: 1 token
+// 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99. With programmatic launch
+// blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160, 256 and 320: table, 8
+// tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60, 2.19 and 2.03;
+// computed, 256 tokens 3.49, 1.78, 1.68 and 1.82.
 struct ShortThreads {
   int most_vectors;
   uint32_t threads;
 };
-constexpr ShortThreads kShortThreads[] = {{200, 128}, {2000, 256}};
-constexpr ShortThreads kShortThreadsProgrammatic[] = {{60, kFewestFlatThreads}, {350, 160}, {700, 256}};
+constexpr ShortThreads kShortThreads[] = {{200, 128}, {INT32_MAX, 256}};
+constexpr ShortThreads kShortThreadsProgrammatic[] = {
+    {60, kFewestFlatThreads}, {350, 160}, {700, 256}, {INT32_MAX, kMaxFlatThreads}};
 
 // RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
-// (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread, exit
-// needs none); throwing away what a token without a row reads, to save the last jump (0.91 us against 0.85); loading
+// (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread,
+// exit needs none); throwing away what a token without a row reads, to save the last jump (0.91 us against 0.85); loading
 // computed angles' position before the rest, as tables do with theirs (1.43 us against 1.38); vectors of 16 bytes.
 
-// RoPE where tokens of a head lie closer than heads of a token (BHSD): threads of a row, of which a block has as many as
-// fit 128. 2 x 4096 tokens, 32 + 32 heads of 128, bf16, forward in place: 32 threads 69.1 us, 64 67.9, 128 67.8, 160
+// RoPE where tokens of a head lie closer than heads of a token (BHSD): threads of a row, of which a block has as many
+// as fit 128. 2 x 4096 tokens, 32 + 32 heads of 128, bf16, forward in place: 32 threads 69.1 us, 64 67.9, 128 67.8, 160
 // 74.1; one row of 64 79.8. 128 batches of one head (as heads): 32 threads 132.6 us, 64 133.2, 128 135.1.
 constexpr uint32_t kThreadsOfCloserTokens = 64;
 

@@ -91,11 +91,11 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
-    // Few tokens with few heads, and what programmatic launch makes quicker where the GPU has it.
+    // Few tokens with few heads, of two batches.
     CHECK(has(request.explain(), ": shared angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
-    CHECK(has(request.explain(), ": table kernel, "));
+    CHECK(has(request.explain(), ": token table kernel, "));
     request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
     CHECK(has(request.explain(), ": token axis table kernel, "));
     request.args.cos = request.args.sin = request.args.fault = {};
@@ -105,8 +105,18 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     request.config.out_style = ROPE_STYLE_INTERLEAVED;
     CHECK(has(request.explain(), ": general kernel, "));
     request.config.out_style = {};
-    // Enough for any GPU to share angles.
     request.args.k = request.args.k_out = {};
+    for (const bool has_table : {false, true}) {
+      if (has_table) request.args.cos = request.workspace.tensor(ROPE_DTYPE_F16, {9, 32});
+      if (has_table) request.args.sin = request.workspace.tensor(ROPE_DTYPE_F16, {9, 32});
+      // Few tokens of one batch, and enough of one head for any GPU.
+      request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 5, 3, 64});
+      CHECK(has(request.explain(), has_table ? ": short table kernel, " : ": short warp angles kernel, "));
+      request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 131072, 1, 64});
+      CHECK(has(request.explain(), has_table ? ": own table kernel, " : ": own angles kernel, "));
+    }
+    request.args.cos = request.args.sin = {};
+    // Enough to share angles.
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 4096, 32, 64});
     CHECK(has(request.explain(), ": token angles kernel, "));
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 8, 64});

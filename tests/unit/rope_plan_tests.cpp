@@ -71,9 +71,10 @@ int64_t up_to_power(Random *random, int exponent) {
 }
 
 // Channels close together, the other axes in any order in memory, with or without gaps.
-rope_tensor_t random_tensor(Random *random, const Scene &scene, int number, const std::vector<int64_t> &shape) {
+rope_tensor_t random_tensor(Random *random, const Scene &scene, bool is_plain, int number,
+                            const std::vector<int64_t> &shape) {
   const size_t channels = shape.size() - 1;
-  const int64_t alignment = int64_t{1} << random->below(5);  // of gaps and data, in elements
+  const int64_t alignment = is_plain ? 8 : int64_t{1} << random->below(5);  // of gaps and data, in elements
   std::vector<size_t> order;
   for (size_t axis = 0; axis < channels; ++axis) order.push_back(axis);
   for (size_t i = order.size(); i > 1; --i) {
@@ -81,7 +82,7 @@ rope_tensor_t random_tensor(Random *random, const Scene &scene, int number, cons
   }
   std::vector<int64_t> stride(shape.size());
   const int64_t steps[] = {1, 1, 1, 1, 1, 1, 2, -1};
-  stride[channels] = steps[random->below(8)];
+  stride[channels] = is_plain ? 1 : steps[random->below(8)];
   int64_t next = shape[channels] * std::abs(stride[channels]);
   for (const size_t axis : order) {
     next += random->below(3) == 0 ? random->below(4) * alignment : 0;
@@ -107,6 +108,15 @@ rope_tensor_t random_table(Random *random, int number, rope_dtype_t dtype, const
   }
   const int64_t start = random->below(8) == 0 ? random->below(9) : 0;
   return fake_tensor(far_address(number) + static_cast<uintptr_t>(start * size), dtype, shape, stride);
+}
+
+// A table that most kernels read, for half of the calls.
+void draw_plain_operands(Random *random, int64_t width, rope_args_t *args) {
+  const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+  if (random->below(2) != 0) return;
+  const rope_dtype_t dtype = dtypes[random->below(3)];
+  args->cos = random_table(random, 0, dtype, {64, width / 2});
+  args->sin = random_table(random, 1, dtype, {64, width / 2});
 }
 
 // A table or angles, sequences and fault words for some of the calls.
@@ -139,6 +149,8 @@ void draw_operands(Random *random, const rope_config_t &config, int64_t batches,
 // False where the random problem is not a legal one.
 bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   rope_config_t config = {};
+  // Some are what models ask for.
+  const bool is_plain = random->below(4) == 0;
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
   const int32_t head_dims[] = {2, 4, 6, 8, 16, 32, 64, 80, 96, 128, 128, 128, 192, 256, 512, 576, 1024};
   config.struct_size = sizeof config;
@@ -161,6 +173,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   if (random->below(4) == 0) config.pair_block = 2 * static_cast<int32_t>(1 + random->below(width / 2));
   if (random->below(4) == 0 && width % 4 == 0) config.pair_block = width / 2;
   if (random->below(8) == 0) config.num_axes = static_cast<int32_t>(1 + random->below(8));
+  if (is_plain) config.out_style = {}, config.pair_block = config.num_axes = 0;
   if (rope::make_rope_geometry("rope_desc_create", config, &scene->geometry) != ROPE_STATUS_SUCCESS) return false;
 
   int64_t left = int64_t{1} << random->below(sizes.total + 1);
@@ -179,6 +192,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   for (int i = 1; i < 3; ++i)
     heads[i] = random->below(3) == 0 ? heads[0] : random->below(2) * std::min(heads[0], 1 + random->below(8));
   if (random->below(16) == 0 && heads[1] > 0) heads[0] = 0;
+  if (is_plain && random->below(2) == 0) heads[0] = 1, heads[1] = random->below(3), heads[2] = 0;
 
   scene->args = {};
   scene->args.struct_size = sizeof scene->args;
@@ -194,10 +208,17 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
          *axis != 0; ++axis) {
       shape.push_back(*axis == 'B' ? batches : *axis == 'S' ? tokens : *axis == 'H' ? heads[i] : config.head_dim);
     }
-    *in[i] = random_tensor(random, *scene, 2 * i, shape);
-    if (random->below(2) == 0) *out[i] = random_tensor(random, *scene, 2 * i + 1, shape);
+    *in[i] = random_tensor(random, *scene, is_plain, 2 * i, shape);
+    if (random->below(2) != 0) continue;
+    *out[i] = random_tensor(random, *scene, is_plain, 2 * i + 1, shape);
+    // Mostly as the input.
+    if (random->below(4) != 0) std::copy(in[i]->stride, in[i]->stride + shape.size(), out[i]->stride);
   }
-  draw_operands(random, config, batches, tokens, width, &scene->args);
+  if (is_plain) {
+    draw_plain_operands(random, width, &scene->args);
+  } else {
+    draw_operands(random, config, batches, tokens, width, &scene->args);
+  }
   if (random->below(2) == 0) scene->args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return rope::make_rope_problem("rope_forward", scene->geometry, scene->args, random->below(2) == 0,
                                  &scene->problem) == ROPE_STATUS_SUCCESS &&
@@ -318,16 +339,28 @@ bool has_token_rows(rope::RopeKernel kernel) {
   }
 }
 
-// Whether threads wait for nobody in their block: a row of them has a token, or a part of one.
+// Whether a kernel is one of those for short launches.
+bool is_of_short_launch(rope::RopeKernel kernel) {
+  switch (kernel) {
+    case rope::RopeKernel::kShortWarp:
+    case rope::RopeKernel::kShort:
+    case rope::RopeKernel::kShortTable32:
+    case rope::RopeKernel::kShortTable16:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether the grid has an axis for the parts of a token: a row of threads has a token, or a part of one.
 bool is_flat(rope::RopeKernel kernel) {
   switch (kernel) {
-    case rope::RopeKernel::kWarp:
     case rope::RopeKernel::kFlat:
     case rope::RopeKernel::kTable32:
     case rope::RopeKernel::kTable16:
       return true;
     default:
-      return false;
+      return is_of_short_launch(kernel);
   }
 }
 
@@ -424,8 +457,8 @@ bool has_few_vectors(const Scene &scene, const rope::DeviceInfo &device, int64_t
   return scene.num_tokens() <= most * device.multiprocessors * 16 / bytes_per_token;
 }
 
-// Whether threads may wait for nobody: tokens that rows of threads can have, of rotated channels only, in no more parts
-// than a grid's second axis has even if blocks are the smallest, and positions that are read as they are.
+// Whether the grid may have an axis for parts: of tokens that rows of threads can have, of rotated channels only, in no
+// more parts than that axis has even if blocks are the smallest, and positions that are read as they are.
 bool allows_flat(const Scene &scene, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   if (problem.in_distance != 1 && problem.in_distance != scene.geometry.rotary_dim / 2) return false;
@@ -434,7 +467,7 @@ bool allows_flat(const Scene &scene, int64_t elements) {
     if (copied_vectors(scene, i, elements) != 0) return false;
   }
   const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
-  return divide_up(units, rope::kFewFlatThreads) <= kLargestGridY &&
+  return divide_up(units, rope::kFewestFlatThreads) <= kLargestGridY &&
          fits_token_rows(scene, elements, Cut::kDoubleCopies);
 }
 
@@ -447,22 +480,30 @@ bool allows_table_rows(const Scene &scene, int64_t elements) {
   return allows_table_vectors(scene, elements);
 }
 
-// The kernel without a barrier that a launch of decode size would have, if any.
-bool has_flat_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
-  if (is_general(scene) || is_looked_up(scene) || elements == 1 || !allows_flat(scene, elements)) return false;
-  if (!is_computed(scene)) return allows_table_rows(scene, elements);
-  const bool shares_by_warp = is_programmatic(scene, device) && scene.geometry.rotary_dim / 2 <= rope::kMaxWarpPairs;
-  return scene.problem.heads_per_token() == 1 || shares_by_warp;
+// Whether the kernels of short launches have the problem, if it is one: they know one batch, positions whose distance
+// in bytes has 32 bits whatever their type, one stride for a tensor and its output, and one for cosines and sines.
+bool allows_short(const Scene &scene) {
+  const rope::RopeProblem &problem = scene.problem;
+  if (is_general(scene) || is_looked_up(scene) || widest_vectors(scene) == 1) return false;
+  const int64_t elements = 8 / scene.element_size();
+  if (problem.batches > 1 || !allows_flat(scene, elements)) return false;
+  if (std::abs(problem.positions.token_stride) > INT32_MAX / 8) return false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    for (const int axis : {rope::kToken, rope::kHead}) {
+      if (problem.tensor[i].in_stride[axis] != problem.tensor[i].out_stride[axis]) return false;
+    }
+  }
+  if (is_computed(scene)) return scene.geometry.rotary_dim / 2 <= rope::kMaxShortPairs;
+  return problem.table.cos.row_stride == problem.table.sin.row_stride && allows_table_rows(scene, elements);
 }
 
-// Whether a launch is of decode size, for what its angles are and how it is launched.
+// Whether a launch is short, for what its angles are and how it is launched.
 bool is_short(const Scene &scene, const rope::DeviceInfo &device) {
-  const int64_t widest = widest_vectors(scene);
-  const bool is_late = is_programmatic(scene, device);
-  int64_t most = rope::kMostShortVectors;
-  if (has_flat_kernel(scene, device, widest * scene.element_size() == 16 ? widest / 2 : widest)) {
-    if (is_computed(scene) && is_late) most = rope::kMostShortVectorsProgrammatic;
-    if (!is_computed(scene)) most = is_late ? rope::kMostShortTableVectorsProgrammatic : rope::kMostShortTableVectors;
+  int64_t most = rope::kMostNarrowVectors;
+  if (allows_short(scene) && is_computed(scene)) {
+    most = rope::kMostShortVectors;
+  } else if (allows_short(scene)) {
+    most = rope::kMostShortTableVectors;
   }
   return has_few_vectors(scene, device, most);
 }
@@ -472,6 +513,17 @@ int64_t expected_elements(const Scene &scene, const rope::DeviceInfo &device) {
   const int64_t widest = widest_vectors(scene);
   const bool is_halved = widest > 1 && widest * scene.element_size() == 16 && is_short(scene, device);
   return is_halved ? widest / 2 : widest;
+}
+
+// The kernel of a short launch, where there is one for that.
+rope::RopeKernel expected_short_kernel(const Scene &scene, const rope::DeviceInfo &device) {
+  if (!is_computed(scene)) {
+    const bool has_floats = scene.problem.table.dtype == ROPE_DTYPE_F32;
+    return has_floats ? rope::RopeKernel::kShortTable32 : rope::RopeKernel::kShortTable16;
+  }
+  const int64_t most_of_warps =
+      is_programmatic(scene, device) ? rope::kMostVectorsOfWarpsProgrammatic : rope::kMostVectorsOfWarps;
+  return has_few_vectors(scene, device, most_of_warps) ? rope::RopeKernel::kShortWarp : rope::RopeKernel::kShort;
 }
 
 // What the headers of plans say of the kernels.
@@ -484,19 +536,17 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
     if (!fits_token_rows(scene, 1, Cut::kScattered)) return rope::RopeKernel::kGeneral;
     return is_from_table ? rope::RopeKernel::kScatteredTable : rope::RopeKernel::kScattered;
   }
+  if (allows_short(scene) && is_short(scene, device)) return expected_short_kernel(scene, device);
   const bool fits = fits_token_rows(scene, elements, Cut::kDoubleCopies);
   const bool has_units = units_of_token(scene, elements, Cut::kDoubleCopies) >= rope::kLeastUnitsOfTokenRows;
-  const bool is_alone = problem.heads_per_token() == 1, is_few = is_short(scene, device);
+  const int64_t heads = problem.heads_per_token();
   const bool has_simple_pairs = problem.in_distance == 1 || problem.in_distance == pairs;
   if (!is_looked_up(scene) && has_simple_pairs) {
-    const bool is_flat = allows_flat(scene, elements);
-    if (is_from_table && is_flat && (is_alone || is_few || !has_units) && allows_table_rows(scene, elements)) {
+    const bool is_flat = elements * scene.element_size() == 16 && allows_flat(scene, elements);
+    if (is_from_table && is_flat && (heads == 1 || !has_units) && allows_table_rows(scene, elements)) {
       return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
     }
-    if (!is_from_table && is_flat && is_alone) return rope::RopeKernel::kFlat;
-    if (!is_from_table && is_flat && is_few && is_programmatic(scene, device) && pairs <= rope::kMaxWarpPairs) {
-      return rope::RopeKernel::kWarp;
-    }
+    if (!is_from_table && is_flat && heads <= rope::kMostHeadsOfFlat) return rope::RopeKernel::kFlat;
     if (!is_from_table && (!fits || !has_units)) return rope::RopeKernel::kShared;
   }
   if (!fits) return rope::RopeKernel::kGeneral;
@@ -560,7 +610,8 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   if (plan.blocks_per_token != divide_up(units, threads)) return "blocks_per_token";
   if (plan.grid_x != divide_up(scene.num_tokens(), rows) * plan.blocks_per_token) return "grid_x";
   if (plan.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
-  if (plan.is_part_slowest && threads != 32) return "a row of several warps beside tokens that lie close together";
+  const int64_t close_threads = std::min(32 * divide_up(units, 32), int64_t{rope::kThreadsOfCloserTokens});
+  if (plan.is_part_slowest && threads != close_threads) return "other rows beside tokens that lie close together";
   if (!plan.is_part_slowest && rows > 1 && plan.blocks_per_token > 1) return "blocks and tokens both divided";
   if (!plan.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
   if (threads * (rows + 1) <= 128) return "room for another row";
@@ -572,28 +623,37 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   return "";
 }
 
-// Threads of a block that waits for nobody, at most.
-int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device) {
-  if (!is_programmatic(scene, device) || !is_short(scene, device)) return rope::kFlatThreads;
-  const int64_t most = is_computed(scene) ? rope::kMostVectorsOfFewThreads : rope::kMostTableVectorsOfFewThreads;
-  return has_few_vectors(scene, device, most) ? rope::kFewFlatThreads : rope::kMaxFlatThreads;
+// Threads of a block, at most, where the grid has an axis for the parts of a token.
+int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device, rope::RopeKernel kernel) {
+  if (!is_of_short_launch(kernel)) return rope::kFlatThreads;
+  std::vector<rope::ShortThreads> rows(std::begin(rope::kShortThreads), std::end(rope::kShortThreads));
+  if (is_programmatic(scene, device)) {
+    rows.assign(std::begin(rope::kShortThreadsProgrammatic), std::end(rope::kShortThreadsProgrammatic));
+  }
+  for (const rope::ShortThreads &row : rows) {
+    if (has_few_vectors(scene, device, row.most_vectors)) return row.threads;
+  }
+  return rope::kMaxFlatThreads;
 }
 
-// The same of blocks that wait for nobody: rows of threads have a token each, or a part of one.
+// The same of blocks whose rows of threads have a token each, or a part of one.
 std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
   const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
-  const int64_t wanted = wanted_flat_threads(scene, device), pairs = scene.geometry.rotary_dim / 2;
+  const int64_t wanted = wanted_flat_threads(scene, device, plan.kernel), pairs = scene.geometry.rotary_dim / 2;
+  const bool is_warp = plan.kernel == rope::RopeKernel::kShortWarp, is_row = plan.kernel == rope::RopeKernel::kShort;
   if (rows < 1 || threads * rows > wanted || threads * rows > rope::kMaxFlatThreads) {
     return "threads beyond the launch bounds";
   }
   if (parts != divide_up(units, wanted)) return "more parts of a token than it needs, or fewer";
   if (parts * threads < units) return "units left over";
   if ((parts - 1) * threads >= units) return "a part without work";
-  const bool is_warp = plan.kernel == rope::RopeKernel::kWarp;
-  if (!is_warp && parts == 1 && threads != units) return "a row of more threads than units";
-  if (is_warp || parts > 1) {
+  if (is_row && threads < pairs) return "a row of fewer threads than pairs";
+  if (is_warp || is_row || parts > 1) {
+    const int64_t needed = std::max(divide_up(units, parts), is_row ? pairs : 0);
     if (threads % 32 != 0) return "a row that ends within a warp";
-    if (threads - 32 >= divide_up(units, parts)) return "a warp without work";
+    if (threads - 32 >= needed) return "a warp without work";
+  } else if (threads != units) {
+    return "a row of more threads than units";
   }
   if (rows > 1 && parts > 1) return "blocks and tokens both divided";
   if ((rows + 1) * threads <= wanted) return "room for another row";
@@ -603,10 +663,12 @@ std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, co
   if (plan.grid_x != divide_up(scene.num_tokens(), rows)) return "grid_x";
   if (plan.grid_x * rows > UINT32_MAX || parts * threads > UINT32_MAX) return "numbers of more than 32 bits";
   if (plan.is_part_slowest || plan.tokens_per_grid_row != 0) return "what other kernels have";
-  // Each warp has cosines and sines of its own.
-  if (is_warp && pairs > rope::kMaxWarpPairs) return "more pairs than a warp keeps";
-  if (is_warp && plan.vector_elements * scene.element_size() != 8) return "vectors that the kernel does not have";
-  if (plan.shared_bytes != (is_warp ? threads * rows / 32 * 2 * rope::kMaxWarpPairs * 4 : 0)) return "shared_bytes";
+  const int64_t bytes = plan.vector_elements * scene.element_size();
+  if (bytes != (is_of_short_launch(plan.kernel) ? 8 : 16)) return "vectors that the kernel does not have";
+  // Each warp, or each row of threads, has cosines and sines of its own.
+  if ((is_warp || is_row) && pairs > rope::kMaxShortPairs) return "more pairs than a warp or a row keeps";
+  const int64_t sharers = is_warp ? threads * rows / 32 : is_row ? rows : 0;
+  if (plan.shared_bytes != sharers * 2 * rope::kMaxShortPairs * 4) return "shared_bytes";
   return "";
 }
 
@@ -696,7 +758,7 @@ class Launch {
     int tensor;
     int64_t head;
     size_t row;             // of heads of tokens
-    uint32_t row_of_block;  // of threads; where warps share angles, the warp
+    uint32_t row_of_block;  // of threads; where warps have their own angles, the warp
   };
 
   // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
@@ -708,14 +770,27 @@ class Launch {
     return run_unit(token, part * plan_.threads + thread % plan_.threads, row_of_block);
   }
 
-  // The same of a block that waits for nobody: the grid has an axis for the parts of a token.
+  // The same where the grid has an axis for the parts of a token.
   std::string run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
     const rope::RopeProblem &problem = scene_.problem;
     if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
     if (problem.start_positions.is_present) return "start_positions, which nobody adds";
-    if (plan_.kernel != rope::RopeKernel::kWarp) return run_unit(token, unit, row_of_block);
+    if (is_of_short_launch(plan_.kernel)) {
+      const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
+      if (problem.batches != 1) return "several batches, which nobody tells apart";
+      if (stride != static_cast<int32_t>(stride)) return "positions that are too far apart";
+    }
+    if (plan_.kernel == rope::RopeKernel::kShort) {
+      // Threads without a unit compute angles too, each at most that of one pair of the row's token.
+      if (column == 0) angles_of_row_ = 0;
+      if (static_cast<int>(column) < scene_.geometry.rotary_dim / 2) ++angles_of_row_;
+      if (column + 1 == plan_.threads && angles_of_row_ != static_cast<uint32_t>(scene_.geometry.rotary_dim / 2)) {
+        return "a pair whose angle no thread of the row computes";
+      }
+    }
+    if (plan_.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
     if (token != token_of_warp_) return "a warp with several tokens";
@@ -767,7 +842,7 @@ class Launch {
       }
       return rotate(place, unit);
     }
-    if (is_flat(plan_.kernel)) return "a copy beside rotations that wait for nobody";
+    if (is_flat(plan_.kernel)) return "a copy, which nobody makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.rotary_units_per_head;
@@ -862,10 +937,14 @@ class Launch {
     const std::pair<int, int> from = vectors_of(unit, problem.in_distance), to = vectors_of(unit, problem.out_distance);
     const std::vector<int> pairs = pairs_of(from, problem.in_distance);
     if (pairs.empty()) return "a pair in two units";
-    const std::string angle_fault = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kWarp
-                                        ? check_shared(place, pairs)
-                                        : check_table(place, pairs);
+    const bool has_shared_angles = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kShortWarp ||
+                                   plan_.kernel == rope::RopeKernel::kShort;
+    const std::string angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
     if (!angle_fault.empty()) return angle_fault;
+    if (is_of_short_launch(plan_.kernel)) {
+      const std::string fault = check_short_addresses(place);
+      if (!fault.empty()) return fault;
+    }
     if (pairs != pairs_of(to, problem.out_distance)) return "other pairs written than read";
     for (const int channel : {from.first, from.second}) {
       const std::string fault = check_vector(place, scene_.geometry.rotary_offset + channel, false);
@@ -881,18 +960,40 @@ class Launch {
     return "";
   }
 
+  // The kernels of short launches have strides of 32 bits, in bytes, and find an output as far from its input as heads
+  // and tokens begin.
+  std::string check_short_addresses(const Place &place) const {
+    const rope::RotatedTensor &tensor = scene_.problem.tensor[place.tensor];
+    const auto address_of = [&](const char *data, int64_t token_bytes, int64_t head_bytes) {
+      return reinterpret_cast<uintptr_t>(data) +
+             static_cast<uintptr_t>(place.token * token_bytes + place.head * head_bytes);
+    };
+    const int64_t size = scene_.element_size();
+    const uintptr_t in = address_of(tensor.in, static_cast<int32_t>(tensor.in_stride[rope::kToken] * size),
+                                    static_cast<int32_t>(tensor.in_stride[rope::kHead] * size));
+    const uintptr_t in_to_out = reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in);
+    if (in != address_of(tensor.in, tensor.in_stride[rope::kToken] * size, tensor.in_stride[rope::kHead] * size)) {
+      return "strides of more than 32 bits";
+    }
+    if (in + in_to_out !=
+        address_of(tensor.out, tensor.out_stride[rope::kToken] * size, tensor.out_stride[rope::kHead] * size)) {
+      return "an output with other strides";
+    }
+    return "";
+  }
+
   // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
-  // of its token's pairs and then the sines. A warp has room for as many pairs as it has at most.
+  // of its token's pairs and then the sines. Those of short launches have room for as many pairs as they have at most.
   std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
-    const bool is_warp = plan_.kernel == rope::RopeKernel::kWarp;
-    const int64_t num_pairs = is_warp ? rope::kMaxWarpPairs : scene_.geometry.rotary_dim / 2;
+    const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
+    const int64_t room = is_of_short_launch(plan_.kernel) ? rope::kMaxShortPairs : num_pairs;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
       if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
       if (in_run % step != 0) continue;
-      const int64_t cos = place.row_of_block * 2 * num_pairs + pairs[i], sin = cos + num_pairs;
-      if (pairs[i] + step > num_pairs) return "an angle that nobody computes";
+      const int64_t cos = place.row_of_block * 2 * room + pairs[i], sin = cos + room;
+      if (pairs[i] + step > num_pairs || num_pairs > room) return "an angle that nobody computes";
       if (cos % step != 0 || sin % step != 0) return "a run of angles that is not aligned";
       if ((sin + step) * 4 > plan_.shared_bytes) return "angles past the block's";
     }
@@ -905,7 +1006,10 @@ class Launch {
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
     const int64_t step = std::min<int64_t>(length, 16 / size);
-    if (size != (plan_.kernel == rope::RopeKernel::kTable16 ? 2 : 4)) return "a table of another width";
+    const bool has_floats =
+        plan_.kernel == rope::RopeKernel::kTable32 || plan_.kernel == rope::RopeKernel::kShortTable32;
+    if (size != (has_floats ? 4 : 2)) return "a table of another width";
+    if (is_of_short_launch(plan_.kernel) && table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
     const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
@@ -977,7 +1081,7 @@ class Launch {
   const rope::RopePlan &plan_;
   size_t first_head_[3] = {};
   size_t heads_per_token_ = 0;
-  uint32_t token_of_warp_ = 0, lanes_ = 0;
+  uint32_t token_of_warp_ = 0, lanes_ = 0, angles_of_row_ = 0;
   std::vector<uint8_t> written_, rotated_;
   std::vector<int64_t> block_of_row_;  // of heads that are converted in place
 };
@@ -1019,20 +1123,19 @@ void set_problem(Scene *scene, const rope_config_t &config, const std::vector<in
   REQUIRE(status == ROPE_STATUS_SUCCESS);
 }
 
-// Args with nothing but q, k and v, and their outputs unless they are in place: two batches of three tokens, or five
-// tokens.
-void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, const int64_t (&heads)[3], int32_t head_dim,
-                  bool is_in_place) {
+// Args with nothing but q, k and v, and their outputs unless they are in place.
+void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, int64_t batches, int64_t tokens,
+                  const int64_t (&heads)[3], int32_t head_dim, bool is_in_place) {
   rope_args_t &args = scene->args;
   args = {};
   args.struct_size = sizeof args;
   rope_tensor_t *in[] = {&args.q, &args.k, &args.v};
   rope_tensor_t *out[] = {&args.q_out, &args.k_out, &args.v_out};
   for (int i = 0; i < 3; ++i) {
-    std::vector<int64_t> shape = {2, 3, heads[i], head_dim};
-    if (layout == ROPE_LAYOUT_SBHD) shape = {3, 2, heads[i], head_dim};
-    if (layout == ROPE_LAYOUT_BHSD) shape = {2, heads[i], 3, head_dim};
-    if (layout == ROPE_LAYOUT_THD) shape = {5, heads[i], head_dim};
+    std::vector<int64_t> shape = {batches, tokens, heads[i], head_dim};
+    if (layout == ROPE_LAYOUT_SBHD) shape = {tokens, batches, heads[i], head_dim};
+    if (layout == ROPE_LAYOUT_BHSD) shape = {batches, heads[i], tokens, head_dim};
+    if (layout == ROPE_LAYOUT_THD) shape = {tokens, heads[i], head_dim};
     *in[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 2) << 59, dtype, shape);
     if (!is_in_place) *out[i] = compact_tensor(static_cast<uintptr_t>(2 * i + 3) << 59, dtype, shape);
   }
@@ -1140,7 +1243,7 @@ TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]")
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
     CHECK(std::string(rope::last_error()).rfind("rope_backward: q ", 0) == 0);
     // Two batches, neither of which fits a row.
-    set_problem(&scene, ROPE_DTYPE_F16, 2, int64_t{1} << 32, 1, 128);
+    set_problem(&scene, ROPE_DTYPE_F16, 2, int64_t{1} << 32, 2, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
     // In a row too few to have one token of each of so many batches, whole batches.
     rope_config_t config = some_config(ROPE_DTYPE_F16, 2);
@@ -1161,7 +1264,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   Scene scene;
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
-  int of_kernel[kKernels] = {}, short_rows_of_kernel[kKernels] = {}, wide_tables = 0, rows_of_batches = 0,
+  int of_kernel[kKernels] = {}, short_rows_of_kernel[kKernels] = {}, short_tables = 0, rows_of_batches = 0,
       batch_fastest = 0;
   int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
   for (int round = 0; round < 16000; ++round) {
@@ -1187,7 +1290,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     batch_fastest += plan.is_batch_fastest && rows.grid_y > plan.grid_y;
     rows_of_batches +=
         rows.grid_y > plan.grid_y && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
-    wide_tables += plan.kernel == rope::RopeKernel::kTable32 || plan.kernel == rope::RopeKernel::kTable16;
+    short_tables += plan.kernel == rope::RopeKernel::kShortTable32 || plan.kernel == rope::RopeKernel::kShortTable16;
     part_slowest += plan.is_part_slowest && plan.blocks_per_token > 1;
     rows_of_threads += plan.thread_rows > 1 && scene.num_tokens() > plan.thread_rows;
     double_copies +=
@@ -1205,15 +1308,17 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Rows of threads have test cases of their own, too.
-  for (int kernel = 0; kernel < kKernels; ++kernel) {
-    INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 5);
-    if (shares_angles(static_cast<rope::RopeKernel>(kernel))) CHECK(short_rows_of_kernel[kernel] > 4);
+  // Rows of threads have test cases of their own, too, and so have tokens of few units, hardly any of which are so many
+  // that their launch is long.
+  for (int number = 0; number < kKernels; ++number) {
+    INFO("kernel " << number);
+    const auto kernel = static_cast<rope::RopeKernel>(number);
+    CHECK(of_kernel[number] > (is_flat(kernel) && !is_of_short_launch(kernel) ? 0 : 5));
+    if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
   }
   CHECK(rows_of_batches > 100);
   CHECK(batch_fastest > 300);
-  CHECK(wide_tables > 30);
+  CHECK(short_tables > 30);
   CHECK(part_slowest > 50);
   CHECK(rows_of_threads > 50);
   CHECK(double_copies > 10);
@@ -1345,17 +1450,18 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     return args;
   };
   const int32_t axes[64] = {};
+  int64_t batches = 1;
   using Kernel = rope::RopeKernel;
-  // Of many vectors, of few, and of few with programmatic launch.
+  // Of many vectors, of some, and of few.
   struct Kernels {
-    Kernel many, few, few_programmatic;
+    Kernel many, some, few;
   };
-  const Kernels computed = {Kernel::kToken, Kernel::kToken, Kernel::kWarp};
-  const Kernels table32 = {Kernel::kTokenTable, Kernel::kTable32, Kernel::kTable32};
-  const Kernels table16 = {Kernel::kTokenTable, Kernel::kTable16, Kernel::kTable16};
+  const Kernels computed = {Kernel::kToken, Kernel::kShort, Kernel::kShortWarp};
+  const Kernels table32 = {Kernel::kTokenTable, Kernel::kShortTable32, Kernel::kShortTable32};
+  const Kernels table16 = {Kernel::kTokenTable, Kernel::kShortTable16, Kernel::kShortTable16};
   const auto always = [](Kernel kernel) { return Kernels{kernel, kernel, kernel}; };
-  const auto out_of_place = [](const rope_config_t &config, rope_args_t *args) {
-    args->q_out = compact_tensor(far_address(5), ROPE_DTYPE_BF16, {2, 64, 8, config.head_dim});
+  const auto out_of_place = [&](const rope_config_t &config, rope_args_t *args) {
+    args->q_out = compact_tensor(far_address(5), ROPE_DTYPE_BF16, {batches, 64, 8, config.head_dim});
   };
   const auto sequences = [](rope_config_t *config, rope_args_t *args) {
     config->layout = ROPE_LAYOUT_THD;
@@ -1379,30 +1485,62 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       {"pair_axis of one axis", computed, rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &) { config.num_axes = 1, config.pair_axis = axes; }},
       {"positions", computed, rope::Pairing::kHalf,
-       [](rope_config_t &, rope_args_t &args) {
-         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
+       [&](rope_config_t &, rope_args_t &args) {
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {batches, 64});
        }},
       {"positions of 64 bits", computed, rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {batches, 64});
+       }},
+      {"positions of all batches", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) {
-         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2, 64});
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {64});
+       }},
+      {"positions far apart", always(Kernel::kToken), rope::Pairing::kHalf,
+       [](rope_config_t &, rope_args_t &args) {
+         args.positions = fake_tensor(far_address(2), ROPE_DTYPE_I32, {64}, {INT32_MAX / 8 + 1});
+       }},
+      {"positions far apart and a table", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         args.positions = fake_tensor(far_address(2), ROPE_DTYPE_I32, {64}, {-(INT32_MAX / 8) - 1});
        }},
       {"positions and start_positions", always(Kernel::kToken), rope::Pairing::kHalf,
-       [](rope_config_t &, rope_args_t &args) {
-         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {2, 64});
-         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+       [&](rope_config_t &, rope_args_t &args) {
+         args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I32, {batches, 64});
+         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {batches});
        }},
       {"start_positions", always(Kernel::kToken), rope::Pairing::kInterleaved,
-       [](rope_config_t &config, rope_args_t &args) {
+       [&](rope_config_t &config, rope_args_t &args) {
          config.style = ROPE_STYLE_INTERLEAVED;
-         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I32, {2});
+         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I32, {batches});
        }},
       {"start_positions and a table", always(Kernel::kTokenTable), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) {
          args = table(ROPE_DTYPE_F32, 64);
-         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+         args.start_positions = compact_tensor(far_address(3), ROPE_DTYPE_I64, {batches});
        }},
       {"out of place", computed, rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) { out_of_place(config, &args); }},
+      {"out of place by a table", table16, rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         args = table(ROPE_DTYPE_BF16, 64);
+         out_of_place(config, &args);
+       }},
+      {"an output with another stride of tokens", always(Kernel::kToken), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         out_of_place(config, &args);
+         args.q_out.stride[0] *= 2;
+         args.q_out.stride[1] += 128;
+       }},
+      {"an output with another stride of heads, by a table", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         out_of_place(config, &args);
+         args.q_out.stride[0] *= 2;
+         args.q_out.stride[1] += 8 * 8;
+         args.q_out.stride[2] += 8;
+       }},
       {"half of each head", computed, rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.head_dim = 256, config.rotary_dim = 128; }},
       {"half of each head by a table", table16, rope::Pairing::kHalf,
@@ -1421,12 +1559,12 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
          args = table(ROPE_DTYPE_F32, 64);
          out_of_place(config, &args);
        }},
-      {"more pairs than a warp keeps", always(Kernel::kToken), rope::Pairing::kHalf,
-       [](rope_config_t &config, rope_args_t &) { config.head_dim = 2 * rope::kMaxWarpPairs + 16; }},
+      {"more pairs than a warp or a row of threads keeps", always(Kernel::kToken), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.head_dim = 2 * rope::kMaxShortPairs + 16; }},
       {"more pairs than that by a table", table32, rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) {
-         config.head_dim = 2 * rope::kMaxWarpPairs + 16;
-         args = table(ROPE_DTYPE_F32, rope::kMaxWarpPairs + 8);
+         config.head_dim = 2 * rope::kMaxShortPairs + 16;
+         args = table(ROPE_DTYPE_F32, rope::kMaxShortPairs + 8);
        }},
       {"fault, where nothing can be faulty", computed, rope::Pairing::kHalf,
        [](rope_config_t &, rope_args_t &args) { args.fault = compact_tensor(far_address(2), ROPE_DTYPE_I64, {2}); }},
@@ -1468,6 +1606,11 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
        [&](rope_config_t &, rope_args_t &args) {
          args.cos = fake_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64}, {128, 1});
          args.sin = fake_tensor(far_address(0) + 256, ROPE_DTYPE_F32, {64, 64}, {128, 1});
+       }},
+      {"rows of cosines and of sines apart", always(Kernel::kTokenTable), rope::Pairing::kHalf,
+       [&](rope_config_t &, rope_args_t &args) {
+         args = table(ROPE_DTYPE_F32, 64);
+         args.sin = fake_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64}, {128, 1});
        }},
       {"F64 table", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F64, 64); }},
@@ -1571,24 +1714,29 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
        }},
   };
   Scene scene;
-  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10},
-                         old_device = {true, 0, 10000, 89, 48 << 10};
+  // 4096 vectors of 16 bytes, or twice as many.
+  const rope::DeviceInfo small_device = {true, 0, 1, 90, 48 << 10}, medium_device = {true, 0, 10, 90, 48 << 10},
+                         large_device = {true, 0, 10000, 90, 48 << 10}, old_device = {true, 0, 10000, 89, 48 << 10};
   for (const auto &feature : features) {
-    for (const bool has_flag : {false, true}) {
+    for (const int variant : {0, 1, 2, 3}) {
+      const bool has_flag = variant % 2 != 0;
+      batches = 1 + variant / 2;
       rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
       rope_args_t args = {};
       feature.change(config, args);
       if (has_flag) args = with_flag(args);
       const bool is_thd = config.layout == ROPE_LAYOUT_THD;
       const int64_t width = config.head_dim;
-      set_problem(&scene, config, is_thd ? std::vector<int64_t>{64, 8, width} : std::vector<int64_t>{2, 64, 8, width},
-                  args);
-      INFO(feature.title << (has_flag ? ", programmatic" : ""));
+      const auto shape = is_thd ? std::vector<int64_t>{64, 8, width} : std::vector<int64_t>{batches, 64, 8, width};
+      set_problem(&scene, config, shape, args);
+      INFO(feature.title << ", " << batches << " batches" << (has_flag ? ", programmatic" : ""));
+      // Several batches have the kernels of many vectors.
+      const bool is_one = scene.problem.batches == 1;
       CHECK(plan_of(scene, small_device).kernel == feature.kernels.many);
-      // What threads could share they compute in warps, or look up themselves, where there are few.
-      const Kernel few = has_flag ? feature.kernels.few_programmatic : feature.kernels.few;
-      CHECK(plan_of(scene, large_device).kernel == few);
-      CHECK(plan_of(scene, old_device).kernel == feature.kernels.few);
+      CHECK(plan_of(scene, medium_device).kernel == (is_one ? feature.kernels.some : feature.kernels.many));
+      for (const rope::DeviceInfo &device : {large_device, old_device}) {
+        CHECK(plan_of(scene, device).kernel == (is_one ? feature.kernels.few : feature.kernels.many));
+      }
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.pairing == feature.pairing);
@@ -1638,7 +1786,8 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
               config.pair_block = head.pair_block;
               if (angles == kAxes || angles == kTableAxes) config.num_axes = 3;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
-              set_operands(&scene, layout, dtype, heads, head.head_dim, is_in_place);
+              const bool is_thd = layout == ROPE_LAYOUT_THD;
+              set_operands(&scene, layout, dtype, is_thd ? 1 : 2, is_thd ? 5 : 3, heads, head.head_dim, is_in_place);
               if (angles >= kTable) {
                 const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
                 scene.args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, shape);
@@ -1700,7 +1849,7 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
   rope_args_t table = {};
   table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
   table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
-  for (int64_t heads = 2; heads < 12; ++heads) {
+  for (int64_t heads = 3; heads < 12; ++heads) {
     const bool is_enough = heads * 8 >= rope::kLeastUnitsOfTokenRows;
     rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
     const std::vector<int64_t> shape = {1, 4096, heads, 128};
@@ -1730,58 +1879,157 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
 TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
   Scene scene;
   const int64_t largest = INT32_MAX / 16 * 8;  // in elements of two bytes, whole vectors
-  enum Angles {
-    kComputed,
-    kAxes,
-    kTable,
-    kShortTable,
-    kSingleHead,
-    kSingleHeadTable,
-    kNumAngles
-  };
   using Kernel = rope::RopeKernel;
-  const std::pair<Kernel, Kernel> kernels[] = {
-      {Kernel::kToken, Kernel::kShared},       {Kernel::kTokenAxes, Kernel::kGeneral},
-      {Kernel::kTokenTable, Kernel::kGeneral}, {Kernel::kTable32, Kernel::kGeneral},
-      {Kernel::kFlat, Kernel::kShared},        {Kernel::kTable32, Kernel::kGeneral}};
-  for (int angles = 0; angles < kNumAngles; ++angles) {
+  // What has other kernels where a tensor and its output have other strides has those of 32 bits, too.
+  const struct {
+    Kernel kernel, with_other_strides, with_large_strides;
+    int64_t batches, tokens, heads;
+    bool has_axes, has_table;
+    rope::DeviceInfo device;
+  } cases[] = {{Kernel::kToken, Kernel::kToken, Kernel::kShared, 2, 64, 8, false, false, kDevices[6]},
+               {Kernel::kTokenAxes, Kernel::kTokenAxes, Kernel::kGeneral, 2, 64, 8, true, false, kDevices[6]},
+               {Kernel::kTokenTable, Kernel::kTokenTable, Kernel::kGeneral, 2, 64, 8, false, true, kDevices[6]},
+               {Kernel::kFlat, Kernel::kFlat, Kernel::kShared, 1, 200, 1, false, false, kDevices[6]},
+               {Kernel::kTable32, Kernel::kTable32, Kernel::kGeneral, 2, 64, 1, false, true, kDevices[6]},
+               {Kernel::kShortWarp, Kernel::kToken, Kernel::kShared, 1, 64, 8, false, false, kDevices[4]},
+               {Kernel::kShort, Kernel::kToken, Kernel::kShared, 1, 12, 8, false, false, kDevices[6]},
+               {Kernel::kShortTable32, Kernel::kTokenTable, Kernel::kGeneral, 1, 64, 8, false, true, kDevices[4]}};
+  for (const auto &one : cases) {
     for (const bool is_in_place : {true, false}) {
-      for (const bool is_out : {false, true}) {
-        if (is_in_place && is_out) continue;
-        const bool is_alone = angles == kSingleHead || angles == kSingleHeadTable;
-        const bool has_table = angles == kTable || angles == kShortTable || angles == kSingleHeadTable;
-        const rope::DeviceInfo &device = kDevices[angles == kShortTable ? 4 : 6];
-        const std::vector<int64_t> shape = {2, 64, is_alone ? 1 : 8, 128};
-        rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
-        config.num_axes = angles == kAxes ? 2 : 1;
-        const auto [kernel, other] = kernels[angles];
-        const auto kernel_with = [&](int axis, int64_t stride) {
-          rope_args_t args = {};
-          if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, shape);
-          if (has_table) {
-            args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
-            args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+      for (const bool is_in : {true, false}) {
+        for (const bool is_out : {true, false}) {
+          if (is_in_place ? !is_in || !is_out : !is_in && !is_out) continue;
+          const std::vector<int64_t> shape = {one.batches, one.tokens, one.heads, 128};
+          rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+          config.num_axes = one.has_axes ? 2 : 1;
+          const auto kernel_with = [&](int axis, int64_t stride) {
+            rope_args_t args = {};
+            if (!is_in_place) args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_BF16, shape);
+            if (one.has_table) {
+              args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
+              args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
+            }
+            set_problem(&scene, config, shape, args);
+            rope::RotatedTensor &q = scene.problem.tensor[0];
+            if (is_out) q.out_stride[axis] = stride;
+            if (is_in) q.in_stride[axis] = stride;
+            const rope::RopePlan plan = plan_of(scene, one.device);
+            INFO(describe(scene) << ": " << describe(plan));
+            const std::string fault = fault_of(scene, one.device, plan) + Launch(scene, plan).run();
+            CHECK(fault == "");
+            return plan.kernel;
+          };
+          for (const int axis : {rope::kToken, rope::kHead}) {
+            for (const int64_t stride : {int64_t{0}, int64_t{-128}, largest, -largest}) {
+              CHECK(kernel_with(axis, stride) == (is_in && is_out ? one.kernel : one.with_other_strides));
+            }
+            for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 31, int64_t{1} << 50}) {
+              CHECK(kernel_with(axis, stride) == one.with_large_strides);
+            }
           }
-          set_problem(&scene, config, shape, args);
-          rope::RotatedTensor &q = scene.problem.tensor[0];
-          if (is_in_place || is_out) q.out_stride[axis] = stride;
-          if (is_in_place || !is_out) q.in_stride[axis] = stride;
-          const rope::RopePlan plan = plan_of(scene, device);
-          INFO(describe(scene) << ": " << describe(plan));
-          const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
-          CHECK(fault == "");
-          return plan.kernel;
-        };
-        for (const int axis : {rope::kToken, rope::kHead}) {
-          for (const int64_t stride : {int64_t{0}, int64_t{-128}, largest, -largest}) {
-            CHECK(kernel_with(axis, stride) == kernel);
-          }
-          for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 31, int64_t{1} << 50}) {
-            CHECK(kernel_with(axis, stride) == other);
+          for (const int64_t stride : {int64_t{0}, largest + 8, -(int64_t{1} << 50)}) {
+            CHECK(kernel_with(rope::kBatch, stride) == one.kernel);
           }
         }
-        for (const int64_t stride : {int64_t{0}, largest + 8, -(int64_t{1} << 50)}) {
-          CHECK(kernel_with(rope::kBatch, stride) == kernel);
+      }
+    }
+  }
+}
+
+TEST_CASE("short launches need one batch and one stride of what lies twice", "[rope plan]") {
+  Scene scene;
+  using Kernel = rope::RopeKernel;
+  for (const bool has_table : {false, true}) {
+    const Kernel few = has_table ? Kernel::kShortTable16 : Kernel::kShortWarp;
+    const Kernel other = has_table ? Kernel::kTokenTable : Kernel::kToken;
+    const auto kernel_with = [&](int64_t batches, const std::function<void(rope::RopeProblem *)> &change) {
+      rope_args_t args = {};
+      const std::vector<int64_t> shape = {batches, 7, 8, 128}, k_shape = {batches, 7, 2, 128};
+      args.q_out = compact_tensor(uintptr_t{3} << 60, ROPE_DTYPE_BF16, shape);
+      args.k = compact_tensor(uintptr_t{4} << 60, ROPE_DTYPE_BF16, k_shape);
+      args.k_out = compact_tensor(uintptr_t{5} << 60, ROPE_DTYPE_BF16, k_shape);
+      args.v = compact_tensor(uintptr_t{6} << 60, ROPE_DTYPE_BF16, k_shape);
+      if (has_table) {
+        args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, {64, 64});
+        args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, {64, 64});
+      }
+      args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {7});
+      set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), shape, args);
+      change(&scene.problem);
+      const rope::RopePlan plan = plan_of(scene, kH200);
+      INFO(describe(scene) << ": " << describe(plan));
+      CHECK(plan.vector_elements == 4);
+      const std::string fault = fault_of(scene, kH200, plan) + Launch(scene, plan).run();
+      CHECK(fault == "");
+      return plan.kernel;
+    };
+    const auto nothing = [](rope::RopeProblem *) {};
+    CHECK(kernel_with(1, nothing) == few);
+    CHECK(kernel_with(2, nothing) == other);
+    for (int i = 0; i < 3; ++i) {
+      for (const int axis : {rope::kBatch, rope::kToken, rope::kHead}) {
+        for (const int64_t more : {-8, 8}) {
+          const Kernel apart = axis == rope::kBatch ? few : other;
+          CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->tensor[i].in_stride[axis] += more; }) ==
+                apart);
+          CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->tensor[i].out_stride[axis] += more; }) ==
+                apart);
+          CHECK(kernel_with(1, [&](rope::RopeProblem *problem) {
+                  problem->tensor[i].in_stride[axis] += more;
+                  problem->tensor[i].out_stride[axis] += more;
+                }) == few);
+        }
+      }
+    }
+    // In bytes, of positions of 64 bits.
+    const int64_t most = INT32_MAX / 8;
+    for (const bool is_64_bit : {false, true}) {
+      const auto with_stride = [&](int64_t stride) {
+        return kernel_with(1, [&](rope::RopeProblem *problem) {
+          problem->positions.is_64_bit = is_64_bit;
+          problem->positions.token_stride = stride;
+        });
+      };
+      for (const int64_t stride : {int64_t{0}, int64_t{-1}, most, -most}) CHECK(with_stride(stride) == few);
+      for (const int64_t stride : {most + 1, -most - 1, int64_t{1} << 32, -(int64_t{1} << 50)}) {
+        CHECK(with_stride(stride) == other);
+      }
+    }
+    // That of batches is never used.
+    CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->positions.batch_stride = most + 1; }) == few);
+    if (!has_table) continue;
+    for (const int64_t stride : {72, 64, 60, -64, 0}) {
+      CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->table.cos.row_stride = stride; }) ==
+            (stride == 64 ? few : other));
+      CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->table.sin.row_stride = stride; }) ==
+            (stride == 64 ? few : other));
+      CHECK(kernel_with(1, [&](rope::RopeProblem *problem) {
+              problem->table.cos.row_stride = problem->table.sin.row_stride = stride;
+            }) == few);
+    }
+  }
+}
+
+TEST_CASE("short launches with computed angles have heads of so many pairs", "[rope plan]") {
+  Scene scene;
+  using Kernel = rope::RopeKernel;
+  const int32_t most = 2 * rope::kMaxShortPairs;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    const int32_t step = 16 / static_cast<int32_t>(oracle::element_size(dtype));  // pairs in vectors of 8 bytes
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int32_t width : {most - step, most, most + step, 2 * most}) {
+        rope_config_t config = some_config(dtype, width);
+        config.style = style;
+        // Few vectors, and more.
+        set_problem(&scene, config, {1, 16, 8, width});
+        for (const rope::DeviceInfo &device :
+             {rope::DeviceInfo{true, 0, 100, 90, 48 << 10}, {true, 0, 3, 90, 48 << 10}}) {
+          const rope::RopePlan plan = plan_of(scene, device);
+          INFO(describe(scene) << ": " << describe(plan));
+          const Kernel few = device.multiprocessors == 100 ? Kernel::kShortWarp : Kernel::kShort;
+          CHECK(plan.kernel == (width <= most ? few : Kernel::kToken));
+          const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
+          CHECK(fault == "");
         }
       }
     }
@@ -1875,38 +2123,57 @@ TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
   }
 }
 
-TEST_CASE("short launches have narrower vectors, and mostly no barrier", "[rope plan]") {
+TEST_CASE("short launches have narrower vectors, and mostly kernels of their own", "[rope plan]") {
   Scene scene;
-  rope_args_t tables = {};
-  tables.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 32});
-  tables.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 32});
+  using Kernel = rope::RopeKernel;
+  enum Angles {
+    kComputed,
+    kFloatTable,
+    kHalfTable,
+    kAxes,
+    kNumAngles
+  };
   const int64_t vectors_per_token = 64;  // of 16 bytes, one of the two of a unit
+  int warps = 0, rows = 0;
   for (const int capability : {75, 80, 89, 90, 120}) {
     for (const int multiprocessors : {1, 3, 20}) {
-      for (const int variant : {0, 1, 2, 3}) {
-        const bool has_flag = variant % 2 != 0, has_table = variant / 2 != 0;
+      for (int variant = 0; variant < 2 * kNumAngles; ++variant) {
+        const bool has_flag = variant % 2 != 0;
+        const int angles = variant / 2;
+        const bool has_table = angles == kFloatTable || angles == kHalfTable;
         const rope::DeviceInfo device = {true, 0, multiprocessors, capability, 48 << 10};
         const bool is_programmatic = has_flag && capability >= 90;
-        const int most_computed = is_programmatic ? rope::kMostShortVectorsProgrammatic : rope::kMostShortVectors;
-        const int most_read = is_programmatic ? rope::kMostShortTableVectorsProgrammatic : rope::kMostShortTableVectors;
-        const int64_t most = int64_t{multiprocessors} * (has_table ? most_read : most_computed);
+        int64_t most = rope::kMostNarrowVectors, most_of_warps = rope::kMostVectorsOfWarps;
+        if (is_programmatic) most_of_warps = rope::kMostVectorsOfWarpsProgrammatic;
+        if (angles == kComputed) {
+          most = rope::kMostShortVectors;
+        } else if (has_table) {
+          most = rope::kMostShortTableVectors;
+        }
+        rope_args_t args = {};
+        const rope_dtype_t table_dtype = angles == kFloatTable ? ROPE_DTYPE_F32 : ROPE_DTYPE_BF16;
+        if (has_table) args.cos = compact_tensor(far_address(0), table_dtype, {4096, 32});
+        if (has_table) args.sin = compact_tensor(far_address(1), table_dtype, {4096, 32});
+        rope_config_t config = some_config(ROPE_DTYPE_BF16, 64);
+        config.num_axes = angles == kAxes ? 2 : 1;
         int64_t shortest = 0;
         for (int64_t tokens = 1; tokens < 1000; ++tokens) {
-          set_problem(&scene, some_config(ROPE_DTYPE_BF16, 64), {1, tokens, 16, 64},
-                      with_flag(has_table ? tables : rope_args_t{}, has_flag));
+          set_problem(&scene, config, {1, tokens, 16, 64}, with_flag(args, has_flag));
           const rope::RopePlan plan = plan_of(scene, device);
-          const bool is_few = tokens * vectors_per_token <= most;
+          const int64_t vectors = tokens * vectors_per_token;
+          const bool is_few = vectors <= most * multiprocessors, is_warp = vectors <= most_of_warps * multiprocessors;
           INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
-          const rope::RopeKernel many = has_table ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kToken;
-          const rope::RopeKernel few = has_table         ? rope::RopeKernel::kTable32
-                                       : is_programmatic ? rope::RopeKernel::kWarp
-                                                         : rope::RopeKernel::kToken;
-          REQUIRE(plan.kernel == (is_few ? few : many));
+          const Kernel many[] = {Kernel::kToken, Kernel::kTokenTable, Kernel::kTokenTable, Kernel::kTokenAxes};
+          const Kernel few[] = {is_warp ? Kernel::kShortWarp : Kernel::kShort, Kernel::kShortTable32,
+                                Kernel::kShortTable16, Kernel::kTokenAxes};
+          REQUIRE(plan.kernel == (is_few ? few : many)[angles]);
           REQUIRE(plan.vector_elements * 2 == (is_few ? 8 : 16));
           REQUIRE(fault_of(scene, device, plan).empty());
           shortest += is_few;
+          warps += plan.kernel == Kernel::kShortWarp;
+          rows += plan.kernel == Kernel::kShort;
           // More tokens never come back to it.
           REQUIRE(shortest == (is_few ? tokens : shortest));
         }
@@ -1915,74 +2182,152 @@ TEST_CASE("short launches have narrower vectors, and mostly no barrier", "[rope 
       }
     }
   }
+  CHECK(warps > 100);
+  CHECK(rows > 1000);
 }
 
 TEST_CASE("threads of blocks without a barrier", "[rope plan]") {
   Scene scene;
-  rope_args_t tables = {};
-  tables.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
-  tables.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+  const rope::DeviceInfo device = {true, 0, 10, 90, 48 << 10};
+  for (const bool has_table : {false, true}) {
+    for (const bool has_flag : {false, true}) {
+      // Long launches have vectors of 16 bytes, and the same blocks with programmatic launch.
+      rope_args_t args = {};
+      if (has_table) args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
+      if (has_table) args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+      const struct {
+        int64_t heads;
+        uint32_t threads, rows;
+      } cases[] = {{1, 8, 16}, {2, 16, 8}, {3, 24, 5}, {7, 56, 2}};
+      for (const auto &one : cases) {
+        if (!has_table && one.heads > 1) continue;
+        set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, 4000, one.heads, 128}, with_flag(args, has_flag));
+        const rope::RopePlan plan = plan_of(scene, device);
+        INFO(describe(scene) << ": " << describe(plan));
+        CHECK(plan.kernel == (has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat));
+        CHECK(plan.vector_elements == 8);
+        CHECK(plan.threads == one.threads);
+        CHECK(plan.thread_rows == one.rows);
+        CHECK(plan.grid_x == (4000 + one.rows - 1) / one.rows);
+        CHECK(plan.grid_y == 1);
+        CHECK(plan.shared_bytes == 0);
+        CHECK(fault_of(scene, device, plan) == "");
+        CHECK(Launch(scene, plan).run() == "");
+      }
+      // One head in several parts.
+      if (has_table) args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 512});
+      if (has_table) args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 512});
+      set_problem(&scene, some_config(ROPE_DTYPE_F32, 1024), {1, 200, 1, 1024}, with_flag(args, has_flag));
+      const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+      INFO(describe(scene) << ": " << describe(plan));
+      CHECK(plan.kernel == (has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat));
+      CHECK(plan.threads == 128);
+      CHECK(plan.thread_rows == 1);
+      CHECK(plan.grid_x == 200);
+      CHECK(plan.grid_y == 1);
+      CHECK(fault_of(scene, kDevices[6], plan) == "");
+      CHECK(Launch(scene, plan).run() == "");
+    }
+  }
+}
+
+TEST_CASE("threads of blocks in short launches", "[rope plan]") {
+  Scene scene;
+  using Kernel = rope::RopeKernel;
   struct Shape {
     uint32_t threads, rows, parts;
   };
-  // Tokens of heads of eight vectors of 16 bytes, and blocks of few threads, of most and of those without programmatic
-  // launch. Warps that share angles are whole.
+  const uint32_t sizes[] = {64, 128, 160, 256, 320};
+  // Tokens of so many heads of 16 units, and blocks of up to so many threads.
   const struct {
     int64_t heads;
-    bool has_table;
-    Shape few, most, plain;
-  } cases[] = {{1, true, {16, 4, 1}, {16, 20, 1}, {16, 8, 1}},
-               {2, true, {32, 2, 1}, {32, 10, 1}, {32, 4, 1}},
-               {3, true, {48, 1, 1}, {48, 6, 1}, {48, 2, 1}},
-               {5, true, {64, 1, 2}, {80, 4, 1}, {80, 1, 1}},
-               {8, true, {64, 1, 2}, {128, 2, 1}, {128, 1, 1}},
-               {9, true, {64, 1, 3}, {144, 2, 1}, {96, 1, 2}},
-               {20, true, {64, 1, 5}, {320, 1, 1}, {128, 1, 3}},
-               {21, true, {64, 1, 6}, {192, 1, 2}, {128, 1, 3}},
-               {40, true, {64, 1, 10}, {320, 1, 2}, {128, 1, 5}},
-               {1, false, {16, 4, 1}, {16, 20, 1}, {16, 8, 1}},  // angles of each thread's own
-               {2, false, {32, 2, 1}, {32, 10, 1}, {}},
-               {3, false, {64, 1, 1}, {64, 5, 1}, {}},
-               {5, false, {64, 1, 2}, {96, 3, 1}, {}},
-               {9, false, {64, 1, 3}, {160, 2, 1}, {}},
-               {20, false, {64, 1, 5}, {320, 1, 1}, {}},
-               {21, false, {64, 1, 6}, {192, 1, 2}, {}},
-               {40, false, {64, 1, 10}, {320, 1, 2}, {}}};
-  const rope::DeviceInfo device = {true, 0, 10, 90, 48 << 10}, large_device = {true, 0, 10000, 90, 48 << 10};
-  for (const auto &one : cases) {
-    const int most_vectors = one.has_table ? rope::kMostTableVectorsOfFewThreads : rope::kMostVectorsOfFewThreads;
-    const int64_t most_tokens = most_vectors * device.multiprocessors / (one.heads * 8);
-    const auto check = [&](int64_t tokens, bool has_flag, const rope::DeviceInfo &on, const Shape &shape) {
-      set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, tokens, one.heads, 128},
-                  with_flag(one.has_table ? tables : rope_args_t{}, has_flag));
-      const rope::RopePlan plan = plan_of(scene, on);
-      INFO(describe(scene) << ": " << describe(plan));
-      const rope::RopeKernel computed = one.heads == 1 ? rope::RopeKernel::kFlat : rope::RopeKernel::kWarp;
-      CHECK(plan.kernel == (one.has_table ? rope::RopeKernel::kTable32 : computed));
-      CHECK(plan.threads == shape.threads);
-      CHECK(plan.thread_rows == shape.rows);
-      CHECK(plan.grid_y == shape.parts);
-      const bool is_warp = plan.kernel == rope::RopeKernel::kWarp;
-      CHECK(plan.shared_bytes == (is_warp ? shape.threads * shape.rows * 16 : 0));  // 512 bytes a warp
-      CHECK(fault_of(scene, on, plan) == "");
-      CHECK(Launch(scene, plan).run() == "");
-    };
-    check(most_tokens, true, device, one.few);
-    check(most_tokens + 1, true, device, one.most);
-    if (one.plain.threads > 0) check(most_tokens, false, large_device, one.plain);
-  }
-  // Launches that are long have them as those without programmatic launch, of vectors of 16 bytes.
+    Shape shape[5];
+  } of_table[] = {{1, {{16, 4, 1}, {16, 8, 1}, {16, 10, 1}, {16, 16, 1}, {16, 20, 1}}},
+                  {2, {{32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 10, 1}}},
+                  {3, {{48, 1, 1}, {48, 2, 1}, {48, 3, 1}, {48, 5, 1}, {48, 6, 1}}},
+                  {5, {{64, 1, 2}, {80, 1, 1}, {80, 2, 1}, {80, 3, 1}, {80, 4, 1}}},
+                  {8, {{64, 1, 2}, {128, 1, 1}, {128, 1, 1}, {128, 2, 1}, {128, 2, 1}}},
+                  {9, {{64, 1, 3}, {96, 1, 2}, {144, 1, 1}, {144, 1, 1}, {144, 2, 1}}},
+                  {20, {{64, 1, 5}, {128, 1, 3}, {160, 1, 2}, {160, 1, 2}, {320, 1, 1}}},
+                  {21, {{64, 1, 6}, {128, 1, 3}, {128, 1, 3}, {192, 1, 2}, {192, 1, 2}}},
+                  {40, {{64, 1, 10}, {128, 1, 5}, {160, 1, 4}, {224, 1, 3}, {320, 1, 2}}}},
+    // Warps that share angles are whole.
+      of_warps[] = {{1, {{32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 10, 1}}},
+                    {2, {{32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 10, 1}}},
+                    {3, {{64, 1, 1}, {64, 2, 1}, {64, 2, 1}, {64, 4, 1}, {64, 5, 1}}},
+                    {5, {{64, 1, 2}, {96, 1, 1}, {96, 1, 1}, {96, 2, 1}, {96, 3, 1}}},
+                    {8, {{64, 1, 2}, {128, 1, 1}, {128, 1, 1}, {128, 2, 1}, {128, 2, 1}}},
+                    {9, {{64, 1, 3}, {96, 1, 2}, {160, 1, 1}, {160, 1, 1}, {160, 2, 1}}},
+                    {20, {{64, 1, 5}, {128, 1, 3}, {160, 1, 2}, {160, 1, 2}, {320, 1, 1}}},
+                    {21, {{64, 1, 6}, {128, 1, 3}, {128, 1, 3}, {192, 1, 2}, {192, 1, 2}}},
+                    {40, {{64, 1, 10}, {128, 1, 5}, {160, 1, 4}, {224, 1, 3}, {320, 1, 2}}}},
+    // A row of threads has one for each of the 64 pairs.
+      of_rows[] = {{1, {{64, 1, 1}, {64, 2, 1}, {64, 2, 1}, {64, 4, 1}, {64, 5, 1}}},
+                   {2, {{64, 1, 1}, {64, 2, 1}, {64, 2, 1}, {64, 4, 1}, {64, 5, 1}}},
+                   {3, {{64, 1, 1}, {64, 2, 1}, {64, 2, 1}, {64, 4, 1}, {64, 5, 1}}},
+                   {5, {{64, 1, 2}, {96, 1, 1}, {96, 1, 1}, {96, 2, 1}, {96, 3, 1}}},
+                   {8, {{64, 1, 2}, {128, 1, 1}, {128, 1, 1}, {128, 2, 1}, {128, 2, 1}}},
+                   {9, {{64, 1, 3}, {96, 1, 2}, {160, 1, 1}, {160, 1, 1}, {160, 2, 1}}},
+                   {20, {{64, 1, 5}, {128, 1, 3}, {160, 1, 2}, {160, 1, 2}, {320, 1, 1}}},
+                   {21, {{64, 1, 6}, {128, 1, 3}, {128, 1, 3}, {192, 1, 2}, {192, 1, 2}}},
+                   {40, {{64, 1, 10}, {128, 1, 5}, {160, 1, 4}, {224, 1, 3}, {320, 1, 2}}}};
+  const rope::DeviceInfo device = {true, 0, 2, 90, 48 << 10};
+  int of_kernel[kKernels][5] = {};
   for (const bool has_table : {false, true}) {
-    set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, 4000, 1, 128},
-                with_flag(has_table ? tables : rope_args_t{}));
-    const rope::RopePlan plan = plan_of(scene, device);
-    INFO(describe(plan));
-    CHECK(plan.kernel == (has_table ? rope::RopeKernel::kTable32 : rope::RopeKernel::kFlat));
-    CHECK(plan.vector_elements == 8);
-    CHECK(plan.threads == 8);
-    CHECK(plan.thread_rows == 16);
-    CHECK(plan.grid_x == 250);
-    CHECK(fault_of(scene, device, plan) == "");
+    for (const bool has_flag : {false, true}) {
+      rope_args_t args = {};
+      if (has_table) args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
+      if (has_table) args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+      std::vector<rope::ShortThreads> rows(std::begin(rope::kShortThreads), std::end(rope::kShortThreads));
+      int64_t most = has_table ? rope::kMostShortTableVectors : rope::kMostShortVectors;
+      int64_t most_of_warps = rope::kMostVectorsOfWarps;
+      if (has_flag) {
+        rows.assign(std::begin(rope::kShortThreadsProgrammatic), std::end(rope::kShortThreadsProgrammatic));
+        most_of_warps = rope::kMostVectorsOfWarpsProgrammatic;
+      }
+      // Launches at each limit, and with one token more.
+      std::vector<int64_t> limits = {most, most_of_warps};
+      for (const rope::ShortThreads &row : rows) limits.push_back(row.most_vectors);
+      for (size_t which = 0; which < std::size(of_table); ++which) {
+        const int64_t heads = of_table[which].heads, vectors_per_token = 8 * heads;
+        for (const int64_t limit : limits) {
+          for (const int64_t more : {0, 1}) {
+            const int64_t tokens = limit * device.multiprocessors / vectors_per_token + more;
+            const int64_t vectors = tokens * vectors_per_token;
+            if (tokens == 0 || vectors > most * device.multiprocessors) continue;
+            set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, tokens, heads, 128}, with_flag(args, has_flag));
+            const rope::RopePlan plan = plan_of(scene, device);
+            INFO(describe(scene) << ": " << describe(plan) << (has_flag ? ", programmatic" : ""));
+            uint32_t wanted = rope::kMaxFlatThreads;
+            for (size_t i = rows.size(); i-- > 0;) {
+              if (vectors <= int64_t{rows[i].most_vectors} * device.multiprocessors) wanted = rows[i].threads;
+            }
+            const auto size = static_cast<size_t>(std::find(std::begin(sizes), std::end(sizes), wanted) - sizes);
+            REQUIRE(size < std::size(sizes));
+            const bool is_warp = !has_table && vectors <= most_of_warps * device.multiprocessors;
+            const Shape shape = (has_table ? of_table : is_warp ? of_warps : of_rows)[which].shape[size];
+            CHECK(plan.kernel == (has_table ? Kernel::kShortTable32 : is_warp ? Kernel::kShortWarp : Kernel::kShort));
+            CHECK(plan.threads == shape.threads);
+            CHECK(plan.thread_rows == shape.rows);
+            CHECK(plan.grid_y == shape.parts);
+            // 512 bytes a warp, or a row of threads.
+            const uint32_t sharers = has_table ? 0 : is_warp ? shape.threads * shape.rows / 32 : shape.rows;
+            CHECK(plan.shared_bytes == sharers * 512);
+            CHECK(fault_of(scene, device, plan) == "");
+            CHECK(Launch(scene, plan).run() == "");
+            ++of_kernel[static_cast<int>(plan.kernel)][size];
+          }
+        }
+      }
+    }
+  }
+  // Every limit was met.
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{2}, size_t{3}, size_t{4}}) {
+    const bool is_plain = sizes[size] == 128, is_both = sizes[size] == 256;
+    INFO("blocks of " << sizes[size]);
+    CHECK(of_kernel[static_cast<int>(Kernel::kShortTable32)][size] > 5);
+    CHECK((of_kernel[static_cast<int>(Kernel::kShortWarp)][size] > 5) == (is_plain || is_both || sizes[size] == 64));
+    CHECK((of_kernel[static_cast<int>(Kernel::kShort)][size] > 5) == (sizes[size] > 128));
   }
 }
 
@@ -1995,23 +2340,33 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                   {ROPE_STYLE_HALF, 192, 64, 64},      {ROPE_STYLE_INTERLEAVED, 88, 32, 40},
                   {ROPE_STYLE_HALF, 80, 0, 0},         {ROPE_STYLE_INTERLEAVED, 24, 16, 8},
                   {ROPE_STYLE_INTERLEAVED, 144, 0, 0}, {ROPE_STYLE_HALF, 512, 0, 0}};
-  const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17}, {1, 0, 0}, {0, 0, 1}, {41, 8, 8}};
+  const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17},
+                                    {1, 0, 0}, {0, 0, 1},  {0, 2, 1}, {41, 8, 8}};
   const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
   int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {};
   int several_batches = 0, batch_fastest = 0, several_tensors = 0, rows_within_warps = 0, idle_lanes = 0;
+  int rows_as_long_as_pairs = 0;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
     for (const auto &head : heads_of) {
       for (const auto &heads : head_counts) {
         for (const rope_dtype_t table : of_table) {
           for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
-            for (const bool is_in_place : {true, false}) {
+            for (const int variant : {0, 1, 2, 3, 4, 5}) {
+              // Short launches of one batch, and those of two that are long on a device of one multiprocessor.
+              const int64_t batches = variant < 2 ? 1 : 2, tokens = variant < 4 ? 5 : 40;
+              if (batches > 1 && layout == ROPE_LAYOUT_THD) continue;
+              if (tokens > 5 && heads[0] + heads[1] + heads[2] > 3) continue;
               rope_config_t config = some_config(dtype, head.head_dim);
               config.layout = layout;
               config.style = head.style;
               config.rotary_dim = head.rotary_dim;
               config.rotary_offset = head.rotary_offset;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
-              set_operands(&scene, layout, dtype, heads, head.head_dim, is_in_place);
+              set_operands(&scene, layout, dtype, batches, tokens, heads, head.head_dim, variant % 2 == 0);
+              // Batches that are not the same as more tokens, nor as more heads.
+              if (batches > 1) {
+                scene.args.positions = fake_tensor(far_address(2), ROPE_DTYPE_I32, {batches, tokens}, {tokens + 1, 1});
+              }
               const bool has_table = table != rope_dtype_t{};
               if (has_table) {
                 const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
@@ -2024,8 +2379,8 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                     rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
                 INFO(rope::last_error());
                 REQUIRE(status == ROPE_STATUS_SUCCESS);
-                // Blocks of few threads, and of most.
-                for (const rope::DeviceInfo &device : {kDevices[4], kDevices[6]}) {
+                // Blocks of few threads, of more and of most.
+                for (const rope::DeviceInfo &device : {kDevices[4], kDevices[6], {true, 0, 2, 90, 48 << 10}}) {
                   const rope::RopePlan plan = plan_of(scene, device);
                   INFO(describe(scene) << ": " << describe(plan));
                   const std::string not_legal = fault_of(scene, device, plan);
@@ -2038,6 +2393,8 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                   several_rows[static_cast<int>(plan.kernel)] += plan.thread_rows > 1;
                   several_batches += scene.problem.batches > 1;
                   batch_fastest += plan.is_batch_fastest;
+                  const int64_t shared_threads = divide_up(plan.units_per_token, 32) * 32;
+                  rows_as_long_as_pairs += plan.kernel == rope::RopeKernel::kShort && plan.threads > shared_threads;
                   several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
                   rows_within_warps += plan.threads % 32 != 0;
                   idle_lanes += plan.grid_y * plan.threads > plan.units_per_token;
@@ -2053,21 +2410,24 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
     INFO("kernel " << kernel);
     if (!is_flat(static_cast<rope::RopeKernel>(kernel))) continue;
     CHECK(of_kernel[kernel] > 100);
-    CHECK(several_parts[kernel] > 10);
+    // Tokens of several heads or of few units have no parts, but one with as many as a grid has.
+    if (is_of_short_launch(static_cast<rope::RopeKernel>(kernel))) CHECK(several_parts[kernel] > 10);
     CHECK(several_rows[kernel] > 50);
   }
   CHECK(several_batches > 500);
+  CHECK(rows_as_long_as_pairs > 10);
   CHECK(batch_fastest > 100);
   CHECK(several_tensors > 100);
   CHECK(rows_within_warps > 100);
   CHECK(idle_lanes > 100);
 }
 
-TEST_CASE("tokens without a barrier have no more parts than the grid's second axis", "[rope plan]") {
+TEST_CASE("tokens of short launches have no more parts than the grid's second axis", "[rope plan]") {
   Scene scene;
+  using Kernel = rope::RopeKernel;
   // 32 units a head with vectors of 8 bytes.
-  const rope::DeviceInfo huge = {true, 0, 20000, 90, 48 << 10}, large = {true, 0, 5000, 90, 48 << 10};
-  const int64_t most = int64_t{kLargestGridY} * rope::kFewFlatThreads / 32;
+  const rope::DeviceInfo huge = {true, 0, 40000, 90, 48 << 10}, large = {true, 0, 5000, 90, 48 << 10};
+  const int64_t most = int64_t{kLargestGridY} * rope::kFewestFlatThreads / 32;
   const auto plan_with = [&](int64_t heads, bool has_table, bool has_flag, const rope::DeviceInfo &device) {
     rope_args_t args = {};
     if (has_table) {
@@ -2082,51 +2442,84 @@ TEST_CASE("tokens without a barrier have no more parts than the grid's second ax
     return plan;
   };
   const rope::RopePlan longest = plan_with(most, false, true, huge);
-  CHECK(longest.kernel == rope::RopeKernel::kWarp);
+  CHECK(longest.kernel == Kernel::kShortWarp);
   CHECK(longest.grid_x == 1);
   CHECK(longest.grid_y == kLargestGridY);
   CHECK(Launch(scene, longest).run() == "");
-  CHECK(plan_with(most, false, true, large).kernel == rope::RopeKernel::kWarp);
-  CHECK(plan_with(most, true, false, large).kernel == rope::RopeKernel::kTable32);
+  CHECK(plan_with(most, true, true, huge).grid_y == kLargestGridY);
+  CHECK(plan_with(most, false, true, large).kernel == Kernel::kShort);
+  CHECK(plan_with(most, true, false, large).kernel == Kernel::kShortTable32);
+  // Even where blocks would be larger.
   for (const rope::DeviceInfo &device : {huge, large}) {
-    CHECK(plan_with(most + 1, false, true, device).kernel == rope::RopeKernel::kToken);
-    CHECK(plan_with(most + 1, true, false, device).kernel == rope::RopeKernel::kTokenTable);
+    CHECK(plan_with(most + 1, false, true, device).kernel == Kernel::kToken);
+    CHECK(plan_with(most + 1, true, false, device).kernel == Kernel::kTokenTable);
+  }
+  // 29 units a head, of which so many heads have a single unit too many.
+  const int64_t heads = (kLargestGridY * rope::kFewestFlatThreads + 1) / 29;
+  REQUIRE(heads * 29 == kLargestGridY * rope::kFewestFlatThreads + 1);
+  for (const int64_t fewer : {1, 0}) {
+    set_problem(&scene, ROPE_DTYPE_F32, 1, 1, heads - fewer, 116);
+    const rope::RopePlan plan = plan_of(scene, huge);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.kernel == (fewer > 0 ? Kernel::kShortWarp : Kernel::kToken));
+    CHECK(fault_of(scene, huge, plan) == "");
   }
 }
 
 TEST_CASE("threads that look up angles themselves need rows that 32 bits count", "[rope plan]") {
   Scene scene;
+  using Kernel = rope::RopeKernel;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
-    const rope::RopeKernel table = dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
-    for (const int64_t heads : {1, 2, 8}) {
+    const struct {
+      Kernel kernel;
+      int64_t batches, tokens, heads;
+      rope::DeviceInfo device;
+    } cases[] = {{dtype == ROPE_DTYPE_F32 ? Kernel::kTable32 : Kernel::kTable16, 2, 100, 1, kDevices[6]},
+                 {dtype == ROPE_DTYPE_F32 ? Kernel::kTable32 : Kernel::kTable16, 2, 100, 7, kDevices[6]},
+                 {dtype == ROPE_DTYPE_F32 ? Kernel::kShortTable32 : Kernel::kShortTable16, 1, 5, 1, kH200},
+                 {dtype == ROPE_DTYPE_F32 ? Kernel::kShortTable32 : Kernel::kShortTable16, 1, 5, 2, kH200},
+                 {dtype == ROPE_DTYPE_F32 ? Kernel::kShortTable32 : Kernel::kShortTable16, 1, 5, 8, kH200}};
+    for (const auto &one : cases) {
       const auto kernel_with = [&](const std::function<void(rope::AngleTable *)> &change) {
         rope_args_t args = {};
         args.cos = compact_tensor(far_address(0), dtype, {64, 64});
         args.sin = compact_tensor(far_address(1), dtype, {64, 64});
-        set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {2, 5, heads, 128}, args);
+        const std::vector<int64_t> shape = {one.batches, one.tokens, one.heads, 128};
+        set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), shape, args);
         change(&scene.problem.table);
-        const rope::RopePlan plan = plan_of(scene, kH200);
+        const rope::RopePlan plan = plan_of(scene, one.device);
         INFO(describe(scene) << ": " << describe(plan));
-        CHECK(fault_of(scene, kH200, plan) == "");
+        CHECK(fault_of(scene, one.device, plan) == "");
         CHECK(Launch(scene, plan).run() == "");
         return plan.kernel;
       };
+      const bool is_short = is_of_short_launch(one.kernel);
       // In entries, strides of whole vectors.
       const int64_t most = INT32_MAX / oracle::element_size(dtype), largest = most / 8 * 8;
-      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most; }) == table);
-      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most + 1; }) == rope::RopeKernel::kTokenTable);
+      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most; }) == one.kernel);
+      CHECK(kernel_with([&](rope::AngleTable *rows) { rows->rows = most + 1; }) == Kernel::kTokenTable);
+      for (const int64_t stride : {int64_t{0}, int64_t{-64}, largest, -largest}) {
+        const auto set_both = [&](rope::AngleTable *rows) { rows->cos.row_stride = rows->sin.row_stride = stride; };
+        CHECK(kernel_with(set_both) == one.kernel);
+      }
+      for (const int64_t stride : {largest + 8, -largest - 8}) {
+        const auto set_both = [&](rope::AngleTable *rows) { rows->cos.row_stride = rows->sin.row_stride = stride; };
+        CHECK(kernel_with(set_both) == Kernel::kTokenTable);
+      }
       for (const bool is_sin : {false, true}) {
         const auto with_stride = [&](int64_t stride) {
           return kernel_with([&](rope::AngleTable *rows) { (is_sin ? rows->sin : rows->cos).row_stride = stride; });
         };
-        for (const int64_t stride : {int64_t{0}, int64_t{-64}, largest, -largest}) CHECK(with_stride(stride) == table);
+        for (const int64_t stride : {int64_t{0}, int64_t{-64}, largest, -largest}) {
+          CHECK(with_stride(stride) == (is_short ? Kernel::kTokenTable : one.kernel));
+        }
         for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 32, int64_t{1} << 50}) {
-          CHECK(with_stride(stride) == rope::RopeKernel::kTokenTable);
+          CHECK(with_stride(stride) == Kernel::kTokenTable);
         }
         // Those between batches have as many as they like.
         for (const int64_t stride : {int64_t{1} << 32, -(int64_t{1} << 50)}) {
           CHECK(kernel_with([&](rope::AngleTable *rows) { (is_sin ? rows->sin : rows->cos).batch_stride = stride; }) ==
-                table);
+                one.kernel);
         }
       }
     }
@@ -2136,38 +2529,62 @@ TEST_CASE("threads that look up angles themselves need rows that 32 bits count",
 TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
   Scene scene;
   using Kernel = rope::RopeKernel;
-  for (const int32_t head_dim : {2, 64, 2 * rope::kMaxWarpPairs, 2 * rope::kMaxWarpPairs + 2, 1024}) {
-    for (const int64_t tokens : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 36}) {
-      for (const rope::DeviceInfo &device : kDevices) {
-        for (const bool has_flag : {false, true}) {
-          const rope_config_t config = some_config(ROPE_DTYPE_BF16, head_dim);
-          const std::vector<int64_t> shape = {1, tokens, 1, head_dim};
-          rope_args_t args = with_flag({}, has_flag);
-          const auto plan_with = [&] {
-            set_problem(&scene, config, shape, args);
-            const rope::RopePlan plan = plan_of(scene, device);
-            INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
-            CHECK(fault_of(scene, device, plan) == "");
-            return plan;
-          };
-          // A single pair is no vector, nor are an odd number of them.
-          const bool fits_grid = tokens < int64_t{1} << 30, is_even = head_dim % 4 == 0;
-          const Kernel odd = head_dim == 2 || !fits_grid ? Kernel::kGeneral : Kernel::kScattered;
-          CHECK(plan_with().kernel == (!is_even ? odd : fits_grid ? Kernel::kFlat : Kernel::kShared));
-          // A long head is worth a row of threads.
-          args.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
-          const bool has_rows = head_dim == 1024 && fits_grid;
-          CHECK(plan_with().kernel == (!is_even ? odd : has_rows ? Kernel::kToken : Kernel::kShared));
-          // However many rows are read.
-          args = with_flag({}, has_flag);
-          args.cos = compact_tensor(far_address(0), ROPE_DTYPE_BF16, {4096, head_dim / 2});
-          args.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {4096, head_dim / 2});
-          const Kernel odd_table = odd == Kernel::kScattered ? Kernel::kScatteredTable : Kernel::kGeneral;
-          CHECK(plan_with().kernel == (!is_even ? odd_table : fits_grid ? Kernel::kTable16 : Kernel::kGeneral));
-          // With another head there is somebody.
-          args = with_flag({}, has_flag);
-          args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {1, tokens, 1, head_dim});
-          if (tokens < int64_t{1} << 36) CHECK(plan_with().kernel != Kernel::kFlat);
+  const int32_t most = 2 * rope::kMaxShortPairs;
+  for (const int32_t head_dim : {2, 64, most, most + 2, most + 8, most + 16, 1024}) {
+    for (const int64_t batches : {1, 2}) {
+      for (const int64_t tokens : {int64_t{2}, int64_t{1} << 20, int64_t{1} << 36}) {
+        for (const rope::DeviceInfo &device : kDevices) {
+          for (const bool has_flag : {false, true}) {
+            if (batches > 1 && tokens > int64_t{1} << 30) continue;
+            const rope_config_t config = some_config(ROPE_DTYPE_BF16, head_dim);
+            const std::vector<int64_t> shape = {batches, tokens, 1, head_dim};
+            rope_args_t args = with_flag({}, has_flag);
+            // Batches that are not the same as more heads.
+            const auto positions =
+                fake_tensor(far_address(3), ROPE_DTYPE_I32, {batches, tokens}, {batches > 1 ? tokens + 1 : 0, 1});
+            if (batches > 1) args.positions = positions;
+            const auto plan_with = [&] {
+              set_problem(&scene, config, shape, args);
+              const rope::RopePlan plan = plan_of(scene, device);
+              INFO(describe(scene) << "; sm_" << device.compute_capability << ": " << describe(plan));
+              CHECK(fault_of(scene, device, plan) == "");
+              return plan;
+            };
+            // A single pair is no vector, nor are an odd number of them.
+            const bool fits_grid = tokens < int64_t{1} << 30, has_vectors = head_dim % 8 == 0;
+            const bool is_few = tokens == 2, is_short = is_few && batches == 1;
+            // Nor are vectors of 8 bytes those of own angles.
+            const bool is_wide = head_dim % 16 == 0 && !is_few;
+            const Kernel odd = head_dim == 2 || !fits_grid ? Kernel::kGeneral : Kernel::kScattered;
+            // A long head is worth a row of threads.
+            const bool has_rows = head_dim == 1024 && fits_grid;
+            const Kernel any = has_rows ? Kernel::kToken : Kernel::kShared;
+            const Kernel own = is_short && head_dim <= most ? Kernel::kShortWarp
+                               : is_wide && fits_grid       ? Kernel::kFlat
+                                                            : any;
+            CHECK(plan_with().kernel == (has_vectors ? own : odd));
+            args.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {batches});
+            CHECK(plan_with().kernel == (has_vectors ? any : odd));
+            // However many rows are read.
+            args = with_flag({}, has_flag);
+            args.cos = compact_tensor(far_address(0), ROPE_DTYPE_BF16, {4096, head_dim / 2});
+            args.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {4096, head_dim / 2});
+            const Kernel odd_table = odd == Kernel::kScattered ? Kernel::kScatteredTable : Kernel::kGeneral;
+            const Kernel any_table = fits_grid ? Kernel::kTokenTable : Kernel::kGeneral;
+            const Kernel own_table = is_short               ? Kernel::kShortTable16
+                                     : is_wide && fits_grid ? Kernel::kTable16
+                                                            : any_table;
+            CHECK(plan_with().kernel == (has_vectors ? own_table : odd_table));
+            // One more is not worth the sharing, two are.
+            args = with_flag({}, has_flag);
+            if (batches > 1) args.positions = positions;
+            for (const int64_t others : {1, 2}) {
+              // Of two long heads a few tokens are many.
+              if (tokens >= int64_t{1} << 36 || (others == 1 && is_few)) continue;
+              args.k = compact_tensor(uintptr_t{2} << 61, ROPE_DTYPE_BF16, {batches, tokens, others, head_dim});
+              CHECK((plan_with().kernel == Kernel::kFlat) == (others == 1 && own == Kernel::kFlat && has_vectors));
+            }
+          }
         }
       }
     }
@@ -2196,12 +2613,14 @@ TEST_CASE("programmatic launches from compute capability 9.0 on", "[rope plan]")
 TEST_CASE("threads that look up angles themselves need rows that begin with vectors", "[rope plan]") {
   // What a thread reads of a table at a time is as many entries as a vector has elements, interleaved half as many.
   Scene scene;
-  int tables = 0, shared = 0, scattered = 0;
+  using Kernel = rope::RopeKernel;
+  int tables = 0, short_tables = 0, shared = 0, scattered = 0;
   enum Misplaced {
     kCosData,
     kSinData,
     kCosRow,
     kSinRow,
+    kRows,
     kCosBatch,
     kSinBatch,
     kNumMisplaced
@@ -2212,40 +2631,57 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
         for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
           for (int misplaced = 0; misplaced < kNumMisplaced; ++misplaced) {
             for (const int64_t entries : {0, 1, 2, 3, 4, 6, 8, 12, 16}) {
-              const int64_t size = oracle::element_size(table_dtype), pairs = head_dim / 2;
-              const auto moved = [&](Misplaced what) { return misplaced == what ? entries : 0; };
-              const auto columns = [&](int number, Misplaced data, Misplaced row, Misplaced batch) {
-                const auto address = far_address(number) + static_cast<uintptr_t>(moved(data) * size);
-                return fake_tensor(address, table_dtype, {2, 100, pairs},
-                                   {(1 << 20) + moved(batch), 512 + moved(row), 1});
-              };
-              rope_config_t config = some_config(dtype, head_dim);
-              config.style = style;
-              rope_args_t args = {};
-              args.cos = columns(0, kCosData, kCosRow, kCosBatch);
-              args.sin = columns(1, kSinData, kSinRow, kSinBatch);
-              args.table_rows = ROPE_TABLE_BY_TOKEN;
-              set_problem(&scene, config, {2, 100, 2, head_dim}, args);
+              for (const int64_t batches : {1, 2}) {
+                const int64_t size = oracle::element_size(table_dtype), pairs = head_dim / 2;
+                const auto moved = [&](Misplaced what) { return misplaced == what ? entries : 0; };
+                const auto columns = [&](int number, Misplaced data, Misplaced row, Misplaced batch) {
+                  const auto address = far_address(number) + static_cast<uintptr_t>(moved(data) * size);
+                  return fake_tensor(address, table_dtype, {batches, 100, pairs},
+                                     {(1 << 20) + moved(batch), 512 + moved(row) + moved(kRows), 1});
+                };
+                rope_config_t config = some_config(dtype, head_dim);
+                config.style = style;
+                rope_args_t args = {};
+                args.cos = columns(0, kCosData, kCosRow, kCosBatch);
+                args.sin = columns(1, kSinData, kSinRow, kSinBatch);
+                args.table_rows = ROPE_TABLE_BY_TOKEN;
+                set_problem(&scene, config, {batches, 100, 2, head_dim}, args);
 
-              const rope::RopeKernel table =
-                  table_dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
-              for (const rope::DeviceInfo &device : {kDevices[6], kDevices[4]}) {
-                const rope::RopePlan plan = plan_of(scene, device);
-                INFO(describe(scene) << ": " << describe(plan) << "; table of " << oracle::dtype_name(table_dtype)
-                                     << ", " << entries << " entries off at " << misplaced);
-                const bool is_wide = plan.vector_elements > 1;
-                REQUIRE(is_wide == (pairs * oracle::element_size(dtype) % 8 == 0));
-                const int64_t run = style == ROPE_STYLE_INTERLEAVED ? plan.vector_elements / 2 : plan.vector_elements;
-                const bool is_aligned = is_wide && entries * size % std::min<int64_t>(16, run * size) == 0;
-                // Rows of threads read an entry each.
-                const bool fits_rows = plan.units_per_token >= rope::kLeastUnitsOfTokenRows;
-                const bool is_few = is_short(scene, device);
-                REQUIRE(plan.kernel == (!is_wide                               ? rope::RopeKernel::kScatteredTable
-                                        : is_aligned && (is_few || !fits_rows) ? table
-                                                                               : rope::RopeKernel::kTokenTable));
-                const std::string fault = fault_of(scene, device, plan);
-                if (!fault.empty()) FAIL(fault);
-                ++(is_aligned ? tables : is_wide ? shared : scattered);
+                // Who has one batch does not look at the stride between them.
+                const bool is_batch = misplaced == kCosBatch || misplaced == kSinBatch;
+                const bool is_row = misplaced == kCosRow || misplaced == kSinRow;
+                const auto is_aligned_for = [&](int64_t bytes) {
+                  const int64_t elements = bytes / oracle::element_size(dtype);
+                  const int64_t run = style == ROPE_STYLE_INTERLEAVED ? elements / 2 : elements;
+                  return (is_batch && batches == 1) || entries * size % std::min<int64_t>(16, run * size) == 0;
+                };
+                const int64_t widest = (pairs * oracle::element_size(dtype)) & -(pairs * oracle::element_size(dtype));
+                for (const rope::DeviceInfo &device : {kDevices[6], kDevices[4]}) {
+                  const rope::RopePlan plan = plan_of(scene, device);
+                  INFO(describe(scene) << ": " << describe(plan) << "; table of " << oracle::dtype_name(table_dtype)
+                                       << ", " << entries << " entries off at " << misplaced);
+                  REQUIRE((plan.vector_elements > 1) == (widest >= 8));
+                  const bool has_floats = table_dtype == ROPE_DTYPE_F32;
+                  const bool is_short_aligned = batches == 1 && is_aligned_for(8) && (!is_row || entries == 0);
+                  const bool is_few = is_short(scene, device);
+                  // Rows of threads read an entry each.
+                  const bool has_rows = plan.units_per_token >= rope::kLeastUnitsOfTokenRows;
+                  Kernel kernel = Kernel::kTokenTable;
+                  if (widest < 8) {
+                    kernel = Kernel::kScatteredTable;
+                  } else if (is_few && is_short_aligned) {
+                    kernel = has_floats ? Kernel::kShortTable32 : Kernel::kShortTable16;
+                  } else if (!is_few && widest >= 16 && is_aligned_for(16) && !has_rows) {
+                    kernel = has_floats ? Kernel::kTable32 : Kernel::kTable16;
+                  }
+                  REQUIRE(plan.kernel == kernel);
+                  const std::string fault = fault_of(scene, device, plan);
+                  if (!fault.empty()) FAIL(fault);
+                  tables += kernel == Kernel::kTable32 || kernel == Kernel::kTable16;
+                  short_tables += kernel == Kernel::kShortTable32 || kernel == Kernel::kShortTable16;
+                  shared += kernel == Kernel::kTokenTable;
+                  scattered += kernel == Kernel::kScatteredTable;
+                }
               }
             }
           }
@@ -2253,7 +2689,8 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
       }
     }
   }
-  CHECK(tables > 1000);
+  CHECK(tables > 500);
+  CHECK(short_tables > 1000);
   CHECK(shared > 200);
   CHECK(scattered > 200);
 }
@@ -2277,6 +2714,26 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       }
     }
   }
+  // Rows of threads are short beside tokens that lie close together.
+  const struct {
+    int64_t heads;
+    uint32_t threads, rows, parts;
+  } cases[] = {{3, 32, 4, 1}, {4, 32, 4, 1}, {5, 64, 2, 1}, {8, 64, 2, 1}, {9, 64, 2, 2}, {24, 64, 2, 3}};
+  for (const auto &one : cases) {
+    rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+    config.layout = ROPE_LAYOUT_BHSD;
+    config.num_axes = 2;
+    set_problem(&scene, config, {1, one.heads, 4096, 128});
+    const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.kernel == rope::RopeKernel::kTokenAxes);
+    CHECK(plan.is_part_slowest);
+    CHECK(plan.threads == one.threads);
+    CHECK(plan.thread_rows == one.rows);
+    CHECK(plan.blocks_per_token == one.parts);
+    CHECK(plan.grid_x == (4096 / one.rows) * one.parts);
+    CHECK(fault_of(scene, kDevices[6], plan) == "");
+  }
   // A broadcast axis is the fastest there is; the direction of an axis does not count.
   for (const bool is_reversed : {false, true}) {
     rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
@@ -2298,7 +2755,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
   const struct {
     int64_t heads;
     uint32_t threads, thread_rows, tokens_per_block, blocks_per_token;
-  } cases[] = {{2, 128, 1, 8, 1},  {4, 128, 1, 4, 1},  {7, 128, 1, 2, 1},  {8, 64, 2, 2, 1},
+  } cases[] = {{3, 96, 1, 4, 1},   {4, 128, 1, 4, 1},  {7, 128, 1, 2, 1},  {8, 64, 2, 2, 1},
                {12, 96, 1, 1, 1},  {13, 128, 1, 1, 1}, {16, 128, 1, 1, 1}, {20, 160, 1, 1, 1},
                {24, 96, 1, 1, 2},  {32, 128, 1, 1, 2}, {40, 160, 1, 1, 2}, {36, 96, 1, 1, 3},
                {64, 128, 1, 1, 4}, {72, 96, 1, 1, 6},  {80, 128, 1, 1, 5}, {100, 160, 1, 1, 5}};
@@ -2379,17 +2836,22 @@ TEST_CASE("a few tokens take narrower vectors on devices with room for more thre
   Scene scene;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     const int64_t size = oracle::element_size(dtype), wide_units = 8 * 64 * size / 16;
-    for (const int multiprocessors : {1, 14, 16, 26, 60, 132, 264}) {
-      const rope::DeviceInfo device = {true, 0, multiprocessors, 90, 48 << 10};
-      const int64_t most = rope::kMostShortVectors * multiprocessors / wide_units;
-      for (const int64_t tokens : {most, most + 1}) {
-        if (tokens == 0) continue;
-        set_problem(&scene, dtype, 1, tokens, 8, 128);
-        const rope::RopePlan plan = plan_of(scene, device);
-        INFO(describe(scene) << "; " << multiprocessors << " multiprocessors: " << describe(plan));
-        CHECK(plan.vector_elements * size == (tokens == most ? 8 : 16));
-        CHECK(fault_of(scene, device, plan).empty());
-        if (multiprocessors <= 60) CHECK(Launch(scene, plan).run().empty());
+    for (const int64_t batches : {1, 2}) {
+      const bool has_short_kernel = batches == 1 && dtype != ROPE_DTYPE_F64;
+      const int64_t most_vectors = has_short_kernel ? rope::kMostShortVectors : rope::kMostNarrowVectors;
+      for (const int multiprocessors : {1, 14, 16, 26, 60, 132, 264}) {
+        const rope::DeviceInfo device = {true, 0, multiprocessors, 90, 48 << 10};
+        const int64_t most = most_vectors * multiprocessors / (wide_units * batches);
+        for (const int64_t tokens : {most, most + 1}) {
+          if (tokens == 0) continue;
+          set_problem(&scene, dtype, batches, tokens, 8, 128);
+          const rope::RopePlan plan = plan_of(scene, device);
+          INFO(describe(scene) << "; " << multiprocessors << " multiprocessors: " << describe(plan));
+          CHECK(plan.vector_elements * size == (tokens == most ? 8 : 16));
+          CHECK(is_of_short_launch(plan.kernel) == (has_short_kernel && tokens == most));
+          CHECK(fault_of(scene, device, plan).empty());
+          if (multiprocessors <= 60) CHECK(Launch(scene, plan).run().empty());
+        }
       }
     }
   }
@@ -2426,36 +2888,44 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(explain(scene, {false, 1000, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 256 of 1000 threads, 268.435 MB read and written");
 
-  // One token of a decoder: 1024 wide units are fewer than 132 multiprocessors take, more than 3 do.
+  // One token of a decoder: 1024 wide units are few for 132 multiprocessors, more for 3, and many for 1.
   set_problem(&scene, ROPE_DTYPE_F32, 1, 1, 64, 128);
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: token angles kernel, vectors of 8 bytes, grid 16 x 1 of 128 threads, 512 bytes shared, "
-        "0.065536 MB read and written");
+        "rope F32 half on CUDA: short warp angles kernel, vectors of 8 bytes, grid 1 x 16 of 128 threads, 2048 bytes "
+        "shared, 0.065536 MB read and written");
   CHECK(explain(scene, {true, 0, 3, 75, 48 << 10}) ==
+        "rope F32 half on CUDA: short angles kernel, vectors of 8 bytes, grid 1 x 8 of 256 threads, 512 bytes shared, "
+        "0.065536 MB read and written");
+  CHECK(explain(scene, {true, 0, 1, 75, 48 << 10}) ==
         "rope F32 half on CUDA: token angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
         "0.065536 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope F32 half on the CPU: 1 of 12 threads, 0.065536 MB read and written");
 
-  rope_args_t args = {};
-  args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, {4096, 64});
-  args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, {4096, 64});
   rope_config_t config = some_config(ROPE_DTYPE_F16, 128);
   config.style = ROPE_STYLE_INTERLEAVED;
-  set_problem(&scene, config, {1, 4096, 1, 128}, args);
-  const std::string table = explain(scene, kH200);
-  INFO(table);
-  CHECK(table.rfind("rope F16 interleaved on CUDA: table kernel, vectors of ", 0) == 0);
-  CHECK(table.find(", 2.09715 MB read and written") != std::string::npos);
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_F32}) {
+    rope_args_t args = {};
+    args.cos = compact_tensor(far_address(0), dtype, {1 << 16, 64});
+    args.sin = compact_tensor(far_address(1), dtype, {1 << 16, 64});
+    set_problem(&scene, config, {1, 4096, 1, 128}, args);
+    CHECK(explain(scene, kH200) ==
+          "rope F16 interleaved on CUDA: short table kernel, vectors of 8 bytes, grid 256 x 1 of 256 threads, 0 bytes "
+          "shared, 2.09715 MB read and written");
+    set_problem(&scene, config, {1, 1 << 16, 1, 128}, args);
+    CHECK(explain(scene, kH200) ==
+          "rope F16 interleaved on CUDA: own table kernel, vectors of 16 bytes, grid 4096 x 1 of 128 threads, 0 bytes "
+          "shared, 33.5544 MB read and written");
+  }
 
   set_problem(&scene, some_config(ROPE_DTYPE_F32, 128), {1, 1, 64, 128}, with_flag({}));
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: warp angles kernel, vectors of 8 bytes, grid 1 x 32 of 64 threads, 1024 bytes shared, "
-        "0.065536 MB read and written");
-  set_problem(&scene, ROPE_DTYPE_F32, 1, 5, 1, 128);
+        "rope F32 half on CUDA: short warp angles kernel, vectors of 8 bytes, grid 1 x 32 of 64 threads, 1024 bytes "
+        "shared, 0.065536 MB read and written");
+  set_problem(&scene, ROPE_DTYPE_F32, 1, 1 << 16, 1, 128);
   CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: own angles kernel, vectors of 8 bytes, grid 2 x 1 of 128 threads, 0 bytes shared, "
-        "0.00512 MB read and written");
+        "rope F32 half on CUDA: own angles kernel, vectors of 16 bytes, grid 8192 x 1 of 128 threads, 0 bytes shared, "
+        "67.1089 MB read and written");
 
   rope_args_t wide_rows = {};
   wide_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});

@@ -131,8 +131,7 @@ struct FlatUnit {
 };
 
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kFlatThreads)
-    rope_flat_kernel(const __grid_constant__ RopeTokenAngleParams params) {
+__global__ void __launch_bounds__(kFlatThreads) rope_flat_kernel(const __grid_constant__ RopeTokenAngleParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
   const FlatUnit<T, V> mine(params);
@@ -157,8 +156,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kFlatThreads)
-    rope_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
+__global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
   using R = Runs<V, IsInterleaved>;
   constexpr int64_t kSize = sizeof(Word);
   begin_dependent_launch();

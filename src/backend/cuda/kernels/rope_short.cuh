@@ -93,10 +93,11 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
   uint64_t increment[kOfLane];
 #pragma unroll
   for (uint32_t i = 0; i < kOfLane; ++i) increment[i] = increments[i * kLanes];
-  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  // A thread without a unit computes angles too; behind the last head there may be no address.
+  const bool is_active = unit < params.units_per_token;
+  const ShortUnit<V * sizeof(T)> mine(params, token, is_active ? unit : 0);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
   position.load_if(true, params);
-  const bool is_active = unit < params.units_per_token;
   Vector<T, V> low, high;
   if (is_active) {
     low = load_vector<Vector<T, V>>(mine.in);
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
   ShortPosition position(params, token);
   uint64_t increment = 0;
   if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
-  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  const ShortUnit<V * sizeof(T)> mine(params, token, is_active ? unit : 0);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
   position.load_if(has_pair, params);
   Vector<T, V> low, high;
