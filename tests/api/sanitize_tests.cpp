@@ -14,12 +14,9 @@ namespace {
 const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// On a GPU of up to 160 multiprocessors these are more tokens than short launches have, at 16 and 4 heads of 128
-// channels: of any without kernels of their own, with computed angles and from tables.
+// On a GPU of up to 160 multiprocessors these are enough tokens for vectors of 16 bytes, at 16 and 4 heads of 128
+// channels and at one.
 constexpr int64_t many_tokens = 320;
-constexpr int64_t more_tokens = 1100;
-constexpr int64_t most_tokens = 2000;
-// At one head.
 constexpr int64_t alone_tokens = 6100;
 
 const char *name_of(rope_style_t style) {
@@ -61,6 +58,8 @@ class Requests {
 
   RopeCase large() const { return small(128).batch(1).tokens(many_tokens).heads(16, 4); }
 
+  RopeCase alone() const { return small(128).tokens(alone_tokens / 2).heads(1, 0); }
+
   void check(RopeCase request) const {
     request.check();
     request.out_of_place().placed(Placement().at(8 / oracle::element_size(dtype_))).check();
@@ -83,8 +82,11 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
       requests.check(requests.small().heads(2, 1));
       requests.check(requests.small().batch(1));
       requests.check(requests.large());
-      requests.check(requests.large().tokens(more_tokens));
-      requests.large().tokens(alone_tokens).heads(1, 0).check();
+      // Several batches are no short launch.
+      requests.check(requests.large().batch(2).tokens(many_tokens / 2));
+      requests.alone()
+          .positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered(), Placement().gap(0, 3))
+          .check();
       requests.check(requests.small(128).rotary_dim(64).rotary_offset(64));
       // Element by element.
       requests.small()
@@ -129,8 +131,8 @@ TEST_CASE("RoPE kernels of tables", "[rope][sanitize]") {
       for (const rope_dtype_t table : narrow_dtypes) {
         requests.check(small(table));
         requests.check(small(table).batch(1));
-        requests.large().tokens(most_tokens).table_dtype(table).tables(most_tokens - 5).check();
-        requests.large().tokens(alone_tokens).heads(1, 0).table_dtype(table).tables(alone_tokens - 5).check();
+        requests.large().batch(2).tokens(many_tokens / 2).table_dtype(table).tables(many_tokens / 2 - 5).check();
+        requests.alone().table_dtype(table).tables(alone_tokens / 2 - 5).check();
       }
       requests.check(requests.small().tables(3).fault());
       requests.check(requests.small().tables_by_token(true));
