@@ -122,8 +122,8 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// One for all that is timed. In the graphs of a process's first stream an empty launch takes 0.51 us, in those of the
-// next 0.68; with one for all, some cases have the one and some the other, and why was not found: the results say which.
+// One for all that is timed: once a graph has been launched on a second stream, every launch in a graph takes 0.18 us
+// longer, whatever stream it is on and whenever its graph was made (H200, driver 580).
 const Stream &the_stream() {
   static const Stream stream;
   return stream;
