@@ -5,8 +5,8 @@
 
 namespace rope {
 
-// Batches become further tokens where strides allow it, as with one token of each batch, or further heads where each
-// has the other's angles and no head has another to share with. What is read, written and counted stays the same.
+// Batches become further tokens where strides allow it, as where each batch has one token, or further heads where all
+// batches have the same angles and none has two heads to share them. What is read, written and counted stays the same.
 void merge_axes(RopeProblem *problem);
 
 }  // namespace rope

@@ -20,9 +20,9 @@ enum class RopeKernel {
   kTable32,              // from a table of F32, a column a pair, columns next to each other
   kTable16,              // of F16 or BF16
   kShortWarp,            // short launches: as kToken, but each warp has its own angles, and vectors have 8 bytes
-  kShort,                // and a row of threads has its own
-  kShortTable32,         // from a table, as kTable32
-  kShortTable16,
+  kShort,                // the same, but each row of threads has its own
+  kShortTable32,         // the same from a table, as kTable32
+  kShortTable16,         // as kTable16
   kGeneral
 };
 
@@ -32,7 +32,7 @@ constexpr uint32_t kScatteredHeads = 8;
 // Most pairs of a head for kShortWarp and kShort.
 constexpr int kMaxShortPairs = 64;
 
-// Vectors of kFlat and kTable, and of the kernels of short launches.
+// Bytes of a vector of kFlat, kTable32 and kTable16, and of the kernels of short launches.
 constexpr int kFlatVectorBytes = 16;
 constexpr int kShortVectorBytes = 8;
 

@@ -88,7 +88,7 @@ bool is_short(RopeKernel kernel) {
 }
 
 // Whose grid has an axis for the parts of a token.
-bool is_flat(RopeKernel kernel) {
+bool has_axis_of_parts(RopeKernel kernel) {
   return is_short(kernel) || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
          kernel == RopeKernel::kTable16;
 }
@@ -146,10 +146,8 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   }
   const int64_t grid_rows = (tokens - 1) / most + 1;
   if (grid_rows > kMaxGridY) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED,
-                "%s: q has %lld batches of %lld tokens: with these heads one launch holds %lld tokens", function,
-                static_cast<long long>(problem.batches), static_cast<long long>(problem.tokens),
-                static_cast<long long>(most * kMaxGridY));
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: q has %lld tokens: with these heads one launch holds %lld tokens",
+                function, static_cast<long long>(tokens), static_cast<long long>(most * kMaxGridY));
   }
   plan->tokens_per_grid_row = tokens < most ? tokens : most;
   plan->grid_y = static_cast<uint32_t>(grid_rows);
@@ -192,7 +190,7 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   constexpr uint32_t kFloat = sizeof(float);
   if (plan.kernel == RopeKernel::kShortWarp) return plan.units_per_block / kLanes * (2 * kMaxShortPairs * kFloat);
   if (plan.kernel == RopeKernel::kShort) return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
-  if (is_flat(plan.kernel)) return 0;
+  if (has_axis_of_parts(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
   const uint32_t arrays = problem.table.is_by_channel ? 4 : 2;
@@ -312,10 +310,10 @@ bool has_blocks(const RopeProblem &problem) {
   return problem.in_distance != 1 && problem.in_distance != problem.geometry->pairs();
 }
 
-// Whether the kernels without a barrier can have the problem.
+// Whether the flat kernels can have the problem; the short ones ask for more.
 bool can_be_flat(const RopeProblem &problem, const RopePlan &plan) {
   if (has_blocks(problem) || problem.start_positions.is_present || !fits_token_rows(problem, plan)) return false;
-  if ((plan.units_per_token - 1) / kFewestFlatThreads >= kMaxGridY) return false;
+  if ((plan.units_per_token - 1) / kFewestShortThreads >= kMaxGridY) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (plan.units_per_head[i] != plan.rotary_units_per_head) return false;
   }
@@ -399,7 +397,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   if (shares_angles(plan->kernel)) {
     shape_block(converts_in_place(problem, plan->pairing) ? plan->units_per_head[0] : 1, plan);
     ROPE_TRY(shape_grid(function, problem, plan));
-  } else if (is_flat(plan->kernel)) {
+  } else if (has_axis_of_parts(plan->kernel)) {
     shape_flat(problem, device, plan);
   } else {
     shape_token_rows(problem, device, plan);

@@ -37,8 +37,6 @@ constexpr int kMostVectorsOfWarpsProgrammatic = 60;
 // RoPE without a barrier: threads of a block. One head of 16 bits from an F32 table 133.7 us, 96 threads 133.8, 64
 // 159.0. Many heads from tables lose: Llama-3-70B's prefill 162.0 us against 148.5.
 constexpr uint32_t kFlatThreads = 128;
-constexpr uint32_t kFewestFlatThreads = 64;
-constexpr uint32_t kMaxFlatThreads = 320;
 
 // RoPE without a barrier: most heads of a token with computed angles. 131 072 tokens of 2 heads, bf16, 40.3 us against
 // 50.5, of 4 heads 77.6 against 74.8.
@@ -48,14 +46,16 @@ constexpr int64_t kMostHeadsOfFlat = 2;
 // 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99. With programmatic launch
 // blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160, 256 and 320: table, 8
 // tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60, 2.19 and 2.03;
-// computed, 256 tokens 3.49, 1.78, 1.68 and 1.82.
+// computed, 256 tokens 3.49, 1.78, 1.68 and 1.82 (README: what one instruction of an address does to 1.68).
+constexpr uint32_t kFewestShortThreads = 64;
+constexpr uint32_t kMaxShortThreads = 320;
 struct ShortThreads {
   int most_vectors;
   uint32_t threads;
 };
 constexpr ShortThreads kShortThreads[] = {{200, 128}, {INT32_MAX, 256}};
 constexpr ShortThreads kShortThreadsProgrammatic[] = {
-    {60, kFewestFlatThreads}, {350, 160}, {700, 256}, {INT32_MAX, kMaxFlatThreads}};
+    {60, kFewestShortThreads}, {350, 160}, {700, 256}, {INT32_MAX, kMaxShortThreads}};
 
 // RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
 // (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread,

@@ -190,3 +190,23 @@ TEST_CASE("sequences and tables by token keep their axes", "[merge axes]") {
     CHECK(scene.problem.positions.batch_stride == 4);
   }
 }
+
+TEST_CASE("an empty problem keeps its axes", "[merge axes]") {
+  // Their product is no number.
+  Scene scene(int64_t{1} << 40, int64_t{1} << 40, 0, 0);
+  scene.with_positions(0, 0);
+  rope::merge_axes(&scene.problem);
+  CHECK(scene.problem.batches == int64_t{1} << 40);
+  CHECK(scene.problem.tokens == int64_t{1} << 40);
+}
+
+TEST_CASE("positions on several axes keep their distance", "[merge axes]") {
+  Scene scene(3, 1, 2, 1);
+  scene.with_starts(1, 0);
+  scene.problem.start_positions.axis_stride = 300;
+  rope::merge_axes(&scene.problem);
+  CHECK(scene.problem.tokens == 3);
+  CHECK(scene.problem.positions.axis_stride == 300);
+  CHECK(scene.problem.positions.token_stride == 1);
+  CHECK_FALSE(scene.problem.start_positions.is_present);
+}

@@ -467,7 +467,7 @@ bool allows_flat(const Scene &scene, int64_t elements) {
     if (copied_vectors(scene, i, elements) != 0) return false;
   }
   const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
-  return divide_up(units, rope::kFewestFlatThreads) <= kLargestGridY &&
+  return divide_up(units, rope::kFewestShortThreads) <= kLargestGridY &&
          fits_token_rows(scene, elements, Cut::kDoubleCopies);
 }
 
@@ -633,7 +633,7 @@ int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device, 
   for (const rope::ShortThreads &row : rows) {
     if (has_few_vectors(scene, device, row.most_vectors)) return row.threads;
   }
-  return rope::kMaxFlatThreads;
+  return rope::kMaxShortThreads;
 }
 
 // The same of blocks whose rows of threads have a token each, or a part of one.
@@ -641,7 +641,7 @@ std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, co
   const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
   const int64_t wanted = wanted_flat_threads(scene, device, plan.kernel), pairs = scene.geometry.rotary_dim / 2;
   const bool is_warp = plan.kernel == rope::RopeKernel::kShortWarp, is_row = plan.kernel == rope::RopeKernel::kShort;
-  if (rows < 1 || threads * rows > wanted || threads * rows > rope::kMaxFlatThreads) {
+  if (rows < 1 || threads * rows > wanted || threads * rows > rope::kMaxShortThreads) {
     return "threads beyond the launch bounds";
   }
   if (parts != divide_up(units, wanted)) return "more parts of a token than it needs, or fewer";
@@ -2298,7 +2298,7 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
             set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, tokens, heads, 128}, with_flag(args, has_flag));
             const rope::RopePlan plan = plan_of(scene, device);
             INFO(describe(scene) << ": " << describe(plan) << (has_flag ? ", programmatic" : ""));
-            uint32_t wanted = rope::kMaxFlatThreads;
+            uint32_t wanted = rope::kMaxShortThreads;
             for (size_t i = rows.size(); i-- > 0;) {
               if (vectors <= int64_t{rows[i].most_vectors} * device.multiprocessors) wanted = rows[i].threads;
             }
@@ -2427,7 +2427,7 @@ TEST_CASE("tokens of short launches have no more parts than the grid's second ax
   using Kernel = rope::RopeKernel;
   // 32 units a head with vectors of 8 bytes.
   const rope::DeviceInfo huge = {true, 0, 40000, 90, 48 << 10}, large = {true, 0, 5000, 90, 48 << 10};
-  const int64_t most = int64_t{kLargestGridY} * rope::kFewestFlatThreads / 32;
+  const int64_t most = int64_t{kLargestGridY} * rope::kFewestShortThreads / 32;
   const auto plan_with = [&](int64_t heads, bool has_table, bool has_flag, const rope::DeviceInfo &device) {
     rope_args_t args = {};
     if (has_table) {
@@ -2455,8 +2455,8 @@ TEST_CASE("tokens of short launches have no more parts than the grid's second ax
     CHECK(plan_with(most + 1, true, false, device).kernel == Kernel::kTokenTable);
   }
   // 29 units a head, of which so many heads have a single unit too many.
-  const int64_t heads = (kLargestGridY * rope::kFewestFlatThreads + 1) / 29;
-  REQUIRE(heads * 29 == kLargestGridY * rope::kFewestFlatThreads + 1);
+  const int64_t heads = (kLargestGridY * rope::kFewestShortThreads + 1) / 29;
+  REQUIRE(heads * 29 == kLargestGridY * rope::kFewestShortThreads + 1);
   for (const int64_t fewer : {1, 0}) {
     set_problem(&scene, ROPE_DTYPE_F32, 1, 1, heads - fewer, 116);
     const rope::RopePlan plan = plan_of(scene, huge);

@@ -1,7 +1,8 @@
 // rope_flat.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
 //
-// For tokens of one head, which has nobody to share with, or of so few units that a row of threads would be idle. From
-// a table whose columns lie next to each other a thread reads its cosines and sines as vectors.
+// For tokens of one head, which has nobody to share with, of two with computed angles, or of so few units that a row of
+// threads would be idle. From a table whose columns lie next to each other a thread reads its cosines and sines as
+// vectors.
 #pragma once
 
 #include "backend/cuda/kernels/rope_token.cuh"

@@ -57,12 +57,6 @@ struct ShortUnit {
   }
 };
 
-__device__ __forceinline__ CosSin<float> compute_angle(const RopeShortParams &params, uint64_t position,
-                                                       uint64_t increment) {
-  const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
-  return {multiply_rounded(angle.cos, params.cos_scale), multiply_rounded(angle.sin, params.sin_scale)};
-}
-
 // Rotates and stores a unit by the angles of its token: kMaxShortPairs cosines in shared memory, then the sines.
 template <typename T, int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params, const ShortUnit<V * sizeof(T)> &unit,
@@ -78,7 +72,7 @@ __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params,
 // Angles shared by a warp, which computes them all: for few tokens, where a barrier costs more. Its units are of one
 // token.
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kMaxFlatThreads)
+__global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_warp_kernel(const __grid_constant__ RopeShortAngleParams params) {
   constexpr uint32_t kLanes = 32, kOfLane = kMaxShortPairs / kLanes;
   begin_dependent_launch();
@@ -120,7 +114,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
 // Angles shared by a row of threads, each of which computes one at most: for more tokens, where instructions and not
 // latencies bound. A row is no shorter than the pairs.
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kMaxFlatThreads)
+__global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
@@ -150,7 +144,7 @@ __global__ void __launch_bounds__(kMaxFlatThreads)
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kMaxFlatThreads)
+__global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();

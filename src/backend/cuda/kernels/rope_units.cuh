@@ -137,8 +137,8 @@ __device__ __forceinline__ const Word *through_memory(const Word *parameter) {
   return parameter;
 }
 
-__device__ __forceinline__ CosSin<float> compute_angle(const RopePositionParams &params, uint64_t position,
-                                                       uint64_t increment) {
+template <typename Params>
+__device__ __forceinline__ CosSin<float> compute_angle(const Params &params, uint64_t position, uint64_t increment) {
   const CosSin<float> angle = cos_sin_of_phase<float>(phase_of(position, increment));
   return {multiply_rounded(angle.cos, params.cos_scale), multiply_rounded(angle.sin, params.sin_scale)};
 }
