@@ -170,8 +170,14 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
   return result;
 }
 
+template <typename Params>
+void set_scales(const RopeProblem &problem, Params *params) {
+  const bool has_table = problem.angles == AngleSource::kTable;
+  params->cos_scale = has_table ? 1.0f : static_cast<float>(problem.geometry->attention_scale);
+  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+}
+
 void set_position_params(const RopeProblem &problem, RopePositionParams *params) {
-  const RopeGeometry &geometry = *problem.geometry;
   params->positions = problem.positions;
   params->start_positions = problem.start_positions;
   params->has_positions = problem.positions.is_present;
@@ -179,8 +185,7 @@ void set_position_params(const RopeProblem &problem, RopePositionParams *params)
   params->has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
-  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+  set_scales(problem, params);
 }
 
 void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKernelParams *params) {
@@ -308,8 +313,7 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   params->bytes_to_high = static_cast<int32_t>((is_half ? problem.in_distance : geometry.rotary_dim / 2) * size);
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  params->cos_scale = problem.angles == AngleSource::kTable ? 1.0f : static_cast<float>(geometry.attention_scale);
-  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+  set_scales(problem, params);
 }
 
 template <typename Lookup>
