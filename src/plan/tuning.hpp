@@ -59,8 +59,9 @@ constexpr ShortThreads kShortThreadsProgrammatic[] = {
 
 // RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
 // (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread,
-// exit needs none); throwing away what a token without a row reads, to save the last jump (0.91 us against 0.85); loading
-// computed angles' position before the rest, as tables do with theirs (1.43 us against 1.38); vectors of 16 bytes.
+// exit needs none); throwing away what a token without a row reads, to save the last jump (0.91 us against 0.85);
+// loading computed angles' position before the rest, as tables do with theirs (1.43 us against 1.38); vectors of 16
+// bytes.
 
 // RoPE where tokens of a head lie closer than heads of a token (BHSD): threads of a row, of which a block has as many
 // as fit 128. 2 x 4096 tokens, 32 + 32 heads of 128, bf16, forward in place: 32 threads 69.1 us, 64 67.9, 128 67.8, 160

@@ -1,4 +1,4 @@
-// cpu_gating.hpp - SwiGLU without a form on vectors of x86-64-v4, whose registers have room for a table that shortens exp
+// cpu_gating.hpp - SwiGLU without a form on vectors of x86-64-v4, whose registers have room for a table of exp
 //
 // In an unnamed namespace, as cpu_loops.hpp says.
 #pragma once
@@ -27,8 +27,8 @@ alignas(64) constexpr uint32_t kPowers[32] = {
     0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
     0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3};
 
-// swiglu of gating.hpp, with exp reduced to |r| <= ln(2)/64, where degree 2 has the relative error 5.3e-8 (minimax); less
-// than 5 ulp off.
+// swiglu of gating.hpp, with exp reduced to |r| <= ln(2)/64, where degree 2 has the relative error 5.3e-8 (minimax);
+// less than 5 ulp off.
 ROPE_VECTOR void gate_vectors(const Vector<16> *gate, const Vector<16> *up, Vector<16> *out) {
   using Floats = Vector<16>::Floats;
   const auto broadcast = [](float value) __attribute__((always_inline)) {

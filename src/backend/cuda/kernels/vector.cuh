@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t unused_bits(const void *address) {
 }
 
 // Waits with the addresses computed whose unused bits are given. Without an instruction that needs them before the
-// wait, the compiler computes them behind it. The bits of an address in use are 0, so no thread that
-// has a token ends here.
+// wait, the compiler computes them behind it. The bits of an address in use are 0, so no thread that has a
+// token ends here.
 __device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
   asm volatile(
       "{\n"
