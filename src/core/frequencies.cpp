@@ -46,6 +46,15 @@ DoubleDouble power(DoubleDouble base, int exponent) {
   return result;
 }
 
+// powers[i] = power(base, i), bit for bit: its product ends with the highest bit of i.
+void all_powers(DoubleDouble base, int count, DoubleDouble *powers) {
+  powers[0] = {1.0, 0.0};
+  for (int bit = 1; bit < count; bit *= 2) {
+    for (int i = bit; i < count && i < 2 * bit; ++i) powers[i] = multiply(powers[i - bit], base);
+    base = multiply(base, base);
+  }
+}
+
 // x^(1/n) for x >= 1. Newton on r^n = x doubles the correct bits at each step: 50, 100, all.
 DoubleDouble nth_root(DoubleDouble x, int n) {
   DoubleDouble root = {pow(x.high, 1.0 / n), 0.0};
@@ -116,13 +125,16 @@ void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq) {
 
 void frequencies_in_steps(double theta, int steps, int stride, int count, double *inv_freq) {
   const DoubleDouble step = step_between_pairs(theta, steps);
-  for (int i = 0; i < count; ++i) inv_freq[i] = power(step, stride * i).high;
+  DoubleDouble powers[kMaxPairs];
+  all_powers(power(step, stride), count, powers);
+  for (int i = 0; i < count; ++i) inv_freq[i] = powers[i].high;
 }
 
 void increments_from_theta(double theta, int rotary_dim, uint64_t *increments) {
   const int pairs = rotary_dim / 2;
-  const DoubleDouble step = step_between_pairs(theta, pairs);
-  for (int pair = 0; pair < pairs; ++pair) increments[pair] = increment(power(step, pair));
+  DoubleDouble powers[kMaxPairs];
+  all_powers(step_between_pairs(theta, pairs), pairs, powers);
+  for (int pair = 0; pair < pairs; ++pair) increments[pair] = increment(powers[pair]);
 }
 
 void increments_from_frequencies(const double *inv_freq, int pairs, uint64_t *increments) {
