@@ -16,7 +16,7 @@ set(rules
   "src/backend/cpu/cpu_kernels|     exp fma fmaf"
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"
   "src/backend/cpu/thread_pool.cpp| pthread_.* sched_getaffinity __sched_cpucount sigfillset sysconf"
-  "src/backend/cuda/device_cache.cpp| getenv"
+  "src/backend/cuda/device_cache.cpp| getenv getpid"
   "src/backend/cuda/|               atexit cuda.* __cuda.* pthread_.*"
 )
 

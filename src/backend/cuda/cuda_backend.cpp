@@ -4,6 +4,7 @@
 
 #include "backend/backend.hpp"
 #include "backend/cuda/device_cache.hpp"
+#include "backend/cuda/kernel_cache.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -44,18 +45,18 @@ rope_status_t fail_switch(const char *function, int32_t device_index) {
               device_index);
 }
 
-// Loads kernels. Asking for a kernel's attributes loads it; loading later, at its first launch, could wait for the
-// device and cannot happen inside a stream capture.
 class Preloader {
  public:
-  Preloader(const char *function, const DeviceInfo &device) : function_(function), device_(device) {}
+  Preloader(const char *function, const DeviceInfo &device, int32_t device_index)
+      : function_(function), device_(device), device_index_(device_index), scope_(device_index) {
+    if (!scope_.is_current()) status_ = fail_switch(function, device_index);
+  }
 
   // NULL is none.
   void load(const void *kernel) {
     if (kernel == nullptr || status_ != ROPE_STATUS_SUCCESS) return;
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error != cudaSuccess) status_ = fail_cuda(function_, "cudaFuncGetAttributes", error, device_);
+    const cudaError_t error = load_kernel(kernel, device_index_, scope_);
+    if (error != cudaSuccess) status_ = fail_cuda(function_, "loading a kernel", error, device_);
   }
 
   rope_status_t status() const { return status_; }
@@ -63,6 +64,8 @@ class Preloader {
  private:
   const char *function_;
   const DeviceInfo &device_;
+  int32_t device_index_;
+  DeviceScope scope_;
   rope_status_t status_ = ROPE_STATUS_SUCCESS;
 };
 
@@ -90,11 +93,8 @@ constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTY
 template <typename LoadKernels>
 rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, LoadKernels load_kernels) {
   ROPE_TRY(find_cuda_device(function, device_index, device));
-  DeviceScope scope(device_index);
-  if (!scope.is_current()) return fail_switch(function, device_index);
-  Preloader preloader(function, *device);
+  Preloader preloader(function, *device, device_index);
   load_kernels(&preloader);
-  if (preloader.status() != ROPE_STATUS_SUCCESS) scope.forget_error();
   return preloader.status();
 }
 
@@ -132,7 +132,7 @@ struct Launch {
   const void *kernel;
   dim3 grid;
   dim3 block;
-  size_t shared_bytes;
+  uint32_t shared_bytes;
   bool is_programmatic;
 };
 
@@ -140,22 +140,26 @@ rope_status_t launch(const char *function, const Launch &what, void *params, int
                      rope_stream_t stream) {
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = what.grid;
-  config.blockDim = what.block;
-  config.dynamicSmemBytes = what.shared_bytes;
-  config.stream = stream;
+  cudaKernel_t kernel;
+  cudaError_t error = find_kernel(what.kernel, &kernel);
+  if (error != cudaSuccess) return fail_cuda(function, "cudaGetKernel", error, found_cuda_device(device_index));
+  CUlaunchAttribute attribute = {};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  attribute.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config = {};
+  config.gridDimX = what.grid.x;
+  config.gridDimY = what.grid.y;
+  config.gridDimZ = what.grid.z;
+  config.blockDimX = what.block.x;
+  config.blockDimY = what.block.y;
+  config.blockDimZ = what.block.z;
+  config.sharedMemBytes = what.shared_bytes;
+  config.hStream = stream;
   config.attrs = &attribute;
   config.numAttrs = what.is_programmatic ? 1 : 0;
-  void *arguments[] = {params};
-  // The launch's own return value: cudaGetLastError would take an earlier error away from the caller.
-  const cudaError_t error = cudaLaunchKernelExC(&config, what.kernel, arguments);
+  error = launch_kernel(config, kernel, params);
   if (error == cudaSuccess) return ROPE_STATUS_SUCCESS;
-  scope.forget_error();
-  return fail_cuda(function, "cudaLaunchKernelExC", error, found_cuda_device(device_index));
+  return fail_cuda(function, "cuLaunchKernelEx", error, found_cuda_device(device_index));
 }
 
 RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 namespace rope {
 
@@ -12,8 +13,9 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 struct FoundDevice {
-  bool is_found;
+  pid_t finder;  // the process that found it, 0 before: a forked child has no device, for CUDA does not survive a fork
   DeviceInfo info;
+  CUdevice handle;
   CUcontext primary_context;  // retained for good
 };
 
@@ -24,28 +26,43 @@ FoundDevice found[kMaxDevices];
 struct Driver {
   CUresult (*get_device)(CUdevice *device, int ordinal);
   CUresult (*retain_primary_context)(CUcontext *context, CUdevice device);
+  CUresult (*get_context)(CUcontext *context);
+  CUresult (*get_device_of_context)(CUdevice *device);
   CUresult (*push_context)(CUcontext context);
   CUresult (*pop_context)(CUcontext *context);
+  CUresult (*launch)(const CUlaunchConfig *config, CUfunction kernel, void **arguments, void **extra);
 };
 
+bool has_driver;
 Driver driver;
 
-template <typename Function>
-cudaError_t find_driver_function(const char *name, Function *function) {
-  cudaDriverEntryPointQueryResult result;
-  void *address = nullptr;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &result);
-  if (error != cudaSuccess) return error;
-  if (result != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
-  *function = reinterpret_cast<Function>(address);
-  return cudaSuccess;
+// The driver's errors have the numbers of the runtime's.
+cudaError_t runtime_error(CUresult result) {
+  return static_cast<cudaError_t>(result);
 }
 
+template <typename Function>
+void find_driver_function(const char *name, Function *function, cudaError_t *error) {
+  if (*error != cudaSuccess) return;
+  cudaDriverEntryPointQueryResult result;
+  void *address = nullptr;
+  *error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableLegacyStream, &result);
+  if (*error == cudaSuccess && result != cudaDriverEntryPointSuccess) *error = cudaErrorSymbolNotFound;
+  *function = reinterpret_cast<Function>(address);
+}
+
+// Once: calls on devices that were found before read it meanwhile.
 cudaError_t find_driver() {
-  cudaError_t error = find_driver_function("cuDeviceGet", &driver.get_device);
-  if (error == cudaSuccess) error = find_driver_function("cuDevicePrimaryCtxRetain", &driver.retain_primary_context);
-  if (error == cudaSuccess) error = find_driver_function("cuCtxPushCurrent", &driver.push_context);
-  if (error == cudaSuccess) error = find_driver_function("cuCtxPopCurrent", &driver.pop_context);
+  if (has_driver) return cudaSuccess;
+  cudaError_t error = cudaSuccess;
+  find_driver_function("cuDeviceGet", &driver.get_device, &error);
+  find_driver_function("cuDevicePrimaryCtxRetain", &driver.retain_primary_context, &error);
+  find_driver_function("cuCtxGetCurrent", &driver.get_context, &error);
+  find_driver_function("cuCtxGetDevice", &driver.get_device_of_context, &error);
+  find_driver_function("cuCtxPushCurrent", &driver.push_context, &error);
+  find_driver_function("cuCtxPopCurrent", &driver.pop_context, &error);
+  find_driver_function("cuLaunchKernelEx", &driver.launch, &error);
+  has_driver = error == cudaSuccess;
   return error;
 }
 
@@ -61,11 +78,9 @@ cudaError_t find_device(int index, FoundDevice *device) {
   }
   if (error == cudaSuccess) error = find_driver();
   if (error != cudaSuccess) return error;
-  CUdevice handle;
-  CUresult result = driver.get_device(&handle, index);
-  if (result == CUDA_SUCCESS) result = driver.retain_primary_context(&device->primary_context, handle);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) return cudaErrorMemoryAllocation;
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorDevicesUnavailable;
+  CUresult result = driver.get_device(&device->handle, index);
+  if (result == CUDA_SUCCESS) result = driver.retain_primary_context(&device->primary_context, device->handle);
+  return runtime_error(result);
 }
 
 constexpr int major_of(int version) {
@@ -77,24 +92,31 @@ constexpr int minor_of(int version) {
 
 }  // namespace
 
+LastErrorScope::LastErrorScope() : had_error_(cudaPeekAtLastError() != cudaSuccess) {}
+
+LastErrorScope::~LastErrorScope() {
+  if (!had_error_) cudaGetLastError();
+}
+
 DeviceScope::DeviceScope(int index) {
-  had_error_ = cudaPeekAtLastError() != cudaSuccess;
-  int current;
-  const cudaError_t error = cudaGetDevice(&current);
-  if (error != cudaSuccess) forget_error();
-  is_current_ = error == cudaSuccess && current == index;
-  if (is_current_) return;
-  has_pushed_ = driver.push_context(found[index].primary_context) == CUDA_SUCCESS;
-  is_current_ = has_pushed_;
+  const FoundDevice &wanted = found[index];
+  CUcontext current = nullptr;
+  const bool has_context = driver.get_context(&current) == CUDA_SUCCESS && current != nullptr;
+  is_primary_ = has_context && current == wanted.primary_context;
+  is_current_ = is_primary_;
+  if (is_primary_) return;
+  CUdevice device;
+  if (has_context && driver.get_device_of_context(&device) == CUDA_SUCCESS && device == wanted.handle) {
+    is_current_ = true;
+    return;
+  }
+  has_pushed_ = driver.push_context(wanted.primary_context) == CUDA_SUCCESS;
+  is_primary_ = is_current_ = has_pushed_;
 }
 
 DeviceScope::~DeviceScope() {
   CUcontext popped;
   if (has_pushed_) driver.pop_context(&popped);
-}
-
-void DeviceScope::forget_error() const {
-  if (!had_error_) cudaGetLastError();
 }
 
 rope_status_t explain_no_device(const char *function, cudaError_t error, int driver_version,
@@ -121,21 +143,22 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
 }
 
 rope_status_t count_cuda_devices(const char *function, int *count) {
-  const bool had_error = cudaPeekAtLastError() != cudaSuccess;
+  const LastErrorScope last_error;
   *count = 0;
   const cudaError_t error = cudaGetDeviceCount(count);
-  rope_status_t status = ROPE_STATUS_SUCCESS;
-  if (error != cudaSuccess || *count == 0) {
-    *count = 0;
-    int driver_version = 0;
-    if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
-    status = explain_no_device(function, error, driver_version, getenv("CUDA_VISIBLE_DEVICES"));
-  }
-  if (!had_error) cudaGetLastError();
-  return status;
+  if (error == cudaSuccess && *count > 0) return ROPE_STATUS_SUCCESS;
+  *count = 0;
+  int driver_version = 0;
+  if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
+  return explain_no_device(function, error, driver_version, getenv("CUDA_VISIBLE_DEVICES"));
 }
 
 rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *device) {
+  const pid_t process = getpid();
+  if (index < kMaxDevices && __atomic_load_n(&found[index].finder, __ATOMIC_ACQUIRE) == process) {
+    *device = found[index].info;
+    return ROPE_STATUS_SUCCESS;
+  }
   int count;
   ROPE_TRY(count_cuda_devices(function, &count));
   if (index >= count) {
@@ -146,17 +169,21 @@ rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *devi
     return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: device_index is %d: at most %d devices are served", function, index,
                 kMaxDevices);
   }
-  const bool had_error = cudaPeekAtLastError() != cudaSuccess;
+  const LastErrorScope last_error;
   pthread_mutex_lock(&found_mutex);
   cudaError_t error = cudaSuccess;
-  if (!found[index].is_found) {
+  if (found[index].finder != process) {
     error = find_device(index, &found[index]);
-    found[index].is_found = error == cudaSuccess;
+    if (error == cudaSuccess) __atomic_store_n(&found[index].finder, process, __ATOMIC_RELEASE);
   }
   *device = found[index].info;
   pthread_mutex_unlock(&found_mutex);
-  if (!had_error) cudaGetLastError();
   return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "looking at the device", error, *device);
+}
+
+cudaError_t launch_kernel(const CUlaunchConfig &config, cudaKernel_t kernel, void *params) {
+  void *arguments[] = {params};
+  return runtime_error(driver.launch(&config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr));
 }
 
 const DeviceInfo &found_cuda_device(int index) {
