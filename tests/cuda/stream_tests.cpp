@@ -1,6 +1,7 @@
 // stream_tests.cpp - calls are work of the stream they are given: in its order, beside other streams, without a wait
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -194,6 +195,34 @@ TEST_CASE("many host threads use one descriptor at once", "[cuda][streams][threa
     }
     for (std::thread &thread : threads) thread.join();
     CHECK(failures == std::vector<std::string>(scenes.size()));
+  }
+}
+
+TEST_CASE("a thread that has not used CUDA makes descriptors and calls", "[cuda][streams][threads]") {
+  need_gpus();
+  const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_BF16);
+  const Stream own;
+  for (const cudaStream_t stream : {cudaStream_t{nullptr}, static_cast<cudaStream_t>(own)}) {
+    std::string failures;
+    const auto in_new_thread = [&](const std::function<rope_status_t()> &action) {
+      std::thread([&] {
+        if (action() != ROPE_STATUS_SUCCESS) failures += rope_last_error();
+      }).join();
+    };
+    in_new_thread([] {
+      const rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 64);
+      rope_desc_t *desc = nullptr;
+      const rope_status_t status = rope_desc_create(&config, &desc);
+      rope_desc_destroy(desc);
+      return status;
+    });
+    for (const auto &scene : scenes) {
+      scene->image().reset();
+      in_new_thread([&] { return scene->call(stream); });
+    }
+    REQUIRE_CUDA(cudaStreamSynchronize(stream));
+    CHECK(failures == "");
+    for (const auto &scene : scenes) scene->check();
   }
 }
 

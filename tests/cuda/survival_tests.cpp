@@ -3,6 +3,7 @@
 // No driver, an old one, no visible device, no memory left, an error that the process cannot get rid of, captures of
 // other threads, tensors at the edge of mapped memory. What would spoil this process happens in one of its own.
 #include <cuda.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -349,6 +350,89 @@ TEST_CASE("process: a sticky error of the caller", "[.process]") {
 TEST_CASE("a sticky error of the caller is reported, neither hidden nor taken", "[cuda][survival]") {
   need_gpus();
   require_in_new_process("CUDA_LAUNCH_BLOCKING=0", "process: a sticky error of the caller");
+}
+
+TEST_CASE("process: a fork after CUDA was used", "[.process]") {
+  need_gpus();
+  const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_BF16);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 64);
+    rope_desc_t *desc = nullptr;
+    const bool is_refused = rope_desc_create(&config, &desc) == ROPE_STATUS_CUDA_ERROR && desc == nullptr &&
+                            std::string(rope_last_error()).find("rope_desc_create: cudaGetDeviceCount: ") == 0;
+    _exit(is_refused ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  for (const auto &scene : scenes) {
+    require_call(*scene, nullptr);
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+    scene->check();
+  }
+}
+
+TEST_CASE("a forked child is told that it has no CUDA, and the parent goes on", "[cuda][survival]") {
+  need_gpus();
+  require_in_new_process("CUDA_MODULE_LOADING=LAZY", "process: a fork after CUDA was used");
+}
+
+TEST_CASE("a context of the caller's own stays current, and its streams are served", "[cuda][survival]") {
+  need_gpus();
+  const auto get_current = driver_function<CUresult (*)(CUcontext *)>("cuCtxGetCurrent");
+  const auto push = driver_function<CUresult (*)(CUcontext)>("cuCtxPushCurrent");
+  const auto allocate = driver_function<CUresult (*)(CUdeviceptr *, size_t)>("cuMemAlloc");
+  const auto to_device = driver_function<CUresult (*)(CUdeviceptr, const void *, size_t)>("cuMemcpyHtoD");
+  const auto to_host = driver_function<CUresult (*)(void *, CUdeviceptr, size_t)>("cuMemcpyDtoH");
+  const auto make_stream = driver_function<CUresult (*)(CUstream *, unsigned)>("cuStreamCreate");
+  const auto wait = driver_function<CUresult (*)()>("cuCtxSynchronize");
+  const rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 4);
+  std::vector<RopeDesc> descs;
+  descs.push_back(create(config));
+  CUcontext primary = nullptr, own = nullptr;
+  REQUIRE_CUDA(cudaSetDevice(0));  // makes the primary context current
+  REQUIRE(get_current(&primary) == CUDA_SUCCESS);
+  const auto make_context =
+      driver_function<CUresult (*)(CUcontext *, CUexecAffinityParam *, int, unsigned, CUdevice)>("cuCtxCreate");
+  REQUIRE(make_context(&own, nullptr, 0, 0, 0) == CUDA_SUCCESS);
+  const std::shared_ptr<CUctx_st> owner(own, driver_function<CUresult (*)(CUcontext)>("cuCtxDestroy"));
+  descs.push_back(create(config));
+  CUdeviceptr memory = 0;
+  REQUIRE(allocate(&memory, 8 * sizeof(float)) == CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  REQUIRE(make_stream(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  rope_args_t args = rope_args();
+  args.q = {reinterpret_cast<void *>(memory), ROPE_DTYPE_F32, 4, 0, {1, 2, 1, 4}, {}};
+  const auto check_call = [&](const rope_desc_t *desc, CUstream used) {
+    float q[2][4] = {{1, 2, 3, 4}, {1, 0, 0, 0}};
+    REQUIRE(to_device(memory, q, sizeof q) == CUDA_SUCCESS);
+    const rope_status_t status = rope_forward(desc, &args, used);
+    INFO(rope_last_error());
+    CHECK(status == ROPE_STATUS_SUCCESS);
+    CUcontext current = nullptr;
+    CHECK(get_current(&current) == CUDA_SUCCESS);
+    CHECK(current == own);
+    REQUIRE(wait() == CUDA_SUCCESS);
+    REQUIRE(to_host(q, memory, sizeof q) == CUDA_SUCCESS);
+    CHECK(q[0][3] == 4);
+    CHECK(std::abs(q[1][0] - 0.5403023f) < 1e-6f);
+  };
+  for (const RopeDesc &desc : descs) {
+    for (const CUstream used : {stream, CUstream{nullptr}}) check_call(desc.get(), used);
+  }
+  // Beneath another context, too.
+  REQUIRE(push(primary) == CUDA_SUCCESS);
+  const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_F16);
+  for (const auto &scene : scenes) require_call(*scene, nullptr);
+  REQUIRE_CUDA(cudaDeviceSynchronize());
+  for (const auto &scene : scenes) scene->check();
+  CUcontext popped = nullptr;
+  REQUIRE(driver_function<CUresult (*)(CUcontext *)>("cuCtxPopCurrent")(&popped) == CUDA_SUCCESS);
+  CHECK(popped == primary);
+  for (const RopeDesc &desc : descs) check_call(desc.get(), stream);
 }
 
 TEST_CASE("calls of one thread leave the capture of another alone, in every mode", "[cuda][survival][graphs]") {

@@ -42,12 +42,50 @@ TEST_CASE("a GPU that no kernel was built for is named, with what was built", "[
   volta.is_cuda = true;
   volta.compute_capability = 70;
   for (const cudaError_t error : {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
-    CHECK(rope::fail_cuda("f", "cudaFuncGetAttributes", error, volta) == ROPE_STATUS_NO_DEVICE);
+    CHECK(rope::fail_cuda("f", "loading a kernel", error, volta) == ROPE_STATUS_NO_DEVICE);
     CHECK(says("sm_70"));
     CHECK(says("built for"));
     CHECK(says("compute_"));
   }
-  CHECK(rope::fail_cuda("f", "cudaLaunchKernel", cudaErrorInvalidResourceHandle, volta) == ROPE_STATUS_CUDA_ERROR);
-  CHECK(says("cudaLaunchKernel"));
+  CHECK(rope::fail_cuda("f", "cuLaunchKernelEx", cudaErrorInvalidResourceHandle, volta) == ROPE_STATUS_CUDA_ERROR);
+  CHECK(says("cuLaunchKernelEx"));
   CHECK(says("cudaErrorInvalidResourceHandle"));
+}
+
+TEST_CASE("the driver's errors have the numbers of the runtime's", "[no_device]") {
+  const struct {
+    CUresult driver;
+    cudaError_t runtime;
+  } pairs[] = {
+      {CUDA_SUCCESS, cudaSuccess},
+      {CUDA_ERROR_INVALID_VALUE, cudaErrorInvalidValue},
+      {CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation},
+      {CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError},
+      {CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading},
+      {CUDA_ERROR_DEVICE_UNAVAILABLE, cudaErrorDevicesUnavailable},
+      {CUDA_ERROR_INVALID_IMAGE, cudaErrorInvalidKernelImage},
+      {CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized},
+      {CUDA_ERROR_NO_BINARY_FOR_GPU, cudaErrorNoKernelImageForDevice},
+      {CUDA_ERROR_ECC_UNCORRECTABLE, cudaErrorECCUncorrectable},
+      {CUDA_ERROR_INVALID_PTX, cudaErrorInvalidPtx},
+      {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cudaErrorUnsupportedPtxVersion},
+      {CUDA_ERROR_INVALID_HANDLE, cudaErrorInvalidResourceHandle},
+      {CUDA_ERROR_NOT_FOUND, cudaErrorSymbolNotFound},
+      {CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress},
+      {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cudaErrorLaunchOutOfResources},
+      {CUDA_ERROR_LAUNCH_TIMEOUT, cudaErrorLaunchTimeout},
+      {CUDA_ERROR_CONTEXT_IS_DESTROYED, cudaErrorContextIsDestroyed},
+      {CUDA_ERROR_MISALIGNED_ADDRESS, cudaErrorMisalignedAddress},
+      {CUDA_ERROR_LAUNCH_FAILED, cudaErrorLaunchFailure},
+      {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported},
+      {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated},
+      {CUDA_ERROR_STREAM_CAPTURE_ISOLATION, cudaErrorStreamCaptureIsolation},
+      {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit},
+      {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, cudaErrorStreamCaptureWrongThread},
+      {CUDA_ERROR_UNKNOWN, cudaErrorUnknown},
+  };
+  for (const auto &pair : pairs) {
+    INFO(cudaGetErrorName(pair.runtime));
+    CHECK(static_cast<int>(pair.driver) == static_cast<int>(pair.runtime));
+  }
 }
