@@ -122,13 +122,6 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// One for all that is timed: once a graph has been launched on a second stream, every launch in a graph takes 0.18 us
-// longer, whatever stream it is on and whenever its graph was made (H200, driver 580).
-const Stream &the_stream() {
-  static const Stream stream;
-  return stream;
-}
-
 class Event {
  public:
   Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
@@ -190,6 +183,11 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+void copy_and_wait(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+  check(cudaMemcpyAsync(to, from, bytes, kind, gpu_stream()), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(gpu_stream()), "cudaStreamSynchronize");
+}
+
 int attribute_of(cudaDeviceAttr attribute) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, attribute, 0), "cudaDeviceGetAttribute");
@@ -231,6 +229,11 @@ const Gpu &gpu() {
   return found;
 }
 
+rope_stream_t gpu_stream() {
+  static const Stream stream;
+  return stream;
+}
+
 bool is_gpu_alive() {
   cudaGetLastError();
   return cudaDeviceSynchronize() == cudaSuccess;
@@ -238,7 +241,7 @@ bool is_gpu_alive() {
 
 std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double milliseconds, int min_replays) {
   constexpr int kMaxReplays = 61;
-  const Stream &stream = the_stream();
+  const rope_stream_t stream = gpu_stream();
   const Event begin, end;
   std::vector<Graph> graphs;
   std::vector<int> replays;
@@ -261,19 +264,23 @@ std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double mill
   return spreads;
 }
 
-Spread time_on_host(int calls, const std::function<void(rope_stream_t)> &enqueue) {
-  constexpr int kSamples = 61;
-  const Stream &stream = the_stream();
-  std::vector<double> times;
+std::vector<Spread> time_on_host(int calls, const std::vector<std::function<void(rope_stream_t)>> &kinds) {
+  constexpr int kSamples = 201;
+  const rope_stream_t stream = gpu_stream();
+  std::vector<std::vector<double>> times(kinds.size());
   for (int sample = 0; sample < kSamples; ++sample) {
-    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < calls; ++i) enqueue(stream);
-    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
-    if (sample > 0) times.push_back(elapsed.count() / calls);
+    for (size_t kind = 0; kind < kinds.size(); ++kind) {
+      check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < calls; ++i) kinds[kind](stream);
+      const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+      if (sample > 0) times[kind].push_back(elapsed.count() / calls);
+    }
   }
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  return spread_of(times);
+  std::vector<Spread> spreads;
+  for (const std::vector<double> &each : times) spreads.push_back(spread_of(each));
+  return spreads;
 }
 
 void enqueue_copy(void *target, const void *source, size_t bytes, rope_stream_t stream) {
@@ -325,21 +332,22 @@ void gpu_free(void *data) {
 void gpu_fill(void *data, size_t bytes, rope_dtype_t dtype, uint64_t first) {
   if (bytes < 4) return;
   if (dtype == ROPE_DTYPE_F32) {
-    fill_kernel<<<blocks_for(bytes / 4, 256), 256>>>(static_cast<uint32_t *>(data), bytes / 4, first, 8, 23);
+    fill_kernel<<<blocks_for(bytes / 4, 256), 256, 0, gpu_stream()>>>(static_cast<uint32_t *>(data), bytes / 4, first,
+                                                                      8, 23);
   } else {
     const int exponent_bits = dtype == ROPE_DTYPE_F16 ? 5 : 8;
-    fill_kernel<<<blocks_for(bytes / 2, 256), 256>>>(static_cast<uint16_t *>(data), bytes / 2, first, exponent_bits,
-                                                     15 - exponent_bits);
+    fill_kernel<<<blocks_for(bytes / 2, 256), 256, 0, gpu_stream()>>>(static_cast<uint16_t *>(data), bytes / 2, first,
+                                                                      exponent_bits, 15 - exponent_bits);
   }
   check(cudaGetLastError(), "fill_kernel");
 }
 
 void gpu_poison(void *data, size_t bytes) {
-  check(cudaMemset(data, 0xff, bytes), "cudaMemset");
+  check(cudaMemsetAsync(data, 0xff, bytes, gpu_stream()), "cudaMemsetAsync");
 }
 
 void gpu_upload(void *to, const void *from, size_t bytes) {
-  check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  copy_and_wait(to, from, bytes, cudaMemcpyHostToDevice);
 }
 
 void gpu_gather(const void *base, size_t element_bytes, const std::vector<int64_t> &indices, void *values_out) {
@@ -352,17 +360,17 @@ void gpu_gather(const void *base, size_t element_bytes, const std::vector<int64_
   char *values = block + count * 8;
   const unsigned blocks = blocks_for(count, 256);
   if (element_bytes == 2) {
-    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint16_t *>(values), static_cast<const uint16_t *>(base), places,
-                                   count);
+    gather_kernel<<<blocks, 256, 0, gpu_stream()>>>(reinterpret_cast<uint16_t *>(values),
+                                                    static_cast<const uint16_t *>(base), places, count);
   } else if (element_bytes == 4) {
-    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint32_t *>(values), static_cast<const uint32_t *>(base), places,
-                                   count);
+    gather_kernel<<<blocks, 256, 0, gpu_stream()>>>(reinterpret_cast<uint32_t *>(values),
+                                                    static_cast<const uint32_t *>(base), places, count);
   } else {
-    gather_kernel<<<blocks, 256>>>(reinterpret_cast<uint64_t *>(values), static_cast<const uint64_t *>(base), places,
-                                   count);
+    gather_kernel<<<blocks, 256, 0, gpu_stream()>>>(reinterpret_cast<uint64_t *>(values),
+                                                    static_cast<const uint64_t *>(base), places, count);
   }
   check(cudaGetLastError(), "gather_kernel");
-  check(cudaMemcpy(values_out, values, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  copy_and_wait(values_out, values, bytes, cudaMemcpyDeviceToHost);
   gpu_free(block);
 }
 

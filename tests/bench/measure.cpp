@@ -116,7 +116,7 @@ void measure_cpu(const Case &item, const Effort &effort, Row *row) {
     copy.run(target, source, half);
     copy_times.push_back(us_since(begin));
     begin = Clock::now();
-    prepared->call(0, nullptr);
+    prepared->call(0, memory.stream());
     times.push_back(us_since(begin));
   }
   row->time = spread_of(times);
@@ -141,7 +141,7 @@ void measure_latency(const Case &item, const Effort &effort, Row *row) {
   const std::unique_ptr<PreparedCase> prepared = prepare(item, memory, 1);
   row->explanation = prepared->explanation();
   take_accuracy(prepared->check(), row);
-  row->time = time_calls([&] { prepared->call(0, nullptr); }, effort);
+  row->time = time_calls([&] { prepared->call(0, memory.stream()); }, effort);
 }
 
 // ---- On the host ----
@@ -162,7 +162,7 @@ const ColdTimes &cold_times(const Case &item, rope_device_t device) {
     ColdTimes times = {};
     times.create_us = prepared->create_us();
     const Clock::time_point begin = Clock::now();
-    prepared->call(0, nullptr);
+    prepared->call(0, memory.stream());
     times.call_us = us_since(begin);
     memory.read(probe, ROPE_DTYPE_F32, {0});
     return times;
@@ -191,12 +191,15 @@ void measure_call(const Case &item, rope_device_t device, const Effort &effort, 
   if (device == ROPE_DEVICE_CUDA) {
     // Few enough not to fill the queue of launches.
     const int calls = effort.is_tiny ? 1 : 100;
-    row->empty = time_on_host(calls, [&](rope_stream_t stream) { enqueue_empty(item.is_programmatic, stream); });
-    row->time = time_on_host(calls, [&](rope_stream_t stream) { prepared->call(0, stream); });
+    const std::vector<Spread> spreads =
+        time_on_host(calls, {[&](rope_stream_t stream) { enqueue_empty(item.is_programmatic, stream); },
+                             [&](rope_stream_t stream) { prepared->call(0, stream); }});
+    row->empty = spreads[0];
+    row->time = spreads[1];
     return;
   }
 #endif
-  row->time = time_calls([&] { prepared->call(0, nullptr); }, effort);
+  row->time = time_calls([&] { prepared->call(0, memory.stream()); }, effort);
 }
 
 // ---- GPU ----

@@ -42,6 +42,13 @@ Memory::~Memory() {
   }
 }
 
+rope_stream_t Memory::stream() const {
+#if defined(ROPE_BENCH_CUDA)
+  if (device_ == ROPE_DEVICE_CUDA) return gpu_stream();
+#endif
+  return nullptr;
+}
+
 char *Memory::allocate(size_t bytes) {
   bytes = (bytes + 255) / 256 * 256;
 #if defined(ROPE_BENCH_CUDA)

@@ -17,6 +17,7 @@ class Memory {
   Memory &operator=(const Memory &) = delete;
 
   rope_device_t device() const { return device_; }
+  rope_stream_t stream() const;  // of calls on it: NULL on the CPU
 
   // Lives until release(). Throws std::bad_alloc where there is not so much.
   char *allocate(size_t bytes);

@@ -135,7 +135,7 @@ class PreparedRope : public PreparedCase {
       if (out->ndim != 0) memory_.poison(out->data, bytes_of(*out));
     }
     synchronize(memory_.device());
-    for (int i = 0; i < repeats; ++i) call(0, nullptr);
+    for (int i = 0; i < repeats; ++i) call(0, memory_.stream());
     synchronize(memory_.device());
 
     Accuracy accuracy;
@@ -263,7 +263,7 @@ class PreparedRope : public PreparedCase {
     void *memory = memory_.allocate(static_cast<size_t>(num_rows_ * width * size_of(dtype)));
     table_ = tensor(memory, dtype, {num_rows_, width});
     const rope_tensor_t cosine = narrowed(table_, 1, 0, width / 2), sine = narrowed(table_, 1, width / 2, width / 2);
-    require(rope_fill_tables(desc_.get(), &cosine, &sine, nullptr));
+    require(rope_fill_tables(desc_.get(), &cosine, &sine, memory_.stream()));
     synchronize(memory_.device());
   }
 
@@ -460,7 +460,7 @@ class PreparedSwiglu : public PreparedCase {
       if (out->ndim != 0) poison(*out);
     }
     synchronize(memory_.device());
-    call(0, nullptr);
+    call(0, memory_.stream());
     synchronize(memory_.device());
 
     GateNumbers numbers;
