@@ -41,6 +41,11 @@ const char *name_of(RopeKernel kernel) {
     case RopeKernel::kShortTable32:
     case RopeKernel::kShortTable16:
       return "short table";
+    case RopeKernel::kLong:
+      return "long angles";
+    case RopeKernel::kLongTable32:
+    case RopeKernel::kLongTable16:
+      return "long table";
     default:
       return "general";
   }

@@ -23,18 +23,22 @@ enum class RopeKernel {
   kShort,                // the same, but each row of threads has its own
   kShortTable32,         // the same from a table, as kTable32
   kShortTable16,         // as kTable16
+  kLong,                 // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
+  kLongTable32,          // the same from a table, as kTable32, whose rows are shared too
+  kLongTable16,          // as kTable16
   kGeneral
 };
 
 // Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.
 constexpr uint32_t kScatteredHeads = 8;
 
-// Most pairs of a head for kShortWarp and kShort.
+// Most pairs of a head for kShortWarp, kShort and those for long launches.
 constexpr int kMaxShortPairs = 64;
 
-// Bytes of a vector of kFlat, kTable32 and kTable16, and of the kernels of short launches.
+// Bytes of a vector of kFlat, kTable32 and kTable16, and of the kernels of short and of long launches.
 constexpr int kFlatVectorBytes = 16;
 constexpr int kShortVectorBytes = 8;
+constexpr int kLongVectorBytes = 16;
 
 enum class Pairing {
   kHalf,

@@ -87,6 +87,10 @@ bool is_short(RopeKernel kernel) {
          kernel == RopeKernel::kShortTable16;
 }
 
+bool is_long(RopeKernel kernel) {
+  return kernel == RopeKernel::kLong || kernel == RopeKernel::kLongTable32 || kernel == RopeKernel::kLongTable16;
+}
+
 // Whose grid has an axis for the parts of a token.
 bool has_axis_of_parts(RopeKernel kernel) {
   return is_short(kernel) || kernel == RopeKernel::kFlat || kernel == RopeKernel::kTable32 ||
@@ -96,7 +100,7 @@ bool has_axis_of_parts(RopeKernel kernel) {
 bool has_token_rows(RopeKernel kernel) {
   return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenSequences ||
          kernel == RopeKernel::kTokenTable || kernel == RopeKernel::kTokenTableAxes ||
-         kernel == RopeKernel::kTokenTableSequences || is_scattered(kernel);
+         kernel == RopeKernel::kTokenTableSequences || is_scattered(kernel) || is_long(kernel);
 }
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -189,7 +193,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
   if (plan.kernel == RopeKernel::kShortWarp) return plan.units_per_block / kLanes * (2 * kMaxShortPairs * kFloat);
-  if (plan.kernel == RopeKernel::kShort) return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
+  if (plan.kernel == RopeKernel::kShort || is_long(plan.kernel))
+    return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
   if (has_axis_of_parts(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -277,7 +282,19 @@ void shape_flat(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
   plan->grid_y = plan->blocks_per_token = parts;
 }
 
-// A row of threads for each token: several rows in a block where tokens are small.
+// Rows with a thread for each pair: no shorter than a warp, and two or more in a block.
+bool fits_short_rows(uint32_t pairs) {
+  return pairs >= kLanes && 2 * pairs <= kRopeBlockSizes[0];
+}
+
+// Whether warps may have threads of several tokens: in sequences they look for theirs together.
+bool can_cut_warps(RopeKernel kernel) {
+  return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenTable ||
+         kernel == RopeKernel::kTokenTableAxes || is_long(kernel);
+}
+
+// A row of threads for each token: several rows in a block where tokens are small, or where whole warps would leave
+// many threads idle.
 void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
   plan->is_part_slowest = has_closer_tokens(problem);
@@ -293,6 +310,14 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
     shape_block(1, plan);
     plan->blocks_per_token = (units - 1) / plan->threads + 1;
     plan->tokens_per_block = 1;
+    const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
+    const bool has_idle_threads =
+        plan->threads * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
+    if (has_idle_threads && fits_short_rows(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {
+      plan->threads = pairs;
+      plan->tokens_per_block = kRopeBlockSizes[0] / pairs;
+      plan->blocks_per_token = units / pairs;
+    }
   }
   shape_grid_of_rows(problem, plan);
   plan->tokens_ahead = static_cast<uint32_t>(device.multiprocessors) * kRopeResidentThreads / plan->units_per_token + 1;
@@ -341,7 +366,7 @@ bool can_be_short(const RopeProblem &problem, const RopePlan &plan) {
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (tensor.in_stride[kToken] != tensor.out_stride[kToken]) return false;
-    if (tensor.in_stride[kHead] != tensor.out_stride[kHead]) return false;
+    if (tensor.in_stride[kHead] != tensor.out_stride[kHead] || tensor.in_stride[kHead] < 0) return false;
   }
   if (plan.kernel == RopeKernel::kToken) return problem.geometry->pairs() <= kMaxShortPairs;
   return problem.table.cos.row_stride == problem.table.sin.row_stride && has_vector_rows(problem, plan);
@@ -358,6 +383,18 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
   return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
 }
 
+// Whether the kernels of long launches can have the problem.
+bool can_be_long(const RopeProblem &problem, const RopePlan &plan) {
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  if (size != 2 || plan.vector_elements * size != kLongVectorBytes || has_closer_tokens(problem)) return false;
+  const int pairs = problem.geometry->pairs();
+  if (pairs > kMaxShortPairs || (plan.kernel == RopeKernel::kTokenTable && pairs < kLeastPairsOfLongTables))
+    return false;
+  // Then a block's number is divided by one multiplication.
+  const uint64_t blocks = plan.units_per_token / kLanes + 1;
+  return can_be_short(problem, plan) && static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);
+}
+
 // The same for any other: for tokens with few units, of which a row of threads leaves many idle, and for what they do
 // not fit.
 RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) {
@@ -367,9 +404,14 @@ RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) 
   const int64_t heads = problem.heads_per_token();
   if (plan.kernel == RopeKernel::kToken) {
     if (is_wide && heads <= kMostHeadsOfFlat && can_be_flat(problem, plan)) return RopeKernel::kFlat;
+    if (has_rows && can_be_long(problem, plan)) return RopeKernel::kLong;
     return has_rows && fits_token_rows(problem, plan) ? RopeKernel::kToken : RopeKernel::kShared;
   }
-  if (plan.kernel != RopeKernel::kTokenTable || !is_wide || (has_rows && heads > 1)) return plan.kernel;
+  if (plan.kernel != RopeKernel::kTokenTable || !is_wide) return plan.kernel;
+  if (has_rows && heads > 1) {
+    if (!can_be_long(problem, plan)) return plan.kernel;
+    return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kLongTable32 : RopeKernel::kLongTable16;
+  }
   if (!can_be_flat(problem, plan) || !has_vector_rows(problem, plan)) return plan.kernel;
   return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kTable32 : RopeKernel::kTable16;
 }

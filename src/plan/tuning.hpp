@@ -6,7 +6,8 @@
 namespace rope {
 
 // All CUDA numbers: NVIDIA H200, 2026-11-20 to 22, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384
-// tokens in bf16, whose copy takes 141.9 us, "decode" its 8 tokens.
+// tokens in bf16, whose copy takes 141.9 us, "decode" its 8 tokens. Launches of a few us were timed in a process in
+// which each launch in a graph took 0.18 us longer than in rope-bench now (README says why).
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
 // vectors, so a block covers 4, 5 and 3 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against
@@ -46,7 +47,7 @@ constexpr int64_t kMostHeadsOfFlat = 2;
 // 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99. With programmatic launch
 // blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160, 256 and 320: table, 8
 // tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60, 2.19 and 2.03;
-// computed, 256 tokens 3.49, 1.78, 1.68 and 1.82 (README: what one instruction of an address does to 1.68).
+// computed, 256 tokens 3.47, 1.74, 1.79 and 1.77.
 constexpr uint32_t kFewestShortThreads = 64;
 constexpr uint32_t kMaxShortThreads = 320;
 struct ShortThreads {
@@ -56,6 +57,17 @@ struct ShortThreads {
 constexpr ShortThreads kShortThreads[] = {{200, 128}, {INT32_MAX, 256}};
 constexpr ShortThreads kShortThreadsProgrammatic[] = {
     {60, kFewestShortThreads}, {350, 160}, {700, 256}, {INT32_MAX, kMaxShortThreads}};
+
+// RoPE, long launches of one batch and 16 bits: straight code against rows of threads that take whatever there is, us,
+// plain and with programmatic launch. Llama-3-8B's prefill 41.96 and 41.34 against 42.52 and 41.94, Llama-3-70B's 145.4
+// and 144.8 against 145.6 and 145.1, 2048 tokens of 32 heads 9.62 and 9.08 against 9.86 and 9.34. F32 data lose:
+// Llama-3-70B's prefill 287.7 against 286.9, 320 000 tokens of 32 heads 2479 against 2458. What did not pay: addresses
+// found before the wait for the previous launch, as short launches have them (Llama-3-8B's prefill 42.13 and 41.98),
+// and rows of a table after the channels where they are looked up (sequences 166.9 against 153.6, three axes 77.8
+// against 71.8).
+// Least pairs of a head for those from tables. With 64 pairs Llama-3-8B's prefill 43.4 against 43.7, Llama-3-70B's
+// 148.0 against 148.3; with 48 66.0 against 65.0, with 32 75.5 against 74.9.
+constexpr int kLeastPairsOfLongTables = 64;
 
 // RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
 // (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread,
@@ -68,13 +80,21 @@ constexpr ShortThreads kShortThreadsProgrammatic[] = {
 // 74.1; one row of 64 79.8. 128 batches of one head (as heads): 32 threads 132.6 us, 64 133.2, 128 135.1.
 constexpr uint32_t kThreadsOfCloserTokens = 64;
 
+// RoPE: threads for each 100 units above which rows are as long as a token has pairs and a block has as many as fit 128
+// threads. 40 heads of 80 channels (200 units), bf16: 2 blocks of 128 threads 54.7 us, 5 of 3 rows of 40 threads 53.4,
+// of 4 rows 54.1; 4 of 3 rows of 50 55.0.
+constexpr uint32_t kMostPercentOfThreads = 120;
+
 // RoPE: least units of a token for a row of threads of its own. Not measured: a row is whole warps, so fewer leave
 // many threads idle.
 constexpr uint32_t kLeastUnitsOfTokenRows = 64;
 
-// RoPE, rows of threads, what did not pay: blocks of 192 threads (prefill 146.0 us against 145.4); a grid of three axes
-// instead of a division (R1 2500 us against 2460); angles of a table behind the channels (160 us against 148.6), with
-// 32 registers (157); prefetching rows of a table, as positions are (148.3 against 149.0, and other shapes slower).
+// RoPE, rows of threads, what did not pay: a vector of each of two heads for a thread, the other halves of the pairs
+// read once more through the L1 cache, as the prototype had them (prefill 145.8 us against 146.2, but Llama-3-8B's out
+// of place 42.5 against 42.0, and from a table registers spill); blocks of 192 threads (prefill 146.0 us against
+// 145.4); a grid of three axes instead of a division (R1 2500 us against 2460); angles of a table behind the channels
+// (160 us against 148.6), with 32 registers (157); prefetching rows of a table, as positions are (148.3 against 149.0,
+// and other shapes slower).
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. The general kernel: 1536 (40) 175 us, 1280 (48) 184.

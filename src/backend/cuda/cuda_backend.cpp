@@ -86,6 +86,9 @@ constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
                                        RopeKernel::kShort,
                                        RopeKernel::kShortTable32,
                                        RopeKernel::kShortTable16,
+                                       RopeKernel::kLong,
+                                       RopeKernel::kLongTable32,
+                                       RopeKernel::kLongTable16,
                                        RopeKernel::kGeneral};
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
@@ -320,6 +323,27 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   set_scales(problem, params);
 }
 
+void set_short_angle_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
+  set_short_params(problem, plan, params);
+  copy_increments(*problem.geometry, params->increments);
+}
+
+void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
+  set_short_params(problem, plan, params);
+  const AngleTable &table = problem.table;
+  params->cos = table.cos.data;
+  params->sin = table.sin.data;
+  params->rows = static_cast<uint64_t>(table.rows);
+  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
+  params->table_dtype = table.dtype;
+}
+
+template <typename Params>
+void set_parts(const RopePlan &plan, RopeLong<Params> *params) {
+  params->parts = plan.blocks_per_token;
+  params->parts_reciprocal = plan.blocks_per_token > 1 ? reciprocal_of(plan.blocks_per_token) : 0;
+}
+
 template <typename Lookup>
 void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -395,20 +419,26 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
     case RopeKernel::kShortWarp:
     case RopeKernel::kShort: {
       RopeShortAngleParams params;
-      set_short_params(problem, plan, &params);
-      copy_increments(*problem.geometry, params.increments);
+      set_short_angle_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLong: {
+      RopeLong<RopeShortAngleParams> params;
+      set_short_angle_params(problem, plan, &params);
+      set_parts(plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kShortTable32:
     case RopeKernel::kShortTable16: {
       RopeShortTableParams params;
-      set_short_params(problem, plan, &params);
-      const AngleTable &table = problem.table;
-      params.cos = table.cos.data;
-      params.sin = table.sin.data;
-      params.rows = static_cast<uint64_t>(table.rows);
-      params.row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
-      params.table_dtype = table.dtype;
+      set_short_table_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLongTable32:
+    case RopeKernel::kLongTable16: {
+      RopeLong<RopeShortTableParams> params;
+      set_short_table_params(problem, plan, &params);
+      set_parts(plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kToken:

@@ -168,6 +168,13 @@ struct RopeShortTableParams : RopeShortParams {
   rope_dtype_t table_dtype;
 };
 
+// The same for long launches, whose grid has one axis.
+template <typename Params>
+struct RopeLong : Params {
+  uint32_t parts;             // blocks of a token
+  uint32_t parts_reciprocal;  // ceil(2^32 / parts); of 1 it is not needed
+};
+
 // Angles shared by the block.
 struct RopeSharedParams : RopeKernelParams {
   Divider blocks_per_token;

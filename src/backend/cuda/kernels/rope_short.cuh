@@ -40,7 +40,7 @@ class ShortPosition {
   LoadedInteger loaded_;
 };
 
-// A thread's unit.
+// A thread's unit. Behind the last head, where heads follow each other upwards, it has an address too.
 template <int VectorBytes>
 struct ShortUnit {
   uint32_t number;  // in its head
@@ -69,6 +69,28 @@ __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params,
   store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
 }
 
+// What is left where angles are shared by a row of threads, each of which computes one at most, when positions and
+// increments are asked for.
+template <typename T, int V, bool IsInterleaved>
+__device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params, const ShortUnit<V * sizeof(T)> &mine,
+                                              bool is_active, const ShortPosition &position, uint64_t increment,
+                                              bool has_pair, float *shared) {
+  float *const cos = shared + threadIdx.y * (2 * kMaxShortPairs);
+  Vector<T, V> low, high;
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(mine.in);
+    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  }
+  if (has_pair) {
+    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
+    cos[threadIdx.x] = angle.cos;
+    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
+  }
+  __syncthreads();
+  if (!is_active) return;
+  rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
+}
+
 // Angles shared by a warp, which computes them all: for few tokens, where a barrier costs more. Its units are of one
 // token.
 template <typename T, int V, bool IsInterleaved>
@@ -87,9 +109,9 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   uint64_t increment[kOfLane];
 #pragma unroll
   for (uint32_t i = 0; i < kOfLane; ++i) increment[i] = increments[i * kLanes];
-  // A thread without a unit computes angles too; behind the last head there may be no address.
+  // A thread without a unit computes angles too.
   const bool is_active = unit < params.units_per_token;
-  const ShortUnit<V * sizeof(T)> mine(params, token, is_active ? unit : 0);
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
   position.load_if(true, params);
   Vector<T, V> low, high;
@@ -111,8 +133,8 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
 }
 
-// Angles shared by a row of threads, each of which computes one at most: for more tokens, where instructions and not
-// latencies bound. A row is no shorter than the pairs.
+// Angles shared by a row of threads, which is no shorter than the pairs: for more tokens, where instructions and not
+// latencies bound.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
@@ -120,27 +142,14 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   extern __shared__ float4 shared[];
   const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
   const bool has_token = token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
-  const bool is_active = has_token && unit < params.units_per_token;
-  float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
   ShortPosition position(params, token);
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   uint64_t increment = 0;
   if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
-  const ShortUnit<V * sizeof(T)> mine(params, token, is_active ? unit : 0);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
   position.load_if(has_pair, params);
-  Vector<T, V> low, high;
-  if (is_active) {
-    low = load_vector<Vector<T, V>>(mine.in);
-    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
-  }
-  if (has_pair) {
-    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
-    cos[threadIdx.x] = angle.cos;
-    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
-  }
-  __syncthreads();
-  if (!is_active) return;
-  rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
+  rotate_by_row<T, V, IsInterleaved>(params, mine, has_token && unit < params.units_per_token, position, increment,
+                                     has_pair, reinterpret_cast<float *>(shared));
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>

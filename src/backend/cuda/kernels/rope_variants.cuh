@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
+#include "backend/cuda/kernels/rope_long.cuh"
 #include "backend/cuda/kernels/rope_shared.cuh"
 #include "backend/cuda/kernels/rope_short.cuh"
 #include "backend/cuda/kernels/rope_token.cuh"
@@ -32,6 +33,10 @@ const void *find_rope_variant(int vector_elements, RopeKernel kernel, Pairing pa
     case RopeKernel::kShortTable32:
     case RopeKernel::kShortTable16:
       return find_short_kernel<T>(kernel, vector_elements, is_interleaved);
+    case RopeKernel::kLong:
+    case RopeKernel::kLongTable32:
+    case RopeKernel::kLongTable16:
+      return find_long_kernel<T>(kernel, vector_elements, is_interleaved);
     default:
       return find_flat_kernel<T>(kernel, vector_elements, is_interleaved);
   }

@@ -1,0 +1,113 @@
+// rope_long.cuh - the RoPE kernels of long launches of what the kernels of short ones take, in types of 16 bits
+//
+// They move what rope_token.cuh moves, in straight code: what comes before the first load and after the last counts
+// even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh.
+#pragma once
+
+#include "backend/cuda/kernels/rope_short.cuh"
+
+namespace rope {
+
+struct LongPlace {
+  uint32_t token;
+  uint32_t unit;
+};
+
+template <typename Params>
+__device__ __forceinline__ LongPlace find_long_place(const Params &params) {
+  uint32_t rows = blockIdx.x, part = 0;
+  if (params.parts > 1) {
+    rows = __umulhi(blockIdx.x, params.parts_reciprocal);
+    part = blockIdx.x - rows * params.parts;
+  }
+  return {rows * blockDim.y + threadIdx.y, part * blockDim.x + threadIdx.x};
+}
+
+// Angles shared by a row of threads, as in rope_short_kernel.
+template <typename T, int V, bool IsInterleaved>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
+    rope_long_kernel(const __grid_constant__ RopeLong<RopeShortAngleParams> params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const LongPlace place = find_long_place(params);
+  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  ShortPosition position(params, place.token);
+  uint64_t increment = 0;
+  if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
+  wait_for_previous_launch();
+  position.load_if(has_pair, params);
+  const ShortUnit<V * sizeof(T)> mine(params, place.token, place.unit);
+  rotate_by_row<T, V, IsInterleaved>(params, mine, has_token && place.unit < params.units_per_token, position,
+                                     increment, has_pair, reinterpret_cast<float *>(shared));
+}
+
+// The same from a table. A row of it comes before the channels: the whole block waits for it.
+template <typename T, int V, bool IsInterleaved, typename Word>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
+    rope_long_table_kernel(const __grid_constant__ RopeLong<RopeShortTableParams> params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
+  const LongPlace place = find_long_place(params);
+  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const bool is_active = has_token && place.unit < params.units_per_token;
+  ShortPosition position(params, place.token);
+  wait_for_previous_launch();
+  position.load_if(has_pair, params);
+  const uint64_t row = position.finish(params);
+  const bool has_row = has_pair && row < params.rows;
+  Word of_cos = {}, of_sin = {};
+  if (has_row) {
+    constexpr int32_t kBytes = sizeof(Word);
+    const uint32_t number = static_cast<uint32_t>(row);
+    of_cos = *reinterpret_cast<const Word *>(step(step(params.cos, threadIdx.x, kBytes), number, params.row_bytes));
+    of_sin = *reinterpret_cast<const Word *>(step(step(params.sin, threadIdx.x, kBytes), number, params.row_bytes));
+  }
+  const ShortUnit<V * sizeof(T)> mine(params, place.token, place.unit);
+  Vector<T, V> low, high;
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(mine.in);
+    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  }
+  if (has_pair) {
+    const float sin = entry_of(of_sin, params.table_dtype);
+    cos[threadIdx.x] = entry_of(of_cos, params.table_dtype);
+    cos[threadIdx.x + kMaxShortPairs] = params.sin_scale < 0.0f ? -sin : sin;
+  }
+  bool is_lost = false;
+  if (__syncthreads_or(has_pair && !has_row)) {
+    // Seldom, so that it may take long: another token of the block may be the one.
+    position.load_if(is_active, params);
+    is_lost = position.finish(params) >= params.rows;
+  }
+  if (!is_active || (is_lost && params.is_in_place)) return;
+  if (!is_lost) return rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
+  store_vector(mine.out, low);
+  store_vector(mine.out + params.bytes_to_high, high);
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_long_kernel(RopeKernel kernel) {
+  constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));
+  switch (kernel) {
+    case RopeKernel::kLong:
+      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved>);
+    case RopeKernel::kLongTable32:
+      return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
+    default:
+      return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint16_t>);
+  }
+}
+
+// The kernel, or NULL for vectors or types of another width.
+template <typename T>
+const void *find_long_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
+  if constexpr (sizeof(T) != 2) {
+    return nullptr;
+  } else {
+    if (vector_elements * sizeof(T) != kLongVectorBytes) return nullptr;
+    return is_interleaved ? find_long_kernel<T, true>(kernel) : find_long_kernel<T, false>(kernel);
+  }
+}
+
+}  // namespace rope
