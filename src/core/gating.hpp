@@ -53,32 +53,8 @@ ROPE_HOST_DEVICE ReducedExp reduce_exp_of_negative(float x, int power) {
   return {rest, float_of(bits_of(shifted) << 23)};
 }
 
-// exp(-t) for t >= 0, rounding to subnormals and to 0.
-ROPE_HOST_DEVICE float exp_of_negative(float t) {
-  const float bounded = t < 104.0f ? t : 104.0f;  // exp(-104) < 2^-150
 #if defined(__CUDA_ARCH__)
-  // 2^(-bounded * log2 e) with the product's rounding error put back: |product| reaches 150, where it would cost 75
-  // ulp.
-  const float product = bounded * -1.44269504f;
-  const float rest = fmaf(bounded, -1.925963033e-8f, fmaf(bounded, -1.44269504f, -product));
-  const float power = exp2f(product);
-  return fmaf(power, rest * 0.693147182f, power);
-#else
-  const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 has no exponent
-  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
-  const float r = reduced.rest, square = r * r;
-  const float low = multiply_add(r, 0.166665202f, 0.499999934f);
-  const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
-  const float exp_of_r = multiply_add(square, multiply_add(square, high, low), r) + 1.0f;
-  return exp_of_r * reduced.scale * 0x1p-63f;
-#endif
-}
 
-ROPE_HOST_DEVICE double exp_of_negative(double t) {
-  return exp(-t);
-}
-
-#if defined(__CUDA_ARCH__)
 // One instruction each, within 2 ulp, for numbers whose results are normal.
 __device__ __forceinline__ float approximate_reciprocal(float value) {
   float result;
@@ -91,18 +67,33 @@ __device__ __forceinline__ float approximate_power_of_two(float exponent) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
   return result;
 }
-#endif
 
-ROPE_HOST_DEVICE float divide_by_one_to_two(float numerator, float denominator) {
-#if defined(__CUDA_ARCH__)
-  return numerator * approximate_reciprocal(denominator);
-#else
-  return numerator / denominator;
-#endif
+// exp(-x) * 2^-25 for x from -104 to 64, which is finite and normal: 2^rest with |rest| <= 1/2, times a power of two.
+__device__ __forceinline__ float small_exp_of_negative(float x) {
+  constexpr float kShift = 12583039.0f - 25.0f;  // as in reduce_exp_of_negative
+  const float shifted = fmaf(x, -1.44269504f, kShift);
+  const float rest = fmaf(x, -1.925963033e-8f, fmaf(x, -1.44269504f, kShift - shifted));
+  return approximate_power_of_two(rest) * float_of(bits_of(shifted) << 23);
 }
 
-ROPE_HOST_DEVICE double divide_by_one_to_two(double numerator, double denominator) {
-  return numerator / denominator;
+#else
+
+// exp(-t) for t >= 0, rounding to subnormals and to 0.
+inline float exp_of_negative(float t) {
+  const float bounded = t < 104.0f ? t : 104.0f;                   // exp(-104) < 2^-150
+  const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 has no exponent
+  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
+  const float r = reduced.rest, square = r * r;
+  const float low = multiply_add(r, 0.166665202f, 0.499999934f);
+  const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
+  const float exp_of_r = multiply_add(square, multiply_add(square, high, low), r) + 1.0f;
+  return exp_of_r * reduced.scale * 0x1p-63f;
+}
+
+#endif
+
+ROPE_HOST_DEVICE double exp_of_negative(double t) {
+  return exp(-t);
 }
 
 ROPE_HOST_DEVICE float magnitude_of(float value) {
@@ -121,24 +112,26 @@ struct Sigmoid {
 
 template <typename Real>
 ROPE_HOST_DEVICE Sigmoid<Real> sigmoid_of(Real gate) {
-  const Real e = exp_of_negative(magnitude_of(gate));
-  // Chosen before the division, of which forward needs but one.
-  return {divide_by_one_to_two(gate < Real{0} ? e : Real{1}, Real{1} + e),
-          divide_by_one_to_two(gate < Real{0} ? Real{1} : e, Real{1} + e)};
+  const Real e = exp_of_negative(magnitude_of(gate)), numerator = gate < Real{0} ? e : Real{1};
+  return {numerator / (Real{1} + e), (gate < Real{0} ? Real{1} : e) / (Real{1} + e)};
 }
+
+#if defined(__CUDA_ARCH__)
+// 2^-25 / (exp(-x) * 2^-25 + 2^-25). Largest error, over all x, 3.9 ulp (sm_90). Half the instructions of the formula of
+// magnitudes: gpt-oss' form 66.9 us instead of 73.4, 8 x 14336 with programmatic launch 0.97 instead of 1.24.
+template <>
+ROPE_HOST_DEVICE Sigmoid<float> sigmoid_of(float gate) {
+  // Of NaN, the lower bound.
+  const float bounded = fminf(fmaxf(gate, -104.0f), 64.0f), e = small_exp_of_negative(bounded);
+  const float reciprocal = approximate_reciprocal(e + 0x1p-25f);
+  return {reciprocal * 0x1p-25f, gate > bounded ? 0.0f : reciprocal * e};
+}
+#endif
 
 // sigmoid(x) alone, by the formula that holds for either sign; of NaN any number up to 1.
 ROPE_HOST_DEVICE float sigmoid_value_of(float x) {
 #if defined(__CUDA_ARCH__)
-  // 2^-25 / (exp(-x) * 2^-25 + 2^-25), which is finite and normal down to exp(104), with the exponent as an integer and
-  // a rest, as reduce_exp_of_negative has them. Largest error, over all x, 3.9 ulp (sm_90). Half the instructions of
-  // sigmoid_of: gpt-oss' form 66.9 us instead of 73.4, 8 x 14336 with programmatic launch 0.97 instead of 1.24.
-  const float bounded = fminf(fmaxf(x, -104.0f), 64.0f);
-  constexpr float kShift = 12583039.0f - 25.0f;
-  const float shifted = fmaf(bounded, -1.44269504f, kShift);
-  const float rest = fmaf(bounded, -1.925963033e-8f, fmaf(bounded, -1.44269504f, kShift - shifted));
-  const float scale = float_of(bits_of(shifted) << 23);
-  return approximate_reciprocal(fmaf(approximate_power_of_two(rest), scale, 0x1p-25f)) * 0x1p-25f;
+  return sigmoid_of(x).value;
 #else
   // Bounds as integers, which neither NaN nor a compiler's branches trouble: unsigned, negative floats follow all
   // others and grow with their magnitude; signed, they come before them. exp(104) needs 2^-25 to be finite, and

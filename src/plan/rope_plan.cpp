@@ -387,9 +387,8 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
 bool can_be_long(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t size = dtype_size(problem.geometry->dtype);
   if (size != 2 || plan.vector_elements * size != kLongVectorBytes || has_closer_tokens(problem)) return false;
-  const int pairs = problem.geometry->pairs();
-  if (pairs > kMaxShortPairs || (plan.kernel == RopeKernel::kTokenTable && pairs < kLeastPairsOfLongTables))
-    return false;
+  const int pairs = problem.geometry->pairs(), least = plan.kernel == RopeKernel::kToken ? 0 : kLeastPairsOfLongTables;
+  if (pairs < least || pairs > kMaxShortPairs) return false;
   // Then a block's number is divided by one multiplication.
   const uint64_t blocks = plan.units_per_token / kLanes + 1;
   return can_be_short(problem, plan) && static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);

@@ -5,6 +5,11 @@
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/float16.hpp"
+#include "plan/tuning.hpp"
+
+#if defined(ROPE_X86_KERNELS)
+#include <xmmintrin.h>
+#endif
 
 namespace rope {
 
@@ -13,7 +18,14 @@ namespace {
 struct SwigluJob {
   const SwigluProblem *problem;
   int num_tasks;
+  bool is_streamed;
 };
+
+// Whether out had better not be read into the caches to be written, as what is over an input has been already.
+bool is_worth_streaming(const SwigluProblem &problem) {
+  return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kLeastStreamedCpuBytes &&
+         problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
+}
 
 int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64_t row) {
   int64_t offset = 0;
@@ -79,6 +91,7 @@ void gate_elements(void *context, int index) {
   for (int64_t element = elements.begin; element < elements.end;) {
     const int64_t row = element / columns, column = element % columns;
     GatingRun run = {};
+    run.is_streamed = job.is_streamed;
     run.count = columns - column;
     if (run.count > elements.end - element) run.count = elements.end - element;
     if (has_sums && run.count > summed - element % summed) run.count = summed - element % summed;
@@ -111,6 +124,10 @@ void gate_elements(void *context, int index) {
       sum = {};
     }
   }
+#if defined(ROPE_X86_KERNELS)
+  // Without it whoever is told that the call is done might read what was there before.
+  if (job.is_streamed) _mm_sfence();
+#endif
 }
 
 int32_t count_devices(const char *) {
@@ -145,7 +162,7 @@ rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const Swigl
   SwigluProblem limited = problem;
   if (problem.num_rows != nullptr) limit_rows(&limited);
   if (limited.is_empty()) return ROPE_STATUS_SUCCESS;
-  SwigluJob job = {&limited, plan.num_tasks};
+  SwigluJob job = {&limited, plan.num_tasks, is_worth_streaming(limited)};
   run_tasks(plan.num_tasks, gate_elements, &job);
   return ROPE_STATUS_SUCCESS;
 }

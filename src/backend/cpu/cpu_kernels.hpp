@@ -45,6 +45,7 @@ struct GatingRun {
   const void *row_scale;  // NULL: 1
   int64_t row_scale_stride;
   bool is_row_scale_f32;  // otherwise it has the type of the data
+  bool is_streamed;       // forward: out may go past the caches, and not be seen by others until a store fence
   int64_t count;
 };
 

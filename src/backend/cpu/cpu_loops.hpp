@@ -304,7 +304,7 @@ ROPE_LOOP void gate_contiguous(const GatingRun &run, const Form<RealOf<T>> form)
   const T *gate = static_cast<const T *>(run.in[0]), *up = static_cast<const T *>(run.in[1]);
   T *out = static_cast<T *>(run.out[0]);
   if constexpr (kIsGatedInBlocks<IsPlain, T>) {
-    gate_blocks(gate, up, out, run.count);
+    gate_blocks(gate, up, out, run.count, run.is_streamed);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
     gate_words<IsPlain>(gate, up, out, run.count, form);
   } else {
@@ -381,7 +381,7 @@ void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *va
 template <bool IsPlain, typename Real>
 void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, Real *out) {
   if constexpr (kIsGatedInBlocks<IsPlain, Real>) {
-    gate_blocks(chunk->in[0], chunk->in[1], out, length);
+    gate_blocks(chunk->in[0], chunk->in[1], out, length, false);
   } else {
     for (int64_t i = 0; i < length; ++i) {
       const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
