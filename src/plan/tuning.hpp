@@ -47,7 +47,9 @@ constexpr int64_t kMostHeadsOfFlat = 2;
 // 1.38, 1.36 and 1.39 us, 64 tokens 1.74, 1.64 and 1.62, 384 tokens 5.65, 3.26 and 2.99. With programmatic launch
 // blocks start at a limited rate, and the fewest threads that keep below it win, with 64, 160, 256 and 320: table, 8
 // tokens 0.86, 0.90, 0.92 and 0.94, 64 tokens 1.34, 1.14, 1.22 and 1.37, 384 tokens 5.06, 2.60, 2.19 and 2.03;
-// computed, 256 tokens 3.47, 1.74, 1.79 and 1.77.
+// computed, 256 tokens 3.47, 1.74, 1.79 and 1.77. In a process with one stream, from a table: 64 tokens 1.11, 1.15,
+// 1.24 and 1.39 (with 128 threads 1.36, with two streams 0.99), 256 tokens 3.47, 1.69, 1.81 and 1.74 (with 192 1.69,
+// with two streams 1.90).
 constexpr uint32_t kFewestShortThreads = 64;
 constexpr uint32_t kMaxShortThreads = 320;
 struct ShortThreads {
@@ -56,7 +58,7 @@ struct ShortThreads {
 };
 constexpr ShortThreads kShortThreads[] = {{200, 128}, {INT32_MAX, 256}};
 constexpr ShortThreads kShortThreadsProgrammatic[] = {
-    {60, kFewestShortThreads}, {350, 160}, {700, 256}, {INT32_MAX, kMaxShortThreads}};
+    {60, kFewestShortThreads}, {350, 160}, {INT32_MAX, kMaxShortThreads}};
 
 // RoPE, long launches of one batch and 16 bits: straight code against rows of threads that take whatever there is, us,
 // plain and with programmatic launch. Llama-3-8B's prefill 41.96 and 41.34 against 42.52 and 41.94, Llama-3-70B's 145.4
