@@ -150,7 +150,7 @@ void draw_operands(Random *random, const rope_config_t &config, int64_t batches,
 bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   rope_config_t config = {};
   // Some are what models ask for.
-  const bool is_plain = random->below(4) == 0;
+  const bool is_plain = random->below(4) == 0, is_prefill = is_plain && random->below(3) == 0;
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
   const int32_t head_dims[] = {2, 4, 6, 8, 16, 32, 64, 80, 96, 128, 128, 128, 192, 256, 512, 576, 1024};
   config.struct_size = sizeof config;
@@ -162,6 +162,11 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
       random->below(4) == 0 ? 2 * static_cast<int32_t>(1 + random->below(512)) : head_dims[random->below(17)];
   if (random->below(2) == 0) config.rotary_dim = 2 * static_cast<int32_t>(1 + random->below(config.head_dim / 2));
   if (random->below(4) == 0 && config.head_dim >= 32) config.rotary_dim = config.head_dim / 32 * 16;
+  if (is_prefill) {
+    config.dtype = dtypes[1 + random->below(2)];
+    config.head_dim = 16 * static_cast<int32_t>(4 + random->below(6));
+    config.rotary_dim = 0;
+  }
   if (config.rotary_dim != 0) {
     const int32_t room = config.head_dim - config.rotary_dim;
     const int32_t offsets[] = {0, room, static_cast<int32_t>(random->below(room + 1))};
@@ -176,7 +181,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   if (is_plain) config.out_style = {}, config.pair_block = config.num_axes = 0;
   if (rope::make_rope_geometry("rope_desc_create", config, &scene->geometry) != ROPE_STATUS_SUCCESS) return false;
 
-  int64_t left = int64_t{1} << random->below(sizes.total + 1);
+  int64_t left = int64_t{1} << (is_prefill ? sizes.total : random->below(sizes.total + 1));
   const auto take = [&](int exponent) {
     const int64_t size = std::min(up_to_power(random, exponent), left);
     left /= size;
@@ -186,13 +191,13 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   // Either may be the one that gets large.
   const bool heads_first = random->below(2) == 0;
   if (heads_first) heads[0] = take(sizes.heads - 1);
-  if (config.layout != ROPE_LAYOUT_THD && random->below(3) != 0) batches = take(sizes.batch);
+  if (config.layout != ROPE_LAYOUT_THD && !is_prefill && random->below(3) != 0) batches = take(sizes.batch);
   tokens = take(sizes.tokens - 1);
   if (!heads_first) heads[0] = take(sizes.heads - 1);
   for (int i = 1; i < 3; ++i)
     heads[i] = random->below(3) == 0 ? heads[0] : random->below(2) * std::min(heads[0], 1 + random->below(8));
   if (random->below(16) == 0 && heads[1] > 0) heads[0] = 0;
-  if (is_plain && random->below(2) == 0) heads[0] = 1, heads[1] = random->below(3), heads[2] = 0;
+  if (is_plain && !is_prefill && random->below(2) == 0) heads[0] = 1, heads[1] = random->below(3), heads[2] = 0;
 
   scene->args = {};
   scene->args.struct_size = sizeof scene->args;
@@ -324,6 +329,18 @@ bool is_scattered(rope::RopeKernel kernel) {
   return kernel == rope::RopeKernel::kScattered || kernel == rope::RopeKernel::kScatteredTable;
 }
 
+// Whether a kernel is one of those that take what short launches take, in launches of any size.
+bool is_of_long_launch(rope::RopeKernel kernel) {
+  switch (kernel) {
+    case rope::RopeKernel::kLong:
+    case rope::RopeKernel::kLongTable32:
+    case rope::RopeKernel::kLongTable16:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Whether blocks have rows of threads with a token each.
 bool has_token_rows(rope::RopeKernel kernel) {
   switch (kernel) {
@@ -335,7 +352,7 @@ bool has_token_rows(rope::RopeKernel kernel) {
     case rope::RopeKernel::kTokenTableSequences:
       return true;
     default:
-      return is_scattered(kernel);
+      return is_scattered(kernel) || is_of_long_launch(kernel);
   }
 }
 
@@ -480,21 +497,27 @@ bool allows_table_rows(const Scene &scene, int64_t elements) {
   return allows_table_vectors(scene, elements);
 }
 
-// Whether the kernels of short launches have the problem, if it is one: they know one batch, positions whose distance
-// in bytes has 32 bits whatever their type, one stride for a tensor and its output, and one for cosines and sines.
-bool allows_short(const Scene &scene) {
+// Whether kernels with few parameters have the problem: they know one batch, positions whose distance in bytes has 32
+// bits whatever their type, one stride for a tensor and its output, and one for cosines and sines. Threads behind the
+// last head have an address too, which must not be below all others.
+bool allows_few_parameters(const Scene &scene, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   if (is_general(scene) || is_looked_up(scene) || widest_vectors(scene) == 1) return false;
-  const int64_t elements = 8 / scene.element_size();
   if (problem.batches > 1 || !allows_flat(scene, elements)) return false;
   if (std::abs(problem.positions.token_stride) > INT32_MAX / 8) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].in_stride[rope::kHead] < 0) return false;
     for (const int axis : {rope::kToken, rope::kHead}) {
       if (problem.tensor[i].in_stride[axis] != problem.tensor[i].out_stride[axis]) return false;
     }
   }
   if (is_computed(scene)) return scene.geometry.rotary_dim / 2 <= rope::kMaxShortPairs;
   return problem.table.cos.row_stride == problem.table.sin.row_stride && allows_table_rows(scene, elements);
+}
+
+// Whether the kernels of short launches have the problem, if it is one.
+bool allows_short(const Scene &scene) {
+  return allows_few_parameters(scene, 8 / scene.element_size());
 }
 
 // Whether a launch is short, for what its angles are and how it is launched.
@@ -526,6 +549,23 @@ rope::RopeKernel expected_short_kernel(const Scene &scene, const rope::DeviceInf
   return has_few_vectors(scene, device, most_of_warps) ? rope::RopeKernel::kShortWarp : rope::RopeKernel::kShort;
 }
 
+// Whether q's tokens of a head lie closer together than the heads of a token.
+bool has_closer_tokens(const Scene &scene) {
+  const rope::RotatedTensor &q = scene.problem.tensor[0];
+  return scene.problem.tokens > 1 && q.heads > 1 &&
+         std::abs(q.in_stride[rope::kToken]) < std::abs(q.in_stride[rope::kHead]);
+}
+
+// Whether the kernels of long launches have the problem: types of 16 bits in whole vectors, rows of threads for tokens
+// that do not lie closer than their heads, each thread with a pair at most, and numbers of blocks that one
+// multiplication divides by the parts of a token, of which each has a warp at least.
+bool allows_long(const Scene &scene, int64_t elements) {
+  if (scene.element_size() != 2 || elements != 8 || has_closer_tokens(scene)) return false;
+  if (!allows_few_parameters(scene, elements) || scene.geometry.rotary_dim > 2 * rope::kMaxShortPairs) return false;
+  const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies), most_parts = units / 32 + 1;
+  return units >= rope::kLeastUnitsOfTokenRows && scene.num_tokens() <= UINT32_MAX / (most_parts * most_parts);
+}
+
 // What the headers of plans say of the kernels.
 rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
@@ -547,6 +587,10 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
       return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
     }
     if (!is_from_table && is_flat && heads <= rope::kMostHeadsOfFlat) return rope::RopeKernel::kFlat;
+    if (allows_long(scene, elements)) {
+      if (!is_from_table) return rope::RopeKernel::kLong;
+      return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kLongTable32 : rope::RopeKernel::kLongTable16;
+    }
     if (!is_from_table && (!fits || !has_units)) return rope::RopeKernel::kShared;
   }
   if (!fits) return rope::RopeKernel::kGeneral;
@@ -564,13 +608,6 @@ bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
   if (shares_angles(plan.kernel)) most = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
   return scene.problem.batches > 1 && scene.problem.batches <= std::min(most, int64_t{kLargestGridX}) &&
          std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
-}
-
-// Whether q's tokens of a head lie closer together than the heads of a token.
-bool has_closer_tokens(const Scene &scene) {
-  const rope::RotatedTensor &q = scene.problem.tensor[0];
-  return scene.problem.tokens > 1 && q.heads > 1 &&
-         std::abs(q.in_stride[rope::kToken]) < std::abs(q.in_stride[rope::kHead]);
 }
 
 // "" or what is wrong with blocks that are aligned to tokens.
@@ -600,6 +637,19 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
   return "";
 }
 
+// Whether rows of whole warps leave more than a sixth of a token's threads idle where rows with a thread for each pair,
+// of a warp or more and two to a block, leave none. Threads of a warp may then have several tokens, which look for their
+// sequences together.
+bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
+  if (!has_token_rows(plan.kernel) || is_scattered(plan.kernel) || has_closer_tokens(scene)) return false;
+  if (scene.problem.sequences.is_present) return false;
+  const int64_t units = plan.units_per_token, pairs = scene.geometry.rotary_dim / 2;
+  if (units <= 96 || pairs < 32 || pairs > 64 || units % pairs != 0) return false;
+  int64_t least = INT64_MAX;
+  for (const uint32_t threads : rope::kRopeBlockSizes) least = std::min(least, divide_up(units, threads) * threads);
+  return least * 100 > units * rope::kMostPercentOfThreads;
+}
+
 // The same of blocks whose rows of threads have a token each.
 std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
   const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows;
@@ -612,11 +662,20 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   if (plan.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
   const int64_t close_threads = std::min(32 * divide_up(units, 32), int64_t{rope::kThreadsOfCloserTokens});
   if (plan.is_part_slowest && threads != close_threads) return "other rows beside tokens that lie close together";
-  if (!plan.is_part_slowest && rows > 1 && plan.blocks_per_token > 1) return "blocks and tokens both divided";
+  const int64_t pairs = scene.geometry.rotary_dim / 2;
+  const bool is_cut = has_rows_of_pairs(scene, plan);
+  if (is_cut && threads != pairs) return "other rows than with a thread for each pair";
+  if (!is_cut && threads % 32 != 0) return "a row that ends within a warp";
+  if (!plan.is_part_slowest && !is_cut && rows > 1 && plan.blocks_per_token > 1) {
+    return "blocks and tokens both divided";
+  }
   if (!plan.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
   if (threads * (rows + 1) <= 128) return "room for another row";
-  const int64_t pairs = scene.geometry.rotary_dim / 2;
-  if (plan.shared_bytes != rows * 2 * pairs * 4) return "shared_bytes";
+  const bool is_long = is_of_long_launch(plan.kernel);
+  if (is_long && plan.is_part_slowest) return "parts of a token that do not follow each other";
+  if (is_long && (pairs > rope::kMaxShortPairs || pairs > threads)) return "more pairs than a row keeps";
+  if (is_long && plan.vector_elements != 8) return "vectors that the kernel does not have";
+  if (plan.shared_bytes != rows * 2 * (is_long ? rope::kMaxShortPairs : pairs) * 4) return "shared_bytes";
   // So far on a token's turn comes when those that a device holds are over.
   const int64_t held = int64_t{device.multiprocessors} * rope::kRopeResidentThreads;
   if ((int64_t{plan.tokens_ahead} - 1) * units > held || plan.tokens_ahead * units <= held) return "tokens_ahead";
@@ -679,7 +738,7 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
   if (plan.threads < 1 || int64_t{plan.threads} * plan.thread_rows > 1024) return "threads";
-  if (!is_flat(plan.kernel) && plan.threads % 32 != 0) return "a block that ends within a warp";
+  if (shares_angles(plan.kernel) && plan.threads % 32 != 0) return "a block that ends within a warp";
   if (plan.shared_bytes > kSharedBytes) return "shared_bytes";
   if (plan.is_programmatic != is_programmatic(scene, device)) return "is_programmatic";
 
@@ -767,29 +826,52 @@ class Launch {
     const uint32_t part = plan_.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
     const uint32_t group = plan_.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
     const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
-    return run_unit(token, part * plan_.threads + thread % plan_.threads, row_of_block);
+    const uint32_t column = thread % plan_.threads;
+    if (is_of_long_launch(plan_.kernel)) {
+      if (plan_.is_part_slowest) return "parts that the kernel does not find";
+      // One multiplication finds the group, where there are several parts to tell apart.
+      if (plan_.blocks_per_token > 1 && multiply_by_reciprocal(x, plan_.blocks_per_token) != group) {
+        return "a block of another group";
+      }
+      std::string fault = check_simple_pairs() + check_few_parameters();
+      if (fault.empty()) fault = count_angles_of_row(column);
+      if (!fault.empty()) return fault;
+    }
+    return run_unit(token, part * plan_.threads + column, row_of_block);
+  }
+
+  std::string check_simple_pairs() const {
+    const rope::RopeProblem &problem = scene_.problem;
+    if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
+    if (problem.start_positions.is_present) return "start_positions, which nobody adds";
+    return "";
+  }
+
+  // What the kernels of short launches and of long ones know.
+  std::string check_few_parameters() const {
+    const rope::RopeProblem &problem = scene_.problem;
+    const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
+    if (problem.batches != 1) return "several batches, which nobody tells apart";
+    if (stride != static_cast<int32_t>(stride)) return "positions that are too far apart";
+    return "";
+  }
+
+  // Threads without a unit have an angle too, each at most that of one pair of the row's token.
+  std::string count_angles_of_row(uint32_t column) {
+    const auto pairs = static_cast<uint32_t>(scene_.geometry.rotary_dim / 2);
+    if (column == 0) angles_of_row_ = 0;
+    if (column < pairs) ++angles_of_row_;
+    return column + 1 == plan_.threads && angles_of_row_ != pairs ? "a pair whose angle no thread of the row has" : "";
   }
 
   // The same where the grid has an axis for the parts of a token.
   std::string run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
-    const rope::RopeProblem &problem = scene_.problem;
-    if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
-    if (problem.start_positions.is_present) return "start_positions, which nobody adds";
-    if (is_of_short_launch(plan_.kernel)) {
-      const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
-      if (problem.batches != 1) return "several batches, which nobody tells apart";
-      if (stride != static_cast<int32_t>(stride)) return "positions that are too far apart";
-    }
-    if (plan_.kernel == rope::RopeKernel::kShort) {
-      // Threads without a unit compute angles too, each at most that of one pair of the row's token.
-      if (column == 0) angles_of_row_ = 0;
-      if (static_cast<int>(column) < scene_.geometry.rotary_dim / 2) ++angles_of_row_;
-      if (column + 1 == plan_.threads && angles_of_row_ != static_cast<uint32_t>(scene_.geometry.rotary_dim / 2)) {
-        return "a pair whose angle no thread of the row computes";
-      }
-    }
+    std::string fault = check_simple_pairs();
+    if (fault.empty() && is_of_short_launch(plan_.kernel)) fault = check_few_parameters();
+    if (fault.empty() && plan_.kernel == rope::RopeKernel::kShort) fault = count_angles_of_row(column);
+    if (!fault.empty()) return fault;
     if (plan_.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
@@ -842,7 +924,7 @@ class Launch {
       }
       return rotate(place, unit);
     }
-    if (is_flat(plan_.kernel)) return "a copy, which nobody makes";
+    if (is_flat(plan_.kernel) || is_of_long_launch(plan_.kernel)) return "a copy, which nobody makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.rotary_units_per_head;
@@ -939,9 +1021,10 @@ class Launch {
     if (pairs.empty()) return "a pair in two units";
     const bool has_shared_angles = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kShortWarp ||
                                    plan_.kernel == rope::RopeKernel::kShort;
-    const std::string angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
+    std::string angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
+    if (is_of_long_launch(plan_.kernel)) angle_fault += check_long_table(place);
     if (!angle_fault.empty()) return angle_fault;
-    if (is_of_short_launch(plan_.kernel)) {
+    if (is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel)) {
       const std::string fault = check_short_addresses(place);
       if (!fault.empty()) return fault;
     }
@@ -960,8 +1043,8 @@ class Launch {
     return "";
   }
 
-  // The kernels of short launches have strides of 32 bits, in bytes, and find an output as far from its input as heads
-  // and tokens begin.
+  // The kernels of short launches, and of long ones, have strides of 32 bits, in bytes, and find an output as far from
+  // its input as heads and tokens begin. Threads behind the last head compute an address too.
   std::string check_short_addresses(const Place &place) const {
     const rope::RotatedTensor &tensor = scene_.problem.tensor[place.tensor];
     const auto address_of = [&](const char *data, int64_t token_bytes, int64_t head_bytes) {
@@ -969,6 +1052,7 @@ class Launch {
              static_cast<uintptr_t>(place.token * token_bytes + place.head * head_bytes);
     };
     const int64_t size = scene_.element_size();
+    if (tensor.in_stride[rope::kHead] < 0) return "threads without a head have addresses below all others";
     const uintptr_t in = address_of(tensor.in, static_cast<int32_t>(tensor.in_stride[rope::kToken] * size),
                                     static_cast<int32_t>(tensor.in_stride[rope::kHead] * size));
     const uintptr_t in_to_out = reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in);
@@ -983,11 +1067,12 @@ class Launch {
   }
 
   // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
-  // of its token's pairs and then the sines. Those of short launches have room for as many pairs as they have at most.
+  // of its token's pairs and then the sines. Those of short and of long launches have room for as many pairs as they have at most.
   std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
     const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
-    const int64_t room = is_of_short_launch(plan_.kernel) ? rope::kMaxShortPairs : num_pairs;
+    const bool has_fixed_room = is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel);
+    const int64_t room = has_fixed_room ? rope::kMaxShortPairs : num_pairs;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
       if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
@@ -996,6 +1081,22 @@ class Launch {
       if (pairs[i] + step > num_pairs || num_pairs > room) return "an angle that nobody computes";
       if (cos % step != 0 || sin % step != 0) return "a run of angles that is not aligned";
       if ((sin + step) * 4 > plan_.shared_bytes) return "angles past the block's";
+    }
+    return "";
+  }
+
+  // The entries that the threads of a row read, one each: neighbours, in rows of one stride that 32 bits hold.
+  std::string check_long_table(const Place &place) const {
+    if (plan_.kernel == rope::RopeKernel::kLong) return "";
+    const rope::AngleTable &table = scene_.problem.table;
+    const int64_t size = oracle::element_size(table.dtype), row_bytes = table.cos.row_stride * size;
+    if (size != (plan_.kernel == rope::RopeKernel::kLongTable32 ? 4 : 2)) return "a table of another width";
+    if (table.cos.column_stride != 1 || table.sin.column_stride != 1) return "columns that are apart";
+    if (table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
+    if (row_bytes != static_cast<int32_t>(row_bytes) || table.rows > INT32_MAX) return "rows that 32 bits do not count";
+    const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
+    for (const rope::TableColumns *columns : {&table.cos, &table.sin}) {
+      if (table_row(scene_, *columns, 0, row) % static_cast<uintptr_t>(size) != 0) return "an entry not aligned";
     }
     return "";
   }
@@ -1308,12 +1409,13 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Rows of threads have test cases of their own, too, and so have tokens of few units, hardly any of which are so many
-  // that their launch is long.
+  // Rows of threads have test cases of their own, too, and so have long launches and tokens of few units, hardly any of
+  // which are so many that their launch is long.
   for (int number = 0; number < kKernels; ++number) {
     INFO("kernel " << number);
     const auto kernel = static_cast<rope::RopeKernel>(number);
-    CHECK(of_kernel[number] > (is_flat(kernel) && !is_of_short_launch(kernel) ? 0 : 5));
+    const bool is_seldom = is_flat(kernel) && !is_of_short_launch(kernel);
+    if (!is_of_long_launch(kernel)) CHECK(of_kernel[number] > (is_seldom ? 0 : 5));
     if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
   }
   CHECK(rows_of_batches > 100);
@@ -1452,14 +1554,18 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
   const int32_t axes[64] = {};
   int64_t batches = 1;
   using Kernel = rope::RopeKernel;
-  // Of many vectors, of some, and of few.
+  // Of many vectors, of some, and of few of one batch, and of several batches.
   struct Kernels {
-    Kernel many, some, few;
+    Kernel many, some, few, of_batches;
   };
-  const Kernels computed = {Kernel::kToken, Kernel::kShort, Kernel::kShortWarp};
-  const Kernels table32 = {Kernel::kTokenTable, Kernel::kShortTable32, Kernel::kShortTable32};
-  const Kernels table16 = {Kernel::kTokenTable, Kernel::kShortTable16, Kernel::kShortTable16};
-  const auto always = [](Kernel kernel) { return Kernels{kernel, kernel, kernel}; };
+  const Kernels computed = {Kernel::kLong, Kernel::kShort, Kernel::kShortWarp, Kernel::kToken};
+  const Kernels table32 = {Kernel::kLongTable32, Kernel::kShortTable32, Kernel::kShortTable32, Kernel::kTokenTable};
+  const Kernels table16 = {Kernel::kLongTable16, Kernel::kShortTable16, Kernel::kShortTable16, Kernel::kTokenTable};
+  const auto only_short = [](Kernels kernels) {
+    kernels.many = kernels.of_batches;
+    return kernels;
+  };
+  const auto always = [](Kernel kernel) { return Kernels{kernel, kernel, kernel, kernel}; };
   const auto out_of_place = [&](const rope_config_t &config, rope_args_t *args) {
     args->q_out = compact_tensor(far_address(5), ROPE_DTYPE_BF16, {batches, 64, 8, config.head_dim});
   };
@@ -1561,7 +1667,7 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
        }},
       {"more pairs than a warp or a row of threads keeps", always(Kernel::kToken), rope::Pairing::kHalf,
        [](rope_config_t &config, rope_args_t &) { config.head_dim = 2 * rope::kMaxShortPairs + 16; }},
-      {"more pairs than that by a table", table32, rope::Pairing::kHalf,
+      {"more pairs than that by a table", only_short(table32), rope::Pairing::kHalf,
        [&](rope_config_t &config, rope_args_t &args) {
          config.head_dim = 2 * rope::kMaxShortPairs + 16;
          args = table(ROPE_DTYPE_F32, rope::kMaxShortPairs + 8);
@@ -1612,6 +1718,22 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
          args = table(ROPE_DTYPE_F32, 64);
          args.sin = fake_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64}, {128, 1});
        }},
+      {"F32", only_short(computed), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.dtype = ROPE_DTYPE_F32; }},
+      {"F32 and an F32 table", only_short(table32), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.dtype = ROPE_DTYPE_F32;
+         args = table(ROPE_DTYPE_F32, 64);
+       }},
+      {"tokens closer than heads", only_short(computed), rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.layout = ROPE_LAYOUT_BHSD; }},
+      {"tokens closer than heads, by a table", only_short(table16), rope::Pairing::kHalf,
+       [&](rope_config_t &config, rope_args_t &args) {
+         config.layout = ROPE_LAYOUT_BHSD;
+         args = table(ROPE_DTYPE_F16, 64);
+       }},
+      {"batches closer than tokens", computed, rope::Pairing::kHalf,
+       [](rope_config_t &config, rope_args_t &) { config.layout = ROPE_LAYOUT_SBHD; }},
       {"F64 table", always(Kernel::kGeneral), rope::Pairing::kHalf,
        [&](rope_config_t &, rope_args_t &args) { args = table(ROPE_DTYPE_F64, 64); }},
       {"table of a column a channel", always(Kernel::kGeneral), rope::Pairing::kHalf,
@@ -1730,12 +1852,13 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       const auto shape = is_thd ? std::vector<int64_t>{64, 8, width} : std::vector<int64_t>{batches, 64, 8, width};
       set_problem(&scene, config, shape, args);
       INFO(feature.title << ", " << batches << " batches" << (has_flag ? ", programmatic" : ""));
-      // Several batches have the kernels of many vectors.
+      // Several batches may have become one.
       const bool is_one = scene.problem.batches == 1;
-      CHECK(plan_of(scene, small_device).kernel == feature.kernels.many);
-      CHECK(plan_of(scene, medium_device).kernel == (is_one ? feature.kernels.some : feature.kernels.many));
+      const Kernels &kernels = feature.kernels;
+      CHECK(plan_of(scene, small_device).kernel == (is_one ? kernels.many : kernels.of_batches));
+      CHECK(plan_of(scene, medium_device).kernel == (is_one ? kernels.some : kernels.of_batches));
       for (const rope::DeviceInfo &device : {large_device, old_device}) {
-        CHECK(plan_of(scene, device).kernel == (is_one ? feature.kernels.few : feature.kernels.many));
+        CHECK(plan_of(scene, device).kernel == (is_one ? kernels.few : kernels.of_batches));
       }
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
@@ -1816,7 +1939,8 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
   }
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    if (has_token_rows(static_cast<rope::RopeKernel>(kernel))) CHECK(of_kernel[kernel] > 50);
+    const auto which = static_cast<rope::RopeKernel>(kernel);
+    if (has_token_rows(which) && !is_of_long_launch(which)) CHECK(of_kernel[kernel] > 50);
   }
   CHECK(part_slowest > 50);
   CHECK(several_batches > 50);
@@ -1854,10 +1978,22 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
     rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
     const std::vector<int64_t> shape = {1, 4096, heads, 128};
     set_problem(&scene, config, shape);
-    CHECK(plan_of(scene, kDevices[6]).kernel == (is_enough ? rope::RopeKernel::kToken : rope::RopeKernel::kShared));
+    CHECK(plan_of(scene, kDevices[6]).kernel == (is_enough ? rope::RopeKernel::kLong : rope::RopeKernel::kShared));
     set_problem(&scene, config, shape, table);
     CHECK(plan_of(scene, kDevices[6]).kernel ==
+          (is_enough ? rope::RopeKernel::kLongTable32 : rope::RopeKernel::kTable32));
+    // With as many units in wider elements.
+    config.dtype = ROPE_DTYPE_F32;
+    config.rotary_dim = 64;
+    set_problem(&scene, config, shape);
+    CHECK(plan_of(scene, kDevices[6]).kernel == (is_enough ? rope::RopeKernel::kToken : rope::RopeKernel::kShared));
+    rope_args_t narrow_table = {};
+    narrow_table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 32});
+    narrow_table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 32});
+    set_problem(&scene, config, shape, narrow_table);
+    CHECK(plan_of(scene, kDevices[6]).kernel ==
           (is_enough ? rope::RopeKernel::kTokenTable : rope::RopeKernel::kTable32));
+    config = some_config(ROPE_DTYPE_BF16, 128);
     // Positions that the kernels without a barrier do not add.
     rope_args_t starts = table;
     starts.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
@@ -1891,6 +2027,8 @@ TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
                {Kernel::kTokenTable, Kernel::kTokenTable, Kernel::kGeneral, 2, 64, 8, false, true, kDevices[6]},
                {Kernel::kFlat, Kernel::kFlat, Kernel::kShared, 1, 200, 1, false, false, kDevices[6]},
                {Kernel::kTable32, Kernel::kTable32, Kernel::kGeneral, 2, 64, 1, false, true, kDevices[6]},
+               {Kernel::kLong, Kernel::kToken, Kernel::kShared, 1, 64, 8, false, false, kDevices[6]},
+               {Kernel::kLongTable32, Kernel::kTokenTable, Kernel::kGeneral, 1, 64, 8, false, true, kDevices[6]},
                {Kernel::kShortWarp, Kernel::kToken, Kernel::kShared, 1, 64, 8, false, false, kDevices[4]},
                {Kernel::kShort, Kernel::kToken, Kernel::kShared, 1, 12, 8, false, false, kDevices[6]},
                {Kernel::kShortTable32, Kernel::kTokenTable, Kernel::kGeneral, 1, 64, 8, false, true, kDevices[4]}};
@@ -1921,7 +2059,13 @@ TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
           };
           for (const int axis : {rope::kToken, rope::kHead}) {
             for (const int64_t stride : {int64_t{0}, int64_t{-128}, largest, -largest}) {
-              CHECK(kernel_with(axis, stride) == (is_in && is_out ? one.kernel : one.with_other_strides));
+              // Those of threads without a head must not lead down, and long launches have no tokens closer than heads.
+              const int64_t token_stride = axis == rope::kToken ? stride : 128 * one.heads;
+              const int64_t head_stride = axis == rope::kHead ? stride : 128;
+              const bool is_upwards = head_stride >= 0 || one.kernel == one.with_other_strides;
+              const bool is_far = std::abs(token_stride) >= std::abs(head_stride) || !is_of_long_launch(one.kernel);
+              const bool is_same = is_in && is_out && is_upwards && is_far;
+              CHECK(kernel_with(axis, stride) == (is_same ? one.kernel : one.with_other_strides));
             }
             for (const int64_t stride : {largest + 8, -largest - 8, int64_t{1} << 31, int64_t{1} << 50}) {
               CHECK(kernel_with(axis, stride) == one.with_large_strides);
@@ -1936,15 +2080,19 @@ TEST_CASE("rows of threads need strides of 32 bits, in bytes", "[rope plan]") {
   }
 }
 
-TEST_CASE("short launches need one batch and one stride of what lies twice", "[rope plan]") {
+TEST_CASE("short launches and long ones need one batch and one stride of what lies twice", "[rope plan]") {
   Scene scene;
   using Kernel = rope::RopeKernel;
-  for (const bool has_table : {false, true}) {
-    const Kernel few = has_table ? Kernel::kShortTable16 : Kernel::kShortWarp;
+  for (const int variant : {0, 1, 2, 3}) {
+    const bool has_table = variant % 2 != 0, is_long = variant >= 2;
+    const Kernel few = is_long ? (has_table ? Kernel::kLongTable16 : Kernel::kLong)
+                               : (has_table ? Kernel::kShortTable16 : Kernel::kShortWarp);
     const Kernel other = has_table ? Kernel::kTokenTable : Kernel::kToken;
+    const rope::DeviceInfo device = is_long ? kDevices[6] : kH200;
+    const int64_t tokens = is_long ? 24 : 7;
     const auto kernel_with = [&](int64_t batches, const std::function<void(rope::RopeProblem *)> &change) {
       rope_args_t args = {};
-      const std::vector<int64_t> shape = {batches, 7, 8, 128}, k_shape = {batches, 7, 2, 128};
+      const std::vector<int64_t> shape = {batches, tokens, 8, 128}, k_shape = {batches, tokens, 2, 128};
       args.q_out = compact_tensor(uintptr_t{3} << 60, ROPE_DTYPE_BF16, shape);
       args.k = compact_tensor(uintptr_t{4} << 60, ROPE_DTYPE_BF16, k_shape);
       args.k_out = compact_tensor(uintptr_t{5} << 60, ROPE_DTYPE_BF16, k_shape);
@@ -1953,13 +2101,13 @@ TEST_CASE("short launches need one batch and one stride of what lies twice", "[r
         args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F16, {64, 64});
         args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, {64, 64});
       }
-      args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {7});
+      args.positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {tokens});
       set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), shape, args);
       change(&scene.problem);
-      const rope::RopePlan plan = plan_of(scene, kH200);
+      const rope::RopePlan plan = plan_of(scene, device);
       INFO(describe(scene) << ": " << describe(plan));
-      CHECK(plan.vector_elements == 4);
-      const std::string fault = fault_of(scene, kH200, plan) + Launch(scene, plan).run();
+      CHECK(plan.vector_elements == (is_long ? 8 : 4));
+      const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
       CHECK(fault == "");
       return plan.kernel;
     };
@@ -1981,6 +2129,19 @@ TEST_CASE("short launches need one batch and one stride of what lies twice", "[r
         }
       }
     }
+    // Tokens may follow each other either way, heads only upwards, or be one and the same.
+    for (int i = 0; i < 3; ++i) {
+      for (const int axis : {rope::kToken, rope::kHead}) {
+        for (const int64_t factor : {-1, 0}) {
+          const Kernel expected = axis == rope::kHead && factor < 0 ? other : few;
+          if (is_long && i == 0 && axis == rope::kToken && factor == 0) continue;  // closer than heads
+          CHECK(kernel_with(1, [&](rope::RopeProblem *problem) {
+                  problem->tensor[i].in_stride[axis] *= factor;
+                  problem->tensor[i].out_stride[axis] *= factor;
+                }) == expected);
+        }
+      }
+    }
     // In bytes, of positions of 64 bits.
     const int64_t most = INT32_MAX / 8;
     for (const bool is_64_bit : {false, true}) {
@@ -1998,7 +2159,15 @@ TEST_CASE("short launches need one batch and one stride of what lies twice", "[r
     // That of batches is never used.
     CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->positions.batch_stride = most + 1; }) == few);
     if (!has_table) continue;
-    for (const int64_t stride : {72, 64, 60, -64, 0}) {
+    // Whole vectors, too.
+    const Kernel by_vectors_of_8 = is_long ? other : few;
+    CHECK(kernel_with(1, [](rope::RopeProblem *problem) {
+            problem->table.cos.row_stride = problem->table.sin.row_stride = 60;
+          }) == by_vectors_of_8);
+    for (const auto member : {&rope::AngleTable::cos, &rope::AngleTable::sin}) {
+      CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { (problem->table.*member).column_stride = 2; }) == other);
+    }
+    for (const int64_t stride : {72, 64, 56, -64, 0}) {
       CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->table.cos.row_stride = stride; }) ==
             (stride == 64 ? few : other));
       CHECK(kernel_with(1, [&](rope::RopeProblem *problem) { problem->table.sin.row_stride = stride; }) ==
@@ -2036,6 +2205,264 @@ TEST_CASE("short launches with computed angles have heads of so many pairs", "[r
   }
 }
 
+TEST_CASE("long launches have types of 16 bits, whole vectors, and heads of so many pairs", "[rope plan]") {
+  Scene scene;
+  using Kernel = rope::RopeKernel;
+  enum Angles {
+    kComputed,
+    kFloatTable,
+    kHalfTable,
+    kNumAngles
+  };
+  const Kernel of_long[] = {Kernel::kLong, Kernel::kLongTable32, Kernel::kLongTable16};
+  const Kernel of_others[] = {Kernel::kToken, Kernel::kTokenTable, Kernel::kTokenTable};
+  const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_BF16};
+  const int32_t most = 2 * rope::kMaxShortPairs;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int32_t width : {32, 64, 80, most - 8, most - 16, most, most + 8, most + 16, 2 * most}) {
+        for (int angles = 0; angles < kNumAngles; ++angles) {
+          for (const bool has_other_channels : {false, true}) {
+            rope_config_t config = some_config(dtype, has_other_channels ? width + 16 : width);
+            config.rotary_dim = width;
+            config.style = style;
+            rope_args_t args = {};
+            if (angles != kComputed) {
+              args.cos = compact_tensor(far_address(0), of_table[angles], {64, width / 2});
+              args.sin = compact_tensor(far_address(1), of_table[angles], {64, width / 2});
+            }
+            for (const int multiprocessors : {1, 10000}) {
+              const rope::DeviceInfo device = {true, 0, multiprocessors, 90, 48 << 10};
+              set_problem(&scene, config, {1, 31, 32, config.head_dim}, args);
+              const rope::RopePlan plan = plan_of(scene, device);
+              INFO(describe(scene) << ": " << describe(plan));
+              const bool is_wide = oracle::element_size(dtype) * width / 2 % 16 == 0;
+              const bool is_long = dtype != ROPE_DTYPE_F32 && is_wide && width <= most && multiprocessors == 1;
+              CHECK((plan.kernel == of_long[angles]) == is_long);
+              if (multiprocessors == 1 && is_wide && !is_long) CHECK(plan.kernel == of_others[angles]);
+              CHECK(fault_of(scene, device, plan) == "");
+              if (multiprocessors == 1) CHECK(Launch(scene, plan).run() == "");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rows of threads are as long as heads have pairs where whole warps leave many idle", "[rope plan]") {
+  Scene scene;
+  using Kernel = rope::RopeKernel;
+  struct Case {
+    rope_dtype_t dtype;
+    int32_t head_dim;
+    int64_t heads;
+    uint32_t threads, rows, parts;
+  };
+  const auto check = [&](const Case &one, const rope_config_t &config, int64_t batches, const rope_args_t &args,
+                         Kernel kernel) {
+    std::vector<int64_t> shape = {batches, 43, one.heads, one.head_dim};
+    if (config.layout == ROPE_LAYOUT_THD) shape.erase(shape.begin());
+    set_problem(&scene, config, shape, args);
+    const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.kernel == kernel);
+    CHECK(plan.threads == one.threads);
+    CHECK(plan.thread_rows == one.rows);
+    CHECK(plan.tokens_per_block == one.rows);
+    CHECK(plan.blocks_per_token == one.parts);
+    CHECK(plan.grid_x == (scene.num_tokens() + one.rows - 1) / one.rows * one.parts);
+    CHECK(fault_of(scene, kDevices[6], plan) == "");
+    CHECK(Launch(scene, plan).run() == "");
+  };
+  const auto some_tables = [](int32_t head_dim) {
+    rope_args_t args = {};
+    args.cos = compact_tensor(far_address(0), ROPE_DTYPE_BF16, {64, head_dim / 2});
+    args.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {64, head_dim / 2});
+    return args;
+  };
+  const rope_dtype_t f32 = ROPE_DTYPE_F32, bf16 = ROPE_DTYPE_BF16;
+  const rope_args_t starts = [] {
+    rope_args_t args = {};
+    args.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
+    return args;
+  }();
+  const Case cases[] = {
+      // 200 units: 256 threads, more than 240.
+      {bf16, 80, 40, 40, 3, 5},
+      {f32, 80, 20, 40, 3, 5},
+      // 195, 205 and 240, which rows of 40 do not fill, or need not.
+      {bf16, 80, 39, 128, 1, 2},
+      {bf16, 80, 41, 128, 1, 2},
+      {bf16, 80, 48, 128, 1, 2},
+      // 160 in rows of 160 threads, and 120 in 128.
+      {bf16, 80, 32, 160, 1, 1},
+      {bf16, 80, 24, 128, 1, 1},
+      // 208 units: 249.6 threads are the most. 216: 259.2.
+      {f32, 104, 16, 52, 2, 4},
+      {f32, 72, 24, 128, 1, 2},
+      // Too few pairs for a warp, and too many for two rows of a block.
+      {f32, 40, 40, 128, 1, 2},
+      {f32, 160, 10, 128, 1, 2},
+  };
+  for (const Case &one : cases) {
+    const bool is_wide = one.dtype == bf16;
+    rope_config_t config = some_config(one.dtype, one.head_dim);
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      config.style = style;
+      check(one, config, 1, {}, is_wide ? Kernel::kLong : Kernel::kToken);
+      check(one, config, 1, some_tables(one.head_dim), is_wide ? Kernel::kLongTable16 : Kernel::kTokenTable);
+      check(one, config, 1, starts, Kernel::kToken);
+      rope_args_t both = some_tables(one.head_dim);
+      both.start_positions = starts.start_positions;
+      check(one, config, 1, both, Kernel::kTokenTable);
+      rope_args_t counted = some_tables(one.head_dim);
+      counted.fault = compact_tensor(far_address(3), ROPE_DTYPE_I64, {2});
+      check(one, config, 1, counted, Kernel::kTokenTableAxes);
+      rope_config_t axes = config;
+      axes.num_axes = 2;
+      check(one, axes, 1, {}, Kernel::kTokenAxes);
+    }
+  }
+  // 104 units, for which 128 threads are too many, and 108, for which they are not, with vectors of 8 bytes.
+  const Case narrow = {f32, 104, 4, 52, 2, 2}, narrow_uncut = {f32, 72, 6, 128, 1, 1};
+  for (const Case &one : {narrow, narrow_uncut}) {
+    rope_config_t config = some_config(f32, one.head_dim);
+    config.num_axes = 2;
+    set_problem(&scene, config, {1, 3, one.heads, one.head_dim});
+    const rope::RopePlan plan = plan_of(scene, kH200);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.vector_elements == 2);
+    CHECK(plan.threads == one.threads);
+    CHECK(plan.thread_rows == one.rows);
+    CHECK(plan.blocks_per_token == one.parts);
+    CHECK(fault_of(scene, kH200, plan) == "");
+    CHECK(Launch(scene, plan).run() == "");
+  }
+  // Whole warps look for the sequences of their tokens, and tokens that lie closer than heads have rows of their own.
+  const Case warps = {bf16, 80, 40, 128, 1, 2};
+  rope_config_t config = some_config(bf16, 80);
+  config.layout = ROPE_LAYOUT_THD;
+  rope_args_t sequences = {};
+  sequences.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
+  check(warps, config, 1, sequences, Kernel::kTokenSequences);
+  rope_args_t sequences_by_table = some_tables(80);
+  sequences_by_table.cu_seqlens = sequences.cu_seqlens;
+  check(warps, config, 1, sequences_by_table, Kernel::kTokenTableSequences);
+  config.layout = ROPE_LAYOUT_BHSD;
+  set_problem(&scene, config, {1, 40, 43, 80});
+  const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+  CHECK(plan.kernel == Kernel::kToken);
+  CHECK(plan.threads == rope::kThreadsOfCloserTokens);
+  CHECK(fault_of(scene, kDevices[6], plan) == "");
+}
+
+TEST_CASE("long launches do each piece of work once", "[rope plan]") {
+  Scene scene;
+  const struct {
+    rope_style_t style;
+    int32_t head_dim, rotary_dim, rotary_offset;
+  } heads_of[] = {{ROPE_STYLE_HALF, 128, 0, 0},   {ROPE_STYLE_INTERLEAVED, 128, 0, 0},
+                  {ROPE_STYLE_HALF, 192, 64, 64}, {ROPE_STYLE_INTERLEAVED, 88, 32, 40},
+                  {ROPE_STYLE_HALF, 80, 0, 0},    {ROPE_STYLE_INTERLEAVED, 96, 80, 16}};
+  const int64_t head_counts[][3] = {{8, 2, 0},  {20, 0, 3}, {0, 29, 0}, {0, 1, 17},
+                                    {32, 4, 4}, {41, 8, 8}, {8, 0, 0},  {9, 0, 7}};
+  const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+  int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {}, cut_warps[kKernels] = {};
+  int several_tensors = 0, idle_rows = 0, threads_behind_heads = 0;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const auto &head : heads_of) {
+      for (const auto &heads : head_counts) {
+        for (const rope_dtype_t table : of_table) {
+          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_THD}) {
+            for (const bool is_in_place : {true, false}) {
+              rope_config_t config = some_config(dtype, head.head_dim);
+              config.layout = layout;
+              config.style = head.style;
+              config.rotary_dim = head.rotary_dim;
+              config.rotary_offset = head.rotary_offset;
+              REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+              const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
+              const int64_t tokens = rope::kMostShortTableVectors / units + 2;
+              set_operands(&scene, layout, dtype, 1, tokens, heads, head.head_dim, is_in_place);
+              const bool has_table = table != rope_dtype_t{};
+              if (has_table) {
+                const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
+                scene.args.cos = compact_tensor(far_address(0), table, shape);
+                scene.args.sin = compact_tensor(far_address(1), table, shape);
+              }
+              const rope_status_t status =
+                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              INFO(rope::last_error());
+              REQUIRE(status == ROPE_STATUS_SUCCESS);
+              const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+              INFO(describe(scene) << ": " << describe(plan));
+              const bool has_copies = !is_in_place && head.rotary_dim != 0;
+              const bool has_rows = units >= rope::kLeastUnitsOfTokenRows;
+              if (is_of_long_launch(plan.kernel) != (has_rows && !has_copies)) FAIL("kernel");
+              const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+              if (!fault.empty()) FAIL(fault);
+              const auto kernel = static_cast<int>(plan.kernel);
+              ++of_kernel[kernel];
+              several_parts[kernel] += plan.blocks_per_token > 1;
+              several_rows[kernel] += plan.thread_rows > 1;
+              cut_warps[kernel] += plan.threads % 32 != 0;
+              if (!is_of_long_launch(plan.kernel)) continue;
+              several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
+              idle_rows += tokens % plan.thread_rows != 0;
+              threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units_per_token;
+            }
+          }
+        }
+      }
+    }
+  }
+  for (int kernel = 0; kernel < kKernels; ++kernel) {
+    INFO("kernel " << kernel);
+    if (!is_of_long_launch(static_cast<rope::RopeKernel>(kernel))) continue;
+    CHECK(of_kernel[kernel] > 100);
+    CHECK(several_parts[kernel] > 50);
+    CHECK(several_rows[kernel] > 20);
+    CHECK(cut_warps[kernel] > 5);
+  }
+  CHECK(several_tensors > 100);
+  CHECK(idle_rows > 20);
+  CHECK(threads_behind_heads > 100);
+}
+
+TEST_CASE("one multiplication divides blocks of the largest long launches by the parts of a token", "[rope plan]") {
+  Scene scene;
+  Random random(8);
+  int several_rows = 0, divided = 0;
+  int64_t wrong = 0;
+  for (const int32_t head_dim : {32, 64, 80, 128}) {
+    for (int64_t heads = 4; heads < 9000; heads += 1 + heads / 64) {
+      const int64_t units = heads * head_dim / 16, warps = units / 32 + 1;
+      if (units < rope::kLeastUnitsOfTokenRows) continue;
+      set_problem(&scene, ROPE_DTYPE_BF16, 1, UINT32_MAX / (warps * warps), heads, head_dim);
+      const rope::RopePlan plan = plan_of(scene, kH200);
+      INFO(describe(scene) << ": " << describe(plan));
+      const std::string fault = fault_of(scene, kH200, plan);
+      if (!fault.empty()) FAIL(fault);
+      REQUIRE(is_of_long_launch(plan.kernel));
+      several_rows += plan.blocks_per_token > 1 && plan.thread_rows > 1;
+      const uint32_t parts = plan.blocks_per_token, last = plan.grid_x - 1;
+      if (parts == 1) continue;
+      ++divided;
+      const auto check = [&](uint32_t n) { wrong += n <= last && multiply_by_reciprocal(n, parts) != n / parts; };
+      for (uint32_t n = 0; n <= 2 * parts; ++n) check(n);
+      for (uint32_t below = 0; below <= std::min(2 * parts, last); ++below) check(last - below);
+      for (int i = 0; i < 1000; ++i) {
+        const auto multiple = static_cast<uint32_t>(random.below(last / parts + 1)) * parts;
+        for (const uint32_t n : {multiple, multiple + 1, multiple + parts - 1}) check(n);
+      }
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(several_rows > 0);
+  CHECK(divided > 200);
+}
+
 TEST_CASE("rows of threads need heads that are cut alike, into several units", "[rope plan]") {
   Scene scene;
   const auto kernel_of = [&](const rope_config_t &config, const int64_t(&heads)[2], bool copies_q, bool copies_k) {
@@ -2053,17 +2480,19 @@ TEST_CASE("rows of threads need heads that are cut alike, into several units", "
     return plan.kernel;
   };
   const rope::RopeKernel token = rope::RopeKernel::kToken, shared = rope::RopeKernel::kShared;
+  const rope::RopeKernel without_copies = rope::RopeKernel::kLong;
   rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
   for (const bool copies_q : {false, true}) {
     for (const bool copies_k : {false, true}) {
       // Whole heads have nothing to copy.
       config.rotary_dim = 128;
-      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == token);
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == without_copies);
       config.rotary_dim = 64;
-      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == (copies_q == copies_k ? token : shared));
+      const rope::RopeKernel alike = copies_q || copies_k ? token : without_copies;
+      CHECK(kernel_of(config, {16, 4}, copies_q, copies_k) == (copies_q == copies_k ? alike : shared));
       // Who has no heads does not count.
-      CHECK(kernel_of(config, {16, 0}, copies_q, copies_k) == token);
-      CHECK(kernel_of(config, {0, 16}, copies_q, copies_k) == token);
+      CHECK(kernel_of(config, {16, 0}, copies_q, copies_k) == alike);
+      CHECK(kernel_of(config, {0, 16}, copies_q, copies_k) == alike);
     }
   }
   config.rotary_dim = 64;
@@ -2112,6 +2541,11 @@ TEST_CASE("rows of threads need tokens that one grid holds", "[rope plan]") {
       const int64_t most_tokens = most / (heads * 8 / 32 + 1);
       CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens, heads, 128).kernel == rope::RopeKernel::kToken);
       CHECK(plan_with(ROPE_DTYPE_BF16, most_tokens + 1, heads, 128).kernel == rope::RopeKernel::kShared);
+      // Those that a block's number is divided for are fewer.
+      const int64_t warps = heads * 8 / 32 + 1, most_of_long = UINT32_MAX / (warps * warps);
+      const rope::RopeKernel fewer = has_closer_tokens ? rope::RopeKernel::kToken : rope::RopeKernel::kLong;
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_of_long, heads, 128).kernel == fewer);
+      CHECK(plan_with(ROPE_DTYPE_BF16, most_of_long + 1, heads, 128).kernel == rope::RopeKernel::kToken);
     }
     const rope::RopePlan scattered = plan_with(ROPE_DTYPE_BF16, most, 8, 4);
     CHECK(scattered.kernel == rope::RopeKernel::kScattered);
@@ -2165,7 +2599,7 @@ TEST_CASE("short launches have narrower vectors, and mostly kernels of their own
           INFO(tokens << " tokens on " << multiprocessors << " multiprocessors of sm_" << capability << ": "
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
-          const Kernel many[] = {Kernel::kToken, Kernel::kTokenTable, Kernel::kTokenTable, Kernel::kTokenAxes};
+          const Kernel many[] = {Kernel::kLong, Kernel::kLongTable32, Kernel::kLongTable16, Kernel::kTokenAxes};
           const Kernel few[] = {is_warp ? Kernel::kShortWarp : Kernel::kShort, Kernel::kShortTable32,
                                 Kernel::kShortTable16, Kernel::kTokenAxes};
           REQUIRE(plan.kernel == (is_few ? few : many)[angles]);
@@ -2781,7 +3215,8 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     const auto threads_of = [](int64_t threads, int64_t blocks, int64_t tokens) {
       return static_cast<double>(threads * blocks) / static_cast<double>(tokens);
     };
-    const double spent = threads_of(plan.threads, plan.blocks_per_token, plan.tokens_per_block);
+    const int64_t rows = has_long_rows ? plan.thread_rows : 1;
+    const double spent = threads_of(plan.threads * rows, plan.blocks_per_token, plan.tokens_per_block);
     for (const uint32_t threads : rope::kRopeBlockSizes) {
       const uint32_t units = plan.units_per_token;
       const double other = threads_of(threads, divide_up(units, threads), std::max(threads / units, 1u));
@@ -2930,10 +3365,20 @@ TEST_CASE("a plan in words", "[rope plan]") {
   rope_args_t wide_rows = {};
   wide_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
   wide_rows.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
+  rope_args_t narrow_rows = {};
+  narrow_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_BF16, {4096, 64});
+  narrow_rows.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {4096, 64});
+  const std::string shape_of_many =
+      " kernel, vectors of 16 bytes, grid 8192 x 1 of 128 threads, 512 bytes shared, 67.1089 MB read and written";
+  set_problem(&scene, config, {1, 4096, 32, 128});
+  CHECK(explain(scene, kH200) == "rope F16 interleaved on CUDA: long angles" + shape_of_many);
+  for (const rope_args_t &rows : {wide_rows, narrow_rows}) {
+    set_problem(&scene, config, {1, 4096, 32, 128}, rows);
+    CHECK(explain(scene, kH200) == "rope F16 interleaved on CUDA: long table" + shape_of_many);
+  }
+  wide_rows.start_positions = compact_tensor(far_address(2), ROPE_DTYPE_I64, {1});
   set_problem(&scene, config, {1, 4096, 32, 128}, wide_rows);
-  const std::string shared_rows = explain(scene, kH200);
-  INFO(shared_rows);
-  CHECK(shared_rows.rfind("rope F16 interleaved on CUDA: token table kernel, vectors of ", 0) == 0);
+  CHECK(explain(scene, kH200) == "rope F16 interleaved on CUDA: token table" + shape_of_many);
 
   rope_args_t by_sequence = {};
   by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
