@@ -1,7 +1,8 @@
 // sanitize_tests.cpp - every kernel of the library in few and small calls, for tools that make each of them slow
 //
 // ROPE_TEST_EXACT_MEMORY=1 compute-sanitizer --tool memcheck rope_api_tests "[sanitize]", and so racecheck, initcheck
-// and synccheck: results are compared with the oracle as ever, and each tensor has device memory of its own.
+// and synccheck: results are compared with the oracle as ever, and each tensor has device memory of its own. The kernels
+// of long launches are reached in rope_long_tests.cpp, under the same tag.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <string>

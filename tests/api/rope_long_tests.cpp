@@ -1,0 +1,337 @@
+// rope_long_tests.cpp - launches that are long on any GPU, of what the kernels of long launches take
+//
+// RopeCase would take seconds for each: here an element has one conversion, and only those that are not plainly the
+// nearest value are held against the tolerance. Gaps between tokens and heads, channels outside the window and the
+// heads of v, which nobody rotates, are part of NaNs and must stay as they are.
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/device.hpp"
+#include "support/tolerance.hpp"
+
+namespace {
+
+// Vectors of 16 bytes, counting one of the two of a unit, that are many for each of so many multiprocessors.
+constexpr int64_t most_multiprocessors = 160;
+constexpr int64_t many_vectors = 1000 * most_multiprocessors, many_vectors_by_table = 1900 * most_multiprocessors;
+constexpr int64_t table_rows = 50;
+
+enum class Operands {
+  kSeparate,
+  kPacked  // heads of q, k and v in one tensor
+};
+
+struct Request {
+  rope_dtype_t dtype;
+  rope_style_t style;
+  int64_t q_heads, k_heads;
+  int32_t head_dim, rotary_dim, rotary_offset;
+  bool is_in_place;
+  Operands operands;
+  rope_dtype_t table, positions;  // 0: none
+
+  int pairs() const { return rotary_dim / 2; }
+  int64_t heads() const { return q_heads + k_heads; }
+  // Of an odd number, so that the last block has idle rows.
+  int64_t tokens() const {
+    const int64_t vectors_per_token = heads() * pairs() / 8;
+    return ((table ? many_vectors_by_table : many_vectors) / vectors_per_token + 2) | 1;
+  }
+
+  std::string describe() const {
+    std::ostringstream text;
+    text << oracle::dtype_name(dtype) << (style == ROPE_STYLE_HALF ? " half" : " interleaved") << ", " << tokens()
+         << " tokens of " << q_heads << " + " << k_heads << " heads of " << head_dim << " channels, " << rotary_dim
+         << " from " << rotary_offset << (is_in_place ? ", in place" : ", out of place")
+         << (operands == Operands::kPacked ? ", packed" : "");
+    if (table) text << ", table " << oracle::dtype_name(table);
+    if (positions) text << ", positions " << oracle::dtype_name(positions);
+    return text.str();
+  }
+};
+
+// With a table, every third token has no row: behind it, far behind, negative, and, of 64 bits, one that the lower 32
+// bits would make a row.
+int64_t position_at(const Request &request, int64_t token) {
+  if (!request.positions) return token;
+  constexpr int64_t int32_max = std::numeric_limits<int32_t>::max(), int64_max = std::numeric_limits<int64_t>::max();
+  if (!request.table) return request.positions == ROPE_DTYPE_I64 ? (token - 500) * 123456789 : 13 * token - 70000;
+  const int64_t narrow[] = {table_rows, -1, int32_max, -int32_max - 1, -table_rows, table_rows + 1};
+  const int64_t wide[] = {
+      table_rows, -1, int64_t{1} << 32, (int64_t{1} << 32) + 3, -(int64_t{1} << 32) + 3, int64_max, -int64_max - 1};
+  const int64_t lost = token / 3;
+  if (token % 3 != 1) return token * 7 % table_rows;
+  return request.positions == ROPE_DTYPE_I64 ? wide[lost % 7] : narrow[lost % 6];
+}
+
+// Between 2^-4 and 2^4, of either sign.
+void fill_heads(const rope_tensor_t &tensor, Random *random) {
+  const bool is_half = tensor.dtype == ROPE_DTYPE_F16;
+  const int mantissa_bits = is_half ? 10 : 7, smallest_exponent = is_half ? 11 : 123;
+  for (int64_t token = 0; token < tensor.shape[1]; ++token) {
+    for (int64_t head = 0; head < tensor.shape[2]; ++head) {
+      auto *elements = static_cast<uint16_t *>(element_at(tensor, {0, token, head, 0}));
+      uint64_t bits = 0;
+      for (int64_t channel = 0; channel < tensor.shape[3]; ++channel) {
+        bits = channel % 4 == 0 ? random->bits() : bits >> 16;
+        const auto exponent = static_cast<unsigned>(smallest_exponent) + (bits >> 12 & 7u);
+        elements[channel] =
+            static_cast<uint16_t>((bits & 0x8000u) | exponent << mantissa_bits | (bits & ((1u << mantissa_bits) - 1)));
+      }
+    }
+  }
+}
+
+class LongLaunch {
+ public:
+  explicit LongLaunch(const Request &request) : request_(request), workspace_(91) {
+    Placement placement;
+    placement.gap(1, 16).gap(2, 8);
+    const int64_t tokens = request.tokens();
+    const bool is_packed = request.operands == Operands::kPacked;
+    const auto make = [&](int64_t heads) {
+      return workspace_.tensor(request.dtype, {1, tokens, heads, request.head_dim}, placement);
+    };
+    const auto make_pair = [&](rope_tensor_t *q, rope_tensor_t *k) {
+      if (is_packed) {
+        const rope_tensor_t both = make(request.heads() + 2);  // two of v
+        *q = narrow(both, 2, 0, request.q_heads);
+        *k = narrow(both, 2, request.q_heads, request.k_heads);
+      } else {
+        *q = make(request.q_heads);
+        if (request.k_heads > 0) *k = make(request.k_heads);
+      }
+    };
+    make_pair(&args_.q, &args_.k);
+    if (!request.is_in_place) make_pair(&args_.q_out, &args_.k_out);
+    for (const rope_tensor_t *tensor : {&args_.q, &args_.k}) {
+      if (tensor->ndim > 0) fill_heads(*tensor, &workspace_.random());
+    }
+    if (request.positions) {
+      args_.positions = workspace_.tensor(request.positions, {tokens});
+      workspace_.fill_integers(args_.positions, [&](const Index &index) { return position_at(request, index[0]); });
+    }
+    if (request.table) {
+      // As columns of one cache.
+      Placement rows;
+      rows.gap(0, 8);
+      const rope_tensor_t both = workspace_.tensor(request.table, {table_rows, request.rotary_dim}, rows);
+      args_.cos = narrow(both, 1, 0, request.pairs());
+      args_.sin = narrow(both, 1, request.pairs(), request.pairs());
+      workspace_.fill(both, [&](const Index &) { return workspace_.random().uniform(-1, 1); });
+    }
+    workspace_.freeze();
+  }
+
+  void check() {
+    INFO(request_.describe());
+    for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+      std::vector<std::byte> first;
+      for (const Device &device : devices()) {
+        const bool is_cuda = device.kind == ROPE_DEVICE_CUDA;
+        for (const bool has_flag : {false, true}) {
+          if (has_flag && !is_cuda) continue;
+          INFO(name_of(direction) << " on " << device << (has_flag ? ", programmatic" : ""));
+          args_.flags = has_flag ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+          const RopeDesc desc = create(config(device));
+          if (is_cuda) check_kernel(desc);
+          workspace_.restore();
+          const rope_status_t status = run(device, desc.get(), direction, args_, workspace_);
+          INFO(rope_last_error());
+          REQUIRE(status == ROPE_STATUS_SUCCESS);
+          if (first.empty()) {
+            verify(direction);
+            std::string where;
+            const bool is_untouched = workspace_.untouched_elsewhere(&where);
+            INFO(where);
+            CHECK(is_untouched);
+            first = workspace_.image();
+          } else {
+            CHECK(workspace_.guards_hold());
+            const bool has_same_bits = workspace_.image() == first;
+            CHECK(has_same_bits);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  struct Angle {
+    oracle::Rotation exact;
+    double cos, sin;
+    oracle::Real length, error;
+  };
+
+  rope_config_t config(const Device &device) const {
+    rope_config_t config = rope_config_for(device, request_.head_dim);
+    config.dtype = request_.dtype;
+    config.style = request_.style;
+    config.rotary_dim = request_.rotary_dim;
+    config.rotary_offset = request_.rotary_offset;
+    if (request_.table) config.theta = 0;
+    return config;
+  }
+
+  void check_kernel(const RopeDesc &desc) const {
+    char text[256] = "";
+    REQUIRE(rope_explain(desc.get(), &args_, text, sizeof text) == ROPE_STATUS_SUCCESS);
+    INFO(text);
+    CHECK(std::strstr(text, request_.table ? ": long table kernel, " : ": long angles kernel, ") != nullptr);
+  }
+
+  std::vector<Angle> angles_of(int64_t position, Direction direction) const {
+    std::vector<Angle> angles;
+    for (int pair = 0; pair < request_.pairs(); ++pair) {
+      Angle angle = {};
+      if (request_.table) {
+        angle.exact = {value_at(args_.cos, {position, pair}), value_at(args_.sin, {position, pair})};
+      } else {
+        const oracle::Real frequency = oracle::frequency(10000, request_.rotary_dim, pair);
+        angle.exact = oracle::rotation(position, frequency);
+        angle.error = tolerance::phase(position, frequency);
+      }
+      angle.length = std::hypot(angle.exact.cos, angle.exact.sin);
+      angle.cos = static_cast<double>(angle.exact.cos);
+      angle.sin = static_cast<double>(angle.exact.sin);
+      if (direction == Direction::Backward) angle.sin = -angle.sin;
+      angles.push_back(angle);
+    }
+    return angles;
+  }
+
+  bool is_lost(int64_t position) const { return request_.table && (position < 0 || position >= table_rows); }
+
+  void verify(Direction direction) {
+    int64_t wrong = 0, lost = 0;
+    const int64_t bytes = request_.rotary_dim * oracle::element_size(request_.dtype);
+    const rope_tensor_t *in[] = {&args_.q, &args_.k};
+    const rope_tensor_t *out[] = {&args_.q_out, &args_.k_out};
+    std::vector<std::vector<Angle>> of_rows;
+    for (int64_t row = 0; row < table_rows && request_.table; ++row) of_rows.push_back(angles_of(row, direction));
+    std::vector<Angle> of_position;
+    for (int64_t token = 0; token < request_.tokens(); ++token) {
+      const int64_t position = position_at(request_, token);
+      lost += is_lost(position);
+      if (!request_.table) of_position = angles_of(position, direction);
+      for (int i = 0; i < 2; ++i) {
+        if (in[i]->ndim == 0) continue;
+        const rope_tensor_t from = workspace_.before(*in[i]), &to = request_.is_in_place ? *in[i] : *out[i];
+        for (int64_t head = 0; head < from.shape[2]; ++head) {
+          const Index at = {0, token, head, request_.rotary_offset};
+          const auto *read = static_cast<const std::byte *>(element_at(from, at));
+          auto *written = static_cast<std::byte *>(element_at(to, at));
+          if (is_lost(position)) {
+            wrong += std::memcmp(read, written, static_cast<size_t>(bytes)) != 0;
+          } else {
+            wrong += count_wrong(read, written, request_.table ? of_rows[static_cast<size_t>(position)] : of_position);
+          }
+          workspace_.block_of(written)->expect_as_now(written, bytes);
+        }
+      }
+    }
+    INFO(lost << " of " << request_.tokens() << " tokens without a row");
+    CHECK((lost > 0) == (request_.table && (request_.positions || request_.tokens() > table_rows)));
+    CHECK(wrong == 0);
+  }
+
+  // Elements of a head's window that are not right.
+  int64_t count_wrong(const std::byte *read, const std::byte *written, const std::vector<Angle> &angles) const {
+    const int64_t size = oracle::element_size(request_.dtype);
+    // An element this close is the nearest value.
+    const double close = request_.dtype == ROPE_DTYPE_F16 ? 0x1p-12 : 0x1p-9;
+    const bool is_half = request_.style == ROPE_STYLE_HALF;
+    int64_t wrong = 0;
+    for (int pair = 0; pair < request_.pairs(); ++pair) {
+      const int64_t first = (is_half ? pair : 2 * pair) * size;
+      const int64_t second = first + (is_half ? request_.pairs() : 1) * size;
+      const Angle &angle = angles[static_cast<size_t>(pair)];
+      const auto value = [&](const std::byte *at) { return static_cast<double>(oracle::decode(request_.dtype, at)); };
+      const double x = value(read + first), y = value(read + second);
+      const double exact[] = {x * angle.cos - y * angle.sin, x * angle.sin + y * angle.cos};
+      const double actual[] = {value(written + first), value(written + second)};
+      for (const int member : {0, 1}) {
+        if (std::fabs(actual[member] - exact[member]) <= close * std::fabs(actual[member])) continue;
+        const oracle::Real length = std::hypot(x, y) * angle.length;
+        const oracle::Real slack = tolerance::rope_slack(request_.dtype, length, angle.error);
+        wrong += !tolerance::accepts(request_.dtype, actual[member], exact[member], slack);
+      }
+    }
+    return wrong;
+  }
+
+  Request request_;
+  Workspace workspace_;
+  rope_args_t args_ = rope_args();
+};
+
+constexpr rope_dtype_t bf16 = ROPE_DTYPE_BF16, f16 = ROPE_DTYPE_F16, f32 = ROPE_DTYPE_F32;
+constexpr rope_dtype_t i32 = ROPE_DTYPE_I32, i64 = ROPE_DTYPE_I64, none = 0;
+constexpr rope_style_t half = ROPE_STYLE_HALF, interleaved = ROPE_STYLE_INTERLEAVED;
+constexpr Operands separate = Operands::kSeparate, packed = Operands::kPacked;
+
+}  // namespace
+
+TEST_CASE("long launches with computed angles", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, half, 32, 8, 128, 128, 0, true, separate, none, i32},
+                              {f16, interleaved, 32, 8, 128, 128, 0, false, separate, none, i64}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of 40 heads of 80 channels", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, interleaved, 40, 0, 80, 80, 0, true, separate, none, none},
+                              {f16, half, 32, 8, 80, 80, 0, false, packed, none, i32}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of 40 heads of 80 channels, by tables", "[rope][long][tables][sanitize]") {
+  const Request request = {bf16, half, 36, 4, 80, 80, 0, false, separate, f32, i64};
+  LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of part of each head", "[rope][long]") {
+  const Request requests[] = {{bf16, half, 23, 0, 128, 64, 0, true, separate, none, i64},
+                              {f16, interleaved, 13, 5, 112, 96, 16, true, packed, none, none}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of packed heads", "[rope][long][sanitize]") {
+  const Request request = {bf16, interleaved, 28, 5, 64, 64, 0, false, packed, none, i32};
+  LongLaunch(request).check();
+}
+
+TEST_CASE("long launches with two tokens in a block", "[rope][long][sanitize]") {
+  const Request request = {f16, half, 7, 1, 128, 128, 0, true, packed, none, i64};
+  LongLaunch(request).check();
+}
+
+TEST_CASE("long launches by F32 tables, some tokens without a row", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {{bf16, half, 32, 8, 128, 128, 0, false, separate, f32, i32},
+                              {f16, interleaved, 28, 3, 64, 64, 0, true, packed, f32, i64}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("the same in the other styles", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {{bf16, interleaved, 7, 1, 128, 128, 0, true, separate, f32, i32},
+                              {f16, half, 17, 0, 128, 64, 32, true, packed, f32, i64}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches by tables of 16 bits, some tokens without a row", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {{bf16, interleaved, 8, 1, 128, 128, 0, false, packed, bf16, i64},
+                              {f16, half, 13, 2, 112, 96, 16, true, separate, f16, i32}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches by tables of another type", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {{bf16, half, 16, 0, 128, 64, 64, true, separate, f16, none},
+                              {f16, interleaved, 10, 1, 128, 128, 0, false, packed, bf16, i32}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
