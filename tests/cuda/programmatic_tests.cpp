@@ -17,12 +17,14 @@ namespace {
 
 constexpr int64_t batches = 2, q_heads = 8, k_heads = 4, table_rows = 200;
 constexpr int32_t head_dim = 128, pairs = head_dim / 2;
+// Of 12 heads of 128 channels of 16 bits, more than are few by tables on up to 160 multiprocessors.
+constexpr int64_t many_tokens = 1600;
 constexpr uint32_t programmatic = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
 
 struct Setup {
   rope_dtype_t dtype;
   rope_style_t style;
-  int64_t tokens;  // of each batch
+  int64_t tokens;  // of each batch, which positions make one
 
   std::string describe() const {
     std::ostringstream text;
@@ -191,6 +193,10 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   };
   steps.add_tables("F32 tables", on.cos32, on.sin32);
   steps.add_rope("by F32 tables", forward, config, with_table(on.cos32, on.sin32));
+  args = with_table(on.cos32, on.sin32);
+  args.start_positions = on.start_positions;
+  args.position_offset = -7;
+  steps.add_rope("by F32 tables, from start_positions on", forward, config, args);
   steps.add_tables("BF16 tables", on.cos16, on.sin16);
   steps.add_rope("by BF16 tables", backward, config, with_table(on.cos16, on.sin16));
   args = rope_args();
@@ -347,7 +353,9 @@ std::vector<Setup> all_setups() {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
       setups.push_back({dtype, style, 4});
     }
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) setups.push_back({dtype, style, 700});
+    // Of 16 bits, launches are long by tables too.
+    setups.push_back({ROPE_DTYPE_F32, style, 700});
+    setups.push_back({ROPE_DTYPE_BF16, style, many_tokens});
   }
   return setups;
 }
@@ -461,14 +469,25 @@ TEST_CASE("a captured call starts early where it has the flag and the GPU can", 
 
 TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
-  const char *kernels[] = {
-      ": own angles kernel, ",       ": own table kernel, ",         ": short warp angles kernel, ",
-      ": short angles kernel, ",     ": short table kernel, ",       ": shared angles kernel, ",
-      ": token angles kernel, ",     ": token axis angles kernel, ", ": token sequence angles kernel, ",
-      ": token table kernel, ",      ": token axis table kernel, ",  ": token sequence table kernel, ",
-      ": scattered angles kernel, ", ": scattered table kernel, ",   ": general kernel, "};
+  const char *kernels[] = {": own angles kernel, ",
+                           ": own table kernel, ",
+                           ": short warp angles kernel, ",
+                           ": short angles kernel, ",
+                           ": short table kernel, ",
+                           ": shared angles kernel, ",
+                           ": long angles kernel, ",
+                           ": long table kernel, ",
+                           ": token angles kernel, ",
+                           ": token axis angles kernel, ",
+                           ": token sequence angles kernel, ",
+                           ": token table kernel, ",
+                           ": token axis table kernel, ",
+                           ": token sequence table kernel, ",
+                           ": scattered angles kernel, ",
+                           ": scattered table kernel, ",
+                           ": general kernel, "};
   std::string explanations;
-  for (const int64_t tokens : {4, 300, 1400}) {
+  for (const int64_t tokens : {int64_t{4}, int64_t{300}, many_tokens}) {
     const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, tokens});
     for (const Step &step : chain.steps()) explanations += step.explanation + '\n';
   }
