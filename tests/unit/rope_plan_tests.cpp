@@ -3388,6 +3388,12 @@ TEST_CASE("a plan in words", "[rope plan]") {
         "rope F16 interleaved on CUDA: token sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of "
         "128 "
         "threads, 1024 bytes shared, 0.262144 MB read and written");
+  by_sequence.cos = wide_rows.cos;
+  by_sequence.sin = wide_rows.sin;
+  set_problem(&scene, config, {64, 8, 128}, by_sequence);
+  CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
+        "rope F16 interleaved on CUDA: token sequence table kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
+        "1024 bytes shared, 0.262144 MB read and written");
 
   config.layout = ROPE_LAYOUT_BSHD;
   config.out_style = ROPE_STYLE_HALF;
