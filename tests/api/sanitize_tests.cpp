@@ -82,6 +82,8 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
       requests.check(requests.small().positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered()));
       requests.check(requests.small().heads(2, 1));
       requests.check(requests.small().batch(1));
+      // Threads behind the last head have a pair to compute, and k has no head that they could point to.
+      for (const int64_t tokens : {1, 410}) requests.small(128).batch(1).tokens(tokens).heads(3, 0).check();
       requests.check(requests.large());
       // Several batches are no short launch.
       requests.check(requests.large().batch(2).tokens(many_tokens / 2));
