@@ -125,7 +125,7 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     for (const rope_dtype_t table : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
       request.args.cos = request.workspace.tensor(table, {9, 32});
       request.args.sin = request.workspace.tensor(table, {9, 32});
-      CHECK(has(request.explain(), ": long table kernel, "));
+      CHECK(has(request.explain(), ": token table kernel, "));
     }
     request.args.cos = request.args.sin = {};
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 8, 64});

@@ -308,6 +308,8 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     if (i > 0) params->tensor_begins[i - 1] = is_present ? static_cast<uint32_t>(next_head) : ~uint32_t{0};
+    // Threads without a unit may compute an address there.
+    params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
     const int64_t head_bytes = tensor.in_stride[kHead] * size;
