@@ -193,8 +193,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float);
   if (plan.kernel == RopeKernel::kShortWarp) return plan.units_per_block / kLanes * (2 * kMaxShortPairs * kFloat);
-  if (plan.kernel == RopeKernel::kShort || is_long(plan.kernel))
-    return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
+  const bool has_room_for_most = plan.kernel == RopeKernel::kShort || is_long(plan.kernel);
+  if (has_room_for_most) return plan.thread_rows * (2 * kMaxShortPairs * kFloat);
   if (has_axis_of_parts(plan.kernel)) return 0;
   if (plan.kernel != RopeKernel::kGeneral) return plan.tokens_per_block * 2 * pairs * kFloat;
   const uint32_t size = problem.geometry->dtype == ROPE_DTYPE_F64 ? sizeof(double) : kFloat;
@@ -239,10 +239,13 @@ bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
   return units_per_head > 1 && uint64_t{plan.units_per_token} * units_per_head <= UINT32_MAX;
 }
 
+int64_t magnitude(int64_t stride) {
+  return stride < 0 ? -stride : stride;
+}
+
 // Tokens of a head follow each other closer than heads of a token (BHSD).
 bool has_closer_tokens(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
-  const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
   return problem.tokens > 1 && q.heads > 1 && magnitude(q.in_stride[kToken]) < magnitude(q.in_stride[kHead]);
 }
 
@@ -283,7 +286,7 @@ void shape_flat(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
 }
 
 // Rows with a thread for each pair: no shorter than a warp, and two or more in a block.
-bool fits_short_rows(uint32_t pairs) {
+bool fits_rows_of_pairs(uint32_t pairs) {
   return pairs >= kLanes && 2 * pairs <= kRopeBlockSizes[0];
 }
 
@@ -313,7 +316,7 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
     const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
     const bool has_idle_threads =
         plan->threads * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
-    if (has_idle_threads && fits_short_rows(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {
+    if (has_idle_threads && fits_rows_of_pairs(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {
       plan->threads = pairs;
       plan->tokens_per_block = kRopeBlockSizes[0] / pairs;
       plan->blocks_per_token = units / pairs;
@@ -326,7 +329,6 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
 // Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
 bool has_closer_batches(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
-  const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 

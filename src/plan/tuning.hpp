@@ -82,7 +82,7 @@ constexpr int kLeastPairsOfLongTables = 64;
 // 74.1; one row of 64 79.8. 128 batches of one head (as heads): 32 threads 132.6 us, 64 133.2, 128 135.1.
 constexpr uint32_t kThreadsOfCloserTokens = 64;
 
-// RoPE: threads for each 100 units above which rows are as long as a token has pairs and a block has as many as fit 128
+// RoPE: threads for each 100 units above which rows are as long as a head has pairs and a block has as many as fit 128
 // threads. 40 heads of 80 channels (200 units), bf16: 2 blocks of 128 threads 54.7 us, 5 of 3 rows of 40 threads 53.4,
 // of 4 rows 54.1; 4 of 3 rows of 50 55.0.
 constexpr uint32_t kMostPercentOfThreads = 120;
@@ -150,6 +150,8 @@ constexpr int64_t kBytesPerCpuTask = int64_t{1} << 20;
 //     read   0.24, 0.30   1.9, 1.6   5.0, 4.3   10.6, 8.6
 //   bf16     0.48, 0.48   2.0, 2.0   4.3, 4.2   8.6, 8.8
 //     read   0.53, 0.58   2.4, 2.6   5.4, 5.6   11.7, 11.9
+// An Intel Xeon with AVX-512, 43 MiB of output: one thread fp32 10.9 and 10.1, bf16 13.4 and 11.0, 16 threads on 8
+// cores fp32 1.01 and 0.83, bf16 1.19 and 1.15.
 constexpr int64_t kLeastStreamedCpuBytes = int64_t{32} << 20;
 
 }  // namespace rope

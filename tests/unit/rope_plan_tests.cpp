@@ -1068,7 +1068,8 @@ class Launch {
   }
 
   // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
-  // of its token's pairs and then the sines. Those of short and of long launches have room for as many pairs as they have at most.
+  // of its token's pairs and then the sines. Those of short and of long launches have room for as many pairs as they
+  // have at most.
   std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
     const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
@@ -1331,7 +1332,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 100);
+    CHECK(of_kernel[kernel] > 20);
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -1410,17 +1411,19 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Rows of threads have test cases of their own, too, and so have long launches and tokens of few units, hardly any of
-  // which are so many that their launch is long.
+  // Long launches have test cases of their own, and hardly any tokens of few units are so many that theirs is long.
+  int of_flat_kernels = 0;
   for (int number = 0; number < kKernels; ++number) {
     INFO("kernel " << number);
     const auto kernel = static_cast<rope::RopeKernel>(number);
-    const bool is_seldom = is_flat(kernel) && !is_of_short_launch(kernel);
-    if (!is_of_long_launch(kernel)) CHECK(of_kernel[number] > (is_seldom ? 0 : 5));
+    const bool is_long_flat = is_flat(kernel) && !is_of_short_launch(kernel);
+    if (is_long_flat) of_flat_kernels += of_kernel[number];
+    if (!is_long_flat && !is_of_long_launch(kernel)) CHECK(of_kernel[number] > 5);
     if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
   }
+  CHECK(of_flat_kernels > 3);
   CHECK(rows_of_batches > 100);
-  CHECK(batch_fastest > 300);
+  CHECK(batch_fastest > 200);
   CHECK(short_tables > 30);
   CHECK(part_slowest > 50);
   CHECK(rows_of_threads > 50);

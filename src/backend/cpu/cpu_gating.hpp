@@ -133,7 +133,7 @@ __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T 
   memcpy(out, outs, size);
 }
 
-// In shorter runs the part of a block in front of the first whole line would take too much of the time. Not measured.
+// Least elements of a run of which the part of a block in front of the first whole line is little. Chosen, not measured.
 constexpr int64_t kLeastStreamed = 16 * kBlock;
 
 // Contiguous elements.

@@ -1,4 +1,4 @@
-// rope_long.cuh - the RoPE kernels of long launches of what the kernels of short ones take, in types of 16 bits
+// rope_long.cuh - the RoPE kernels of long launches, for what rope_short.cuh takes, in types of 16 bits
 //
 // They move what rope_token.cuh moves, in straight code: what comes before the first load and after the last counts
 // even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh.

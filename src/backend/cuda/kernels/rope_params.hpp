@@ -135,7 +135,7 @@ struct RopeShortTensor {
   int32_t head_bytes;
 };
 
-// What the kernels of short launches read, in the order in which they need it.
+// What the kernels of short and of long launches read, in the order in which the short ones need it.
 struct RopeShortParams {
   uint32_t num_tokens;
   uint32_t units_per_token;
