@@ -1332,7 +1332,10 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 20);
+    const auto which = static_cast<rope::RopeKernel>(kernel);
+    // Few problems drawn have tables of so many pairs.
+    const bool is_seldom = which == rope::RopeKernel::kLongTable32 || which == rope::RopeKernel::kLongTable16;
+    CHECK(of_kernel[kernel] > (is_seldom ? 20 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -1370,7 +1373,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   int of_kernel[kKernels] = {}, short_rows_of_kernel[kKernels] = {}, short_tables = 0, rows_of_batches = 0,
       batch_fastest = 0;
   int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
-  for (int round = 0; round < 16000; ++round) {
+  for (int round = 0; round < 20000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
     // On a device of one multiprocessor small launches are long.
     const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 11];
@@ -1407,23 +1410,34 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     wide_blocks += plan.vector_elements > 1 && scene.is_half() && scene.block() < scene.geometry.rotary_dim;
     wide_converted += plan.vector_elements > 1 && scene.is_converted();
   }
+  // Tables of tokens of few units are drawn too seldom.
+  for (const rope_dtype_t table : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
+    for (const int64_t heads : {1, 3, 7}) {
+      rope_args_t tables = {};
+      tables.cos = compact_tensor(far_address(0), table, {64, 64});
+      tables.sin = compact_tensor(far_address(1), table, {64, 64});
+      set_problem(&scene, some_config(ROPE_DTYPE_BF16, 128), {1, 307, heads, 128}, tables);
+      const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+      INFO(describe(scene) << ": " << describe(plan));
+      CHECK(fault_of(scene, kDevices[6], plan) == "");
+      CHECK(Launch(scene, plan).run() == "");
+      ++of_kernel[static_cast<int>(plan.kernel)];
+    }
+  }
   CHECK(launches > 4000);
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
   // Long launches have test cases of their own, and hardly any tokens of few units are so many that theirs is long.
-  int of_flat_kernels = 0;
   for (int number = 0; number < kKernels; ++number) {
     INFO("kernel " << number);
     const auto kernel = static_cast<rope::RopeKernel>(number);
-    const bool is_long_flat = is_flat(kernel) && !is_of_short_launch(kernel);
-    if (is_long_flat) of_flat_kernels += of_kernel[number];
-    if (!is_long_flat && !is_of_long_launch(kernel)) CHECK(of_kernel[number] > 5);
+    const bool is_seldom = is_flat(kernel) && !is_of_short_launch(kernel);
+    if (!is_of_long_launch(kernel)) CHECK(of_kernel[number] > (is_seldom ? 0 : 5));
     if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
   }
-  CHECK(of_flat_kernels > 3);
   CHECK(rows_of_batches > 100);
-  CHECK(batch_fastest > 200);
+  CHECK(batch_fastest > 300);
   CHECK(short_tables > 30);
   CHECK(part_slowest > 50);
   CHECK(rows_of_threads > 50);
