@@ -189,6 +189,12 @@ void copy_and_wait(void *to, const void *from, size_t bytes, cudaMemcpyKind kind
   check(cudaStreamSynchronize(gpu_stream()), "cudaStreamSynchronize");
 }
 
+std::vector<Spread> spreads_of(const std::vector<std::vector<double>> &times) {
+  std::vector<Spread> spreads;
+  for (const std::vector<double> &each : times) spreads.push_back(spread_of(each));
+  return spreads;
+}
+
 int attribute_of(cudaDeviceAttr attribute) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, attribute, 0), "cudaDeviceGetAttribute");
@@ -260,9 +266,7 @@ std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double mill
       times[i].push_back(graphs[i].replay(stream, begin, end) / graphs[i].launches());
     }
   }
-  std::vector<Spread> spreads;
-  for (const std::vector<double> &each : times) spreads.push_back(spread_of(each));
-  return spreads;
+  return spreads_of(times);
 }
 
 std::vector<Spread> time_on_host(int calls, const std::vector<std::function<void(rope_stream_t)>> &kinds) {
@@ -279,9 +283,7 @@ std::vector<Spread> time_on_host(int calls, const std::vector<std::function<void
     }
   }
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  std::vector<Spread> spreads;
-  for (const std::vector<double> &each : times) spreads.push_back(spread_of(each));
-  return spreads;
+  return spreads_of(times);
 }
 
 void enqueue_copy(void *target, const void *source, size_t bytes, rope_stream_t stream) {
