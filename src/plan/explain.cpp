@@ -43,6 +43,8 @@ const char *name_of(RopeKernel kernel) {
       return "short table";
     case RopeKernel::kLong:
       return "long angles";
+    case RopeKernel::kLongBatches:
+      return "long angles of batches";
     case RopeKernel::kLongTable32:
     case RopeKernel::kLongTable16:
       return "long table";

@@ -24,6 +24,7 @@ enum class RopeKernel {
   kShortTable32,         // the same from a table, as kTable32
   kShortTable16,         // as kTable16
   kLong,                 // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
+  kLongBatches,          // and for several batches, or where tokens of a head lie closer than heads of a token
   kLongTable32,          // the same from a table, as kTable32, whose rows are shared too
   kLongTable16,          // as kTable16
   kGeneral

@@ -88,7 +88,8 @@ bool is_short(RopeKernel kernel) {
 }
 
 bool is_long(RopeKernel kernel) {
-  return kernel == RopeKernel::kLong || kernel == RopeKernel::kLongTable32 || kernel == RopeKernel::kLongTable16;
+  return kernel == RopeKernel::kLong || kernel == RopeKernel::kLongBatches || kernel == RopeKernel::kLongTable32 ||
+         kernel == RopeKernel::kLongTable16;
 }
 
 // Whose grid has an axis for the parts of a token.
@@ -239,10 +240,6 @@ bool fits_token_rows(const RopeProblem &problem, const RopePlan &plan) {
   return units_per_head > 1 && uint64_t{plan.units_per_token} * units_per_head <= UINT32_MAX;
 }
 
-int64_t magnitude(int64_t stride) {
-  return stride < 0 ? -stride : stride;
-}
-
 // Tokens of a head follow each other closer than heads of a token (BHSD).
 bool has_closer_tokens(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
@@ -252,9 +249,19 @@ bool has_closer_tokens(const RopeProblem &problem) {
 void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
   plan->thread_rows = plan->tokens_per_block;
   plan->units_per_block = plan->threads * plan->thread_rows;
-  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
-  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
-  plan->grid_y = 1;
+  const auto groups_of = [&](int64_t tokens) {
+    return static_cast<uint32_t>((tokens - 1) / plan->tokens_per_block + 1);
+  };
+  if (!is_long(plan->kernel)) {
+    plan->grid_x = groups_of(problem.batches * problem.tokens) * plan->blocks_per_token;
+    plan->grid_y = 1;
+  } else if (plan->is_part_slowest) {
+    plan->grid_x = groups_of(problem.tokens);
+    plan->grid_y = plan->blocks_per_token;
+  } else {
+    plan->grid_x = groups_of(problem.tokens) * plan->blocks_per_token;
+    plan->grid_y = static_cast<uint32_t>(problem.batches);
+  }
 }
 
 uint32_t choose_short_threads(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
@@ -290,10 +297,23 @@ bool fits_rows_of_pairs(uint32_t pairs) {
   return pairs >= kLanes && 2 * pairs <= kRopeBlockSizes[0];
 }
 
+// Whether windows of neighbouring heads have other channels between them.
+bool has_gaps(const RopeProblem &problem) {
+  const RotatedTensor &q = problem.tensor[0];
+  return q.heads > 1 && magnitude(q.in_stride[kHead]) > problem.geometry->rotary_dim;
+}
+
 // Whether warps may have threads of several tokens: in sequences they look for theirs together.
 bool can_cut_warps(RopeKernel kernel) {
   return kernel == RopeKernel::kToken || kernel == RopeKernel::kTokenAxes || kernel == RopeKernel::kTokenTable ||
          kernel == RopeKernel::kTokenTableAxes || is_long(kernel);
+}
+
+// Rows of so many threads, as many as fit a block.
+void cut_rows(uint32_t threads, RopePlan *plan) {
+  plan->threads = threads;
+  plan->tokens_per_block = kRopeBlockSizes[0] / threads;
+  plan->blocks_per_token = (plan->units_per_token - 1) / threads + 1;
 }
 
 // A row of threads for each token: several rows in a block where tokens are small, or where whole warps would leave
@@ -302,9 +322,7 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
   const uint32_t units = plan->units_per_token, padded = (units + kLanes - 1) / kLanes * kLanes;
   plan->is_part_slowest = has_closer_tokens(problem);
   if (plan->is_part_slowest) {
-    plan->threads = padded < kThreadsOfCloserTokens ? padded : kThreadsOfCloserTokens;
-    plan->tokens_per_block = kRopeBlockSizes[0] / plan->threads;
-    plan->blocks_per_token = (units - 1) / plan->threads + 1;
+    cut_rows(padded < kThreadsOfCloserTokens ? padded : kThreadsOfCloserTokens, plan);
   } else if (padded < kRopeBlockSizes[0]) {
     plan->threads = padded;
     plan->tokens_per_block = kRopeBlockSizes[0] / padded;
@@ -316,14 +334,15 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
     const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
     const bool has_idle_threads =
         plan->threads * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
-    if (has_idle_threads && fits_rows_of_pairs(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {
-      plan->threads = pairs;
-      plan->tokens_per_block = kRopeBlockSizes[0] / pairs;
-      plan->blocks_per_token = units / pairs;
+    if (is_long(plan->kernel) && has_gaps(problem) && pairs <= kThreadsOfGappedRows && units > kRopeBlockSizes[0]) {
+      cut_rows(kThreadsOfGappedRows, plan);
+    } else if (has_idle_threads && fits_rows_of_pairs(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {
+      cut_rows(pairs, plan);
     }
   }
   shape_grid_of_rows(problem, plan);
-  plan->tokens_ahead = static_cast<uint32_t>(device.multiprocessors) * kRopeResidentThreads / plan->units_per_token + 1;
+  const uint32_t threads_of_token = plan->is_part_slowest ? plan->threads : plan->units_per_token;
+  plan->tokens_ahead = static_cast<uint32_t>(device.multiprocessors) * kRopeResidentThreads / threads_of_token + 1;
 }
 
 // Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
@@ -359,9 +378,9 @@ bool has_vector_rows(const RopeProblem &problem, const RopePlan &plan) {
   return table.cos.column_stride == 1 && table.sin.column_stride == 1 && has_table_vectors(table, run);
 }
 
-// Whether the kernels of short launches can have the problem.
-bool can_be_short(const RopeProblem &problem, const RopePlan &plan) {
-  if (problem.batches != 1 || !can_be_flat(problem, plan)) return false;
+// Whether the kernels with few parameters can have the problem, but for its number of batches.
+bool can_be_lean(const RopeProblem &problem, const RopePlan &plan) {
+  if (!can_be_flat(problem, plan)) return false;
   constexpr int64_t kMostPositionStride = INT32_MAX / 8;
   const int64_t position_stride = problem.positions.token_stride;
   if (position_stride > kMostPositionStride || position_stride < -kMostPositionStride) return false;
@@ -377,7 +396,7 @@ bool can_be_short(const RopeProblem &problem, const RopePlan &plan) {
 // The kernel of a short launch, where kToken and kTokenTable have a quicker one.
 RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan) {
   const bool is_plain = plan.kernel == RopeKernel::kToken || plan.kernel == RopeKernel::kTokenTable;
-  if (!is_plain || !can_be_short(problem, plan)) return plan.kernel;
+  if (!is_plain || problem.batches != 1 || !can_be_lean(problem, plan)) return plan.kernel;
   if (plan.kernel == RopeKernel::kTokenTable) {
     return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kShortTable32 : RopeKernel::kShortTable16;
   }
@@ -385,15 +404,30 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
   return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
 }
 
-// Whether the kernels of long launches can have the problem.
+// Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
+bool has_following_batches(const RopeProblem &problem) {
+  if (problem.batches == 1) return true;
+  if (problem.batches > kMaxGridY || problem.positions.batch_stride != 0) return false;
+  if (problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0) return false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    // The product fits: a token's stride has 32 bits, and so has the number of tokens.
+    if (tensor.heads > 0 && tensor.in_stride[kBatch] != problem.tokens * tensor.in_stride[kToken]) return false;
+    if (tensor.heads > 0 && tensor.out_stride[kBatch] != tensor.in_stride[kBatch]) return false;
+  }
+  return true;
+}
+
+// Whether the kernels of long launches can have the problem. Its second axis has either batches or parts of a token.
 bool can_be_long(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t size = dtype_size(problem.geometry->dtype);
-  if (size != 2 || plan.vector_elements * size != kLongVectorBytes || has_closer_tokens(problem)) return false;
-  const int pairs = problem.geometry->pairs(), least = plan.kernel == RopeKernel::kToken ? 0 : kLeastPairsOfLongTables;
-  if (pairs < least || pairs > kMaxShortPairs) return false;
+  if (size != 2 || plan.vector_elements * size != kLongVectorBytes) return false;
+  if (has_closer_tokens(problem) && problem.batches > 1) return false;
+  if (problem.geometry->pairs() > kMaxShortPairs) return false;
   // Then a block's number is divided by one multiplication.
   const uint64_t blocks = plan.units_per_token / kLanes + 1;
-  return can_be_short(problem, plan) && static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);
+  return can_be_lean(problem, plan) && has_following_batches(problem) &&
+         static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);
 }
 
 // The same for any other: for tokens with few units, of which a row of threads leaves many idle, and for what they do
@@ -405,7 +439,10 @@ RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) 
   const int64_t heads = problem.heads_per_token();
   if (plan.kernel == RopeKernel::kToken) {
     if (is_wide && heads <= kMostHeadsOfFlat && can_be_flat(problem, plan)) return RopeKernel::kFlat;
-    if (has_rows && can_be_long(problem, plan)) return RopeKernel::kLong;
+    if (has_rows && can_be_long(problem, plan)) {
+      const bool is_simple = problem.batches == 1 && !has_closer_tokens(problem);
+      return is_simple ? RopeKernel::kLong : RopeKernel::kLongBatches;
+    }
     return has_rows && fits_token_rows(problem, plan) ? RopeKernel::kToken : RopeKernel::kShared;
   }
   if (plan.kernel != RopeKernel::kTokenTable || !is_wide) return plan.kernel;

@@ -21,9 +21,10 @@ namespace rope {
 //
 // A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
 // all units of `tokens_per_block` tokens, or, with `is_part_slowest` or where whole warps would leave many threads
-// idle, the same part of several. Blocks of a token follow each other, or with `is_part_slowest` those of a part; the
-// flat and the short kernels have parts on the grid's second axis. With kConverted in place a head's units write where
-// others of them read, so a block has whole heads.
+// idle, the same part of several. Blocks of a token follow each other, or with `is_part_slowest` those of a part. On the
+// grid's second axis the flat and the short kernels have parts, and those of long launches batches or, with
+// `is_part_slowest`, parts. With kConverted in place a head's units write where others of them read, so a block has whole
+// heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -41,7 +42,7 @@ struct RopePlan {
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
   bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
-  uint32_t tokens_ahead;        // where rows of threads have a token each: so much further on a position is prefetched
+  uint32_t tokens_ahead;        // where rows of threads have a token each: so much further on positions are prefetched
   bool is_part_slowest;  // where rows of threads have a token each: blocks of a part of all tokens follow each other
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch

@@ -60,16 +60,28 @@ constexpr ShortThreads kShortThreads[] = {{200, 128}, {INT32_MAX, 256}};
 constexpr ShortThreads kShortThreadsProgrammatic[] = {
     {60, kFewestShortThreads}, {350, 160}, {INT32_MAX, kMaxShortThreads}};
 
-// RoPE, long launches of one batch and 16 bits: straight code against rows of threads that take whatever there is, us,
-// plain and with programmatic launch. Llama-3-8B's prefill 41.96 and 41.34 against 42.52 and 41.94, Llama-3-70B's 145.4
+// RoPE, long launches of 16 bits: straight code against rows of threads that take whatever there is, us, plain and with
+// programmatic launch. Llama-3-8B's prefill 41.96 and 41.34 against 42.52 and 41.94, Llama-3-70B's 145.4
 // and 144.8 against 145.6 and 145.1, 2048 tokens of 32 heads 9.62 and 9.08 against 9.86 and 9.34. F32 data lose:
 // Llama-3-70B's prefill 287.7 against 286.9, 320 000 tokens of 32 heads 2479 against 2458. What did not pay: addresses
 // found before the wait for the previous launch, as short launches have them (Llama-3-8B's prefill 42.13 and 41.98),
 // and rows of a table after the channels where they are looked up (sequences 166.9 against 153.6, three axes 77.8
 // against 71.8).
-// Least pairs of a head for those from tables. With 64 pairs Llama-3-8B's prefill 43.4 against 43.7, Llama-3-70B's
-// 148.0 against 148.3; with 48 66.0 against 65.0, with 32 75.5 against 74.9.
-constexpr int kLeastPairsOfLongTables = 64;
+// A second axis of the grid, for batches or for parts of a token: 2 x 4096 tokens of 32 + 32 heads, BSHD 65.6 against
+// 66.0, BHSD 66.1 against 67.1. One batch pays for it with 0.05 to 0.1 us (2048 tokens of 32 heads 9.74 against 9.64,
+// half of 128 channels with programmatic launch 24.2 against 23.5), so with computed angles it has kernels of its own.
+
+// RoPE, long launches from a table: rows are prefetched as far ahead as positions. Not at all, as far and half as far
+// again: Llama-3-8B's prefill 43.27, 42.98 and 42.98 us, Llama-3-70B's 147.6, 147.0 and 147.3, on another day 147.4,
+// 146.9 and 146.7. Heads of 64, 80 and 96 channels 42.6, 54.6 and 64.0, by rows of threads that take whatever there is
+// 43.3, 55.7 and 65.1. Those lose by it: odd strides 115.0 against 111.7, sequences 166.4 against 152.8.
+
+// RoPE, long launches whose windows have gaps between them (partial rotary): threads of a row, of which a block has as
+// many as fit 128, so that a block covers fewer channels that it skips. 64 of 128 channels, 40 heads, us: one row of 160
+// threads 23.95, 3 of 40 23.68, 4 of 32 23.87, 2 of 64 23.88, 1 of 80 23.69, 3 of 44 25.0; with programmatic launch
+// 23.52, 23.24, 23.46, 23.45, 23.45, 24.6. 64 of 192 channels, 128 heads: 75.5, 74.0, 74.0, 74.7, 74.8, 75.9. Tokens
+// that fit a block have one: 64 of 256 channels, 32 heads, 20.45 against 20.51.
+constexpr uint32_t kThreadsOfGappedRows = 40;
 
 // RoPE, short launches, what did not pay: a division for several batches, start_positions and other strides of outputs
 // (0.1 to 0.3 us, computed or not); a jump on the way that all threads go (0.1 us; where a trap would end a thread,
@@ -95,8 +107,7 @@ constexpr uint32_t kLeastUnitsOfTokenRows = 64;
 // read once more through the L1 cache, as the prototype had them (prefill 145.8 us against 146.2, but Llama-3-8B's out
 // of place 42.5 against 42.0, and from a table registers spill); blocks of 192 threads (prefill 146.0 us against
 // 145.4); a grid of three axes instead of a division (R1 2500 us against 2460); angles of a table behind the channels
-// (160 us against 148.6), with 32 registers (157); prefetching rows of a table, as positions are (148.3 against 149.0,
-// and other shapes slower).
+// (160 us against 148.6), with 32 registers (157).
 
 // RoPE: threads that the compiler must leave registers for on a multiprocessor. Shared angles: 1440 (40 registers)
 // 146.4 us, 1280 (48) 152.4, 1760 (32) 154.5. The general kernel: 1536 (40) 175 us, 1280 (48) 184.

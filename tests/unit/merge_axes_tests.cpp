@@ -41,6 +41,27 @@ struct Scene {
     return *this;
   }
 
+  // As SBHD has them, with q's and k's heads of all batches behind each other.
+  Scene &with_close_batches() {
+    for (rope::RotatedTensor &tensor : problem.tensor) {
+      for (int64_t *stride : {tensor.in_stride, tensor.out_stride}) {
+        stride[rope::kBatch] = tensor.heads * 10;
+        stride[rope::kToken] = problem.batches * 1000;
+      }
+    }
+    return *this;
+  }
+
+  // Cosines and sines by token.
+  Scene &with_rows(int64_t cos_batch_stride, int64_t sin_batch_stride, int64_t row_stride) {
+    problem.angles = rope::AngleSource::kTable;
+    problem.table.is_by_token = true;
+    problem.table.rows = problem.tokens;
+    problem.table.cos = {nullptr, 0, cos_batch_stride, row_stride, 1};
+    problem.table.sin = {nullptr, 0, sin_batch_stride, row_stride, 1};
+    return *this;
+  }
+
   Scene &with_starts(int64_t batch_stride, int64_t token_stride) {
     problem.start_positions = {
         reinterpret_cast<const char *>(starts.data()), true, true, 0, batch_stride, token_stride};
@@ -55,14 +76,20 @@ int64_t entry_of(const rope::TokenIntegers &integers, int64_t batch, int64_t tok
 }
 
 // What moves from where to where by which angles, whatever the order; and each token's number where faults are counted.
-using Move = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using Move = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 std::vector<Move> moves_of(const rope::RopeProblem &problem, bool counts_tokens) {
   std::vector<Move> moves;
   for (int64_t batch = 0; batch < problem.batches; ++batch) {
     for (int64_t token = 0; token < problem.tokens; ++token) {
+      const rope::AngleTable &table = problem.table;
+      const auto row_of = [&](const rope::TableColumns &columns) {
+        return batch * columns.batch_stride + token * columns.row_stride;
+      };
       const int64_t position = (problem.positions.is_present ? entry_of(problem.positions, batch, token) : token) +
                                entry_of(problem.start_positions, batch, token);
+      const int64_t cos = table.is_by_token ? row_of(table.cos) : position;
+      const int64_t sin = table.is_by_token ? row_of(table.sin) : position;
       for (int i = 0; i < problem.num_tensors; ++i) {
         const rope::RotatedTensor &tensor = problem.tensor[i];
         for (int64_t head = 0; head < tensor.heads; ++head) {
@@ -70,7 +97,7 @@ std::vector<Move> moves_of(const rope::RopeProblem &problem, bool counts_tokens)
             return static_cast<int64_t>(reinterpret_cast<intptr_t>(base)) + batch * stride[rope::kBatch] +
                    token * stride[rope::kToken] + head * stride[rope::kHead];
           };
-          moves.emplace_back(at(tensor.in, tensor.in_stride), at(tensor.out, tensor.out_stride), position,
+          moves.emplace_back(at(tensor.in, tensor.in_stride), at(tensor.out, tensor.out_stride), cos, sin,
                              counts_tokens ? batch * problem.tokens + token : 0);
         }
       }
@@ -93,6 +120,7 @@ void check(const Scene &scene, Merged expected) {
   CHECK(after.batches == (expected == Merged::kNot ? before.batches : 1));
   CHECK(after.tokens == (expected == Merged::kTokens ? before.batches * before.tokens : before.tokens));
   CHECK(after.tensor[0].heads == before.tensor[0].heads * (expected == Merged::kHeads ? before.batches : 1));
+  if (after.table.is_by_token) CHECK(after.table.rows == after.tokens);
   CHECK(moves_of(after, expected != Merged::kHeads) == moves_of(before, expected != Merged::kHeads));
 }
 
@@ -179,16 +207,90 @@ TEST_CASE("batches of one head are heads where they share angles", "[merge axes]
   }
 }
 
-TEST_CASE("sequences and tables by token keep their axes", "[merge axes]") {
-  for (const bool is_by_token : {false, true}) {
-    Scene scene(3, 4, 2, 1);
-    scene.with_positions(4, 1);
-    scene.problem.sequences.is_present = !is_by_token;
-    scene.problem.table.is_by_token = is_by_token;
-    rope::merge_axes(&scene.problem);
-    CHECK(scene.problem.batches == 3);
-    CHECK(scene.problem.positions.batch_stride == 4);
+TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
+  check(Scene(3, 4, 5, 2).with_close_batches(), Merged::kHeads);
+  check(Scene(3, 4, 5, 0).with_close_batches(), Merged::kHeads);
+  check(Scene(3, 4, 5, 1).with_close_batches().with_positions(0, 1), Merged::kHeads);
+  check(Scene(3, 4, 5, 2).with_close_batches().with_starts(0, 0), Merged::kHeads);
+  check(Scene(3, 4, 5, 2).with_close_batches().with_positions(5, 1), Merged::kNot);
+  check(Scene(3, 4, 5, 2).with_close_batches().with_starts(1, 0), Merged::kNot);
+  for (const int tensor : {0, 1}) {
+    for (const bool is_out : {false, true}) {
+      Scene scene(3, 4, 5, 2);
+      scene.with_close_batches();
+      rope::RotatedTensor &changed = scene.problem.tensor[tensor];
+      (is_out ? changed.out_stride : changed.in_stride)[rope::kBatch] += 1;
+      check(scene, Merged::kNot);
+    }
   }
+  // A product that is no number.
+  Scene far(3, 4, 5, 2);
+  far.with_close_batches().problem.tensor[0].in_stride[rope::kHead] = INT64_MAX / 2;
+  rope::merge_axes(&far.problem);
+  CHECK(far.problem.batches == 3);
+  // From tables by position, and beside wider elements, where batches lie closer than tokens: in SBHD, not in BHSD.
+  for (const rope::AngleSource angles :
+       {rope::AngleSource::kIncrements, rope::AngleSource::kTable, rope::AngleSource::kAngles}) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F32}) {
+      for (const bool is_close : {true, false}) {
+        for (const bool has_fault : {false, true}) {
+          Scene scene(3, 4, 5, 2);
+          scene.with_close_batches();
+          scene.geometry.dtype = dtype;
+          scene.problem.geometry = &scene.geometry;
+          scene.problem.angles = angles;
+          char words[16];
+          if (has_fault) scene.problem.fault = {words, 1};
+          for (rope::RotatedTensor &tensor : scene.problem.tensor) {
+            if (!is_close) tensor.in_stride[rope::kToken] = tensor.out_stride[rope::kToken] = -1;
+          }
+          const bool is_computed = angles == rope::AngleSource::kIncrements;
+          const bool is_costly = is_computed && dtype == ROPE_DTYPE_BF16;
+          rope::merge_axes(&scene.problem);
+          CHECK((scene.problem.batches == 1) == ((is_close || is_costly) && (is_computed || !has_fault)));
+        }
+      }
+    }
+  }
+  // A table for each batch.
+  for (const auto member : {&rope::AngleTable::cos, &rope::AngleTable::sin}) {
+    Scene scene(3, 4, 5, 2);
+    scene.with_close_batches().with_rows(0, 0, 7);
+    check(scene, Merged::kHeads);
+    (scene.problem.table.*member).batch_stride = 4 * 7;
+    check(scene, Merged::kNot);
+  }
+  // Heads beyond the most that there may be.
+  for (const int64_t more : {0, 1}) {
+    Scene most(2, 4, rope::kMaxHeads / 2 + more, 0);
+    most.with_close_batches();
+    for (int64_t *stride : {most.problem.tensor[0].in_stride, most.problem.tensor[0].out_stride}) {
+      stride[rope::kToken] = int64_t{1} << 40;
+    }
+    rope::merge_axes(&most.problem);
+    CHECK(most.problem.batches == (more == 0 ? 1 : 2));
+  }
+}
+
+TEST_CASE("batches by tables by token are tokens where rows follow each other, too", "[merge axes]") {
+  check(Scene(3, 4, 2, 1).with_rows(28, 28, 7), Merged::kTokens);
+  check(Scene(3, 1, 2, 1).with_rows(7, 9, 0), Merged::kTokens);
+  // One table for all batches, or another distance between those of one.
+  check(Scene(3, 4, 2, 1).with_rows(0, 0, 7), Merged::kNot);
+  check(Scene(3, 4, 2, 1).with_rows(28, 29, 7), Merged::kNot);
+  check(Scene(3, 4, 2, 1).with_rows(27, 28, 7), Merged::kNot);
+  Scene apart(3, 4, 2, 1);
+  apart.with_rows(28, 28, 7).problem.tensor[1].in_stride[rope::kBatch] += 100;
+  check(apart, Merged::kNot);
+}
+
+TEST_CASE("sequences keep their axes", "[merge axes]") {
+  Scene scene(3, 4, 2, 1);
+  scene.with_positions(4, 1);
+  scene.problem.sequences.is_present = true;
+  rope::merge_axes(&scene.problem);
+  CHECK(scene.problem.batches == 3);
+  CHECK(scene.problem.positions.batch_stride == 4);
 }
 
 TEST_CASE("an empty problem keeps its axes", "[merge axes]") {

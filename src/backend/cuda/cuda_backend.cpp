@@ -87,6 +87,7 @@ constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
                                        RopeKernel::kShortTable32,
                                        RopeKernel::kShortTable16,
                                        RopeKernel::kLong,
+                                       RopeKernel::kLongBatches,
                                        RopeKernel::kLongTable32,
                                        RopeKernel::kLongTable16,
                                        RopeKernel::kGeneral};
@@ -341,9 +342,19 @@ void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, Ro
 }
 
 template <typename Params>
-void set_parts(const RopePlan &plan, RopeLong<Params> *params) {
-  params->parts = plan.blocks_per_token;
-  params->parts_reciprocal = plan.blocks_per_token > 1 ? reciprocal_of(plan.blocks_per_token) : 0;
+void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
+  params->parts = plan.is_part_slowest ? 1 : plan.blocks_per_token;
+  params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
+  params->tokens_of_row = problem.batches > 1 ? params->num_tokens : 0;
+  params->units_of_row = plan.is_part_slowest ? plan.threads : 0;
+}
+
+void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
+  set_short_table_params(problem, plan, params);
+  set_long_params(problem, plan, params);
+  const int64_t rows = problem.table.rows - plan.tokens_ahead;
+  params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
+  params->bytes_ahead = int64_t{plan.tokens_ahead} * params->row_bytes;
 }
 
 template <typename Lookup>
@@ -424,10 +435,11 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_short_angle_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
-    case RopeKernel::kLong: {
+    case RopeKernel::kLong:
+    case RopeKernel::kLongBatches: {
       RopeLong<RopeShortAngleParams> params;
       set_short_angle_params(problem, plan, &params);
-      set_parts(plan, &params);
+      set_long_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kShortTable32:
@@ -438,9 +450,8 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
     }
     case RopeKernel::kLongTable32:
     case RopeKernel::kLongTable16: {
-      RopeLong<RopeShortTableParams> params;
-      set_short_table_params(problem, plan, &params);
-      set_parts(plan, &params);
+      RopeLongTableParams params;
+      set_long_table_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
     case RopeKernel::kToken:

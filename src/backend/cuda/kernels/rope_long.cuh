@@ -9,29 +9,33 @@
 namespace rope {
 
 struct LongPlace {
+  uint32_t in_batch;
   uint32_t token;
   uint32_t unit;
 };
 
-template <typename Params>
+template <bool HasRows, typename Params>
 __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   uint32_t rows = blockIdx.x, part = 0;
   if (params.parts > 1) {
     rows = __umulhi(blockIdx.x, params.parts_reciprocal);
     part = blockIdx.x - rows * params.parts;
   }
-  return {rows * blockDim.y + threadIdx.y, part * blockDim.x + threadIdx.x};
+  const uint32_t token = rows * blockDim.y + threadIdx.y, unit = part * blockDim.x + threadIdx.x;
+  if (!HasRows) return {token, token, unit};
+  return {token, blockIdx.y * params.tokens_of_row + token, blockIdx.y * params.units_of_row + unit};
 }
 
-// Angles shared by a row of threads, as in rope_short_kernel.
-template <typename T, int V, bool IsInterleaved>
+// Angles shared by a row of threads, as in rope_short_kernel. Looking for a second axis of the grid costs up to 1 %
+// (tuning.hpp), so where there is none nobody does.
+template <typename T, int V, bool IsInterleaved, bool HasRows>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_kernel(const __grid_constant__ RopeLong<RopeShortAngleParams> params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
-  const LongPlace place = find_long_place(params);
-  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
-  ShortPosition position(params, place.token);
+  const LongPlace place = find_long_place<HasRows>(params);
+  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  ShortPosition position(params, place.in_batch);
   uint64_t increment = 0;
   if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
   wait_for_previous_launch();
@@ -41,17 +45,18 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                      increment, has_pair, reinterpret_cast<float *>(shared));
 }
 
-// The same from a table. A row of it comes before the channels: the whole block waits for it.
+// The same from a table. A row of it comes before the channels: the whole block waits for it. Rows that follow are
+// those of tokens that follow, as a rule.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
-    rope_long_table_kernel(const __grid_constant__ RopeLong<RopeShortTableParams> params) {
+    rope_long_table_kernel(const __grid_constant__ RopeLongTableParams params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
-  const LongPlace place = find_long_place(params);
-  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const LongPlace place = find_long_place<true>(params);
+  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
   const bool is_active = has_token && place.unit < params.units_per_token;
-  ShortPosition position(params, place.token);
+  ShortPosition position(params, place.in_batch);
   wait_for_previous_launch();
   position.load_if(has_pair, params);
   const uint64_t row = position.finish(params);
@@ -60,8 +65,14 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   if (has_row) {
     constexpr int32_t kBytes = sizeof(Word);
     const uint32_t number = static_cast<uint32_t>(row);
-    of_cos = *reinterpret_cast<const Word *>(step(step(params.cos, threadIdx.x, kBytes), number, params.row_bytes));
-    of_sin = *reinterpret_cast<const Word *>(step(step(params.sin, threadIdx.x, kBytes), number, params.row_bytes));
+    const char *const cos_entry = step(step(params.cos, threadIdx.x, kBytes), number, params.row_bytes);
+    const char *const sin_entry = step(step(params.sin, threadIdx.x, kBytes), number, params.row_bytes);
+    of_cos = *reinterpret_cast<const Word *>(cos_entry);
+    of_sin = *reinterpret_cast<const Word *>(sin_entry);
+    if (place.unit == threadIdx.x && row < params.rows_that_prefetch) {
+      prefetch(cos_entry + params.bytes_ahead);
+      prefetch(sin_entry + params.bytes_ahead);
+    }
   }
   const ShortUnit<V * sizeof(T)> mine(params, place.token, place.unit);
   Vector<T, V> low, high;
@@ -91,7 +102,9 @@ const void *find_long_kernel(RopeKernel kernel) {
   constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));
   switch (kernel) {
     case RopeKernel::kLong:
-      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved>);
+      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, false>);
+    case RopeKernel::kLongBatches:
+      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, true>);
     case RopeKernel::kLongTable32:
       return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
     default:

@@ -168,11 +168,19 @@ struct RopeShortTableParams : RopeShortParams {
   rope_dtype_t table_dtype;
 };
 
-// The same for long launches, whose grid has one axis.
+// The same for long launches. Blocks on the grid's second axis have another batch, whose tokens follow, or another part
+// of the same tokens.
 template <typename Params>
 struct RopeLong : Params {
-  uint32_t parts;             // blocks of a token
+  uint32_t parts;             // blocks of a token that follow each other
   uint32_t parts_reciprocal;  // ceil(2^32 / parts); of 1 it is not needed
+  uint32_t tokens_of_row;     // from one row of the grid to the next
+  uint32_t units_of_row;
+};
+
+struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
+  uint64_t rows_that_prefetch;
+  int64_t bytes_ahead;  // from a row to the one that is prefetched
 };
 
 // Angles shared by the block.

@@ -152,8 +152,7 @@ class TokenAngles {
     const TokenIntegers &source = params_.positions;
     const int64_t at = at_.batch * source.batch_stride + (at_.token + params_.tokens_ahead) * source.token_stride +
                        axis * source.axis_stride;
-    const char *address = source.data + (source.is_64_bit ? at * 8 : at * 4);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+    prefetch(source.data + (source.is_64_bit ? at * 8 : at * 4));
   }
 
   __device__ __forceinline__ void find_sequence() {

@@ -8,6 +8,11 @@
 
 namespace rope {
 
+// Into the L2 cache.
+__device__ __forceinline__ void prefetch(const char *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the
 // launch attribute neither does anything.
 __device__ __forceinline__ void begin_dependent_launch() {
