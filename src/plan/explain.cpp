@@ -40,11 +40,15 @@ const char *name_of(RopeKernel kernel) {
       return "short angles";
     case RopeKernel::kShortTable32:
     case RopeKernel::kShortTable16:
+    case RopeKernel::kLateTable32:
+    case RopeKernel::kLateTable16:
       return "short table";
     case RopeKernel::kLong:
       return "long angles";
     case RopeKernel::kLongBatches:
       return "long angles of batches";
+    case RopeKernel::kLongConverted:
+      return "long converted angles";
     case RopeKernel::kLongTable32:
     case RopeKernel::kLongTable16:
       return "long table";

@@ -23,9 +23,12 @@ enum class RopeKernel {
   kShort,                // the same, but each row of threads has its own
   kShortTable32,         // the same from a table, as kTable32
   kShortTable16,         // as kTable16
+  kLateTable32,          // the same with programmatic launch, of fewer tokens
+  kLateTable16,          // as kTable16
   kLong,                 // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
   kLongBatches,          // and for several batches, or where tokens of a head lie closer than heads of a token
-  kLongTable32,          // the same from a table, as kTable32, whose rows are shared too
+  kLongConverted,        // as kLongBatches, from one style to the other
+  kLongTable32,          // as kLongBatches from a table, as kTable32, whose rows are shared too
   kLongTable16,          // as kTable16
   kGeneral
 };

@@ -82,14 +82,18 @@ bool is_scattered(RopeKernel kernel) {
   return kernel == RopeKernel::kScattered || kernel == RopeKernel::kScatteredTable;
 }
 
+bool is_short_table(RopeKernel kernel) {
+  return kernel == RopeKernel::kShortTable32 || kernel == RopeKernel::kShortTable16 ||
+         kernel == RopeKernel::kLateTable32 || kernel == RopeKernel::kLateTable16;
+}
+
 bool is_short(RopeKernel kernel) {
-  return kernel == RopeKernel::kShortWarp || kernel == RopeKernel::kShort || kernel == RopeKernel::kShortTable32 ||
-         kernel == RopeKernel::kShortTable16;
+  return kernel == RopeKernel::kShortWarp || kernel == RopeKernel::kShort || is_short_table(kernel);
 }
 
 bool is_long(RopeKernel kernel) {
-  return kernel == RopeKernel::kLong || kernel == RopeKernel::kLongBatches || kernel == RopeKernel::kLongTable32 ||
-         kernel == RopeKernel::kLongTable16;
+  return kernel == RopeKernel::kLong || kernel == RopeKernel::kLongBatches || kernel == RopeKernel::kLongConverted ||
+         kernel == RopeKernel::kLongTable32 || kernel == RopeKernel::kLongTable16;
 }
 
 // Whose grid has an axis for the parts of a token.
@@ -212,8 +216,7 @@ bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const
 // Most vectors, as above, of a short launch, by the kernel that it would have.
 int most_short_vectors(RopeKernel kernel) {
   if (!is_short(kernel)) return kMostNarrowVectors;
-  const bool has_table = kernel == RopeKernel::kShortTable32 || kernel == RopeKernel::kShortTable16;
-  return has_table ? kMostShortTableVectors : kMostShortVectors;
+  return is_short_table(kernel) ? kMostShortTableVectors : kMostShortVectors;
 }
 
 // Whether strides, in bytes, and the numbers of tokens and batches fit the kernels with rows of threads for a token.
@@ -389,7 +392,7 @@ bool can_be_lean(const RopeProblem &problem, const RopePlan &plan) {
     if (tensor.in_stride[kToken] != tensor.out_stride[kToken]) return false;
     if (tensor.in_stride[kHead] != tensor.out_stride[kHead] || tensor.in_stride[kHead] < 0) return false;
   }
-  if (plan.kernel == RopeKernel::kToken) return problem.geometry->pairs() <= kMaxShortPairs;
+  if (problem.angles == AngleSource::kIncrements) return problem.geometry->pairs() <= kMaxShortPairs;
   return problem.table.cos.row_stride == problem.table.sin.row_stride && has_vector_rows(problem, plan);
 }
 
@@ -398,7 +401,11 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
   const bool is_plain = plan.kernel == RopeKernel::kToken || plan.kernel == RopeKernel::kTokenTable;
   if (!is_plain || problem.batches != 1 || !can_be_lean(problem, plan)) return plan.kernel;
   if (plan.kernel == RopeKernel::kTokenTable) {
-    return problem.table.dtype == ROPE_DTYPE_F32 ? RopeKernel::kShortTable32 : RopeKernel::kShortTable16;
+    const bool has_floats = problem.table.dtype == ROPE_DTYPE_F32;
+    if (plan.is_programmatic && has_few_vectors(problem, device, plan, kMostVectorsOfLateTables)) {
+      return has_floats ? RopeKernel::kLateTable32 : RopeKernel::kLateTable16;
+    }
+    return has_floats ? RopeKernel::kShortTable32 : RopeKernel::kShortTable16;
   }
   const int most = plan.is_programmatic ? kMostVectorsOfWarpsProgrammatic : kMostVectorsOfWarps;
   return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
@@ -430,9 +437,22 @@ bool can_be_long(const RopeProblem &problem, const RopePlan &plan) {
          static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);
 }
 
+// Whether those between the styles can: with computed angles of one axis, from or to one block of pairs, and with whole
+// heads in a block whatever rows of threads it has.
+bool can_be_long_converted(const RopeProblem &problem, const RopePlan &plan) {
+  if (plan.pairing != Pairing::kConverted || problem.in_distance * problem.out_distance != problem.geometry->pairs()) {
+    return false;
+  }
+  if (problem.angles != AngleSource::kIncrements || problem.geometry->num_axes > 1) return false;
+  constexpr uint32_t kUnitsThatDivideRows = 8;
+  return !problem.sequences.is_present && plan.units_per_token >= kLeastUnitsOfTokenRows &&
+         kUnitsThatDivideRows % plan.rotary_units_per_head == 0 && can_be_long(problem, plan);
+}
+
 // The same for any other: for tokens with few units, of which a row of threads leaves many idle, and for what they do
 // not fit.
 RopeKernel choose_long_kernel(const RopeProblem &problem, const RopePlan &plan) {
+  if (can_be_long_converted(problem, plan)) return RopeKernel::kLongConverted;
   if (has_blocks(problem)) return plan.kernel;
   const bool has_rows = plan.units_per_token >= kLeastUnitsOfTokenRows;
   const bool is_wide = plan.vector_elements * dtype_size(problem.geometry->dtype) == kFlatVectorBytes;

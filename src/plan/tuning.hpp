@@ -35,6 +35,11 @@ constexpr int kMostShortTableVectors = 1900;
 constexpr int kMostVectorsOfWarps = 300;
 constexpr int kMostVectorsOfWarpsProgrammatic = 60;
 
+// RoPE, short programmatic launches from a table: size, as above, up to which kernels read positions behind the wait for
+// the previous launch and nowhere else. Us, with kernels that can read them before it: 1 token 0.78 and 0.85, 8 0.83 and
+// 0.90, 64 (155) 1.06 and 1.16, 256 (620) 2.08 and 1.75. Launched without the flag they would take 0.07 us longer.
+constexpr int kMostVectorsOfLateTables = 350;
+
 // RoPE without a barrier: threads of a block. One head of 16 bits from an F32 table 133.7 us, 96 threads 133.8, 64
 // 159.0. Many heads from tables lose: Llama-3-70B's prefill 162.0 us against 148.5.
 constexpr uint32_t kFlatThreads = 128;

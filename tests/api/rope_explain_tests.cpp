@@ -121,13 +121,17 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     CHECK(has(request.explain(), ": long angles kernel, "));
     request.args.start_positions = request.workspace.tensor(ROPE_DTYPE_I64, {1});
     CHECK(has(request.explain(), ": token angles kernel, "));
-    request.args.start_positions = {};
     for (const rope_dtype_t table : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
       request.args.cos = request.workspace.tensor(table, {9, 32});
       request.args.sin = request.workspace.tensor(table, {9, 32});
+      request.args.start_positions = request.workspace.tensor(ROPE_DTYPE_I64, {1});
       CHECK(has(request.explain(), ": token table kernel, "));
+      request.args.start_positions = {};
+      CHECK(has(request.explain(), ": long table kernel, "));
     }
     request.args.cos = request.args.sin = {};
+    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {2, 2048, 32, 64});
+    CHECK(has(request.explain(), ": long angles of batches kernel, "));
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 8, 64});
     CHECK(has(request.explain(), ": shared angles kernel, "));
     request.config.pair_block = 4;

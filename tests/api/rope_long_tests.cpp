@@ -28,6 +28,13 @@ enum class Operands {
   kPacked  // heads of q, k and v in one tensor
 };
 
+// How a tensor's axes follow each other in memory, whatever its layout calls them.
+enum class Order {
+  kBshd,
+  kSbhd,
+  kBhsd
+};
+
 struct Request {
   rope_dtype_t dtype;
   rope_style_t style;
@@ -36,21 +43,28 @@ struct Request {
   bool is_in_place;
   Operands operands;
   rope_dtype_t table, positions;  // 0: none
+  int64_t batches = 1;            // which share positions
+  Order order = Order::kBshd;
+  bool has_other_out_style = false;
 
   int pairs() const { return rotary_dim / 2; }
   int64_t heads() const { return q_heads + k_heads; }
-  // Of an odd number, so that the last block has idle rows.
+  // Of each batch, an odd number, so that the last block has idle rows.
   int64_t tokens() const {
-    const int64_t vectors_per_token = heads() * pairs() / 8;
+    const int64_t vectors_per_token = batches * heads() * pairs() / 8;
     return ((table ? many_vectors_by_table : many_vectors) / vectors_per_token + 2) | 1;
   }
 
   std::string describe() const {
     std::ostringstream text;
-    text << oracle::dtype_name(dtype) << (style == ROPE_STYLE_HALF ? " half" : " interleaved") << ", " << tokens()
-         << " tokens of " << q_heads << " + " << k_heads << " heads of " << head_dim << " channels, " << rotary_dim
-         << " from " << rotary_offset << (is_in_place ? ", in place" : ", out of place")
-         << (operands == Operands::kPacked ? ", packed" : "");
+    text << oracle::dtype_name(dtype) << (style == ROPE_STYLE_HALF ? " half" : " interleaved") << ", "
+         << (order == Order::kBshd   ? "BSHD, "
+             : order == Order::kSbhd ? "SBHD, "
+                                     : "BHSD, ")
+         << batches << " batches of " << tokens() << " tokens of " << q_heads << " + " << k_heads << " heads of "
+         << head_dim << " channels, " << rotary_dim << " from " << rotary_offset
+         << (is_in_place ? ", in place" : ", out of place") << (operands == Operands::kPacked ? ", packed" : "")
+         << (has_other_out_style ? ", converted" : "");
     if (table) text << ", table " << oracle::dtype_name(table);
     if (positions) text << ", positions " << oracle::dtype_name(positions);
     return text.str();
@@ -75,9 +89,10 @@ int64_t position_at(const Request &request, int64_t token) {
 void fill_heads(const rope_tensor_t &tensor, Random *random) {
   const bool is_half = tensor.dtype == ROPE_DTYPE_F16;
   const int mantissa_bits = is_half ? 10 : 7, smallest_exponent = is_half ? 11 : 123;
-  for (int64_t token = 0; token < tensor.shape[1]; ++token) {
+  const int64_t tokens = tensor.shape[1];
+  for (int64_t token = 0; token < tensor.shape[0] * tokens; ++token) {
     for (int64_t head = 0; head < tensor.shape[2]; ++head) {
-      auto *elements = static_cast<uint16_t *>(element_at(tensor, {0, token, head, 0}));
+      auto *elements = static_cast<uint16_t *>(element_at(tensor, {token / tokens, token % tokens, head, 0}));
       uint64_t bits = 0;
       for (int64_t channel = 0; channel < tensor.shape[3]; ++channel) {
         bits = channel % 4 == 0 ? random->bits() : bits >> 16;
@@ -94,10 +109,12 @@ class LongLaunch {
   explicit LongLaunch(const Request &request) : request_(request), workspace_(91) {
     Placement placement;
     placement.gap(1, 16).gap(2, 8);
+    if (request.order == Order::kSbhd) placement.order({1, 0, 2, 3});
+    if (request.order == Order::kBhsd) placement.order({0, 2, 1, 3});
     const int64_t tokens = request.tokens();
     const bool is_packed = request.operands == Operands::kPacked;
     const auto make = [&](int64_t heads) {
-      return workspace_.tensor(request.dtype, {1, tokens, heads, request.head_dim}, placement);
+      return workspace_.tensor(request.dtype, {request.batches, tokens, heads, request.head_dim}, placement);
     };
     const auto make_pair = [&](rope_tensor_t *q, rope_tensor_t *k) {
       if (is_packed) {
@@ -174,6 +191,8 @@ class LongLaunch {
     rope_config_t config = rope_config_for(device, request_.head_dim);
     config.dtype = request_.dtype;
     config.style = request_.style;
+    const rope_style_t other = request_.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+    if (request_.has_other_out_style) config.out_style = other;
     config.rotary_dim = request_.rotary_dim;
     config.rotary_offset = request_.rotary_offset;
     if (request_.table) config.theta = 0;
@@ -184,9 +203,13 @@ class LongLaunch {
     char text[256] = "";
     REQUIRE(rope_explain(desc.get(), &args_, text, sizeof text) == ROPE_STATUS_SUCCESS);
     INFO(text);
-    // With fewer pairs tables have the kernels for whatever there is.
-    const char *by_table = request_.pairs() < 64 ? ": token table kernel, " : ": long table kernel, ";
-    CHECK(std::strstr(text, request_.table ? by_table : ": long angles kernel, ") != nullptr);
+    // Batches of SBHD become heads, and so do those of BHSD with computed angles.
+    const bool has_second_axis =
+        request_.order == Order::kBhsd || (request_.order == Order::kBshd && request_.batches > 1);
+    const char *of_angles = request_.has_other_out_style ? ": long converted angles kernel, "
+                            : has_second_axis            ? ": long angles of batches kernel, "
+                                                         : ": long angles kernel, ";
+    CHECK(std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr);
   }
 
   std::vector<Angle> angles_of(int64_t position, Direction direction) const {
@@ -226,14 +249,15 @@ class LongLaunch {
       for (int i = 0; i < 2; ++i) {
         if (in[i]->ndim == 0) continue;
         const rope_tensor_t from = workspace_.before(*in[i]), &to = request_.is_in_place ? *in[i] : *out[i];
-        for (int64_t head = 0; head < from.shape[2]; ++head) {
-          const Index at = {0, token, head, request_.rotary_offset};
+        for (int64_t number = 0; number < request_.batches * from.shape[2]; ++number) {
+          const Index at = {number / from.shape[2], token, number % from.shape[2], request_.rotary_offset};
           const auto *read = static_cast<const std::byte *>(element_at(from, at));
           auto *written = static_cast<std::byte *>(element_at(to, at));
           if (is_lost(position)) {
             wrong += std::memcmp(read, written, static_cast<size_t>(bytes)) != 0;
           } else {
-            wrong += count_wrong(read, written, request_.table ? of_rows[static_cast<size_t>(position)] : of_position);
+            wrong += count_wrong(read, written, direction,
+                                 request_.table ? of_rows[static_cast<size_t>(position)] : of_position);
           }
           workspace_.block_of(written)->expect_as_now(written, bytes);
         }
@@ -245,20 +269,27 @@ class LongLaunch {
   }
 
   // Elements of a head's window that are not right.
-  int64_t count_wrong(const std::byte *read, const std::byte *written, const std::vector<Angle> &angles) const {
+  int64_t count_wrong(const std::byte *read, const std::byte *written, Direction direction,
+                      const std::vector<Angle> &angles) const {
     const int64_t size = oracle::element_size(request_.dtype);
     // An element this close is the nearest value.
     const double close = request_.dtype == ROPE_DTYPE_F16 ? 0x1p-12 : 0x1p-9;
-    const bool is_half = request_.style == ROPE_STYLE_HALF;
+    // Backward reads what forward writes.
+    const bool has_half = request_.style == ROPE_STYLE_HALF, converts = request_.has_other_out_style;
+    const bool reads_half = has_half != (converts && direction == Direction::Backward);
+    const bool writes_half = has_half != (converts && direction == Direction::Forward);
+    const auto first_of = [&](int pair, bool is_half) { return (is_half ? pair : 2 * pair) * size; };
+    const auto second_of = [&](int pair, bool is_half) {
+      return first_of(pair, is_half) + (is_half ? request_.pairs() : 1) * size;
+    };
     int64_t wrong = 0;
     for (int pair = 0; pair < request_.pairs(); ++pair) {
-      const int64_t first = (is_half ? pair : 2 * pair) * size;
-      const int64_t second = first + (is_half ? request_.pairs() : 1) * size;
       const Angle &angle = angles[static_cast<size_t>(pair)];
       const auto value = [&](const std::byte *at) { return static_cast<double>(oracle::decode(request_.dtype, at)); };
-      const double x = value(read + first), y = value(read + second);
+      const double x = value(read + first_of(pair, reads_half)), y = value(read + second_of(pair, reads_half));
       const double exact[] = {x * angle.cos - y * angle.sin, x * angle.sin + y * angle.cos};
-      const double actual[] = {value(written + first), value(written + second)};
+      const double actual[] = {value(written + first_of(pair, writes_half)),
+                               value(written + second_of(pair, writes_half))};
       for (const int member : {0, 1}) {
         if (std::fabs(actual[member] - exact[member]) <= close * std::fabs(actual[member])) continue;
         const oracle::Real length = std::hypot(x, y) * angle.length;
@@ -301,6 +332,53 @@ TEST_CASE("long launches of 40 heads of 80 channels, by tables", "[rope][long][t
 TEST_CASE("long launches of part of each head", "[rope][long]") {
   const Request requests[] = {{bf16, half, 23, 0, 128, 64, 0, true, separate, none, i64},
                               {f16, interleaved, 13, 5, 112, 96, 16, true, packed, none, none}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of more heads than a block has, part of each", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, half, 33, 8, 128, 64, 0, true, separate, none, i32},
+                              {f16, interleaved, 50, 7, 72, 48, 16, true, packed, bf16, i64}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of several batches", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, half, 8, 3, 128, 128, 0, true, separate, none, none, 3},
+                              {f16, interleaved, 23, 2, 80, 80, 0, false, packed, none, i64, 2}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of several batches by tables", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {{bf16, interleaved, 16, 4, 64, 64, 0, false, separate, f32, i32, 3},
+                              {f16, half, 7, 2, 144, 128, 16, true, packed, f16, none, 2}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of batches that lie closer than tokens", "[rope][long]") {
+  const Request requests[] = {{bf16, half, 5, 1, 128, 128, 0, true, separate, none, i64, 3, Order::kSbhd},
+                              {f16, interleaved, 8, 2, 96, 96, 0, false, separate, bf16, i32, 2, Order::kSbhd}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of tokens that lie closer than heads", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, half, 9, 2, 128, 128, 0, true, separate, none, none, 1, Order::kBhsd},
+                              {f16, interleaved, 18, 0, 80, 64, 16, true, separate, f32, i64, 1, Order::kBhsd}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches of batches whose tokens lie closer than heads", "[rope][long]") {
+  const Request request = {f16, interleaved, 7, 2, 128, 128, 0, false, separate, none, i32, 2, Order::kBhsd};
+  LongLaunch(request).check();
+}
+
+TEST_CASE("long launches from one style to the other, in place", "[rope][long][sanitize]") {
+  const Request requests[] = {{bf16, interleaved, 35, 1, 96, 64, 32, true, separate, none, i64, 1, Order::kBshd, true},
+                              {f16, half, 8, 2, 128, 128, 0, true, packed, none, none, 2, Order::kBshd, true}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("long launches from one style to the other, out of place", "[rope][long]") {
+  const Request requests[] = {{f16, interleaved, 27, 5, 32, 32, 0, false, separate, none, i32, 1, Order::kBhsd, true},
+                              {bf16, half, 19, 0, 64, 64, 0, false, packed, none, i32, 1, Order::kBshd, true}};
   for (const Request &request : requests) LongLaunch(request).check();
 }
 

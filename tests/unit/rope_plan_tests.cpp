@@ -334,6 +334,7 @@ bool is_of_long_launch(rope::RopeKernel kernel) {
   switch (kernel) {
     case rope::RopeKernel::kLong:
     case rope::RopeKernel::kLongBatches:
+    case rope::RopeKernel::kLongConverted:
     case rope::RopeKernel::kLongTable32:
     case rope::RopeKernel::kLongTable16:
       return true;
@@ -364,6 +365,8 @@ bool is_of_short_launch(rope::RopeKernel kernel) {
     case rope::RopeKernel::kShort:
     case rope::RopeKernel::kShortTable32:
     case rope::RopeKernel::kShortTable16:
+    case rope::RopeKernel::kLateTable32:
+    case rope::RopeKernel::kLateTable16:
       return true;
     default:
       return false;
@@ -451,12 +454,17 @@ bool is_computed(const Scene &scene) {
   return scene.problem.angles == rope::AngleSource::kIncrements;
 }
 
-// Whether only the general kernel has the problem: F64, pairs that move, wide and F64 tables, and angles.
-bool is_general(const Scene &scene) {
+// Whether only the general kernel has numbers like those: F64, wide and F64 tables, and angles.
+bool has_general_numbers(const Scene &scene) {
   const rope::AngleTable &table = scene.problem.table;
   const bool has_table =
       scene.problem.angles == rope::AngleSource::kTable && !table.is_by_channel && table.dtype != ROPE_DTYPE_F64;
-  return scene.geometry.dtype == ROPE_DTYPE_F64 || scene.is_converted() || (!is_computed(scene) && !has_table);
+  return scene.geometry.dtype == ROPE_DTYPE_F64 || (!is_computed(scene) && !has_table);
+}
+
+// The same, or that pairs move, for which there is but one other kernel.
+bool is_general(const Scene &scene) {
+  return scene.is_converted() || has_general_numbers(scene);
 }
 
 // Who reads positions of several axes counts faults, too, and finds columns that serve several pairs.
@@ -503,7 +511,7 @@ bool allows_table_rows(const Scene &scene, int64_t elements) {
 // the last head have an address too, which must not be below all others.
 bool allows_few_parameters(const Scene &scene, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
-  if (is_general(scene) || is_looked_up(scene) || widest_vectors(scene) == 1) return false;
+  if (has_general_numbers(scene) || is_looked_up(scene) || widest_vectors(scene) == 1) return false;
   if (!allows_flat(scene, elements)) return false;
   if (std::abs(problem.positions.token_stride) > INT32_MAX / 8) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
@@ -518,7 +526,7 @@ bool allows_few_parameters(const Scene &scene, int64_t elements) {
 
 // Whether the kernels of short launches have the problem, if it is one.
 bool allows_short(const Scene &scene) {
-  return scene.problem.batches == 1 && allows_few_parameters(scene, 8 / scene.element_size());
+  return scene.problem.batches == 1 && !is_general(scene) && allows_few_parameters(scene, 8 / scene.element_size());
 }
 
 // Whether a launch is short, for what its angles are and how it is launched.
@@ -543,6 +551,9 @@ int64_t expected_elements(const Scene &scene, const rope::DeviceInfo &device) {
 rope::RopeKernel expected_short_kernel(const Scene &scene, const rope::DeviceInfo &device) {
   if (!is_computed(scene)) {
     const bool has_floats = scene.problem.table.dtype == ROPE_DTYPE_F32;
+    if (is_programmatic(scene, device) && has_few_vectors(scene, device, rope::kMostVectorsOfLateTables)) {
+      return has_floats ? rope::RopeKernel::kLateTable32 : rope::RopeKernel::kLateTable16;
+    }
     return has_floats ? rope::RopeKernel::kShortTable32 : rope::RopeKernel::kShortTable16;
   }
   const int64_t most_of_warps =
@@ -584,11 +595,24 @@ bool allows_long(const Scene &scene, int64_t elements) {
   return units >= rope::kLeastUnitsOfTokenRows && scene.problem.tokens <= UINT32_MAX / (most_parts * most_parts);
 }
 
+// Whether the kernel of long launches between the styles has the problem: one block of pairs on either side, and heads of
+// which any row of threads has whole ones.
+bool allows_long_converted(const Scene &scene, int64_t elements) {
+  const rope::RopeProblem &problem = scene.problem;
+  const int64_t pairs = scene.geometry.pairs();
+  const bool has_one_block = (problem.in_distance == 1 && problem.out_distance == pairs) ||
+                             (problem.in_distance == pairs && problem.out_distance == 1);
+  const int64_t units = pairs / elements;
+  return scene.is_converted() && is_computed(scene) && has_one_block && (units == 2 || units == 4 || units == 8) &&
+         allows_long(scene, elements);
+}
+
 // What the headers of plans say of the kernels.
 rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &device, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   const int pairs = scene.geometry.rotary_dim / 2;
   const bool is_from_table = !is_computed(scene);
+  if (allows_long_converted(scene, elements)) return rope::RopeKernel::kLongConverted;
   if (is_general(scene)) return rope::RopeKernel::kGeneral;
   if (widest_vectors(scene) == 1) {
     if (!fits_token_rows(scene, 1, Cut::kScattered)) return rope::RopeKernel::kGeneral;
@@ -706,6 +730,7 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   if (!plan.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
   if (threads * (rows + 1) <= 128) return "room for another row";
   if (is_long && plan.is_part_slowest && scene.problem.batches > 1) return "batches and parts on one axis";
+  if (scene.converts_in_place() && threads % plan.units_per_head[0] != 0) return "a head in two blocks";
   if (is_long && (pairs > rope::kMaxShortPairs || pairs > threads)) return "more pairs than a row keeps";
   if (is_long && plan.vector_elements != 8) return "vectors that the kernel does not have";
   if (plan.shared_bytes != rows * 2 * (is_long ? rope::kMaxShortPairs : pairs) * 4) return "shared_bytes";
@@ -1163,8 +1188,9 @@ class Launch {
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
     const int64_t step = std::min<int64_t>(length, 16 / size);
-    const bool has_floats =
-        plan_.kernel == rope::RopeKernel::kTable32 || plan_.kernel == rope::RopeKernel::kShortTable32;
+    const bool has_floats = plan_.kernel == rope::RopeKernel::kTable32 ||
+                            plan_.kernel == rope::RopeKernel::kShortTable32 ||
+                            plan_.kernel == rope::RopeKernel::kLateTable32;
     if (size != (has_floats ? 4 : 2)) return "a table of another width";
     if (is_of_short_launch(plan_.kernel) && table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
     const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
@@ -1386,7 +1412,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    CHECK(of_kernel[kernel] > 300);
+    // Heads in whole vectors are seldom converted.
+    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kLongConverted) ? 10 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -1642,6 +1669,13 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
     return kernels;
   };
   const auto always = [](Kernel kernel) { return Kernels{kernel, kernel, kernel, kernel, kernel}; };
+  const Kernels converted = {Kernel::kLongConverted, Kernel::kLongConverted, Kernel::kGeneral, Kernel::kLongConverted,
+                             Kernel::kGeneral};
+  const auto late = [](Kernel kernel) {
+    return kernel == Kernel::kShortTable32   ? Kernel::kLateTable32
+           : kernel == Kernel::kShortTable16 ? Kernel::kLateTable16
+                                             : kernel;
+  };
   const auto out_of_place = [&](const rope_config_t &config, rope_args_t *args) {
     args->q_out = compact_tensor(far_address(5), ROPE_DTYPE_BF16, {batches, 64, 8, config.head_dim});
   };
@@ -1903,7 +1937,7 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
          config.rotary_dim = 64;
          config.rotary_offset = 1;
        }},
-      {"another out_style", always(Kernel::kGeneral), rope::Pairing::kConverted,
+      {"another out_style", converted, rope::Pairing::kConverted,
        [](rope_config_t &config, rope_args_t &) { config.out_style = ROPE_STYLE_INTERLEAVED; }},
       {"another out_style and a table", always(Kernel::kGeneral), rope::Pairing::kConverted,
        [&](rope_config_t &config, rope_args_t &args) {
@@ -1934,7 +1968,9 @@ TEST_CASE("every feature has its kernel", "[rope plan]") {
       CHECK(plan_of(scene, small_device).kernel == (is_one ? kernels.many : kernels.of_batches));
       CHECK(plan_of(scene, medium_device).kernel == (is_one ? kernels.some : kernels.of_batches));
       for (const rope::DeviceInfo &device : {large_device, old_device}) {
-        CHECK(plan_of(scene, device).kernel == (is_one ? kernels.few : kernels.of_short_batches));
+        const bool is_late = has_flag && device.compute_capability >= 90;
+        const Kernel few = is_late ? late(kernels.few) : kernels.few;
+        CHECK(plan_of(scene, device).kernel == (is_one ? few : kernels.of_short_batches));
       }
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
@@ -2478,15 +2514,19 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
           const struct {
             rope_layout_t layout;
             int64_t batches;
-          } layouts[] = {{ROPE_LAYOUT_BSHD, 1}, {ROPE_LAYOUT_SBHD, 3}, {ROPE_LAYOUT_THD, 1},
-                         {ROPE_LAYOUT_BSHD, 3}, {ROPE_LAYOUT_BHSD, 1}, {ROPE_LAYOUT_BHSD, 2}};
-          for (const auto &[layout, batches] : layouts) {
+            bool has_other_out_style;
+          } layouts[] = {{ROPE_LAYOUT_BSHD, 1, false}, {ROPE_LAYOUT_SBHD, 3, false}, {ROPE_LAYOUT_THD, 1, false},
+                         {ROPE_LAYOUT_BSHD, 3, false}, {ROPE_LAYOUT_BHSD, 1, false}, {ROPE_LAYOUT_BHSD, 2, false},
+                         {ROPE_LAYOUT_BSHD, 3, true},  {ROPE_LAYOUT_BHSD, 1, true}};
+          for (const auto &[layout, batches, has_other_out_style] : layouts) {
             for (const bool is_in_place : {true, false}) {
               rope_config_t config = some_config(dtype, head.head_dim);
               config.layout = layout;
               config.style = head.style;
               config.rotary_dim = head.rotary_dim;
               config.rotary_offset = head.rotary_offset;
+              const bool is_half = head.style == ROPE_STYLE_HALF;
+              if (has_other_out_style) config.out_style = is_half ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
               const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
               const int64_t tokens = rope::kMostShortTableVectors / (units * batches) + 2;
@@ -2508,7 +2548,9 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               const bool has_merged = layout == ROPE_LAYOUT_SBHD || (layout == ROPE_LAYOUT_BHSD && !has_table);
               const bool has_rows = units * (has_merged ? batches : 1) >= rope::kLeastUnitsOfTokenRows &&
                                     !(layout == ROPE_LAYOUT_BHSD && has_table && batches > 1);
-              if (is_of_long_launch(plan.kernel) != (has_rows && !has_copies)) FAIL("kernel");
+              const bool is_cut = scene.geometry.pairs() % 3 == 0 || scene.geometry.pairs() % 5 == 0;
+              const bool has_general = has_other_out_style && (has_table || is_cut);
+              if (is_of_long_launch(plan.kernel) != (has_rows && !has_copies && !has_general)) FAIL("kernel");
               const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
               if (!fault.empty()) FAIL(fault);
               const auto kernel = static_cast<int>(plan.kernel);
@@ -2713,8 +2755,10 @@ TEST_CASE("short launches have narrower vectors, and mostly kernels of their own
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
           const Kernel many[] = {Kernel::kLong, Kernel::kLongTable32, Kernel::kLongTable16, Kernel::kTokenAxes};
-          const Kernel few[] = {is_warp ? Kernel::kShortWarp : Kernel::kShort, Kernel::kShortTable32,
-                                Kernel::kShortTable16, Kernel::kTokenAxes};
+          const bool is_late = is_programmatic && vectors <= rope::kMostVectorsOfLateTables * multiprocessors;
+          const Kernel few[] = {is_warp ? Kernel::kShortWarp : Kernel::kShort,
+                                is_late ? Kernel::kLateTable32 : Kernel::kShortTable32,
+                                is_late ? Kernel::kLateTable16 : Kernel::kShortTable16, Kernel::kTokenAxes};
           REQUIRE(plan.kernel == (is_few ? few : many)[angles]);
           REQUIRE(plan.vector_elements * 2 == (is_few ? 8 : 16));
           REQUIRE(fault_of(scene, device, plan).empty());
@@ -2833,7 +2877,7 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
         most_of_warps = rope::kMostVectorsOfWarpsProgrammatic;
       }
       // Launches at each limit, and with one token more.
-      std::vector<int64_t> limits = {most, most_of_warps};
+      std::vector<int64_t> limits = {most, most_of_warps, rope::kMostVectorsOfLateTables};
       for (const rope::ShortThreads &row : rows) limits.push_back(row.most_vectors);
       for (size_t which = 0; which < std::size(of_table); ++which) {
         const int64_t heads = of_table[which].heads, vectors_per_token = 8 * heads;
@@ -2853,7 +2897,10 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
             REQUIRE(size < std::size(sizes));
             const bool is_warp = !has_table && vectors <= most_of_warps * device.multiprocessors;
             const Shape shape = (has_table ? of_table : is_warp ? of_warps : of_rows)[which].shape[size];
-            CHECK(plan.kernel == (has_table ? Kernel::kShortTable32 : is_warp ? Kernel::kShortWarp : Kernel::kShort));
+            const bool is_late =
+                plan.is_programmatic && vectors <= int64_t{rope::kMostVectorsOfLateTables} * device.multiprocessors;
+            const Kernel by_table = is_late ? Kernel::kLateTable32 : Kernel::kShortTable32;
+            CHECK(plan.kernel == (has_table ? by_table : is_warp ? Kernel::kShortWarp : Kernel::kShort));
             CHECK(plan.threads == shape.threads);
             CHECK(plan.thread_rows == shape.rows);
             CHECK(plan.grid_y == shape.parts);
@@ -2872,7 +2919,10 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{2}, size_t{3}, size_t{4}}) {
     const bool is_plain = sizes[size] == 128, is_both = sizes[size] == 256;
     INFO("blocks of " << sizes[size]);
-    CHECK(of_kernel[static_cast<int>(Kernel::kShortTable32)][size] > 5);
+    CHECK((of_kernel[static_cast<int>(Kernel::kShortTable32)][size] > 5) ==
+          (is_plain || is_both || sizes[size] == rope::kMaxShortThreads));
+    CHECK((of_kernel[static_cast<int>(Kernel::kLateTable32)][size] > 5) ==
+          (sizes[size] == rope::kFewestShortThreads || sizes[size] == 160));
     CHECK((of_kernel[static_cast<int>(Kernel::kShortWarp)][size] > 5) == (is_plain || is_both || sizes[size] == 64));
     CHECK((of_kernel[static_cast<int>(Kernel::kShort)][size] > 5) == (sizes[size] > 128));
   }
@@ -3118,7 +3168,8 @@ TEST_CASE("a single head has nobody to share angles with", "[rope plan]") {
             args.sin = compact_tensor(far_address(1), ROPE_DTYPE_BF16, {4096, head_dim / 2});
             const Kernel odd_table = odd == Kernel::kScattered ? Kernel::kScatteredTable : Kernel::kGeneral;
             const Kernel any_table = fits_grid ? Kernel::kTokenTable : Kernel::kGeneral;
-            const Kernel own_table = is_short               ? Kernel::kShortTable16
+            const bool is_late = has_flag && device.compute_capability >= 90;
+            const Kernel own_table = is_short               ? is_late ? Kernel::kLateTable16 : Kernel::kShortTable16
                                      : is_wide && fits_grid ? Kernel::kTable16
                                                             : any_table;
             CHECK(plan_with().kernel == (has_vectors ? own_table : odd_table));

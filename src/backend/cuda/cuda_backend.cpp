@@ -86,8 +86,11 @@ constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
                                        RopeKernel::kShort,
                                        RopeKernel::kShortTable32,
                                        RopeKernel::kShortTable16,
+                                       RopeKernel::kLateTable32,
+                                       RopeKernel::kLateTable16,
                                        RopeKernel::kLong,
                                        RopeKernel::kLongBatches,
+                                       RopeKernel::kLongConverted,
                                        RopeKernel::kLongTable32,
                                        RopeKernel::kLongTable16,
                                        RopeKernel::kGeneral};
@@ -442,8 +445,17 @@ rope_status_t run_rope(const char *function, const RopeProblem &problem, const R
       set_long_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);
     }
+    case RopeKernel::kLongConverted: {
+      RopeLongConvertedParams params;
+      set_short_angle_params(problem, plan, &params);
+      set_long_params(problem, plan, &params);
+      params.is_to_half = problem.in_distance == 1;
+      return launch(function, what, &params, device_index, stream);
+    }
     case RopeKernel::kShortTable32:
-    case RopeKernel::kShortTable16: {
+    case RopeKernel::kShortTable16:
+    case RopeKernel::kLateTable32:
+    case RopeKernel::kLateTable16: {
       RopeShortTableParams params;
       set_short_table_params(problem, plan, &params);
       return launch(function, what, &params, device_index, stream);

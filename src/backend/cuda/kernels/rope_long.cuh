@@ -45,7 +45,56 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                      increment, has_pair, reinterpret_cast<float *>(shared));
 }
 
-// The same from a table. A row of it comes before the channels: the whole block waits for it. Rows that follow are
+// The same between the styles: a unit is two vectors half a window apart on one side and two neighbours on the other. In
+// place a head's units write where others of them have read, before the barrier.
+template <typename T, int V>
+__global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
+    rope_long_converted_kernel(const __grid_constant__ RopeLongConvertedParams params) {
+  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
+  const LongPlace place = find_long_place<true>(params);
+  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const bool is_active = has_token && place.unit < params.units_per_token;
+  ShortPosition position(params, place.in_batch);
+  uint64_t increment = 0;
+  if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
+  wait_for_previous_launch();
+  position.load_if(has_pair, params);
+  const ShortUnit<kVectorBytes> mine(params, place.token, place.unit);
+  const char *const in = step(mine.in, mine.number, params.is_to_half ? kVectorBytes : 0);
+  Alternating<T, V> both;
+  Vector<T, V> low, high;
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(in);
+    high = load_vector<Vector<T, V>>(in + (params.is_to_half ? kVectorBytes : params.bytes_to_high));
+  }
+  share_angle(params, position, increment, has_pair, cos);
+  if (!is_active) return;
+  if (params.is_to_half) {
+    both.part[0] = low;
+    both.part[1] = high;
+    low = every_other<T, V>(both, false);
+    high = every_other<T, V>(both, true);
+  }
+  float x[V], y[V];
+  to_floats<T, V>(low, x);
+  to_floats<T, V>(high, y);
+  rotate_unit<V, false>(x, y, mine.number, params.pairs, cos, cos + kMaxShortPairs);
+  low = from_floats<T, V>(x);
+  high = from_floats<T, V>(y);
+  if (!params.is_to_half) {
+    both = alternate<T, V>(low, high, false);
+    low = both.part[0];
+    high = both.part[1];
+  }
+  char *const out = const_cast<char *>(step(mine.out, mine.number, params.is_to_half ? 0 : kVectorBytes));
+  store_vector(out, low);
+  store_vector(out + (params.is_to_half ? params.bytes_to_high : kVectorBytes), high);
+}
+
+// The same from a table, in one style. A row of it comes before the channels: the whole block waits for it. Rows that follow are
 // those of tokens that follow, as a rule.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
@@ -105,6 +154,8 @@ const void *find_long_kernel(RopeKernel kernel) {
       return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, false>);
     case RopeKernel::kLongBatches:
       return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, true>);
+    case RopeKernel::kLongConverted:
+      return reinterpret_cast<const void *>(rope_long_converted_kernel<T, V>);
     case RopeKernel::kLongTable32:
       return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
     default:

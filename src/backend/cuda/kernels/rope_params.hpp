@@ -178,6 +178,10 @@ struct RopeLong : Params {
   uint32_t units_of_row;
 };
 
+struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
+  bool is_to_half;  // from interleaved channels; else to them
+};
+
 struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
   uint64_t rows_that_prefetch;
   int64_t bytes_ahead;  // from a row to the one that is prefetched

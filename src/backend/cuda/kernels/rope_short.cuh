@@ -69,6 +69,18 @@ __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params,
   store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
 }
 
+// The angle of a thread's pair, where it has one, for the row of threads that shares `cos`, as above. Ends with a
+// barrier.
+__device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, const ShortPosition &position,
+                                            uint64_t increment, bool has_pair, float *cos) {
+  if (has_pair) {
+    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
+    cos[threadIdx.x] = angle.cos;
+    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
+  }
+  __syncthreads();
+}
+
 // What is left where angles are shared by a row of threads, each of which computes one at most, when positions and
 // increments are asked for.
 template <typename T, int V, bool IsInterleaved>
@@ -81,12 +93,7 @@ __device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params
     low = load_vector<Vector<T, V>>(mine.in);
     high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   }
-  if (has_pair) {
-    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
-    cos[threadIdx.x] = angle.cos;
-    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
-  }
-  __syncthreads();
+  share_angle(params, position, increment, has_pair, cos);
   if (!is_active) return;
   rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
 }
@@ -152,7 +159,8 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
-template <typename T, int V, bool IsInterleaved, typename Word>
+// `IsLate`: with programmatic launch, where nothing is read before the previous launch has ended.
+template <typename T, int V, bool IsInterleaved, typename Word, bool IsLate>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
   using R = Runs<V, IsInterleaved>;
@@ -161,14 +169,14 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
   // Others wait for it, so where nobody has to be waited for it comes first.
-  position.load_if(!params.is_programmatic, params);
+  if (!IsLate) position.load_if(!params.is_programmatic, params);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = R::kLength * static_cast<int32_t>(sizeof(Word));
   const char *cos_column = step(params.cos, mine.number, kRunBytes),
              *sin_column = step(params.sin, mine.number, kRunBytes);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
                                 unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(params.is_programmatic, params);
+  position.load_if(IsLate || params.is_programmatic, params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t row = position.finish(params);
@@ -204,9 +212,13 @@ const void *find_short_kernel(RopeKernel kernel) {
     case RopeKernel::kShort:
       return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
     case RopeKernel::kShortTable32:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float>);
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, false>);
+    case RopeKernel::kShortTable16:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, false>);
+    case RopeKernel::kLateTable32:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, true>);
     default:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t>);
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, true>);
   }
 }
 

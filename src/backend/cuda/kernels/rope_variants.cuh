@@ -32,9 +32,12 @@ const void *find_rope_variant(int vector_elements, RopeKernel kernel, Pairing pa
     case RopeKernel::kShort:
     case RopeKernel::kShortTable32:
     case RopeKernel::kShortTable16:
+    case RopeKernel::kLateTable32:
+    case RopeKernel::kLateTable16:
       return find_short_kernel<T>(kernel, vector_elements, is_interleaved);
     case RopeKernel::kLong:
     case RopeKernel::kLongBatches:
+    case RopeKernel::kLongConverted:
     case RopeKernel::kLongTable32:
     case RopeKernel::kLongTable16:
       return find_long_kernel<T>(kernel, vector_elements, is_interleaved);

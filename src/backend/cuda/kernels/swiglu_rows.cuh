@@ -78,6 +78,11 @@ __device__ __forceinline__ int64_t offset_at(const RowAxesIndex &index, const in
   return offset;
 }
 
+// The same where it happens seldom, once in the code.
+inline __device__ __noinline__ RowAxesIndex split_single_column(const SwigluRowKernelParams &params, int64_t column) {
+  return split_column(params, column);
+}
+
 // The sum over the block, in thread 0.
 template <typename Real>
 __device__ __forceinline__ Real sum_over_block(RowSum<Real> sum) {
@@ -169,7 +174,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
 #pragma unroll
       for (int e = 0; e < kGroup; ++e) {
         if (e >= count) break;
-        const RowAxesIndex at = split_column(params, first + e);
+        const RowAxesIndex at = split_single_column(params, first + e);
 #pragma unroll
         for (int i = 0; i < kMaxSwigluInputs; ++i) {
           set_element<T, kGroup>(&value[i], e,
@@ -201,7 +206,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
 #pragma unroll
         for (int e = 0; e < kGroup; ++e) {
           if (e >= count) break;
-          const RowAxesIndex at = split_column(params, first + e);
+          const RowAxesIndex at = split_single_column(params, first + e);
           store_vector(out[i] + offset_at(at, params.out_stride[i].column), element_of<T, kGroup>(result[i], e));
         }
       }
