@@ -85,8 +85,8 @@ bool are_batches_heads(const RopeProblem &problem) {
     if (!follow_heads(tensor, tensor.in_stride) || !follow_heads(tensor, tensor.out_stride)) return false;
     if (tensor.heads > 0) are_close = are_close && has_closer_batches(problem, tensor);
   }
-  // What lies further apart than tokens is worth it only where computing each head's angles costs more than memory does,
-  // as with 16 bits (H200; not measured on the CPU).
+  // What lies further apart than tokens is worth it only where computing each head's angles costs more than memory
+  // does, as with 16 bits (H200; not measured on the CPU).
   const bool are_costly = problem.angles == AngleSource::kIncrements && dtype_size(problem.geometry->dtype) <= 2;
   return are_close || are_costly;
 }

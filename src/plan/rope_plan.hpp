@@ -21,10 +21,10 @@ namespace rope {
 //
 // A block covers a part of one token's units (`blocks_per_token` of them make the token), or, where tokens are small,
 // all units of `tokens_per_block` tokens, or, with `is_part_slowest` or where whole warps would leave many threads
-// idle, the same part of several. Blocks of a token follow each other, or with `is_part_slowest` those of a part. On the
-// grid's second axis the flat and the short kernels have parts, and those of long launches batches or, with
-// `is_part_slowest`, parts. With kConverted in place a head's units write where others of them read, so a block has whole
-// heads.
+// idle, the same part of several. Blocks of a token follow each other, or with `is_part_slowest` those of a part. On
+// the grid's second axis the flat and the short kernels have parts, and those of long launches batches or, with
+// `is_part_slowest`, parts. With kConverted in place a head's units write where others of them read, so a block has
+// whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 

@@ -35,9 +35,10 @@ constexpr int kMostShortTableVectors = 1900;
 constexpr int kMostVectorsOfWarps = 300;
 constexpr int kMostVectorsOfWarpsProgrammatic = 60;
 
-// RoPE, short programmatic launches from a table: size, as above, up to which kernels read positions behind the wait for
-// the previous launch and nowhere else. Us, with kernels that can read them before it: 1 token 0.78 and 0.85, 8 0.83 and
-// 0.90, 64 (155) 1.06 and 1.16, 256 (620) 2.08 and 1.75. Launched without the flag they would take 0.07 us longer.
+// RoPE, short programmatic launches from a table: size, as above, up to which kernels read positions behind the wait
+// for the previous launch and nowhere else. Us, with kernels that can read them before it: 1 token 0.78 and 0.85, 8
+// 0.83 and 0.90, 64 (155) 1.06 and 1.16, 256 (620) 2.08 and 1.75. Launched without the flag they would take 0.07 us
+// longer.
 constexpr int kMostVectorsOfLateTables = 350;
 
 // RoPE without a barrier: threads of a block. One head of 16 bits from an F32 table 133.7 us, 96 threads 133.8, 64
@@ -76,14 +77,20 @@ constexpr ShortThreads kShortThreadsProgrammatic[] = {
 // 66.0, BHSD 66.1 against 67.1. One batch pays for it with 0.05 to 0.1 us (2048 tokens of 32 heads 9.74 against 9.64,
 // half of 128 channels with programmatic launch 24.2 against 23.5), so with computed angles it has kernels of its own.
 
-// RoPE, long launches from a table: rows are prefetched as far ahead as positions. Not at all, as far and half as far
-// again: Llama-3-8B's prefill 43.27, 42.98 and 42.98 us, Llama-3-70B's 147.6, 147.0 and 147.3, on another day 147.4,
-// 146.9 and 146.7. Heads of 64, 80 and 96 channels 42.6, 54.6 and 64.0, by rows of threads that take whatever there is
-// 43.3, 55.7 and 65.1. Those lose by it: odd strides 115.0 against 111.7, sequences 166.4 against 152.8.
+// RoPE, long launches from a table: rows and positions are prefetched as many tokens ahead as a device holds. At
+// explicit positions Llama-3-70B's prefill takes 153.5 us with rows alone, 149.4 with positions alone, 148.4 with both;
+// where each thread reads the position 154.2. Rows at implicit ones, not at all, as far and half as far again:
+// Llama-3-8B's prefill 43.27, 42.98 and 42.98 us, Llama-3-70B's 147.6, 147.0 and 147.3, on another day 147.4, 146.9 and
+// 146.7. Heads of 64, 80 and 96 channels 42.6, 54.6 and 64.0, by rows of threads that take whatever there is 43.3, 55.7
+// and 65.1. Those lose by it: odd strides 115.0 against 111.7, sequences 166.4 against 152.8.
+
+// RoPE, rows of threads from a table: warps without a pair do not ask for channels earlier than those that look for a
+// row first. In sequences all look for theirs: 150.3 us, two of three 152.8, those two and the third later 176.1. On
+// axes a barrier comes before the channels: 70.3 against 70.7. In sequences it took 154.8.
 
 // RoPE, long launches whose windows have gaps between them (partial rotary): threads of a row, of which a block has as
-// many as fit 128, so that a block covers fewer channels that it skips. 64 of 128 channels, 40 heads, us: one row of 160
-// threads 23.95, 3 of 40 23.68, 4 of 32 23.87, 2 of 64 23.88, 1 of 80 23.69, 3 of 44 25.0; with programmatic launch
+// many as fit 128, so that a block covers fewer channels that it skips. 64 of 128 channels, 40 heads, us: one row of
+// 160 threads 23.95, 3 of 40 23.68, 4 of 32 23.87, 2 of 64 23.88, 1 of 80 23.69, 3 of 44 25.0; with programmatic launch
 // 23.52, 23.24, 23.46, 23.45, 23.45, 24.6. 64 of 192 channels, 128 heads: 75.5, 74.0, 74.0, 74.7, 74.8, 75.9. Tokens
 // that fit a block have one: 64 of 256 channels, 32 heads, 20.45 against 20.51.
 constexpr uint32_t kThreadsOfGappedRows = 40;

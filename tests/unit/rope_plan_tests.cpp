@@ -506,9 +506,9 @@ bool allows_table_rows(const Scene &scene, int64_t elements) {
   return allows_table_vectors(scene, elements);
 }
 
-// Whether kernels with few parameters have the problem, but for its batches: they know positions whose distance in bytes
-// has 32 bits whatever their type, one stride for a tensor and its output, and one for cosines and sines. Threads behind
-// the last head have an address too, which must not be below all others.
+// Whether kernels with few parameters have the problem, but for its batches: they know positions whose distance in
+// bytes has 32 bits whatever their type, one stride for a tensor and its output, and one for cosines and sines. Threads
+// behind the last head have an address too, which must not be below all others.
 bool allows_few_parameters(const Scene &scene, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   if (has_general_numbers(scene) || is_looked_up(scene) || widest_vectors(scene) == 1) return false;
@@ -568,8 +568,8 @@ bool has_closer_tokens(const Scene &scene) {
          std::abs(q.in_stride[rope::kToken]) < std::abs(q.in_stride[rope::kHead]);
 }
 
-// Whether batches differ in nothing but where their channels are, each behind the one before, and the grid's second axis
-// holds them.
+// Whether batches differ in nothing but where their channels are, each behind the one before, and the grid's second
+// axis holds them.
 bool allows_batches(const Scene &scene) {
   const rope::RopeProblem &problem = scene.problem;
   if (problem.batches == 1) return true;
@@ -595,8 +595,8 @@ bool allows_long(const Scene &scene, int64_t elements) {
   return units >= rope::kLeastUnitsOfTokenRows && scene.problem.tokens <= UINT32_MAX / (most_parts * most_parts);
 }
 
-// Whether the kernel of long launches between the styles has the problem: one block of pairs on either side, and heads of
-// which any row of threads has whole ones.
+// Whether the kernel of long launches between the styles has the problem: one block of pairs on either side, and heads
+// of which any row of threads has whole ones.
 bool allows_long_converted(const Scene &scene, int64_t elements) {
   const rope::RopeProblem &problem = scene.problem;
   const int64_t pairs = scene.geometry.pairs();
@@ -681,8 +681,8 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
 }
 
 // Whether rows of whole warps leave more than a sixth of a token's threads idle where rows with a thread for each pair,
-// of a warp or more and two to a block, leave none. Threads of a warp may then have several tokens, which look for their
-// sequences together.
+// of a warp or more and two to a block, leave none. Threads of a warp may then have several tokens, which look for
+// their sequences together.
 bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
   if (!has_token_rows(plan.kernel) || is_scattered(plan.kernel) || has_closer_tokens(scene)) return false;
   if (scene.problem.sequences.is_present) return false;

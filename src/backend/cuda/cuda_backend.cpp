@@ -233,6 +233,12 @@ uint32_t reciprocal_of(uint32_t n) {
   return 0xffffffffu / n + 1;
 }
 
+// Of each batch, those whose position another token has so far on; 0 where positions are implicit.
+uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
+  const int64_t ahead = plan.tokens_ahead;
+  return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
+}
+
 void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -279,10 +285,8 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
   const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
   params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
-  const int64_t tokens_ahead = plan.tokens_ahead;
   params->tokens_ahead = plan.tokens_ahead;
-  const bool prefetches = problem.positions.is_present && problem.tokens > tokens_ahead;
-  params->tokens_that_prefetch = prefetches ? static_cast<uint32_t>(problem.tokens - tokens_ahead) : 0;
+  params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
   params->num_position_axes = geometry.num_axes;
   params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
@@ -357,7 +361,9 @@ void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, Rop
   set_long_params(problem, plan, params);
   const int64_t rows = problem.table.rows - plan.tokens_ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
-  params->bytes_ahead = int64_t{plan.tokens_ahead} * params->row_bytes;
+  params->row_bytes_ahead = int64_t{plan.tokens_ahead} * params->row_bytes;
+  params->position_bytes_ahead = int64_t{plan.tokens_ahead} * params->position_bytes;
+  params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
 }
 
 template <typename Lookup>

@@ -1,4 +1,5 @@
-// rope_long.cuh - the RoPE kernels of long launches, for what rope_short.cuh takes, in types of 16 bits
+// rope_long.cuh - the RoPE kernels of long launches, for what rope_short.cuh takes, in types of 16 bits; and for several
+// batches, for tokens that lie closer than heads, and, with computed angles, from one style to the other
 //
 // They move what rope_token.cuh moves, in straight code: what comes before the first load and after the last counts
 // even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh.
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                      increment, has_pair, reinterpret_cast<float *>(shared));
 }
 
-// The same between the styles: a unit is two vectors half a window apart on one side and two neighbours on the other. In
-// place a head's units write where others of them have read, before the barrier.
+// The same between the styles: a unit is two vectors half a window apart on one side and two neighbours on the other.
+// In place a head's units write where others of them have read, before the barrier.
 template <typename T, int V>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_converted_kernel(const __grid_constant__ RopeLongConvertedParams params) {
@@ -94,8 +95,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(out + (params.is_to_half ? params.bytes_to_high : kVectorBytes), high);
 }
 
-// The same from a table, in one style. A row of it comes before the channels: the whole block waits for it. Rows that follow are
-// those of tokens that follow, as a rule.
+// The same from a table, in one style. A row of it comes before the channels: the whole block waits for it. What tokens
+// further on wait for is prefetched: their positions, and the rows that follow, which are theirs as a rule.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_table_kernel(const __grid_constant__ RopeLongTableParams params) {
@@ -108,6 +109,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   ShortPosition position(params, place.in_batch);
   wait_for_previous_launch();
   position.load_if(has_pair, params);
+  if (place.unit == 0 && place.in_batch < params.tokens_that_prefetch) {
+    prefetch(position.address() + params.position_bytes_ahead);
+  }
   const uint64_t row = position.finish(params);
   const bool has_row = has_pair && row < params.rows;
   Word of_cos = {}, of_sin = {};
@@ -119,8 +123,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     of_cos = *reinterpret_cast<const Word *>(cos_entry);
     of_sin = *reinterpret_cast<const Word *>(sin_entry);
     if (place.unit == threadIdx.x && row < params.rows_that_prefetch) {
-      prefetch(cos_entry + params.bytes_ahead);
-      prefetch(sin_entry + params.bytes_ahead);
+      prefetch(cos_entry + params.row_bytes_ahead);
+      prefetch(sin_entry + params.row_bytes_ahead);
     }
   }
   const ShortUnit<V * sizeof(T)> mine(params, place.token, place.unit);

@@ -184,7 +184,9 @@ struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
 
 struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
   uint64_t rows_that_prefetch;
-  int64_t bytes_ahead;  // from a row to the one that is prefetched
+  int64_t row_bytes_ahead;        // from a row to the one that is prefetched
+  int64_t position_bytes_ahead;   // the same for positions
+  uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
 };
 
 // Angles shared by the block.

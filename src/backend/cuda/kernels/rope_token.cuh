@@ -142,7 +142,9 @@ class TokenAngles {
 
   __device__ __forceinline__ void read_parameters() {
     if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
-    if constexpr (kLookup != Lookup::kNone) axis_ = through_memory(params_.pair_axis)[pair_];
+    if constexpr (kLookup != Lookup::kNone) {
+      if (!kMayHaveSequences || params_.num_axes > 1) axis_ = through_memory(params_.pair_axis)[pair_];
+    }
   }
 
   // Of the token whose turn is next, so that nobody waits for more than the L2 cache.
@@ -155,14 +157,17 @@ class TokenAngles {
     prefetch(source.data + (source.is_64_bit ? at * 8 : at * 4));
   }
 
+  // A token that is in no sequence has a place, too, which nobody asks for: looking for it need not wait. Warps without
+  // a pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
   __device__ __forceinline__ void find_sequence() {
     if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
-      is_absent_ = !is_in_sequences(params_.sequences, at_.token);
+      const int64_t begin = sequence_entry(params_.sequences, 0);
+      const int64_t end = sequence_entry(params_.sequences, params_.sequences.count);
+      place_ = find_sequence_by_warp(params_.sequences, at_.token);
+      is_absent_ = at_.token < begin || at_.token >= end;
       if (is_absent_) {
         pair_ = params_.pairs;
-        if (is_first_ && at_.token < sequence_entry(params_.sequences, 0)) count_fault(params_.fault, at_.token);
-      } else if (threadIdx.x / 32 * 32 < params_.pairs) {
-        place_ = find_sequence_by_warp(params_.sequences, at_.token);
+        if (is_first_ && at_.token < begin) count_fault(params_.fault, at_.token);
       }
     }
     check_sequences(params_);
@@ -285,6 +290,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   wait_for_previous_launch();
 
   angles.begin();
+  // For that, where warps without a pair wait for no position.
+  if constexpr (Angles::kHasRows && kLookup == Lookup::kAxes) __syncthreads();
   Vector<T, V> low, high;
   char *low_out;
   if (is_active) {
@@ -315,8 +322,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(low_out + to_high, high);
 }
 
-// The same for channels that no vector holds, in either style: a unit is one pair, or one channel outside the window, of
-// kScatteredHeads heads. Neighbouring threads have neighbouring pairs, and a thread its angle for all of its heads.
+// The same for channels that no vector holds, in either style: a unit is one pair, or one channel outside the window,
+// of kScatteredHeads heads. Neighbouring threads have neighbouring pairs, and a thread its angle for all of its heads.
 template <typename T, typename Angles>
 __global__ void __launch_bounds__(kMaxRopeThreads)
     rope_scattered_kernel(const __grid_constant__ RopeScattered<AnglesParams<Angles, Lookup::kAny>> params) {
