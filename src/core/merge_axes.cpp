@@ -68,8 +68,8 @@ bool follow_heads(const RotatedTensor &tensor, const int64_t *stride) {
 }
 
 // Whether batches of a token lie closer together than tokens, as in SBHD.
-bool has_closer_batches(const RopeProblem &problem, const RotatedTensor &tensor) {
-  return problem.tokens == 1 || magnitude(tensor.in_stride[kBatch]) < magnitude(tensor.in_stride[kToken]);
+bool lie_closer_than_tokens(const RopeProblem &problem, const int64_t *stride) {
+  return problem.tokens == 1 || magnitude(stride[kBatch]) < magnitude(stride[kToken]);
 }
 
 bool are_batches_heads(const RopeProblem &problem) {
@@ -83,7 +83,9 @@ bool are_batches_heads(const RopeProblem &problem) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (tensor.heads > kMaxHeads / problem.batches) return false;
     if (!follow_heads(tensor, tensor.in_stride) || !follow_heads(tensor, tensor.out_stride)) return false;
-    if (tensor.heads > 0) are_close = are_close && has_closer_batches(problem, tensor);
+    if (tensor.heads == 0) continue;
+    are_close = are_close && lie_closer_than_tokens(problem, tensor.in_stride) &&
+                lie_closer_than_tokens(problem, tensor.out_stride);
   }
   // What lies further apart than tokens is worth it only where computing each head's angles costs more than memory
   // does, as with 16 bits (H200; not measured on the CPU).

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/descriptor_checks.hpp"
+#include "core/view.hpp"
 
 namespace rope {
 
@@ -174,8 +175,6 @@ class AxisMerger {
     }
     return true;
   }
-
-  static int64_t magnitude(int64_t value) { return value < 0 ? -value : value; }
 
   struct Row {
     const int64_t *source;

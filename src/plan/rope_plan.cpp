@@ -319,6 +319,11 @@ void cut_rows(uint32_t threads, RopePlan *plan) {
   plan->blocks_per_token = (plan->units_per_token - 1) / threads + 1;
 }
 
+// In the kernels of long launches a thread has a pair at most, and parts of a token are a number of the grid's second
+// axis.
+static_assert(kThreadsOfCloserTokens >= kMaxShortPairs && kLeastUnitsOfTokenRows >= kMaxShortPairs, "");
+static_assert(kThreadsOfCloserTokens >= kFewestShortThreads, "");
+
 // A row of threads for each token: several rows in a block where tokens are small, or where whole warps would leave
 // many threads idle.
 void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
@@ -445,6 +450,11 @@ bool can_be_long_converted(const RopeProblem &problem, const RopePlan &plan) {
   }
   if (problem.angles != AngleSource::kIncrements || problem.geometry->num_axes > 1) return false;
   constexpr uint32_t kUnitsThatDivideRows = 8;
+  static_assert(kThreadsOfCloserTokens % kUnitsThatDivideRows == 0 &&
+                    kThreadsOfGappedRows % kUnitsThatDivideRows == 0 &&
+                    kRopeBlockSizes[0] % kUnitsThatDivideRows == 0 && kRopeBlockSizes[1] % kUnitsThatDivideRows == 0 &&
+                    kRopeBlockSizes[2] % kUnitsThatDivideRows == 0,
+                "");
   return !problem.sequences.is_present && plan.units_per_token >= kLeastUnitsOfTokenRows &&
          kUnitsThatDivideRows % plan.rotary_units_per_head == 0 && can_be_long(problem, plan);
 }

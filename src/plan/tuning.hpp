@@ -76,6 +76,7 @@ constexpr ShortThreads kShortThreadsProgrammatic[] = {
 // A second axis of the grid, for batches or for parts of a token: 2 x 4096 tokens of 32 + 32 heads, BSHD 65.6 against
 // 66.0, BHSD 66.1 against 67.1. One batch pays for it with 0.05 to 0.1 us (2048 tokens of 32 heads 9.74 against 9.64,
 // half of 128 channels with programmatic launch 24.2 against 23.5), so with computed angles it has kernels of its own.
+// Not measured: batches of a few tokens, whose last block has idle rows.
 
 // RoPE, long launches from a table: rows and positions are prefetched as many tokens ahead as a device holds. At
 // explicit positions Llama-3-70B's prefill takes 153.5 us with rows alone, 149.4 with positions alone, 148.4 with both;
@@ -85,8 +86,9 @@ constexpr ShortThreads kShortThreadsProgrammatic[] = {
 // and 65.1. Those lose by it: odd strides 115.0 against 111.7, sequences 166.4 against 152.8.
 
 // RoPE, rows of threads from a table: warps without a pair do not ask for channels earlier than those that look for a
-// row first. In sequences all look for theirs: 150.3 us, two of three 152.8, those two and the third later 176.1. On
-// axes a barrier comes before the channels: 70.3 against 70.7. In sequences it took 154.8.
+// row first. In sequences all look for theirs: 150.3 us. Where the third of three warps, without a pair, did not look it
+// was 152.8, and 176.1 where it did not wait for the ends of all sequences either. On axes a barrier comes before the
+// channels: 70.3 against 70.7. In sequences it took 154.8.
 
 // RoPE, long launches whose windows have gaps between them (partial rotary): threads of a row, of which a block has as
 // many as fit 128, so that a block covers fewer channels that it skips. 64 of 128 channels, 40 heads, us: one row of

@@ -46,6 +46,11 @@ struct Request {
   int64_t batches = 1;            // which share positions
   Order order = Order::kBshd;
   bool has_other_out_style = false;
+  enum {
+    kByPosition,
+    kByToken,
+    kByBatchAndToken
+  } rows = kByPosition;
 
   int pairs() const { return rotary_dim / 2; }
   int64_t heads() const { return q_heads + k_heads; }
@@ -53,6 +58,12 @@ struct Request {
   int64_t tokens() const {
     const int64_t vectors_per_token = batches * heads() * pairs() / 8;
     return ((table ? many_vectors_by_table : many_vectors) / vectors_per_token + 2) | 1;
+  }
+
+  bool has_rows_of_tokens() const { return rows != kByPosition; }
+  // Of the tables.
+  int64_t num_rows() const {
+    return !has_rows_of_tokens() ? table_rows : rows == kByToken ? tokens() : batches * tokens();
   }
 
   std::string describe() const {
@@ -65,7 +76,7 @@ struct Request {
          << head_dim << " channels, " << rotary_dim << " from " << rotary_offset
          << (is_in_place ? ", in place" : ", out of place") << (operands == Operands::kPacked ? ", packed" : "")
          << (has_other_out_style ? ", converted" : "");
-    if (table) text << ", table " << oracle::dtype_name(table);
+    if (table) text << ", table " << oracle::dtype_name(table) << " of " << num_rows() << " rows";
     if (positions) text << ", positions " << oracle::dtype_name(positions);
     return text.str();
   }
@@ -139,9 +150,10 @@ class LongLaunch {
       // As columns of one cache.
       Placement rows;
       rows.gap(0, 8);
-      const rope_tensor_t both = workspace_.tensor(request.table, {table_rows, request.rotary_dim}, rows);
-      args_.cos = narrow(both, 1, 0, request.pairs());
-      args_.sin = narrow(both, 1, request.pairs(), request.pairs());
+      const rope_tensor_t both = workspace_.tensor(request.table, {request.num_rows(), request.rotary_dim}, rows);
+      args_.cos = of_batches(narrow(both, 1, 0, request.pairs()));
+      args_.sin = of_batches(narrow(both, 1, request.pairs(), request.pairs()));
+      if (request.has_rows_of_tokens()) args_.table_rows = ROPE_TABLE_BY_TOKEN;
       workspace_.fill(both, [&](const Index &) { return workspace_.random().uniform(-1, 1); });
     }
     workspace_.freeze();
@@ -181,6 +193,20 @@ class LongLaunch {
   }
 
  private:
+  // Rows of a table for each batch follow each other.
+  rope_tensor_t of_batches(rope_tensor_t table) const {
+    if (request_.rows != Request::kByBatchAndToken) return table;
+    table.ndim = 3;
+    for (int axis = 2; axis > 0; --axis) {
+      table.shape[axis] = table.shape[axis - 1];
+      table.stride[axis] = table.stride[axis - 1];
+    }
+    table.shape[0] = request_.batches;
+    table.shape[1] = request_.tokens();
+    table.stride[0] = request_.tokens() * table.stride[1];
+    return table;
+  }
+
   struct Angle {
     oracle::Rotation exact;
     double cos, sin;
@@ -212,12 +238,15 @@ class LongLaunch {
     CHECK(std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr);
   }
 
+  // Of a position, or of a row of the tables.
   std::vector<Angle> angles_of(int64_t position, Direction direction) const {
     std::vector<Angle> angles;
     for (int pair = 0; pair < request_.pairs(); ++pair) {
       Angle angle = {};
       if (request_.table) {
-        angle.exact = {value_at(args_.cos, {position, pair}), value_at(args_.sin, {position, pair})};
+        Index at = {position, pair};
+        if (args_.cos.ndim == 3) at = {position / request_.tokens(), position % request_.tokens(), pair};
+        angle.exact = {value_at(args_.cos, at), value_at(args_.sin, at)};
       } else {
         const oracle::Real frequency = oracle::frequency(10000, request_.rotary_dim, pair);
         angle.exact = oracle::rotation(position, frequency);
@@ -232,7 +261,9 @@ class LongLaunch {
     return angles;
   }
 
-  bool is_lost(int64_t position) const { return request_.table && (position < 0 || position >= table_rows); }
+  bool is_lost(int64_t position) const {
+    return request_.table && !request_.has_rows_of_tokens() && (position < 0 || position >= table_rows);
+  }
 
   void verify(Direction direction) {
     int64_t wrong = 0, lost = 0;
@@ -240,11 +271,14 @@ class LongLaunch {
     const rope_tensor_t *in[] = {&args_.q, &args_.k};
     const rope_tensor_t *out[] = {&args_.q_out, &args_.k_out};
     std::vector<std::vector<Angle>> of_rows;
-    for (int64_t row = 0; row < table_rows && request_.table; ++row) of_rows.push_back(angles_of(row, direction));
+    for (int64_t row = 0; row < request_.num_rows() && request_.table; ++row) {
+      of_rows.push_back(angles_of(row, direction));
+    }
     std::vector<Angle> of_position;
     for (int64_t token = 0; token < request_.tokens(); ++token) {
       const int64_t position = position_at(request_, token);
-      lost += is_lost(position);
+      const bool has_no_row = is_lost(position);
+      lost += has_no_row;
       if (!request_.table) of_position = angles_of(position, direction);
       for (int i = 0; i < 2; ++i) {
         if (in[i]->ndim == 0) continue;
@@ -253,18 +287,23 @@ class LongLaunch {
           const Index at = {number / from.shape[2], token, number % from.shape[2], request_.rotary_offset};
           const auto *read = static_cast<const std::byte *>(element_at(from, at));
           auto *written = static_cast<std::byte *>(element_at(to, at));
-          if (is_lost(position)) {
+          const int64_t batch = number / from.shape[2];
+          const int64_t row = request_.rows == Request::kByPosition ? position
+                              : request_.rows == Request::kByToken  ? token
+                                                                    : batch * request_.tokens() + token;
+          if (has_no_row) {
             wrong += std::memcmp(read, written, static_cast<size_t>(bytes)) != 0;
           } else {
-            wrong += count_wrong(read, written, direction,
-                                 request_.table ? of_rows[static_cast<size_t>(position)] : of_position);
+            wrong +=
+                count_wrong(read, written, direction, request_.table ? of_rows[static_cast<size_t>(row)] : of_position);
           }
           workspace_.block_of(written)->expect_as_now(written, bytes);
         }
       }
     }
     INFO(lost << " of " << request_.tokens() << " tokens without a row");
-    CHECK((lost > 0) == (request_.table && (request_.positions || request_.tokens() > table_rows)));
+    const bool may_lack_rows = request_.table && !request_.has_rows_of_tokens();
+    CHECK((lost > 0) == (may_lack_rows && (request_.positions || request_.tokens() > table_rows)));
     CHECK(wrong == 0);
   }
 
@@ -350,6 +389,14 @@ TEST_CASE("long launches of several batches", "[rope][long][sanitize]") {
 TEST_CASE("long launches of several batches by tables", "[rope][long][tables][sanitize]") {
   const Request requests[] = {{bf16, interleaved, 16, 4, 64, 64, 0, false, separate, f32, i32, 3},
                               {f16, half, 7, 2, 144, 128, 16, true, packed, f16, none, 2}};
+  for (const Request &request : requests) LongLaunch(request).check();
+}
+
+// Tables of more rows than tokens are in flight, so that rows are prefetched.
+TEST_CASE("long launches by tables by token", "[rope][long][tables][sanitize]") {
+  const Request requests[] = {
+      {bf16, half, 12, 3, 128, 128, 0, true, separate, f32, none, 2, Order::kBshd, false, Request::kByBatchAndToken},
+      {f16, interleaved, 19, 5, 64, 64, 0, false, packed, bf16, none, 2, Order::kBshd, false, Request::kByToken}};
   for (const Request &request : requests) LongLaunch(request).check();
 }
 

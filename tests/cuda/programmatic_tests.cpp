@@ -473,15 +473,25 @@ TEST_CASE("a captured call starts early where it has the flag and the GPU can", 
 
 TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
-  const char *kernels[] = {": own angles kernel, ",           ": own table kernel, ",
-                           ": short warp angles kernel, ",    ": short angles kernel, ",
-                           ": short table kernel, ",          ": shared angles kernel, ",
-                           ": long angles kernel, ",          ": long angles of batches kernel, ",
-                           ": long table kernel, ",           ": token angles kernel, ",
-                           ": token axis angles kernel, ",    ": token sequence angles kernel, ",
-                           ": token table kernel, ",          ": token axis table kernel, ",
-                           ": token sequence table kernel, ", ": scattered angles kernel, ",
-                           ": scattered table kernel, ",      ": general kernel, "};
+  const char *kernels[] = {": own angles kernel, ",
+                           ": own table kernel, ",
+                           ": short warp angles kernel, ",
+                           ": short angles kernel, ",
+                           ": short table kernel, ",
+                           ": shared angles kernel, ",
+                           ": long angles kernel, ",
+                           ": long angles of batches kernel, ",
+                           ": long converted angles kernel, ",
+                           ": long table kernel, ",
+                           ": token angles kernel, ",
+                           ": token axis angles kernel, ",
+                           ": token sequence angles kernel, ",
+                           ": token table kernel, ",
+                           ": token axis table kernel, ",
+                           ": token sequence table kernel, ",
+                           ": scattered angles kernel, ",
+                           ": scattered table kernel, ",
+                           ": general kernel, "};
   std::string explanations;
   for (const int64_t tokens : {int64_t{4}, int64_t{300}, many_tokens}) {
     const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, tokens});

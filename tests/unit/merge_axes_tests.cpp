@@ -252,6 +252,11 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
       }
     }
   }
+  // Where tensors are written counts, too.
+  Scene spread(3, 4, 5, 2);
+  spread.with_close_batches().problem.angles = rope::AngleSource::kTable;
+  spread.problem.tensor[0].out_stride[rope::kToken] = -1;
+  check(spread, Merged::kNot);
   // A table for each batch.
   for (const auto member : {&rope::AngleTable::cos, &rope::AngleTable::sin}) {
     Scene scene(3, 4, 5, 2);

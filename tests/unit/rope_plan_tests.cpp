@@ -2585,6 +2585,17 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
   CHECK(several_batches > 100);
 }
 
+TEST_CASE("long launches have as many batches as the grid's second axis", "[rope plan]") {
+  Scene scene;
+  for (const int64_t more : {0, 1}) {
+    set_problem(&scene, ROPE_DTYPE_BF16, kLargestGridY + more, 3, 8, 128);
+    const rope::RopePlan plan = plan_of(scene, kH200);
+    INFO(describe(scene) << ": " << describe(plan));
+    CHECK(plan.kernel == (more == 0 ? rope::RopeKernel::kLongBatches : rope::RopeKernel::kToken));
+    CHECK(fault_of(scene, kH200, plan) == "");
+  }
+}
+
 TEST_CASE("one multiplication divides blocks of the largest long launches by the parts of a token", "[rope plan]") {
   Scene scene;
   Random random(8);

@@ -2,7 +2,8 @@
 // batches, for tokens that lie closer than heads, and, with computed angles, from one style to the other
 //
 // They move what rope_token.cuh moves, in straight code: what comes before the first load and after the last counts
-// even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh.
+// even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh, or, where tokens lie
+// closer than heads, those of a part.
 #pragma once
 
 #include "backend/cuda/kernels/rope_short.cuh"

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
-// `IsLate`: with programmatic launch, where nothing is read before the previous launch has ended.
+// `IsLate`: for programmatic launch alone, without the instructions that would read positions before the wait.
 template <typename T, int V, bool IsInterleaved, typename Word, bool IsLate>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
