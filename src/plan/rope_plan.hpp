@@ -42,7 +42,7 @@ struct RopePlan {
   uint32_t shared_bytes;        // cosines and sines of a block's tokens, and what each token is
   bool is_batch_fastest;        // of several batches, tokens of the same number follow each other
   int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
-  uint32_t tokens_ahead;        // where rows of threads have a token each: so much further on positions and rows are prefetched
+  uint32_t tokens_ahead;        // with rows of threads: so much further on positions and rows are prefetched
   bool is_part_slowest;  // where rows of threads have a token each: blocks of a part of all tokens follow each other
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
