@@ -284,10 +284,10 @@ class LongLaunch {
         if (in[i]->ndim == 0) continue;
         const rope_tensor_t from = workspace_.before(*in[i]), &to = request_.is_in_place ? *in[i] : *out[i];
         for (int64_t number = 0; number < request_.batches * from.shape[2]; ++number) {
-          const Index at = {number / from.shape[2], token, number % from.shape[2], request_.rotary_offset};
+          const int64_t batch = number / from.shape[2];
+          const Index at = {batch, token, number % from.shape[2], request_.rotary_offset};
           const auto *read = static_cast<const std::byte *>(element_at(from, at));
           auto *written = static_cast<std::byte *>(element_at(to, at));
-          const int64_t batch = number / from.shape[2];
           const int64_t row = request_.rows == Request::kByPosition ? position
                               : request_.rows == Request::kByToken  ? token
                                                                     : batch * request_.tokens() + token;
