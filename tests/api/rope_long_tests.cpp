@@ -18,9 +18,13 @@
 
 namespace {
 
-// Vectors of 16 bytes, counting one of the two of a unit, that are many for each of so many multiprocessors.
-constexpr int64_t most_multiprocessors = 160;
-constexpr int64_t many_vectors = 1000 * most_multiprocessors, many_vectors_by_table = 1900 * most_multiprocessors;
+// Vectors of 16 bytes, counting one of the two of a unit, that are many for each multiprocessor of a GPU of up to 160.
+// The CPU's kernels do not depend on their number.
+int64_t many_vectors(bool has_table) {
+  const int64_t multiprocessors = has_cuda() ? 160 : 16;
+  return multiprocessors * (has_table ? 1900 : 1000);
+}
+
 constexpr int64_t table_rows = 50;
 
 enum class Operands {
@@ -57,7 +61,7 @@ struct Request {
   // Of each batch, an odd number, so that the last block has idle rows.
   int64_t tokens() const {
     const int64_t vectors_per_token = batches * heads() * pairs() / 8;
-    return ((table ? many_vectors_by_table : many_vectors) / vectors_per_token + 2) | 1;
+    return (many_vectors(table != 0) / vectors_per_token + 2) | 1;
   }
 
   bool has_rows_of_tokens() const { return rows != kByPosition; }

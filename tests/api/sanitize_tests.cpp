@@ -16,9 +16,14 @@ const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16,
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // On a GPU of up to 160 multiprocessors these are enough tokens for vectors of 16 bytes, at 16 and 4 heads of 128
-// channels and at one.
-constexpr int64_t many_tokens = 320;
-constexpr int64_t alone_tokens = 6100;
+// channels and at one. The CPU's kernels do not depend on their number.
+int64_t many_tokens() {
+  return has_cuda() ? 320 : 32;
+}
+
+int64_t alone_tokens() {
+  return has_cuda() ? 6100 : 610;
+}
 
 const char *name_of(rope_style_t style) {
   return style == ROPE_STYLE_HALF ? "half" : "interleaved";
@@ -57,9 +62,9 @@ class Requests {
         &reach_->explanations);
   }
 
-  RopeCase large() const { return small(128).batch(1).tokens(many_tokens).heads(16, 4); }
+  RopeCase large() const { return small(128).batch(1).tokens(many_tokens()).heads(16, 4); }
 
-  RopeCase alone() const { return small(128).tokens(alone_tokens / 2).heads(1, 0); }
+  RopeCase alone() const { return small(128).tokens(alone_tokens() / 2).heads(1, 0); }
 
   void check(RopeCase request) const {
     request.check();
@@ -86,7 +91,7 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
       for (const int64_t tokens : {1, 410}) requests.small(128).batch(1).tokens(tokens).heads(3, 0).check();
       requests.check(requests.large());
       // Several batches are no short launch.
-      requests.check(requests.large().batch(2).tokens(many_tokens / 2));
+      requests.check(requests.large().batch(2).tokens(many_tokens() / 2));
       requests.alone()
           .positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered(), Placement().gap(0, 3))
           .check();
@@ -105,7 +110,7 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
             .axis_positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32,
                             [](int64_t axis, int64_t batch, int64_t token) { return 100 * axis + 10 * batch + token; })
             .check();
-        const int64_t tokens = is_large ? many_tokens : 11;
+        const int64_t tokens = is_large ? many_tokens() : 11;
         RopeCase(request)
             .batch(1)
             .tokens(tokens)
@@ -134,8 +139,8 @@ TEST_CASE("RoPE kernels of tables", "[rope][sanitize]") {
       for (const rope_dtype_t table : narrow_dtypes) {
         requests.check(small(table));
         requests.check(small(table).batch(1));
-        requests.large().batch(2).tokens(many_tokens / 2).table_dtype(table).tables(many_tokens / 2 - 5).check();
-        requests.alone().table_dtype(table).tables(alone_tokens / 2 - 5).check();
+        requests.large().batch(2).tokens(many_tokens() / 2).table_dtype(table).tables(many_tokens() / 2 - 5).check();
+        requests.alone().table_dtype(table).tables(alone_tokens() / 2 - 5).check();
       }
       requests.check(requests.small().tables(3).fault());
       requests.check(requests.small().tables_by_token(true));
@@ -161,7 +166,7 @@ TEST_CASE("the general RoPE kernel", "[rope][sanitize]") {
           requests.small().batch(1).tokens(11).sequences({0, 4, 4, 10}).table_dtype(ROPE_DTYPE_F64).tables(4).fault());
       requests.check(requests.small().out_style(other));
       if (dtype != ROPE_DTYPE_F64)
-        requests.large().tables(many_tokens).table_width(TableWidth::Channels).fault().check();
+        requests.large().tables(many_tokens()).table_width(TableWidth::Channels).fault().check();
       requests.small().out_style(other).placed(Placement().at(1)).check();
       requests.check(requests.small().rotary_dim(16).rotary_offset(4));
       if (style == ROPE_STYLE_HALF) requests.check(requests.small().pair_block(32));
@@ -201,8 +206,9 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
     }
   }
   // Vectors of full width, on up to 160 multiprocessors.
+  const int64_t rows = has_cuda() ? 401 : 41;
   for (const rope_dtype_t dtype : narrow_dtypes) {
-    const SwigluCase large = SwigluCase().dtype(dtype).shape({401, dtype == ROPE_DTYPE_F32 ? 512 : 1024});
+    const SwigluCase large = SwigluCase().dtype(dtype).shape({rows, dtype == ROPE_DTYPE_F32 ? 512 : 1024});
     large.check();
     SwigluCase(large).form(1.702, 7, 1, 0.5).row_scale(1).recomputed().check();
     SwigluCase(large).packing(GatePacking::Alternating, GatePacking::AlternatingUpFirst).check();

@@ -52,6 +52,33 @@ Real value_of_bits(Format format, uint32_t bits) {
   return negative ? -magnitude : magnitude;
 }
 
+// Nearly all of an oracle's time went into libm's ldexp, ilogb and nearbyint of long double, so these are quick.
+Real power_of_two(int exponent) {
+  if (exponent < -1022 || exponent > 1023) return std::ldexp(1.0L, exponent);
+  const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Of a number that is not 0: floor(log2(|value|)), or any exponent below those of normal doubles.
+int binary_exponent(Real value) {
+  const auto narrow = static_cast<double>(value);
+  if (!std::isfinite(narrow)) return std::ilogb(value);
+  uint64_t bits;
+  std::memcpy(&bits, &narrow, sizeof bits);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+  return exponent - (std::fabs(narrow) > std::fabs(value) && bits << 12 == 0 ? 1 : 0);
+}
+
+// To the nearest multiple of a power of two, of a value far below 2^LDBL_MANT_DIG of them: there the sum has no digits
+// for fractions.
+Real nearest_multiple(Real value, Real quantum) {
+  const Real large = 1.5L * power_of_two(LDBL_MANT_DIG - 1) * quantum;
+  const Real sum = value + large;
+  return sum - large;
+}
+
 std::vector<Real> all_values(Format format) {
   std::vector<Real> values(65536);
   for (uint32_t bits = 0; bits < 65536; ++bits) values[bits] = value_of_bits(format, bits);
@@ -59,7 +86,7 @@ std::vector<Real> all_values(Format format) {
 }
 
 int exponent_of(Format format, Real value) {
-  const int exponent = value == 0 ? format.lowest_exponent() : std::ilogb(value);
+  const int exponent = value == 0 ? format.lowest_exponent() : binary_exponent(value);
   return exponent < format.lowest_exponent() ? format.lowest_exponent() : exponent;
 }
 
@@ -103,16 +130,16 @@ const char *dtype_name(rope_dtype_t dtype) {
 
 Real largest(rope_dtype_t dtype) {
   const Format format = format_of(dtype);
-  return std::ldexp(2.0L - std::ldexp(1.0L, -format.fraction_bits), format.bias());
+  return (2 - power_of_two(-format.fraction_bits)) * power_of_two(format.bias());
 }
 
 Real smallest_normal(rope_dtype_t dtype) {
-  return std::ldexp(1.0L, format_of(dtype).lowest_exponent());
+  return power_of_two(format_of(dtype).lowest_exponent());
 }
 
 Real smallest(rope_dtype_t dtype) {
   const Format format = format_of(dtype);
-  return std::ldexp(1.0L, format.lowest_exponent() - format.fraction_bits);
+  return power_of_two(format.lowest_exponent() - format.fraction_bits);
 }
 
 Real decode(rope_dtype_t dtype, const void *element) {
@@ -135,13 +162,12 @@ Real decode(rope_dtype_t dtype, const void *element) {
 
 Real ulp(rope_dtype_t dtype, Real value) {
   const Format format = format_of(dtype);
-  return std::ldexp(1.0L, exponent_of(format, value) - format.fraction_bits);
+  return power_of_two(exponent_of(format, value) - format.fraction_bits);
 }
 
 Real nearest(rope_dtype_t dtype, Real value) {
   if (!std::isfinite(value) || value == 0) return value;
-  const Real quantum = ulp(dtype, value);
-  const Real rounded = std::nearbyint(value / quantum) * quantum;
+  const Real rounded = nearest_multiple(value, ulp(dtype, value));
   if (std::fabs(rounded) > largest(dtype)) return std::copysign(std::numeric_limits<Real>::infinity(), value);
   return std::copysign(rounded, value);
 }
@@ -162,7 +188,7 @@ void encode(rope_dtype_t dtype, Real value, void *element) {
     bits = infinite;
   } else {
     const int exponent = exponent_of(format, rounded);
-    const auto significand = static_cast<uint32_t>(std::ldexp(std::fabs(rounded), format.fraction_bits - exponent));
+    const auto significand = static_cast<uint32_t>(std::fabs(rounded) * power_of_two(format.fraction_bits - exponent));
     const bool normal = significand >> format.fraction_bits;
     bits = normal ? (static_cast<uint32_t>(exponent + format.bias()) << format.fraction_bits) +
                         (significand - (1u << format.fraction_bits))

@@ -7,6 +7,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -857,14 +858,16 @@ class Launch {
 
   // "" or what a thread does wrong.
   std::string run() {
+    const Fault of_all_threads = check_launch();
+    if (!of_all_threads.empty()) return std::string(of_all_threads);
     for (uint32_t y = 0; y < plan_.grid_y; ++y) {
       for (uint32_t x = 0; x < plan_.grid_x; ++x) {
         for (uint32_t thread = 0; thread < plan_.threads * plan_.thread_rows; ++thread) {
-          const std::string fault = is_of_long_launch(plan_.kernel) ? run_long_thread(x, y, thread)
-                                    : has_token_rows(plan_.kernel)  ? run_row_thread(x, thread)
-                                    : is_flat(plan_.kernel)         ? run_flat_thread(x, y, thread)
-                                                                    : run_thread(x, y, thread);
-          if (!fault.empty()) return fault;
+          const Fault fault = is_of_long_launch(plan_.kernel) ? run_long_thread(x, y, thread)
+                              : has_token_rows(plan_.kernel)  ? run_row_thread(x, thread)
+                              : is_flat(plan_.kernel)         ? run_flat_thread(x, y, thread)
+                                                              : run_thread(x, y, thread);
+          if (!fault.empty()) return std::string(fault);
         }
       }
     }
@@ -872,6 +875,9 @@ class Launch {
   }
 
  private:
+  // "" or what is wrong: threads are many, and sanitizers make each allocation slow.
+  using Fault = std::string_view;
+
   struct Place {
     int64_t batch, token;
     int tensor;
@@ -880,8 +886,22 @@ class Launch {
     uint32_t row_of_block;  // of threads; where warps have their own angles, the warp
   };
 
+  // What is wrong with every thread of the launch.
+  Fault check_launch() const {
+    const bool is_long = is_of_long_launch(plan_.kernel), is_short = is_of_short_launch(plan_.kernel);
+    const bool has_batches = scene_.problem.batches > 1;
+    if (is_long && (has_batches || plan_.is_part_slowest) && plan_.kernel == rope::RopeKernel::kLong) {
+      return "a second axis that the kernel does not look at";
+    }
+    if (is_long && has_batches && plan_.is_part_slowest) return "a second axis with two meanings";
+    Fault fault;
+    if (is_long || is_flat(plan_.kernel)) fault = check_simple_pairs();
+    if (fault.empty() && (is_long || is_short)) fault = check_few_parameters();
+    return fault;
+  }
+
   // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
-  std::string run_row_thread(uint32_t x, uint32_t thread) {
+  Fault run_row_thread(uint32_t x, uint32_t thread) {
     const uint32_t groups = plan_.grid_x / plan_.blocks_per_token;
     const uint32_t part = plan_.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
     const uint32_t group = plan_.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
@@ -892,7 +912,7 @@ class Launch {
 
   // The same of a long launch: a step on the second axis goes on by a batch's tokens or by a block's units, and a token
   // has the position of its number in its batch.
-  std::string run_long_thread(uint32_t x, uint32_t y, uint32_t thread) {
+  Fault run_long_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const rope::RopeProblem &problem = scene_.problem;
     const uint32_t parts = plan_.is_part_slowest ? 1 : plan_.blocks_per_token, group = x / parts;
     const uint32_t row_of_block = thread / plan_.threads, column = thread % plan_.threads;
@@ -900,19 +920,14 @@ class Launch {
     const auto tokens = static_cast<uint32_t>(problem.tokens);
     const uint32_t token = in_batch + (problem.batches > 1 ? y * tokens : 0);
     const uint32_t unit = x % parts * plan_.threads + column + (plan_.is_part_slowest ? y * plan_.threads : 0);
-    if ((problem.batches > 1 || plan_.is_part_slowest) && plan_.kernel == rope::RopeKernel::kLong) {
-      return "a second axis that the kernel does not look at";
-    }
-    if (problem.batches > 1 && plan_.is_part_slowest) return "a second axis with two meanings";
     // One multiplication finds the group, where there are several parts to tell apart.
     if (parts > 1 && multiply_by_reciprocal(x, parts) != group) return "a block of another group";
-    std::string fault = check_simple_pairs() + check_few_parameters();
-    if (fault.empty()) fault = count_angles_of_row(column);
+    const Fault fault = count_angles_of_row(column);
     if (!fault.empty() || in_batch >= tokens) return fault;
     return run_unit(token, unit, row_of_block);
   }
 
-  std::string check_simple_pairs() const {
+  Fault check_simple_pairs() const {
     const rope::RopeProblem &problem = scene_.problem;
     if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
     if (problem.start_positions.is_present) return "start_positions, which nobody adds";
@@ -920,7 +935,7 @@ class Launch {
   }
 
   // What the kernels of short launches and of long ones know.
-  std::string check_few_parameters() const {
+  Fault check_few_parameters() const {
     const rope::RopeProblem &problem = scene_.problem;
     const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
     if (problem.batches != 1 && is_of_short_launch(plan_.kernel)) return "several batches, which nobody tells apart";
@@ -932,7 +947,7 @@ class Launch {
   }
 
   // Threads without a unit have an angle too, each at most that of one pair of the row's token.
-  std::string count_angles_of_row(uint32_t column) {
+  Fault count_angles_of_row(uint32_t column) {
     const auto pairs = static_cast<uint32_t>(scene_.geometry.rotary_dim / 2);
     if (column == 0) angles_of_row_ = 0;
     if (column < pairs) ++angles_of_row_;
@@ -940,13 +955,13 @@ class Launch {
   }
 
   // The same where the grid has an axis for the parts of a token.
-  std::string run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
+  Fault run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
-    std::string fault = check_simple_pairs();
-    if (fault.empty() && is_of_short_launch(plan_.kernel)) fault = check_few_parameters();
-    if (fault.empty() && plan_.kernel == rope::RopeKernel::kShort) fault = count_angles_of_row(column);
-    if (!fault.empty()) return fault;
+    if (plan_.kernel == rope::RopeKernel::kShort) {
+      const Fault fault = count_angles_of_row(column);
+      if (!fault.empty()) return fault;
+    }
     if (plan_.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
@@ -957,7 +972,7 @@ class Launch {
   }
 
   // A unit's head, or group of heads, comes from one multiplication.
-  std::string run_unit(uint32_t token, uint32_t unit_of_token, uint32_t row_of_block) {
+  Fault run_unit(uint32_t token, uint32_t unit_of_token, uint32_t row_of_block) {
     const rope::RopeProblem &problem = scene_.problem;
     if (token >= scene_.num_tokens() || unit_of_token >= plan_.units_per_token) return "";
     Place place = {0, token, 0, 0, 0, row_of_block};
@@ -983,13 +998,13 @@ class Launch {
     const int64_t first = number * heads_of_unit;
     for (place.head = first; place.head < first + heads_of_unit; ++place.head) {
       if (place.head >= problem.tensor[place.tensor].heads) break;
-      const std::string fault = run_row_unit(place, unit);
+      const Fault fault = run_row_unit(place, unit);
       if (!fault.empty()) return fault;
     }
     return "";
   }
 
-  std::string run_row_unit(Place place, int64_t unit) {
+  Fault run_row_unit(Place place, int64_t unit) {
     place.row = row_of(place);
     if (unit < plan_.rotary_units_per_head) {
       // Where halves of blocks are several units long, another multiplication finds the block.
@@ -1003,7 +1018,7 @@ class Launch {
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.rotary_units_per_head;
-    const std::string fault = copy(place, first);
+    const Fault fault = copy(place, first);
     if (!fault.empty() || is_scattered(plan_.kernel)) return fault;
     // The second vector of a unit lies as many vectors behind the first as there are units; the last may have none.
     const int64_t second = first + plan_.units_per_head[place.tensor] - plan_.rotary_units_per_head;
@@ -1029,7 +1044,7 @@ class Launch {
            *in_row < plan_.tokens_per_grid_row;
   }
 
-  std::string run_thread(uint32_t x, uint32_t y, uint32_t thread) {
+  Fault run_thread(uint32_t x, uint32_t y, uint32_t thread) {
     int64_t in_row = 0, unit = 0;
     if (!find_work(x, thread, &in_row, &unit)) return "";
     const int64_t token = y * plan_.tokens_per_grid_row + in_row;
@@ -1074,42 +1089,45 @@ class Launch {
     return {2 * first, 2 * first + elements};
   }
 
-  // Which pairs a unit's vectors hold, both channels of each; empty where one is not whole.
-  std::vector<int> pairs_of(std::pair<int, int> vectors, int distance) const {
-    std::vector<int> channels, pairs;
-    for (const int first : {vectors.first, vectors.second}) {
-      for (int i = 0; i < plan_.vector_elements; ++i) channels.push_back(first + i);
-    }
-    for (const int channel : channels) {
+  // Which pairs a unit's vectors hold, both channels of each; none where one is not whole.
+  void find_pairs(std::pair<int, int> vectors, int distance, std::vector<int> *pairs) const {
+    const int elements = plan_.vector_elements;
+    const auto holds = [&](int channel) {
+      return (channel >= vectors.first && channel < vectors.first + elements) ||
+             (channel >= vectors.second && channel < vectors.second + elements);
+    };
+    pairs->clear();
+    for (int i = 0; i < 2 * elements; ++i) {
+      const int channel = i < elements ? vectors.first + i : vectors.second + i - elements;
       const bool is_second = channel / distance % 2 != 0;
-      const int partner = is_second ? channel - distance : channel + distance;
-      if (std::find(channels.begin(), channels.end(), partner) == channels.end()) return {};
-      if (!is_second) pairs.push_back(channel / (2 * distance) * distance + channel % distance);
+      if (!holds(is_second ? channel - distance : channel + distance)) return pairs->clear();
+      if (!is_second) pairs->push_back(channel / (2 * distance) * distance + channel % distance);
     }
-    return pairs;
   }
 
-  std::string rotate(const Place &place, int64_t unit) {
+  Fault rotate(const Place &place, int64_t unit) {
     const rope::RopeProblem &problem = scene_.problem;
     const std::pair<int, int> from = vectors_of(unit, problem.in_distance), to = vectors_of(unit, problem.out_distance);
-    const std::vector<int> pairs = pairs_of(from, problem.in_distance);
+    find_pairs(from, problem.in_distance, &read_pairs_);
+    find_pairs(to, problem.out_distance, &written_pairs_);
+    const std::vector<int> &pairs = read_pairs_;
     if (pairs.empty()) return "a pair in two units";
     const bool has_shared_angles = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kShortWarp ||
                                    plan_.kernel == rope::RopeKernel::kShort;
-    std::string angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
-    if (is_of_long_launch(plan_.kernel)) angle_fault += check_long_table(place);
+    Fault angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
+    if (angle_fault.empty() && is_of_long_launch(plan_.kernel)) angle_fault = check_long_table(place);
     if (!angle_fault.empty()) return angle_fault;
     if (is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel)) {
-      const std::string fault = check_short_addresses(place);
+      const Fault fault = check_short_addresses(place);
       if (!fault.empty()) return fault;
     }
-    if (pairs != pairs_of(to, problem.out_distance)) return "other pairs written than read";
+    if (pairs != written_pairs_) return "other pairs written than read";
     for (const int channel : {from.first, from.second}) {
-      const std::string fault = check_vector(place, scene_.geometry.rotary_offset + channel, false);
+      const Fault fault = check_vector(place, scene_.geometry.rotary_offset + channel, false);
       if (!fault.empty()) return fault;
     }
     for (const int channel : {to.first, to.second}) {
-      const std::string fault = write(place, scene_.geometry.rotary_offset + channel);
+      const Fault fault = write(place, scene_.geometry.rotary_offset + channel);
       if (!fault.empty()) return fault;
     }
     for (const int pair : pairs) {
@@ -1120,7 +1138,7 @@ class Launch {
 
   // The kernels of short launches, and of long ones, have strides of 32 bits, in bytes, and find an output as far from
   // its input as heads and tokens begin. Threads behind the last head compute an address too.
-  std::string check_short_addresses(const Place &place) const {
+  Fault check_short_addresses(const Place &place) const {
     const rope::RotatedTensor &tensor = scene_.problem.tensor[place.tensor];
     const int64_t token = place.batch * scene_.problem.tokens + place.token;
     const auto address_of = [&](const char *data, int64_t token_bytes, int64_t head_bytes) {
@@ -1149,7 +1167,7 @@ class Launch {
   // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
   // of its token's pairs and then the sines. Those of short and of long launches have room for as many pairs as they
   // have at most.
-  std::string check_shared(const Place &place, const std::vector<int> &pairs) const {
+  Fault check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
     const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
     const bool has_fixed_room = is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel);
@@ -1167,7 +1185,7 @@ class Launch {
   }
 
   // The entries that the threads of a row read, one each: neighbours, in rows of one stride that 32 bits hold.
-  std::string check_long_table(const Place &place) const {
+  Fault check_long_table(const Place &place) const {
     if (is_computed(scene_)) return "";
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), row_bytes = table.cos.row_stride * size;
@@ -1183,7 +1201,7 @@ class Launch {
   }
 
   // The runs of a row that a thread reads as vectors.
-  std::string check_table(const Place &place, const std::vector<int> &pairs) const {
+  Fault check_table(const Place &place, const std::vector<int> &pairs) const {
     if (shares_angles(plan_.kernel) || plan_.kernel == rope::RopeKernel::kFlat) return "";
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
@@ -1209,15 +1227,15 @@ class Launch {
   }
 
   // One vector of the channels outside the window.
-  std::string copy(const Place &place, int64_t unit) {
+  Fault copy(const Place &place, int64_t unit) {
     const rope::RopeGeometry &geometry = scene_.geometry;
     int channel = static_cast<int>(unit) * plan_.vector_elements;
     if (channel >= geometry.rotary_offset) channel += geometry.rotary_dim;
-    const std::string fault = check_vector(place, channel, false);
+    const Fault fault = check_vector(place, channel, false);
     return fault.empty() ? write(place, channel) : fault;
   }
 
-  std::string check_vector(const Place &place, int channel, bool is_out) const {
+  Fault check_vector(const Place &place, int channel, bool is_out) const {
     const rope::RotatedTensor &tensor = scene_.problem.tensor[place.tensor];
     const int elements = plan_.vector_elements;
     if (channel < 0 || channel + elements > scene_.geometry.head_dim) return "a vector past its head";
@@ -1231,8 +1249,8 @@ class Launch {
     return "";
   }
 
-  std::string write(const Place &place, int channel) {
-    const std::string fault = check_vector(place, channel, true);
+  Fault write(const Place &place, int channel) {
+    const Fault fault = check_vector(place, channel, true);
     if (!fault.empty()) return fault;
     const size_t first = place.row * static_cast<size_t>(scene_.geometry.head_dim) + static_cast<size_t>(channel);
     for (int i = 0; i < plan_.vector_elements; ++i) ++written_[first + static_cast<size_t>(i)];
@@ -1266,7 +1284,8 @@ class Launch {
   size_t heads_per_token_ = 0;
   uint32_t token_of_warp_ = 0, lanes_ = 0, angles_of_row_ = 0;
   std::vector<uint8_t> written_, rotated_;
-  std::vector<int64_t> block_of_row_;  // of heads that are converted in place
+  std::vector<int> read_pairs_, written_pairs_;  // of the unit that is rotated
+  std::vector<int64_t> block_of_row_;            // of heads that are converted in place
 };
 
 // The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
@@ -3565,9 +3584,8 @@ TEST_CASE("a plan in words", "[rope plan]") {
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: token sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of "
-        "128 "
-        "threads, 1024 bytes shared, 0.262144 MB read and written");
+        "rope F16 interleaved on CUDA: token sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
+        "1024 bytes shared, 0.262144 MB read and written");
   by_sequence.cos = wide_rows.cos;
   by_sequence.sin = wide_rows.sin;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
@@ -3577,6 +3595,8 @@ TEST_CASE("a plan in words", "[rope plan]") {
 
   config.layout = ROPE_LAYOUT_BSHD;
   config.out_style = ROPE_STYLE_HALF;
+  set_problem(&scene, config, {1, 4096, 32, 128});
+  CHECK(explain(scene, kH200) == "rope F16 converted on CUDA: long converted angles" + shape_of_many);
   config.dtype = ROPE_DTYPE_F64;
   set_problem(&scene, config, {1, 1 << 16, 3, 128});
   for (const rope::DeviceInfo &device : kDevices) {
