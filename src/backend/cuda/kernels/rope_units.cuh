@@ -11,13 +11,12 @@
 
 namespace rope {
 
-// Threads that a multiprocessor holds: 2048 on the data-centre GPUs from Ampere on, fewer on the others.
+// Threads that every multiprocessor of the compiled code's architectures holds: 2048 on the data-centre GPUs from Ampere
+// on, 1536 on the others, 1024 on Turing. Code for sm_80 and sm_100 is assembled for sm_86 and sm_120, too.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
-#elif defined(__CUDA_ARCH__) && ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
-constexpr int kHeldThreads = 1536;
 #else
-constexpr int kHeldThreads = 2048;
+constexpr int kHeldThreads = 1536;
 #endif
 
 constexpr int min_blocks_per_multiprocessor(int resident_threads, int block_threads) {
