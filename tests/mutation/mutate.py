@@ -70,7 +70,7 @@ def quoted(names):
 
 SLOW_PLANS = quoted(["a launch does each piece*", "a launch of odd sizes*", "launches without a barrier do each piece*",
                      "rows of threads do each piece*", "heads that are converted in place*",
-                     "long rows of an F32 table*"])
+                     "long launches do each piece*"])
 QUICK_CALLS = "[errors],[bounds],[golden],[determinism],[scaling],[sections],[properties],[positions],[explain]"
 MORE_CALLS = quoted([
     "random requests, part 1*", "every dtype, rank and width, separate tensors", "gradients in place*",
