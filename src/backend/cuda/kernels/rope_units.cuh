@@ -11,8 +11,8 @@
 
 namespace rope {
 
-// Threads that every multiprocessor of the compiled code's architectures holds: 2048 on the data-centre GPUs from Ampere
-// on, 1536 on the others, 1024 on Turing. Code for sm_80 and sm_100 is assembled for sm_86 and sm_120, too.
+// Threads that a multiprocessor holds at least: 1024 on Turing, 1536 on all others. Data-centre GPUs from Ampere on hold
+// 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
 #else
