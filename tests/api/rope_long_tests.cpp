@@ -19,9 +19,9 @@
 namespace {
 
 // Vectors of 16 bytes, counting one of the two of a unit, that are many for each multiprocessor of a GPU of up to 160.
-// The CPU's kernels do not depend on their number.
+// Where there is no GPU a quarter is enough for several threads.
 int64_t many_vectors(bool has_table) {
-  const int64_t multiprocessors = has_cuda() ? 160 : 16;
+  const int64_t multiprocessors = has_cuda() ? 160 : 40;
   return multiprocessors * (has_table ? 1900 : 1000);
 }
 

@@ -16,7 +16,7 @@ const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16,
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // On a GPU of up to 160 multiprocessors these are enough tokens for vectors of 16 bytes, at 16 and 4 heads of 128
-// channels and at one. The CPU's kernels do not depend on their number.
+// channels and at one. Where there is no GPU a tenth does: calls of several threads have tests of their own.
 int64_t many_tokens() {
   return has_cuda() ? 320 : 32;
 }

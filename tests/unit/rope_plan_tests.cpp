@@ -180,6 +180,9 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   if (random->below(4) == 0 && width % 4 == 0) config.pair_block = width / 2;
   if (random->below(8) == 0) config.num_axes = static_cast<int32_t>(1 + random->below(8));
   if (is_plain) config.out_style = {}, config.pair_block = config.num_axes = 0;
+  if (is_prefill && random->below(16) == 0) {
+    config.out_style = config.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+  }
   if (rope::make_rope_geometry("rope_desc_create", config, &scene->geometry) != ROPE_STATUS_SUCCESS) return false;
 
   int64_t left = int64_t{1} << (is_prefill ? sizes.total : random->below(sizes.total + 1));
@@ -1431,8 +1434,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    // Heads in whole vectors are seldom converted; test cases of long launches have many of them.
-    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kLongConverted) ? 0 : 300));
+    // Heads in whole vectors are seldom converted.
+    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kLongConverted) ? 10 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -2526,66 +2529,65 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
   const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
   int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {}, cut_warps[kKernels] = {};
   int several_tensors = 0, idle_rows = 0, threads_behind_heads = 0, gapped_rows = 0, several_batches = 0;
-  // Both types of 16 bits have the same plans.
-  int number = 0;
-  for (const auto &head : heads_of) {
-    for (const auto &heads : head_counts) {
-      for (const rope_dtype_t table : of_table) {
-        const rope_dtype_t dtype = ++number % 2 == 0 ? ROPE_DTYPE_F16 : ROPE_DTYPE_BF16;
-        const struct {
-          rope_layout_t layout;
-          int64_t batches;
-          bool has_other_out_style;
-        } layouts[] = {{ROPE_LAYOUT_BSHD, 1, false}, {ROPE_LAYOUT_SBHD, 3, false}, {ROPE_LAYOUT_THD, 1, false},
-                       {ROPE_LAYOUT_BSHD, 3, false}, {ROPE_LAYOUT_BHSD, 1, false}, {ROPE_LAYOUT_BHSD, 2, false},
-                       {ROPE_LAYOUT_BSHD, 3, true},  {ROPE_LAYOUT_BHSD, 1, true},  {ROPE_LAYOUT_SBHD, 2, true},
-                       {ROPE_LAYOUT_THD, 1, true}};
-        for (const auto &[layout, batches, has_other_out_style] : layouts) {
-          for (const bool is_in_place : {true, false}) {
-            rope_config_t config = some_config(dtype, head.head_dim);
-            config.layout = layout;
-            config.style = head.style;
-            config.rotary_dim = head.rotary_dim;
-            config.rotary_offset = head.rotary_offset;
-            const bool is_half = head.style == ROPE_STYLE_HALF;
-            if (has_other_out_style) config.out_style = is_half ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
-            REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
-            const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
-            const int64_t tokens = rope::kMostShortTableVectors / (units * batches) + 2;
-            set_operands(&scene, layout, dtype, batches, tokens, heads, head.head_dim, is_in_place);
-            const bool has_table = table != rope_dtype_t{};
-            if (has_table) {
-              const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
-              scene.args.cos = compact_tensor(far_address(0), table, shape);
-              scene.args.sin = compact_tensor(far_address(1), table, shape);
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const auto &head : heads_of) {
+      for (const auto &heads : head_counts) {
+        for (const rope_dtype_t table : of_table) {
+          const struct {
+            rope_layout_t layout;
+            int64_t batches;
+            bool has_other_out_style;
+          } layouts[] = {{ROPE_LAYOUT_BSHD, 1, false}, {ROPE_LAYOUT_SBHD, 3, false}, {ROPE_LAYOUT_THD, 1, false},
+                         {ROPE_LAYOUT_BSHD, 3, false}, {ROPE_LAYOUT_BHSD, 1, false}, {ROPE_LAYOUT_BHSD, 2, false},
+                         {ROPE_LAYOUT_BSHD, 3, true},  {ROPE_LAYOUT_BHSD, 1, true},  {ROPE_LAYOUT_SBHD, 2, true},
+                         {ROPE_LAYOUT_THD, 1, true}};
+          for (const auto &[layout, batches, has_other_out_style] : layouts) {
+            for (const bool is_in_place : {true, false}) {
+              rope_config_t config = some_config(dtype, head.head_dim);
+              config.layout = layout;
+              config.style = head.style;
+              config.rotary_dim = head.rotary_dim;
+              config.rotary_offset = head.rotary_offset;
+              const bool is_half = head.style == ROPE_STYLE_HALF;
+              if (has_other_out_style) config.out_style = is_half ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+              REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+              const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
+              const int64_t tokens = rope::kMostShortTableVectors / (units * batches) + 2;
+              set_operands(&scene, layout, dtype, batches, tokens, heads, head.head_dim, is_in_place);
+              const bool has_table = table != rope_dtype_t{};
+              if (has_table) {
+                const std::vector<int64_t> shape = {64, scene.geometry.pairs()};
+                scene.args.cos = compact_tensor(far_address(0), table, shape);
+                scene.args.sin = compact_tensor(far_address(1), table, shape);
+              }
+              const rope_status_t status =
+                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              INFO(rope::last_error());
+              REQUIRE(status == ROPE_STATUS_SUCCESS);
+              const rope::RopePlan plan = plan_of(scene, kDevices[6]);
+              INFO(describe(scene) << ": " << describe(plan));
+              const bool has_copies = !is_in_place && head.rotary_dim != 0;
+              // Batches of SBHD, and of BHSD but from tables, are heads.
+              const bool has_merged = layout == ROPE_LAYOUT_SBHD || (layout == ROPE_LAYOUT_BHSD && !has_table);
+              const bool has_rows = units * (has_merged ? batches : 1) >= rope::kLeastUnitsOfTokenRows &&
+                                    !(layout == ROPE_LAYOUT_BHSD && has_table && batches > 1);
+              const bool is_cut = scene.geometry.pairs() % 3 == 0 || scene.geometry.pairs() % 5 == 0;
+              const bool has_general = has_other_out_style && (has_table || is_cut);
+              if (is_of_long_launch(plan.kernel) != (has_rows && !has_copies && !has_general)) FAIL("kernel");
+              const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
+              if (!fault.empty()) FAIL(fault);
+              const auto kernel = static_cast<int>(plan.kernel);
+              ++of_kernel[kernel];
+              several_parts[kernel] += plan.blocks_per_token > 1;
+              several_rows[kernel] += plan.thread_rows > 1;
+              cut_warps[kernel] += plan.threads % 32 != 0;
+              if (!is_of_long_launch(plan.kernel)) continue;
+              several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
+              idle_rows += tokens % plan.thread_rows != 0;
+              threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units_per_token;
+              gapped_rows += plan.threads == rope::kThreadsOfGappedRows && has_gapped_rows(scene, plan);
+              several_batches += scene.problem.batches > 1;
             }
-            const rope_status_t status =
-                rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
-            INFO(rope::last_error());
-            REQUIRE(status == ROPE_STATUS_SUCCESS);
-            const rope::RopePlan plan = plan_of(scene, kDevices[6]);
-            INFO(describe(scene) << ": " << describe(plan));
-            const bool has_copies = !is_in_place && head.rotary_dim != 0;
-            // Batches of SBHD, and of BHSD but from tables, are heads.
-            const bool has_merged = layout == ROPE_LAYOUT_SBHD || (layout == ROPE_LAYOUT_BHSD && !has_table);
-            const bool has_rows = units * (has_merged ? batches : 1) >= rope::kLeastUnitsOfTokenRows &&
-                                  !(layout == ROPE_LAYOUT_BHSD && has_table && batches > 1);
-            const bool is_cut = scene.geometry.pairs() % 3 == 0 || scene.geometry.pairs() % 5 == 0;
-            const bool has_general = has_other_out_style && (has_table || is_cut);
-            if (is_of_long_launch(plan.kernel) != (has_rows && !has_copies && !has_general)) FAIL("kernel");
-            const std::string fault = fault_of(scene, kDevices[6], plan) + Launch(scene, plan).run();
-            if (!fault.empty()) FAIL(fault);
-            const auto kernel = static_cast<int>(plan.kernel);
-            ++of_kernel[kernel];
-            several_parts[kernel] += plan.blocks_per_token > 1;
-            several_rows[kernel] += plan.thread_rows > 1;
-            cut_warps[kernel] += plan.threads % 32 != 0;
-            if (!is_of_long_launch(plan.kernel)) continue;
-            several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
-            idle_rows += tokens % plan.thread_rows != 0;
-            threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units_per_token;
-            gapped_rows += plan.threads == rope::kThreadsOfGappedRows && has_gapped_rows(scene, plan);
-            several_batches += scene.problem.batches > 1;
           }
         }
       }
