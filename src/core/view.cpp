@@ -25,12 +25,6 @@ const char *dtype_name(rope_dtype_t dtype) {
   }
 }
 
-static bool is_zeroed(const rope_tensor_t &tensor) {
-  int64_t bits = tensor.dtype | tensor.flags;
-  for (int axis = 0; axis < kMaxAxes; ++axis) bits |= tensor.shape[axis] | tensor.stride[axis];
-  return tensor.data == nullptr && bits == 0;
-}
-
 // Fills view->stride with those of a compact tensor. False on overflow.
 static bool set_compact_strides(View *view) {
   int64_t stride = 1;
@@ -59,10 +53,8 @@ static bool measure_extent(const View &view, int64_t *low, int64_t *high) {
   return *low >= -kLargestExtent && *high <= kLargestExtent && count <= kLargestExtent;
 }
 
-rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
-  *view = View{};
+rope_status_t read_set_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
   if (tensor.ndim == 0) {
-    if (is_zeroed(tensor)) return ROPE_STATUS_SUCCESS;
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
                 "%s: %s.ndim is 0, which means absent, but another member is set: set ndim or zero the tensor",
                 function, field);
@@ -79,6 +71,7 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be a ROPE_DTYPE_ value", function, field,
                 tensor.dtype);
   }
+  *view = View{};
   view->data = static_cast<char *>(tensor.data);
   view->dtype = tensor.dtype;
   view->ndim = tensor.ndim;

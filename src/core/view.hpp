@@ -21,6 +21,14 @@ struct View {
   bool is_absent() const { return ndim == 0; }
   bool is_empty() const { return begin == end; }
 
+  // Strides and lengths of an absent tensor are not read.
+  void set_absent() {
+    data = nullptr;
+    dtype = rope_dtype_t{};
+    ndim = 0;
+    begin = end = 0;
+  }
+
   // Strides that no element uses may be any number: sets those of axes of length 1, or all of an empty view, to 0.
   void forget_unused_strides() {
     for (int axis = 0; axis < ndim; ++axis) {
@@ -41,9 +49,22 @@ inline int64_t dtype_size(rope_dtype_t dtype) {
 
 const char *dtype_name(rope_dtype_t dtype);
 
-// Checks everything that a tensor can get wrong by itself; an absent tensor gives ndim 0. Afterwards strides are
-// explicit and every element's byte offset from data fits in 62 bits.
-rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
+inline bool is_zeroed(const rope_tensor_t &tensor) {
+  int64_t bits = tensor.dtype | tensor.ndim | tensor.flags;
+  for (int axis = 0; axis < kMaxAxes; ++axis) bits |= tensor.shape[axis] | tensor.stride[axis];
+  return tensor.data == nullptr && bits == 0;
+}
+
+// The same as read_view, of a tensor that is not zeroed.
+rope_status_t read_set_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
+
+// Checks everything that a tensor can get wrong by itself; a zeroed one is absent. Afterwards strides are explicit, with
+// 0 for those of axes that a present tensor lacks, and every element's byte offset from data fits in 62 bits.
+inline rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
+  if (!is_zeroed(tensor)) return read_set_view(function, field, tensor, view);
+  view->set_absent();
+  return ROPE_STATUS_SUCCESS;
+}
 
 // Rank and lengths of `view` are those of `other`.
 rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,

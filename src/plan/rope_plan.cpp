@@ -209,8 +209,10 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
 
 // Vectors of 16 bytes for each multiprocessor, counting one of the two of a unit, at most so many.
 bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan, int most) {
-  const int64_t bytes = plan.units_per_token * (plan.vector_elements * dtype_size(problem.geometry->dtype));
-  return problem.batches * problem.tokens <= int64_t{most} * device.multiprocessors * kMaxVectorBytes / bytes;
+  const int64_t token_bytes = plan.units_per_token * (plan.vector_elements * dtype_size(problem.geometry->dtype));
+  int64_t bytes;
+  return !__builtin_mul_overflow(problem.batches * problem.tokens, token_bytes, &bytes) &&
+         bytes <= int64_t{most} * device.multiprocessors * kMaxVectorBytes;
 }
 
 // Most vectors, as above, of a short launch, by the kernel that it would have.
@@ -416,6 +418,24 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
   return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
 }
 
+// Halves the vectors of a launch of few, and gives it a kernel for short launches if there is one: whether there is.
+bool take_short_kernel(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  static_assert(kMostShortTableVectors > kMostShortVectors && kMostShortTableVectors > kMostNarrowVectors, "");
+  if (!has_few_vectors(problem, device, *plan, kMostShortTableVectors)) return false;
+  const RopePlan wide = *plan;
+  if (wide.vector_elements > 1 && wide.vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes) {
+    plan->vector_elements /= 2;
+    count_units(problem, plan);
+  }
+  const RopeKernel kernel = choose_short_kernel(problem, device, *plan);
+  if (!has_few_vectors(problem, device, wide, most_short_vectors(kernel))) {
+    *plan = wide;
+    return false;
+  }
+  if (is_short(kernel)) plan->kernel = kernel;
+  return is_short(kernel);
+}
+
 // Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
 bool has_following_batches(const RopeProblem &problem) {
   if (problem.batches == 1) return true;
@@ -490,18 +510,10 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   plan->vector_elements = choose_vector_elements(problem, plan->pairing);
   plan->kernel = choose_kernel(problem, plan->vector_elements == 1);
   count_units(problem, plan);
-  RopePlan narrow = *plan;
-  if (narrow.vector_elements > 1 && narrow.vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes) {
-    narrow.vector_elements /= 2;
-    count_units(problem, &narrow);
-  }
-  const RopeKernel short_kernel = choose_short_kernel(problem, device, narrow);
-  const int most = most_short_vectors(short_kernel);
-  const bool is_short_launch = has_few_vectors(problem, device, *plan, most);
-  if (is_short_launch) *plan = narrow;
-  plan->kernel = is_short_launch && is_short(short_kernel) ? short_kernel : choose_long_kernel(problem, *plan);
+  if (!take_short_kernel(problem, device, plan)) plan->kernel = choose_long_kernel(problem, *plan);
   if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
-  count_units(problem, plan);
+  // Of those a copy unit is one vector.
+  if (shares_angles(plan->kernel)) count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);
   plan->thread_rows = 1;
   if (shares_angles(plan->kernel)) {
