@@ -6,7 +6,7 @@
 namespace rope {
 
 // Stores the message (function, field, value, rule) as this thread's last error and returns `status`.
-rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 const char *last_error();
 
