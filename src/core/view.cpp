@@ -53,7 +53,7 @@ static bool measure_extent(const View &view, int64_t *low, int64_t *high) {
   return *low >= -kLargestExtent && *high <= kLargestExtent && count <= kLargestExtent;
 }
 
-rope_status_t read_set_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
+rope_status_t read_present_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
   if (tensor.ndim == 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
                 "%s: %s.ndim is 0, which means absent, but another member is set: set ndim or zero the tensor",

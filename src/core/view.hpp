@@ -21,7 +21,7 @@ struct View {
   bool is_absent() const { return ndim == 0; }
   bool is_empty() const { return begin == end; }
 
-  // Strides and lengths of an absent tensor are not read.
+  // Leaves lengths and strides unset: nobody reads those of an absent tensor.
   void set_absent() {
     data = nullptr;
     dtype = rope_dtype_t{};
@@ -55,13 +55,13 @@ inline bool is_zeroed(const rope_tensor_t &tensor) {
   return tensor.data == nullptr && bits == 0;
 }
 
-// The same as read_view, of a tensor that is not zeroed.
-rope_status_t read_set_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
+// The same as read_view below, of a tensor that is not zeroed.
+rope_status_t read_present_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
 
-// Checks everything that a tensor can get wrong by itself; a zeroed one is absent. Afterwards strides are explicit, with
-// 0 for those of axes that a present tensor lacks, and every element's byte offset from data fits in 62 bits.
+// Checks everything that a tensor can get wrong by itself; a zeroed one is absent. Afterwards strides are explicit, 0
+// on axes that a present tensor lacks, and every element's byte offset from data fits in 62 bits.
 inline rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
-  if (!is_zeroed(tensor)) return read_set_view(function, field, tensor, view);
+  if (!is_zeroed(tensor)) return read_present_view(function, field, tensor, view);
   view->set_absent();
   return ROPE_STATUS_SUCCESS;
 }

@@ -418,9 +418,10 @@ RopeKernel choose_short_kernel(const RopeProblem &problem, const DeviceInfo &dev
   return has_few_vectors(problem, device, plan, most) ? RopeKernel::kShortWarp : RopeKernel::kShort;
 }
 
-// Halves the vectors of a launch of few, and gives it a kernel for short launches if there is one: whether there is.
+// Gives a launch of few vectors those of half the width and, where there is one, a kernel for short launches: true if
+// it has such a kernel. The vectors may be halved either way.
 bool take_short_kernel(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  static_assert(kMostShortTableVectors > kMostShortVectors && kMostShortTableVectors > kMostNarrowVectors, "");
+  static_assert(kMostShortTableVectors >= kMostShortVectors && kMostShortTableVectors >= kMostNarrowVectors, "");
   if (!has_few_vectors(problem, device, *plan, kMostShortTableVectors)) return false;
   const RopePlan wide = *plan;
   if (wide.vector_elements > 1 && wide.vector_elements * dtype_size(problem.geometry->dtype) == kMaxVectorBytes) {
@@ -432,7 +433,7 @@ bool take_short_kernel(const RopeProblem &problem, const DeviceInfo &device, Rop
     *plan = wide;
     return false;
   }
-  if (is_short(kernel)) plan->kernel = kernel;
+  plan->kernel = kernel;
   return is_short(kernel);
 }
 
@@ -512,7 +513,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   count_units(problem, plan);
   if (!take_short_kernel(problem, device, plan)) plan->kernel = choose_long_kernel(problem, *plan);
   if (has_token_rows(plan->kernel) && !fits_token_rows(problem, *plan)) plan->kernel = RopeKernel::kGeneral;
-  // Of those a copy unit is one vector.
+  // So far units are those of rows of threads, or of the scattered kernels. The others, but these, copy nothing.
   if (shares_angles(plan->kernel)) count_units(problem, plan);
   plan->is_batch_fastest = has_closer_batches(problem);
   plan->thread_rows = 1;
@@ -537,6 +538,12 @@ void plan_cpu(const RopeProblem &problem, int num_threads, RopePlan *plan) {
 Pairing pairing_of(int in_distance, int out_distance) {
   if (in_distance != out_distance) return Pairing::kConverted;
   return in_distance == 1 ? Pairing::kInterleaved : Pairing::kHalf;
+}
+
+bool may_have(Pairing pairing, RopeKernel kernel) {
+  // Between the styles there are the general kernel and one of long launches.
+  const bool converts = kernel == RopeKernel::kLongConverted;
+  return kernel == RopeKernel::kGeneral || converts == (pairing == Pairing::kConverted);
 }
 
 int64_t moved_bytes(const RopeProblem &problem) {

@@ -50,6 +50,7 @@ struct RopePlan {
 
 // Which kernels the calls of a descriptor may need.
 Pairing pairing_of(int in_distance, int out_distance);
+bool may_have(Pairing pairing, RopeKernel kernel);
 
 // Bytes of q, k and v that are read and written, at most INT64_MAX.
 int64_t moved_bytes(const RopeProblem &problem);

@@ -223,6 +223,8 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"q absent but with data", invalid, "q", "", [](R &r) { r.args.q.ndim = 0; }},
       {"v absent but with a dtype", invalid, "v", "", [](R &r) { r.args.v.dtype = ROPE_DTYPE_F32; }},
       {"positions absent but with a shape", invalid, "positions", "", [](R &r) { r.args.positions.ndim = 0; }},
+      {"v absent but with a length", invalid, "v", "", [](R &r) { r.args.v.shape[3] = 64; }},
+      {"v absent but with a stride", invalid, "v", "", [](R &r) { r.args.v.stride[0] = 1; }},
       {"q of rank 3", invalid, "q", "3", [](R &r) { r.args.q.ndim = 3; }},
       {"q of rank 5", invalid, "q", "5", [](R &r) { r.args.q.ndim = 5; }},
       {"q of another dtype", invalid, "q", "", [](R &r) { r.args.q.dtype = ROPE_DTYPE_BF16; }},

@@ -105,6 +105,15 @@ def number(value, metric):
     return f"{value:.{digits}f}"
 
 
+def reached_number(row):
+    """With as many digits as tell a missed value from its bound."""
+    value, bound, metric = row["reached"], row["demand"]["bound"], row["demand"]["metric"]
+    text = number(value, metric)
+    if row["met"] is False and text == number(bound, metric):
+        text = f"{value:.{len(text.partition('.')[2]) + 1}f}"
+    return text
+
+
 def time(us):
     return f"{us:.2f}" if us < 10 else f"{us:.1f}"
 
@@ -133,9 +142,10 @@ def peer_of(case, workloads):
 def reached_text(judged, one_by_one):
     metric = judged[0]["demand"]["metric"]
     if one_by_one:
-        text = " / ".join(number(row["reached"], metric) for row in judged) + UNITS[metric]
+        text = " / ".join(reached_number(row) for row in judged) + UNITS[metric]
     else:
-        text = span([row["reached"] for row in judged], metric) + UNITS[metric]
+        ends = [reached_number(choose(judged, key=lambda row: row["reached"])) for choose in (min, max)]
+        text = " to ".join(dict.fromkeys(ends)) + UNITS[metric]
     met = sum(row["met"] for row in judged)
     if met == len(judged):
         return text
@@ -197,7 +207,7 @@ def misses(cases):
     lines = ["<details><summary>Every demand that is missed</summary>", "", "| missed | demand | reached |", "|---|---|---|"]
     for row in missed:
         metric = row["demand"]["metric"]
-        reached = number(row["reached"], metric) + UNITS[metric]
+        reached = reached_number(row) + UNITS[metric]
         lines.append(f"| `{row['name']}` | {demand_text([row], False)} | {reached} |")
     lines += ["", "</details>"]
     return lines

@@ -29,6 +29,9 @@ Scenes scenes_of_each_kernel() {
           setup.has_table = direction == Direction::Backward;
           setup.seed = ++seed;
           scenes.push_back(std::make_unique<RopeScene>(setup));
+          setup.is_converted = true;
+          setup.seed = ++seed;
+          scenes.push_back(std::make_unique<RopeScene>(setup));
         }
         SwigluSetup setup;
         setup.dtype = dtype;
@@ -49,6 +52,8 @@ void add_wide_scenes(Scenes *scenes) {
     RopeSetup rope;
     rope.dtype = dtype;
     rope.tokens = dtype == ROPE_DTYPE_F32 ? 801 : 1601;
+    scenes->push_back(std::make_unique<RopeScene>(rope));
+    rope.is_converted = true;
     scenes->push_back(std::make_unique<RopeScene>(rope));
     SwigluSetup swiglu;
     swiglu.dtype = dtype;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "support/tolerance.hpp"
 
@@ -164,10 +165,23 @@ std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config) {
   return create(config);
 }
 
+static rope_style_t other_style(rope_style_t style) {
+  return style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+}
+
+// The channels of a pair.
+static int first_channel(rope_style_t style, int pair) {
+  return rotary_offset + (style == ROPE_STYLE_HALF ? pair : 2 * pair);
+}
+static int second_channel(rope_style_t style, int pair) {
+  return rotary_offset + (style == ROPE_STYLE_HALF ? pair + pairs : 2 * pair + 1);
+}
+
 rope_config_t config_for(const RopeSetup &setup) {
   rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, setup.device_index, ""}, channels);
   config.dtype = setup.dtype;
   config.style = setup.style;
+  if (setup.is_converted) config.out_style = other_style(setup.style);
   config.rotary_dim = rotary_dim;
   config.rotary_offset = rotary_offset;
   config.theta = theta;
@@ -248,7 +262,8 @@ void RopeScene::check_turned(int times) {
   if (times > 1) REQUIRE((setup_.dtype == ROPE_DTYPE_F32 && setup_.is_in_place && !setup_.has_table));
   image_->copy_to_workspace();
   INFO(describe());
-  const bool is_half = setup_.style == ROPE_STYLE_HALF;
+  rope_style_t in_style = setup_.style, out_style = setup_.is_converted ? other_style(setup_.style) : setup_.style;
+  if (setup_.direction == Direction::Backward) std::swap(in_style, out_style);
   Judge judge(setup_.dtype);
   for (int64_t token = 0; token < setup_.tokens; ++token) {
     const Turn turn = turn_of(token, times);
@@ -258,9 +273,10 @@ void RopeScene::check_turned(int times) {
       for (int64_t row = 0; row < batches * in_[i].shape[2]; ++row) {
         const int64_t batch = row / in_[i].shape[2], head = row % in_[i].shape[2];
         for (int pair = 0; pair < pairs; ++pair) {
-          const Index at_x = {batch, token, head, rotary_offset + (is_half ? pair : 2 * pair)};
-          const Index at_y = {batch, token, head, rotary_offset + (is_half ? pair + pairs : 2 * pair + 1)};
-          const oracle::Pair in = {value_at(before, at_x), value_at(before, at_y)};
+          const oracle::Pair in = {value_at(before, {batch, token, head, first_channel(in_style, pair)}),
+                                   value_at(before, {batch, token, head, second_channel(in_style, pair)})};
+          const Index at_x = {batch, token, head, first_channel(out_style, pair)};
+          const Index at_y = {batch, token, head, second_channel(out_style, pair)};
           const oracle::Pair exact = setup_.direction == Direction::Forward
                                          ? oracle::rotate(in, turn.rotation[pair])
                                          : oracle::rotate_transposed(in, turn.rotation[pair]);
@@ -288,9 +304,9 @@ void RopeScene::check_turned(int times) {
 std::string RopeScene::describe() const {
   std::ostringstream text;
   text << "RoPE " << name_of(setup_.direction) << ' ' << oracle::dtype_name(setup_.dtype) << " style " << setup_.style
-       << (setup_.is_in_place ? "" : " out of place") << (setup_.has_table ? " by tables" : "") << ", 2 x "
-       << setup_.tokens << " tokens, " << setup_.start << " elements past the alignment, device "
-       << setup_.device_index;
+       << (setup_.is_converted ? " to the other" : "") << (setup_.is_in_place ? "" : " out of place")
+       << (setup_.has_table ? " by tables" : "") << ", 2 x " << setup_.tokens << " tokens, " << setup_.start
+       << " elements past the alignment, device " << setup_.device_index;
   return text.str();
 }
 

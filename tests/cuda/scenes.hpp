@@ -83,6 +83,7 @@ void require_call(const Scene &scene, rope_stream_t stream);
 struct RopeSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_style_t style = ROPE_STYLE_HALF;
+  bool is_converted = false;  // then the other style is that of forward's output
   Direction direction = Direction::Forward;
   bool is_in_place = true;
   bool has_table = false;

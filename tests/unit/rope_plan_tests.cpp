@@ -809,6 +809,7 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
                                 : scene.is_interleaved() ? rope::Pairing::kInterleaved
                                                          : rope::Pairing::kHalf;
   if (plan.pairing != pairing) return "pairing";
+  if (!rope::may_have(pairing, plan.kernel)) return "a kernel that descriptors do not load";
   const int64_t elements = plan.vector_elements, pairs = geometry.rotary_dim / 2, size = scene.element_size();
   if (elements != 1 && elements * size != 16 && elements * size != 8) return "vector_elements";
   if (!allows_vectors(scene, elements)) return "vectors are not aligned";

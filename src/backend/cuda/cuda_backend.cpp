@@ -117,9 +117,7 @@ rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int3
   return open_device(function, device_index, device, [&](Preloader *preloader) {
     for (const int elements : kVectorElements) {
       for (const RopeKernel kernel : kRopeKernels) {
-        // Conversions have the general kernel and one of their own.
-        const bool converts = kernel == RopeKernel::kLongConverted;
-        if (kernel != RopeKernel::kGeneral && converts != (pairing == Pairing::kConverted)) continue;
+        if (!may_have(pairing, kernel)) continue;
         preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
       }
     }
