@@ -221,8 +221,7 @@ class LongLaunch {
     rope_config_t config = rope_config_for(device, request_.head_dim);
     config.dtype = request_.dtype;
     config.style = request_.style;
-    const rope_style_t other = request_.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
-    if (request_.has_other_out_style) config.out_style = other;
+    if (request_.has_other_out_style) config.out_style = oracle::other_style(request_.style);
     config.rotary_dim = request_.rotary_dim;
     config.rotary_offset = request_.rotary_offset;
     if (request_.table) config.theta = 0;

@@ -52,7 +52,7 @@ TEST_CASE("every style to every style, in every dtype and layout", "[rope][out_s
 
 TEST_CASE("converted pairs of strided tensors", "[rope][out_style]") {
   for (rope_style_t style : styles) {
-    const rope_style_t other = style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+    const rope_style_t other = oracle::other_style(style);
     for (rope_dtype_t dtype : dtypes) {
       for (const Placement &placement :
            {Placement().gap(3, 1), Placement().reversed(3), Placement().order({3, 2, 1, 0}),
@@ -105,7 +105,7 @@ TEST_CASE("backward after forward brings the pairs home", "[rope][out_style][pro
         workspace.restore();
         rope_config_t config = rope_config_for(device, 48);
         config.style = style;
-        config.out_style = style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+        config.out_style = oracle::other_style(style);
         config.pair_block = block;
         const RopeDesc desc = create(config);
         REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);

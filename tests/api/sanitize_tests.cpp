@@ -158,7 +158,7 @@ TEST_CASE("the general RoPE kernel", "[rope][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
       const Requests requests(dtype, style, &reach);
-      const rope_style_t other = style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+      const rope_style_t other = oracle::other_style(style);
       requests.check(requests.small().tables(3).table_width(TableWidth::Channels).fault());
       requests.check(requests.small().table_dtype(ROPE_DTYPE_F64).tables(3).fault());
       requests.check(requests.small().tables(3).angles(100));

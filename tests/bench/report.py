@@ -118,8 +118,7 @@ def time(us):
     return f"{us:.2f}" if us < 10 else f"{us:.1f}"
 
 
-def span(values, metric):
-    low, high = number(min(values), metric), number(max(values), metric)
+def span(low, high):
     return low if low == high else f"{low} to {high}"
 
 
@@ -144,8 +143,8 @@ def reached_text(judged, one_by_one):
     if one_by_one:
         text = " / ".join(reached_number(row) for row in judged) + UNITS[metric]
     else:
-        ends = [reached_number(choose(judged, key=lambda row: row["reached"])) for choose in (min, max)]
-        text = " to ".join(dict.fromkeys(ends)) + UNITS[metric]
+        ends = [choose(judged, key=lambda row: row["reached"]) for choose in (min, max)]
+        text = span(*map(reached_number, ends)) + UNITS[metric]
     met = sum(row["met"] for row in judged)
     if met == len(judged):
         return text
@@ -158,7 +157,7 @@ def demand_text(judged, one_by_one):
     bounds = [row["demand"]["bound"] for row in judged]
     if one_by_one and len(set(bounds)) > 1:
         return sign + " / ".join(number(bound, metric) for bound in bounds) + UNITS[metric]
-    return sign + span(bounds, metric) + UNITS[metric]
+    return sign + span(number(min(bounds), metric), number(max(bounds), metric)) + UNITS[metric]
 
 
 def peers_text(judged, workloads, one_by_one):

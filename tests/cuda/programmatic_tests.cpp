@@ -236,7 +236,7 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   args.positions = on.axis_positions;
   steps.add_rope("two axes", forward, other_config, args);
   other_config = config;
-  other_config.out_style = setup.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+  other_config.out_style = oracle::other_style(setup.style);
   steps.add_rope("converted", forward, other_config, in_place);
   other_config = config;
   other_config.rotary_dim = head_dim / 2;

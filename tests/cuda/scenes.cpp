@@ -165,23 +165,11 @@ std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config) {
   return create(config);
 }
 
-static rope_style_t other_style(rope_style_t style) {
-  return style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
-}
-
-// The channels of a pair.
-static int first_channel(rope_style_t style, int pair) {
-  return rotary_offset + (style == ROPE_STYLE_HALF ? pair : 2 * pair);
-}
-static int second_channel(rope_style_t style, int pair) {
-  return rotary_offset + (style == ROPE_STYLE_HALF ? pair + pairs : 2 * pair + 1);
-}
-
 rope_config_t config_for(const RopeSetup &setup) {
   rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, setup.device_index, ""}, channels);
   config.dtype = setup.dtype;
   config.style = setup.style;
-  if (setup.is_converted) config.out_style = other_style(setup.style);
+  if (setup.is_converted) config.out_style = oracle::other_style(setup.style);
   config.rotary_dim = rotary_dim;
   config.rotary_offset = rotary_offset;
   config.theta = theta;
@@ -262,7 +250,8 @@ void RopeScene::check_turned(int times) {
   if (times > 1) REQUIRE((setup_.dtype == ROPE_DTYPE_F32 && setup_.is_in_place && !setup_.has_table));
   image_->copy_to_workspace();
   INFO(describe());
-  rope_style_t in_style = setup_.style, out_style = setup_.is_converted ? other_style(setup_.style) : setup_.style;
+  rope_style_t in_style = setup_.style;
+  rope_style_t out_style = setup_.is_converted ? oracle::other_style(in_style) : in_style;
   if (setup_.direction == Direction::Backward) std::swap(in_style, out_style);
   Judge judge(setup_.dtype);
   for (int64_t token = 0; token < setup_.tokens; ++token) {
@@ -273,10 +262,12 @@ void RopeScene::check_turned(int times) {
       for (int64_t row = 0; row < batches * in_[i].shape[2]; ++row) {
         const int64_t batch = row / in_[i].shape[2], head = row % in_[i].shape[2];
         for (int pair = 0; pair < pairs; ++pair) {
-          const oracle::Pair in = {value_at(before, {batch, token, head, first_channel(in_style, pair)}),
-                                   value_at(before, {batch, token, head, second_channel(in_style, pair)})};
-          const Index at_x = {batch, token, head, first_channel(out_style, pair)};
-          const Index at_y = {batch, token, head, second_channel(out_style, pair)};
+          const auto at = [&](rope_style_t style, int member) -> Index {
+            const int channel = rotary_offset + oracle::channel_in_window(style, rotary_dim, pair, member);
+            return {batch, token, head, channel};
+          };
+          const oracle::Pair in = {value_at(before, at(in_style, 0)), value_at(before, at(in_style, 1))};
+          const Index at_x = at(out_style, 0), at_y = at(out_style, 1);
           const oracle::Pair exact = setup_.direction == Direction::Forward
                                          ? oracle::rotate(in, turn.rotation[pair])
                                          : oracle::rotate_transposed(in, turn.rotation[pair]);

@@ -38,7 +38,7 @@ foreach(file IN LISTS files)
   foreach(folder IN ITEMS "${SOURCE}" "${BUILD}" "${WORK}")
     string(REGEX REPLACE "([][+.*()^$?|\\\\])" "\\\\\\1" pattern "${folder}")
     # Not inside another path: a checkout in /librope is not in lib/librope.so.
-    file(STRINGS "${file}" lines REGEX "(^|-[IL]|[^A-Za-z0-9_.}/-])${pattern}")
+    file(STRINGS "${file}" lines REGEX "(^|-(I|L|B|F|isystem|iquote)|[^A-Za-z0-9_.}-])${pattern}")
     if(lines)
       message(SEND_ERROR "${file} names ${folder}: ${lines}")
     endif()

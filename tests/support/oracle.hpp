@@ -31,6 +31,18 @@ void encode(rope_dtype_t dtype, Real value, void *element);
 // The distance between neighbours of the type around `value`; that of the smallest normals below them.
 Real ulp(rope_dtype_t dtype, Real value);
 
+inline rope_style_t other_style(rope_style_t style) {
+  return style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+}
+
+// Where the first (member 0) or the second channel (1) of a pair lies in the rotated window; those of HALF lie in blocks
+// of so many channels.
+inline int32_t channel_in_window(rope_style_t style, int32_t block, int pair, int member) {
+  if (style == ROPE_STYLE_INTERLEAVED) return 2 * pair + member;
+  const int32_t half = block / 2;
+  return pair / half * block + pair % half + member * half;
+}
+
 struct Rotation {
   Real cos, sin;
 };

@@ -321,10 +321,8 @@ Index RopeCase::index(int64_t batch, int64_t token, int64_t head, int64_t channe
 }
 
 int32_t RopeCase::channel_of(rope_style_t style, int pair, int member) const {
-  if (style == ROPE_STYLE_INTERLEAVED) return rotary_offset_ + 2 * pair + member;
   const int32_t block = pair_block_ ? pair_block_ : rotated_width();
-  const int32_t half = block / 2;
-  return rotary_offset_ + pair / half * block + pair % half + member * half;
+  return rotary_offset_ + oracle::channel_in_window(style, block, pair, member);
 }
 
 int64_t RopeCase::columns() const {

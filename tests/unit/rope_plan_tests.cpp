@@ -180,9 +180,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   if (random->below(4) == 0 && width % 4 == 0) config.pair_block = width / 2;
   if (random->below(8) == 0) config.num_axes = static_cast<int32_t>(1 + random->below(8));
   if (is_plain) config.out_style = {}, config.pair_block = config.num_axes = 0;
-  if (is_prefill && random->below(16) == 0) {
-    config.out_style = config.style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
-  }
+  if (is_prefill && random->below(16) == 0) config.out_style = oracle::other_style(config.style);
   if (rope::make_rope_geometry("rope_desc_create", config, &scene->geometry) != ROPE_STATUS_SUCCESS) return false;
 
   int64_t left = int64_t{1} << (is_prefill ? sizes.total : random->below(sizes.total + 1));
@@ -1566,7 +1564,7 @@ TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
               config.layout = ROPE_LAYOUT_THD;
               config.rotary_dim = rotary_dim;
               config.style = style;
-              config.out_style = style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+              config.out_style = oracle::other_style(style);
               if (rotary_dim > head_dim) continue;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
               const std::vector<int64_t> shape = {3, 5, head_dim}, strides = {7 * stride, stride, 1};
@@ -2549,8 +2547,7 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               config.style = head.style;
               config.rotary_dim = head.rotary_dim;
               config.rotary_offset = head.rotary_offset;
-              const bool is_half = head.style == ROPE_STYLE_HALF;
-              if (has_other_out_style) config.out_style = is_half ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+              if (has_other_out_style) config.out_style = oracle::other_style(head.style);
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
               const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
               const int64_t tokens = rope::kMostShortTableVectors / (units * batches) + 2;

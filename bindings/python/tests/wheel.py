@@ -90,7 +90,7 @@ def main():
         if found != package | {"librope/lib/librope.so.0"}:
             sys.exit(f"the wheel has {sorted(found)}")
         # Not inside another path: a checkout in /librope is not in lib/librope.so.
-        checkout = re.compile(rb"(?:(?<![\w.}/-])|(?<=-[IL]))" + re.escape(str(ROOT)).encode())
+        checkout = re.compile(rb"(?:^|-(?:I|L|B|F|isystem|iquote)|[^\w.}-])" + re.escape(str(ROOT)).encode())
         for name in archive.namelist():
             if checkout.search(archive.read(name)):
                 sys.exit(f"{name} names the folder that it was built in")
