@@ -254,15 +254,65 @@ fn views_stay_inside_their_slices() {
 }
 
 #[test]
+fn a_view_begins_at_its_first_element() {
+    let desc = thd(Dtype::F32);
+    let given = numbers(5 * HEAD_DIM);
+    let last = 5 * HEAD_DIM - 1;
+    let (shape, backwards) = ([2, 1, HEAD_DIM], [-(HEAD_DIM as isize), 0, -1]);
+
+    // The third head and then the second, each from its last element backwards, into the third and the fourth.
+    let mut here = vec![7.0f32; given.len()];
+    let q = View::strided(&given, 3 * HEAD_DIM - 1, &shape, &backwards).unwrap();
+    let q_out = ViewMut::strided(&mut here, 2 * HEAD_DIM, &shape, &[HEAD_DIM as isize, 0, 1]).unwrap();
+    desc.forward(&mut Args::new((q, q_out)).position_offset(3)).unwrap();
+    let reversed: Vec<f32> = given[HEAD_DIM..3 * HEAD_DIM].iter().rev().copied().collect();
+    assert_near(&here[2 * HEAD_DIM..4 * HEAD_DIM], &rotated(&reversed, 1, |token| token as i64 + 3, 1.0));
+    assert!(here[..2 * HEAD_DIM].iter().chain(&here[4 * HEAD_DIM..]).all(|&x| x == 7.0));
+
+    // In place, back to the first element and to the last one.
+    let mut here = given.clone();
+    let q = ViewMut::strided(&mut here, last, &[5, 1, HEAD_DIM], &backwards).unwrap();
+    desc.forward(&mut Args::new(q).position_offset(3)).unwrap();
+    let mut wanted: Vec<f32> = given.iter().rev().copied().collect();
+    wanted = rotated(&wanted, 1, |token| token as i64 + 3, 1.0);
+    wanted.reverse();
+    assert_near(&here, &wanted);
+}
+
+#[test]
+fn views_of_four_axes_arrive() {
+    let desc = Desc::builder(Device::Cpu, Dtype::F32, Layout::Bshd, Style::Half, HEAD_DIM as i32)
+        .theta(10000.0)
+        .build()
+        .unwrap();
+    let (batches, tokens, heads) = (2, 3, 4);
+    let given = numbers(batches * tokens * heads * HEAD_DIM);
+    let mut here = given.clone();
+    let packed = ViewMut::new(&mut here, &[batches, tokens, heads, HEAD_DIM]).unwrap();
+    let (q, k) = packed.split_at(2, 3).unwrap();
+    desc.forward(&mut Args::new(q).k(k)).unwrap();
+    assert_near(&here, &rotated(&given, heads, |token| (token % tokens) as i64, 1.0));
+}
+
+#[test]
 fn elements_that_are_written_lie_apart() {
     let mut data = [0.0f32; 12];
     message(ViewMut::strided(&mut data, 0, &[2, 6], &[0, 1]));
     message(ViewMut::strided(&mut data, 0, &[2, 6], &[5, 1]));
     assert!(ViewMut::strided(&mut data, 0, &[2, 6], &[6, 1]).is_ok());
     assert!(ViewMut::strided(&mut data, 11, &[6, 2], &[-1, -6]).is_ok());
-    assert!(ViewMut::strided(&mut data, 0, &[1, 12], &[0, 1]).is_ok());
+    // Along an axis of 1 there is nothing to meet, whatever its stride.
+    for stride in [0, 1, 3, -1] {
+        assert!(ViewMut::strided(&mut data, 0, &[2, 1, 6], &[6, stride, 1]).is_ok());
+        message(ViewMut::strided(&mut data, 0, &[2, 1, 6], &[5, stride, 1]));
+    }
+    message(ViewMut::strided(&mut data, 0, &[3, 2, 2], &[3, 2, 2])); // each axis lies apart, two of them do not
     message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(1, 5));
-    message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(7, 0));
+    let text = message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(2, 0));
+    assert!(text.starts_with("rope_tensor_narrow: dim is 2"), "{text}");
+    for axis in [4, 7, usize::MAX] {
+        message(ViewMut::new(&mut data, &[3, 2, 1, 2]).unwrap().split_at(axis, 0));
+    }
     let view = ViewMut::new(&mut data, &[3, 4]).unwrap();
     assert!(view.as_view().narrow(0, 1, 2).is_ok());
     assert!(view.select(0, 1).unwrap().narrow(0, 0, 2).is_ok());
