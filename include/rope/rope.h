@@ -36,14 +36,22 @@
  *   RoPE: angles are reduced exactly at every integer position; the error of cos and sin is at most
  *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|), with dtype F64 4e-16 + the same term. Products and sums are
  *     fp32, with dtype F64 fp64, each rounded once, never fused, and the result is rounded to the output type once. CPU
- *     and CUDA give the same bits (default rounding, no flush-to-zero, NaN payloads aside), whatever the thread count,
- *     the vector width or the launch.
+ *     and CUDA give the same bits (NaN payloads aside), whatever the thread count, the vector width or the launch.
  *   SwiGLU: fp32 inside, with dtype F64 fp64, rounded once. Before that rounding `out` and grad_up are within 8 ulp (of
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
  *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
  *     agree to 16 ulp before the rounding, as do processors of different instruction sets (rope_build_info names the
  *     one in use); each gives the same bits whatever the thread count, the vector width or the launch.
+ *
+ * The process around it
+ *   - Every function computes in the default floating-point environment (rounding to nearest, subnormal numbers kept, no
+ *     exception trapped), whatever the caller's is, and leaves the caller's as it was, exception flags included.
+ *   - A thread that is cancelled during a call finishes the call first. Asynchronous cancellation
+ *     (PTHREAD_CANCEL_ASYNCHRONOUS) and a signal handler that leaves a call by longjmp are the caller's own risk.
+ *   - A CPU call may run on threads that the library starts. They block every signal but those of faults (SIGSEGV,
+ *     SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS): a program that handles faults in its tensors does so on these threads
+ *     too, with at least 128 KiB of stack. A forked child starts threads of its own.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -225,7 +233,8 @@ typedef struct rope_config {
                                after block; even, divides R; 0: R. A 2-D rope that turns each half of R by itself has
                                R/2. INVALID_ARGUMENT where neither style nor out_style is HALF */
   int32_t num_threads;      /* CPU: most threads a call may use, itself included; 0: as many processors as the
-                               creating thread may run on */
+                               creating thread may run on, or fewer where the CPU quota of the process's cgroup (the
+                               limit of a container) is less, rounded up */
   rope_style_t out_style;   /* pairs are read in `style` and written in out_style, inside the same window, also in place
                                (DeepSeek and Megatron's MLA: INTERLEAVED in, HALF out); backward reads gradients in
                                out_style and writes them in style; 0: style */
@@ -504,8 +513,7 @@ typedef struct swiglu_config {
   rope_device_t device; /* required */
   int32_t device_index; /* CUDA ordinal; 0 for the CPU */
   rope_dtype_t dtype;   /* required: F32, F16, BF16 or F64; of gate, up, out and their gradients */
-  int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
-                           thread may run on */
+  int32_t num_threads;  /* CPU: as in rope_config_t */
   double alpha;         /* factor inside the sigmoid; 0: 1 */
   double limit;         /* gate at most limit, up within +-limit; 0: none */
   double up_offset;     /* added to up; 0 */

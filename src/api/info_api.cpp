@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
 #include "core/descriptor_checks.hpp"
 
@@ -24,6 +25,7 @@ uint32_t rope_version(void) {
 }
 
 const char *rope_build_info(void) {
+  const rope::CallScope scope;
   pthread_once(&build_info_once, write_build_info);
   return build_info;
 }
@@ -57,6 +59,7 @@ rope_status_t rope_device_count(rope_device_t device, int32_t *count_out) {
   if (count_out == nullptr) {
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "rope_device_count: count_out is NULL: it is required");
   }
+  const rope::CallScope scope;
   *count_out = 0;
   ROPE_TRY(rope::check_device("rope_device_count", device, 0, 0));
   *count_out = rope::backend_of(device).count_devices("rope_device_count");

@@ -1,4 +1,5 @@
 // rope_api.cpp - RoPE at the C boundary: import, problem, plan, backend
+#include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
 #include "core/descriptor_checks.hpp"
 #include "core/import.hpp"
@@ -87,6 +88,7 @@ rope_status_t explain(const rope_desc *desc, const rope_args_t *args, char *text
 extern "C" {
 
 rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out) {
+  const rope::CallScope scope;
   return rope::create(config, desc_out);
 }
 
@@ -94,23 +96,28 @@ void rope_desc_destroy(rope_desc_t *desc) {
   if (desc == nullptr || rope::check_descriptor("rope_desc_destroy", desc, rope::kRopeMagic) != ROPE_STATUS_SUCCESS) {
     return;
   }
+  const rope::CallScope scope;
   rope::release_descriptor(&desc->header, rope::kRopeMagic);
 }
 
 rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
+  const rope::CallScope scope;
   return rope::run("rope_forward", desc, args, false, stream);
 }
 
 rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
+  const rope::CallScope scope;
   return rope::run("rope_backward", desc, args, true, stream);
 }
 
 rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tensor_t *cos_out, const rope_tensor_t *sin_out,
                                rope_stream_t stream) {
+  const rope::CallScope scope;
   return rope::fill_tables(desc, cos_out, sin_out, stream);
 }
 
 rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size) {
+  const rope::CallScope scope;
   return rope::explain(desc, args, text, size);
 }
 

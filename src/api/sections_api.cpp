@@ -1,6 +1,7 @@
 // sections_api.cpp - position axes at the C boundary: import and map
 #include <string.h>
 
+#include "api/call_scope.hpp"
 #include "core/import.hpp"
 #include "core/sections.hpp"
 
@@ -8,6 +9,7 @@ extern "C" {
 
 rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const rope_sections_t *sections,
                                 int32_t *pair_axis_out, double *inv_freq_out) {
+  const rope::CallScope scope;
   const char *function = "rope_section_axes";
   if (pair_axis_out == nullptr)
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: pair_axis_out is NULL: it is required", function);

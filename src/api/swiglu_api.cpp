@@ -1,4 +1,5 @@
 // swiglu_api.cpp - SwiGLU at the C boundary: import, problem, plan, backend
+#include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
 #include "core/descriptor_checks.hpp"
 #include "core/import.hpp"
@@ -54,6 +55,7 @@ rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_ar
 extern "C" {
 
 rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out) {
+  const rope::CallScope scope;
   return rope::create(config, desc_out);
 }
 
@@ -62,14 +64,17 @@ void swiglu_desc_destroy(swiglu_desc_t *desc) {
       rope::check_descriptor("swiglu_desc_destroy", desc, rope::kSwigluMagic) != ROPE_STATUS_SUCCESS) {
     return;
   }
+  const rope::CallScope scope;
   rope::release_descriptor(&desc->header, rope::kSwigluMagic);
 }
 
 rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
+  const rope::CallScope scope;
   return rope::run("swiglu_forward", desc, args, false, stream);
 }
 
 rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
+  const rope::CallScope scope;
   return rope::run("swiglu_backward", desc, args, true, stream);
 }
 
