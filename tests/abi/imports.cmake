@@ -8,6 +8,7 @@ set(rules
   #  file, or how it begins         what it may call, as regular expressions
   "src/|                            _?_?mem(cpy|set|move|cmp)(_chk)? __tls_get_addr _GLOBAL_OFFSET_TABLE_ __stack_chk.*"
   "src/|                            __aarch64_.*"
+  "src/api/|                        pthread_setcancelstate"
   "src/api/descriptor.cpp|          calloc pthread_mutex_(un)?lock pthread_once pthread_atfork"
   "src/api/info_api.cpp|            snprintf __snprintf_chk pthread_once"
   "src/core/|                       ceil exp fabs floor fma fmax fmin log nearbyint pow sqrt"
@@ -15,7 +16,9 @@ set(rules
   "src/plan/explain.cpp|            snprintf __snprintf_chk"
   "src/backend/cpu/cpu_kernels|     exp fma fmaf"
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"
-  "src/backend/cpu/thread_pool.cpp| pthread_.* sched_getaffinity __sched_cpucount sigfillset sysconf"
+  "src/backend/cpu/processors.cpp|  pthread_once sched_getaffinity __sched_cpucount sysconf"
+  "src/backend/cpu/processors.cpp|  open(64)? (__)?read(_chk)? close str(chr|cmp|len|ncmp|str)"
+  "src/backend/cpu/thread_pool.cpp| pthread_.* dl_iterate_phdr sig(fill|del)set"
   "src/backend/cuda/device_cache.cpp| getenv getpid"
   "src/backend/cuda/|               atexit cuda.* __cuda.* pthread_.*"
 )

@@ -2,6 +2,7 @@
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_rope.hpp"
+#include "backend/cpu/processors.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/float16.hpp"

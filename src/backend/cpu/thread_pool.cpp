@@ -1,11 +1,12 @@
 // thread_pool.cpp - a pool of pthreads that exists only once it is used, and not in a forked child
 #include "backend/cpu/thread_pool.hpp"
 
+#include <link.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
-#include <stdint.h>
-#include <unistd.h>
+#include <stddef.h>
+
+#include "core/float_environment.hpp"
 
 namespace rope {
 
@@ -24,6 +25,7 @@ struct Pool {
   int next;        // first task that nobody has taken
   int unfinished;  // tasks not finished
   int num_workers;
+  int num_idle;  // workers that wait for has_work
 };
 
 constexpr Pool kNewPool = {PTHREAD_MUTEX_INITIALIZER,
@@ -32,6 +34,7 @@ constexpr Pool kNewPool = {PTHREAD_MUTEX_INITIALIZER,
                            PTHREAD_COND_INITIALIZER,
                            nullptr,
                            nullptr,
+                           0,
                            0,
                            0,
                            0,
@@ -61,26 +64,75 @@ void take_tasks() {
 }
 
 void *work(void *) {
+  set_float_environment(kDefaultFloatEnvironment);
   pthread_mutex_lock(&pool.mutex);
   for (;;) {
     take_tasks();
+    ++pool.num_idle;
     pthread_cond_wait(&pool.has_work, &pool.mutex);
+    --pool.num_idle;
   }
 }
 
-// With pool.mutex held. The program's signal handlers must not run on these threads.
+// A worker needs 33 KiB; the rest is for the program's handlers of faults in its tensors.
+constexpr size_t kWorkerStackBytes = size_t{256} << 10;
+
+// Thread-local variables of all libraries, which may lie in a thread's stack.
+size_t thread_local_bytes;
+
+int add_thread_local_bytes(dl_phdr_info *library, size_t, void *) {
+  for (int i = 0; i < library->dlpi_phnum; ++i) {
+    const auto &segment = library->dlpi_phdr[i];
+    if (segment.p_type == PT_TLS) thread_local_bytes += segment.p_memsz + segment.p_align;
+  }
+  return 0;
+}
+
+// When librope is loaded: later it may be in a forked child, where the loader's lock may be held for good.
+__attribute__((constructor)) void find_thread_local_bytes() {
+  dl_iterate_phdr(add_thread_local_bytes, nullptr);
+}
+
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+
+// Starts one worker. False where the system has no more.
+bool start_worker(const pthread_attr_t *attributes) {
+  pthread_t thread;
+  return pthread_create(&thread, attributes, work, nullptr) == 0;
+}
+
+// With pool.mutex held. The program's handlers of signals from outside do not run on these threads. Those of faults must:
+// a fault ends the process where its signal is blocked.
 void start_workers(int wanted) {
   if (pool.num_workers >= wanted) return;
-  sigset_t all, previous;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &previous);
-  while (pool.num_workers < wanted) {
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, work, nullptr) != 0) break;
-    pthread_detach(thread);
-    ++pool.num_workers;
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return;
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  size_t default_stack;
+  pthread_attr_getstacksize(&attributes, &default_stack);
+  sigset_t from_outside, previous;
+  sigfillset(&from_outside);
+  for (const int fault : kFaults) sigdelset(&from_outside, fault);
+  pthread_sigmask(SIG_BLOCK, &from_outside, &previous);
+  constexpr size_t kUnit = size_t{64} << 10;  // of pages
+  const size_t stack = (kWorkerStackBytes + thread_local_bytes + kUnit - 1) / kUnit * kUnit;
+  for (; pool.num_workers < wanted; ++pool.num_workers) {
+    pthread_attr_setstacksize(&attributes, stack);
+    if (start_worker(&attributes)) continue;
+    pthread_attr_setstacksize(&attributes, default_stack);
+    if (!start_worker(&attributes)) break;
   }
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+// With pool.mutex held: wakes as many idle workers as there are tasks for them.
+void wake_workers(int wanted) {
+  if (wanted >= pool.num_idle) {
+    pthread_cond_broadcast(&pool.has_work);
+  } else {
+    for (int i = 0; i < wanted; ++i) pthread_cond_signal(&pool.has_work);
+  }
 }
 
 }  // namespace
@@ -90,13 +142,14 @@ void run_tasks(int num_tasks, void (*task)(void *, int), void *context) {
     pthread_once(&fork_handler_once, install_fork_handler);
     if (pthread_mutex_trylock(&pool.owner) == 0) {
       pthread_mutex_lock(&pool.mutex);
-      start_workers(num_tasks - 1 < kMaxWorkers ? num_tasks - 1 : kMaxWorkers);
+      const int num_helpers = num_tasks - 1 < kMaxWorkers ? num_tasks - 1 : kMaxWorkers;
+      start_workers(num_helpers);
       pool.task = task;
       pool.context = context;
       pool.num_tasks = num_tasks;
       pool.next = 0;
       pool.unfinished = num_tasks;
-      pthread_cond_broadcast(&pool.has_work);
+      wake_workers(num_helpers);
       take_tasks();
       while (pool.unfinished > 0) pthread_cond_wait(&pool.is_done, &pool.mutex);
       pthread_mutex_unlock(&pool.mutex);
@@ -105,13 +158,6 @@ void run_tasks(int num_tasks, void (*task)(void *, int), void *context) {
     }
   }
   for (int index = 0; index < num_tasks; ++index) task(context, index);
-}
-
-int count_usable_processors() {
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) == 0) return CPU_COUNT(&mask);
-  const long online = sysconf(_SC_NPROCESSORS_ONLN);  // more processors than the mask holds
-  return online > 0 ? static_cast<int>(online) : 1;
 }
 
 }  // namespace rope

@@ -5,10 +5,8 @@ namespace rope {
 
 // Calls task(context, i) for every i from 0 to num_tasks - 1 and returns when all have finished. The calling thread
 // works too. Threads are started on first need and kept; where they cannot be had, or while another call has them, the
-// calling thread does the work of all. Never fails.
+// calling thread does the work of all. They compute in the default floating-point environment. Never fails; not to be
+// cancelled.
 void run_tasks(int num_tasks, void (*task)(void *context, int index), void *context);
-
-// Processors that the calling thread may run on, at least 1.
-int count_usable_processors();
 
 }  // namespace rope
