@@ -55,6 +55,15 @@ def _strides_in_elements(byte_strides: Tuple[int, ...], item_size: int) -> Tuple
     return tuple([stride // item_size for stride in byte_strides])
 
 
+def refuse_tangent(x: Any) -> None:
+    """torch would take a result without a tangent for one whose derivative is zero."""
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise ValueError(
+            "it has a tangent of forward-mode AD (torch.func.jvp, torch.func.jacfwd, torch.autograd.forward_ad), which "
+            "librope does not propagate: use reverse mode through librope.torch, or the primal of unpack_dual()")
+
+
 class _Torch:
     is_jax = False
 
@@ -83,8 +92,14 @@ class _Torch:
                 "it requires grad, which this call would not record: use librope.torch, torch.no_grad() or detach()")
         if x.is_neg():
             raise ValueError("it is a lazily negated view: resolve_neg() it first")
+        refuse_tangent(x)
         kind, ordinal = _Torch.device_of(x)
-        return View(x.data_ptr(), _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
+        try:
+            data = x.data_ptr()
+        except RuntimeError as error:
+            raise TypeError(
+                f"it is traced: torch.func's vmap, grad and jvp cannot see into this call ({error})") from None
+        return View(data, _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
 
     @staticmethod
     def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:

@@ -1,7 +1,7 @@
 # torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
-"""apply_rotary and swiglu return new tensors and are differentiable, apply_rotary any number of times. Their operators,
-torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream and never break a graph. Descriptors are
-made on first use and kept."""
+"""apply_rotary and swiglu return new tensors and are differentiable in reverse mode, apply_rotary any number of times.
+Their operators, torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream and never break a graph.
+They refuse tangents of forward mode. Descriptors are made on first use and kept."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -13,10 +13,38 @@ from torch import Tensor
 from ._enums import LAYOUTS, STYLES, TABLE_ROWS, Layout, Style, TableRows, dtype_number, number_of
 from ._rope import RopeDesc
 from ._swiglu import cached_desc
+from ._tensors import refuse_tangent
 
 __all__ = ["apply_rotary", "swiglu"]
 
 _UNCHANGED = ()  # no operator writes to its inputs
+
+# ---- Forward mode ---------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("librope", "FRAGMENT")
+
+
+def _refuse_tangents(operator: Any) -> None:
+    """Puts a check before the autograd kernel of an operator, the last one that sees tangents."""
+    overload = operator._opoverload
+    kernel = torch._library.autograd.make_autograd_impl(overload, operator)
+    fields = [argument.name for argument in overload._schema.arguments]
+
+    def check(keyset: Any, *arguments: Any) -> Any:
+        if torch.autograd.forward_ad._current_level >= 0:
+            for field, argument in zip(fields, arguments):
+                for x in argument if isinstance(argument, (list, tuple)) else (argument,):
+                    if not isinstance(x, Tensor):
+                        continue
+                    try:
+                        refuse_tangent(x)
+                    except ValueError as error:
+                        raise ValueError(f"{overload._schema.name}: {field}: {error}") from None
+        return kernel(keyset, *arguments)
+
+    for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther"):
+        _library.impl(overload._schema.name, check, key, with_keyset=True)
+
 
 # ---- RoPE -----------------------------------------------------------------------------------------------------------
 
@@ -81,6 +109,7 @@ def _rotate_back(ctx: Any, grads: List[Tensor]) -> Tuple[Any, ...]:
 
 
 _rotate.register_autograd(_rotate_back, setup_context=_save_rotate)
+_refuse_tangents(_rotate)
 
 
 def apply_rotary(
@@ -192,6 +221,8 @@ def _swiglu_back(ctx: Any, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
 
 
 _swiglu.register_autograd(_swiglu_back, setup_context=_save_swiglu)
+_refuse_tangents(_swiglu)
+_refuse_tangents(_swiglu_backward)
 
 
 def swiglu(

@@ -49,6 +49,22 @@ class TorchTest(unittest.TestCase):
                 back = desc.backward(result, positions=positions.cuda())
                 self.assertTrue(torch.equal(back.cpu(), desc.backward(result.cpu(), positions=positions)))
 
+    def test_forward_mode_is_refused(self):
+        torch = self.torch
+        x, tangent = (torch.randn(2, 5, 3, 64, device="cuda") for _ in range(2))
+        before = x.clone()
+        desc = make_desc()
+        for function in (lambda x: self.operators.apply_rotary(x, **BSHD), lambda x: self.operators.swiglu(x, x)):
+            with self.assertRaisesRegex(ValueError, "librope::.*: it has a tangent of forward-mode AD"):
+                torch.func.jvp(function, (x,), (tangent,))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            for function in (lambda: desc.forward(dual), lambda: desc.forward(dual, out=dual),
+                             lambda: librope.swiglu(dual, dual)):
+                with self.assertRaisesRegex(ValueError, "_forward: .*: it has a tangent of forward-mode AD"):
+                    function()
+        self.assertTrue(torch.equal(x, before))
+
     def test_the_current_stream(self):
         torch = self.torch
         desc = make_desc()

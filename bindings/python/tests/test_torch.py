@@ -188,6 +188,112 @@ class OperatorTest(unittest.TestCase):
             lambda g, u, r: swiglu(g, u, row_scale=r, num_rows=num_rows), (gate, up, scale)))
 
 
+class ForwardModeTest(unittest.TestCase):
+    """Tangents, which librope does not compute, are refused: an operator that torch knows no formula of returns zeros."""
+
+    TEXT = "{}: it has a tangent of forward-mode AD"
+
+    def setUp(self):
+        self.x, self.tangent = torch.randn(2, 5, 3, 16), torch.randn(2, 5, 3, 16)
+
+    def assert_refused(self, field, function, *arguments):
+        with self.assertRaisesRegex(ValueError, self.TEXT.format(field)):
+            function(*arguments)
+
+    def test_operators(self):
+        functions = {
+            "librope::rotate: tensors": lambda x: apply_rotary(x * 2, self.x, **BSHD)[0],
+            "librope::rotate: cos": lambda x: apply_rotary(
+                self.x, cos=x[0, :, 0, :8], sin=self.x[0, :, 0, :8], style="half", layout="bshd"),
+            "librope::swiglu: gate": lambda x: swiglu(x, self.x),
+            "librope::swiglu: up": lambda x: swiglu(self.x, x),
+            "librope::swiglu: row_scale": lambda x: swiglu(self.x, self.x, row_scale=x[..., 0]),
+            "librope::swiglu_backward: grad_out": lambda x: torch.ops.librope.swiglu_backward(
+                x, self.x, self.x, None, None, 0.0, 0.0, 0.0, 0.0, False, [True, True, False])[0],
+        }
+        for field, function in functions.items():
+            with self.subTest(field):
+                self.assert_refused(field, torch.func.jvp, function, (self.x,), (self.tangent,))
+                self.assert_refused(field, torch.func.jacfwd(function), self.x)
+                for requires_grad in (False, True)[:1 if field.endswith("cos") else 2]:  # tables have no gradient
+                    with torch.autograd.forward_ad.dual_level():
+                        x = self.x.clone().requires_grad_(requires_grad)
+                        self.assert_refused(field, function, torch.autograd.forward_ad.make_dual(x, self.tangent))
+        meta = self.x.to("meta")
+        self.assert_refused("librope::swiglu: gate", torch.func.jvp, lambda x: swiglu(x, meta), (meta,), (meta,))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(meta, torch.empty_like(meta))
+            self.assert_refused("librope::swiglu: up", swiglu, meta, dual)
+        # A transform inside another one.
+        for function in (torch.vmap(lambda x: swiglu(x, x)), lambda x: torch.vmap(lambda row: swiglu(row, self.x[0]))(x)):
+            self.assert_refused("librope::swiglu: gate", torch.func.jvp, function, (self.x,), (self.tangent,))
+
+    def test_forward_over_reverse(self):
+        x = self.x.clone().requires_grad_()
+        rotated, gated = apply_rotary(x, **BSHD), swiglu(x, self.x)
+        with torch.autograd.forward_ad.dual_level():
+            grad = torch.autograd.forward_ad.make_dual(self.x, self.tangent)
+            self.assert_refused("librope::rotate: tensors", torch.autograd.grad, rotated, x, grad)
+            self.assert_refused("librope::swiglu_backward: grad_out", torch.autograd.grad, gated, x, grad)
+
+    def test_what_has_no_tangent(self):
+        expected = apply_rotary(self.x, **BSHD), swiglu(self.x, self.x)
+
+        def function(x):
+            for actual, wanted in zip((apply_rotary(self.x, **BSHD), swiglu(self.x, self.x)), expected):
+                self.assertTrue(torch.equal(actual, wanted))
+            return x * expected[0]
+
+        self.assertTrue(torch.equal(
+            torch.func.jvp(function, (self.x,), (self.tangent,))[1], self.tangent * expected[0]))
+        desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
+        with torch.autograd.forward_ad.dual_level():
+            self.assertTrue(torch.equal(desc.forward(self.x), expected[0]))
+
+    def test_descriptors(self):
+        desc, gate = RopeDesc(head_dim=16, dtype="f32", **BSHD), librope.SwigluDesc(dtype="f32")
+        plain = self.x.clone()
+        cases = {
+            "rope_forward: q": [lambda x: desc.forward(x), lambda x: desc.forward(x, out=x),
+                                lambda x: desc.forward(x, out=plain)],
+            "rope_forward: q_out": [lambda x: desc.forward(self.tangent, out=x)],
+            "rope_forward: k": [lambda x: desc.forward(plain, x, out=(plain, None))],
+            "rope_forward: sin": [lambda x: desc.forward(
+                plain, cos=self.tangent[0, :, 0, :8], sin=x[0, :, 0, :8], out=plain)],
+            "rope_backward: q": [lambda x: desc.backward(x), lambda x: desc.backward(x, out=x)],
+            "rope_fill_tables: cos": [lambda x: desc.fill_tables(x[0, :, 0, :8], plain[0, :, 0, :8])],
+            "swiglu_forward: gate": [lambda x: gate.forward(x, plain), lambda x: librope.swiglu(x, plain, plain),
+                                     lambda x: librope.swiglu(x, x, x)],
+            "swiglu_backward: grad_out": [lambda x: gate.backward(x, plain, plain, grad_gate=plain),
+                                          lambda x: librope.swiglu_backward(x, plain, plain)],
+            "swiglu_backward: grad_up": [lambda x: gate.backward(self.tangent, plain, plain, grad_up=x)],
+        }
+        for field, functions in cases.items():
+            for number, function in enumerate(functions):
+                for requires_grad in (False, True):
+                    with self.subTest(field, number=number, requires_grad=requires_grad), torch.no_grad(), \
+                            torch.autograd.forward_ad.dual_level():
+                        x = self.x.clone().requires_grad_(requires_grad)
+                        self.assert_refused(field, function, torch.autograd.forward_ad.make_dual(x, self.tangent))
+                        for tensor in (x, plain):
+                            self.assertTrue(torch.equal(tensor, self.x))
+
+    def test_transforms_cannot_see_into_descriptors(self):
+        desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
+        stack = torch.stack([self.x, self.x])
+        for function in (desc.forward, lambda x: desc.forward(x, out=x), lambda x: librope.swiglu(x, x)):
+            with self.assertRaisesRegex(TypeError, "forward: (q|gate): it is traced: torch.func's vmap"):
+                torch.vmap(function)(stack)
+            with self.assertRaisesRegex(ValueError, "it requires grad"):
+                torch.func.grad(lambda x: function(x).sum())(self.x)
+
+    def test_vmap(self):
+        stack = torch.stack([self.x, self.tangent])
+        self.assertTrue(torch.equal(torch.vmap(lambda x: swiglu(x, self.x))(stack)[1], swiglu(self.tangent, self.x)))
+        with self.assertRaises(RuntimeError):  # torch's: its fallback knows no lists of tensors
+            torch.vmap(lambda x: apply_rotary(x, **BSHD))(stack)
+
+
 class CompileTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -216,6 +322,22 @@ class CompileTest(unittest.TestCase):
                 results.append((out, grad))
             for actual, expected in zip(results[1], results[0]):
                 self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
+
+    def test_forward_mode_is_refused(self):
+        x, tangent = torch.randn(2, 3, 2, 8), torch.randn(2, 3, 2, 8)
+
+        def block(x):
+            return swiglu(apply_rotary(x * 2, **BSHD), x)
+
+        compiled = torch.compile(block)
+        compiled(x)
+        for function in (lambda: torch.func.jvp(compiled, (x,), (tangent,)),
+                         lambda: torch.compile(lambda x, t: torch.func.jvp(block, (x,), (t,)))(x, tangent)):
+            with self.assertRaisesRegex(Exception, "librope::rotate: tensors: it has a tangent of forward-mode AD"):
+                function()
+        with torch.autograd.forward_ad.dual_level():
+            with self.assertRaisesRegex(Exception, "librope::rotate: tensors: it has a tangent of forward-mode AD"):
+                compiled(torch.autograd.forward_ad.make_dual(x, tangent))
 
 
 if __name__ == "__main__":
