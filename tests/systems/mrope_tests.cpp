@@ -288,6 +288,43 @@ TEST_CASE("M-RoPE: xdrope over NTK alpha", "[systems][mrope]") {
   call.check();
 }
 
+// transformers 5.17 splits the columns of channels, cat(freqs, freqs), by twice each section: the two channels of a pair
+// follow different axes, which no pair_axis says. Tables of a column for each channel do.
+TEST_CASE("M-RoPE: HunYuan-VL as transformers applies it, an axis for each channel", "[systems][mrope]") {
+  const int64_t B = 2, S = 5, H = 3, R = 32, P = R / 2;
+  const std::vector<int64_t> sections = {4, 3, 5, 4};  // mrope_section, in pairs
+  const auto axis_of_channel = [&](int64_t c) {
+    int64_t axis = 0;
+    for (int64_t end = 2 * sections[0]; c >= end; end += 2 * sections[++axis]) {
+    }
+    return axis;
+  };
+  for (rope_dtype_t dtype : floating) {
+    RopeCall call(dtype, R);
+    call.config.theta = 0;
+    const auto angle = [&](const Shape &at) {
+      return static_cast<Real>(grid_position(axis_of_channel(at[2]), at[0], at[1])) * frequency(theta, at[2] % P, R);
+    };
+    const Array q = call.data({B, S, H, R});
+    const Array cos = call.values(dtype, {B, S, R}, [&](const Shape &at) { return std::cos(angle(at)); });
+    const Array sin = call.values(dtype, {B, S, R}, [&](const Shape &at) { return std::sin(angle(at)); });
+    call.args.q = q.tensor();
+    call.args.cos = cos.tensor();
+    call.args.sin = sin.tensor();
+    call.args.table_rows = ROPE_TABLE_BY_TOKEN;
+    Formula &formula = call.formula(q);
+    // q * cos + rotate_half(q) * sin
+    for_each({B, S, H, R}, [&](const Shape &at) {
+      const int64_t c = at[3];
+      const Shape cell = {at[0], at[1], c};
+      formula.add(q.at(at), q.at(at), cos.value(cell));
+      const Shape partner = {at[0], at[1], at[2], c < P ? c + P : c - P};
+      formula.add(q.at(at), q.at(partner), c < P ? -sin.value(cell) : sin.value(cell));
+    });
+    call.check();
+  }
+}
+
 TEST_CASE("M-RoPE: image grids, tables of each axis", "[systems][mrope]") {
   const std::vector<int32_t> halves = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
   const AxisPositionValue grid = [](int64_t axis, int64_t, int64_t token) { return axis == 0 ? token / 4 : token % 4; };
