@@ -135,12 +135,23 @@ fn tables_angles_sequences_and_starts_arrive() {
     .unwrap();
     assert_eq!(computed, looked_up); // the same bits
 
-    let angles = vec![0.0f32; 4 * PAIRS];
+    // By token each has its own row, though three of them are at the start of their sequence.
+    let boundaries = [0i32, 1, 2, 4];
+    let boundaries = View::new(&boundaries, &[4]).unwrap();
+    let rows = tables.map(|table| table.narrow(0, 2, 4).unwrap());
+    let mut by_token = given.clone();
+    let q = ViewMut::new(&mut by_token, &shape).unwrap();
+    desc.forward(&mut Args::new(q).cu_seqlens(boundaries).tables(rows[0], rows[1], TableRows::ByToken)).unwrap();
+    assert_near(&by_token, &rotated(&given, 1, |token| token as i64 + 2, 1.0));
+    let mut by_token = given.clone();
+    let q = ViewMut::new(&mut by_token, &shape).unwrap();
+    let angles: Vec<f32> = (0..4 * PAIRS).map(|i| (i / PAIRS) as f32).collect();
     let angles = View::new(&angles, &[4, PAIRS]).unwrap();
-    let mut unchanged = given.clone();
-    desc.forward(&mut Args::new(ViewMut::new(&mut unchanged, &shape).unwrap()).angles(angles, TableRows::ByToken))
-        .unwrap();
-    assert_eq!(unchanged, given);
+    desc.forward(&mut Args::new(q).cu_seqlens(boundaries).angles(angles, TableRows::ByToken)).unwrap();
+    for (token, head) in by_token.chunks(HEAD_DIM).enumerate() {
+        let (x, y) = (given[token * HEAD_DIM + 5], given[token * HEAD_DIM + 5 + PAIRS]);
+        assert!((head[5] - (x * (token as f32).cos() - y * (token as f32).sin())).abs() < 2e-6);
+    }
 
     let (boundaries, starts) = ([0i32, 1, 4], [50i64, 7]);
     let mut sequences = given.clone();
@@ -175,11 +186,12 @@ fn frequencies_and_sections_arrive() {
         &Scaling { pair_factors: &factors[1..], ..Scaling::new(ScalingType::Factors) },
     ));
     assert!(text.contains("num_factors"), "{text}");
-    message(scaled_frequencies(
+    let text = message(scaled_frequencies(
         HEAD_DIM as i32,
         1e4,
         &Scaling { pair_factors: &factors[1..], long_factor: &factors, ..Scaling::new(ScalingType::Factors) },
     ));
+    assert!(text.contains("one array has 16 factors and another 15: they must have as many"), "{text}");
     message(scaled_frequencies(-2, 1e4, &Scaling::new(ScalingType::None)));
     message(scaled_frequencies(4096, 1e4, &Scaling::new(ScalingType::None)));
 
@@ -203,7 +215,130 @@ fn arrays_of_another_length_than_the_pairs_are_refused() {
     assert_eq!(text, "rope_desc_create: inv_freq has 15 entries: it must have one for each of 16 pairs");
     let text = message(builder(Dtype::F32).theta(1e4).pair_axis(&[0; 3]).build());
     assert!(text.contains("pair_axis has 3 entries"), "{text}");
-    message(Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Half, -8).inv_freq(&[]).build());
+    let text = message(Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Half, -8).inv_freq(&[]).build());
+    assert!(text.starts_with("rope_desc_create: head_dim is -8"), "{text}");
+}
+
+/// The refusal that names a field, and so shows that its value arrived.
+fn assert_refused<T: std::fmt::Debug>(result: Result<T>, status: Status, words: &str) {
+    let error = result.unwrap_err();
+    assert!(error.status() == status && error.message().contains(words), "'{error}' instead of '{words}'");
+}
+
+#[test]
+fn each_field_of_a_config_arrives() {
+    let f32s = || builder(Dtype::F32).theta(1e4);
+    for (desc, words) in [
+        (f32s().rotary_dim(7), "rotary_dim is 7:"),
+        (f32s().rotary_dim(8).rotary_offset(-3), "rotary_offset is -3:"),
+        (f32s().theta(-1.5), "theta is -1.5:"),
+        (f32s().attention_scale(f64::NAN), "attention_scale is nan:"),
+        (f32s().num_axes(99), "num_axes is 99:"),
+        (f32s().pair_block(5), "pair_block is 5:"),
+        (f32s().num_threads(-4), "num_threads is -4:"),
+        (f32s().pair_axis(&[1; PAIRS]), "pair_axis[0] is 1:"),
+        (f32s().theta(0.0).inv_freq(&[f64::INFINITY; PAIRS]), "inv_freq[0] is inf:"),
+        (Desc::builder(Device::Cuda(-5), Dtype::F32, Layout::Thd, Style::Half, 32), "device_index is -5:"),
+        (Desc::builder(Device::Cpu, Dtype::I64, Layout::Thd, Style::Half, 32), "dtype is"),
+    ] {
+        assert_refused(desc.build(), Status::InvalidArgument, words);
+    }
+    let swiglu = |device| Swiglu::builder(device, Dtype::F32);
+    for (gating, words) in [
+        (swiglu(Device::Cpu).alpha(f64::NAN), "alpha is nan:"),
+        (swiglu(Device::Cpu).limit(-1.0), "limit is -1:"),
+        (swiglu(Device::Cpu).up_offset(f64::INFINITY), "up_offset is inf:"),
+        (swiglu(Device::Cpu).out_scale(f64::NAN), "out_scale is nan:"),
+        (swiglu(Device::Cpu).num_threads(-4), "num_threads is -4:"),
+        (swiglu(Device::Cuda(-5)), "device_index is -5:"),
+    ] {
+        assert_refused(gating.build(), Status::InvalidArgument, words);
+    }
+}
+
+#[test]
+fn another_style_and_flags_arrive() {
+    let given = numbers(HEAD_DIM);
+    let mut interleaved = given.clone();
+    let desc = builder(Dtype::F32).theta(1e4).out_style(Style::Interleaved).build().unwrap();
+    desc.forward(&mut Args::new(ViewMut::new(&mut interleaved, &[1, 1, HEAD_DIM]).unwrap()).position_offset(3))
+        .unwrap();
+    let halves = rotated(&given, 1, |_| 3, 1.0);
+    let wanted: Vec<f32> = (0..HEAD_DIM).map(|i| halves[i / 2 + i % 2 * PAIRS]).collect();
+    assert_near(&interleaved, &wanted);
+    let plain = Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Interleaved, HEAD_DIM as i32);
+    let mut back = interleaved.clone();
+    let mut args = Args::new(ViewMut::new(&mut back, &[1, 1, HEAD_DIM]).unwrap()).position_offset(3);
+    plain.clone().theta(1e4).build().unwrap().backward(&mut args).unwrap();
+    let text = message(plain.build().unwrap().forward(&mut args)); // without theta it is for tables
+    assert!(text.contains("theta"), "{text}");
+    assert_near(&back, &(0..HEAD_DIM).map(|i| given[i / 2 + i % 2 * PAIRS]).collect::<Vec<_>>());
+
+    let mut q = [0.0f32; HEAD_DIM];
+    let mut args = Args::new(ViewMut::new(&mut q, &[1, 1, HEAD_DIM]).unwrap()).flags(1 << 31);
+    assert_refused(desc.forward(&mut args), Status::NotSupported, "rope_forward: flags is 0x80000000:");
+    let (gate, mut up) = ([0.0f32; 4], [0.0f32; 4]);
+    let gate = View::new(&gate, &[4]).unwrap();
+    let mut args = SwigluArgs::forward_over_up(gate, ViewMut::new(&mut up, &[4]).unwrap()).flags(1 << 31);
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).build().unwrap();
+    assert_refused(swiglu.forward(&mut args), Status::NotSupported, "swiglu_forward: flags is 0x80000000:");
+}
+
+#[test]
+fn faulty_positions_are_counted() {
+    let desc = thd(Dtype::F32);
+    let (cos, sin, positions) = ([1.0f32; 4 * PAIRS], [0.0f32; 4 * PAIRS], [0i64, 4, 3, -1, 9]);
+    let mut q = numbers(5 * HEAD_DIM);
+    let mut fault = [0i64; 2];
+    desc.forward(
+        &mut Args::new(ViewMut::new(&mut q, &[5, 1, HEAD_DIM]).unwrap())
+            .positions(View::new(&positions, &[5]).unwrap())
+            .tables(View::new(&cos, &[4, PAIRS]).unwrap(), View::new(&sin, &[4, PAIRS]).unwrap(), TableRows::ByPosition)
+            .fault(ViewMut::new(&mut fault, &[2]).unwrap()),
+    )
+    .unwrap();
+    assert_eq!(fault, [3, 2]); // three tokens, the lowest of them token 1
+}
+
+#[test]
+fn each_parameter_of_a_scaling_arrives() {
+    let none = || Scaling::new(ScalingType::None);
+    let factors = vec![2.0; PAIRS];
+    let by_pair = || Scaling { pair_factors: &factors, ..Scaling::new(ScalingType::Factors) };
+    for (scaling, words) in [
+        (Scaling { factor: 3.5, ..none() }, "factor is 3.5:"),
+        (Scaling { original_max_position: 3, ..none() }, "original_max_position is 3:"),
+        (Scaling { sequence_length: 3, ..none() }, "sequence_length is 3:"),
+        (Scaling { alpha: 3.5, ..none() }, "alpha is 3.5:"),
+        (Scaling { mixed_b: 3.5, ..none() }, "mixed_b is 3.5:"),
+        (Scaling { beta_fast: 3.5, ..none() }, "beta_fast is 3.5:"),
+        (Scaling { beta_slow: 3.5, ..none() }, "beta_slow is 3.5:"),
+        (Scaling { attention_factor: 3.5, ..none() }, "attention_factor is 3.5:"),
+        (Scaling { mscale: 3.5, ..none() }, "mscale is 3.5:"),
+        (Scaling { mscale_all_dim: 3.5, ..none() }, "mscale_all_dim is 3.5:"),
+        (Scaling { low_freq_factor: 3.5, ..none() }, "low_freq_factor is 3.5:"),
+        (Scaling { high_freq_factor: 3.5, ..none() }, "high_freq_factor is 3.5:"),
+        (Scaling { partial_rotary_factor: 3.5, ..none() }, "partial_rotary_factor is 3.5:"),
+        (Scaling { short_factor: &factors, ..by_pair() }, "short_factor is set:"),
+        (Scaling { long_factor: &factors, ..by_pair() }, "long_factor is set:"),
+        (Scaling { no_truncate: true, ..none() }, "flags is 0x1:"),
+    ] {
+        assert_refused(scaled_frequencies(HEAD_DIM as i32, 1e4, &scaling), Status::InvalidArgument, words);
+    }
+
+    // LongRoPE's second array serves sequences that are longer than the original ones.
+    let longer = vec![4.0; PAIRS];
+    for (sequence_length, wanted) in [(100, 0.5), (101, 0.25)] {
+        let recipe = Scaling {
+            factor: 2.0,
+            original_max_position: 100,
+            sequence_length,
+            short_factor: &factors,
+            long_factor: &longer,
+            ..Scaling::new(ScalingType::Longrope)
+        };
+        assert_eq!(scaled_frequencies(HEAD_DIM as i32, 1e4, &recipe).unwrap().inv_freq[0], wanted);
+    }
 }
 
 #[test]
@@ -242,6 +377,8 @@ fn views_stay_inside_their_slices() {
     message(View::strided(&data, 1, &[3, 4], &[4, 1]));
     message(View::strided(&data, 0, &[3, 4], &[isize::MAX, isize::MIN]));
     message(View::strided(&data, 0, &[3, 4], &[4]));
+    message(View::strided(&data, 0, &[2, 2], &[1, -1])); // what one axis adds, another does not take away
+    message(View::strided(&data, 11, &[2, 2], &[1, -1]));
     assert!(View::strided(&data, 0, &[1000, 12], &[0, 1]).is_ok()); // an input may repeat
     assert!(View::new(&data, &[0, 99]).is_ok());
 
@@ -268,6 +405,14 @@ fn a_view_begins_at_its_first_element() {
     let reversed: Vec<f32> = given[HEAD_DIM..3 * HEAD_DIM].iter().rev().copied().collect();
     assert_near(&here[2 * HEAD_DIM..4 * HEAD_DIM], &rotated(&reversed, 1, |token| token as i64 + 3, 1.0));
     assert!(here[..2 * HEAD_DIM].iter().chain(&here[4 * HEAD_DIM..]).all(|&x| x == 7.0));
+
+    // Strides that are all 0 repeat, too.
+    let mut here = given.clone();
+    let position = [6i64];
+    let position = View::strided(&position, 0, &[5], &[0]).unwrap();
+    let q = ViewMut::new(&mut here, &[5, 1, HEAD_DIM]).unwrap();
+    desc.forward(&mut Args::new(q).positions(position)).unwrap();
+    assert_near(&here, &rotated(&given, 1, |_| 6, 1.0));
 
     // In place, back to the first element and to the last one.
     let mut here = given.clone();
@@ -394,7 +539,17 @@ fn swiglu_forward_and_backward() {
         .unwrap();
     assert_eq!(tensors[0][..2 * width], out[..2 * width]);
     assert!(tensors.iter().all(|tensor| tensor[2 * width..].iter().all(|&x| x == 7.0)));
-    assert!(grad_scale[0] != 7.0 && grad_scale[2] == 7.0);
+    for (i, (grad_gate, grad_up)) in tensors[1].iter().zip(&tensors[2]).enumerate().take(2 * width) {
+        let (row, column) = (i / width, i % width);
+        let (g, u, d) = (at(row, column), at(row, column + width), grad[i] * scale[row]);
+        let s = sigmoid(g);
+        assert!((grad_gate - d * u * s * (1.0 + g * (1.0 - s))).abs() < 1e-5 && (grad_up - d * g * s).abs() < 1e-5);
+    }
+    for row in 0..2 {
+        let products = (0..width).map(|i| grad[row * width + i] * out[row * width + i] / scale[row]);
+        assert!((grad_scale[row] - products.sum::<f32>()).abs() < 1e-4);
+    }
+    assert_eq!(grad_scale[2], 7.0);
 
     let (mut gate, up) = (vec![1.0f32; 4], vec![2.0f32; 4]);
     let up = View::new(&up, &[4]).unwrap();
@@ -418,7 +573,8 @@ fn raw_pointers_and_explain() {
     unsafe {
         let view = ViewMut::from_raw(q.as_mut_ptr().cast(), Dtype::F32, &[1, 1, HEAD_DIM], &strides).unwrap();
         let mut args = Args::new(view).position_offset(3);
-        assert!(!desc.explain(&args).unwrap().is_empty());
+        let text = desc.explain(&args).unwrap();
+        assert!(text.starts_with("rope F32 half on the CPU: 1 of 1 threads") && !text.contains('\0'), "{text}");
         desc.enqueue_forward(&mut args, std::ptr::null_mut()).unwrap();
         desc.enqueue_backward(&mut args, std::ptr::null_mut()).unwrap();
         message(desc.enqueue_forward(&mut args, 0x1 as *mut _)); // a stream

@@ -304,9 +304,35 @@ fn what_is_refused() {
     let cuda = builder(CUDA, Dtype::F32).build().unwrap();
     let q = Buffer::of(&numbers(HEAD_DIM));
     let mut args = Args::new(view_mut(&q, Dtype::F32, &[1, 1, HEAD_DIM]));
-    let error = cuda.forward(&mut args).unwrap_err();
-    assert_eq!(error.status(), Status::InvalidArgument);
-    assert!(error.message().contains("enqueue_forward"), "{error}");
+    let slices = || [(); 3].map(|_| vec![0.0f32; 4]);
+    let ([mut cos, mut sin, grad], [gate, mut up, mut grad_gate]) = (slices(), slices());
+    let swiglu = Swiglu::builder(CUDA, Dtype::F32).build().unwrap();
+    let (gate, grad) = (View::new(&gate, &[4]).unwrap(), View::new(&grad, &[4]).unwrap());
+    for (result, words) in [
+        (cuda.forward(&mut args), "enqueue_forward"),
+        (cuda.backward(&mut args), "enqueue_backward"),
+        (
+            cuda.fill_tables(
+                &mut ViewMut::new(&mut cos, &[1, 4]).unwrap(),
+                &mut ViewMut::new(&mut sin, &[1, 4]).unwrap(),
+            ),
+            "enqueue_fill_tables",
+        ),
+        (
+            swiglu.forward(&mut SwigluArgs::forward_over_up(gate, ViewMut::new(&mut up, &[4]).unwrap())),
+            "enqueue_forward",
+        ),
+        (
+            swiglu.backward(
+                &mut SwigluArgs::backward(gate, gate, grad).grad_gate(ViewMut::new(&mut grad_gate, &[4]).unwrap()),
+            ),
+            "enqueue_backward",
+        ),
+    ] {
+        let error = result.unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.message().contains(words), "{error}");
+    }
 
     let mut wrong = Args::new(view_mut(&q, Dtype::F32, &[1, 1, HEAD_DIM / 2]));
     // SAFETY: the call is refused.
