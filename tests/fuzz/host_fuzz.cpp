@@ -233,6 +233,7 @@ void fuzz_views(Input *input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  draw_float_environment(data, size);
   Input input(data, size);
   switch (input.below(3)) {
     case 0:

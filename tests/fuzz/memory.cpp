@@ -65,6 +65,57 @@ void finding(const std::string &text) {
   std::abort();
 }
 
+namespace {
+
+int drawn_environment = 0;
+
+// Rounding mode, flush to zero, traps and exceptions noted, as the processor has them.
+uint64_t float_environment() {
+#if defined(__x86_64__)
+  return __builtin_ia32_stmxcsr();
+#else
+  return static_cast<uint64_t>(fegetround() << 16 | fetestexcept(FE_ALL_EXCEPT));
+#endif
+}
+
+void enter_drawn_environment() {
+  feclearexcept(FE_ALL_EXCEPT);
+  switch (drawn_environment) {
+    case 8:
+      fesetround(FE_UPWARD);
+      break;
+    case 9:
+      fesetround(FE_DOWNWARD);
+      break;
+    case 10:
+      fesetround(FE_TOWARDZERO);
+      break;
+    case 11:
+#if defined(__x86_64__)
+      __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#endif
+      break;
+    case 12:
+      feraiseexcept(FE_INEXACT | FE_OVERFLOW | FE_INVALID);
+      break;
+    case 13:
+      fesetround(FE_UPWARD);
+      feenableexcept(FE_ALL_EXCEPT);
+      break;
+    case 14:
+      feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+void draw_float_environment(const uint8_t *data, size_t size) {
+  drawn_environment = size > 0 ? data[size - 1] % 16 : 0;
+}
+
 Call::Call(const char *function) : function_(function) {
   // An error of another function, so that the one looked at afterwards is this call's.
   if (std::strncmp(function, "rope_forward", 12) == 0) {
@@ -73,9 +124,14 @@ Call::Call(const char *function) : function_(function) {
     rope_forward(nullptr, nullptr, nullptr);
   }
   before_ = rope_last_error();
+  enter_drawn_environment();
+  environment_ = float_environment();
 }
 
 bool Call::returned(rope_status_t status) const {
+  const bool is_kept = float_environment() == environment_;
+  fesetenv(FE_DFL_ENV);
+  expect(is_kept, std::string(function_) + " changed the floating-point environment");
   const std::string message = rope_last_error();
   if (status == ROPE_STATUS_SUCCESS) {
     expect(message == before_, std::string(function_) + " succeeded and changed the last error");

@@ -2,6 +2,7 @@
 #ifndef ROPE_TESTS_FUZZ_MEMORY_HPP
 #define ROPE_TESTS_FUZZ_MEMORY_HPP
 
+#include <fenv.h>
 #include <rope/rope.h>
 
 #include <memory>
@@ -22,11 +23,18 @@ inline void expect(bool holds, const std::string &text) {
   if (!holds) finding(text);
 }
 
+// Calls are made in the floating-point environment that the last byte says: the default one, another rounding mode,
+// flush to zero, exceptions noted, all of them trapped. (The bytes before it are drawn from as if it were not there.)
+void draw_float_environment(const uint8_t *data, size_t size);
+
 // Holds a call against what the header says of every call: what is refused has a status and a text that begins with
-// the function, and what succeeds leaves the last error alone.
+// the function, what succeeds leaves the last error alone, and the floating-point environment stays as it was.
 class Call {
  public:
   explicit Call(const char *function);
+  ~Call() { fesetenv(FE_DFL_ENV); }
+  Call(const Call &) = delete;
+  Call &operator=(const Call &) = delete;
   // Whether the call was served.
   bool returned(rope_status_t status) const;
   // Whether the refusal says so.
@@ -35,6 +43,7 @@ class Call {
  private:
   const char *function_;
   std::string before_;
+  uint64_t environment_;
 };
 
 // A struct as a program hands it over: on the heap, as long as its struct_size says and no longer. Sometimes of another

@@ -827,6 +827,7 @@ class Tables {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  draw_float_environment(data, size);
   Input input(data, size);
   const Config config(&input);
   const StructBytes bytes(&input, &config.config, sizeof config.config);

@@ -185,6 +185,7 @@ void fuzz_sections(Input *input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  draw_float_environment(data, size);
   Input input(data, size);
   switch (input.below(6)) {
     case 0:

@@ -369,6 +369,7 @@ class Request {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  draw_float_environment(data, size);
   Input input(data, size);
   const swiglu_config_t config = draw_config(&input);
   const StructBytes bytes(&input, &config, sizeof config);
