@@ -94,7 +94,8 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   item.group = value_of(words, "class");
   item.is_swiglu = !value_of(words, "columns").empty();
   item.measure = static_cast<Measure>(choice_of(
-      words, "measure", {"stream", "resident", "cpu", "latency", "create-cold", "first-call", "create", "call"}));
+      words, "measure",
+      {"stream", "resident", "cpu", "latency", "create-cold", "first-call", "create", "call", "between-gemms"}));
   const bool has_suffix = item.measure == Measure::kStream || item.measure == Measure::kResident;
   item.name = name_of(pattern, words, has_suffix ? suffix_of(words, item.is_swiglu) : "");
   constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32};

@@ -18,7 +18,8 @@ enum class Measure {
   kCreateCold,
   kFirstCall,
   kCreate,
-  kCall
+  kCall,
+  kBetweenGemms
 };
 
 enum class Angles {

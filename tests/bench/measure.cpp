@@ -15,6 +15,7 @@
 #include "memory.hpp"
 #include "prepared_case.hpp"
 #if defined(ROPE_BENCH_CUDA)
+#include "gpu_gemm.hpp"
 #include "gpu_timer.hpp"
 #endif
 
@@ -281,6 +282,38 @@ void measure_gpu(const Case &item, const Effort &effort, Row *row) {
   memory.release();
 }
 
+// Graphs of matrix products alone, with an empty kernel behind each, and with the call behind each.
+void measure_between_gemms(const Case &item, const Effort &effort, Row *row) {
+  constexpr int kSets = 4, kLaunches = 100;
+  Memory memory(ROPE_DEVICE_CUDA);
+  const std::unique_ptr<PreparedCase> prepared = prepare(item, memory, kSets);
+  row->explanation = prepared->explanation();
+  take_accuracy(prepared->check(), row);
+  const Gemm gemm(static_cast<int>(item.tokens), memory);
+  gemm.enqueue(memory.stream());  // the first may load
+  gpu_synchronize();
+  const int launches = effort.is_tiny ? 1 : kLaunches;
+  const auto after_gemm = [&](std::function<void(int, rope_stream_t)> enqueue) {
+    return GraphTask{launches, [&gemm, enqueue](int i, rope_stream_t stream) {
+                       gemm.enqueue(stream);
+                       enqueue(i, stream);
+                     }};
+  };
+  const bool is_programmatic = item.is_programmatic;
+  const std::vector<Spread> spreads =
+      time_graphs({after_gemm([](int, rope_stream_t) {}),
+                   after_gemm([=](int, rope_stream_t stream) { enqueue_empty(is_programmatic, stream); }),
+                   after_gemm([&](int i, rope_stream_t stream) { prepared->call(i % kSets, stream); })},
+                  effort.milliseconds, effort.is_tiny ? 1 : 11);
+  const double alone = spreads[0].median_us;
+  const auto added = [&](const Spread &both) {
+    return Spread{both.median_us - alone, both.min_us - alone, both.max_us - alone};
+  };
+  row->empty = added(spreads[1]);
+  row->time = added(spreads[2]);
+  memory.release();
+}
+
 #endif
 
 // On a CPU the cases of a GPU are run, but only once.
@@ -305,9 +338,13 @@ void measure_on(const Case &item, rope_device_t device, const Effort &effort, Ro
       return measure_call(item, device, effort, row);
     case Measure::kStream:
     case Measure::kResident:
+    case Measure::kBetweenGemms:
       break;
   }
 #if defined(ROPE_BENCH_CUDA)
+  if (device == ROPE_DEVICE_CUDA && item.measure == Measure::kBetweenGemms) {
+    return measure_between_gemms(item, effort, row);
+  }
   if (device == ROPE_DEVICE_CUDA) return measure_gpu(item, effort, row);
 #endif
   measure_once(item, effort, row);

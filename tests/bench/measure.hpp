@@ -20,7 +20,7 @@ struct Row {
   std::string message;  // why it was not measured
   std::string explanation;
   double bytes = 0;
-  Spread time;
+  Spread time;  // between two matrix products: what the call adds to them
   // What it is compared with; a median of 0 is absent.
   Spread copy, scale, empty, load_store;
   bool has_error = false;

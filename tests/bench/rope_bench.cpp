@@ -79,7 +79,8 @@ bool is_wanted(const Case &item, const std::vector<std::string> &globs) {
 
 // A case of the CPU alone, or of the GPU alone where nothing is tiny.
 bool is_for(const Case &item, rope_device_t device, bool is_tiny) {
-  const bool is_gpu_only = item.measure == bench::Measure::kStream || item.measure == bench::Measure::kResident;
+  const bool is_gpu_only = item.measure == bench::Measure::kStream || item.measure == bench::Measure::kResident ||
+                           item.measure == bench::Measure::kBetweenGemms;
   return device == ROPE_DEVICE_CUDA || is_tiny || !is_gpu_only;
 }
 
