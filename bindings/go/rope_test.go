@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+	"unsafe"
 )
 
 // What numbers mean is tested in the C library; here it is that they arrive.
@@ -165,6 +167,152 @@ func TestTablesAnglesSequencesAndStarts(t *testing.T) {
 	near(t, sequences, rotated(given, 1, func(token int) int64 { return []int64{50, 7, 8, 9}[token] }))
 }
 
+// Every tensor of one call is another one, and each of them shows in the result.
+func TestEveryOperand(t *testing.T) {
+	desc := newDesc(t, thdConfig(F32))
+	const rows = 20
+	cos, sin := make([]float32, rows*pairs), make([]float32, rows*pairs)
+	must(t, desc.FillTables(Of(cos, rows, pairs), Of(sin, rows, pairs), 0))
+	const tokens = 3
+	var given, out [3][]float32
+	for i := range given {
+		heads := i + 1
+		given[i] = numbers((i + 2) * 100 * headDim)[i*100*headDim:][:tokens*heads*headDim]
+		out[i] = make([]float32, len(given[i]))
+	}
+	fault := make([]int64, 2)
+	of := func(data []float32) Tensor { return Of(data, tokens, int64(len(data)/tokens/headDim), headDim) }
+	args := Args{
+		Q: of(given[0]), QOut: of(out[0]), K: of(given[1]), KOut: of(out[1]), V: of(given[2]), VOut: of(out[2]),
+		Positions:      Of([]int32{3, 5, 2}, tokens),
+		CuSeqlens:      Of([]int64{0, 1, tokens}, 3),
+		StartPositions: Of([]int64{4, 9}, 2),
+		Cos:            Of(cos, rows, pairs), Sin: Of(sin, rows, pairs),
+		PositionOffset: 6,
+		Fault:          Of(fault, 2),
+	}
+	must(t, desc.Forward(args))
+	for i := range out {
+		near(t, out[i], rotated(given[i], i+1, func(token int) int64 { return []int64{13, 0, 17}[token] }))
+	}
+	if fault[0] != 1 || fault[1] != 2 { // token 1 would have position 20
+		t.Errorf("fault is %v", fault)
+	}
+	text, err := desc.Explain(args)
+	must(t, err)
+	if !strings.HasPrefix(text, "rope F32 half on the CPU: 1 of 1 threads, ") {
+		t.Error(text)
+	}
+
+	angles := make([]float32, tokens*pairs)
+	for i := range angles {
+		angles[i] = float32(i / pairs)
+	}
+	must(t, desc.Forward(Args{Q: of(given[0]), QOut: of(out[0]), Angles: Of(angles, tokens, pairs),
+		TableRows: TableByToken, CuSeqlens: Of([]int64{0, 1, 2, tokens}, 4)}))
+	for token := 0; token < tokens; token++ {
+		x, y := float64(given[0][token*headDim+5]), float64(given[0][token*headDim+5+pairs])
+		near(t, out[0][token*headDim+5:][:1],
+			[]float32{float32(x*math.Cos(float64(token)) - y*math.Sin(float64(token)))})
+	}
+}
+
+// What is refused by name has arrived.
+func TestEachFieldOfAConfig(t *testing.T) {
+	for words, set := range map[string]func(*Config){
+		"head_dim is 63:":                       func(c *Config) { c.HeadDim = 63 },
+		"rotary_dim is 7:":                      func(c *Config) { c.RotaryDim = 7 },
+		"rotary_offset is -3:":                  func(c *Config) { c.RotaryDim, c.RotaryOffset = 8, -3 },
+		"theta is -1.5:":                        func(c *Config) { c.Theta = -1.5 },
+		"attention_scale is nan:":               func(c *Config) { c.AttentionScale = math.NaN() },
+		"num_axes is 99:":                       func(c *Config) { c.NumAxes = 99 },
+		"pair_block is 5:":                      func(c *Config) { c.PairBlock = 5 },
+		"num_threads is -4:":                    func(c *Config) { c.NumThreads = -4 },
+		"out_style is 77:":                      func(c *Config) { c.OutStyle = 77 },
+		"style is 78:":                          func(c *Config) { c.Style = 78 },
+		"layout is 79:":                         func(c *Config) { c.Layout = 79 },
+		"dtype is 80 ":                          func(c *Config) { c.Dtype = 80 },
+		"device is 81:":                         func(c *Config) { c.Device = 81 },
+		"device_index is -5:":                   func(c *Config) { c.Device, c.DeviceIndex = CUDA, -5 },
+		"pair_axis[1] is 1:":                    func(c *Config) { c.RotaryDim, c.PairAxis = 4, []int32{0, 1} },
+		"inv_freq[1] is inf:":                   func(c *Config) { c.RotaryDim, c.Theta, c.InvFreq = 4, 0, []float64{1, math.Inf(1)} },
+		"it must have one for each of 16 pairs": func(c *Config) { c.InvFreq = []float64{1} },
+	} {
+		config := thdConfig(F32)
+		set(&config)
+		_, err := NewDesc(config)
+		refused(t, err, words)
+	}
+	for words, set := range map[string]func(*SwigluConfig){
+		"alpha is nan:":       func(c *SwigluConfig) { c.Alpha = math.NaN() },
+		"limit is -1:":        func(c *SwigluConfig) { c.Limit = -1 },
+		"up_offset is inf:":   func(c *SwigluConfig) { c.UpOffset = math.Inf(1) },
+		"out_scale is nan:":   func(c *SwigluConfig) { c.OutScale = math.NaN() },
+		"num_threads is -4:":  func(c *SwigluConfig) { c.NumThreads = -4 },
+		"dtype is 80 ":        func(c *SwigluConfig) { c.Dtype = 80 },
+		"device is 81:":       func(c *SwigluConfig) { c.Device = 81 },
+		"device_index is -5:": func(c *SwigluConfig) { c.Device, c.DeviceIndex = CUDA, -5 },
+	} {
+		config := SwigluConfig{Device: CPU, Dtype: F32}
+		set(&config)
+		_, err := NewSwiglu(config)
+		refused(t, err, words)
+	}
+	var refusal *Error
+	x := Of(make([]float32, headDim), 1, 1, headDim)
+	err := newDesc(t, thdConfig(F32)).Forward(Args{Q: x, Flags: 1 << 31})
+	if !errors.As(err, &refusal) || refusal.Status != NotSupported || !strings.Contains(refusal.Text, "0x80000000") {
+		t.Errorf("an unknown flag of rope_forward: '%v'", err)
+	}
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32})
+	must(t, err)
+	defer swiglu.Close()
+	err = swiglu.Forward(SwigluArgs{Gate: x, Up: x, Out: x, Flags: 1 << 31})
+	if !errors.As(err, &refusal) || refusal.Status != NotSupported || !strings.Contains(refusal.Text, "0x80000000") {
+		t.Errorf("an unknown flag of swiglu_forward: '%v'", err)
+	}
+}
+
+func TestEachParameterOfAScaling(t *testing.T) {
+	two, four := make([]float64, pairs), make([]float64, pairs)
+	for i := range two {
+		two[i], four[i] = 2, 4
+	}
+	for words, scaling := range map[string]Scaling{
+		"factor is 3.5:":                {Factor: 3.5},
+		"original_max_position is 3:":   {OriginalMaxPosition: 3},
+		"sequence_length is 3:":         {SequenceLength: 3},
+		"alpha is 3.5:":                 {Alpha: 3.5},
+		"mixed_b is 3.5:":               {MixedB: 3.5},
+		"beta_fast is 3.5:":             {BetaFast: 3.5},
+		"beta_slow is 3.5:":             {BetaSlow: 3.5},
+		"attention_factor is 3.5:":      {AttentionFactor: 3.5},
+		"mscale is 3.5:":                {Mscale: 3.5},
+		"mscale_all_dim is 3.5:":        {MscaleAllDim: 3.5},
+		"low_freq_factor is 3.5:":       {LowFreqFactor: 3.5},
+		"high_freq_factor is 3.5:":      {HighFreqFactor: 3.5},
+		"partial_rotary_factor is 3.5:": {PartialRotaryFactor: 3.5},
+		"flags is 0x1:":                 {NoTruncate: true},
+		"short_factor is set:":          {Type: ScalingFactors, PairFactors: two, ShortFactor: two},
+		"long_factor is set:":           {Type: ScalingFactors, PairFactors: two, LongFactor: two},
+	} {
+		if scaling.Type == 0 {
+			scaling.Type = ScalingNone
+		}
+		_, _, err := ScaledFrequencies(headDim, 1e4, scaling)
+		refused(t, err, words)
+	}
+	// LongRoPE's second array serves sequences that are longer than the original ones.
+	for length, wanted := range map[int64]float64{100: 0.5, 101: 0.25} {
+		invFreq, _, err := ScaledFrequencies(headDim, 1e4, Scaling{Type: ScalingLongrope, Factor: 2,
+			OriginalMaxPosition: 100, SequenceLength: length, ShortFactor: two, LongFactor: four})
+		must(t, err)
+		if invFreq[0] != wanted {
+			t.Errorf("LongRoPE of %d: %v", length, invFreq[0])
+		}
+	}
+}
+
 func TestFrequenciesAndSections(t *testing.T) {
 	invFreq, scale, err := ScaledFrequencies(headDim, 1e6,
 		Scaling{Type: ScalingYarn, Factor: 4, OriginalMaxPosition: 32768})
@@ -274,7 +422,17 @@ func TestTensorsStayInsideTheirSlices(t *testing.T) {
 		Of(data, 2, 1, headDim).Narrow(0, 1, 2),
 		Of(data, 2, 1, headDim).Narrow(0, math.MaxInt64, 1),
 		Of(data, 2, 1, headDim).Narrow(3, 0, 1),
+		Of(data, 2, 1, headDim).Narrow(3, 0, 0),
+		Of(data, 2, 1, 1, headDim).Narrow(4, 0, 0),
+		Of(data, 2, 1, headDim).Narrow(-1, 0, 0),
+		Of(data, 2, 1, headDim).Narrow(0, -1, 1),
+		Of(data, 2, 1, headDim).Narrow(0, 1, -1),
+		Of(data, 2, 1, headDim).Narrow(0, 3, 0),
 		Of(data, 2, 1, headDim).Select(0, 2),
+		Of(data, 2, 1, headDim).Select(0, -1),
+		Of(data, 2, 1, headDim).Select(-1, 0),
+		Of(data, 2, 1, headDim).Select(3, 0),
+		Of(data, 2, 1, 1, headDim).Select(4, 0),
 		Of(data, headDim).Select(0, 0),
 		Of(data, 9, 9, 9).Narrow(0, 0, 1).Select(0, 0),
 	} {
@@ -291,8 +449,28 @@ func TestTensorsStayInsideTheirSlices(t *testing.T) {
 		t.Errorf("tokens are %v and %v", data[headDim], data[0])
 	}
 	must(t, desc.Forward(Args{Q: Of([]float32(nil), 0, 1, headDim)}))
+	must(t, desc.Forward(Args{Q: Of(data, 2, 1, headDim).Narrow(0, 1, 0)}))
+	must(t, desc.Forward(Args{Q: Of(data, 2, 1, headDim).Narrow(0, 2, 0)}))
 	if shape := Of(data, 2, 1, headDim).Select(1, 0).Shape(); len(shape) != 2 || shape[1] != headDim {
 		t.Errorf("shape %v", shape)
+	}
+	if shape := Of(data, 2, headDim).Select(0, 1).Shape(); len(shape) != 1 || shape[0] != headDim {
+		t.Errorf("shape %v", shape)
+	}
+}
+
+func TestPartsOfMemoryOfADevice(t *testing.T) {
+	for dtype, size := range map[Dtype]uintptr{F32: 4, F16: 2, BF16: 2, F64: 8, I32: 4, I64: 8} {
+		tensor := At(4096, dtype, 5, 3, 7)
+		if found := tensor.Narrow(0, 2, 1).Narrow(2, 4, 3).address; found != 4096+(2*3*7+4)*size {
+			t.Errorf("Narrow of dtype %v at %d", dtype, found)
+		}
+		if found := tensor.Select(1, 2).Select(0, 3).address; found != 4096+(2*7+3*3*7)*size {
+			t.Errorf("Select of dtype %v at %d", dtype, found)
+		}
+		if found := StridedAt(4096, dtype, []int64{5, 3}, []int64{-2, 9}).Narrow(0, 4, 1).address; found != 4096-8*size {
+			t.Errorf("Narrow against the stride of dtype %v at %d", dtype, found)
+		}
 	}
 }
 
@@ -329,13 +507,23 @@ func TestCloseAndFinalizer(t *testing.T) {
 	desc.Close()
 	desc.Close()
 	refused(t, desc.Forward(Args{Q: Of(make([]float32, headDim), 1, 1, headDim)}), "desc")
+	// The library gives the memory of a descriptor that was destroyed to a later one, so one of the lost comes back.
+	lost := map[unsafe.Pointer]bool{}
 	for i := 0; i < 100; i++ {
-		if _, err := NewDesc(thdConfig(F32)); err != nil {
-			t.Fatal(err)
+		desc, err := NewDesc(thdConfig(F32))
+		must(t, err)
+		if lost[unsafe.Pointer(desc.desc)] {
+			return
+		}
+		lost[unsafe.Pointer(desc.desc)] = true
+	}
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) {
+		runtime.GC()
+		if lost[unsafe.Pointer(newDesc(t, thdConfig(F32)).desc)] {
+			return
 		}
 	}
-	runtime.GC()
-	runtime.GC()
+	t.Error("no descriptor was freed")
 }
 
 func TestSwiglu(t *testing.T) {

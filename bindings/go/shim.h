@@ -113,12 +113,11 @@ static inline rope_status_t rope_go_swiglu_create(const swiglu_config_t *config,
   return rope_go_noted(swiglu_desc_create(config, desc), error, size);
 }
 
-static inline rope_status_t rope_go_gate(int direction, const swiglu_desc_t *desc, const swiglu_args_t *args,
-                                         const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
-                                         void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
-                                         void *grad_row_scale, uint64_t stream, char *error, size_t size) {
+/* The same for SwiGLU. */
+static inline swiglu_args_t rope_go_swiglu_args(const swiglu_args_t *args, const uint64_t *addresses, void *gate,
+                                                void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
+                                                void *grad_gate, void *grad_up, void *grad_row_scale) {
   swiglu_args_t whole = *args;
-  const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_go_place(&whole.gate, gate, addresses[0]);
   rope_go_place(&whole.up, up, addresses[1]);
   rope_go_place(&whole.out, out, addresses[2]);
@@ -128,6 +127,16 @@ static inline rope_status_t rope_go_gate(int direction, const swiglu_desc_t *des
   rope_go_place(&whole.grad_gate, grad_gate, addresses[6]);
   rope_go_place(&whole.grad_up, grad_up, addresses[7]);
   rope_go_place(&whole.grad_row_scale, grad_row_scale, addresses[8]);
+  return whole;
+}
+
+static inline rope_status_t rope_go_gate(int direction, const swiglu_desc_t *desc, const swiglu_args_t *args,
+                                         const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
+                                         void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
+                                         void *grad_row_scale, uint64_t stream, char *error, size_t size) {
+  const swiglu_args_t whole = rope_go_swiglu_args(args, addresses, gate, up, out, row_scale, num_rows, grad_out,
+                                                  grad_gate, grad_up, grad_row_scale);
+  const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   return rope_go_noted(
       direction == ROPE_GO_FORWARD ? swiglu_forward(desc, &whole, on) : swiglu_backward(desc, &whole, on), error, size);
 }

@@ -2,6 +2,7 @@ package abi
 
 import (
 	"os"
+	"reflect"
 	"testing"
 )
 
@@ -15,5 +16,15 @@ func TestLayoutIsTheGoldenOne(t *testing.T) {
 	}
 	if found := Layout(); found != string(golden) {
 		t.Errorf("cgo sees\n%s\ninstead of\n%s", found, golden)
+	}
+}
+
+func TestEachTensorOnADeviceHasItsOwnAddress(t *testing.T) {
+	addresses := []uint64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130}
+	if found := OnDevice(addresses, false); !reflect.DeepEqual(found, addresses) {
+		t.Errorf("rope_args_t has %v", found)
+	}
+	if found := OnDevice(addresses[:9], true); !reflect.DeepEqual(found, addresses[:9]) {
+		t.Errorf("swiglu_args_t has %v", found)
 	}
 }

@@ -1,0 +1,38 @@
+package abi
+
+/*
+#include "../../shim.h"
+
+// In the order of the structs, `tensors` of them from the first one on.
+static void note(const rope_tensor_t *first, int tensors, uint64_t *found) {
+  for (int i = 0; i < tensors; ++i) found[i] = (uint64_t)(uintptr_t)first[i].data;
+}
+
+static void note_rope(const uint64_t *addresses, uint64_t *found) {
+  const rope_args_t args = {0};
+  const rope_args_t whole = rope_go_args(&args, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                         NULL, NULL, NULL);
+  note(&whole.q, 13, found);
+}
+
+static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
+  const swiglu_args_t args = {0};
+  const swiglu_args_t whole = rope_go_swiglu_args(&args, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                                  NULL);
+  note(&whole.gate, 9, found);
+}
+*/
+import "C"
+
+// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t or swiglu_args_t, for addresses
+// in that order.
+func OnDevice(addresses []uint64, swiglu bool) []uint64 {
+	found := make([]uint64, len(addresses))
+	given, taken := (*C.uint64_t)(&addresses[0]), (*C.uint64_t)(&found[0])
+	if swiglu {
+		C.note_swiglu(given, taken)
+	} else {
+		C.note_rope(given, taken)
+	}
+	return found
+}
