@@ -1,7 +1,9 @@
 package abi
 
+// shim.h is a link, since go only looks at a package's own folder for what has changed.
+
 /*
-#include "../../shim.h"
+#include "shim.h"
 
 // In the order of the structs, `tensors` of them from the first one on.
 static void note(const rope_tensor_t *first, int tensors, uint64_t *found) {
