@@ -5,6 +5,8 @@
 
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
@@ -105,6 +107,61 @@ TEST_CASE("descriptors come and go", "[lifecycle]") {
     const std::set<RopeDesc> distinct(std::make_move_iterator(ropes.begin()), std::make_move_iterator(ropes.end()));
     CHECK(distinct.size() == ropes.size());
   }
+}
+
+TEST_CASE("memory of destroyed descriptors is used again", "[lifecycle]") {
+  std::set<const void *> used;
+  const auto come_and_go = [&] {
+    for (int round = 0; round < 1000; ++round) {
+      const RopeDesc rope = create(rope_config_for(devices()[0], 4)), other = create(rope_config_for(devices()[0], 4));
+      const SwigluDesc swiglu = create(swiglu_config_for(devices()[0]));
+      used.insert({rope.get(), other.get(), swiglu.get()});
+    }
+  };
+  come_and_go();
+  const size_t before = used.size();
+  come_and_go();
+  CHECK(used.size() == before);
+}
+
+TEST_CASE("what is no live descriptor of the kind is not destroyed", "[lifecycle]") {
+  const rope_config_t config = rope_config_for(devices()[0], 4);
+  rope_desc_t *gone = create(config).release();
+  rope_desc_destroy(gone);
+  rope_desc_destroy(gone);
+  CHECK(std::string(rope_last_error()).find("rope_desc_destroy: desc is 0x") == 0);
+  CHECK(std::string(rope_last_error()).find("it is a destroyed descriptor") != std::string::npos);
+  swiglu_desc_t *gone_too = create(swiglu_config_for(devices()[0])).release();
+  swiglu_desc_destroy(gone_too);
+  swiglu_desc_destroy(gone_too);
+  CHECK(std::string(rope_last_error()).find("swiglu_desc_destroy: desc is 0x") == 0);
+
+  // Memory that was given back twice would be two descriptors.
+  std::set<RopeDesc> ropes;
+  std::set<SwigluDesc> swiglus;
+  for (int i = 0; i < 2000; ++i) {
+    rope_desc_t *rope = create(config).release();
+    swiglu_desc_t *swiglu = create(swiglu_config_for(devices()[0])).release();
+    REQUIRE(ropes.insert(RopeDesc(rope)).second);
+    REQUIRE(swiglus.insert(SwigluDesc(swiglu)).second);
+  }
+
+  rope_desc_t *rope = ropes.begin()->get();
+  swiglu_desc_destroy(reinterpret_cast<swiglu_desc_t *>(rope));
+  CHECK(std::string(rope_last_error()).find("it is a descriptor of the other operation") != std::string::npos);
+  float q[4] = {1, 2, 3, 4};
+  rope_args_t args = rope_args();
+  args.q = {q, ROPE_DTYPE_F32, 4, 0, {1, 1, 1, 4}, {}};
+  CHECK(rope_forward(rope, &args, nullptr) == ROPE_STATUS_SUCCESS);
+  swiglu_desc_t *swiglu = swiglus.begin()->get();
+  rope_desc_destroy(reinterpret_cast<rope_desc_t *>(swiglu));
+  CHECK(std::string(rope_last_error()).find("it is a descriptor of the other operation") != std::string::npos);
+  CHECK(rope_forward(reinterpret_cast<rope_desc_t *>(swiglu), &args, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+  alignas(8) unsigned char other[4096];
+  std::memset(other, 0x5a, sizeof other);
+  rope_desc_destroy(reinterpret_cast<rope_desc_t *>(other));
+  CHECK(std::string(rope_last_error()).find("it is not a descriptor") != std::string::npos);
+  CHECK(other[0] == 0x5a);
 }
 
 TEST_CASE("a descriptor keeps nothing of the caller's memory", "[lifecycle]") {
@@ -230,6 +287,41 @@ TEST_CASE("threads create, use and destroy descriptors of their own", "[lifecycl
   }
   for (std::thread &thread : threads) thread.join();
   CHECK(failures == std::vector<int>(failures.size(), 0));
+}
+
+TEST_CASE("a call runs on as many threads as its descriptor says", "[lifecycle][threads]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
+#elif defined(__SANITIZE_ADDRESS__)
+  SKIP("a forked child may hang in AddressSanitizer's own locks");
+#endif
+  LargeRope large;
+  const RopeDesc rope = large.desc(3);
+  swiglu_config_t config = swiglu_config_for(devices()[0]);
+  config.num_threads = 3;
+  const SwigluDesc swiglu = create(config);
+  Workspace workspace(52);
+  swiglu_args_t args = swiglu_args();
+  args.gate = args.up = args.out = workspace.tensor(ROPE_DTYPE_F32, {1024, 1024});
+  workspace.freeze();
+  workspace.restore();
+  for (const bool is_rope : {true, false}) {
+    INFO((is_rope ? "RoPE" : "SwiGLU"));
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {  // with no thread but this one
+      alarm(60);
+      const rope_status_t status =
+          is_rope ? rope_forward(rope.get(), &large.args, nullptr) : swiglu_forward(swiglu.get(), &args, nullptr);
+      const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+      const auto threads = std::distance(begin(tasks), end(tasks));
+      _exit(status == ROPE_STATUS_SUCCESS ? static_cast<int>(threads) : 100);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 3);
+  }
 }
 
 TEST_CASE("a child process may call after its parent did", "[lifecycle][threads]") {

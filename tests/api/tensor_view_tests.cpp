@@ -148,6 +148,18 @@ TEST_CASE("views that do not exist are refused", "[views]") {
   CHECK(rope_tensor_select(&src, 0, 0, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(rope_last_error()).find("view_out") != std::string::npos);
   rope_tensor_t view = garbage();
+  (void)rope_tensor_narrow(&src, 2, 0, 1, &view);
+  CHECK(std::string(rope_last_error()) == "rope_tensor_narrow: dim is 2: it must be 0 to 1");
+  (void)rope_tensor_narrow(&src, 1, 7, 0, &view);
+  CHECK(std::string(rope_last_error()) == "rope_tensor_narrow: start is 7: it must be 0 to 6");
+  (void)rope_tensor_narrow(&src, 1, 2, 5, &view);
+  CHECK(std::string(rope_last_error()) == "rope_tensor_narrow: length is 5: from start 2 it must be 0 to 4");
+  (void)rope_tensor_select(&src, 1, 6, &view);
+  CHECK(std::string(rope_last_error()) ==
+        "rope_tensor_select: index is 6: it must be at least 0 and below src.shape[1], 6");
+  (void)rope_tensor_select(&vector, 0, 0, &view);
+  CHECK(std::string(rope_last_error()) == "rope_tensor_select: src.ndim is 1: no axis would be left");
+  CHECK(untouched(view));
   CHECK(rope_tensor_narrow(&flagged, 0, 0, 1, &view) != ROPE_STATUS_SUCCESS);
   CHECK(untouched(view));
 }
