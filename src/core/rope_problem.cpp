@@ -254,6 +254,8 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  rope_status_t check_loops() const { return problem_->is_empty() ? ROPE_STATUS_SUCCESS : loops_.check(function_); }
+
  private:
   rope_status_t read(const char *field, const rope_tensor_t &tensor, View *view) {
     ROPE_TRY(read_view(function_, field, tensor, view));
@@ -394,8 +396,14 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  void keep_output(const char *field, const View &view) { output_[num_outputs_++] = {field, view}; }
-  void keep_input(const char *field, const View &view) { input_[num_inputs_++] = {field, view}; }
+  void keep_output(const char *field, const View &view) {
+    output_[num_outputs_++] = {field, view};
+    loops_.add(field, view);
+  }
+  void keep_input(const char *field, const View &view) {
+    input_[num_inputs_++] = {field, view};
+    loops_.add(field, view);
+  }
 
   const char *function_;
   const RopeGeometry &geometry_;
@@ -405,6 +413,7 @@ class ProblemReader {
   NamedView input_[9];   // q, k, v, cu_seqlens, positions, start_positions, and cos and sin or angles
   int num_outputs_ = 0;
   int num_inputs_ = 0;
+  LoopLimit loops_;
 };
 
 }  // namespace
@@ -437,6 +446,7 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   ROPE_TRY(reader.read_angles(args));
   ROPE_TRY(reader.read_fault(args));
   ROPE_TRY(reader.check_overlaps());
+  ROPE_TRY(reader.check_loops());
   merge_axes(problem);
   return ROPE_STATUS_SUCCESS;
 }

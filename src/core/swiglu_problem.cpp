@@ -116,6 +116,14 @@ rope_status_t check_overlaps(const char *function, const Operand *inputs, int nu
   return ROPE_STATUS_SUCCESS;
 }
 
+rope_status_t check_loops(const char *function, const Operand *inputs, int num_inputs, const Operand *outputs,
+                          int num_outputs) {
+  LoopLimit loops;
+  for (int i = 0; i < num_inputs; ++i) loops.add(inputs[i].field, inputs[i].view);
+  for (int i = 0; i < num_outputs; ++i) loops.add(outputs[i].field, outputs[i].view);
+  return loops.check(function);
+}
+
 // The view of gate's first index.
 constexpr int64_t kRowIndexStride[kMaxAxes] = {1, 0, 0, 0};
 
@@ -281,12 +289,14 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
       return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
     }
   }
-  ROPE_TRY(check_overlaps(function, inputs, kMaxSwigluInputs + 2, outputs, is_backward ? kMaxSwigluOutputs + 1 : 1));
+  const int num_given_inputs = kMaxSwigluInputs + 2, num_given_outputs = is_backward ? kMaxSwigluOutputs + 1 : 1;
+  ROPE_TRY(check_overlaps(function, inputs, num_given_inputs, outputs, num_given_outputs));
 
   if (gate.view.is_empty()) {
     problem->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
     return ROPE_STATUS_SUCCESS;
   }
+  ROPE_TRY(check_loops(function, inputs, num_given_inputs, outputs, num_given_outputs));
   AxisMerger merger(problem, gate.view);
   for (int i = 0; i < num_inputs; ++i) {
     problem->in[i] = inputs[i].view.data;

@@ -3,7 +3,8 @@
 
 namespace rope {
 
-// Bound of |index * stride| sums, in bytes: leaves room to add two of them and a pointer difference in int64.
+// Most elements of a view, and most bytes from the lowest to the highest: leaves room to add two of them and a pointer
+// difference in int64.
 constexpr int64_t kLargestExtent = int64_t{1} << 60;
 
 const char *dtype_name(rope_dtype_t dtype) {
@@ -36,9 +37,9 @@ static bool set_compact_strides(View *view) {
   return true;
 }
 
-// Byte offsets from data of a view's lowest and highest element. False where those, or the number of elements, are
-// beyond kLargestExtent.
-static bool measure_extent(const View &view, int64_t *low, int64_t *high) {
+// Counts a view's elements; `low` and `high` are the byte offsets from data of its lowest and highest. False where
+// those are too far apart or too many.
+static bool measure_extent(const View &view, int64_t *elements, int64_t *low, int64_t *high) {
   const int64_t size = dtype_size(view.dtype);
   int64_t count = 1;
   *low = *high = 0;
@@ -50,7 +51,9 @@ static bool measure_extent(const View &view, int64_t *low, int64_t *high) {
     int64_t *side = reach < 0 ? low : high;
     if (__builtin_add_overflow(*side, reach, side)) return false;
   }
-  return *low >= -kLargestExtent && *high <= kLargestExtent && count <= kLargestExtent;
+  *elements = count;
+  int64_t extent;
+  return !__builtin_sub_overflow(*high, *low, &extent) && extent <= kLargestExtent && count <= kLargestExtent;
 }
 
 rope_status_t read_present_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
@@ -93,7 +96,7 @@ rope_status_t read_present_view(const char *function, const char *field, const r
   if (!has_elements) return ROPE_STATUS_SUCCESS;
 
   int64_t low, high;
-  if (!measure_extent(*view, &low, &high)) {
+  if (!measure_extent(*view, &view->elements, &low, &high)) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s spans more than 2^60 bytes: its shape or strides are too large",
                 function, field);
   }
@@ -135,9 +138,13 @@ View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
   View part = view;
   part.shape[axis] = length;
   if (view.is_empty() || length == 0) {
+    part.elements = 0;
     part.begin = part.end = 0;
     return part;
   }
+  int64_t elements = 1;
+  for (int i = 0; i < part.ndim; ++i) elements *= part.shape[i];
+  part.elements = elements;
   const int64_t size = dtype_size(view.dtype), stride = view.stride[axis];
   const int64_t before = start * stride * size, after = (view.shape[axis] - start - length) * stride * size;
   part.data += before;
@@ -157,60 +164,176 @@ bool is_same_view(const View &a, const View &b) {
 
 namespace {
 
-// One unknown of sum(step * n) = target, with low <= n <= high and step > 0.
+struct Range {
+  int64_t low;
+  int64_t high;
+};
+
+int64_t divide_down(int64_t a, int64_t b) {
+  return a / b - (a % b < 0 ? 1 : 0);
+}
+int64_t divide_up(int64_t a, int64_t b) {
+  return a / b + (a % b > 0 ? 1 : 0);
+}
+
+int64_t greatest_common_divisor(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// Whether some multiple of `step`, by 0 to `last`, lies within the range.
+bool has_multiple(int64_t step, int64_t last, Range range) {
+  const int64_t first = range.low > 0 ? divide_up(range.low, step) : 0;
+  return first <= last && first * step <= range.high;
+}
+
+// Whether k * step mod modulus lies within the range for some k from 0 to `last`; the range lies within 0 to
+// modulus - 1, and step is below modulus. Euclid's algorithm: either the first multiple from range.low on lies in the
+// range, or k * step passes the modulus first, and how often it does is the unknown of the same question modulo step.
+bool has_residue(int64_t step, int64_t modulus, Range range, int64_t last) {
+  if (range.low == 0) return true;
+  while (step != 0) {
+    const int64_t first = divide_up(range.low, step);
+    if (first > last) return false;
+    if (first * step <= range.high) return true;
+    last = (last * step - range.low) / modulus;
+    range = {step - range.high % step, step - range.low % step};
+    const int64_t rest = modulus % step;
+    modulus = step;
+    step = rest;
+  }
+  return false;
+}
+
+// One unknown of a sum of step * n, with low <= n <= high and step > 0.
 struct Term {
   int64_t step;
   int64_t low;
   int64_t high;
 };
 
-constexpr int kMaxTerms = 2 * kMaxAxes + 2;
+// Whether a.step * n + b.step * m lies within the range, which is narrower than b.step, for some n and m. Exact.
+bool reach_with_two(const Term &a, const Term &b, Range range) {
+  const int64_t lowest = a.step * a.low + b.step * b.low, last = a.high - a.low;
+  const int64_t reach = b.step * (b.high - b.low);
+  range = {range.low - lowest, range.high - lowest};  // n and m begin at 0 now
+  const Range from_end = {range.low - reach, range.high - reach};
+  if (has_multiple(a.step, last, range) || has_multiple(a.step, last, from_end)) return true;
+  // What is left are n from which m = 0 stays below the range and the last m is above it: some m steps over the range,
+  // or into it, whatever its bounds.
+  int64_t first_n = divide_down(from_end.high, a.step) + 1, last_n = divide_up(range.low, a.step) - 1;
+  if (first_n < 0) first_n = 0;
+  if (last_n > last) last_n = last;
+  if (first_n > last_n) return false;
+  // m steps into it where (range.high - n * a.step) mod b.step is at most the width.
+  const int64_t width = range.high - range.low, rest = (range.high - last_n * a.step) % b.step;
+  const int64_t wanted = rest > 0 ? b.step - rest : 0;
+  if (wanted + width >= b.step) return true;
+  return has_residue(a.step % b.step, b.step, {wanted, wanted + width}, last_n - first_n);
+}
 
-struct Equation {
-  Term term[kMaxTerms];
-  int count = 0;
+constexpr int kMaxTerms = 2 * kMaxAxes;
+
+// Unknowns whose sum is to lie within a range.
+struct Sum {
+  Term term[kMaxTerms];  // from begin to before end, the largest step first
+  int begin = 0;
+  int end = 0;
+  Range range;
 
   // n runs over low to high with any sign of step; steps of 0 add nothing. Unknowns of one step are one unknown with
   // the sum of their ranges: packed tensors share all their strides.
   void add(int64_t step, int64_t low, int64_t high) {
     if (step == 0) return;
     const Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < end; ++i) {
       if (term[i].step != added.step) continue;
       term[i].low += added.low;
       term[i].high += added.high;
       return;
     }
-    int at = count++;
+    int at = end++;
     for (; at > 0 && term[at - 1].step < added.step; --at) term[at] = term[at - 1];
     term[at] = added;
   }
 
-  // Depth-first from the largest step. Nested strides leave one or two candidates a level; `budget` ends the others.
-  bool has_solution(int64_t target, int from, int *budget) const {
-    if (from == count) return target == 0;
-    if (--*budget < 0) return false;
-    int64_t rest_low = 0, rest_high = 0;
-    for (int i = from + 1; i < count; ++i) {
-      rest_low += term[i].step * term[i].low;
-      rest_high += term[i].step * term[i].high;
+  // Unknowns leave the sum until two are left, which are decided, or more, of which one is tried value by value.
+  bool is_reached(int *budget) {
+    for (;; ++begin) {
+      if (begin == end) return range.low <= 0 && range.high >= 0;
+      const Range values = values_of(begin);
+      if (values.low > values.high) return false;
+      if (values.low < values.high) break;
+      // Of nested axes all have one value, or two.
+      range = range_less(term[begin].step * values.low);
     }
-    const Term &t = term[from];
-    int64_t low = divide_up(target - rest_high, t.step);
-    int64_t high = divide_down(target - rest_low, t.step);
-    if (low < t.low) low = t.low;
-    if (high > t.high) high = t.high;
-    for (int64_t n = low; n <= high; ++n) {
-      if (has_solution(target - n * t.step, from + 1, budget)) return true;
-      if (*budget < 0) return false;
+    widen_range();
+    if (end - begin < 2) return true;
+    if (end - begin == 2) return reach_with_two(term[begin], term[begin + 1], range);
+    return is_reached_by_search(budget);
+  }
+
+ private:
+  Range range_less(int64_t value) const { return {range.low - value, range.high - value}; }
+
+  // Those of an unknown with which the others can be below the range's end and above its beginning.
+  Range values_of(int at) const {
+    Range rest = range;
+    for (int i = begin; i < end; ++i) {
+      if (i == at) continue;
+      rest.low -= term[i].step * term[i].high;
+      rest.high -= term[i].step * term[i].low;
+    }
+    const Term &t = term[at];
+    const Range values = {divide_up(rest.low, t.step), divide_down(rest.high, t.step)};
+    return {values.low > t.low ? values.low : t.low, values.high < t.high ? values.high : t.high};
+  }
+
+  // A step that is no wider than the range leaves no gap between those that it leads to: together they are one range
+  // for the others.
+  void widen_range() {
+    for (; end > begin && term[end - 1].step <= range.high - range.low + 1; --end) {
+      const Term &t = term[end - 1];
+      range = {range.low - t.step * t.high, range.high - t.step * t.low};
+    }
+  }
+
+  // What all steps have in common shortens them and the range.
+  bool is_reached_by_search(int *budget) {
+    int64_t common = term[begin].step;
+    for (int i = begin + 1; i < end; ++i) common = greatest_common_divisor(term[i].step, common);
+    if (common > 1) {
+      range = {divide_up(range.low, common), divide_down(range.high, common)};
+      for (int i = begin; i < end; ++i) term[i].step /= common;
+      return range.low <= range.high && is_reached(budget);
+    }
+    int fewest = begin;
+    Range values = values_of(begin);
+    for (int i = begin + 1; i < end; ++i) {
+      const Range other = values_of(i);
+      if (other.high - other.low >= values.high - values.low) continue;
+      values = other;
+      fewest = i;
+    }
+    Sum others;
+    for (int i = begin; i < end; ++i) {
+      if (i != fewest) others.term[others.end++] = term[i];
+    }
+    for (int64_t n = values.low; n <= values.high && *budget > 0; ++n) {
+      --*budget;
+      Sum rest = others;
+      rest.range = range_less(n * term[fewest].step);
+      if (rest.is_reached(budget)) return true;
     }
     return false;
   }
-
-  static int64_t divide_down(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
-  static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 };
 
+// Values tried in a search.
 constexpr int kSearchBudget = 2000;
 
 }  // namespace
@@ -237,17 +360,25 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
                   axis, static_cast<long long>(view.shape[axis]));
     }
   }
+  const int64_t places = static_cast<int64_t>(view.end - view.begin) / dtype_size(view.dtype);
+  if (view.elements > places) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT,
+                "%s: %s visits an element twice: %lld elements lie in the room of %lld, and an output has one place "
+                "for each element",
+                function, field, static_cast<long long>(view.elements), static_cast<long long>(places));
+  }
   // Two index vectors that differ first (in axis order) at `axis`, by a positive amount, and meet at one element.
   for (int axis = 0; axis < view.ndim; ++axis) {
     if (view.shape[axis] < 2) continue;
-    Equation equation;
-    equation.add(view.stride[axis], 1, view.shape[axis] - 1);
+    Sum sum;
+    sum.range = {0, 0};
+    sum.add(view.stride[axis], 1, view.shape[axis] - 1);
     for (int later = axis + 1; later < view.ndim; ++later) {
       if (view.shape[later] < 2) continue;
-      equation.add(view.stride[later], -(view.shape[later] - 1), view.shape[later] - 1);
+      sum.add(view.stride[later], -(view.shape[later] - 1), view.shape[later] - 1);
     }
     int budget = kSearchBudget;
-    if (equation.has_solution(0, 0, &budget)) {
+    if (sum.is_reached(&budget)) {
       return fail(ROPE_STATUS_INVALID_ARGUMENT,
                   "%s: %s visits an element twice: stride[%d] is %lld, and an output has one place for each element",
                   function, field, axis, static_cast<long long>(view.stride[axis]));
@@ -257,20 +388,32 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
 }
 
 bool elements_overlap(const View &a, const View &b) {
+  // In units of the smaller element, of which everything here is a multiple.
   const int64_t a_size = dtype_size(a.dtype), b_size = dtype_size(b.dtype);
-  const int64_t difference = b.data - a.data;  // within both extents together, as their addresses meet
+  const int64_t unit = a_size < b_size ? a_size : b_size, a_units = a_size / unit, b_units = b_size / unit;
+  const int64_t difference = (b.data - a.data) / unit;  // within both extents together, as their addresses meet
 
-  // a byte of `a` meets one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, x and y inside elements
-  Equation equation;
+  // A unit of `a` meets one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, x and y inside elements.
+  Sum sum;
+  sum.range = {difference - (a_units - 1), difference + (b_units - 1)};
   for (int axis = 0; axis < a.ndim; ++axis) {
-    if (a.shape[axis] > 1) equation.add(a.stride[axis] * a_size, 0, a.shape[axis] - 1);
+    if (a.shape[axis] > 1) sum.add(a.stride[axis] * a_units, 0, a.shape[axis] - 1);
   }
   for (int axis = 0; axis < b.ndim; ++axis) {
-    if (b.shape[axis] > 1) equation.add(-b.stride[axis] * b_size, 0, b.shape[axis] - 1);
+    if (b.shape[axis] > 1) sum.add(-b.stride[axis] * b_units, 0, b.shape[axis] - 1);
   }
-  equation.add(1, -(b_size - 1), a_size - 1);
   int budget = kSearchBudget;
-  return equation.has_solution(difference, 0, &budget);
+  return sum.is_reached(&budget);
+}
+
+rope_status_t LoopLimit::check_bytes(const char *function) const {
+  if (static_cast<uintptr_t>((elements_ - 1) / kServedPerByte) < bytes_) return ROPE_STATUS_SUCCESS;
+  return fail(
+      ROPE_STATUS_NOT_SUPPORTED,
+      "%s: %s has %lld elements: a tensor may have 2^28, or %lld for each of the %llu bytes that the tensors of "
+      "the call span",
+      function, field_, static_cast<long long>(elements_), static_cast<long long>(kServedPerByte),
+      static_cast<unsigned long long>(bytes_));
 }
 
 }  // namespace rope

@@ -15,6 +15,7 @@ struct View {
   int ndim;
   int64_t shape[kMaxAxes];
   int64_t stride[kMaxAxes];  // in elements
+  int64_t elements;          // how many index vectors it has
   uintptr_t begin;           // addresses of its bytes lie from begin to before end; both are 0 where it has none
   uintptr_t end;
 
@@ -26,6 +27,7 @@ struct View {
     data = nullptr;
     dtype = rope_dtype_t{};
     ndim = 0;
+    elements = 0;
     begin = end = 0;
   }
 
@@ -81,10 +83,38 @@ bool is_same_view(const View &a, const View &b);
 // The same as views_overlap, of views whose addresses meet.
 bool elements_overlap(const View &a, const View &b);
 
-// True if an element of `a` and one of `b` certainly share bytes. Decides all strides met in practice; gives up, with
-// false, on stride sets that would take long.
+// True only if an element of `a` and one of `b` share bytes. Exact where at most two strides are left of both views'
+// once equal ones are one and those that leave no gap between elements are gone, as in most tensors that are met; of
+// more strides a bounded search may miss it.
 inline bool views_overlap(const View &a, const View &b) {
   return a.begin < b.end && b.begin < a.end && elements_overlap(a, b);
 }
+
+// Holds the tensors of a call against the memory that they span. No loop of a call is longer than its largest tensor
+// has elements, and so a tensor that visits the same memory again and again, with strides of 0 or too short for its
+// shape, is what could make a call last for years. An output never is: it spans as many elements as it has.
+class LoopLimit {
+ public:
+  void add(const char *field, const View &view) {
+    bytes_ += view.end - view.begin;  // a view spans 2^60 at most, and a call has fewer than 16
+    if (view.elements <= elements_) return;
+    elements_ = view.elements;
+    field_ = field;
+  }
+
+  rope_status_t check(const char *function) const {
+    return elements_ <= kAlwaysServed ? ROPE_STATUS_SUCCESS : check_bytes(function);
+  }
+
+ private:
+  static constexpr int64_t kAlwaysServed = int64_t{1} << 28;
+  static constexpr int64_t kServedPerByte = 64;
+
+  rope_status_t check_bytes(const char *function) const;
+
+  const char *field_ = nullptr;
+  int64_t elements_ = 0;
+  uintptr_t bytes_ = 0;
+};
 
 }  // namespace rope

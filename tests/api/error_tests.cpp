@@ -645,6 +645,14 @@ std::vector<RopeMisuse> misused_rope_args() {
          r.args.k_out = r.tensor({2, 3, 2, 16});
          r.args.cos.data = r.args.k_out.data;
        }},
+
+      {"one entry for years of sequences", unsupported, "cu_seqlens", "288230376151711744",
+       [](R &r) {
+         r.use_sequences();
+         r.use_fault();
+         r.args.cu_seqlens.shape[0] = int64_t{1} << 58;
+         r.args.cu_seqlens.stride[0] = 0;
+       }},
   };
   return misuses;
 }
@@ -923,6 +931,17 @@ struct SwigluRequest {
 
   rope_tensor_t tensor(const Shape &shape) { return workspace.tensor(ROPE_DTYPE_F32, shape); }
 
+  // The gradient of one row's factor alone; the inputs visit `memory` by a shape of three axes that all have one stride.
+  void sum_row_of(rope_tensor_t memory, const int64_t (&shape)[3], int64_t stride) {
+    memory.ndim = 3;
+    memory.flags = ROPE_TENSOR_STRIDED;
+    for (int axis = 0; axis < 3; ++axis) memory.shape[axis] = shape[axis], memory.stride[axis] = stride;
+    args.gate = args.up = args.grad_out = memory;
+    args.grad_gate = args.grad_up = {};
+    args.row_scale = tensor({1});
+    args.grad_row_scale = tensor({1});
+  }
+
   Device device;
   Direction direction;
   Workspace workspace;
@@ -1157,6 +1176,16 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        },
        Where::Backward},
       {"grad_gate of one column repeated", invalid, "grad_gate", "", [](R &r) { r.args.grad_gate.stride[1] = 0; },
+       Where::Backward},
+      {"one element for years of a row", unsupported, "gate", "288230376151711744",
+       [](R &r) {
+         r.sum_row_of(r.tensor({1}), {1, int64_t{1} << 58, 1}, 0);
+       },
+       Where::Backward},
+      {"few elements that overlapping rows visit again and again", unsupported, "gate", "17179869184",
+       [](R &r) {
+         r.sum_row_of(r.tensor({1 << 18}), {1, 1 << 17, 1 << 17}, 1);
+       },
        Where::Backward},
   };
   misuses.push_back({"a stream on the CPU", invalid, "stream", "",

@@ -1020,6 +1020,40 @@ TEST_CASE("refused fault words and overlaps say field, value and rule", "[rope p
   CHECK(refusal_of(geometry, args) == "served");
 }
 
+TEST_CASE("no tensor has far more elements than a call spans bytes", "[rope problem]") {
+  const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
+  constexpr int64_t always = int64_t{1} << 28;
+  rope_args_t args = some_args(kLayouts[3]);
+  // q: 5 tokens of two heads of 16 channels, from the first of its window's 8 channels to the last.
+  constexpr int64_t q_bytes = 2 * (4 * 32 + 16 + 8);
+  const auto sequences = [&](int64_t entries, int64_t stride) {
+    args.cu_seqlens = fake_tensor(region(1), ROPE_DTYPE_I32, {entries}, {stride});
+    return refusal_of(geometry, args);
+  };
+  CHECK(sequences(always, 0) == "served");
+  CHECK(sequences(always + 1, 0) ==
+        "unsupported; rope_forward: cu_seqlens has 268435457 elements: a tensor may have 2^28, or 64 for each of the " +
+            std::to_string(q_bytes + 4) + " bytes that the tensors of the call span");
+  CHECK(sequences(int64_t{1} << 60, 0).rfind("unsupported; rope_forward: cu_seqlens has 1152921504606846976 ", 0) == 0);
+  // Entries of their own are served, however many.
+  CHECK(sequences(int64_t{1} << 37, 1) == "served");
+  // 64 for each byte: where a table spans the rest of 2^23 bytes they serve twice as many.
+  const int64_t table_bytes = (int64_t{1} << 23) - q_bytes - 4;
+  args.cos = fake_tensor(region(2), ROPE_DTYPE_BF16, {table_bytes / 16, 4}, {4, 1});
+  args.sin = fake_tensor(region(3), ROPE_DTYPE_BF16, {table_bytes / 16, 4}, {4, 1});
+  const int64_t bytes = q_bytes + 4 + 2 * (table_bytes / 16 * 8);
+  CHECK(sequences(64 * bytes, 0) == "served");
+  CHECK(sequences(64 * bytes + 1, 0).rfind("unsupported; rope_forward: cu_seqlens has ", 0) == 0);
+  // Rows of a table too, though a call looks them up.
+  args.cos = args.sin = fake_tensor(region(2), ROPE_DTYPE_F32, {always / 4 + 1, 4}, {0, 0});
+  args.cu_seqlens = {};
+  CHECK(refusal_of(geometry, args).rfind("unsupported; rope_forward: cos has 268435460 elements: ", 0) == 0);
+  // An empty call does nothing of whatever length.
+  args = some_args();
+  args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, {0, 2, kChannels});
+  CHECK(sequences(int64_t{1} << 60, 0) == "served");
+}
+
 TEST_CASE("refused tables to be filled say field, value and rule", "[rope problem]") {
   const rope::RopeGeometry one = geometry_of(some_config(ROPE_LAYOUT_BSHD));
   const rope::RopeGeometry two = geometry_of(AxisConfig(ROPE_LAYOUT_BSHD, 2).config);
@@ -1055,7 +1089,10 @@ TEST_CASE("refused tables to be filled say field, value and rule", "[rope proble
   check(one, cos, fake_tensor(region(2), ROPE_DTYPE_F32, {9, 4}, {0, 1}),
         "invalid; rope_fill_tables: sin_out.stride[0] is 0 for 9 elements: an output cannot be an expanded tensor");
   check(one, fake_tensor(region(1), ROPE_DTYPE_F32, {9, 4}, {3, 1}), sin,
-        "invalid; rope_fill_tables: cos_out visits an element twice: stride[0] is 3, and an output has one place for "
+        "invalid; rope_fill_tables: cos_out visits an element twice: 36 elements lie in the room of 28, and an output "
+        "has one place for each element");
+  check(one, fake_tensor(region(1), ROPE_DTYPE_F32, {9, 4}, {4, 8}), sin,
+        "invalid; rope_fill_tables: cos_out visits an element twice: stride[0] is 4, and an output has one place for "
         "each element");
   check(two, table(1, {9, 2}), table(2, {9, 2}),
         "invalid; rope_fill_tables: cos_out has 2 columns: pair 2 turns otherwise than pair 0");

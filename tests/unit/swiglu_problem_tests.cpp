@@ -497,6 +497,37 @@ TEST_CASE("a gate of one axis has no row_scale, and num_rows is its length", "[s
   CHECK(std::string(rope::last_error()) == "call: row_scale.ndim is 1: it must be below that of gate, 1");
 }
 
+TEST_CASE("a row that is summed has no more elements than memory accounts for", "[swiglu problem]") {
+  constexpr int64_t always = int64_t{1} << 28;
+  Call call = compact_call({1, 1, 1});
+  call.is_backward = call.has_grad_row_scale = true;
+  call.has_grad_gate = call.has_grad_up = call.has_out = false;
+  call.row_axes = 1;
+  call.row_scale = call.grad_row_scale = {1};
+  const auto served = [&](int64_t rows, int64_t columns, const Strides &inputs) {
+    call.shape = {1, rows, columns};
+    call.in = {3, inputs};
+    rope::SwigluProblem problem;
+    const rope_status_t status = rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, call.args(), true, &problem);
+    if (status == ROPE_STATUS_SUCCESS) return std::string();
+    CHECK(status == ROPE_STATUS_NOT_SUPPORTED);
+    return std::string(rope::last_error());
+  };
+  CHECK(served(1, always, {0, 0, 0}).empty());
+  CHECK(served(1, always + 1, {0, 0, 0}) ==
+        "call: gate has 268435457 elements: a tensor may have 2^28, or 64 for each of the 14 bytes that the tensors of "
+        "the call span");
+  CHECK(served(1 << 20, 1 << 20, {0, 1, 1}).find("call: gate has 1099511627776 elements: ") == 0);
+  // One input that is there, 2^34 elements for 2^30 of it in each of 64 rows: every byte is visited 32 times.
+  CHECK(served(64, int64_t{1} << 30, {0, 0, 1}).empty());
+  // An output that is there.
+  call.has_grad_gate = true;
+  call.out[0] = {0, int64_t{1} << 20, 1};
+  CHECK(served(1 << 20, 1 << 20, {0, 0, 0}).empty());
+  // What is empty does nothing.
+  CHECK(served(0, int64_t{1} << 60, {0, 0, 0}).empty());
+}
+
 TEST_CASE("the gradient of row_scale may be written over it", "[swiglu problem]") {
   Call call = compact_call({3, 4, 5});
   call.is_backward = call.has_grad_row_scale = true;

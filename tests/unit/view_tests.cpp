@@ -3,6 +3,7 @@
 #include <bitset>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -248,11 +249,13 @@ TEST_CASE("sizes that overflow are refused", "[views]") {
                                               {int64_t{1} << 60, 1}}) {
     CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {3, 3}, strides)));
   }
-  // 2^60 bytes on either side are the most; the tensor's elements count too, expanded ones included.
+  // 2^60 bytes from the lowest element to the highest are the most; elements count too, expanded ones included.
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {int64_t{1} << 59})));
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {-(int64_t{1} << 59)})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {(int64_t{1} << 59) + 1})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2}, {int64_t{1} << 58})));
+  CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2, 2}, {int64_t{1} << 58, -(int64_t{1} << 58)})));
+  CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2, 2}, {int64_t{1} << 58, -(int64_t{1} << 58) - 1})));
   // The reaches of two axes, each a number, may have a sum that is none.
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2, 2}, {int64_t{1} << 56, (int64_t{1} << 60) - 1})));
   CHECK(std::string(rope::last_error()).find(" spans more than 2^60 bytes: ") != std::string::npos);
@@ -411,6 +414,208 @@ TEST_CASE("overlaps against brute force", "[views]") {
     CHECK(meeting > 3000);
     CHECK(apart > 3000);
   }
+}
+
+namespace {
+
+struct Axes {
+  std::vector<int64_t> shape, stride;
+};
+
+// Element by element, for views that reach further than Bytes do.
+bool share_a_byte(const rope::View &a, const rope::View &b) {
+  const auto low = std::min(a.begin, b.begin), high = std::max(a.end, b.end);
+  std::vector<char> is_of_a(high - low);
+  const auto visit = [&](const rope::View &view, const auto &visit_byte) {
+    const auto start = reinterpret_cast<uintptr_t>(view.data) - low;
+    for (const int64_t offset : element_offsets(view)) {
+      for (int64_t byte = 0; byte < rope::dtype_size(view.dtype); ++byte) {
+        visit_byte(is_of_a[start + static_cast<uintptr_t>(offset + byte)]);
+      }
+    }
+  };
+  bool is_shared = false;
+  visit(a, [](char &mark) { mark = 1; });
+  visit(b, [&](char &mark) { is_shared = is_shared || mark != 0; });
+  return is_shared;
+}
+
+struct Judged {
+  int meeting = 0, apart = 0, missed = 0, refused_wrongly = 0;
+  std::string first_wrong;
+
+  void judge(bool found, bool expected, const std::string &what) {
+    ++(expected ? meeting : apart);
+    if (found == expected) return;
+    ++(expected ? missed : refused_wrongly);
+    if (first_wrong.empty()) first_wrong = what;
+  }
+};
+
+int64_t any_stride(Random *random, int64_t largest) {
+  const int64_t stride = 1 + random->below(largest);
+  return random->below(4) == 0 ? -stride : stride;
+}
+
+// Two views in each other's room, of one dtype or two, by what draw() says of their axes.
+template <class Draw>
+Judged judge_pairs(uint64_t seed, int pairs, const Draw &draw) {
+  constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F16, ROPE_DTYPE_F32, ROPE_DTYPE_F64};
+  Random random(seed);
+  Judged result;
+  for (int i = 0; i < pairs; ++i) {
+    Axes axes[2];
+    draw(&random, axes);
+    const rope_dtype_t dtype = kDtypes[random.below(3)];
+    const rope_dtype_t other = random.below(3) == 0 ? kDtypes[random.below(3)] : dtype;
+    const rope::View a = view_of(axes[0].shape, axes[0].stride, dtype);
+    const rope::View probe = view_of(axes[1].shape, axes[1].stride, other);
+    const int64_t size = rope::dtype_size(other);
+    const auto room = static_cast<int64_t>(a.end - a.begin + (probe.end - probe.begin));
+    const int64_t start = static_cast<int64_t>(a.begin - kBase) - static_cast<int64_t>(probe.end - kBase);
+    const int64_t offset = (start + random.below(room)) / size * size;
+    const rope::View b = view_of(axes[1].shape, axes[1].stride, other, kBase + static_cast<uintptr_t>(offset));
+    const bool expected = share_a_byte(a, b);
+    const std::string what = (expected ? "meeting: " : "apart: ") + describe(a) + " and " + describe(b);
+    result.judge(rope::views_overlap(a, b), expected, what);
+    result.judge(rope::views_overlap(b, a), expected, what + ", the other way round");
+  }
+  return result;
+}
+
+// a and b are coprime: the i from 0 to b - 1 for which a * i leaves `rest`, modulo b.
+int64_t factor_that_leaves(int64_t rest, int64_t a, int64_t b) {
+  __extension__ typedef __int128 Wide;
+  Wide first = a % b, second = b, first_factor = 1, second_factor = 0;
+  while (second != 0) {
+    const Wide quotient = first / second, next = first - quotient * second;
+    const Wide next_factor = first_factor - quotient * second_factor;
+    first = second, second = next;
+    first_factor = second_factor, second_factor = next_factor;
+  }
+  return static_cast<int64_t>(((first_factor % b * rest) % b + b) % b);
+}
+
+}  // namespace
+
+TEST_CASE("an overlap of rows that follow each other by two strides is always found", "[views]") {
+  const Judged rows = judge_pairs(1, 6000, [](Random *random, Axes(&axes)[2]) {
+    for (Axes &view : axes) {
+      const int64_t columns = 1 + random->below(6);
+      view = {{2 + random->below(60), columns}, {any_stride(random, 180), random->below(2) == 0 ? 1 : -1}};
+    }
+  });
+  INFO(rows.first_wrong);
+  CHECK(rows.missed + rows.refused_wrongly == 0);
+  CHECK(rows.meeting > 1000);
+  CHECK(rows.apart > 1000);
+  // The same two strides in both, which need not be those of rows.
+  const Judged alike = judge_pairs(2, 6000, [](Random *random, Axes(&axes)[2]) {
+    const int64_t first = any_stride(random, 180), second = any_stride(random, 40);
+    for (Axes &view : axes) view = {{2 + random->below(50), 2 + random->below(10)}, {first, second}};
+  });
+  INFO(alike.first_wrong);
+  CHECK(alike.missed + alike.refused_wrongly == 0);
+  CHECK(alike.meeting > 1000);
+  CHECK(alike.apart > 1000);
+  // Heads of channels that are parts of rows, in both by the same strides: those leave no gap.
+  const Judged packed = judge_pairs(3, 3000, [](Random *random, Axes(&axes)[2]) {
+    const int64_t channels = 2 + random->below(4);
+    for (Axes &view : axes) {
+      const int64_t heads = 1 + random->below(4), room = heads * channels + random->below(9);
+      view = {{1 + random->below(3), 2 + random->below(7), heads, channels},
+              {any_stride(random, 400), room, channels, 1}};
+    }
+  });
+  INFO(packed.first_wrong);
+  CHECK(packed.refused_wrongly == 0);
+  CHECK(packed.missed == 0);
+  CHECK(packed.meeting > 1000);
+  CHECK(packed.apart > 500);
+}
+
+TEST_CASE("an overlap of two long axes is found at any size", "[views]") {
+  Random random(4);
+  Judged judged;
+  for (int i = 0; i < 20000; ++i) {
+    const int bits = 4 + static_cast<int>(random.below(38));
+    const auto draw = [&] { return 1 + static_cast<int64_t>(random.bits() >> (64 - bits)); };
+    const int64_t first = draw(), second = draw();
+    if (std::gcd(first, second) != 1 || second == 1) continue;
+    // As many rows as one or two solutions need, more or less, of few columns.
+    const int64_t first_count = 2 + draw(), second_count = 2 + draw();
+    if (first_count > (int64_t{1} << 55) / first || second_count > (int64_t{1} << 55) / second) continue;
+    const int64_t first_columns = 1 + random.below(3), second_columns = 1 + random.below(3);
+    const int64_t room = first * first_count + second * second_count;
+    const int64_t distance =
+        static_cast<int64_t>(random.bits() % static_cast<uint64_t>(room)) - second * (second_count - 1);
+    const uintptr_t middle = uintptr_t{1} << 62;
+    const rope::View a = view_of({first_count, first_columns}, {first, 1}, ROPE_DTYPE_F32, middle);
+    const rope::View b = view_of({second_count, second_columns}, {second, 1}, ROPE_DTYPE_F32,
+                                 middle + static_cast<uintptr_t>(4 * distance));
+    bool expected = false;
+    for (int64_t between = distance - (first_columns - 1); between <= distance + second_columns - 1; ++between) {
+      // The least n from which m is not negative in first * n = between + second * m.
+      int64_t n = factor_that_leaves((between % second + second) % second, first, second);
+      if (first * n < between) n += ((between - first * n - 1) / first / second + 1) * second;
+      expected = expected || (n < first_count && (first * n - between) / second < second_count);
+    }
+    judged.judge(rope::views_overlap(a, b), expected, describe(a) + " and " + describe(b));
+  }
+  INFO(judged.first_wrong);
+  CHECK(judged.missed + judged.refused_wrongly == 0);
+  CHECK(judged.meeting > 1000);
+  CHECK(judged.apart > 1000);
+}
+
+TEST_CASE("an output of two axes that visits an element twice is refused at any size", "[views]") {
+  Random random(5);
+  Judged judged;
+  for (int i = 0; i < 20000; ++i) {
+    const int bits = 2 + static_cast<int>(random.below(25));
+    const auto draw = [&] { return 1 + static_cast<int64_t>(random.bits() >> (64 - bits)); };
+    const int64_t common = 1 + random.below(3), first = draw() * common, second = draw() * common;
+    const int64_t divisor = std::gcd(first, second);
+    const int64_t rows = 1 + draw(), columns = 1 + draw();
+    // n * first = m * second has the solutions n = t * second / divisor, m = t * first / divisor.
+    const bool expected = rows - 1 >= second / divisor && columns - 1 >= first / divisor;
+    const rope::View view =
+        view_of({rows, columns}, {first, random.below(2) == 0 ? second : -second}, ROPE_DTYPE_F16, uintptr_t{1} << 62);
+    judged.judge(!accepts_as_output(view), expected, describe(view));
+  }
+  INFO(judged.first_wrong);
+  CHECK(judged.missed + judged.refused_wrongly == 0);
+  CHECK(judged.meeting > 1000);
+  CHECK(judged.apart > 1000);
+}
+
+TEST_CASE("an output has room for its elements", "[views]") {
+  const rope::View view = view_of({int64_t{1} << 20, int64_t{1} << 20, int64_t{1} << 18}, {1, 1, 1}, ROPE_DTYPE_F16);
+  CHECK_FALSE(accepts_as_output(view));
+  CHECK(
+      std::string(rope::last_error()) ==
+      "some_function: some_field visits an element twice: 288230376151711744 elements lie in the room of 2359294, and "
+      "an output has one place for each element");
+  CHECK(accepts_as_output(view_of({3, 3}, {1, 3})));
+  CHECK_FALSE(accepts_as_output(view_of({3, 4}, {1, 3 - 1})));
+}
+
+TEST_CASE("overlaps of any axes against brute force", "[views]") {
+  const Judged judged = judge_pairs(6, 6000, [](Random *random, Axes(&axes)[2]) {
+    for (Axes &view : axes) {
+      const int64_t ndim = 1 + random->below(4);
+      view = {};
+      for (int64_t axis = 0; axis < ndim; ++axis) {
+        view.shape.push_back(1 + random->below(ndim > 2 ? 6 : 50));
+        view.stride.push_back(any_stride(random, 200));
+      }
+    }
+  });
+  INFO(judged.first_wrong);
+  INFO(judged.missed << " of " << judged.meeting << " missed");
+  CHECK(judged.refused_wrongly == 0);
+  CHECK(judged.missed * 200 < judged.meeting);
+  CHECK(judged.apart > 1000);
 }
 
 TEST_CASE("views of real tensors overlap or not", "[views]") {
