@@ -23,6 +23,12 @@ class VectorBytes {
   uint64_t bits_ = kMaxVectorBytes;
 };
 
+// The largest number where the product does not fit.
+inline int64_t saturated_product(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
 // As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
 inline int count_cpu_tasks(int64_t bytes, int num_threads) {
   int64_t tasks = bytes / kBytesPerCpuTask;

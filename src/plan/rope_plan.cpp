@@ -210,9 +210,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, const RopePlan &plan) {
 // Vectors of 16 bytes for each multiprocessor, counting one of the two of a unit, at most so many.
 bool has_few_vectors(const RopeProblem &problem, const DeviceInfo &device, const RopePlan &plan, int most) {
   const int64_t token_bytes = plan.units_per_token * (plan.vector_elements * dtype_size(problem.geometry->dtype));
-  int64_t bytes;
-  return !__builtin_mul_overflow(problem.batches * problem.tokens, token_bytes, &bytes) &&
-         bytes <= int64_t{most} * device.multiprocessors * kMaxVectorBytes;
+  return saturated_product(problem.batches * problem.tokens, token_bytes) <=
+         int64_t{most} * device.multiprocessors * kMaxVectorBytes;
 }
 
 // Most vectors, as above, of a short launch, by the kernel that it would have.
@@ -554,8 +553,7 @@ int64_t moved_bytes(const RopeProblem &problem) {
     const int channels = tensor.is_in_place ? geometry.rotary_dim : geometry.head_dim;
     token_bytes += 2 * tensor.heads * channels * dtype_size(geometry.dtype);
   }
-  int64_t bytes;
-  return __builtin_mul_overflow(problem.batches * problem.tokens, token_bytes, &bytes) ? INT64_MAX : bytes;
+  return saturated_product(problem.batches * problem.tokens, token_bytes);
 }
 
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {

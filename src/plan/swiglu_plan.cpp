@@ -140,7 +140,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (!device.is_cuda) {
     const int64_t tensors = problem.num_inputs() + problem.num_outputs();
-    const int64_t bytes = problem.num_elements() * tensors * dtype_size(problem.dtype);
+    const int64_t bytes = saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
     plan->num_tasks = count_cpu_tasks(bytes, device.num_threads);
     return ROPE_STATUS_SUCCESS;
   }

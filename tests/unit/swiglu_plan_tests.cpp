@@ -638,4 +638,16 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
   REQUIRE(rope::plan_swiglu("swiglu_forward", compact_problem(ROPE_DTYPE_F32, {8192, 14336}, true), device, &plan) ==
           ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 16);
+  // 2^58 elements of six F64 tensors: more bytes than 63 bits count.
+  swiglu_args_t args = {};
+  args.struct_size = sizeof args;
+  args.gate = args.up = args.grad_out =
+      fake_tensor(region(0), ROPE_DTYPE_F64, {int64_t{1} << 50, int64_t{1} << 8}, {0, 0});
+  args.row_scale = fake_tensor(region(1), ROPE_DTYPE_F32, {int64_t{1} << 50}, {0});
+  args.grad_row_scale = compact_tensor(region(2), ROPE_DTYPE_F32, {int64_t{1} << 50});
+  rope::SwigluProblem problem;
+  REQUIRE(rope::make_swiglu_problem("swiglu_backward", ROPE_DTYPE_F64, kPlain, args, true, &problem) ==
+          ROPE_STATUS_SUCCESS);
+  REQUIRE(rope::plan_swiglu("swiglu_backward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
+  CHECK(plan.num_tasks == 16);
 }
