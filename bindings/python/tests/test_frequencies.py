@@ -107,7 +107,7 @@ class HfConfigTest(unittest.TestCase):
         self.assertEqual(self.desc_arguments({**config, "rope_interleave": False})["style"], Style.HALF)
 
     def test_layer_types(self):
-        config = {**self.LLAMA, "model_type": "gemma3_text", "rope_parameters": {
+        config = {**self.LLAMA, "model_type": "gemma3_text", "head_dim": 32, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}
         self.assertEqual(self.desc_arguments(config, exact=True, layer_type="sliding_attention")["theta"], 1e4)
@@ -122,9 +122,20 @@ class HfConfigTest(unittest.TestCase):
         self.assertLess(long["inv_freq"][-1], short["inv_freq"][-1])
 
     def test_errors(self):
-        with self.assertRaisesRegex(ValueError, "model_type is 'novel', whose pairs are not known here: give style"):
-            from_hf_config({**self.LLAMA, "model_type": "novel"})
-        self.assertEqual(from_hf_config({**self.LLAMA, "model_type": "novel"}, style="half")["style"], "half")
+        for style in (None, "half"):
+            with self.assertRaisesRegex(ValueError, "model_type is 'novel', whose rope is not known here: give"):
+                from_hf_config({**self.LLAMA, "model_type": "novel"}, style=style)
+        self.assertEqual(from_hf_config(self.LLAMA, style="interleaved")["style"], "interleaved")
+        with self.assertRaisesRegex(ValueError, "partial_rotary_factor is 0.5: a model of type 'llama' rotates whole"):
+            from_hf_config({**self.LLAMA, "partial_rotary_factor": 0.5})
+        with self.assertRaisesRegex(ValueError, "hidden_size is missing: a dict must have it"):
+            from_hf_config({"model_type": "llama"})
+        with self.assertRaisesRegex(ValueError, "head_dim is missing"):
+            from_hf_config({**self.LLAMA, "model_type": "qwen3"})
+        with self.assertRaisesRegex(ValueError, "rope_parameters are for all layers: Gemma 3 has"):
+            from_hf_config({**self.LLAMA, "model_type": "gemma3_text", "head_dim": 32, "rope_theta": 1e6})
+        with self.assertRaisesRegex(ValueError, "rope_theta and text_config are both given"):
+            from_hf_config({"model_type": "novel", "rope_theta": 1e4, "text_config": self.LLAMA})
         with self.assertRaisesRegex(ValueError, "rope_type is 'novel'"):
             from_hf_config({**self.LLAMA, "rope_scaling": {"type": "novel"}})
         with self.assertRaisesRegex(ValueError, "several position axes"):
