@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
 from ._enums import Device, device_name, parse_device
+from ._integers import fill
 from ._tensors import Reader
 
 
@@ -43,7 +44,7 @@ class Descriptor:
 
     def _make_handle(self, kind: int, ordinal: int) -> _Handle:
         config = type(self._config).from_buffer_copy(self._config)
-        config.device, config.device_index = kind, ordinal
+        fill(config, self._create.__name__, device=kind, device_index=ordinal)
         pointer = ctypes.c_void_p()
         _library.check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
         return _Handle(pointer.value or 0, self._destroy)

@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from . import _abi
+from ._integers import integer
 
 
 class Device(IntEnum):
@@ -102,13 +103,13 @@ def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
             return names[value.lower()]
         except KeyError:
             raise ValueError(f"{field} is {value!r}: it must be one of {', '.join(names)}") from None
-    return int(value)
+    return integer(field, value)
 
 
 def dtype_number(value: Any) -> int:
     """The number of a Dtype, of its name, or of another library's dtype object."""
     if isinstance(value, int):
-        return int(value)
+        return integer("dtype", value)
     if isinstance(value, str):
         name = value
     elif isinstance(value, type):  # numpy.float32, jax.numpy.bfloat16

@@ -6,6 +6,7 @@ from typing import List, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
 from ._enums import SCALINGS, SECTIONS, Device, Scaling, Sections, number_of
+from ._integers import fill, integer_for, integers_for
 from ._library import check, lib
 from ._rope import as_list
 
@@ -53,7 +54,9 @@ def scaled_frequencies(
     which of the other arguments each uses. One that it does not use is refused. truncate=False is
     ROPE_SCALING_FLAG_NO_TRUNCATE; short_factor, long_factor and pair_factors have rotary_dim/2 entries.
     """
-    scaling = _abi.rope_scaling_t(
+    rotary_dim = integer_for(ctypes.c_int32, "rope_scaled_frequencies", "rotary_dim", rotary_dim)
+    scaling = fill(
+        _abi.rope_scaling_t(), "rope_scaled_frequencies",
         struct_size=ctypes.sizeof(_abi.rope_scaling_t),
         flags=0 if truncate else _abi.ROPE_SCALING_FLAG_NO_TRUNCATE,
         type=number_of(SCALINGS, "type", type),
@@ -82,11 +85,16 @@ def scaled_frequencies(
         array = (ctypes.c_double * len(values))(*values)
         arrays.append(array)
         setattr(scaling, field, ctypes.cast(array, ctypes.POINTER(ctypes.c_double)))
-    inv_freq = (ctypes.c_double * max(rotary_dim // 2, 1))()
+    inv_freq = (ctypes.c_double * _room_for(rotary_dim))()
     attention_scale = ctypes.c_double()
     check(lib.rope_scaled_frequencies(
         rotary_dim, theta, ctypes.byref(scaling), inv_freq, ctypes.byref(attention_scale)))
     return ScaledFrequencies(list(inv_freq), attention_scale.value)
+
+
+def _room_for(rotary_dim: int) -> int:
+    """Pairs of a buffer; the library refuses a rotary_dim beyond 1024 before it writes."""
+    return max(min(rotary_dim, 1024) // 2, 1)
 
 
 def section_axes(
@@ -99,14 +107,16 @@ def section_axes(
     section = as_list(section)
     if len(section) > _abi.ROPE_MAX_POSITION_AXES:
         raise ValueError(f"section has {len(section)} entries: at most {_abi.ROPE_MAX_POSITION_AXES}")
-    sections = _abi.rope_sections_t(
+    rotary_dim = integer_for(ctypes.c_int32, "rope_section_axes", "rotary_dim", rotary_dim)
+    sections = fill(
+        _abi.rope_sections_t(), "rope_section_axes",
         struct_size=ctypes.sizeof(_abi.rope_sections_t),
         type=number_of(SECTIONS, "type", type),
         num_sections=len(section),
     )
-    sections.section[:len(section)] = section
-    pair_axis = (ctypes.c_int32 * max(rotary_dim // 2, 1))()
-    inv_freq = (ctypes.c_double * max(rotary_dim // 2, 1))()
+    sections.section[:len(section)] = integers_for(ctypes.c_int32, "rope_section_axes", "section", section)
+    pair_axis = (ctypes.c_int32 * _room_for(rotary_dim))()
+    inv_freq = (ctypes.c_double * _room_for(rotary_dim))()
     check(lib.rope_section_axes(rotary_dim, theta, ctypes.byref(sections), pair_axis, inv_freq))
     return SectionAxes(list(pair_axis), list(inv_freq))
 
@@ -118,8 +128,9 @@ def device_count(device: Union[Device, str] = "cuda") -> int:
         if number is None:
             raise ValueError(f"device is {device!r}: it must be 'cpu' or 'cuda'")
         device = number
+    kind = integer_for(_abi.rope_device_t, "rope_device_count", "device", device)
     count = ctypes.c_int32()
-    check(lib.rope_device_count(device, ctypes.byref(count)))
+    check(lib.rope_device_count(kind, ctypes.byref(count)))
     return count.value
 
 

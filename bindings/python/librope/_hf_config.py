@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 from ._enums import Style
 from ._frequencies import scaled_frequencies
 
-# How the attention of each model type reads and writes pairs. The types here are those that tests/test_hf_configs.py has
+# How the attention of each model type reads and writes pairs. The types here are those that test_hf_configs.py has
 # compared with their models: for another one a guess could go unnoticed.
 _HALF = (Style.HALF, Style.HALF)
 _INTERLEAVED = (Style.INTERLEAVED, Style.INTERLEAVED)
@@ -133,6 +133,7 @@ def from_hf_config(
     """
     config = _text_config(config)
     model_type = config.get("model_type")
+    styles: Tuple[Union[Style, str], Union[Style, str]]
     if model_type in _FLAGGED:
         styles = _STYLES_BY_FLAG[bool(config.get("rope_interleave", True))]
     elif model_type in _STYLES:

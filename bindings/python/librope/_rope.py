@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 from . import _abi
 from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, STYLES, TABLE_ROWS, Device, Dtype, Layout, Style, TableRows, dtype_number, number_of)
+from ._integers import fill, integers_for
 from ._library import check, lib
 from ._tensors import Reader, Tensor
 
@@ -72,7 +73,8 @@ class RopeDesc(Descriptor):
         out_style: Union[Style, str, int] = 0,
         num_threads: int = 0,
     ) -> None:
-        config = _abi.rope_config_t(
+        config = fill(
+            _abi.rope_config_t(), "rope_desc_create",
             struct_size=ctypes.sizeof(_abi.rope_config_t),
             dtype=dtype_number(dtype),
             layout=number_of(LAYOUTS, "layout", layout),
@@ -88,7 +90,7 @@ class RopeDesc(Descriptor):
             out_style=number_of(STYLES, "out_style", out_style),
         )
         # The library cannot see how long an array is.
-        num_pairs = (rotary_dim or head_dim) // 2
+        num_pairs = (config.rotary_dim or config.head_dim) // 2
         self._arrays = []  # from_buffer_copy keeps pointers, not what they point to
         for field, values, ctype in (("inv_freq", inv_freq, ctypes.c_double), ("pair_axis", pair_axis, ctypes.c_int32)):
             if values is None:
@@ -96,6 +98,8 @@ class RopeDesc(Descriptor):
             values = as_list(values)
             if len(values) != num_pairs:
                 raise ValueError(f"{field} has {len(values)} entries: it must have one for each of {num_pairs} pairs")
+            if ctype is ctypes.c_int32:
+                values = integers_for(ctype, "rope_desc_create", field, values)
             array = (ctype * num_pairs)(*values)
             self._arrays.append(array)
             setattr(config, field, ctypes.cast(array, ctypes.POINTER(ctype)))
@@ -215,13 +219,16 @@ class RopeDesc(Descriptor):
     def _read(
             self, function: str, q: Any, k: Any, v: Any, out: Any = None, positions: Any = None,
             start_positions: Any = None, cu_seqlens: Any = None, cos: Any = None, sin: Any = None, angles: Any = None,
-            fault: Any = None, position_offset: int = 0, table_rows: Any = 0, programmatic_launch: bool = False,
-            stream: Any = None, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
+            fault: Any = None, position_offset: int = 0, table_rows: Any = TableRows.BY_POSITION,
+            programmatic_launch: bool = False, stream: Any = None,
+            is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch)
-        args.position_offset = position_offset
-        args.table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+        if type(position_offset) is not int or position_offset != 0:  # a new struct has 0
+            fill(args, function, position_offset=position_offset)
+        if table_rows is not TableRows.BY_POSITION:
+            fill(args, function, table_rows=number_of(TABLE_ROWS, "table_rows", table_rows))
         reader = Reader(function, "q", q, stream)
         handle = self._handle_for(reader)
 

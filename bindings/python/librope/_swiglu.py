@@ -8,6 +8,7 @@ from typing import Any, Optional, Tuple, Union
 from . import _abi
 from ._descriptor import Descriptor
 from ._enums import Dtype, dtype_number
+from ._integers import fill
 from ._library import check, lib
 from ._rope import flags_of
 from ._tensors import Reader, Tensor, dtype_of
@@ -46,7 +47,8 @@ class SwigluDesc(Descriptor):
         out_scale: float = 0.0,
         num_threads: int = 0,
     ) -> None:
-        config = _abi.swiglu_config_t(
+        config = fill(
+            _abi.swiglu_config_t(), "swiglu_desc_create",
             struct_size=ctypes.sizeof(_abi.swiglu_config_t),
             dtype=dtype_number(dtype),
             num_threads=num_threads,
@@ -147,7 +149,7 @@ def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, num_r
     return output
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)  # 1.0 and True are no number of threads
 def cached_desc(
         dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int) -> SwigluDesc:
     return SwigluDesc(

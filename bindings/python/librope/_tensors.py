@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from ctypes import c_uint64
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
+from ._integers import integer_for
 
 MAX_NDIM = 4
 _LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols' number is 1
@@ -333,10 +335,10 @@ def _find_framework(cls: type) -> Any:
     return _Protocols
 
 
-def stream_number(stream: Any) -> int:
+def stream_number(function: str, stream: Any) -> int:
     """The handle of a stream given as such, or by torch, CuPy or cuda.core."""
     if isinstance(stream, int):
-        return stream
+        return integer_for(c_uint64, function, "stream", stream)
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if handle is not None:
@@ -356,7 +358,7 @@ class Reader:
         self.owners: List[Any] = []
         self.has_jax = False
         self.written: List[Tuple[Any, Any]] = []
-        self.given_stream = None if stream is None else stream_number(stream)
+        self.given_stream = None if stream is None else stream_number(function, stream)
         try:
             framework = framework_of(first)
             self.kind, self.ordinal = framework.device_of(first)
@@ -395,9 +397,14 @@ class Reader:
         except (TypeError, ValueError, BufferError) as error:
             raise self._explained(field, error) from None
         padding = (0,) * (MAX_NDIM - ndim)
-        PACKED_TENSOR.pack_into(
-            args, getattr(type(args), field).offset, view.data, view.dtype, ndim, _abi.ROPE_TENSOR_STRIDED, *view.shape,
-            *padding, *view.stride, *padding)
+        try:
+            PACKED_TENSOR.pack_into(
+                args, getattr(type(args), field).offset, view.data, view.dtype, ndim, _abi.ROPE_TENSOR_STRIDED,
+                *view.shape, *padding, *view.stride, *padding)
+        except struct.error as error:
+            raise ValueError(
+                f"{self.function}: {field}: its shape is {tuple(view.shape)} and its strides are {view.stride}, at "
+                f"{view.data:#x}: {error}") from None
         if view.owner is not None:
             self.owners.append(view.owner)
         if is_output and not is_ours:

@@ -1,7 +1,7 @@
 # torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
 """apply_rotary and swiglu return new tensors and are differentiable in reverse mode, apply_rotary any number of times.
-Their operators, torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream, never break a graph and
-refuse tangents of forward mode. Descriptors are made on first use and kept."""
+Their operators, torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream, never break a graph
+and refuse tangents of forward mode. Descriptors are made on first use and kept."""
 from __future__ import annotations
 
 from functools import lru_cache
