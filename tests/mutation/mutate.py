@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
-"""Changes the library in one place after another, and counts how many of the changes the tests notice.
+"""Changes librope in one place after another, and counts how many of the changes the tests notice.
 
-A mutant is src/core, src/plan or src/backend/cpu with one operator, bound, constant or statement changed. What can be
-changed is found by reading the lines; which of it is, depends on the seed and on the line's own text, so that work
-elsewhere leaves the choice alone. Each mutant is compiled from the one file that it changes (for a header, from the
-files that include it), linked with the other objects, and run against a quick part of the unit and API tests.
+A mutant is one file with one operator, bound, constant, condition or statement changed. What can be changed is found by
+reading the lines (mutants.py); which of it is, depends on the seed and on the line's own text, so that work elsewhere
+leaves the choice alone. Each mutant is built beside the checkout and run against a quick part of the tests of its part
+of librope:
+
+    python3 tests/mutation/mutate.py              src/core, src/plan and src/backend/cpu
+    python3 tests/mutation/mutate.py api          src/api
+    python3 tests/mutation/mutate.py cuda         the host half of src/backend/cuda; needs nvcc and a GPU
+    python3 tests/mutation/mutate.py python       bindings/python, by this Python and the packages that it has
+    python3 tests/mutation/mutate.py rust         bindings/rust; needs cargo
+    python3 tests/mutation/mutate.py go           bindings/go; needs go and pkg-config
 
 killed       a test failed, crashed, or took far longer than it does
 survived     every test passed
-same code    the compiler made the same objects of it; not counted
+same code    the compiler made the same of it; not counted
 no compile   not counted
-
-    python3 tests/mutation/mutate.py
 
 Survivors stand in survivors.txt with the reason: `equivalent` ones, which nobody can tell from the library, are not
 counted; `unseen` ones are. It fails where fewer than 95 in a hundred are killed or a survivor is not explained.
 
 Needs g++, CMake and Ninja, and no package of Python. Without AVX-512 the file that only x86-64-v4 runs is left out. A
-mutant takes some 12 s of one processor. --count and --only take fewer, --show prints them, --slow runs all tests
-before something survives.
+mutant takes 2 to 12 s of one processor. --count and --only take fewer, --show prints them, --slow runs all tests
+before something survives, --results goes on where an earlier run ended and tries its survivors again.
 """
 import argparse
 import concurrent.futures
-import hashlib
 import json
 import os
 import pathlib
@@ -36,181 +40,12 @@ import sys
 import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from mutants import ROOT, mutants_of, python_code
+
 EXPLAINED = pathlib.Path(__file__).with_name("survivors.txt")
 
-# What is changed. Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out
-# have nothing to change.
-FILES = [
-    "src/core/*.cpp",
-    "src/core/float16.hpp",
-    "src/core/gating.hpp",
-    "src/core/rotation.hpp",
-    "src/core/rope_geometry.hpp",
-    "src/core/rope_problem.hpp",
-    "src/core/swiglu_problem.hpp",
-    "src/core/view.hpp",
-    "src/plan/*.cpp",
-    "src/plan/launch_shape.hpp",
-    "src/backend/cpu/*.cpp",
-    "src/backend/cpu/cpu_gating.hpp",
-    "src/backend/cpu/cpu_kernels.hpp",
-    "src/backend/cpu/cpu_loops.hpp",
-    "src/backend/cpu/cpu_vectors.hpp",
-    "src/backend/cpu/task_range.hpp",
-]
+# ---- Running ----
 
-# The tests, in the order in which they are run; the first failure ends it. (program, arguments, only for files whose
-# path has this.) Those of a file take at most 20 s of one processor, and most mutants die in the first two seconds.
-UNIT, API = "rope_unit_tests", "rope_api_tests"
-
-
-def quoted(names):
-    return [name.replace(",", "\\,") for name in names]
-
-
-SLOW_PLANS = quoted(["a launch does each piece*", "a launch of odd sizes*", "launches without a barrier do each piece*",
-                     "rows of threads do each piece*", "heads that are converted in place*",
-                     "long launches do each piece*"])
-QUICK_CALLS = "[errors],[bounds],[golden],[determinism],[scaling],[sections],[properties],[positions],[explain]"
-MORE_CALLS = quoted([
-    "random requests, part 1*", "every dtype, rank and width, separate tensors", "gradients in place*",
-    "each output over each input", "one gradient alone", "strides of each tensor", "NaN and infinite inputs of SwiGLU",
-    "infinite inputs show*", "products of large and small factors", "alpha 1 and out_scale 1*",
-    "a form or a row_scale with extreme*", "num_rows of a tensor of one axis*", "row_scale, its gradient and num_rows*",
-    "the gradient of row_scale alone*", "the sum of a row loses nothing*", "row sums do not depend*",
-    "empty tensors*", "numbers of an F64 form*", "gates from one end of sigmoid to the other"])
-SUITES = [
-    (UNIT, ["[views],[rope problem],[swiglu problem],[import],[frequencies]"], "src/core/"),
-    (UNIT, ["[rope plan]", *("~" + name for name in SLOW_PLANS)], "src/plan/"),
-    (UNIT, ["[swiglu plan]"], "src/plan/"),
-    (API, [QUICK_CALLS], ""),
-    (API, ["[fault],[fill tables],[f64],[angles]", "~a wrong entry is counted once*", "~*large*"], ""),
-    (API, [",".join(MORE_CALLS)], ""),
-    (UNIT, ["[cpu kernels],[thread pool]"], "src/backend/cpu"),
-]
-# With --slow also these: with them it is all of both programs.
-SLOW_SUITES = [
-    (UNIT, [",".join(SLOW_PLANS)], "src/plan/"),
-    (API, [*("~" + tag for tag in QUICK_CALLS.split(",")), *("~" + name for name in MORE_CALLS)], ""),
-]
-
-
-# ---- What can be changed ----
-
-SWAPS = {
-    "<": ["<=", ">"], "<=": ["<", ">"], ">": [">=", "<"], ">=": [">", "<"], "==": ["!="], "!=": ["=="],
-    "+": ["-"], "-": ["+"], "*": ["+"], "/": ["*"], "%": ["/"], "&": ["|"], "|": ["&"], "<<": [">>"], ">>": ["<<"],
-    "&&": ["||"], "||": ["&&"], "+=": ["-="], "-=": ["+="], "|=": ["&="], "&=": ["|="], "/=": ["*="], "*=": ["+="],
-    ">>=": ["<<="],
-}
-OTHER_WORD = {"true": "false", "false": "true", "continue": "break"}
-OPERATOR = re.compile(r"(?<= )(" + "|".join(sorted(map(re.escape, SWAPS), key=len, reverse=True)) + r")(?= )")
-INTEGER = re.compile(r"(?<![\w.'])(\d+)(?=u?(?![\w.']))")
-HEX_INTEGER = re.compile(r"(?<![\w.])0x([0-9a-f]+)(?=u?(?![\w.]))")
-REAL = re.compile(r"(?<![\w.])(0x[0-9a-f]+(?:\.[0-9a-f]+)?p|\d+\.\d+)(?=[\w+-]*)")
-WORD = re.compile(r"\b(true|false|continue)\b")
-NOT = re.compile(r"(?<![\w)])!(?=[A-Za-z_(])")
-STEP = re.compile(r"(\+\+|--)(?=\w)")
-IF = re.compile(r"^(\s*(?:\} else )?if \()(.*)(\) (?:return .*;|continue;|break;|\{|[\w\[\].>-]+ [-+|]?= .*;))$")
-STATEMENT = re.compile(r"^\s*(?!return\b|const\b|constexpr\b|using\b|static\b|else\b|case\b|default\b|[a-z_]\w*_t \w|"
-                       r"(?:bool|int|float|double|char|View|Real) \w)"
-                       r"(?:ROPE_TRY\(.*\);|[a-z_][\w.>\-\[\]]*\(.*\);|\*?[a-z_][\w.>\-\[\]]*(?:\(\))? [-+|&/*]?= .*;|"
-                       r"(?:\+\+|--)[\w.>\-]+;)$")
-
-
-def blank(match):
-    return re.sub(r"[^\n]", "\0", match.group(0))
-
-
-def code_lines(text):
-    """The lines with comments, strings and characters blanked out, and '' for those that hold no code to change."""
-    text = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text, flags=re.S)
-    lines = text.split("\n")
-    for i, line in enumerate(lines):
-        if re.match(r"\s*(#|static_assert|template|namespace|using|asm\(|ROPE_INDEPENDENT)", line):
-            lines[i] = ""
-    return lines
-
-
-def other_digit(digits):
-    """The literal with a digit in its middle changed: 1.4142 is 1.5142."""
-    places = [i for i, c in enumerate(digits) if c in "0123456789abcdef" and not digits.startswith("0x", max(i - 1, 0))]
-    if digits.startswith("0x"):
-        places = [i for i in places if i >= 2]
-    at = places[len(places) // 2]
-    bases = "0123456789abcdef" if digits.startswith("0x") else "0123456789"
-    return digits[:at] + bases[(bases.index(digits[at]) + 1) % len(bases)] + digits[at + 1:]
-
-
-def mutants_of_line(line):
-    """(column, length, replacement) for each change of one line of code."""
-    for match in OPERATOR.finditer(line):
-        for other in SWAPS[match.group(1)]:
-            yield match.start(), len(match.group(1)), other
-    for match in INTEGER.finditer(line):
-        value = int(match.group(1))
-        yield match.start(), len(match.group(1)), str(value + 1)
-        if value > 0:
-            yield match.start(), len(match.group(1)), str(value - 1)
-    for pattern in (HEX_INTEGER, REAL):
-        for match in pattern.finditer(line):
-            text = match.group(0)
-            yield match.start(), len(text), other_digit(text)
-    for match in WORD.finditer(line):
-        yield match.start(), len(match.group(1)), OTHER_WORD[match.group(1)]
-    for match in NOT.finditer(line):
-        yield match.start(), 1, ""
-    for match in STEP.finditer(line):
-        yield match.start(), 2, "--" if match.group(1) == "++" else "++"
-    match = IF.match(line)
-    if match:
-        yield match.start(2), len(match.group(2)), "!(" + match.group(2) + ")"
-    if STATEMENT.match(line):
-        begin = len(line) - len(line.lstrip())
-        yield begin, len(line) - begin, ";"
-
-
-class Mutant:
-    def __init__(self, file, number, line, column, length, replacement):
-        self.file, self.number, self.line = file, number, line
-        self.column, self.length = column, length
-        self.changed = line[:column] + replacement.replace("\0", "?") + line[column + length:]
-        if "\0" in replacement:  # a condition with a string in it
-            self.changed = line[:column] + "!(" + line[column:column + length] + ")" + line[column + length:]
-
-    def key(self):
-        return f"{self.file} | {self.line.strip()} | {self.changed.strip()}"
-
-    def order(self, seed):
-        return hashlib.sha256(f"{seed} {self.key()}".encode()).hexdigest()
-
-
-def runs_here(file):
-    needs_avx512 = file == "src/backend/cpu/cpu_gating.hpp"
-    return not needs_avx512 or " avx512bw " in pathlib.Path("/proc/cpuinfo").read_text()
-
-
-def all_mutants():
-    mutants, seen = [], {}
-    for pattern in FILES:
-        for path in sorted(ROOT.glob(pattern)):
-            text = path.read_text()
-            name = str(path.relative_to(ROOT))
-            if not runs_here(name):
-                continue
-            lines = text.split("\n")
-            for number, code in enumerate(code_lines(text)):
-                for column, length, replacement in mutants_of_line(code):
-                    mutant = Mutant(name, number + 1, lines[number], column, length, replacement)
-                    if mutant.key() in seen:  # the same line elsewhere in the file: one of them will do
-                        continue
-                    seen[mutant.key()] = True
-                    mutants.append(mutant)
-    return mutants
-
-
-# ---- Building and running ----
 
 def run(command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
@@ -223,48 +58,151 @@ def must(command, **options):
     return result.stdout
 
 
-class Build:
-    """One CMake build of the library and its tests, without optimisation that takes long and finds nothing."""
+def cmake(directory, arguments, targets):
+    must(["cmake", "-S", ROOT, "-B", directory, "-G", "Ninja", "-DROPE_BUILD_EXAMPLES=OFF", *arguments])
+    must(["cmake", "--build", directory, "--parallel", str(os.cpu_count()), "--target", *targets])
 
-    def __init__(self, directory, name):
-        self.directory = pathlib.Path(directory).resolve()
-        self.scratch = self.directory / name
-        must(["cmake", "-S", str(ROOT), "-B", str(self.directory), "-G", "Ninja", "-DROPE_CUDA=OFF",
-              "-DROPE_BUILD_TESTS=ON", "-DROPE_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2",
-              "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"])
-        must(["cmake", "--build", str(self.directory), "--target", UNIT, API])
+
+def processor_seconds(group):
+    """What the processes of a group have used, the children that they waited for included."""
+    ticks = 0
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[2]) == group:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+FAILED_TEST = re.compile(r"^-{79}\n([^/\n].*)\n|^(?:FAIL|ERROR): (\S+)|^test (\S+) \.\.\. FAILED|--- FAIL: (\S+)", re.M)
+ALL_SKIPPED = re.compile(r"^test cases: +(\d+) \| \1 skipped$|^0 passed, 0 failed, [1-9]", re.M)  # Catch2, run.py
+
+
+class Judge:
+    """Runs suites, in their order, until a test fails. A suite takes several times the processor's time that it takes
+    without a change before it is too slow."""
+
+    memory = None
+    patience = 4
+    may_skip = True
+
+    def __init__(self, suites):
+        self.suites, self.seconds = suites, []
+
+    def outcome(self, seconds, command, environment=None, directory=None):
+        """("passed", "skipped" or "failed"; why, in words; the output)"""
+        def limit():
+            os.setpgrp()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            if self.memory is not None:
+                resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
+
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, errors="replace", env={**os.environ, **(environment or {})},
+                                   preexec_fn=limit, cwd=directory)
+        used = 0
+        while True:
+            try:
+                output, _ = process.communicate(timeout=20)
+                break
+            except subprocess.TimeoutExpired:  # busy machines are slow; a call that waits for ever does nothing
+                before, used = used, processor_seconds(process.pid)
+                if used - before < 0.02:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    return "failed", "hangs", process.communicate()[0]
+        if process.returncode < 0:
+            name = signal.Signals(-process.returncode).name
+            return "failed", "too slow" if name in ("SIGXCPU", "SIGKILL") else name, output
+        if process.returncode > 0 and not ALL_SKIPPED.search(output):
+            names = ["".join(groups) for groups in FAILED_TEST.findall(output)]
+            return "failed", names[-1] if names else "failed", output
+        return "skipped" if process.returncode > 0 else "passed", "", output
+
+    def measure(self, most_seconds):
+        """Runs each suite without a change. Those that are skipped here are left out, and those with which all would
+        take more than most_seconds."""
+        kept, total = [], 0
+        for suite in self.suites:
+            before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+            outcome, why, output = self.outcome(1200, *self.command(suite))
+            after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.time() - began
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            name = " ".join(map(str, suite[:2]))[:100]
+            if outcome == "failed" or (outcome == "skipped" and not self.may_skip):
+                sys.exit(f"{name} is {outcome} without a change: {why}\n{output}")
+            if outcome == "passed" and most_seconds is not None and total + took > most_seconds:
+                outcome = "left out"
+            print(f"{name}: {used:.1f} s, {took:.1f} s by the clock, {outcome}", flush=True)
+            if outcome == "passed":
+                total += took
+                kept.append(suite)
+                self.seconds.append(int(max(10, self.patience * used)))
+        self.suites = kept
+        if not kept:
+            sys.exit("no suite runs here")
+
+    def verdict(self, commands):
+        """commands: of each suite what `outcome` takes, None where it has nothing to say."""
+        for command, seconds in zip(commands, self.seconds):
+            outcome, why, output = self.outcome(seconds, *command) if command else ("passed", "", "")
+            if outcome == "failed":
+                return ("no compile", "") if self.is_broken(output) else ("killed", why)
+        return "survived", ""
+
+    def is_broken(self, output):
+        return False
+
+
+# ---- src ----
+
+UNIT, API = "rope_unit_tests", "rope_api_tests"
+CUDA, CUDA_INTERNAL = "cuda/rope_cuda_tests", "cuda/rope_cuda_internal_tests"
+MADE_OF_OBJECTS = (UNIT, CUDA_INTERNAL)  # the others load the library
+
+
+class Library(Judge):
+    """A mutant is compiled from the one file that it changes (for a header, from the files that include it) and linked
+    with the other objects of one CMake build, without optimisation that takes long and finds nothing."""
+
+    def __init__(self, options, directory, suites, cuda=False):
+        super().__init__(suites)
+        self.directory = directory
+        if cuda:  # which takes addresses for all of the device's memory; a thread that waits for it uses its processor
+            self.patience, self.may_skip = 4 * options.jobs, False
+        else:
+            self.memory = 8 << 30
+        programs = sorted({program for program, *_ in suites})
+        cmake(directory, ["-DROPE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2",
+                          "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+                          *(["-DROPE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90"] if cuda else ["-DROPE_CUDA=OFF"])],
+              [program.split("/")[-1] for program in programs])
         self.commands = {}
-        for entry in json.loads((self.directory / "compile_commands.json").read_text()):
+        for entry in json.loads((directory / "compile_commands.json").read_text()):
             source = os.path.relpath(entry["file"], ROOT)
-            if "/rope_objects.dir/" in entry["output"] if "output" in entry else "rope_objects.dir" in entry["command"]:
+            if source.endswith(".cpp") and "rope_objects.dir" in entry["command"]:
                 self.commands[source] = shlex.split(entry["command"])
         self.objects = {source: command[command.index("-o") + 1] for source, command in self.commands.items()}
         self.includes = {source: self.includes_of(source) for source in self.commands}
-        self.link_unit = self.link_command(UNIT)
-        self.link_library = self.link_command("librope.so.0.1.0", "librope.so")
+        self.links = {name: self.link_command("tests/" + name) for name in programs if name in MADE_OF_OBJECTS}
+        self.link_library = self.link_command("librope.so")
         self.baseline = {}
         self.lock = threading.Lock()
 
     def includes_of(self, source):
-        command = [part for part in self.commands[source]]
+        command = list(self.commands[source])
         at = command.index("-o")
         del command[at:at + 2]
-        command.remove("-c")
-        text = must(command + ["-MM"], cwd=self.directory)
-        names = text.replace("\\\n", " ").split()[1:]
+        command[command.index("-c")] = "-MM"
+        names = must(command, cwd=self.directory).replace("\\\n", " ").split()[1:]
         return {os.path.relpath(self.directory / name, ROOT) for name in names}
 
-    def link_command(self, *targets):
-        for target in targets:
-            result = run(["ninja", "-t", "commands", target], cwd=self.directory)
-            if result.returncode != 0:
-                result = run(["ninja", "-t", "commands", "tests/" + target], cwd=self.directory)
-            if result.returncode == 0:
-                for line in reversed(result.stdout.strip().split("\n")):
-                    if " -o " in line and " -c " not in line:
-                        part = [p for p in line.split(" && ") if " -o " in p][0]
-                        return shlex.split(part)
-        sys.exit(f"no command links {targets}")
+    def link_command(self, target):
+        lines = must(["ninja", "-t", "commands", target], cwd=self.directory).split("\n")
+        line = [line for line in lines if " -o " in line and " -c " not in line][-1]
+        return shlex.split([part for part in line.split(" && ") if " -o " in part][0])
 
     def compile(self, source, scratch, overlay, mutated):
         """The object of `source` with the changed file in the overlay, or None."""
@@ -281,12 +219,11 @@ class Build:
         """The same of the unchanged file, compiled in the same way."""
         with self.lock:
             if source not in self.baseline:
-                scratch = self.scratch / "original"
-                overlay = scratch / "overlay"
-                copy = overlay / pathlib.Path(source).relative_to("src")
+                scratch = self.directory / "original"
+                copy = scratch / "overlay" / pathlib.Path(source).relative_to("src")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / source, copy)
-                self.baseline[source] = self.compile(source, scratch, overlay, source).read_bytes()
+                self.baseline[source] = self.compile(source, scratch, scratch / "overlay", source).read_bytes()
                 copy.unlink()
             return self.baseline[source]
 
@@ -296,78 +233,195 @@ class Build:
         command[command.index("-o") + 1] = str(target)
         must(command, cwd=self.directory)
 
-    def program(self, name):
-        return self.directory / "tests" / name
+    def command(self, suite, scratch=None):
+        """Of the suite without a change, or with the one that was linked in a folder."""
+        program, environment = self.directory / "tests" / suite[0], None
+        if scratch and suite[0] in MADE_OF_OBJECTS:
+            program = scratch / program.name
+        elif scratch:
+            environment = {"LD_PRELOAD": str(scratch / "librope.so.0")}
+        return [program, *suite[1], "--abort", "--order", "decl"], environment
+
+    def judge(self, mutant, scratch):
+        overlay = scratch / "overlay"
+        shutil.rmtree(overlay, ignore_errors=True)
+        changed = overlay / pathlib.Path(mutant.file).relative_to("src")
+        changed.parent.mkdir(parents=True)
+        changed.write_text(mutant.text())
+        objects = {}
+        for source in [source for source in self.commands if mutant.file in self.includes[source]]:
+            compiled = self.compile(source, scratch, overlay, mutant.file)
+            if compiled is None:
+                return "no compile", ""
+            if compiled.read_bytes() != self.original(source):
+                objects[source] = compiled
+        if not objects:
+            return "same code", ""
+        self.link(self.link_library, objects, scratch / "librope.so.0")
+        # A test of objects compiles headers itself: there the library alone is changed, and API tests judge.
+        links = {} if mutant.file.endswith(".hpp") else self.links
+        for name, link in links.items():
+            self.link(link, objects, scratch / pathlib.Path(name).name)
+        return self.verdict([self.command(suite, scratch) if re.search(suite[2], mutant.file) and
+                             (suite[0] in links or suite[0] not in MADE_OF_OBJECTS) else None for suite in self.suites])
 
 
-def passes(program, arguments, environment, processor_seconds):
-    """Whether all tests pass, in how much time of a processor, and in words why not."""
-    def limit():
-        os.setpgrp()
-        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (processor_seconds, processor_seconds))
+# ---- bindings ----
 
-    def used(process):
-        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class Binding(Judge):
+    """A mutant is a change in a copy of the binding's folder, beside links to all that its tests read. The tests
+    compile it themselves, and say `broken` where that fails."""
 
-    process = subprocess.Popen([str(program), *arguments, "--abort", "--order", "decl"], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace", env={**os.environ, **environment},
-                               preexec_fn=limit)
-    seconds = 0
-    while True:
+    def __init__(self, options, directory, suites, folder, environment, broken="(?!)"):
+        super().__init__(suites)
+        self.folder, self.broken, self.scratch, self.trees = folder, broken, directory / "unchanged", {}
+        cmake(directory, ["-DROPE_CUDA=OFF"], ["all"])
+        prefix = directory / "prefix"
+        must(["cmake", "--install", directory, "--prefix", prefix])
+        self.environment = {name: value.format(build=directory, prefix=prefix) for name, value in environment.items()}
+
+    def tree(self, scratch):
+        """A folder like the repository's, where the binding alone is a copy."""
+        if scratch not in self.trees:
+            tree = self.trees[scratch] = scratch / "tree"
+            shutil.rmtree(tree, ignore_errors=True)
+            (tree / self.folder).parent.mkdir(parents=True)
+            for path in ROOT.iterdir():
+                if path.name != "bindings" and not path.name.startswith((".", "build")):
+                    (tree / path.name).symlink_to(path)
+            shutil.copytree(ROOT / self.folder, tree / self.folder, symlinks=True, copy_function=shutil.copyfile,
+                            ignore=shutil.ignore_patterns("target", "__pycache__", "build"))
+        return self.trees[scratch]
+
+    def command(self, suite, scratch=None):
+        tree = self.tree(scratch or self.scratch)
+        environment = {**self.environment, "CARGO_TARGET_DIR": str(tree / "target")}
+        return [*suite[0], *suite[1]], environment, tree / self.folder
+
+    def is_broken(self, output):
+        return re.search(self.broken, output) is not None
+
+    def judge(self, mutant, scratch):
+        original, changed = (ROOT / mutant.file).read_text(), mutant.text()
+        if mutant.file.endswith(".py"):
+            code = python_code(changed)
+            if code is None or code == python_code(original):
+                return "no compile" if code is None else "same code", ""
+        file = self.tree(scratch) / mutant.file
+        file.write_text(changed)
         try:
-            output, _ = process.communicate(timeout=20)
-            break
-        except subprocess.TimeoutExpired:  # busy machines are slow; a call that waits for ever does nothing
-            before, seconds = seconds, used(process)
-            if seconds - before < 0.02:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return False, "hangs"
-    if process.returncode == 0:
-        return True, ""
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        return False, "too slow" if name in ("SIGXCPU", "SIGKILL") else name
-    names = re.findall(r"^-{79}\n(.*)\n", output, flags=re.M)
-    return False, names[0] if names else "failed"
+            return self.verdict([self.command(suite, scratch) if re.search(suite[2], mutant.file) else None
+                                 for suite in self.suites])
+        finally:
+            file.write_text(original)  # anew: cargo looks at the time
 
 
-def judge(build, mutant, scratch, seconds):
-    overlay = scratch / "overlay"
-    shutil.rmtree(overlay, ignore_errors=True)
-    changed = overlay / pathlib.Path(mutant.file).relative_to("src")
-    changed.parent.mkdir(parents=True)
-    lines = (ROOT / mutant.file).read_text().split("\n")
-    lines[mutant.number - 1] = mutant.changed
-    changed.write_text("\n".join(lines))
-    is_header = mutant.file.endswith(".hpp")
-    sources = [source for source in build.commands if mutant.file in build.includes[source]]
-    objects = {}
-    for source in sources:
-        compiled = build.compile(source, scratch, overlay, mutant.file)
-        if compiled is None:
-            return "no compile", ""
-        if compiled.read_bytes() != build.original(source):
-            objects[source] = compiled
-    if not objects:
-        return "same code", ""
-    library, unit = scratch / "librope.so.0", scratch / UNIT
-    build.link(build.link_library, objects, library)
-    # A unit test compiles headers itself: there the library alone is changed, and API tests judge.
-    if not is_header:
-        build.link(build.link_unit, objects, unit)
-    for index, (program, arguments, folder) in enumerate(SUITES):
-        if folder not in mutant.file or (is_header and program == UNIT):
-            continue
-        path, environment = (unit, {}) if program == UNIT else (build.program(API), {"LD_PRELOAD": str(library)})
-        passed, why = passes(path, arguments, environment, seconds[index])
-        if not passed:
-            return "killed", why
-    return "survived", ""
+# ---- What is changed, and which tests judge it ----
 
+def quoted(names):
+    return [name.replace(",", "\\,") for name in names]
+
+
+SLOW_PLANS = quoted(["a launch does each piece*", "a launch of odd sizes*", "launches without a barrier do each piece*",
+                     "rows of threads do each piece*", "heads that are converted in place*",
+                     "long launches do each piece*"])
+QUICK_CALLS = "[errors],[bounds],[golden],[determinism],[scaling],[sections],[properties],[positions],[explain]"
+MORE_CALLS = quoted([
+    "random requests, part 1*", "every dtype, rank and width, separate tensors", "gradients in place*",
+    "each output over each input", "one gradient alone", "strides of each tensor", "NaN and infinite inputs of SwiGLU",
+    "infinite inputs show*", "products of large and small factors", "alpha 1 and out_scale 1*",
+    "a form or a row_scale with extreme*", "num_rows of a tensor of one axis*", "row_scale, its gradient and num_rows*",
+    "the gradient of row_scale alone*", "the sum of a row loses nothing*", "row sums do not depend*",
+    "empty tensors*", "numbers of an F64 form*", "gates from one end of sigmoid to the other"])
+# (program, arguments, only for files whose path matches this). Those of a file take at most 20 s of one processor, and
+# most mutants die in the first two seconds.
+CALL_SUITES = [
+    (API, [QUICK_CALLS], ""),
+    (API, ["[fault],[fill tables],[f64],[angles]", "~a wrong entry is counted once*", "~*large*"], ""),
+    (API, [",".join(MORE_CALLS)], ""),
+]
+PARTS = {
+    "library": {
+        # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
+        # nothing to change.
+        "files": ["src/core/*.cpp", "src/core/float16.hpp", "src/core/gating.hpp", "src/core/rotation.hpp",
+                  "src/core/rope_geometry.hpp", "src/core/rope_problem.hpp", "src/core/swiglu_problem.hpp",
+                  "src/core/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
+                  "src/backend/cpu/cpu_gating.hpp", "src/backend/cpu/cpu_kernels.hpp", "src/backend/cpu/cpu_loops.hpp",
+                  "src/backend/cpu/cpu_vectors.hpp", "src/backend/cpu/task_range.hpp"],
+        "judge": Library,
+        "suites": [
+            (UNIT, ["[views],[rope problem],[swiglu problem],[import],[frequencies]"], "src/core/"),
+            (UNIT, ["[rope plan]", *("~" + name for name in SLOW_PLANS)], "src/plan/"),
+            (UNIT, ["[swiglu plan]"], "src/plan/"),
+            *CALL_SUITES,
+            (UNIT, ["[cpu kernels],[thread pool]"], "src/backend/cpu"),
+        ],
+        # With --slow also these: with them it is all of both programs.
+        "slow_suites": [
+            (UNIT, [",".join(SLOW_PLANS)], "src/plan/"),
+            (API, [*("~" + tag for tag in QUICK_CALLS.split(",")), *("~" + name for name in MORE_CALLS)], ""),
+        ],
+    },
+    "api": {
+        "files": ["src/api/*.cpp", "src/api/*.hpp"],
+        "judge": Library,
+        "suites": [(API, ["[lifecycle],[views]"], ""), *CALL_SUITES],
+        "slow_suites": [(API, ["[stress]"], "")],
+    },
+    "cuda": {
+        "files": ["src/backend/cuda/cuda_backend.cpp", "src/backend/cuda/device_cache.*",
+                  "src/backend/cuda/kernel_cache.*"],
+        "judge": Library,
+        "cuda": True,
+        "most_seconds": 15,
+        # Several run at once on one device: tests that take all of its memory, or look at what is free, are left out.
+        "suites": [
+            (API, ["[golden],[lifecycle]", "~[threads]"], ""),
+            (UNIT, ["[no_device]"], "device_cache"),
+            (CUDA, ["[survival],[devices]", "~*memory*", "~[concurrent]"], ""),
+            (CUDA_INTERNAL, ["[errors],[grid]"], ""),
+            (CUDA, ["[graphs]~[survival]~[devices]"], ""),
+            (API, ["[fault],[fill tables],[angles],[sections],[positions]", "~a wrong entry is counted once*",
+                   "~*large*"], ""),
+            (CUDA, ["[programmatic]"], ""),
+            (CUDA, ["[streams]", "~[concurrent]"], ""),
+            (API, [",".join(MORE_CALLS)], ""),
+        ],
+    },
+    "python": {
+        "files": ["bindings/python/librope/*.py"],
+        "judge": Binding,
+        "folder": "bindings/python",
+        "environment": {"ROPE_LIBRARY": "{build}/librope.so", "PYTHONDONTWRITEBYTECODE": "1"},
+        "suites": [([sys.executable, "tests/run.py"], names, files) for names, files in (
+            (["test_numpy", "test_protocols", "test_frequencies", "test_abi", "test_loader"], ""),
+            (["test_torch"], "torch|_tensors|_rope|_swiglu|_descriptor"),
+            (["test_transformers"], "transformers|_hf_config|_enums"),
+            (["test_jax"], "_tensors|_dlpack"))],
+    },
+    "rust": {
+        "files": ["bindings/rust/rope/src/*.rs", "bindings/rust/rope-sys/src/*.rs"],
+        "judge": Binding,
+        "folder": "bindings/rust",
+        "environment": {"ROPE_LIB_DIR": "{build}", "CARGO_TERM_COLOR": "never"},
+        "suites": [(["cargo", "test", "--offline", "--locked", "--tests"], [], "")],
+        "broken": "could not compile",
+    },
+    "go": {
+        "files": [f"bindings/go/{name}" for name in ("frequencies.go", "rope.go", "shim.h", "swiglu.go", "tensor.go")],
+        "judge": Binding,
+        "folder": "bindings/go",
+        "environment": {"PKG_CONFIG_PATH": "{prefix}/lib/pkgconfig", "LD_LIBRARY_PATH": "{prefix}/lib",
+                        "GOCACHE": "{build}/go-cache", "GOPATH": "{build}/go-path", "GOFLAGS": "-mod=mod",
+                        "GOPROXY": "off"},
+        "suites": [(["go", "test", "-count=1", "-vet=off", "./..."], [], "")],
+        "broken": r"\[(build|setup) failed\]",
+    },
+}
+
+
+# ---- The run ----
 
 def read_explained():
     """The kind, `equivalent` or `unseen`, and the reason of each survivor that survivors.txt explains."""
@@ -379,30 +433,64 @@ def read_explained():
     return entries
 
 
+def read_results(path):
+    """The result of each mutant in the output of an earlier run."""
+    text = path.read_text() if path and path.exists() else ""
+    return {key: result for result, key in
+            re.findall(r"^(killed|survived|same code|no compile) +(.* \| [^\t\n]*)", text, re.M)}
+
+
+def runs_here(file):
+    needs_avx512 = file == "src/backend/cpu/cpu_gating.hpp"
+    return not needs_avx512 or " avx512bw " in pathlib.Path("/proc/cpuinfo").read_text()
+
+
+def report(mutants, results, explained):
+    """Prints what became of each file's mutants; whether enough are killed and the others are explained."""
+    counts = dict.fromkeys(("killed", "same code", "no compile", "equivalent", "unseen", "unexplained", "left"), 0)
+    by_file = {}
+    for mutant in mutants:
+        result = results.get(mutant.key(), "left")
+        if result in ("killed", "survived"):
+            by_file.setdefault(mutant.file, []).append(result == "killed")
+        if result == "survived":
+            result = explained.get(mutant.key(), ("unexplained", ""))[0]
+        counts[result] += 1
+    print()
+    for file, killed in sorted(by_file.items()):
+        print(f"{file}: {sum(killed)} of {len(killed)} killed")
+    different = counts["killed"] + counts["unseen"] + counts["unexplained"]
+    share = 100 * counts["killed"] / max(different, 1)
+    print(f"\n{counts['killed']} of {different} mutants killed, {share:.1f} %; {counts['unexplained']} of the others "
+          f"are not explained. Not counted: {counts['equivalent']} equivalent ones, {counts['same code']} of the same "
+          f"code, {counts['no compile']} that do not compile, {counts['left']} that are left to try.")
+    return counts["unexplained"] == 0 and share >= 95
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--build", default="build-mutation", help="folder to build in")
+    parser.add_argument("part", nargs="?", default="library", choices=PARTS, help="part of librope that is changed")
+    parser.add_argument("--build", help="folder to build in; build-mutation-PART if not given")
     parser.add_argument("--count", type=int, default=400, help="mutants to try")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--part", default="1/1", help="2/3: the second third of the mutants, for several runs at once")
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--show", action="store_true", help="print the mutants and leave")
-    parser.add_argument("--survivors-of", help="try again what survived, as this output of an earlier run says")
     parser.add_argument("--slow", action="store_true", help="run the slow tests too, before something survives")
+    parser.add_argument("--results", type=pathlib.Path, help="file to add results to; what it has is not tried again, "
+                        "but for survivors")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many minutes")
     options = parser.parse_args()
-    if options.slow:
-        SUITES.extend(SLOW_SUITES)
 
-    mutants = [mutant for mutant in all_mutants() if options.only in mutant.file]
+    part = dict(PARTS[options.part])
+    judge_class, patterns = part.pop("judge"), part.pop("files")
+    slow_suites, most_seconds = part.pop("slow_suites", []), part.pop("most_seconds", None)
+    if options.slow:
+        part["suites"] = part["suites"] + slow_suites
+    files = [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    mutants = mutants_of(file for file in files if options.only in file and runs_here(file))
     possible = len(mutants)
-    mutants.sort(key=lambda mutant: mutant.order(options.seed))
-    if options.survivors_of:
-        text = pathlib.Path(options.survivors_of).read_text()
-        wanted = set(re.findall(r"^survived  (.*) \((?:unexplained|unseen|equivalent)[^|]*\)$", text, re.M))
-        mutants = [mutant for mutant in mutants if mutant.key() in wanted]
-    part, parts = map(int, options.part.split("/"))
-    mutants = mutants[:options.count][part - 1::parts]
+    mutants = sorted(mutants, key=lambda mutant: mutant.order(options.seed))[:options.count]
     if options.show:
         for mutant in mutants:
             print(mutant.key())
@@ -410,61 +498,41 @@ def main():
         return
 
     began = time.time()
-    build = Build(options.build, f"part{part}")
-    seconds = []
-    for program, arguments, _ in SUITES:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        passed, why = passes(build.program(program), arguments, {}, 600)
-        if not passed:
-            sys.exit(f"{program} fails without a change: {why}")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        seconds.append(int(max(10, 4 * used)))
-        print(f"{program} {arguments[0]}: {used:.1f} s", flush=True)
+    directory = pathlib.Path(options.build or f"build-mutation-{options.part}").resolve()
+    judge = judge_class(options, directory, **part)
+    judge.measure(most_seconds)
     print(f"built in {time.time() - began:.0f} s", flush=True)
 
-    explained = read_explained()
-    free = [build.scratch / f"job{i}" for i in range(options.jobs)]
+    explained, results = read_explained(), read_results(options.results)
+    free = [directory / f"job{i}" for i in range(options.jobs)]
     lock = threading.Lock()
-    outcome = {"killed": 0, "survived": 0, "same code": 0, "no compile": 0, "equivalent": 0, "unseen": 0,
-               "unexplained": 0}
-    by_file = {}
 
     def work(mutant):
+        if results.get(mutant.key(), "survived") != "survived" or time.time() - began > 60 * options.minutes:
+            return
         with lock:
             scratch = free.pop()
         scratch.mkdir(parents=True, exist_ok=True)
         try:
-            result, why = judge(build, mutant, scratch, seconds)
+            result, why = judge.judge(mutant, scratch)
         finally:
             with lock:
                 free.append(scratch)
+        if result == "survived":
+            why = ": ".join(explained.get(mutant.key(), ("unexplained", "no test notices")))
+        line = f"{result:11}{mutant.key()}" + (f"\t({why})" if why else "")
         with lock:
-            outcome[result] += 1
-            counts = by_file.setdefault(mutant.file, {"killed": 0, "survived": 0})
-            if result in counts:
-                counts[result] += 1
-            if result == "survived":
-                kind, reason = explained.get(mutant.key(), ("unexplained", "no test notices"))
-                outcome[kind] += 1
-                why = f"{kind}: {reason}"
-            print(f"{result:10}{mutant.key()}" + (f" ({why})" if why else ""), flush=True)
+            results[mutant.key()] = result
+            print(line, flush=True)
+            if options.results:
+                with options.results.open("a") as file:
+                    print(line, file=file)
 
-    (build.scratch / "original").mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(work, mutants))
-
-    print()
-    for file, counts in sorted(by_file.items()):
-        total = counts["killed"] + counts["survived"]
-        print(f"{file}: {counts['killed']} of {total} killed")
-    different = outcome["killed"] + outcome["unseen"] + outcome["unexplained"]
-    share = 100 * outcome["killed"] / max(different, 1)
-    print(f"\n{outcome['killed']} of {different} mutants killed, {share:.1f} %; "
-          f"{outcome['unexplained']} of the others are not explained. Not counted: {outcome['equivalent']} equivalent "
-          f"ones, {outcome['same code']} of the same code, {outcome['no compile']} that do not compile. "
-          f"{possible} mutants are possible. {(time.time() - began) / 60:.0f} minutes.")
-    sys.exit(1 if outcome["unexplained"] or share < 95 else 0)
+    is_good = report(mutants, results, explained)
+    print(f"{possible} mutants are possible. {(time.time() - began) / 60:.0f} minutes.")
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":
