@@ -24,9 +24,14 @@ class _Handle:
         self._destroy(self.pointer)
 
 
+def _recreate(cls: type, arguments: Dict[str, Any]) -> Any:
+    return cls(**arguments)
+
+
 class Descriptor:
     """Immutable, and safe to use from any number of threads. A context manager; closing it twice is harmless."""
 
+    _arrays: Dict[str, Any] = {}  # by field; from_buffer_copy keeps pointers, not what they point to
     _create: Callable[..., int]
     _destroy: Callable[[int], None]
 
@@ -69,6 +74,22 @@ class Descriptor:
             if handle is None:
                 handle = handles[device] = self._make_handle(*device)
         return handle
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Copies and pickles are made anew of the arguments, whose names are those of the fields."""
+        if self._handles is None:
+            raise ValueError(f"this {type(self).__name__} is closed")
+        kind, ordinal = self._device
+        arguments: Dict[str, Any] = {
+            "device": "cuda" if kind == Device.CUDA and ordinal is None else
+            None if kind is None or ordinal is None else device_name(kind, ordinal)}
+        for field, ctype in self._config._fields_:
+            if field not in ("struct_size", "flags", "device", "device_index"):
+                is_array = issubclass(ctype, ctypes._Pointer)
+                arguments[field] = (
+                    list(self._arrays[field]) if field in self._arrays else
+                    None if is_array else getattr(self._config, field))
+        return _recreate, (type(self), arguments)
 
     def close(self) -> None:
         """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed."""

@@ -91,7 +91,7 @@ class RopeDesc(Descriptor):
         )
         # The library cannot see how long an array is.
         num_pairs = (config.rotary_dim or config.head_dim) // 2
-        self._arrays = []  # from_buffer_copy keeps pointers, not what they point to
+        self._arrays = {}
         for field, values, ctype in (("inv_freq", inv_freq, ctypes.c_double), ("pair_axis", pair_axis, ctypes.c_int32)):
             if values is None:
                 continue
@@ -101,7 +101,7 @@ class RopeDesc(Descriptor):
             if ctype is ctypes.c_int32:
                 values = integers_for(ctype, "rope_desc_create", field, values)
             array = (ctype * num_pairs)(*values)
-            self._arrays.append(array)
+            self._arrays[field] = array
             setattr(config, field, ctypes.cast(array, ctypes.POINTER(ctype)))
         super().__init__(config, device)
 

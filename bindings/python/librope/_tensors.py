@@ -323,6 +323,8 @@ def _find_framework(cls: type) -> Any:
         root, name = base.__module__.partition(".")[0], base.__name__
         if root == "torch" and name == "Tensor":
             return _Torch
+        if root == "numpy" and name == "MaskedArray":
+            raise TypeError("it is a numpy.ma.MaskedArray, whose mask would be ignored: give its data or filled()")
         if root == "numpy" and name == "ndarray":
             return _Numpy
         if root == "cupy" and name == "ndarray":

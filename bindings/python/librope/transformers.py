@@ -11,6 +11,7 @@ the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one i
 """
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import types
@@ -48,16 +49,22 @@ _FAMILIES = {
 class _Frequencies:
     """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions."""
 
-    __slots__ = ("buffer", "inv_freq", "attention_scale")
+    __slots__ = ("buffer", "version", "inv_freq", "attention_scale")
 
     def __init__(self, buffer: torch.Tensor, attention_scale: float) -> None:
         self.buffer = buffer
+        self.version = _version_of(buffer)
         self.inv_freq = tuple(buffer.tolist())
         self.attention_scale = attention_scale
 
 
+def _version_of(buffer: torch.Tensor) -> Optional[int]:
+    """Grows with each change in place, but of inference tensors."""
+    return None if buffer.is_inference() else buffer._version
+
+
 def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Frequencies:
-    """Read again when the embedding has another buffer: it was moved, cast, or rescaled for a longer sequence. While
+    """Read again when the buffer was changed, or is another one: moved, cast, or rescaled for a longer sequence. While
     torch.compile traces, the values that are known are constants, read as a plain attribute: it cannot trace more."""
     known = rotary._librope_frequencies.get(layer_type)
     if known is not None and torch.compiler.is_compiling():
@@ -65,7 +72,8 @@ def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Freq
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer = getattr(rotary, prefix + "inv_freq")
     scale = float(getattr(rotary, prefix + "attention_scaling"))
-    if known is None or known.buffer is not buffer or known.attention_scale != scale:
+    if (known is None or known.buffer is not buffer or known.version != _version_of(buffer)
+            or known.attention_scale != scale):
         known = _Frequencies(buffer, scale)
         rotary._librope_frequencies = {**rotary._librope_frequencies, layer_type: known}
     return known
@@ -122,6 +130,9 @@ class _Replacement:
     def __deepcopy__(self, memo: Any) -> "_Replacement":
         return self
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _replacement_named, (self._modeling.__name__,)
+
     def __del__(self) -> None:
         for name, original, ours in self._functions:
             if getattr(self._modeling, name, None) is ours:  # and not wrapped by somebody else since
@@ -138,6 +149,10 @@ def _replacement_in(modeling: types.ModuleType) -> _Replacement:
         if replacement is None:
             replacement = _replacements[modeling.__name__] = _Replacement(modeling)
         return replacement
+
+
+def _replacement_named(name: str) -> _Replacement:
+    return _replacement_in(importlib.import_module(name))
 
 
 # ---- Gated MLPs -----------------------------------------------------------------------------------------------------
@@ -190,6 +205,25 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
     return None
 
 
+class _Method:
+    """A method of ours in place of a module's own. Unlike a bound method it can be pickled with the module."""
+
+    __slots__ = ("_function", "_module")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        plan = _plan_for(type(module))
+        assert plan is not None
+        _, method, make = plan
+        self._function = make(getattr(type(module), method))
+        self._module = module
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._function(self._module, *arguments, **keywords)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _Method, (self._module,)
+
+
 _OWN_ATTRIBUTES = ("_librope_method", "_librope_replacement", "_librope_frequencies")
 
 
@@ -205,7 +239,7 @@ def _patch_instance(module: torch.nn.Module) -> bool:
         return False
     # accelerate's hooks keep what they wrap under another name.
     place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
-    ours = types.MethodType(make(getattr(type(module), method)), module)
+    ours = _Method(module)
     module.__dict__["_librope_method"] = (method, ours, module.__dict__.get(place))
     module.__dict__[place] = ours
     if is_rotary:

@@ -1,7 +1,9 @@
 # test_numpy.py - descriptors, functions and errors, on NumPy's arrays
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import unittest
 import weakref
@@ -300,6 +302,36 @@ class ErrorTest(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 desc.forward(**arguments)
         desc.forward(read_only)  # as an input it may be
+
+    def test_masks_are_refused(self):
+        x = numpy.ma.masked_array(normal(5, 2, 16), mask=True)
+        for call in (make_desc().forward, lambda x: make_desc().forward(normal(5, 2, 16), out=x),
+                     lambda x: librope.swiglu(x, x)):
+            with self.assertRaisesRegex(TypeError, "_forward: (q|q_out|gate): it is a numpy.ma.MaskedArray"):
+                call(x)
+
+    def test_copies_and_pickles(self):
+        x, positions = normal(5, 2, 16), numpy.tile(numpy.arange(5), (2, 1))
+        rope = [make_desc(), make_desc(device="cpu", rotary_dim=8, rotary_offset=4, out_style="interleaved"),
+                make_desc(theta=0.0, inv_freq=[1.0 / (i + 1) for i in range(8)], num_axes=2, num_threads=1,
+                          pair_axis=numpy.arange(8) % 2, attention_scale=1.25)]
+        calls = [(desc, lambda desc: desc.forward(x)) for desc in rope]
+        calls[2] = rope[2], lambda desc: desc.forward(x, positions=positions)
+        calls.append((SwigluDesc(dtype="f32", alpha=1.5, limit=0.5, up_offset=1.0, out_scale=2.0),
+                      lambda desc: desc.forward(x, x)))
+        for desc, call in calls:
+            expected = call(desc)
+            twins = [copy.copy(desc), copy.deepcopy(desc)]
+            twins += [pickle.loads(pickle.dumps(desc, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+            desc.close()
+            for twin in twins:
+                self.assertIs(type(twin), type(desc))
+                numpy.testing.assert_array_equal(call(twin), expected)
+            with self.assertRaisesRegex(ValueError, f"this {type(desc).__name__} is closed"):
+                pickle.dumps(desc)
+        twin = pickle.loads(pickle.dumps(make_desc(device="cpu")))
+        self.assertEqual(twin._device, (1, 0))
+        self.assertEqual(pickle.loads(pickle.dumps(make_desc()))._device, (None, None))
 
     def test_closed(self):
         with make_desc() as desc:

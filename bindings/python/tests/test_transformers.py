@@ -3,8 +3,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import pickle
 import struct
+import subprocess
 import sys
+import tempfile
 import unittest
 
 import support
@@ -238,6 +242,56 @@ class PatchTest(unittest.TestCase):
         self.assertLess(distance(run(twin)[1], expected[1]), TOLERANCES[torch.float32][1])
         unpatch(twin)
         self.assertTrue(torch.equal(run(twin.eval())[0], run(model)[0]))
+
+    def test_saved_whole(self):
+        for name in ("llama", "llama, dynamic", "gemma3", "deepseek_v3"):
+            with self.subTest(name):
+                model = patched(self, make_model(name))
+                expected, num_patched = run(model), MODELS[name][2]
+                with tempfile.TemporaryFile() as file:
+                    torch.save(model, file)
+                    file.seek(0)
+                    loaded = torch.load(file, weights_only=False)
+                for twin in (pickle.loads(pickle.dumps(model)), loaded, copy.deepcopy(model)):
+                    self.addCleanup(unpatch, twin)
+                    self.assertEqual(sum("_librope_method" in m.__dict__ for m in twin.modules()), num_patched)
+                    self.assertTrue(torch.equal(run(twin)[0], expected[0]))
+                    unpatch(twin)
+                    self.assertFalse([key for m in twin.modules() for key in m.__dict__ if "_librope" in key])
+                    self.assertFalse(torch.equal(run(twin)[0], expected[0]))
+                self.assertTrue(torch.equal(run(model)[0], expected[0]))
+                unpatch(model)
+                plain = run(model)
+                self.assertTrue(torch.equal(run(twin)[0], plain[0]))
+
+    def test_saved_whole_and_loaded_by_another_process(self):
+        model = patched(self, make_model("llama"))
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "model.pt")
+            torch.save((model, run(model)[0]), file)
+            code = ("import sys, torch; model, expected = torch.load(sys.argv[1], weights_only=False); "
+                    "torch.manual_seed(1); "
+                    "ids = torch.randint(1, 97, (2, 13)); assert torch.equal(model(ids).logits.double(), expected);"
+                    "print(sum('_librope_method' in m.__dict__ for m in model.modules()), 'librope' in sys.modules)")
+            done = subprocess.run([sys.executable, "-c", code, file], text=True, stdout=subprocess.PIPE, check=True,
+                                  env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        self.assertEqual(done.stdout.split(), ["3", "True"])
+
+    def test_frequencies_changed_in_place(self):
+        model = make_model("llama")
+        rotary = model.model.rotary_emb
+        before = run(model)[0]
+        patched(self, model)
+        run(model)
+        for change in (lambda x: x.mul_(0.5), lambda x: x.copy_(torch.ones_like(x))):
+            with torch.no_grad():
+                change(rotary.inv_freq)
+            rotated = run(model)[0]
+            unpatch(model)
+            expected = run(model)[0]
+            patch(model)
+            self.assertLess(distance(rotated, expected), TOLERANCES[torch.float32][0])
+            self.assertGreater(distance(rotated, before), 100 * TOLERANCES[torch.float32][0])
 
     def test_compiled_in_one_graph(self):
         from test_torch import has_compiler
