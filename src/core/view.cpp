@@ -136,6 +136,7 @@ rope_status_t check_same_shape(const char *function, const char *field, const Vi
 
 View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
   View part = view;
+  if (length == view.shape[axis]) return part;
   part.shape[axis] = length;
   if (view.is_empty() || length == 0) {
     part.elements = 0;
@@ -185,12 +186,6 @@ int64_t greatest_common_divisor(int64_t a, int64_t b) {
   return a;
 }
 
-// Whether some multiple of `step`, by 0 to `last`, lies within the range.
-bool has_multiple(int64_t step, int64_t last, Range range) {
-  const int64_t first = range.low > 0 ? divide_up(range.low, step) : 0;
-  return first <= last && first * step <= range.high;
-}
-
 // Whether k * step mod modulus lies within the range for some k from 0 to `last`; the range lies within 0 to
 // modulus - 1, and step is below modulus. Euclid's algorithm: either the first multiple from range.low on lies in the
 // range, or k * step passes the modulus first, and how often it does is the unknown of the same question modulo step.
@@ -209,32 +204,22 @@ bool has_residue(int64_t step, int64_t modulus, Range range, int64_t last) {
   return false;
 }
 
+// Whether a multiple of `modulus` lies within the range less n * step, for some n of `values`. The range is narrower
+// than modulus.
+bool meets_multiple(Range range, int64_t step, Range values, int64_t modulus) {
+  // Then the end of the range is at most its width above the multiple.
+  const int64_t width = range.high - range.low, rest = (range.high - values.high * step) % modulus;
+  const int64_t wanted = rest > 0 ? modulus - rest : -rest;
+  if (wanted + width >= modulus) return true;
+  return has_residue(step % modulus, modulus, {wanted, wanted + width}, values.high - values.low);
+}
+
 // One unknown of a sum of step * n, with low <= n <= high and step > 0.
 struct Term {
   int64_t step;
   int64_t low;
   int64_t high;
 };
-
-// Whether a.step * n + b.step * m lies within the range, which is narrower than b.step, for some n and m. Exact.
-bool reach_with_two(const Term &a, const Term &b, Range range) {
-  const int64_t lowest = a.step * a.low + b.step * b.low, last = a.high - a.low;
-  const int64_t reach = b.step * (b.high - b.low);
-  range = {range.low - lowest, range.high - lowest};  // n and m begin at 0 now
-  const Range from_end = {range.low - reach, range.high - reach};
-  if (has_multiple(a.step, last, range) || has_multiple(a.step, last, from_end)) return true;
-  // What is left are n from which m = 0 stays below the range and the last m is above it: some m steps over the range,
-  // or into it, whatever its bounds.
-  int64_t first_n = divide_down(from_end.high, a.step) + 1, last_n = divide_up(range.low, a.step) - 1;
-  if (first_n < 0) first_n = 0;
-  if (last_n > last) last_n = last;
-  if (first_n > last_n) return false;
-  // m steps into it where (range.high - n * a.step) mod b.step is at most the width.
-  const int64_t width = range.high - range.low, rest = (range.high - last_n * a.step) % b.step;
-  const int64_t wanted = rest > 0 ? b.step - rest : 0;
-  if (wanted + width >= b.step) return true;
-  return has_residue(a.step % b.step, b.step, {wanted, wanted + width}, last_n - first_n);
-}
 
 constexpr int kMaxTerms = 2 * kMaxAxes;
 
@@ -263,9 +248,10 @@ struct Sum {
 
   // Unknowns leave the sum until two are left, which are decided, or more, of which one is tried value by value.
   bool is_reached(int *budget) {
+    Range values;
     for (;; ++begin) {
       if (begin == end) return range.low <= 0 && range.high >= 0;
-      const Range values = values_of(begin);
+      values = values_of(begin);
       if (values.low > values.high) return false;
       if (values.low < values.high) break;
       // Of nested axes all have one value, or two.
@@ -273,7 +259,9 @@ struct Sum {
     }
     widen_range();
     if (end - begin < 2) return true;
-    if (end - begin == 2) return reach_with_two(term[begin], term[begin + 1], range);
+    // With each of these values the range meets what the second unknown reaches, and so a multiple of its step within
+    // the range is one that it takes, or the range holds the first or last that it takes too.
+    if (end - begin == 2) return meets_multiple(range, term[begin].step, values, term[begin + 1].step);
     return is_reached_by_search(budget);
   }
 
