@@ -11,7 +11,6 @@ namespace {
 using Wide = __int128;
 
 constexpr int64_t most_bytes = 1 << 15;
-constexpr int64_t most_elements = 1 << 12;
 
 int64_t strides_of(const rope_tensor_t &tensor, Wide (&stride)[4]) {
   bool is_compact = !(tensor.flags & ROPE_TENSOR_STRIDED);
@@ -197,6 +196,12 @@ bool is_empty(const rope_tensor_t &tensor) {
   return tensor.ndim == 0;
 }
 
+Visits visits_of(const rope_tensor_t &tensor) {
+  const Extent extent = extent_of(tensor);
+  return {static_cast<int64_t>(extent.elements),
+          static_cast<int64_t>(std::min<Wide>(extent.high - extent.low, Wide{1} << 62))};
+}
+
 void Memory::place(rope_tensor_t *tensor, int64_t lead) {
   groups_.push_back({lead * (has_known_shape(*tensor) ? oracle::element_size(tensor->dtype) : 1), nullptr});
   places_.push_back({tensor, groups_.size() - 1, 0});
@@ -211,7 +216,7 @@ void Memory::place_over(rope_tensor_t *tensor, const rope_tensor_t *other, int64
   this->place(tensor);
 }
 
-bool Memory::allocate() {
+bool Memory::allocate(int64_t most_elements) {
   bool is_small = true;
   std::vector<Extent> extents(groups_.size(), {0, 0, 0});
   std::vector<bool> has_extent(groups_.size());

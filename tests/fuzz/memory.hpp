@@ -66,6 +66,12 @@ class StructBytes {
 bool is_empty(const rope_tensor_t &tensor);
 bool has_known_shape(const rope_tensor_t &tensor);
 
+// How often a tensor's elements are visited, and the bytes from its lowest to its highest; both at most 2^62.
+struct Visits {
+  int64_t elements, bytes;
+};
+Visits visits_of(const rope_tensor_t &tensor);
+
 // Blocks that cover exactly what tensors reach by their shapes and strides.
 class Memory {
  public:
@@ -78,8 +84,10 @@ class Memory {
   // So many bytes from where another tensor begins.
   void place_over(rope_tensor_t *tensor, const rope_tensor_t *other, int64_t bytes);
 
-  // False where a tensor is too large to be run: its address is then a number that nobody may follow.
-  bool allocate();
+  static constexpr int64_t few_elements = 1 << 12;
+
+  // False where a tensor is too large to be run: its address is then a number that must not be followed.
+  bool allocate(int64_t most_elements = few_elements);
 
   void fill(const rope_tensor_t &tensor);
   void fill_bits(const rope_tensor_t &tensor);
