@@ -4,15 +4,18 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import resource
 import threading
 import unittest
 import weakref
+from unittest import mock
 
 import support
 from support import numpy
 
 import librope
-from librope import (Dtype, InvalidArgument, Layout, NotSupported, RopeDesc, Style, SwigluDesc)
+from librope import _library
+from librope import (Dtype, InvalidArgument, Layout, NotSupported, RopeDesc, Style, SwigluDesc, TableRows)
 
 random = numpy.random.default_rng(20261120)
 
@@ -206,6 +209,36 @@ class RopeTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, field):
                 make_desc(**{field: value})
 
+    def test_which_row_of_a_table(self):
+        """by_token's rows are the tokens', by_position's the positions', and that is the default."""
+        x, positions = normal(5, 2, 16), numpy.array([4, 0, 6, 2, 9])
+        desc, tables = make_desc(), make_desc(theta=0.0)
+        cos, sin = numpy.empty((10, 8), numpy.float32), numpy.empty((10, 8), numpy.float32)
+        desc.fill_tables(cos, sin)
+        for call, reference in ((tables.forward, desc.forward), (tables.backward, desc.backward)):
+            by_position = reference(x, positions=positions)
+            for table_rows in ({}, dict(table_rows="by_position"), dict(table_rows=0)):
+                actual = call(x, positions=positions, cos=cos, sin=sin, **table_rows)
+                numpy.testing.assert_array_equal(actual, by_position)
+            rows = dict(cos=cos[positions], sin=sin[positions])
+            for table_rows in ("by_token", TableRows.BY_TOKEN, 1):
+                numpy.testing.assert_array_equal(call(x, **rows, table_rows=table_rows), by_position)
+                with self.assertRaisesRegex(InvalidArgument, "positions"):
+                    call(x, positions=positions, cos=cos, sin=sin, table_rows=table_rows)
+        seen = []
+        with support.seen_args(lambda function, args: seen.append((function, args.table_rows))):
+            tables.explain(x, cos=cos[:5], sin=sin[:5])
+            tables.explain(x, cos=cos[:5], sin=sin[:5], table_rows="by_token")
+        self.assertEqual(seen, [("rope_explain", 0), ("rope_explain", 1)])
+
+    def test_out_style_is_style_by_default(self):
+        x = normal(5, 2, 16)
+        for style, other in (("half", "interleaved"), ("interleaved", "half")):
+            default = make_desc(style=style)
+            self.assertEqual(default._config.out_style, 0)
+            numpy.testing.assert_array_equal(default.forward(x), make_desc(style=style, out_style=style).forward(x))
+            self.assertFalse(numpy.array_equal(default.forward(x), make_desc(style=style, out_style=other).forward(x)))
+
     def test_explain(self):
         x = normal(5, 2, 16)
         before = x.copy()
@@ -339,6 +372,62 @@ class ErrorTest(unittest.TestCase):
         desc.close()
         with self.assertRaisesRegex(ValueError, "this RopeDesc is closed"):
             desc.forward(normal(5, 2, 16))
+
+    def test_tables_are_read_only_or_not(self):
+        x, cos, sin = normal(5, 2, 16), numpy.zeros((5, 8), numpy.float32), numpy.zeros((5, 8), numpy.float32)
+        for field in ("cos", "sin"):
+            tables = {"cos": cos, "sin": sin, field: numpy.zeros((5, 8), numpy.float32)}
+            tables[field].flags.writeable = False
+            with self.subTest(field), self.assertRaisesRegex(ValueError, f"rope_fill_tables: {field}: it is read-only"):
+                make_desc().fill_tables(**tables)
+            make_desc().forward(x, **tables)
+        self.assertFalse(cos.any() or sin.any())
+
+    def test_each_descriptor_is_destroyed_once(self):
+        x = normal(5, 2, 16)
+        for make, name in ((make_desc, "rope"), (lambda: SwigluDesc(dtype="f32"), "swiglu")):
+            created, destroyed = [], []
+            cls = type(make())
+
+            def create(config, pointer):
+                status = getattr(_library.lib, name + "_desc_create")(config, pointer)
+                created.append(pointer._obj.value)
+                return status
+
+            def destroy(pointer):
+                destroyed.append(pointer)
+                getattr(_library.lib, name + "_desc_destroy")(pointer)
+
+            create.__name__ = name + "_desc_create"
+            with mock.patch.object(cls, "_create", staticmethod(create)), \
+                    mock.patch.object(cls, "_destroy", staticmethod(destroy)):
+                desc = make()
+                desc.forward(x) if name == "rope" else desc.forward(x, x)
+                self.assertEqual((len(created), destroyed), (1, []))
+                desc.close()
+                self.assertEqual(destroyed, created)
+                desc.close()
+                with make():
+                    self.assertEqual(len(destroyed), 1)
+                del desc
+                make()
+                gc.collect()
+            self.assertEqual(len(created), 3)
+            self.assertEqual(destroyed, created)
+            self.assertTrue(all(created))
+
+    def test_destroyed_descriptors_give_back_their_memory(self):
+        def resident():
+            with open("/proc/self/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+
+        for name, make in (("rope", lambda: make_desc(head_dim=1024)), ("swiglu", lambda: SwigluDesc(dtype="f32"))):
+            for _ in range(2000):
+                make()
+            before = resident()
+            for _ in range(20000):
+                make()
+            self.assertLess(resident() - before, 1 << 20, name)
 
     def test_nothing_keeps_tensors_alive(self):
         desc = make_desc()

@@ -107,6 +107,34 @@ class DlpackTest(unittest.TestCase):
                     self.assertEqual(producer.deletions, producer.exports)
                     self.assertNotIn("stream", producer.keywords)
 
+    def test_capsules_live_as_long_as_the_call(self):
+        result, grads = numpy.zeros((5, 2, 16), numpy.float32), numpy.zeros((2, 5, 2, 16), numpy.float32)
+        cos, sin = numpy.ones((5, 8), numpy.float32), numpy.zeros((5, 8), numpy.float32)
+        gate = librope.SwigluDesc(dtype="f32")
+        calls = {
+            "rope_forward": lambda new: self.desc.forward(new(self.x), out=new(result), positions=new(numpy.arange(5))),
+            "rope_backward": lambda new: self.desc.backward(new(self.x), out=new(result), cos=new(cos), sin=new(sin)),
+            "rope_explain": lambda new: self.desc.explain(new(self.x), out=new(result)),
+            "swiglu_forward": lambda new: gate.forward(new(self.x), new(self.x), new(result)),
+            "swiglu_backward": lambda new: gate.backward(
+                new(self.x), new(self.x), new(self.x), grad_gate=new(grads[0]), grad_up=new(grads[1])),
+        }
+        for name, call in calls.items():
+            with self.subTest(name):
+                producers, seen = [], []
+
+                def new(array):
+                    producers.append(Producer(array))
+                    return producers[-1]
+
+                with support.seen_args(lambda function, args: seen.append(
+                        (function, [producer.exports - producer.deletions for producer in producers]))):
+                    call(new)
+                self.assertEqual([function for function, _ in seen], [name])
+                self.assertGreaterEqual(min(seen[0][1]), 1)
+                gc.collect()
+                self.assertEqual([p.exports - p.deletions for p in producers], [0] * len(producers))
+
     def test_absent_strides_are_compact(self):
         compact = numpy.ascontiguousarray(self.x)
         result = numpy.zeros_like(compact)

@@ -102,6 +102,17 @@ class OperatorTest(unittest.TestCase):
             expected = desc.forward(*given, positions=positions)
             for a, b in zip(results, expected) if len(given) > 1 else ((results, expected),):
                 self.assertTrue(torch.equal(a, b))
+        for style, other in (("half", "interleaved"), ("interleaved", "half")):
+            arguments = {**BSHD, "style": style}
+            self.assertTrue(torch.equal(apply_rotary(q, **arguments), apply_rotary(q, out_style=style, **arguments)))
+            self.assertFalse(torch.equal(apply_rotary(q, **arguments), apply_rotary(q, out_style=other, **arguments)))
+        cos, sin = torch.empty(100, 8), torch.empty(100, 8)
+        desc.fill_tables(cos, sin)
+        expected = apply_rotary(q, positions=positions, **BSHD)
+        tables = dict(style="half", layout="bshd")
+        self.assertTrue(torch.equal(apply_rotary(q, positions=positions, cos=cos, sin=sin, **tables), expected))
+        self.assertTrue(torch.equal(
+            apply_rotary(q, cos=cos[positions], sin=sin[positions], table_rows="by_token", **tables), expected))
         with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: k.shape"):
             apply_rotary(q, k[:1], **BSHD)
         with self.assertRaisesRegex(ValueError, "have no gradient here"):
