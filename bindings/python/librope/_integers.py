@@ -13,8 +13,8 @@ _RANGES: Dict[Any, Tuple[int, int]] = {
 
 
 def integer(field: str, value: Any) -> int:
-    """An integer of Python, of NumPy or an enumerator. A bool is none."""
-    if not isinstance(value, bool):
+    """An integer of Python, of NumPy or an enumerator. A bool is none, NumPy's bool_ included."""
+    if type(value).__name__ not in ("bool", "bool_"):
         try:
             return operator.index(value)
         except TypeError:
