@@ -468,6 +468,9 @@ func TestPartsOfMemoryOfADevice(t *testing.T) {
 		if found := tensor.Select(1, 2).Select(0, 3).address; found != 4096+(2*7+3*3*7)*size {
 			t.Errorf("Select of dtype %v at %d", dtype, found)
 		}
+		if part := At(4096, dtype, 5, 3, 7).Select(1, 2); part.stride != [MaxRank]int64{21, 1} {
+			t.Errorf("Select of dtype %v has strides %v", dtype, part.stride)
+		}
 		if found := StridedAt(4096, dtype, []int64{5, 3}, []int64{-2, 9}).Narrow(0, 4, 1).address; found != 4096-8*size {
 			t.Errorf("Narrow against the stride of dtype %v at %d", dtype, found)
 		}
@@ -507,19 +510,28 @@ func TestCloseAndFinalizer(t *testing.T) {
 	desc.Close()
 	desc.Close()
 	refused(t, desc.Forward(Args{Q: Of(make([]float32, headDim), 1, 1, headDim)}), "desc")
-	// The library gives the memory of a descriptor that was destroyed to a later one, so one of the lost comes back.
-	lost := map[unsafe.Pointer]bool{}
-	for i := 0; i < 100; i++ {
+	freed(t, func() unsafe.Pointer {
 		desc, err := NewDesc(thdConfig(F32))
 		must(t, err)
-		if lost[unsafe.Pointer(desc.desc)] {
-			return
-		}
-		lost[unsafe.Pointer(desc.desc)] = true
+		return unsafe.Pointer(desc.desc)
+	})
+	freed(t, func() unsafe.Pointer {
+		swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32})
+		must(t, err)
+		return unsafe.Pointer(swiglu.desc)
+	})
+}
+
+// freed checks that descriptors which are lost are destroyed: the library gives the memory of such a one to a later one.
+func freed(t *testing.T, lose func() unsafe.Pointer) {
+	t.Helper()
+	lost := map[unsafe.Pointer]bool{}
+	for i := 0; i < 100; i++ {
+		lost[lose()] = true
 	}
 	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) {
 		runtime.GC()
-		if lost[unsafe.Pointer(newDesc(t, thdConfig(F32)).desc)] {
+		if desc := lose(); lost[desc] {
 			return
 		}
 	}
