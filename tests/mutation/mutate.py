@@ -337,7 +337,7 @@ MORE_CALLS = quoted([
 # most mutants die in the first two seconds.
 CALL_SUITES = [
     (API, [QUICK_CALLS], ""),
-    (API, ["[fault],[fill tables],[f64],[angles]", "~a wrong entry is counted once*", "~*large*"], ""),
+    (API, ['[fault]~"a wrong entry is counted once*",[fill tables]~*large*,[f64],[angles]'], ""),
     (API, [",".join(MORE_CALLS)], ""),
 ]
 PARTS = {
@@ -355,7 +355,7 @@ PARTS = {
             (UNIT, ["[rope plan]", *("~" + name for name in SLOW_PLANS)], "src/plan/"),
             (UNIT, ["[swiglu plan]"], "src/plan/"),
             *CALL_SUITES,
-            (UNIT, ["[cpu kernels],[thread pool]"], "src/backend/cpu"),
+            (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
         # With --slow also these: with them it is all of both programs.
         "slow_suites": [
@@ -377,16 +377,16 @@ PARTS = {
         "most_seconds": 15,
         # Several run at once on one device: tests that take all of its memory, or look at what is free, are left out.
         "suites": [
-            (API, ["[golden],[lifecycle]", "~[threads]"], ""),
+            (API, ["[golden],[lifecycle]~[threads]"], ""),
+            (API, [",".join(MORE_CALLS)], ""),
             (UNIT, ["[no_device]"], "device_cache"),
-            (CUDA, ["[survival],[devices]", "~*memory*", "~[concurrent]"], ""),
+            (API, ['[fault]~"a wrong entry is counted once*",[fill tables]~*large*,[angles],[sections],[positions]'], ""),
+            (API, ["long launches by F32 tables*,long launches of several batches"], ""),
+            (CUDA, ['[survival]~"*device\'s memory"~"*device memory*",[devices]~"*device memory"'], ""),
             (CUDA_INTERNAL, ["[errors],[grid]"], ""),
             (CUDA, ["[graphs]~[survival]~[devices]"], ""),
-            (API, ["[fault],[fill tables],[angles],[sections],[positions]", "~a wrong entry is counted once*",
-                   "~*large*"], ""),
             (CUDA, ["[programmatic]"], ""),
-            (CUDA, ["[streams]", "~[concurrent]"], ""),
-            (API, [",".join(MORE_CALLS)], ""),
+            (CUDA, ["[streams]~[concurrent]"], ""),
         ],
     },
     "python": {
