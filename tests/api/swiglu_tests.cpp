@@ -686,7 +686,9 @@ TEST_CASE("num_rows over forms and packings, with and without row_scale", "[swig
           }
         }
         for (const int64_t count : {INT64_MIN, INT64_MAX, int64_t{1} << 32}) {
-          formed(form, dtype).shape(packed.shape).num_rows(count, ROPE_DTYPE_I64).check();
+          const SwigluCase limited = formed(form, dtype).shape(packed.shape).num_rows(count, ROPE_DTYPE_I64);
+          SwigluCase(limited).check();
+          SwigluCase(limited).row_scale(packed.row_axes, ROPE_DTYPE_F32).grad_row_scale().check();
         }
       }
     }
@@ -737,6 +739,9 @@ TEST_CASE("row_scale, its gradient and num_rows over layouts", "[swiglu]") {
       make().grad_row_scale(placement).check();
       make().grad_row_scale_in_place().num_rows(2, ROPE_DTYPE_I32).check();
     }
+    // Three axes of rows that are not one in memory.
+    const Placement apart = Placement().gap(0, 24).gap(1, 16).gap(2, 8);
+    SwigluCase().dtype(dtype).shape({2, 3, 4, 16}).placed(apart).row_scale(3).grad_row_scale(apart).check();
     for (int axis : {0, 1}) {
       const auto make = [&] {
         return SwigluCase().dtype(dtype).shape({3, 4, 16}).row_scale(2, ROPE_DTYPE_F32, Placement().expanded(axis));
