@@ -522,6 +522,8 @@ class SwigluTest(unittest.TestCase):
 
     def test_descriptor(self):
         gate, up = normal(7, 12), normal(7, 12)
+        with SwigluDesc(dtype="f32") as desc:
+            self.assert_close(desc.forward(gate, up), support.swiglu(gate, up))
         with SwigluDesc(dtype="f32", device="cpu", alpha=1.5) as desc:
             self.assert_close(desc.forward(gate, up), support.swiglu(gate, up, alpha=1.5))
             grads = desc.backward(gate, gate, up)

@@ -283,9 +283,11 @@ class PatchTest(unittest.TestCase):
         before = run(model)[0]
         patched(self, model)
         run(model)
-        for change in (lambda x: x.mul_(0.5), lambda x: x.copy_(torch.ones_like(x))):
+        for change in (
+                lambda: rotary.inv_freq.mul_(0.5), lambda: rotary.inv_freq.copy_(torch.ones_like(rotary.inv_freq)),
+                lambda: setattr(rotary, "attention_scaling", 1.5)):
             with torch.no_grad():
-                change(rotary.inv_freq)
+                change()
             rotated = run(model)[0]
             unpatch(model)
             expected = run(model)[0]
