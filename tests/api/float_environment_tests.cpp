@@ -1,8 +1,6 @@
 // float_environment_tests.cpp - a caller's rounding mode, flush to zero and traps change no bit and stay as they were
 #include <fenv.h>
 #include <rope/rope.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/child_process.hpp"
 #include "support/device.hpp"
 
 namespace {
@@ -227,28 +226,18 @@ TEST_CASE("no bit depends on the caller's floating-point environment", "[float e
 }
 
 TEST_CASE("threads of the pool keep nothing of the environment they were started in", "[float environment][threads]") {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
+  skip_forks_under_sanitizers();
   Calls alone(devices()[0], 1), together(devices()[0], 4);
   const Bytes expected = alone.run(default_setting, default_setting);
   const bool are_same_before = together.run(default_setting, default_setting) == expected;
   REQUIRE(are_same_before);
   for (const Setting &setting : settings()) {
     INFO("the first call " << setting.name);
-    const pid_t child = fork();  // its first call starts threads
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      alarm(60);
+    // Its first call starts threads.
+    CHECK(holds_in_child([&] {
       together.run(default_setting, setting);
-      _exit(together.run(default_setting, default_setting) == expected ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+      return together.run(default_setting, default_setting) == expected;
+    }));
   }
 }
 

@@ -1,7 +1,5 @@
 // lifecycle_tests.cpp - version, status, devices, descriptors over threads and processes
 #include <rope/rope.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
@@ -13,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/child_process.hpp"
 #include "support/device.hpp"
 
 namespace {
@@ -291,11 +290,7 @@ TEST_CASE("threads create, use and destroy descriptors of their own", "[lifecycl
 }
 
 TEST_CASE("a call runs on as many threads as its descriptor says", "[lifecycle][threads]") {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
+  skip_forks_under_sanitizers();
   LargeRope large;
   const RopeDesc rope = large.desc(3);
   swiglu_config_t config = swiglu_config_for(devices()[0]);
@@ -308,27 +303,17 @@ TEST_CASE("a call runs on as many threads as its descriptor says", "[lifecycle][
   workspace.restore();
   for (const bool is_rope : {true, false}) {
     INFO((is_rope ? "RoPE" : "SwiGLU"));
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {  // with no thread but this one
-      alarm(60);
+    CHECK(holds_in_child([&] {  // with no thread but this one
       const rope_status_t status =
           is_rope ? rope_forward(rope.get(), &large.args, nullptr) : swiglu_forward(swiglu.get(), &args, nullptr);
       const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
-      const auto threads = std::distance(begin(tasks), end(tasks));
-      _exit(status == ROPE_STATUS_SUCCESS ? static_cast<int>(threads) : 100);
-    }
-    int status = -1;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 3);
+      return status == ROPE_STATUS_SUCCESS && std::distance(begin(tasks), end(tasks)) == 3;
+    }));
   }
 }
 
 TEST_CASE("a child process makes descriptors, whatever other threads did at the fork", "[lifecycle][threads]") {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in the sanitizer's own locks");
-#endif
+  skip_forks_under_sanitizers();
   const rope_config_t config = rope_config_for(devices()[0], 4);
   std::atomic<bool> is_over{false};
   std::vector<std::thread> threads;
@@ -343,14 +328,11 @@ TEST_CASE("a child process makes descriptors, whatever other threads did at the 
   }
   int failures = 0;
   for (int round = 0; round < 300 && failures == 0; ++round) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(10);  // a lock that no thread of the child holds would never be released
+    // A lock that no thread of the child holds would never be released.
+    failures += !holds_in_child([&] {
       rope_desc_t *desc = nullptr;
-      _exit(rope_desc_create(&config, &desc) == ROPE_STATUS_SUCCESS ? 0 : 1);
-    }
-    int status = -1;
-    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) ++failures;
+      return rope_desc_create(&config, &desc) == ROPE_STATUS_SUCCESS;
+    });
   }
   is_over = true;
   for (std::thread &thread : threads) thread.join();
@@ -358,33 +340,22 @@ TEST_CASE("a child process makes descriptors, whatever other threads did at the 
 }
 
 TEST_CASE("a child process may call after its parent did", "[lifecycle][threads]") {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
+  skip_forks_under_sanitizers();
   LargeRope large;
   const RopeDesc desc = large.desc(4);
   REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);
   const std::vector<std::byte> expected = large.workspace.image();
 
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    // A pool that the child believes to have would wait for ever.
-    alarm(60);
+  // A pool that the child believes to have would wait for ever.
+  CHECK(holds_in_child([&] {
     large.workspace.restore();
     const bool served = rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS;
     const bool same = served && large.workspace.image() == expected;
     const RopeDesc own = large.desc(0);
     large.workspace.restore();
     const bool again = rope_forward(own.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS;
-    _exit(served && same && again && large.workspace.image() == expected ? 0 : 1);
-  }
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+    return served && same && again && large.workspace.image() == expected;
+  }));
 
   large.workspace.restore();
   REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);

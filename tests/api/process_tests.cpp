@@ -3,36 +3,16 @@
 #include <rope/rope.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
-#include <functional>
 #include <vector>
 
+#include "support/child_process.hpp"
 #include "support/device.hpp"
 
 namespace {
-
-// Runs `check` in a forked child; a child that hangs is ended by its alarm.
-bool holds_in_child(const std::function<bool()> &check) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    _exit(check() ? 0 : 1);
-  }
-  int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-void skip_forks_under_sanitizers() {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
-}
 
 constexpr int num_threads = 4;
 

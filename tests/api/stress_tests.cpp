@@ -1,7 +1,5 @@
 // stress_tests.cpp - many threads at once: on one descriptor, while others come and go, and while the process forks
 #include <rope/rope.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
@@ -10,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/child_process.hpp"
 #include "support/device.hpp"
 
 namespace {
@@ -133,11 +132,7 @@ TEST_CASE("32 threads share descriptors while others are made and destroyed", "[
 }
 
 TEST_CASE("a process forks while 32 threads call, and its children call too", "[stress][threads]") {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
+  skip_forks_under_sanitizers();
   const RopeDesc rope = create(rope_of_four_threads());
   const SwigluDesc swiglu = create(swiglu_of_four_threads());
   const Expected expected(rope.get(), swiglu.get());
@@ -145,20 +140,13 @@ TEST_CASE("a process forks while 32 threads call, and its children call too", "[
   Work work(true);
   Threads threads(rope.get(), swiglu.get(), expected);
   for (int round = 0; round < 5; ++round) {
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      alarm(60);
+    CHECK(holds_in_child([&] {
       const bool served = work.run(rope.get(), swiglu.get()) && work.image() == expected.image[true];
       const RopeDesc own_rope = create(rope_of_four_threads());
       const SwigluDesc own_swiglu = create(swiglu_of_four_threads());
       const bool again = work.run(own_rope.get(), own_swiglu.get()) && work.image() == expected.image[true];
-      _exit(served && again ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+      return served && again;
+    }));
   }
   threads.stop();
   CHECK(threads.wrong() == 0);

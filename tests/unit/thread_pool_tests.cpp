@@ -2,8 +2,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "backend/cpu/thread_pool.hpp"
+#include "support/child_process.hpp"
 
 namespace {
 
@@ -60,28 +59,6 @@ bool wait_for(const std::atomic<int> &arrived, int count) {
     std::this_thread::yield();
   }
   return true;
-}
-
-// Runs `check` in a forked child; a child that hangs is ended by its alarm.
-bool holds_in_child(const std::function<bool()> &check) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
-    _exit(check() ? 0 : 1);
-  }
-  int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-// AddressSanitizer's own locks are not fork-safe: a child of a process one of whose threads is just starting may hang
-// in its first pthread_create. Seen in a third of the runs of a loaded machine, and in none of 400 without the
-// sanitizer.
-void skip_forks_under_sanitizers() {
-#if defined(__SANITIZE_THREAD__)
-  SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
-  SKIP("a forked child may hang in AddressSanitizer's own locks");
-#endif
 }
 
 }  // namespace
