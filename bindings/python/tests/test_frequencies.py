@@ -115,6 +115,21 @@ class HfConfigTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "layer_type is None: the configuration has full_attention, sliding"):
             from_hf_config(config)
 
+    def test_a_head_dim_of_each_layer(self):
+        class Heterogeneous:
+            """As transformers 5 has it: what differs from layer to layer cannot be read of all of them."""
+            model_type = "llama"
+            is_heterogeneous = True
+            rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+            per_layer_config: list = []
+
+            @property
+            def head_dim(self):
+                raise RuntimeError("head_dim is ambiguous")
+
+        with self.assertRaisesRegex(ValueError, "head_dim differs from layer to layer: give that layer's"):
+            from_hf_config(Heterogeneous())
+
     def test_length(self):
         config = {**self.LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
         short, long = self.desc_arguments(config), self.desc_arguments(config, sequence_length=128)

@@ -198,6 +198,12 @@ class InterfaceTest(unittest.TestCase):
         self.desc.forward(array_interface(self.x), out=array_interface(result, strides=None))
         numpy.testing.assert_array_equal(result, self.expected)
 
+    def test_a_class_named_as_numpy_s_and_cupy_s(self):
+        named = type("ndarray", (Interface,), {})
+        interface, result = self.x.__array_interface__, numpy.zeros((5, 2, 16), numpy.float32)
+        self.desc.forward(named("__array_interface__", **interface), out=array_interface(result))
+        numpy.testing.assert_array_equal(result, self.expected)
+
     def test_refusals(self):
         for text, source in (
                 ("read-only", array_interface(self.x, data=(self.x.__array_interface__["data"][0], True))),
