@@ -27,12 +27,12 @@
  *   - A CPU descriptor takes a NULL stream and has finished when the call returns.
  *   - Any failure other than ROPE_STATUS_CUDA_ERROR means that nothing was enqueued and nothing was written.
  *   - An output is absent (in place), exactly its input, or shares no element with any other tensor of the call, and
- *     visits no element twice. Overlap is refused wherever at most two strides are left of the views in question, once
- *     equal ones count as one and those that leave no gap between elements do not count; with more strides where a
- *     bounded search finds it. What it does not find is undefined.
- *   - A call ends: no tensor may have more elements than the larger of 2^28 and 64 times the bytes that the tensors of
- *     the call span, each from its lowest to its highest. (An expanded input can visit little memory for years.) More is
- *     ROPE_STATUS_NOT_SUPPORTED.
+ *     visits no element twice. Overlap is refused wherever at most two different strides remain of the views in
+ *     question, leaving out those that leave no gap between elements; with more, where a bounded search finds it. What
+ *     is not found is undefined.
+ *   - The work of a call is bounded: no tensor may have more elements than the larger of 2^28 and 64 times the bytes
+ *     that the tensors of the call span, each from its lowest element to its highest; more is
+ *     ROPE_STATUS_NOT_SUPPORTED. (An expanded input could otherwise keep a call busy for years.)
  *   - Empty is success: with zero tokens, heads or rows nothing is launched, and the views' data may be NULL.
  *   - Tensors of a CUDA descriptor lie in memory that its device can access, those of a CPU descriptor in host memory.
  *     This is not checked. Configs, args and the arrays that a config points to always lie in host memory.

@@ -20,9 +20,7 @@ struct FloatEnvironment {
   uint32_t mxcsr;
 };
 
-inline constexpr FloatEnvironment kDefaultFloatEnvironment = {0x1f80};
-
-// Each keeps memory accesses, and arithmetic on what they read, on its side.
+// Each keeps memory accesses, and arithmetic on what they read, on its side; not that on values in registers.
 inline FloatEnvironment float_environment() {
   FloatEnvironment environment;
   __asm__ volatile("stmxcsr %0" : "=m"(environment.mxcsr) : : "memory");
@@ -33,14 +31,16 @@ inline void set_float_environment(const FloatEnvironment &environment) {
   __asm__ volatile("ldmxcsr %0" : : "m"(environment.mxcsr) : "memory");
 }
 
+inline void set_default_float_environment() {
+  set_float_environment({0x1f80});
+}
+
 #elif defined(__aarch64__)
 
 struct FloatEnvironment {
   uint64_t fpcr;  // control
   uint64_t fpsr;  // exception flags
 };
-
-inline constexpr FloatEnvironment kDefaultFloatEnvironment = {0, 0};
 
 inline FloatEnvironment float_environment() {
   FloatEnvironment environment;
@@ -52,11 +52,13 @@ inline void set_float_environment(const FloatEnvironment &environment) {
   __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(environment.fpcr), "r"(environment.fpsr) : "memory");
 }
 
+inline void set_default_float_environment() {
+  set_float_environment({0, 0});
+}
+
 #else
 
 using FloatEnvironment = fenv_t;
-
-inline const FloatEnvironment &kDefaultFloatEnvironment = *FE_DFL_ENV;
 
 inline FloatEnvironment float_environment() {
   FloatEnvironment environment;
@@ -68,12 +70,16 @@ inline void set_float_environment(const FloatEnvironment &environment) {
   fesetenv(&environment);
 }
 
+inline void set_default_float_environment() {
+  fesetenv(FE_DFL_ENV);
+}
+
 #endif
 
 // The default environment until the scope ends; then that of before, the exception flags included.
 class FloatEnvironmentScope {
  public:
-  FloatEnvironmentScope() : before_(float_environment()) { set_float_environment(kDefaultFloatEnvironment); }
+  FloatEnvironmentScope() : before_(float_environment()) { set_default_float_environment(); }
   ~FloatEnvironmentScope() { set_float_environment(before_); }
   FloatEnvironmentScope(const FloatEnvironmentScope &) = delete;
   FloatEnvironmentScope &operator=(const FloatEnvironmentScope &) = delete;

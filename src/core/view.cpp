@@ -254,7 +254,7 @@ struct Sum {
       values = values_of(begin);
       if (values.low > values.high) return false;
       if (values.low < values.high) break;
-      // Of nested axes all have one value, or two.
+      // Where axes are nested, each unknown has one possible value, or two.
       range = range_less(term[begin].step * values.low);
     }
     widen_range();
@@ -290,7 +290,7 @@ struct Sum {
     }
   }
 
-  // What all steps have in common shortens them and the range.
+  // Divides by what all steps have in common; then tries each value of the unknown that has the fewest.
   bool is_reached_by_search(int *budget) {
     int64_t common = term[begin].step;
     for (int i = begin + 1; i < end; ++i) common = greatest_common_divisor(term[i].step, common);

@@ -83,16 +83,16 @@ bool is_same_view(const View &a, const View &b);
 // The same as views_overlap, of views whose addresses meet.
 bool elements_overlap(const View &a, const View &b);
 
-// True only if an element of `a` and one of `b` share bytes. Exact where at most two strides are left of both views'
-// once equal ones are one and those that leave no gap between elements are gone, as in most tensors that are met; of
-// more strides a bounded search may miss it.
+// True only if an element of `a` and one of `b` share bytes. Exact where at most two different strides remain of the
+// two views together, leaving out those that leave no gap between elements; with more, a bounded search may miss an
+// overlap.
 inline bool views_overlap(const View &a, const View &b) {
   return a.begin < b.end && b.begin < a.end && elements_overlap(a, b);
 }
 
 // Holds the tensors of a call against the memory that they span. No loop of a call is longer than its largest tensor
 // has elements, and so a tensor that visits the same memory again and again, with strides of 0 or too short for its
-// shape, is what could make a call last for years. An output never is: it spans as many elements as it has.
+// shape, is what could keep a call busy for years. An output never is: it spans as many elements as it has.
 class LoopLimit {
  public:
   void add(const char *field, const View &view) {

@@ -233,7 +233,7 @@ TEST_CASE("threads of the pool keep nothing of the environment they were started
   REQUIRE(are_same_before);
   for (const Setting &setting : settings()) {
     INFO("the first call " << setting.name);
-    // Its first call starts threads.
+    // Its first call starts threads. What the calls leave is looked at elsewhere.
     CHECK(holds_in_child([&] {
       together.run(default_setting, setting);
       return together.run(default_setting, default_setting) == expected;

@@ -109,7 +109,17 @@ TEST_CASE("a mount that shows the container's own cgroup at its top", "[processo
   CHECK(root.processors() == 2);
   // One that the mount does not show, though its name begins alike.
   root.cgroup("5:cpu,cpuacct:/docker/abcdef\n");
-  CHECK(root.processors() == 7);
+  CHECK(root.processors() == INT_MAX);
+}
+
+TEST_CASE("a mount that shows another cgroup says nothing", "[processors]") {
+  Root root;
+  root.cgroup("0::/user.slice\n")
+      .mounts(std::string(version_2) + "44 23 0:26 /system.slice/other /mnt/other rw - cgroup2 cgroup2 rw\n")
+      .with("/mnt/other/cpu.max", "100000 100000");
+  CHECK(root.processors() == INT_MAX);
+  root.with("/sys/fs/cgroup/user.slice/cpu.max", "300000 100000");
+  CHECK(root.processors() == 3);
 }
 
 TEST_CASE("both versions at once: the one that has the cpu controller says", "[processors]") {

@@ -157,19 +157,36 @@ TEST_CASE("threads of the pool take no signals", "[thread pool]") {
   }
 }
 
-TEST_CASE("threads of the pool take the signals of faults", "[thread pool]") {
-  std::atomic<int> arrived{0}, blocked{0};
-  run(3, [&](int) {
-    ++arrived;
-    wait_for(arrived, 3);
-    sigset_t mask;
-    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
-      blocked += sigismember(&mask, signal) != 0;
-    }
-  });
-  CHECK(arrived == 3);
-  CHECK(blocked == 0);
+TEST_CASE("threads of the pool take the signals of faults, whatever the thread that started them blocks",
+          "[thread pool]") {
+  skip_forks_under_sanitizers();
+  const auto takes_faults = [] {
+    std::atomic<int> arrived{0}, blocked{0};
+    const std::thread::id caller = std::this_thread::get_id();
+    run(3, [&](int) {
+      ++arrived;
+      wait_for(arrived, 3);
+      sigset_t mask;
+      pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+      for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
+        blocked += std::this_thread::get_id() != caller && sigismember(&mask, signal) != 0;
+      }
+    });
+    return arrived == 3 && blocked == 0;
+  };
+  for (const bool is_started_by_a_blocking_thread : {false, true}) {
+    CHECK(holds_in_child([&] {
+      if (is_started_by_a_blocking_thread) {
+        std::thread([] {
+          sigset_t all;
+          sigfillset(&all);
+          pthread_sigmask(SIG_SETMASK, &all, nullptr);
+          runs_each_once(3);
+        }).join();
+      }
+      return takes_faults();
+    }));
+  }
 }
 
 TEST_CASE("a handler and thread-local variables fit the stacks of the pool", "[thread pool]") {

@@ -1,7 +1,8 @@
 // processors.cpp - the affinity mask, and the CPU quotas of cgroups
 //
 // /proc/self/cgroup says which cgroup the process is in, /proc/self/mountinfo where its folder is mounted, and the files
-// in that folder and in those above it the quotas, each of which limits all that lies in it.
+// in that folder and in those above it the quotas, each of which limits all that lies in it. A folder with a space in its
+// path, which mountinfo writes as \040, is not found.
 // Formats: cgroups(7), proc(5), and Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst of Linux.
 #include "backend/cpu/processors.hpp"
 
@@ -19,7 +20,7 @@ namespace {
 
 // A path or a line of text, cut where it would not fit.
 struct Text {
-  char data[PATH_MAX];
+  char data[1024];
   size_t length = 0;
 
   void append(const char *text, size_t count) {
@@ -118,7 +119,7 @@ int quota_of(const Text &folder, bool is_version_2) {
 }
 
 // The least of a cgroup's and of those above it, up to where they are mounted. The mount shows the cgroup `mount_root`,
-// which in a container may be the process's own.
+// which in a container may be the process's own, and what lies in it.
 int least_quota(const char *root, const char *mount_root, const char *mount_point, const char *cgroup,
                 bool is_version_2) {
   Text folder;
@@ -126,7 +127,9 @@ int least_quota(const char *root, const char *mount_root, const char *mount_poin
   folder.append(mount_point);
   const size_t top = folder.length;
   const size_t shown = strcmp(mount_root, "/") == 0 ? 0 : strlen(mount_root);
-  if (strncmp(cgroup, mount_root, shown) == 0 && cgroup[shown] == '/') folder.append(cgroup + shown);
+  const bool is_shown = strncmp(cgroup, mount_root, shown) == 0 && (cgroup[shown] == '/' || cgroup[shown] == '\0');
+  if (!is_shown) return INT_MAX;
+  folder.append(cgroup + shown);
   int least = INT_MAX;
   for (;;) {
     const int quota = quota_of(folder, is_version_2);

@@ -63,8 +63,20 @@ void take_tasks() {
   }
 }
 
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+
+// The program's handlers of signals from outside do not run on these threads. Those of faults must: a fault ends the
+// process where its signal is blocked.
+void block_signals_from_outside() {
+  sigset_t from_outside;
+  sigfillset(&from_outside);
+  for (const int fault : kFaults) sigdelset(&from_outside, fault);
+  pthread_sigmask(SIG_SETMASK, &from_outside, nullptr);
+}
+
 void *work(void *) {
-  set_float_environment(kDefaultFloatEnvironment);
+  block_signals_from_outside();
+  set_default_float_environment();
   pthread_mutex_lock(&pool.mutex);
   for (;;) {
     take_tasks();
@@ -93,16 +105,13 @@ __attribute__((constructor)) void find_thread_local_bytes() {
   dl_iterate_phdr(add_thread_local_bytes, nullptr);
 }
 
-constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-
 // Starts one worker. False where the system has no more.
 bool start_worker(const pthread_attr_t *attributes) {
   pthread_t thread;
   return pthread_create(&thread, attributes, work, nullptr) == 0;
 }
 
-// With pool.mutex held. The program's handlers of signals from outside do not run on these threads. Those of faults must:
-// a fault ends the process where its signal is blocked.
+// With pool.mutex held. No signal may come to a worker before it has its own mask.
 void start_workers(int wanted) {
   if (pool.num_workers >= wanted) return;
   pthread_attr_t attributes;
@@ -110,11 +119,10 @@ void start_workers(int wanted) {
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   size_t default_stack;
   pthread_attr_getstacksize(&attributes, &default_stack);
-  sigset_t from_outside, previous;
-  sigfillset(&from_outside);
-  for (const int fault : kFaults) sigdelset(&from_outside, fault);
-  pthread_sigmask(SIG_BLOCK, &from_outside, &previous);
-  constexpr size_t kUnit = size_t{64} << 10;  // of pages
+  sigset_t all, previous;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &previous);
+  constexpr size_t kUnit = size_t{64} << 10;  // a multiple of every page size
   const size_t stack = (kWorkerStackBytes + thread_local_bytes + kUnit - 1) / kUnit * kUnit;
   for (; pool.num_workers < wanted; ++pool.num_workers) {
     pthread_attr_setstacksize(&attributes, stack);
