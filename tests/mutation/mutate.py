@@ -489,8 +489,14 @@ def main():
     if options.slow:
         part["suites"] = part["suites"] + slow_suites
     files = [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-    mutants = mutants_of(file for file in files if options.only in file and runs_here(file))
+    files = [file for file in files if options.only in file and runs_here(file)]
+    mutants = mutants_of(files)
     possible = len(mutants)
+    explained = read_explained()
+    keys = {mutant.key() for mutant in mutants}
+    gone = [key for key in explained if key.split(" | ")[0] in files and key not in keys]
+    if gone:
+        sys.exit("survivors.txt explains what can no longer be changed:\n" + "\n".join(gone))
     mutants = sorted(mutants, key=lambda mutant: mutant.order(options.seed))[:options.count]
     if options.show:
         for mutant in mutants:
@@ -504,7 +510,7 @@ def main():
     judge.measure(most_seconds)
     print(f"built in {time.time() - began:.0f} s", flush=True)
 
-    explained, results = read_explained(), read_results(options.results)
+    results = read_results(options.results)
     free = [directory / f"job{i}" for i in range(options.jobs)]
     lock = threading.Lock()
 
