@@ -10,6 +10,9 @@ namespace {
 
 using Wide = __int128;
 
+// Beyond every address: sums and products of what is held to it fit.
+constexpr Wide beyond = Wide{1} << 62;
+
 constexpr int64_t most_bytes = 1 << 15;
 
 int64_t strides_of(const rope_tensor_t &tensor, Wide (&stride)[4]) {
@@ -19,8 +22,7 @@ int64_t strides_of(const rope_tensor_t &tensor, Wide (&stride)[4]) {
   for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
     stride[axis] = is_compact ? running : tensor.stride[axis];
     running *= tensor.shape[axis];
-    // Far beyond everything already.
-    if (running > (Wide{1} << 62)) running = Wide{1} << 62;
+    running = std::min(running, beyond);
   }
   return oracle::element_size(tensor.dtype);
 }
@@ -37,9 +39,9 @@ Extent extent_of(const rope_tensor_t &tensor) {
   const int64_t size = strides_of(tensor, stride);
   Extent extent = {0, size, 1};
   for (int axis = 0; axis < tensor.ndim; ++axis) {
-    const Wide reach = (tensor.shape[axis] - 1) * stride[axis] * size;
+    const Wide reach = std::clamp((tensor.shape[axis] - 1) * stride[axis], -beyond, beyond) * size;
     (reach < 0 ? extent.low : extent.high) += reach;
-    extent.elements = std::min<Wide>(extent.elements * tensor.shape[axis], Wide{1} << 62);
+    extent.elements = std::min(extent.elements * tensor.shape[axis], beyond);
   }
   return extent;
 }
