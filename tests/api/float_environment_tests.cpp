@@ -5,42 +5,20 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "support/child_process.hpp"
 #include "support/device.hpp"
+#include "support/float_state.hpp"
 
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// What the processor's arithmetic obeys, and the exceptions that it has noted.
-std::vector<uint64_t> float_state() {
-#if defined(__x86_64__)
-  return {__builtin_ia32_stmxcsr()};
-#elif defined(__aarch64__)
-  uint64_t control, flags;
-  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(control), "=r"(flags));
-  return {control, flags};
-#else
-  return {static_cast<uint64_t>(fegetround()), static_cast<uint64_t>(fetestexcept(FE_ALL_EXCEPT))};
-#endif
-}
-
-void flush_to_zero() {
-#if defined(__x86_64__)
-  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // results, and operands
-#elif defined(__aarch64__)
-  uint64_t control;
-  __asm__ volatile("mrs %0, fpcr" : "=r"(control));
-  __asm__ volatile("msr fpcr, %0" : : "r"(control | uint64_t{1} << 24));
-#endif
-}
-
 struct Setting {
   const char *name;
   std::function<void()> enter;
+  bool may_trap = false;
 };
 
 const std::vector<Setting> &settings() {
@@ -57,7 +35,7 @@ const std::vector<Setting> &settings() {
          feraiseexcept(FE_INVALID);
        }},
       // An exception that is trapped ends the process. Not every aarch64 processor can.
-      {"exceptions trapped", [] { feenableexcept(FE_ALL_EXCEPT); }},
+      {"exceptions trapped", [] { feenableexcept(FE_ALL_EXCEPT); }, true},
   };
   return all;
 }
@@ -68,9 +46,9 @@ bool is_kept_by(const Setting &setting, const std::function<void()> &call) {
   fegetenv(&before);
   feclearexcept(FE_ALL_EXCEPT);
   setting.enter();
-  const std::vector<uint64_t> entered = float_state();
+  const auto entered = float_state();
   call();
-  const std::vector<uint64_t> left = float_state();
+  const auto left = float_state();
   fesetenv(&before);
   return left == entered;
 }
@@ -202,10 +180,6 @@ class Calls {
   std::vector<Tables> tables_;
 };
 
-bool may_trap(const Setting &setting) {
-  return std::string(setting.name) == "exceptions trapped";
-}
-
 }  // namespace
 
 TEST_CASE("no bit depends on the caller's floating-point environment", "[float environment][threads]") {
@@ -215,7 +189,7 @@ TEST_CASE("no bit depends on the caller's floating-point environment", "[float e
       const Bytes expected = calls.run(default_setting, default_setting);
       for (const Setting &setting : settings()) {
         INFO(device << ", " << num_threads << " threads, " << setting.name);
-        if (device.kind == ROPE_DEVICE_CUDA && may_trap(setting)) continue;  // the driver's arithmetic is its own
+        if (device.kind == ROPE_DEVICE_CUDA && setting.may_trap) continue;  // the driver's arithmetic is its own
         const bool are_same_when_called = calls.run(default_setting, setting) == expected;
         CHECK(are_same_when_called);
         const bool are_same_when_created = calls.run(setting, default_setting) == expected;

@@ -342,10 +342,10 @@ void measure_on(const Case &item, rope_device_t device, const Effort &effort, Ro
       break;
   }
 #if defined(ROPE_BENCH_CUDA)
-  if (device == ROPE_DEVICE_CUDA && item.measure == Measure::kBetweenGemms) {
-    return measure_between_gemms(item, effort, row);
+  if (device == ROPE_DEVICE_CUDA) {
+    const bool is_between = item.measure == Measure::kBetweenGemms;
+    return (is_between ? measure_between_gemms : measure_gpu)(item, effort, row);
   }
-  if (device == ROPE_DEVICE_CUDA) return measure_gpu(item, effort, row);
 #endif
   measure_once(item, effort, row);
 }

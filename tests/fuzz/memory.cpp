@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "support/float_state.hpp"
+
 namespace {
 
 using Wide = __int128;
@@ -70,15 +72,6 @@ namespace {
 
 int drawn_environment = 0;
 
-// Rounding mode, flush to zero, traps and exceptions noted, as the processor has them.
-uint64_t float_environment() {
-#if defined(__x86_64__)
-  return __builtin_ia32_stmxcsr();
-#else
-  return static_cast<uint64_t>(fegetround() << 16 | fetestexcept(FE_ALL_EXCEPT));
-#endif
-}
-
 void enter_drawn_environment() {
   feclearexcept(FE_ALL_EXCEPT);
   switch (drawn_environment) {
@@ -92,9 +85,7 @@ void enter_drawn_environment() {
       fesetround(FE_TOWARDZERO);
       break;
     case 11:
-#if defined(__x86_64__)
-      __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
-#endif
+      flush_to_zero();
       break;
     case 12:
       feraiseexcept(FE_INEXACT | FE_OVERFLOW | FE_INVALID);
@@ -126,11 +117,11 @@ Call::Call(const char *function) : function_(function) {
   }
   before_ = rope_last_error();
   enter_drawn_environment();
-  environment_ = float_environment();
+  environment_ = float_state();
 }
 
 bool Call::returned(rope_status_t status) const {
-  const bool is_kept = float_environment() == environment_;
+  const bool is_kept = float_state() == environment_;
   fesetenv(FE_DFL_ENV);
   expect(is_kept, std::string(function_) + " changed the floating-point environment");
   const std::string message = rope_last_error();

@@ -5,6 +5,7 @@
 #include <fenv.h>
 #include <rope/rope.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ inline void expect(bool holds, const std::string &text) {
 }
 
 // Calls are made in the floating-point environment that the last byte says: the default one, another rounding mode,
-// flush to zero, exceptions noted, all of them trapped. (The bytes before it are drawn from as if it were not there.)
+// flush to zero, exceptions noted, all of them trapped. The byte is still drawn from, so that a corpus keeps its meaning.
 void draw_float_environment(const uint8_t *data, size_t size);
 
 // Holds a call against what the header says of every call: what is refused has a status and a text that begins with
@@ -43,7 +44,7 @@ class Call {
  private:
   const char *function_;
   std::string before_;
-  uint64_t environment_;
+  std::array<uint64_t, 2> environment_;
 };
 
 // A struct as a program hands it over: on the heap, as long as its struct_size says and no longer. Sometimes of another
