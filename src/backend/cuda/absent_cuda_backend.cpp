@@ -35,7 +35,7 @@ rope_status_t run_swiglu(const char *function, const SwigluProblem &, const Swig
 }
 
 const char *describe() {
-  return "not built";
+  return "not built (" ROPE_NO_CUDA_REASON ")";
 }
 
 }  // namespace

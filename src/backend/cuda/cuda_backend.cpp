@@ -148,9 +148,9 @@ rope_status_t launch(const char *function, const Launch &what, void *params, int
                      rope_stream_t stream) {
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
-  cudaKernel_t kernel;
+  CUfunction kernel;
   cudaError_t error = find_kernel(what.kernel, &kernel);
-  if (error != cudaSuccess) return fail_cuda(function, "cudaGetKernel", error, found_cuda_device(device_index));
+  if (error != cudaSuccess) return fail_cuda(function, "finding a kernel", error, found_cuda_device(device_index));
   CUlaunchAttribute attribute = {};
   attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
   attribute.value.programmaticStreamSerializationAllowed = 1;

@@ -46,7 +46,12 @@ void find_driver_function(const char *name, Function *function, cudaError_t *err
   if (*error != cudaSuccess) return;
   cudaDriverEntryPointQueryResult result;
   void *address = nullptr;
+#if CUDART_VERSION >= 12050
   *error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableLegacyStream, &result);
+#else
+  // No function below changed between 12.0 and 12.4.
+  *error = cudaGetDriverEntryPoint(name, &address, cudaEnableLegacyStream, &result);
+#endif
   if (*error == cudaSuccess && result != cudaDriverEntryPointSuccess) *error = cudaErrorSymbolNotFound;
   *function = reinterpret_cast<Function>(address);
 }
@@ -130,8 +135,10 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
   }
   if (error == cudaErrorInsufficientDriver) {
     return fail(ROPE_STATUS_NO_DEVICE,
-                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d",
+                "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d and "
+                "needs %d.0 or later; for data-centre GPUs NVIDIA's package cuda-compat-%d-%d serves older drivers",
                 function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
+                minor_of(CUDART_VERSION), major_of(CUDART_VERSION), major_of(CUDART_VERSION),
                 minor_of(CUDART_VERSION));
   }
   if (error == cudaErrorNoDevice || error == cudaSuccess) {
@@ -181,9 +188,9 @@ rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *devi
   return error == cudaSuccess ? ROPE_STATUS_SUCCESS : fail_cuda(function, "looking at the device", error, *device);
 }
 
-cudaError_t launch_kernel(const CUlaunchConfig &config, cudaKernel_t kernel, void *params) {
+cudaError_t launch_kernel(const CUlaunchConfig &config, CUfunction kernel, void *params) {
   void *arguments[] = {params};
-  return runtime_error(driver.launch(&config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr));
+  return runtime_error(driver.launch(&config, kernel, arguments, nullptr));
 }
 
 const DeviceInfo &found_cuda_device(int index) {

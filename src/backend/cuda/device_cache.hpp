@@ -60,7 +60,7 @@ const DeviceInfo &found_cuda_device(int index);
 
 // Of a kernel with one argument, `params`, in the current context. By the driver: the runtime would first ask for the
 // device and look the kernel up. The caller's cudaGetLastError does not see it.
-cudaError_t launch_kernel(const CUlaunchConfig &config, cudaKernel_t kernel, void *params);
+cudaError_t launch_kernel(const CUlaunchConfig &config, CUfunction kernel, void *params);
 
 // A failed CUDA call in librope's words: NO_DEVICE where the device cannot run this build, else CUDA_ERROR.
 rope_status_t fail_cuda(const char *function, const char *action, cudaError_t error, const DeviceInfo &device);

@@ -11,7 +11,7 @@ namespace rope {
 // for the device and cannot happen inside a stream capture.
 cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope);
 
-// A kernel's handle is the same in every context and for the life of the process.
-cudaError_t find_kernel(const void *address, cudaKernel_t *kernel);
+// For launches in the current context.
+cudaError_t find_kernel(const void *address, CUfunction *kernel);
 
 }  // namespace rope
