@@ -94,7 +94,8 @@ extern "C" {
 /* The version of the loaded library, in the form of ROPE_VERSION. */
 ROPE_API uint32_t rope_version(void);
 
-/* One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets. Static. */
+/* One line for bug reports: version, CPU instruction sets, CUDA version and architectures or why the build has no CUDA.
+ * Static. */
 ROPE_API const char *rope_build_info(void);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,58 @@
+# cmake … -P cuda_reason.cmake: why a build is for the CPU only, in CMake's last line and in what rope_build_info returns
+
+cmake_minimum_required(VERSION 3.22)
+
+file(REMOVE_RECURSE "${WORK}")
+
+# An nvcc that names a release and compiles nothing.
+function(write_nvcc name release)
+  file(WRITE "${WORK}/${name}" "#!/bin/sh\necho 'Cuda compilation tools, release ${release}, V${release}.0'\nexit 1\n")
+  file(CHMOD "${WORK}/${name}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+endfunction()
+write_nvcc(nvcc_11 11.8)
+write_nvcc(nvcc_12 12.4)
+
+function(configure name nvcc cuda)
+  execute_process(
+    COMMAND "${CMAKE_COMMAND}" -E env "CUDACXX=${nvcc}" "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/${name}"
+            -G "${GENERATOR}" "-DCMAKE_C_COMPILER=${CC}" "-DCMAKE_CXX_COMPILER=${CXX}" -DROPE_BUILD_EXAMPLES=OFF
+            -DROPE_CUDA=${cuda}
+    OUTPUT_VARIABLE output ERROR_VARIABLE errors RESULT_VARIABLE result)
+  string(REGEX REPLACE "[ \n]+" " " errors "${errors}") # CMake wraps lines
+  set(output "${output}" PARENT_SCOPE)
+  set(errors "${errors}" PARENT_SCOPE)
+  set(result "${result}" PARENT_SCOPE)
+endfunction()
+
+function(is_without_cuda name nvcc cuda reason)
+  configure(${name} "${nvcc}" ${cuda})
+  string(REGEX MATCH "[^\n]*\n-- Configuring done" last_line "${output}")
+  string(FIND "${last_line}" "CUDA: not built (${reason})" at)
+  if(NOT result EQUAL 0 OR at EQUAL -1)
+    message(FATAL_ERROR "${name}: CMake's last line does not say 'not built (${reason})':\n${output}${errors}")
+  endif()
+endfunction()
+
+is_without_cuda(off "${WORK}/nvcc_12" OFF "ROPE_CUDA is OFF")
+is_without_cuda(old "${WORK}/nvcc_11" AUTO "nvcc is of CUDA 11.8: librope needs 12.0 or later")
+is_without_cuda(broken "${WORK}/nvcc_12" AUTO "nvcc compiles nothing: does it support the host compiler?")
+configure(required "${WORK}/nvcc_11" ON)
+string(FIND "${errors}" "ROPE_CUDA is ON, but nvcc is of CUDA 11.8: librope needs 12.0 or later" at)
+if(result EQUAL 0 OR at EQUAL -1)
+  message(FATAL_ERROR "ROPE_CUDA=ON must be refused with the reason:\n${output}${errors}")
+endif()
+
+# The library says it too.
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK}/old" --target rope
+  OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "the library does not build:\n${output}")
+endif()
+file(WRITE "${WORK}/print.c"
+  "#include <rope/rope.h>\n#include <stdio.h>\nint main(void) { return puts(rope_build_info()) < 0; }\n")
+execute_process(COMMAND "${CC}" -I "${SOURCE}/include" "${WORK}/print.c" -o "${WORK}/print" -L "${WORK}/old" -lrope
+  "-Wl,-rpath,${WORK}/old" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK}/print" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+if(NOT output MATCHES "CUDA: not built \\(nvcc is of CUDA 11\\.8: librope needs 12\\.0 or later\\)\n$")
+  message(FATAL_ERROR "rope_build_info gives no reason: ${output}")
+endif()
