@@ -1,4 +1,5 @@
-# cmake … -P deb.cmake: librope0 holds what programs load and librope-dev the rest; lintian has nothing to say.
+# cmake … -P deb.cmake: librope0 holds what programs load and librope-dev the rest; lintian has nothing to say. FLAVOUR is
+# cpu, or names the CUDA Toolkit as cuda13 does.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -14,9 +15,23 @@ file(REMOVE_RECURSE "${WORK}")
 execute_process(COMMAND "${CPACK}" --config "${BUILD}/CPackConfig.cmake" -G DEB -B "${WORK}"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 file(GLOB packages "${WORK}/*.deb")
+set(name_of_librope0 librope0)
+set(name_of_librope-dev librope-dev)
+if(NOT FLAVOUR STREQUAL "cpu")
+  set(name_of_librope0 librope0-${FLAVOUR})
+  set(name_of_librope-dev librope-${FLAVOUR}-dev)
+endif()
 foreach(package IN ITEMS librope0 librope-dev)
-  execute_process(COMMAND sh -c "'${DPKG_DEB}' --fsys-tarfile '${WORK}/${package}_${VERSION}'-1_*.deb | tar -t"
+  file(GLOB file "${WORK}/${name_of_${package}}_${VERSION}-1_*.deb")
+  execute_process(COMMAND sh -c "'${DPKG_DEB}' --fsys-tarfile '${file}' | tar -t"
     OUTPUT_VARIABLE ${package} COMMAND_ERROR_IS_FATAL ANY)
+  # One flavour takes the place of another.
+  execute_process(COMMAND "${DPKG_DEB}" --field "${file}" Provides Conflicts Replaces
+    OUTPUT_VARIABLE relations COMMAND_ERROR_IS_FATAL ANY)
+  set(expected "Provides: ${package} (= ${VERSION}-1)\nConflicts: ${package}\nReplaces: ${package}\n")
+  if(NOT FLAVOUR STREQUAL "cpu" AND NOT relations STREQUAL expected)
+    message(SEND_ERROR "${name_of_${package}} must have\n${expected}and has\n${relations}")
+  endif()
 endforeach()
 foreach(file IN ITEMS librope.so.0 librope.so.${VERSION})
   string(FIND "${librope0}" "/${LIBDIR}/${file}\n" at)
