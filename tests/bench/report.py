@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes the Performance tables of README.md from the JSON of rope-bench and of peers.py.
 
-usage: report.py FILE... [--update README.md]
+usage: report.py FILE... [--also FILE] [--update README.md]
 
-Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. The text goes to
-the standard output, or, with --update, between the two marker lines of that file.
+Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. --also is
+rope-bench's on another GPU, whose times stand beside the first one's. The text goes to the standard output, or, with
+--update, between the two marker lines of that file.
 """
 
 import argparse
@@ -185,17 +186,23 @@ def demands(cases, workloads):
     return lines if len(lines) > 2 else []
 
 
-def times(cases):
-    lines = ["| | time | GB/s | share of copy |", "|---|---|---|---|"]
+def times(*measured):
+    """The times of (document, cases), three columns for each GPU."""
+    names = [" ".join(document["gpu"]["name"].split()[1:2]) for document, _ in measured]
+    lines = ["| | " + " | ".join(f"{name} | GB/s | share of copy" for name in names) + " |",
+             "|---" * (1 + 3 * len(names)) + "|"]
     for label, name in TIMES:
-        row = cases.get(name)
-        if row is None or "share" not in row:
+        rows = [cases.get(name, {}) for _, cases in measured]
+        if not all("share" in row for row in rows):
             continue
-        is_latency = "/decode-" in name
-        rate, share = format(row["gb_per_s"], ".0f"), format(row["share"], ".3f")
-        if is_latency:
-            rate, share = "", "bound by latency"
-        lines.append(f"| {label} | {time(row['us']['median'])} us | {rate} | {share} |")
+        cells = [label]
+        for row in rows:
+            cells.append(f"{time(row['us']['median'])} us")
+            if "/decode-" in name:
+                cells += ["", "bound by latency"]
+            else:
+                cells += [format(row["gb_per_s"], ".0f"), format(row["share"], ".3f")]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines if len(lines) > 2 else []
 
 
@@ -230,9 +237,9 @@ def peer_table(workloads):
     return lines if len(lines) > 2 else []
 
 
-def heading(bench, peers):
+def heading(bench, also, peers):
     lines = []
-    for document, path in ((bench, "build/tests/bench/"), (peers, "tests/bench/")):
+    for document, path in ((bench, "build/tests/bench/"), (also, "build/tests/bench/"), (peers, "tests/bench/")):
         if not document:
             continue
         card = document.get("gpu")
@@ -245,9 +252,11 @@ def heading(bench, peers):
     return ["Measured with", ""] + [f"- {line}" for line in lines]
 
 
-def render(paths):
+def render(paths, other_gpu):
     bench, cases, peers, workloads = read(paths)
-    parts = [heading(bench, peers), times(cases), demands(cases, workloads), misses(cases), peer_table(workloads)]
+    also, also_cases, _, _ = read([other_gpu] if other_gpu else [])
+    measured = [(document, rows) for document, rows in ((bench, cases), (also, also_cases)) if document.get("gpu")]
+    parts = [heading(bench, also, peers), times(*measured), demands(cases, workloads), misses(cases), peer_table(workloads)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -264,9 +273,10 @@ def update(path, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--also", metavar="FILE")
     parser.add_argument("--update", metavar="README.md")
     options = parser.parse_args()
-    text = render(options.files)
+    text = render(options.files, options.also)
     if options.update:
         update(options.update, text)
     else:
