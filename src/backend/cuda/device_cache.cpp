@@ -138,8 +138,7 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
                 "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d and "
                 "needs %d.0 or later; for data-centre GPUs NVIDIA's package cuda-compat-%d-%d serves older drivers",
                 function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
-                minor_of(CUDART_VERSION), major_of(CUDART_VERSION), major_of(CUDART_VERSION),
-                minor_of(CUDART_VERSION));
+                minor_of(CUDART_VERSION), major_of(CUDART_VERSION), major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
   }
   if (error == cudaErrorNoDevice || error == cudaSuccess) {
     return fail(ROPE_STATUS_NO_DEVICE, "%s: no CUDA device is visible (CUDA_VISIBLE_DEVICES is %s)", function,
