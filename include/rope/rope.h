@@ -19,6 +19,10 @@
  *   field existed", so programs built against an older header keep their meaning. A library older than your header
  *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
  *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
+ *   The macro behind each struct does the first two and names every member, which leaves compilers nothing to warn of:
+ *       rope_config_t config = ROPE_CONFIG_INIT;        a definition, in C and C++
+ *       config = (rope_config_t)ROPE_CONFIG_INIT;       an assignment, in C
+ *       config = ROPE_CONFIG_INIT;                      an assignment, in C++
  *
  * The contract of rope_forward, rope_backward, swiglu_forward and swiglu_backward
  *   - A CUDA descriptor enqueues one kernel on `stream` and returns. The call does not synchronise, does not allocate
@@ -190,6 +194,10 @@ typedef struct rope_tensor {
   int64_t stride[4];  /* in elements */
 } rope_tensor_t;
 
+/* An absent tensor. */
+#define ROPE_TENSOR_INIT \
+  { NULL, 0, 0, 0, {0}, {0}, }
+
 /* Writes to *view_out the part of *src with indices start to start + length - 1 along axis `dim`. This is how packed
  * tensors are said: q of a packed [T, Hq + 2 Hk, D] is narrow(qkv, 1, 0, Hq), its k narrow(qkv, 1, Hq, Hk).
  * The view keeps the strides of *src and is marked ROPE_TENSOR_STRIDED. view_out may be src.
@@ -245,6 +253,10 @@ typedef struct rope_config {
                                (DeepSeek and Megatron's MLA: INTERLEAVED in, HALF out); backward reads gradients in
                                out_style and writes them in style; 0: style */
 } rope_config_t;
+
+/* A rope_config_t whose members are 0, but for struct_size. */
+#define ROPE_CONFIG_INIT \
+  { sizeof(rope_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0 }
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
  * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
@@ -313,6 +325,14 @@ typedef struct rope_args {
   int32_t reserved0;             /* 0 */
 } rope_args_t;
 
+/* A rope_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define ROPE_ARGS_INIT                                                                                                \
+  {                                                                                                                   \
+    sizeof(rope_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,   \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0, 0                                                                   \
+  }
+
 /* Rotates q, and k and v where given, by the angles of their tokens' positions, each pair as in the formula on top.
  * Values of positions, start_positions and cu_seqlens are read where they lie when the kernel runs; none makes it read
  * or write outside the tensors of the call.
@@ -346,8 +366,7 @@ ROPE_API rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *
 /* The published ways to make a model serve longer contexts than it was trained on. Each is another vector of
  * frequencies and one factor of cos and sin, computed here once, in double, on the host:
  *
- *   rope_scaling_t scaling = {0};
- *   scaling.struct_size = sizeof(scaling);
+ *   rope_scaling_t scaling = ROPE_SCALING_INIT;
  *   scaling.type = ROPE_SCALING_LLAMA3;
  *   scaling.factor = 8;
  *   scaling.original_max_position = 8192;
@@ -452,6 +471,10 @@ typedef struct rope_scaling {
   const double *pair_factors;    /* [num_factors], each above 0 */
 } rope_scaling_t;
 
+/* A rope_scaling_t whose members are 0, but for struct_size. */
+#define ROPE_SCALING_INIT \
+  { sizeof(rope_scaling_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
+
 /* Writes to inv_freq_out the rotary_dim/2 frequencies in radians per position, and to *attention_scale_out the factor m
  * of cos and sin: rope_config_t's inv_freq and attention_scale. On failure nothing is written. Pure host, no device.
  * f is the double nearest to its value but for rare near-ties; recipes add a few roundings of double to it.
@@ -500,6 +523,10 @@ typedef struct rope_sections {
   int32_t section[ROPE_MAX_POSITION_AXES]; /* in pairs, each at least 0, entries past num_sections 0; the sum above 0 */
 } rope_sections_t;
 
+/* A rope_sections_t whose members are 0, but for struct_size. */
+#define ROPE_SECTIONS_INIT \
+  { sizeof(rope_sections_t), 0, 0, 0, {0}, }
+
 /* Writes to pair_axis_out the rotary_dim/2 axes of rope_config_t's pair_axis, and, unless it is NULL, to inv_freq_out
  * as many frequencies in radians per position: theta^(-2i/R) where the type does not restart them. Pure host, no
  * device. On failure nothing is written.
@@ -528,6 +555,10 @@ typedef struct swiglu_config {
   double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
 
+/* A swiglu_config_t whose members are 0, but for struct_size. */
+#define SWIGLU_CONFIG_INIT \
+  { sizeof(swiglu_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /* As rope_desc_create. The four numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
  * finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
@@ -555,6 +586,13 @@ typedef struct swiglu_args {
   rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
   rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
 } swiglu_args_t;
+
+/* A swiglu_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define SWIGLU_ARGS_INIT                                                                              \
+  {                                                                                                   \
+    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT      \
+  }
 
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
  *   out = out_scale * g * s * (u + up_offset) * r
