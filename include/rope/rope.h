@@ -298,11 +298,12 @@ typedef struct rope_args {
    * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
    * read nor written; out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
-  rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; with A above 1 [A, T], [A, S] or [A, B, S]. Absent: the
-                                    token's index in its sequence, on every axis */
-  rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [T] or [B, S], with A above 1
-                                    [A, T], [A, S] or [A, B, S]; added. THD: B is that of cu_seqlens, or 1; where T = B
-                                    one number for each is [B] */
+  rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
+                                    [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's
+                                    position_ids [1, S]). Absent: the token's index in its sequence, on every axis */
+  rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [B, S], THD [T] or [1, T], with A
+                                    above 1 the shapes of positions; added. An axis A or B of length 1 serves all. THD:
+                                    B of [B] is that of cu_seqlens, or 1; where T = B one number for each is [B] */
   rope_tensor_t cu_seqlens;      /* I32/I64 [B + 1], THD: sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
                                     It begins with 0, never falls and stays within T. Tokens past its last entry, the
                                     padding of a captured graph, are not written. Absent: one sequence */

@@ -172,7 +172,7 @@ class ProblemReader {
     }
     if (!start.is_absent()) {
       const int64_t batches = problem_->sequences.is_present ? problem_->sequences.count : problem_->batches;
-      const bool is_for_each_batch = start.ndim == 1 && start.shape[0] == batches;
+      const bool is_for_each_batch = start.ndim == 1 && is_or_serves(start.shape[0], batches);
       // [S] is not taken: with S = B it would silently mean [B].
       const bool may_be_for_each_token = is_thd() || geometry_.num_axes > 1 || start.ndim == 2;
       if (is_for_each_batch) {
@@ -306,12 +306,16 @@ class ProblemReader {
 
   bool is_thd() const { return layout_.ndim == 3; }
 
-  // [T] under THD, otherwise [S] or [B, S]; with several position axes behind an axis of those.
+  // An axis of length 1 has stride 0 here, which is what lets one serve all.
+  static bool is_or_serves(int64_t length, int64_t wanted) { return length == wanted || length == 1; }
+
+  // [S] or [B, S], of which THD has one batch; with several position axes behind an axis of those.
   bool is_for_each_token(const View &view) const {
     const int axes = geometry_.num_axes > 1 ? 1 : 0;
-    if (axes == 1 && (view.ndim < 2 || view.shape[0] != geometry_.num_axes)) return false;
-    const bool has_batches = view.ndim == axes + 2 && !is_thd() && view.shape[axes] == problem_->batches;
-    return (view.ndim == axes + 1 || has_batches) && view.shape[view.ndim - 1] == problem_->tokens;
+    if (view.ndim != axes + 1 && view.ndim != axes + 2) return false;
+    if (axes == 1 && !is_or_serves(view.shape[0], geometry_.num_axes)) return false;
+    if (view.ndim == axes + 2 && !is_or_serves(view.shape[axes], problem_->batches)) return false;
+    return view.shape[view.ndim - 1] == problem_->tokens;
   }
 
   TokenIntegers for_each_token(const View &view) const {
@@ -326,7 +330,7 @@ class ProblemReader {
 
   // The shapes that is_for_each_token takes, in words.
   struct PositionShapes {
-    PositionShapes(const ProblemReader &reader, bool needs_batches) {
+    PositionShapes(const ProblemReader &reader, bool is_start) {
       const RopeProblem &problem = *reader.problem_;
       const bool has_axes = reader.geometry_.num_axes > 1;
       View by_token = {}, by_batch = {};
@@ -336,15 +340,19 @@ class ProblemReader {
       add(&by_token, problem.tokens);
       add(&by_batch, problem.batches), add(&by_batch, problem.tokens);
       size_t used = 0;
-      if (reader.is_thd() || !needs_batches || has_axes) {
+      if (reader.is_thd() || !is_start || has_axes) {
         used = append(used, reader.is_thd() ? (has_axes ? "[A, T], " : "[T], ") : has_axes ? "[A, S], " : "[S], ");
         used = append(used, ShapeText(by_token).text);
-        if (!reader.is_thd()) used = append(used, ", or ");
+        used = append(used, ", or ");
       }
-      if (!reader.is_thd()) {
-        used = append(used, has_axes ? "[A, B, S], " : "[B, S], ");
-        append(used, ShapeText(by_batch).text);
-      }
+      used = append(used, reader.is_thd() ? (has_axes ? "[A, 1, T], " : "[1, T], ")
+                          : has_axes      ? "[A, B, S], "
+                                          : "[B, S], ");
+      used = append(used, ShapeText(by_batch).text);
+      const bool has_batches = is_start || !reader.is_thd();
+      append(used, has_axes      ? (has_batches ? "; A and B may be 1" : "; A may be 1")
+                   : has_batches ? "; B may be 1"
+                                 : "");
     }
     size_t append(size_t used, const char *words) {
       for (; *words != '\0'; ++words) text[used++] = *words;
@@ -379,7 +387,7 @@ class ProblemReader {
     }
     ROPE_TRY(read_columns(function_, field, geometry_, view, &table->width, &table->is_by_channel));
     if (has_axes) ROPE_TRY(check_leading_axis(function_, field, geometry_, view));
-    if (has_batches && view.shape[first] != 1 && view.shape[first] != problem_->batches) {
+    if (has_batches && !is_or_serves(view.shape[first], problem_->batches)) {
       return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of q, %lld batches, or 1", function_, field,
                   first, printable(view.shape[first]), printable(problem_->batches));
     }
@@ -387,7 +395,6 @@ class ProblemReader {
       return fail(kInvalid, "%s: %s.shape[%d] is %lld: by token it must be that of q, %lld tokens", function_, field,
                   row_axis, printable(view.shape[row_axis]), printable(problem_->tokens));
     }
-    // An axis of length 1 has stride 0 here, which is what lets one serve all.
     *columns = {view.data, has_axes ? view.stride[0] : 0, has_batches ? view.stride[first] : 0, view.stride[row_axis],
                 view.stride[row_axis + 1]};
     table->dtype = view.dtype;

@@ -278,6 +278,18 @@ std::vector<RopeMisuse> misused_rope_args() {
        [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {2}); }},
       {"positions with axes swapped", invalid, "positions", "",
        [](R &r) { r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {3, 2}); }},
+      {"positions of one token for all", invalid, "positions", "1",
+       [](R &r) {
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {2, 1});
+       }},
+      {"positions of one batch with other tokens", invalid, "positions", "4",
+       [](R &r) {
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {1, 4});
+       }},
+      {"positions of other batches", invalid, "positions", "4",
+       [](R &r) {
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {4, 3});
+       }},
       {"positions without data", invalid, "positions", "NULL", [](R &r) { r.args.positions.data = nullptr; }},
       {"start_positions of F32", invalid, "start_positions", "", [](R &r) { r.args.start_positions = r.tensor({2}); }},
       {"start_positions of another length", invalid, "start_positions", "5",
@@ -304,10 +316,10 @@ std::vector<RopeMisuse> misused_rope_args() {
          r.config.num_axes = 3;
          r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {4, 2, 3});
        }},
-      {"positions of one axis for all", invalid, "positions", "1",
+      {"positions of axes and other batches", invalid, "positions", "4",
        [](R &r) {
          r.config.num_axes = 3;
-         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {1, 2, 3});
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I64, {1, 4, 3});
        }},
       {"positions with the axes last", invalid, "positions", "",
        [](R &r) {
@@ -369,6 +381,16 @@ std::vector<RopeMisuse> misused_rope_args() {
        [](R &r) {
          r.use_sequences();
          r.args.positions = r.workspace.tensor(ROPE_DTYPE_I32, {2});
+       }},
+      {"positions of two batches in THD", invalid, "positions", "2",
+       [](R &r) {
+         r.use_sequences();
+         r.args.positions = r.workspace.tensor(ROPE_DTYPE_I32, {2, 6});
+       }},
+      {"start_positions of each sequence in rank 2", invalid, "start_positions", "2",
+       [](R &r) {
+         r.use_sequences();
+         r.args.start_positions = r.workspace.tensor(ROPE_DTYPE_I32, {1, 2});
        }},
       {"q_out in cu_seqlens", invalid, "q_out", "",
        [](R &r) {

@@ -126,6 +126,26 @@ TEST_CASE("start_positions of axes", "[rope][axes]") {
   }
 }
 
+TEST_CASE("positions of one axis or batch serve all", "[rope][axes]") {
+  struct Shared {
+    bool by_batches, by_axes;
+  };
+  for (rope_layout_t layout : layouts) {
+    for (const Shared &shared : {Shared{true, false}, Shared{false, true}, Shared{true, true}}) {
+      for (rope_dtype_t dtype : {ROPE_DTYPE_I32, ROPE_DTYPE_I64}) {
+        for (PositionShape shape : {PositionShape::PerToken, PositionShape::PerBatchAndToken}) {
+          RopeCase request = geometry(layout).axes(3, in_turn(3, 24));
+          request.shared_positions(shared.by_batches, shared.by_axes);
+          RopeCase(request).axis_positions(shape, dtype, scattered).check();
+          RopeCase(request).axis_positions(shape, dtype, scattered, Placement().gap(0, 5).gap(1, 3)).check();
+          RopeCase(request).axis_start_positions(shape, dtype, scattered).check();
+          RopeCase(request).axis_positions(shape, dtype, inside).tables(11).tables_by_axis().fault().check();
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("positions of axes wrap in 64 bits", "[rope][axes]") {
   geometry(ROPE_LAYOUT_BSHD)
       .axes(2, in_turn(2, 24))

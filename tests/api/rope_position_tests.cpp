@@ -174,6 +174,51 @@ TEST_CASE("broadcast positions", "[rope][positions]") {
   }
 }
 
+TEST_CASE("positions of one batch serve all", "[rope][positions]") {
+  // [1, S], and [1, T] of THD. Nothing is read by the stride of an axis of length 1.
+  const auto start = [](int64_t batch, int64_t token) { return batch * 1000 - token * token - 777; };
+  for (rope_layout_t layout : layouts) {
+    for (rope_dtype_t dtype : position_dtypes) {
+      for (const Placement &placement : {Placement(), Placement().gap(0, 7), Placement().reversed(0).reversed(1)}) {
+        RopeCase request = geometry(layout).shared_positions(true);
+        request.positions(PositionShape::PerBatchAndToken, dtype, scattered, placement);
+        RopeCase(request).check();
+        RopeCase(request).out_of_place().dtype(ROPE_DTYPE_BF16).check();
+        RopeCase(request).start_positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, start, placement).check();
+        RopeCase(request).start_positions(PositionShape::PerBatch, ROPE_DTYPE_I64, start).position_offset(3).check();
+      }
+      geometry(layout).start_positions(PositionShape::PerBatch, dtype, start).shared_positions(true).check();
+      geometry(layout).start_positions(PositionShape::PerBatchAndToken, dtype, start).shared_positions(true).check();
+    }
+  }
+}
+
+TEST_CASE("positions of one batch serve all, into tables", "[rope][positions][fault]") {
+  for (rope_layout_t layout : layouts) {
+    RopeCase request = geometry(layout).tables(5).fault().shared_positions(true);
+    request.positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I64,
+                      [](int64_t, int64_t token) { return 3 * token - 2; });
+    RopeCase(request).check();
+    RopeCase(request).angles(100).out_of_place().check();
+  }
+}
+
+TEST_CASE("positions of one batch serve as many batches as tokens", "[rope][positions]") {
+  for (rope_layout_t layout : layouts) {
+    geometry(layout)
+        .batch(6)
+        .positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I64, scattered)
+        .shared_positions(true)
+        .check();
+    geometry(layout)
+        .batch(5)
+        .tokens(1)
+        .positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered)
+        .shared_positions(true)
+        .check();
+  }
+}
+
 TEST_CASE("positions of many tokens in every dtype and style", "[rope][positions]") {
   for (rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {

@@ -64,6 +64,8 @@ const std::vector<std::string> features = {"F32",
                                            "positions I64",
                                            "positions per token",
                                            "positions per batch and token",
+                                           "positions that batches share",
+                                           "positions that axes share",
                                            "positions small",
                                            "positions of 32 bits",
                                            "positions of 64 bits",
@@ -316,9 +318,7 @@ class Draw {
     };
   }
 
-  PositionShape each_token() {
-    return is_thd() || chance(50) ? PositionShape::PerToken : PositionShape::PerBatchAndToken;
-  }
+  PositionShape each_token() { return chance(50) ? PositionShape::PerToken : PositionShape::PerBatchAndToken; }
 
   int position_rank(PositionShape shape) const {
     if (shape == PositionShape::PerBatch) return 1;
@@ -336,19 +336,22 @@ class Draw {
     saw(std::string("positions ") + oracle::dtype_name(dtype));
     saw(shape == PositionShape::PerToken ? "positions per token" : "positions per batch and token");
     drawn_.axis_positions(shape, dtype, values(low, high), integer_placement(position_rank(shape), true));
+    if (!chance(25)) return;
+    const bool by_axes = num_axes_ > 1 && chance(50);
+    drawn_.shared_positions(!by_axes || chance(50), by_axes);
+    saw(by_axes ? "positions that axes share" : "positions that batches share");
   }
 
   void draw_start_positions(int64_t low, int64_t high) {
     if (chance(60)) return;
     const bool fits = low >= std::numeric_limits<int32_t>::min() && high <= std::numeric_limits<int32_t>::max();
     const rope_dtype_t dtype = fits && chance(60) ? ROPE_DTYPE_I32 : ROPE_DTYPE_I64;
-    std::vector<PositionShape> shapes = {PositionShape::PerBatch};
+    std::vector<PositionShape> shapes = {PositionShape::PerBatch, PositionShape::PerBatchAndToken};
     if (is_thd()) {
       // As many tokens as sequences: rank 1 is one for each sequence.
       if (num_axes_ > 1 || sequences_ != tokens_) shapes.push_back(PositionShape::PerToken);
-    } else {
-      shapes.push_back(PositionShape::PerBatchAndToken);
-      if (num_axes_ > 1) shapes.push_back(PositionShape::PerToken);
+    } else if (num_axes_ > 1) {
+      shapes.push_back(PositionShape::PerToken);
     }
     const PositionShape shape = shapes[random_.below(static_cast<int64_t>(shapes.size()))];
     static const char *const names[] = {"start_positions per token", "start_positions per batch and token",

@@ -66,6 +66,8 @@ TEST_CASE("start_positions of sequences and of tokens", "[rope][sequences]") {
           .start_positions(PositionShape::PerBatch, dtype, start, Placement().gap(0, 2))
           .position_offset(-5)
           .check();
+      geometry(division).start_positions(PositionShape::PerBatchAndToken, dtype, start).check();
+      geometry(division).start_positions(PositionShape::PerBatch, dtype, start).shared_positions(true).check();
       // Of as many sequences as tokens, rank 1 is one for each sequence.
       if (division.size() == 13) continue;
       geometry(division).start_positions(PositionShape::PerToken, dtype, start).check();
@@ -80,6 +82,7 @@ TEST_CASE("start_positions of sequences and of tokens", "[rope][sequences]") {
 TEST_CASE("positions of tokens win over their index in a sequence", "[rope][sequences]") {
   for (const std::vector<int64_t> &division : divisions) {
     geometry(division).positions(PositionShape::PerToken, ROPE_DTYPE_I32, scattered).check();
+    geometry(division).positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I64, scattered).check();
   }
 }
 

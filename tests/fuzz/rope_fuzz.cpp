@@ -255,14 +255,15 @@ class Request {
   rope_dtype_t integers() { return in_.chance(40) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32; }
 
   void draw_each_token(rope_tensor_t *tensor) {
-    const int64_t axes = config_.num_axes();
-    const bool has_batches = !config_.is_thd() && in_.chance(50);
-    if (axes > 1 && has_batches) {
-      set(tensor, integers(), {axes, batches_, tokens_}, true);
-    } else if (axes > 1) {
+    const bool has_axes = config_.num_axes() > 1, has_batches = in_.chance(50);
+    const int64_t axes = in_.chance(25) ? 1 : config_.num_axes();
+    const int64_t batches = in_.chance(25) ? 1 : batches_;
+    if (has_axes && has_batches) {
+      set(tensor, integers(), {axes, batches, tokens_}, true);
+    } else if (has_axes) {
       set(tensor, integers(), {axes, tokens_}, true);
     } else if (has_batches) {
-      set(tensor, integers(), {batches_, tokens_}, true);
+      set(tensor, integers(), {batches, tokens_}, true);
     } else {
       set(tensor, integers(), {tokens_}, true);
     }
@@ -276,7 +277,8 @@ class Request {
     if (in_.chance(50)) draw_each_token(&args_.positions);
     if (in_.chance(35)) {
       if (in_.chance(50)) {
-        set(&args_.start_positions, integers(), {sequences_ >= 0 ? sequences_ : batches_}, true);
+        const int64_t batches = sequences_ >= 0 ? sequences_ : batches_;
+        set(&args_.start_positions, integers(), {in_.chance(25) ? 1 : batches}, true);
       } else {
         draw_each_token(&args_.start_positions);
       }
@@ -415,10 +417,23 @@ class Request {
     }
   }
 
-  // An overlap that is refused is one.
+  // One number for each token, an axis of axes or batches of length 1 serving all.
+  bool is_for_each_token(const rope_tensor_t &tensor) const {
+    const int leading = config_.num_axes() > 1 ? 1 : 0;
+    if (tensor.ndim < leading + 1 || tensor.ndim > leading + 2) return false;
+    const auto serves = [](int64_t length, int64_t wanted) { return length == wanted || length == 1; };
+    return (leading == 0 || serves(tensor.shape[0], config_.num_axes())) &&
+           (tensor.ndim == leading + 1 || serves(tensor.shape[leading], length_of(args_.q, 0))) &&
+           tensor.shape[tensor.ndim - 1] == length_of(args_.q, 1);
+  }
+
+  // Of what is refused, overlaps are overlaps and the shapes of positions do not fit.
   void check_refusal() const {
     if (!is_small_) return;
     const std::string message = rope_last_error();
+    if (Call::says("rope_explain: positions has shape")) {
+      expect(!is_for_each_token(args_.positions), "refused positions fit");
+    }
     const std::string function = "rope_explain: ";
     const auto view = [&](const std::string &name) {
       for (int i = 0; i < num_members; ++i) {
@@ -519,8 +534,8 @@ class Request {
   int64_t integer_of(const rope_tensor_t &tensor, int64_t axis, int64_t batch, int64_t token) const {
     const rope_tensor_t view = memory_.before(tensor);
     const int leading = config_.num_axes() > 1 ? 1 : 0;
-    Index index = {axis};
-    if (view.ndim == leading + 2) index[leading] = batch;
+    Index index = {view.shape[0] == 1 ? 0 : axis};
+    if (view.ndim == leading + 2) index[leading] = view.shape[leading] == 1 ? 0 : batch;
     index[view.ndim - 1] = token;
     return integer_at(view, index);
   }
@@ -533,9 +548,10 @@ class Request {
     const rope_tensor_t &start = args_.start_positions;
     if (start.ndim != 0) {
       const int64_t sequences = args_.cu_seqlens.ndim != 0 ? args_.cu_seqlens.shape[0] - 1 : length_of(args_.q, 0);
-      const bool is_by_sequence = start.ndim == 1 && start.shape[0] == sequences;
-      sum += static_cast<uint64_t>(is_by_sequence ? integer_at(memory_.before(start), {sequence})
-                                                  : integer_of(start, axis, batch, token));
+      const bool is_by_sequence = start.ndim == 1 && (start.shape[0] == sequences || start.shape[0] == 1);
+      sum +=
+          static_cast<uint64_t>(is_by_sequence ? integer_at(memory_.before(start), {start.shape[0] == 1 ? 0 : sequence})
+                                               : integer_of(start, axis, batch, token));
     }
     return static_cast<int64_t>(sum + static_cast<uint64_t>(args_.position_offset));
   }

@@ -18,13 +18,13 @@
 
 enum class PositionShape {
   PerToken,          // [S], or [T] of THD
-  PerBatchAndToken,  // [B, S]
+  PerBatchAndToken,  // [B, S], or [1, T] of THD
   PerBatch           // [B]
 };
 
 using PositionValue = std::function<int64_t(int64_t batch, int64_t token)>;
 
-// With several position axes: [A, T] or [A, S], [A, B, S], [B].
+// With several position axes: [A, T] or [A, S], [A, B, S] or [A, 1, T], [B].
 using AxisPositionValue = std::function<int64_t(int64_t axis, int64_t batch, int64_t token)>;
 
 enum class TableStorage {
@@ -89,6 +89,8 @@ class RopeCase {
                            const Placement &placement = {});
   RopeCase &axis_start_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
                                  const Placement &placement = {});
+  // The axis B, and that of axes, of positions and start_positions has length 1 and serves all.
+  RopeCase &shared_positions(bool by_batches, bool by_axes = false);
   RopeCase &position_offset(int64_t offset);
   // THD. The batch of start_positions [B] is then the sequence. Entries must be in order; tokens past the last are
   // padding.
@@ -180,6 +182,7 @@ class RopeCase {
       {"q", true, 3, true, {}, {}}, {"k", false, 0, true, {}, {}}, {"v", false, 0, true, {}, {}}};
   bool packed_ = false;
   PositionTensor positions_, start_positions_;
+  bool batches_share_positions_ = false, axes_share_positions_ = false;
   int64_t position_offset_ = 0;
   std::vector<int64_t> cu_seqlens_;
   rope_dtype_t cu_seqlens_dtype_ = ROPE_DTYPE_I32;

@@ -101,6 +101,12 @@ RopeCase &RopeCase::attention_scale(double scale) {
 RopeCase &RopeCase::packed() {
   return packed_ = true, *this;
 }
+RopeCase &RopeCase::shared_positions(bool by_batches, bool by_axes) {
+  batches_share_positions_ = by_batches;
+  axes_share_positions_ = by_axes;
+  return *this;
+}
+
 RopeCase &RopeCase::position_offset(int64_t offset) {
   return position_offset_ = offset, *this;
 }
@@ -293,6 +299,8 @@ std::string RopeCase::describe() const {
     text << "; start_positions " << oracle::dtype_name(start_positions_.dtype) << " shape "
          << static_cast<int>(start_positions_.shape) << start_positions_.placement.describe();
   }
+  if (batches_share_positions_) text << "; batches share positions";
+  if (axes_share_positions_) text << "; axes share positions";
   if (position_offset_) text << "; position_offset=" << position_offset_;
   if (has_fault_) text << "; fault from " << fault_count_ << ' ' << fault_lowest_;
   return text.str();
@@ -352,7 +360,11 @@ int64_t RopeCase::sequence_of(int64_t batch, int64_t token) const {
 
 int64_t RopeCase::value_of(const PositionTensor &tensor, const rope_tensor_t &view, int64_t axis, int64_t batch,
                            int64_t token) const {
-  if (tensor.shape == PositionShape::PerBatch) return integer_at(view, {sequence_of(batch, token)});
+  if (axes_share_positions_) axis = 0;
+  if (tensor.shape == PositionShape::PerBatch) {
+    return integer_at(view, {batches_share_positions_ ? 0 : sequence_of(batch, token)});
+  }
+  if (batches_share_positions_) batch = 0;
   const bool both = tensor.shape == PositionShape::PerBatchAndToken;
   if (num_axes() > 1) return integer_at(view, both ? Index{axis, batch, token} : Index{axis, token});
   return integer_at(view, both ? Index{batch, token} : Index{token});
@@ -375,9 +387,10 @@ rope_tensor_t RopeCase::position_tensor(const PositionTensor &tensor, Workspace 
   const bool both = tensor.shape == PositionShape::PerBatchAndToken;
   const bool by_batch = tensor.shape == PositionShape::PerBatch;
   const int64_t starts = cu_seqlens_.empty() ? batches() : static_cast<int64_t>(cu_seqlens_.size()) - 1;
-  Shape shape = both ? Shape{batches(), tokens_} : Shape{by_batch ? starts : tokens_};
+  const auto batches_of = [&](int64_t count) { return batches_share_positions_ ? 1 : count; };
+  Shape shape = both ? Shape{batches_of(batches()), tokens_} : Shape{by_batch ? batches_of(starts) : tokens_};
   const bool by_axis = num_axes() > 1 && !by_batch;
-  if (by_axis) shape.insert(shape.begin(), num_axes());
+  if (by_axis) shape.insert(shape.begin(), axes_share_positions_ ? 1 : num_axes());
   const rope_tensor_t view = workspace.tensor(tensor.dtype, shape, tensor.placement);
   workspace.fill_integers(view, [&](const Index &index) {
     const int first = by_axis ? 1 : 0;

@@ -314,8 +314,32 @@ TEST_CASE("positions of THD", "[rope problem]") {
   problem = problem_of(geometry, args);
   CHECK(problem.start_positions.token_stride == 3);
   args.positions = fake_tensor(region(1), ROPE_DTYPE_I64, {1, kTokens}, {2, 2});
-  args.start_positions = {};
-  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem) == ROPE_STATUS_INVALID_ARGUMENT);
+  args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I64, {1, kTokens}, {5, -1});
+  problem = problem_of(geometry, args);
+  CHECK(problem.positions.batch_stride == 0);
+  CHECK(problem.positions.token_stride == 2);
+  CHECK(problem.start_positions.batch_stride == 0);
+  CHECK(problem.start_positions.token_stride == -1);
+}
+
+TEST_CASE("an axis of length 1 of positions has stride 0", "[rope problem]") {
+  const rope::RopeGeometry geometry = geometry_of(AxisConfig(ROPE_LAYOUT_BHSD, 2).config);
+  rope_args_t args = some_args();
+  args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[2], 2));
+  args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I64, {1}, {7});
+  const struct {
+    std::vector<int64_t> shape, stride;
+    int64_t axis, batch;
+  } shared[] = {{{1, kTokens}, {7, 2}, 0, 0},
+                {{2, 1, kTokens}, {40, 7, 2}, 40, 0},
+                {{1, kBatches, kTokens}, {40, 10, 2}, 0, 10},
+                {{1, 1, kTokens}, {40, 7, 2}, 0, 0}};
+  for (const auto &positions : shared) {
+    args.positions = fake_tensor(region(1), ROPE_DTYPE_I32, positions.shape, positions.stride);
+    const rope::RopeProblem problem = problem_of(geometry, args);
+    CHECK(same_strides(problem.positions, positions.axis, positions.batch, 2));
+    CHECK(same_strides(problem.start_positions, 0, 0, 0));
+  }
 }
 
 TEST_CASE("tables keep their strides", "[rope problem]") {
@@ -766,32 +790,34 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},
        {"invalid; rope_forward: positions.dtype is F32: it must be I32 or I64",
         [](Args &args) { args.positions = compact_tensor(region(1), ROPE_DTYPE_F32, {kTokens}); }},
-       {"invalid; rope_forward: positions has shape [4]: it must be [S], [5], or [B, S], [3, 5]",
+       {"invalid; rope_forward: positions has shape [4]: it must be [S], [5], or [B, S], [3, 5]; B may be 1",
         [](Args &args) { args.positions = integers({4}); }},
-       {"invalid; rope_forward: positions has shape [1, 5]: it must be [S], [5], or [B, S], [3, 5]",
+       {"invalid; rope_forward: positions has shape [3, 1]: it must be [S], [5], or [B, S], [3, 5]; B may be 1",
         [](Args &args) {
-          args.positions = integers({1, 5});
+          args.positions = integers({3, 1});
         }},
-       {"invalid; rope_forward: positions has shape [2, 3, 5]: it must be [S], [5], or [B, S], [3, 5]",
+       {"invalid; rope_forward: positions has shape [2, 3, 5]: it must be [S], [5], or [B, S], [3, 5]; B may be 1",
         [](Args &args) {
           args.positions = integers({2, 3, 5});
         }},
-       {"invalid; rope_forward: start_positions has shape [5]: it must be [B], [3], or [B, S], [3, 5]",
+       {"invalid; rope_forward: start_positions has shape [5]: it must be [B], [3], or [B, S], [3, 5]; B may be 1",
         [](Args &args) { args.start_positions = integers({5}); }},
-       {"invalid; rope_forward: start_positions has shape [5, 3]: it must be [B], [3], or [B, S], [3, 5]",
+       {"invalid; rope_forward: start_positions has shape [5, 3]: it must be [B], [3], or [B, S], [3, 5]; B may be 1",
         [](Args &args) {
           args.start_positions = integers({5, 3});
         }},
        {"invalid; rope_forward: cu_seqlens is set: it belongs to layout THD, not BSHD",
         [](Args &args) { args.cu_seqlens = integers({4}); }}});
   check_refusals(some_config(ROPE_LAYOUT_THD), kLayouts[3],
-                 {{"invalid; rope_forward: positions has shape [1, 5]: it must be [T], [5]",
+                 {{"invalid; rope_forward: positions has shape [3, 5]: it must be [T], [5], or [1, T], [1, 5]",
                    [](Args &args) {
-                     args.positions = integers({1, 5});
+                     args.positions = integers({3, 5});
                    }},
-                  {"invalid; rope_forward: start_positions has shape [3]: it must be [B], [1], or [T], [5]",
+                  {"invalid; rope_forward: start_positions has shape [3]: it must be [B], [1], or [T], [5], or [1, T], "
+                   "[1, 5]; B may be 1",
                    [](Args &args) { args.start_positions = integers({3}); }},
-                  {"invalid; rope_forward: start_positions has shape [4]: it must be [B], [3], or [T], [5]",
+                  {"invalid; rope_forward: start_positions has shape [4]: it must be [B], [3], or [T], [5], or [1, T], "
+                   "[1, 5]; B may be 1",
                    [](Args &args) {
                      args.cu_seqlens = compact_tensor(region(2), ROPE_DTYPE_I64, {4});
                      args.start_positions = integers({4});
@@ -806,32 +832,38 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
                    [](Args &args) { args.cu_seqlens = integers({0}); }}});
   check_refusals(
       AxisConfig(ROPE_LAYOUT_SBHD, 2).config, kLayouts[1],
-      {{"invalid; rope_forward: positions has shape [5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]",
+      {{"invalid; rope_forward: positions has shape [5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]; A and B "
+        "may be 1",
         [](Args &args) { args.positions = integers({5}); }},
-       {"invalid; rope_forward: positions has shape [1, 5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]",
+       {"invalid; rope_forward: positions has shape [1, 2, 5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]; A "
+        "and B may be 1",
         [](Args &args) {
-          args.positions = integers({1, 5});
+          args.positions = integers({1, 2, 5});
         }},
-       {"invalid; rope_forward: positions has shape [3, 5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]",
+       {"invalid; rope_forward: positions has shape [3, 5]: it must be [A, S], [2, 5], or [A, B, S], [2, 3, 5]; A and "
+        "B may be 1",
         [](Args &args) {
           args.positions = integers({3, 5});
         }},
        {"invalid; rope_forward: start_positions has shape [5]: it must be [B], [3], or [A, S], [2, 5], or [A, B, S], "
-        "[2, 3, 5]",
+        "[2, 3, 5]; A and B may be 1",
         [](Args &args) { args.start_positions = integers({5}); }},
        {"invalid; rope_forward: start_positions has shape [3, 5]: it must be [B], [3], or [A, S], [2, 5], or "
-        "[A, B, S], [2, 3, 5]",
+        "[A, B, S], [2, 3, 5]; A and B may be 1",
         [](Args &args) {
           args.start_positions = integers({3, 5});
         }}});
   check_refusals(AxisConfig(ROPE_LAYOUT_THD, 2).config, kLayouts[3],
-                 {{"invalid; rope_forward: positions has shape [5]: it must be [A, T], [2, 5]",
+                 {{"invalid; rope_forward: positions has shape [5]: it must be [A, T], [2, 5], or [A, 1, T], [2, 1, "
+                   "5]; A may be 1",
                    [](Args &args) { args.positions = integers({5}); }},
-                  {"invalid; rope_forward: positions has shape [2, 1, 5]: it must be [A, T], [2, 5]",
+                  {"invalid; rope_forward: positions has shape [2, 3, 5]: it must be [A, T], [2, 5], or [A, 1, T], [2, "
+                   "1, 5]; A may be 1",
                    [](Args &args) {
-                     args.positions = integers({2, 1, 5});
+                     args.positions = integers({2, 3, 5});
                    }},
-                  {"invalid; rope_forward: start_positions has shape [5]: it must be [B], [1], or [A, T], [2, 5]",
+                  {"invalid; rope_forward: start_positions has shape [5]: it must be [B], [1], or [A, T], [2, 5], or "
+                   "[A, 1, T], [2, 1, 5]; A and B may be 1",
                    [](Args &args) { args.start_positions = integers({5}); }}});
 }
 

@@ -129,8 +129,8 @@ class RopeDesc(Descriptor):
         q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
         out:             None: new tensors of the framework of q, k and v. Otherwise one tensor for each of q, k and v
                          that is given, in their order, None for a new one; q itself rotates q in place
-        positions:       I32 or I64 [T], [S] or [B, S], a leading axis for num_axes above 1; None: the index of the
-                         token in its sequence
+        positions:       I32 or I64 [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index
+                         of the token in its sequence
         start_positions: I32 or I64 [B], or one for each token; added
         cu_seqlens:      I32 or I64 [B + 1], "thd": where sequences begin. Tokens past its last entry are not touched,
                          and 0 in new outputs

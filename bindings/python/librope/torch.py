@@ -141,7 +141,7 @@ def apply_rotary(
     """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.
 
     q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
-    positions: [T], [S] or [B, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
+    positions: [T], [S], [B, S] or [1, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
     The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a
     sequence of numbers, because it belongs to the descriptor.
     """
