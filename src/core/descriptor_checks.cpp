@@ -29,7 +29,9 @@ rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
 rope_status_t check_call_flags(const char *function, uint32_t flags) {
   constexpr uint32_t kKnown = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   if ((flags & ~kKnown) == 0) return ROPE_STATUS_SUCCESS;
-  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows 0x%x", function, flags, kKnown);
+  return fail(ROPE_STATUS_NOT_SUPPORTED,
+              "%s: flags is 0x%x: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x%x) only", function, flags,
+              kKnown);
 }
 
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {

@@ -20,15 +20,17 @@ rope_status_t check_geometry(const char *function, const rope_config_t &config) 
     return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows no flag", function, config.flags);
   }
   if (config.layout < ROPE_LAYOUT_BSHD || config.layout > ROPE_LAYOUT_THD) {
-    return fail(kInvalid, "%s: layout is %d: it must be a ROPE_LAYOUT_ value", function, config.layout);
+    return fail(kInvalid,
+                "%s: layout is %d: it must be ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD or ROPE_LAYOUT_THD",
+                function, config.layout);
   }
   if (!is_style(config.style)) {
     return fail(kInvalid, "%s: style is %d: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED", function,
                 config.style);
   }
   if (config.out_style != 0 && !is_style(config.out_style)) {
-    return fail(kInvalid, "%s: out_style is %d: it must be a ROPE_STYLE_ value, or 0 for style", function,
-                config.out_style);
+    return fail(kInvalid, "%s: out_style is %d: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED, or 0 for style",
+                function, config.out_style);
   }
   if (config.head_dim < 2 || config.head_dim > kMaxHeadDim || config.head_dim % 2 != 0) {
     return fail(kInvalid, "%s: head_dim is %d: it must be even, 2 to %d", function, config.head_dim, kMaxHeadDim);

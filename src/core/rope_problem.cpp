@@ -19,13 +19,16 @@ long long printable(int64_t value) {
 // Where a layout keeps the canonical axes; -1: it has none (one batch).
 struct LayoutAxes {
   const char *name;
+  const char *axes;
   int ndim;
   int axis[kNumAxes];
 };
 
 const LayoutAxes &axes_of(rope_layout_t layout) {
-  static constexpr LayoutAxes kLayouts[] = {
-      {"BSHD", 4, {0, 1, 2, 3}}, {"SBHD", 4, {1, 0, 2, 3}}, {"BHSD", 4, {0, 2, 1, 3}}, {"THD", 3, {-1, 0, 1, 2}}};
+  static constexpr LayoutAxes kLayouts[] = {{"BSHD", "[B, S, H, D]", 4, {0, 1, 2, 3}},
+                                            {"SBHD", "[S, B, H, D]", 4, {1, 0, 2, 3}},
+                                            {"BHSD", "[B, H, S, D]", 4, {0, 2, 1, 3}},
+                                            {"THD", "[T, H, D]", 3, {-1, 0, 1, 2}}};
   return kLayouts[layout - ROPE_LAYOUT_BSHD];
 }
 
@@ -68,7 +71,8 @@ rope_status_t check_leading_axis(const char *function, const char *field, const 
 rope_status_t read_columns(const char *function, const char *field, const RopeGeometry &geometry, const View &view,
                            int *width, bool *is_by_channel) {
   if (view.dtype < ROPE_DTYPE_F32 || view.dtype > ROPE_DTYPE_F64) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be a floating one", function, field, dtype_name(view.dtype));
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32, F16, BF16 or F64", function, field,
+                dtype_name(view.dtype));
   }
   const int64_t columns = view.shape[view.ndim - 1];
   const int pairs = geometry.pairs(), repeated = pairs / geometry.num_axes;
@@ -201,7 +205,8 @@ class ProblemReader {
       return fail(kInvalid, "%s: angles is set beside cos and sin: one of them says the rotation", function_);
     }
     if (args.table_rows != ROPE_TABLE_BY_POSITION && args.table_rows != ROPE_TABLE_BY_TOKEN) {
-      return fail(kInvalid, "%s: table_rows is %d: it must be a ROPE_TABLE_ value", function_, args.table_rows);
+      return fail(kInvalid, "%s: table_rows is %d: it must be ROPE_TABLE_BY_POSITION or ROPE_TABLE_BY_TOKEN", function_,
+                  args.table_rows);
     }
     const bool is_by_token = args.table_rows == ROPE_TABLE_BY_TOKEN;
     if (angles.is_absent() && cos.is_absent()) {
@@ -217,8 +222,9 @@ class ProblemReader {
     problem_->table.is_by_token = is_by_token;
     if (!angles.is_absent()) {
       problem_->angles = AngleSource::kAngles;
-      if (angles.dtype == ROPE_DTYPE_F64) {
-        return fail(kInvalid, "%s: angles.dtype is F64: it must be F32, F16 or BF16", function_);
+      if (angles.dtype > ROPE_DTYPE_BF16) {
+        return fail(kInvalid, "%s: angles.dtype is %s: it must be F32, F16 or BF16", function_,
+                    dtype_name(angles.dtype));
       }
       ROPE_TRY(read_table("angles", angles, &problem_->table.cos));
       problem_->table.sin = problem_->table.cos;
@@ -269,8 +275,10 @@ class ProblemReader {
                   dtype_name(view.dtype), dtype_name(geometry_.dtype));
     }
     if (view.ndim != layout_.ndim) {
-      return fail(kInvalid, "%s: %s.ndim is %d: layout %s has %d axes", function_, field, view.ndim, layout_.name,
-                  layout_.ndim);
+      return fail(
+          kInvalid,
+          "%s: %s.ndim is %d: layout %s has %d axes, %s: pass that view of the same memory, by shape and stride",
+          function_, field, view.ndim, layout_.name, layout_.ndim, layout_.axes);
     }
     const int64_t channels = length_of(view, layout_, kChannel);
     if (channels != geometry_.head_dim) {

@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "core/name_list.hpp"
+
 namespace rope {
 
 namespace {
@@ -428,9 +430,12 @@ rope_status_t refuse_unused(const char *function, const Recipe &recipe, const ro
 rope_status_t scale_frequencies(const char *function, int32_t rotary_dim, double theta, const rope_scaling_t &scaling,
                                 ScaledFrequencies *result) {
   ROPE_TRY(check_rotary_dim_and_theta(function, rotary_dim, theta));
-  if (scaling.type == 0) return fail(kInvalid, "%s: type is 0: it must be a ROPE_SCALING_ value", function);
+  if (scaling.type == 0) {
+    return fail(kInvalid, "%s: type is 0: it must be one of ROPE_SCALING_%s", function, NameList(kRecipes).text);
+  }
   if (scaling.type < 0 || scaling.type > kNumRecipes) {
-    return fail(kUnsupported, "%s: type is %d: this version knows 1 to %d", function, scaling.type, kNumRecipes);
+    return fail(kUnsupported, "%s: type is %d: this version knows ROPE_SCALING_%s", function, scaling.type,
+                NameList(kRecipes).text);
   }
   if ((scaling.flags & ~static_cast<uint32_t>(ROPE_SCALING_FLAG_NO_TRUNCATE)) != 0) {
     return fail(kUnsupported, "%s: flags is 0x%x: this version knows ROPE_SCALING_FLAG_NO_TRUNCATE, 0x1, only",

@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "core/name_list.hpp"
+
 namespace rope {
 
 namespace {
@@ -127,9 +129,12 @@ rope_status_t check_sections(const char *function, const Rule &rule, int pairs, 
 rope_status_t map_sections(const char *function, int32_t rotary_dim, double theta, const rope_sections_t &sections,
                            SectionAxes *result) {
   ROPE_TRY(check_rotary_dim_and_theta(function, rotary_dim, theta));
-  if (sections.type == 0) return fail(kInvalid, "%s: type is 0: it must be a ROPE_SECTIONS_ value", function);
+  if (sections.type == 0) {
+    return fail(kInvalid, "%s: type is 0: it must be one of ROPE_SECTIONS_%s", function, NameList(kRules).text);
+  }
   if (sections.type < 0 || sections.type > kNumRules) {
-    return fail(kUnsupported, "%s: type is %d: this version knows 1 to %d", function, sections.type, kNumRules);
+    return fail(kUnsupported, "%s: type is %d: this version knows ROPE_SECTIONS_%s", function, sections.type,
+                NameList(kRules).text);
   }
   if (sections.flags != 0) {
     return fail(kUnsupported, "%s: flags is 0x%x: this version knows no flag", function, sections.flags);

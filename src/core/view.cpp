@@ -71,8 +71,8 @@ rope_status_t read_present_view(const char *function, const char *field, const r
   }
   const int64_t size = dtype_size(tensor.dtype);
   if (size == 0) {
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be a ROPE_DTYPE_ value", function, field,
-                tensor.dtype);
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32 or I64",
+                function, field, tensor.dtype);
   }
   *view = View{};
   view->data = static_cast<char *>(tensor.data);

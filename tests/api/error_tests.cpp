@@ -1327,6 +1327,104 @@ TEST_CASE("as many heads as the header says are served", "[errors]") {
   }
 }
 
+TEST_CASE("refused enumerations list what is permitted", "[errors]") {
+  const auto last_error_of = [](rope_status_t status) {
+    CHECK(status != ROPE_STATUS_SUCCESS);
+    return std::string(rope_last_error());
+  };
+  const Device device = devices()[0];
+  const auto config_error = [&](const std::function<void(rope_config_t &)> &commit) {
+    rope_config_t config = rope_config_for(device, 16);
+    commit(config);
+    rope_desc_t *desc = nullptr;
+    return last_error_of(rope_desc_create(&config, &desc));
+  };
+  const auto args_error = [&](const std::function<void(RopeRequest &)> &commit) {
+    RopeRequest request(device);
+    commit(request);
+    return last_error_of(rope_forward(create(request.config).get(), &request.args, nullptr));
+  };
+  const auto swiglu_error = [&](const std::function<void(swiglu_config_t &)> &commit) {
+    swiglu_config_t config = swiglu_config_for(device);
+    commit(config);
+    swiglu_desc_t *desc = nullptr;
+    return last_error_of(swiglu_desc_create(&config, &desc));
+  };
+  const auto scaling_error = [&](rope_scaling_type_t type) {
+    rope_scaling_t scaling = ROPE_SCALING_INIT;
+    scaling.type = type;
+    double inv_freq[8], scale;
+    return last_error_of(rope_scaled_frequencies(16, 10000, &scaling, inv_freq, &scale));
+  };
+  const auto sections_error = [&](rope_sections_type_t type) {
+    rope_sections_t sections = ROPE_SECTIONS_INIT;
+    sections.type = type;
+    int32_t pair_axis[8];
+    return last_error_of(rope_section_axes(16, 10000, &sections, pair_axis, nullptr));
+  };
+  using R = RopeRequest;
+
+  CHECK(config_error([](rope_config_t &config) { config.device = 3; }) ==
+        "rope_desc_create: device is 3: it must be ROPE_DEVICE_CPU or ROPE_DEVICE_CUDA");
+  CHECK(config_error([](rope_config_t &config) { config.dtype = 9; }) ==
+        "rope_desc_create: dtype is 9 (unknown): it must be F32, F16, BF16 or F64");
+  CHECK(config_error([](rope_config_t &config) { config.layout = 9; }) ==
+        "rope_desc_create: layout is 9: it must be ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD or "
+        "ROPE_LAYOUT_THD");
+  CHECK(config_error([](rope_config_t &config) { config.style = 9; }) ==
+        "rope_desc_create: style is 9: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED");
+  CHECK(config_error([](rope_config_t &config) { config.out_style = 9; }) ==
+        "rope_desc_create: out_style is 9: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED, or 0 for style");
+  CHECK(swiglu_error([](swiglu_config_t &config) { config.dtype = 0; }) ==
+        "swiglu_desc_create: dtype is 0 (unknown): it must be F32, F16, BF16 or F64");
+  CHECK(args_error([](R &r) { r.args.flags = 6; }) ==
+        "rope_forward: flags is 0x6: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only");
+  CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
+        "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
+  CHECK(args_error([](R &r) { r.args.q.dtype = 9; }) ==
+        "rope_forward: q.dtype is 9: it must be F32, F16, BF16, F64, I32 or I64");
+  CHECK(args_error([](R &r) { r.args.positions.dtype = ROPE_DTYPE_F64; }) ==
+        "rope_forward: positions.dtype is F64: it must be I32 or I64");
+  CHECK(args_error([](R &r) {
+          r.use_tables();
+          r.args.cos.dtype = ROPE_DTYPE_I32;
+        }) == "rope_forward: cos.dtype is I32: it must be F32, F16, BF16 or F64");
+  for (rope_dtype_t dtype : {ROPE_DTYPE_F64, ROPE_DTYPE_I64}) {
+    CHECK(args_error([&](R &r) {
+            r.args.angles = r.workspace.tensor(dtype, {5, 8});
+          }) == std::string("rope_forward: angles.dtype is ") + (dtype == ROPE_DTYPE_F64 ? "F64" : "I64") +
+                    ": it must be F32, F16 or BF16");
+  }
+  CHECK(args_error([](R &r) { r.args.table_rows = 9; }) ==
+        "rope_forward: table_rows is 9: it must be ROPE_TABLE_BY_POSITION or ROPE_TABLE_BY_TOKEN");
+  const std::string recipes =
+      "ROPE_SCALING_NONE, LINEAR, DYNAMIC_NTK, DYNAMIC_NTK_FIXED, NTK_ALPHA, NTK_FIXED, NTK_MIXED, YARN, YARN_LOG, "
+      "LLAMA3, LONGROPE, PROPORTIONAL, FACTORS";
+  CHECK(scaling_error(0) == "rope_scaled_frequencies: type is 0: it must be one of " + recipes);
+  CHECK(scaling_error(99) == "rope_scaled_frequencies: type is 99: this version knows " + recipes);
+  const std::string rules = "ROPE_SECTIONS_CHUNKED, INTERLEAVED, IMROPE, ERNIE, RESTARTED, VISION";
+  CHECK(sections_error(0) == "rope_section_axes: type is 0: it must be one of " + rules);
+  CHECK(sections_error(99) == "rope_section_axes: type is 99: this version knows " + rules);
+}
+
+TEST_CASE("a tensor of another rank is refused with the axes of the layout", "[errors]") {
+  const struct {
+    rope_layout_t layout;
+    const char *text;
+  } layouts[] = {{ROPE_LAYOUT_BSHD, "layout BSHD has 4 axes, [B, S, H, D]: "},
+                 {ROPE_LAYOUT_SBHD, "layout SBHD has 4 axes, [S, B, H, D]: "},
+                 {ROPE_LAYOUT_BHSD, "layout BHSD has 4 axes, [B, H, S, D]: "},
+                 {ROPE_LAYOUT_THD, "layout THD has 3 axes, [T, H, D]: "}};
+  for (const auto &layout : layouts) {
+    RopeRequest request(devices()[0]);
+    request.config.layout = layout.layout;
+    request.args.q = request.tensor({6, 4 * 16});  // [T, H * D]
+    CHECK(rope_forward(create(request.config).get(), &request.args, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+    CHECK(std::string(rope_last_error()) == std::string("rope_forward: q.ndim is 2: ") + layout.text +
+                                                "pass that view of the same memory, by shape and stride");
+  }
+}
+
 TEST_CASE("shapes in messages have all their digits", "[errors]") {
   RopeRequest request(devices()[0]);
   request.args.positions = request.workspace.tensor(ROPE_DTYPE_I64, {12, 90, 1, 387});

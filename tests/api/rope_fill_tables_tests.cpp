@@ -328,9 +328,9 @@ TEST_CASE("misused tables to fill", "[rope][fill tables][errors]") {
        [](Tables &, rope_tensor_t &cos, rope_tensor_t &) { cos = narrow(cos, 1, 0, 7); }},
       {"other rows", "sin_out.shape[0] is 5: it must be that of cos_out, 7",
        [](Tables &, rope_tensor_t &, rope_tensor_t &sin) { sin = narrow(sin, 0, 0, 5); }},
-      {"other dtypes", "sin_out.dtype is I32: it must be a floating one",
+      {"other dtypes", "sin_out.dtype is I32: it must be F32, F16, BF16 or F64",
        [](Tables &, rope_tensor_t &, rope_tensor_t &sin) { sin.dtype = ROPE_DTYPE_I32; }},
-      {"integers", "cos_out.dtype is I32: it must be a floating one",
+      {"integers", "cos_out.dtype is I32: it must be F32, F16, BF16 or F64",
        [](Tables &, rope_tensor_t &cos, rope_tensor_t &) { cos.dtype = ROPE_DTYPE_I32; }},
       {"frequencies that do not repeat", "cos_out has 4 columns: pair 4 turns otherwise than pair 0",
        [](Tables &tables, rope_tensor_t &cos, rope_tensor_t &sin) {

@@ -715,7 +715,8 @@ TEST_CASE("refused configs say field, value and rule", "[rope problem]") {
        [](Config &config) { config.flags = 2; }},
       {"invalid; rope_desc_create: style is 0: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED",
        [](Config &config) { config.style = 0; }},
-      {"invalid; rope_desc_create: out_style is 3: it must be a ROPE_STYLE_ value, or 0 for style",
+      {"invalid; rope_desc_create: out_style is 3: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED, or 0 for "
+       "style",
        [](Config &config) { config.out_style = 3; }},
       {"invalid; rope_desc_create: pair_block is -4: it must be even and divide rotary_dim, 8, or be 0 for it",
        [](Config &config) { config.pair_block = -4; }},
@@ -784,8 +785,9 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
   using Args = rope_args_t;
   check_refusals(
       some_config(ROPE_LAYOUT_BSHD), kLayouts[0],
-      {{"unsupported; rope_forward: flags is 0x2: this version knows 0x1", [](Args &args) { args.flags = 2; }},
-       {"unsupported; rope_forward: flags is 0x80000001: this version knows 0x1",
+      {{"unsupported; rope_forward: flags is 0x2: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
+        [](Args &args) { args.flags = 2; }},
+       {"unsupported; rope_forward: flags is 0x80000001: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
         [](Args &args) { args.flags = 0x80000000u | ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},
        {"invalid; rope_forward: positions.dtype is F32: it must be I32 or I64",
@@ -884,7 +886,7 @@ TEST_CASE("refused tables and angles say field, value and rule", "[rope problem]
         [](Args &args) {
           set_tables(args, {9, 4}), set_angles(args, ROPE_DTYPE_F32, {9, 4});
         }},
-       {"invalid; rope_forward: table_rows is 2: it must be a ROPE_TABLE_ value",
+       {"invalid; rope_forward: table_rows is 2: it must be ROPE_TABLE_BY_POSITION or ROPE_TABLE_BY_TOKEN",
         [](Args &args) {
           set_tables(args, {9, 4}, 2);
         }},
@@ -910,11 +912,11 @@ TEST_CASE("refused tables and angles say field, value and rule", "[rope problem]
         [](Args &args) {
           set_angles(args, ROPE_DTYPE_F64, {9, 4});
         }},
-       {"invalid; rope_forward: angles.dtype is I32: it must be a floating one",
+       {"invalid; rope_forward: angles.dtype is I32: it must be F32, F16 or BF16",
         [](Args &args) {
           set_angles(args, ROPE_DTYPE_I32, {9, 4});
         }},
-       {"invalid; rope_forward: cos.dtype is I64: it must be a floating one",
+       {"invalid; rope_forward: cos.dtype is I64: it must be F32, F16, BF16 or F64",
         [](Args &args) {
           set_tables(args, {9, 4}), args.cos.dtype = ROPE_DTYPE_I64;
         }},
@@ -1113,7 +1115,7 @@ TEST_CASE("refused tables to be filled say field, value and rule", "[rope proble
         "invalid; rope_fill_tables: cos_out.shape[0] is 3: it must be num_axes, 2, or 1");
   check(one, table(1, {9, 5}), sin, "invalid; rope_fill_tables: cos_out.shape[1] is 5: it must be R/2, 4, or R, 8");
   check(one, table(1, {9, 4}, ROPE_DTYPE_I32), sin,
-        "invalid; rope_fill_tables: cos_out.dtype is I32: it must be a floating one");
+        "invalid; rope_fill_tables: cos_out.dtype is I32: it must be F32, F16, BF16 or F64");
   check(one, cos, table(2, {9, 4}, ROPE_DTYPE_F16),
         "invalid; rope_fill_tables: sin_out.dtype is F16: it must be that of cos_out, F32");
   check(one, cos, table(2, {8, 4}), "invalid; rope_fill_tables: sin_out.shape[0] is 8: it must be that of cos_out, 9");
