@@ -106,8 +106,7 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
         return apply_rotary(
             q, k, style=style, out_style=out_style, layout="bhsd" if unsqueeze_dim == 1 else "bshd",
-            inv_freq=sin.inv_freq, rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale,
-            positions=cos.expand(q.shape[0], -1))
+            inv_freq=sin.inv_freq, rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale, positions=cos)
 
     setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb

@@ -52,7 +52,8 @@ class JaxTest(unittest.TestCase):
     def test_positions(self):
         for x in self.arrays():
             positions = jax.device_put(numpy.arange(5, dtype=numpy.int32), list(x.devices())[0])
-            numpy.testing.assert_array_equal(numpy.asarray(self.desc.forward(x, positions=positions)), self.expected)
+            for given in (positions, positions[None]):  # [S] and [1, S]
+                numpy.testing.assert_array_equal(numpy.asarray(self.desc.forward(x, positions=given)), self.expected)
 
     def test_bfloat16(self):
         desc = RopeDesc(head_dim=16, theta=10000.0, style="half", layout="bshd", dtype=jnp.bfloat16)

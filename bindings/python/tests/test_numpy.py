@@ -119,7 +119,11 @@ class RopeTest(unittest.TestCase):
         for dtype in (numpy.int32, numpy.int64):
             positions = numpy.array([3, 1, 4, 1, 5, 9], dtype=dtype)
             expected = support.rotate(x, positions[:, None], inv_freq, "half")
-            self.assert_close(desc.forward(x, positions=positions), expected)
+            for given in (positions, positions[None]):  # [T] and [1, T]
+                self.assert_close(desc.forward(x, positions=given), expected)
+            batches = numpy.stack([x, x * 2, x - 1])
+            expected = support.rotate(batches, positions[:, None], inv_freq, "half")
+            self.assert_close(make_desc(layout="bshd").forward(batches, positions=positions[None]), expected)  # [1, S]
         self.assert_close(
             desc.forward(x, position_offset=100), support.rotate(x, 100 + numpy.arange(6)[:, None], inv_freq, "half"))
         start = numpy.array([10, 20], dtype=numpy.int32)

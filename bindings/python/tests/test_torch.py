@@ -125,7 +125,7 @@ class OperatorTest(unittest.TestCase):
         positions = torch.tensor([[3, 1, 4], [100, -5, 9]])
         cos, sin = torch.randn(3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
         cases = [
-            dict(BSHD), dict(BSHD, positions=positions, attention_scale=1.25),
+            dict(BSHD), dict(BSHD, positions=positions, attention_scale=1.25), dict(BSHD, positions=positions[1:]),
             dict(BSHD, out_style="interleaved", rotary_dim=4, rotary_offset=2),
             dict(style="interleaved", layout="bshd", inv_freq=[1.0, 0.5, 0.25, 0.125]),
             dict(style="half", layout="bshd", cos=cos, sin=sin),  # a column of its own for each channel
