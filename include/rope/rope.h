@@ -19,7 +19,7 @@
  *   field existed", so programs built against an older header keep their meaning. A library older than your header
  *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
  *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
- *   The macro behind each struct does the first two and names every member, which leaves compilers nothing to warn of:
+ *   The macro behind each struct does the first two, with a value for every member, so that no compiler warns:
  *       rope_config_t config = ROPE_CONFIG_INIT;        a definition, in C and C++
  *       config = (rope_config_t)ROPE_CONFIG_INIT;       an assignment, in C
  *       config = ROPE_CONFIG_INIT;                      an assignment, in C++

@@ -19,7 +19,7 @@ long long printable(int64_t value) {
 // Where a layout keeps the canonical axes; -1: it has none (one batch).
 struct LayoutAxes {
   const char *name;
-  const char *axes;
+  const char *axes;  // in the words of rope.h
   int ndim;
   int axis[kNumAxes];
 };
