@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
-from ._enums import Device, device_name, parse_device
+from ._enums import Device, Dtype, Layout, Style, device_name, parse_device
 from ._integers import fill
 from ._tensors import Reader
 
@@ -22,6 +23,19 @@ class _Handle:
 
     def __del__(self) -> None:
         self._destroy(self.pointer)
+
+
+_ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style}
+_MOST_SHOWN = 4  # entries of an array
+
+
+def _text_of(name: str, value: Any) -> str:
+    """An argument as users write it."""
+    if name in _ENUMS:
+        return repr(_ENUMS[name](value).name.lower())
+    if isinstance(value, list) and len(value) > _MOST_SHOWN:
+        return f"[{', '.join(map(repr, value[:_MOST_SHOWN - 1]))}, ..., {value[-1]!r}]"
+    return repr(value)
 
 
 def _recreate(cls: type, arguments: Dict[str, Any]) -> Any:
@@ -75,10 +89,8 @@ class Descriptor:
                 handle = handles[device] = self._make_handle(*device)
         return handle
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        """Copies and pickles are made anew of the arguments, whose names are those of the fields."""
-        if self._handles is None:
-            raise ValueError(f"this {type(self).__name__} is closed")
+    def _arguments(self) -> Dict[str, Any]:
+        """What the descriptor was made of; the names are those of the fields."""
         kind, ordinal = self._device
         arguments: Dict[str, Any] = {
             "device": "cuda" if kind == Device.CUDA and ordinal is None else
@@ -89,7 +101,21 @@ class Descriptor:
                 arguments[field] = (
                     list(self._arrays[field]) if field in self._arrays else
                     None if is_array else getattr(self._config, field))
-        return _recreate, (type(self), arguments)
+        return arguments
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Copies and pickles are made anew of the arguments."""
+        if self._handles is None:
+            raise ValueError(f"this {type(self).__name__} is closed")
+        return _recreate, (type(self), self._arguments())
+
+    def __repr__(self) -> str:
+        """The call that makes it, without the arguments that have their defaults; long arrays are cut."""
+        arguments = self._arguments()
+        parameters = inspect.signature(type(self)).parameters.values()
+        shown = [x.name for x in parameters if arguments.get(x.name, x.default) != x.default]
+        text = f"{type(self).__name__}({', '.join(f'{name}={_text_of(name, arguments[name])}' for name in shown)})"
+        return f"<closed {text}>" if self._handles is None else text
 
     def close(self) -> None:
         """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed."""

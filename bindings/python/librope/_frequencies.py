@@ -5,10 +5,11 @@ import ctypes
 from typing import List, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
-from ._enums import SCALINGS, SECTIONS, Device, Scaling, Sections, number_of
+from ._enums import SCALINGS, SECTIONS, Device, number_of
 from ._integers import fill, integer_for, integers_for
 from ._library import check, lib
 from ._rope import as_list
+from ._types import AnyScaling, AnySections
 
 
 class ScaledFrequencies(NamedTuple):
@@ -29,7 +30,7 @@ def scaled_frequencies(
     rotary_dim: int,
     theta: float,
     *,
-    type: Union[Scaling, str],
+    type: AnyScaling,
     factor: float = 0.0,
     original_max_position: int = 0,
     sequence_length: int = 0,
@@ -98,7 +99,7 @@ def _room_for(rotary_dim: int) -> int:
 
 
 def section_axes(
-        rotary_dim: int, theta: float, *, type: Union[Sections, str], section: Sequence[int]) -> SectionAxes:
+        rotary_dim: int, theta: float, *, type: AnySections, section: Sequence[int]) -> SectionAxes:
     """Which position axis turns which pair, from the section list that a multi-axis model publishes.
 
     type: such as "chunked" (Qwen2-VL) or "interleaved" (Qwen3-VL); see rope_sections_type_t in <rope/rope.h>

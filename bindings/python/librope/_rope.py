@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
 from . import _abi
 from ._descriptor import Descriptor
-from ._enums import (LAYOUTS, STYLES, TABLE_ROWS, Device, Dtype, Layout, Style, TableRows, dtype_number, number_of)
+from ._enums import LAYOUTS, STYLES, TABLE_ROWS, TableRows, dtype_number, number_of
 from ._integers import fill, integers_for
 from ._library import check, lib
-from ._tensors import Reader, Tensor
+from ._tensors import Reader
+from ._types import AnyDtype, AnyLayout, AnyStyle, AnyTableRows, K, Q, Rotation, Tensor, V
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
 _TEXT_SIZE = 512
@@ -58,9 +62,9 @@ class RopeDesc(Descriptor):
         self,
         *,
         head_dim: int,
-        style: Union[Style, str, int],
-        layout: Union[Layout, str, int],
-        dtype: Union[Dtype, str, Any],
+        style: AnyStyle,
+        layout: AnyLayout,
+        dtype: AnyDtype,
         device: Any = None,
         rotary_dim: int = 0,
         rotary_offset: int = 0,
@@ -70,7 +74,7 @@ class RopeDesc(Descriptor):
         num_axes: int = 0,
         pair_axis: Optional[Sequence[int]] = None,
         pair_block: int = 0,
-        out_style: Union[Style, str, int] = 0,
+        out_style: AnyStyle = 0,
         num_threads: int = 0,
     ) -> None:
         config = fill(
@@ -105,6 +109,17 @@ class RopeDesc(Descriptor):
             setattr(config, field, ctypes.cast(array, ctypes.POINTER(ctype)))
         super().__init__(config, device)
 
+    @overload
+    def forward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Rotation]) -> Q: ...
+    @overload
+    def forward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Rotation]) -> Tuple[Q, K]: ...
+    @overload
+    def forward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    @overload
+    def forward(self, q: Q, k: None, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    @overload
+    def forward(self, q: Q, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, K, V]: ...
+
     def forward(
         self,
         q: Tensor,
@@ -120,7 +135,7 @@ class RopeDesc(Descriptor):
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
         position_offset: int = 0,
-        table_rows: Union[TableRows, str, int] = TableRows.BY_POSITION,
+        table_rows: AnyTableRows = TableRows.BY_POSITION,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
@@ -151,6 +166,17 @@ class RopeDesc(Descriptor):
             "rope_forward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
             position_offset, table_rows, programmatic_launch, stream)
 
+    @overload
+    def backward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Rotation]) -> Q: ...
+    @overload
+    def backward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Rotation]) -> Tuple[Q, K]: ...
+    @overload
+    def backward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    @overload
+    def backward(self, q: Q, k: None, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    @overload
+    def backward(self, q: Q, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, K, V]: ...
+
     def backward(
         self,
         q: Tensor,
@@ -166,7 +192,7 @@ class RopeDesc(Descriptor):
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
         position_offset: int = 0,
-        table_rows: Union[TableRows, str, int] = TableRows.BY_POSITION,
+        table_rows: AnyTableRows = TableRows.BY_POSITION,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:

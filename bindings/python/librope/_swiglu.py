@@ -3,15 +3,19 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Union, overload
 
 from . import _abi
 from ._descriptor import Descriptor
-from ._enums import Dtype, dtype_number
+from ._enums import dtype_number
 from ._integers import fill
 from ._library import check, lib
 from ._rope import flags_of
-from ._tensors import Reader, Tensor, dtype_of
+from ._tensors import Reader, dtype_of
+from ._types import AnyDtype, GatingGradients, Gradients, K, Q, Tensor, V
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.swiglu_args_t)
 
@@ -39,7 +43,7 @@ class SwigluDesc(Descriptor):
     def __init__(
         self,
         *,
-        dtype: Union[Dtype, str, Any],
+        dtype: AnyDtype,
         device: Any = None,
         alpha: float = 0.0,
         limit: float = 0.0,
@@ -61,15 +65,15 @@ class SwigluDesc(Descriptor):
 
     def forward(
         self,
-        gate: Tensor,
+        gate: Q,
         up: Tensor,
-        out: Optional[Tensor] = None,
+        out: Optional[Q] = None,
         *,
         row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
-    ) -> Tensor:
+    ) -> Q:
         """Returns out.
 
         gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
@@ -84,6 +88,21 @@ class SwigluDesc(Descriptor):
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         return out
+
+    @overload
+    def backward(
+        self, grad_out: Tensor, gate: Q, up: K, *, grad_gate: Optional[Q] = None, grad_up: Optional[K] = None,
+        row_scale: None = None, grad_row_scale: None = None, **keywords: Unpack[Gradients]) -> Tuple[Q, K]: ...
+    @overload
+    def backward(
+        self, grad_out: Tensor, gate: Q, up: K, *, grad_gate: Optional[Q] = None, grad_up: Optional[K] = None,
+        row_scale: V, grad_row_scale: Optional[V] = None, **keywords: Unpack[Gradients]) -> Tuple[Q, K, V]: ...
+    @overload
+    def backward(
+        self, grad_out: Tensor, gate: Tensor, up: Tensor, *, grad_gate: Union[Tensor, bool, None] = None,
+        grad_up: Union[Tensor, bool, None] = None, row_scale: Optional[Tensor] = None,
+        grad_row_scale: Union[Tensor, bool, None] = None,
+        **keywords: Unpack[Gradients]) -> Tuple[Optional[Tensor], ...]: ...
 
     def backward(
         self,
@@ -157,9 +176,9 @@ def cached_desc(
 
 
 def swiglu(
-    gate: Tensor,
+    gate: Q,
     up: Tensor,
-    out: Optional[Tensor] = None,
+    out: Optional[Q] = None,
     *,
     row_scale: Optional[Tensor] = None,
     num_rows: Optional[Tensor] = None,
@@ -170,7 +189,7 @@ def swiglu(
     num_threads: int = 0,
     programmatic_launch: bool = False,
     stream: Any = None,
-) -> Tensor:
+) -> Q:
     """SwigluDesc(...).forward(...) with a descriptor that is kept for next time; gpt-oss is alpha=1.702, limit=7,
     up_offset=1.
 
@@ -181,6 +200,22 @@ def swiglu(
     desc = cached_desc(dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads)
     return desc.forward(
         gate, up, out, row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch, stream=stream)
+
+
+@overload
+def swiglu_backward(
+    grad_out: Tensor, gate: Q, up: K, *, grad_gate: Optional[Q] = None, grad_up: Optional[K] = None,
+    row_scale: None = None, grad_row_scale: None = None, **keywords: Unpack[GatingGradients]) -> Tuple[Q, K]: ...
+@overload
+def swiglu_backward(
+    grad_out: Tensor, gate: Q, up: K, *, grad_gate: Optional[Q] = None, grad_up: Optional[K] = None,
+    row_scale: V, grad_row_scale: Optional[V] = None, **keywords: Unpack[GatingGradients]) -> Tuple[Q, K, V]: ...
+@overload
+def swiglu_backward(
+    grad_out: Tensor, gate: Tensor, up: Tensor, *, grad_gate: Union[Tensor, bool, None] = None,
+    grad_up: Union[Tensor, bool, None] = None, row_scale: Optional[Tensor] = None,
+    grad_row_scale: Union[Tensor, bool, None] = None,
+    **keywords: Unpack[GatingGradients]) -> Tuple[Optional[Tensor], ...]: ...
 
 
 def swiglu_backward(

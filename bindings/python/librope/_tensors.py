@@ -439,6 +439,3 @@ def dtype_of(function: str, field: str, x: Any) -> int:
     reader.read(args, "gate", x)
     return args.gate.dtype
 
-
-Tensor = Any
-OptionalTensor = Optional[Any]

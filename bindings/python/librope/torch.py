@@ -5,15 +5,19 @@ and refuse tangents of forward mode. Descriptors are made on first use and kept.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, overload
 
 import torch
 from torch import Tensor
 
-from ._enums import LAYOUTS, STYLES, TABLE_ROWS, Layout, Style, TableRows, dtype_number, number_of
+from ._enums import LAYOUTS, STYLES, TABLE_ROWS, TableRows, dtype_number, number_of
 from ._rope import RopeDesc
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
+from ._types import AnyLayout, AnyStyle, AnyTableRows, TorchRotation
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["apply_rotary", "swiglu"]
 
@@ -112,19 +116,34 @@ _rotate.register_autograd(_rotate_back, setup_context=_save_rotate)
 _refuse_tangents(_rotate)
 
 
+@overload
+def apply_rotary(q: Tensor, k: None = None, v: None = None, **keywords: Unpack[TorchRotation]) -> Tensor: ...
+@overload
+def apply_rotary(
+    q: Tensor, k: Tensor, v: None = None, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def apply_rotary(
+    q: Tensor, k: None = None, *, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def apply_rotary(q: Tensor, k: None, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def apply_rotary(
+    q: Tensor, k: Tensor, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
 def apply_rotary(
     q: Tensor,
     k: Optional[Tensor] = None,
     v: Optional[Tensor] = None,
     *,
-    style: Union[Style, str],
-    layout: Union[Layout, str],
+    style: AnyStyle,
+    layout: AnyLayout,
     theta: float = 0.0,
     inv_freq: Optional[Sequence[float]] = None,
     attention_scale: float = 0.0,
     rotary_dim: int = 0,
     rotary_offset: int = 0,
-    out_style: Union[Style, str, int] = 0,
+    out_style: AnyStyle = 0,
     num_axes: int = 0,
     pair_axis: Optional[Sequence[int]] = None,
     pair_block: int = 0,
@@ -135,7 +154,7 @@ def apply_rotary(
     sin: Optional[Tensor] = None,
     angles: Optional[Tensor] = None,
     position_offset: int = 0,
-    table_rows: Union[TableRows, str] = TableRows.BY_POSITION,
+    table_rows: AnyTableRows = TableRows.BY_POSITION,
     programmatic_launch: bool = False,
 ) -> Any:
     """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.

@@ -1,0 +1,91 @@
+# _types.py - what the signatures say to type checkers
+from __future__ import annotations
+
+from typing import Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
+
+from ._enums import Dtype, Layout, Scaling, Sections, Style, TableRows
+
+# A tensor of any framework. A new output has the type of the input that it belongs to.
+Tensor = Any
+Q = TypeVar("Q")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class DtypeObject(Protocol):
+    """torch.dtype, numpy.dtype"""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+AnyStyle = Union[Style, Literal["half", "interleaved"], int]
+AnyLayout = Union[Layout, Literal["bshd", "sbhd", "bhsd", "thd"], int]
+AnyTableRows = Union[TableRows, Literal["by_position", "by_token"], int]
+AnyDtype = Union[
+    Dtype, Literal["f32", "f16", "bf16", "f64", "float32", "float16", "bfloat16", "float64"], DtypeObject, Type[Any],
+    int]
+AnyScaling = Union[Scaling, Literal[
+    "none", "linear", "dynamic_ntk", "dynamic_ntk_fixed", "ntk_alpha", "ntk_fixed", "ntk_mixed", "yarn", "yarn_log",
+    "llama3", "longrope", "proportional", "factors"]]
+AnySections = Union[Sections, Literal["chunked", "interleaved", "imrope", "ernie", "restarted", "vision"]]
+
+# The keywords of functions that are overloaded, each once for all its overloads; the functions say what they mean.
+
+
+class Operands(TypedDict, total=False):
+    positions: Optional[Tensor]
+    start_positions: Optional[Tensor]
+    cu_seqlens: Optional[Tensor]
+    cos: Optional[Tensor]
+    sin: Optional[Tensor]
+    angles: Optional[Tensor]
+    position_offset: int
+    table_rows: AnyTableRows
+    programmatic_launch: bool
+
+
+class Rotation(Operands, total=False):
+    """Of RopeDesc.forward and backward"""
+
+    out: Union[Tensor, Sequence[Optional[Tensor]], None]
+    fault: Optional[Tensor]
+    stream: Any
+
+
+class _Pairing(TypedDict):
+    style: AnyStyle
+    layout: AnyLayout
+
+
+class TorchRotation(_Pairing, Operands, total=False):
+    """Of librope.torch.apply_rotary"""
+
+    theta: float
+    inv_freq: Optional[Sequence[float]]
+    attention_scale: float
+    rotary_dim: int
+    rotary_offset: int
+    out_style: AnyStyle
+    num_axes: int
+    pair_axis: Optional[Sequence[int]]
+    pair_block: int
+
+
+class Gradients(TypedDict, total=False):
+    """Of SwigluDesc.backward"""
+
+    out: Optional[Tensor]
+    num_rows: Optional[Tensor]
+    programmatic_launch: bool
+    stream: Any
+
+
+class GatingGradients(Gradients, total=False):
+    """Of swiglu_backward"""
+
+    alpha: float
+    limit: float
+    up_offset: float
+    out_scale: float
+    num_threads: int

@@ -1,0 +1,72 @@
+# typed_program.py - what a type checker must say of calls into the package; test_types.py lets mypy check it
+"""Not run. A `type: ignore` that mypy does not need is an error, so that each line with one must be refused."""
+from typing import Optional, Tuple, Union
+
+import jax
+import librope
+import librope.torch
+import numpy
+import torch
+from typing_extensions import assert_type
+
+Array = numpy.ndarray[Tuple[int, ...], numpy.dtype[numpy.float32]]
+
+
+def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, maybe: Optional[Array]) -> None:
+    assert_type(desc.forward(q), Array)
+    assert_type(desc.forward(k, positions=k, position_offset=7, table_rows="by_token"), torch.Tensor)
+    assert_type(desc.forward(v), jax.Array)
+    assert_type(desc.forward(q, k), Tuple[Array, torch.Tensor])
+    assert_type(desc.forward(q, k, v), Tuple[Array, torch.Tensor, jax.Array])
+    assert_type(desc.forward(q, None, v), Tuple[Array, jax.Array])
+    assert_type(desc.forward(q, v=v, out=(q, None)), Tuple[Array, jax.Array])
+    assert_type(desc.forward(q, maybe), Union[Array, Tuple[Array, Array]])
+    assert_type(desc.backward(q), Array)
+    assert_type(desc.backward(k, k, stream=7), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(desc.explain(q, k), str)
+    desc.forward()  # type: ignore[call-overload]
+    desc.forward(q, position=k)  # type: ignore[call-overload]
+    desc.backward(q, table_rows="by_row")  # type: ignore[call-overload]
+
+
+def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Array) -> None:
+    assert_type(desc.forward(gate, gate), Array)
+    assert_type(desc.forward(up, up, out=up), torch.Tensor)
+    assert_type(desc.backward(gate, gate, up), Tuple[Array, torch.Tensor])
+    assert_type(desc.backward(gate, gate, up, row_scale=rows), Tuple[Array, torch.Tensor, jax.Array])
+    assert_type(librope.swiglu(rows, rows), jax.Array)
+    assert_type(librope.swiglu(up, up, row_scale=up, alpha=1.702), torch.Tensor)
+    assert_type(librope.swiglu_backward(gate, gate, up, limit=7.0), Tuple[Array, torch.Tensor])
+    assert_type(librope.swiglu_backward(gate, gate, up, row_scale=rows), Tuple[Array, torch.Tensor, jax.Array])
+    # What is not wanted is None.
+    grads = librope.swiglu_backward(gate, gate, up, grad_gate=False)
+    assert grads[1] is not None
+    librope.swiglu_backward(gate, gate, up, beta=1.0)  # type: ignore[call-overload]
+
+
+def operators(q: torch.Tensor) -> None:
+    assert_type(librope.torch.apply_rotary(q, style="half", layout="thd", theta=1e4), torch.Tensor)
+    assert_type(librope.torch.apply_rotary(q, q, style="half", layout="thd"), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(
+        librope.torch.apply_rotary(q, q, q, style="half", layout="thd"),
+        Tuple[torch.Tensor, torch.Tensor, torch.Tensor])
+    assert_type(librope.torch.swiglu(q, q), torch.Tensor)
+    librope.torch.apply_rotary(q, layout="thd")  # type: ignore[call-overload]
+    librope.torch.apply_rotary(q, style="neox", layout="thd")  # type: ignore[call-overload]
+
+
+def configs() -> None:
+    librope.RopeDesc(head_dim=64, style="half", layout="bshd", dtype="bf16", out_style="interleaved")
+    librope.RopeDesc(head_dim=64, style=librope.Style.HALF, layout=librope.Layout.THD, dtype=librope.Dtype.F32)
+    librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=torch.bfloat16, device=torch.device("cpu"))
+    librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=numpy.float32)
+    librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=numpy.dtype("float32"))
+    librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=jax.numpy.bfloat16)
+    librope.SwigluDesc(dtype="float16")
+    librope.RopeDesc(head_dim=64, style="neox", layout="thd", dtype="f32")  # type: ignore[arg-type]
+    librope.RopeDesc(head_dim=64, style="half", layout="hdt", dtype="f32")  # type: ignore[arg-type]
+    librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype="f31")  # type: ignore[arg-type]
+    librope.SwigluDesc(dtype="f31")  # type: ignore[arg-type]
+    assert_type(librope.scaled_frequencies(64, 1e4, type="yarn", factor=4.0).attention_scale, float)
+    librope.scaled_frequencies(64, 1e4, type="yarns")  # type: ignore[arg-type]
+    librope.section_axes(64, 1e4, type="chunks", section=[16, 16])  # type: ignore[arg-type]
