@@ -1,12 +1,19 @@
 #!/usr/bin/env python3
-# wheel.py - builds the wheel, installs it in a fresh environment, and uses it there: wheel.py WORK_FOLDER
+# wheel.py - builds the wheel and the source distribution, installs the wheel in a fresh environment, and uses it there:
+# wheel.py WORK_FOLDER
 """For the CPU only, so that it takes seconds; CUDA changes the library alone. Fetches nothing. Exits 77, with the
 reason, where scikit-build-core, pip or venv is missing."""
+import base64
+import email
+import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -18,10 +25,15 @@ SKIPPED = 77
 # Nothing of the build that runs this test.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("ROPE_", "PYTHON"))}
 
+# What pip and build do in the folder of pyproject.toml.
 BUILD = """
 import sys
-from scikit_build_core.build import build_wheel
-print(build_wheel(sys.argv[1], {"build-dir": sys.argv[2], "cmake.define.ROPE_CUDA": "OFF"}))
+sys.path.insert(0, "")
+import backend
+if sys.argv[2] == "sdist":
+    print(backend.build_sdist(sys.argv[1]))
+else:
+    print(backend.build_wheel(sys.argv[1], {"build-dir": sys.argv[2], "cmake.define.ROPE_CUDA": "OFF"}))
 """
 
 # Runs in the environment, away from the checkout.
@@ -59,6 +71,64 @@ def can_build(python):
     return found is not None and (int(found[1]), int(found[2])) >= (0, 11)
 
 
+def build(builder, project, folder, build_folder):
+    """The wheel of a project, or its source distribution where the build folder is "sdist"."""
+    folder.mkdir(exist_ok=True)
+    output = run(builder, "-B", "-c", BUILD, folder, build_folder, cwd=project).stdout
+    built = folder / output.splitlines()[-1]
+    print(built.name)
+    return built
+
+
+def needed_c_library(library):
+    """The second number of the newest version of the GNU C library that a symbol names."""
+    symbols = run("objdump", "-T", library).stdout
+    return max(int(minor) for minor in re.findall(r"\(?GLIBC_2\.(\d+)", symbols))
+
+
+def check_wheel(wheel, version):
+    package = {f"librope/{path.name}" for path in (PROJECT / "librope").iterdir() if path.is_file()}
+    info = f"librope-{version}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    expected = package | {"librope/lib/librope.so.0"} | {
+        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
+    if set(files) != expected:
+        sys.exit(f"the wheel has {sorted(files)}")
+    # Not inside another path: a checkout in /librope is not in lib/librope.so.
+    checkout = re.compile(rb"(?:^|-(?:I|L|B|F|isystem|iquote)|[^\w.}-])" + re.escape(str(ROOT)).encode())
+    for name, contents in files.items():
+        if checkout.search(contents):
+            sys.exit(f"{name} names the folder that it was built in")
+
+    with tempfile.NamedTemporaryFile() as library:
+        library.write(files["librope/lib/librope.so.0"])
+        library.flush()
+        tag = f"py3-none-manylinux_2_{needed_c_library(library.name)}_{platform.machine()}"
+    if wheel.name != f"librope-{version}-{tag}.whl":
+        sys.exit(f"{wheel.name} is not librope-{version}-{tag}.whl")
+    if email.message_from_bytes(files[f"{info}/WHEEL"]).get_all("Tag") != [tag]:
+        sys.exit(f"WHEEL says another tag than {tag}:\n{files[f'{info}/WHEEL'].decode()}")
+    record = []
+    for name, contents in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(contents).digest()).decode().rstrip("=")
+        record.append(f"{name},," if name == f"{info}/RECORD" else f"{name},sha256={digest},{len(contents)}")
+    if files[f"{info}/RECORD"].decode().splitlines() != record:
+        sys.exit(f"RECORD is not what the wheel has:\n{files[f'{info}/RECORD'].decode()}")
+
+    metadata = email.message_from_bytes(files[f"{info}/METADATA"])
+    for field, value in {"Name": "librope", "Version": version, "License-Expression": "Apache-2.0",
+                         "License-File": "LICENSE", "Requires-Python": ">=3.9",
+                         "Description-Content-Type": "text/markdown"}.items():
+        if metadata.get_all(field) != [value]:
+            sys.exit(f"METADATA: {field} is {metadata.get_all(field)}, not {value}")
+    for field in ("Summary", "Keywords", "Classifier"):
+        if not metadata[field]:
+            sys.exit(f"METADATA has no {field}")
+    if metadata.get_payload(decode=True) != (ROOT / "README.md").read_bytes():
+        sys.exit("METADATA does not have README.md")
+
+
 def skip(reason):
     print(f"skipped: {reason}")
     sys.exit(SKIPPED)
@@ -76,26 +146,26 @@ def main():
     shutil.rmtree(work / "environment", ignore_errors=True)
     (work / "wheels").mkdir(parents=True)
 
-    built = run(builder, "-c", BUILD, work / "wheels", work / "build", cwd=PROJECT)
-    wheel, = (work / "wheels").iterdir()
-    print(wheel.name)
     header = (ROOT / "include" / "rope" / "rope.h").read_text(encoding="utf-8")
     version = ".".join(re.findall(r"define ROPE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
-    if not re.fullmatch(rf"librope-{re.escape(version)}-py3-none-(manylinux_2_34|linux)_\w+\.whl", wheel.name):
-        sys.exit(f"not a wheel of version {version} for every Python:\n{built.stdout}")
+    wheel = build(builder, PROJECT, work / "wheels", work / "build")
+    check_wheel(wheel, f"{version}+cpu")
 
-    package = {f"librope/{path.name}" for path in (PROJECT / "librope").iterdir() if path.is_file()}
-    with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
-        if found != package | {"librope/lib/librope.so.0"}:
-            sys.exit(f"the wheel has {sorted(found)}")
-        # Not inside another path: a checkout in /librope is not in lib/librope.so.
-        checkout = re.compile(rb"(?:^|-(?:I|L|B|F|isystem|iquote)|[^\w.}-])" + re.escape(str(ROOT)).encode())
-        for name in archive.namelist():
-            if checkout.search(archive.read(name)):
-                sys.exit(f"{name} names the folder that it was built in")
-        if not any(name.endswith("LICENSE") for name in archive.namelist()):
-            sys.exit("the wheel has no LICENSE")
+    # Far from the checkout, whose files it must not need.
+    with tempfile.TemporaryDirectory() as folder:
+        sdist = build(builder, PROJECT, Path(folder), "sdist")
+        if sdist.name != f"librope-{version}.tar.gz":
+            sys.exit(f"not a source distribution of version {version}: {sdist.name}")
+        with tarfile.open(sdist) as archive:
+            if not all(entry.isfile() for entry in archive):
+                sys.exit(f"{sdist.name} has links: {archive.getnames()}")
+            names = set(archive.getnames())
+            archive.extractall(folder)
+        unpacked = Path(folder, f"librope-{version}")
+        with tarfile.open(build(builder, unpacked, Path(folder, "again"), "sdist")) as archive:
+            if set(archive.getnames()) != names:
+                sys.exit(f"the source distribution makes another one: {archive.getnames()}")
+        check_wheel(build(builder, unpacked, Path(folder, "wheels"), Path(folder, "build")), version)
 
     environment = work / "environment"
     run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)

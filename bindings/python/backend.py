@@ -1,0 +1,113 @@
+# backend.py - the build backend: scikit-build-core, for a library whose sources lie outside this folder
+"""A source distribution brings the library's sources along. A wheel says in its name which C library it needs at least,
+read from the symbols of the library inside, and, built from a checkout, for what the library was built: 0.1.0+cpu,
+0.1.0+cu13. Of a source distribution the version stays as it is, because it has been published.
+
+prepare_metadata_for_build_wheel is not here: the version is known when the library has been built."""
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+
+from scikit_build_core import build as scikit_build
+from scikit_build_core.build import (build_editable, get_requires_for_build_editable, get_requires_for_build_sdist,
+                                     get_requires_for_build_wheel)
+
+__all__ = ["build_editable", "build_sdist", "build_wheel", "get_requires_for_build_editable",
+           "get_requires_for_build_sdist", "get_requires_for_build_wheel"]
+
+LIBRARY = "librope/lib/librope.so.0"
+OF_THE_C_LIBRARY = r"lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*"
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    project, output = Path.cwd(), Path(sdist_directory).resolve()
+    if is_sdist(project):
+        return scikit_build.build_sdist(str(output), config_settings)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("README.md", "backend.py", "librope", "pyproject.toml"):
+            copy(project / name, folder)
+        for name in ("CMakeLists.txt", "LICENSE", "include", "src"):
+            copy(project.parents[1] / name, folder)
+        os.chdir(folder)
+        try:
+            return scikit_build.build_sdist(str(output), config_settings)
+        finally:
+            os.chdir(project)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = Path(folder, scikit_build.build_wheel(folder, config_settings))
+        return rename(wheel, Path(wheel_directory), with_flavour=not is_sdist(Path.cwd()))
+
+
+def is_sdist(project):
+    return (project / "PKG-INFO").is_file()
+
+
+def copy(source, folder):
+    if source.is_dir():
+        shutil.copytree(source, Path(folder, source.name), ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, folder)
+
+
+def rename(wheel, folder, with_flavour):
+    """Writes the wheel to the folder under the name that its library asks for, which is returned."""
+    name, version, python, abi, system = wheel.stem.split("-")
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel) as old:
+        files = {entry.filename: old.read(entry) for entry in old.infolist()}
+        entries = old.infolist()
+    flavour = files.pop(f"{info}/flavour").decode().strip()
+    new_system = system_tag(system, files[LIBRARY])
+    new_version = f"{version}+{flavour}" if with_flavour else version
+    new_info = f"{name}-{new_version}.dist-info"
+
+    files[f"{info}/METADATA"] = replaced(files[f"{info}/METADATA"], f"Version: {version}", f"Version: {new_version}")
+    files[f"{info}/WHEEL"] = replaced(
+        files[f"{info}/WHEEL"], f"Tag: {python}-{abi}-{system}", f"Tag: {python}-{abi}-{new_system}")
+    del files[f"{info}/RECORD"]
+    record = []
+    new_wheel = folder / f"{name}-{new_version}-{python}-{abi}-{new_system}.whl"
+    with zipfile.ZipFile(new_wheel, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in entries:
+            if entry.filename in files:
+                contents = files[entry.filename]
+                entry.filename = entry.filename.replace(f"{info}/", f"{new_info}/")
+                digest = base64.urlsafe_b64encode(hashlib.sha256(contents).digest()).rstrip(b"=").decode()
+                record.append(f"{entry.filename},sha256={digest},{len(contents)}\n")
+                new.writestr(entry, contents)
+        entry.filename = f"{new_info}/RECORD"  # the last one, as wheels have it
+        new.writestr(entry, "".join(record) + f"{entry.filename},,\n")
+    return new_wheel.name
+
+
+def replaced(contents, line, new_line):
+    text = contents.decode()
+    assert f"\n{line}\n" in f"\n{text}", f"{line} is not in:\n{text}"
+    return f"\n{text}".replace(f"\n{line}\n", f"\n{new_line}\n", 1)[1:].encode()
+
+
+def system_tag(system, library):
+    """manylinux_2_N_… for linux_… where the library needs the GNU C library 2.N and nothing else."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(library)
+        file.flush()
+        try:
+            text = subprocess.run(["readelf", "-dVW", file.name], env={**os.environ, "LC_ALL": "C"}, text=True,
+                                  stdout=subprocess.PIPE, check=True).stdout
+        except FileNotFoundError:
+            return system
+    libraries = re.findall(r"\(NEEDED\).*\[(.*)\]", text)
+    versions = re.findall(r"Name: (\S+) +Flags", text)
+    minors = [int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", " ".join(versions))]
+    is_portable = (all(re.fullmatch(OF_THE_C_LIBRARY, name) for name in libraries)
+                   and all(re.fullmatch(r"GLIBC_2[.\d]+", name) for name in versions))
+    return re.sub(r"^linux_", f"manylinux_2_{max(minors)}_", system) if minors and is_portable else system
