@@ -6,6 +6,14 @@
 // one slice. <rope/rope.h> is the manual of every field; a field that is left zero is "not given", as there.
 //
 // examples/decode_step is a complete program.
+//
+// A module of your own has the package in its go.mod by the path of a checkout,
+//
+//	require librope v0.0.0
+//	replace librope => ./librope/bindings/go
+//
+// and imports it as rope "librope". cgo asks pkg-config for the library: one outside the system's folders takes
+// PKG_CONFIG_PATH to build, and to run LD_LIBRARY_PATH or an rpath in CGO_LDFLAGS.
 package rope
 
 /*

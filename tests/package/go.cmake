@@ -1,4 +1,5 @@
-# cmake … -P go.cmake: the package's tests and example against the moved tree, which pkg-config finds.
+# cmake … -P go.cmake: the package's tests and example against the moved tree, which pkg-config finds; a module of its own
+# as README.md has it.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -32,4 +33,23 @@ go(test -count=1 ./...)
 go(run ./examples/decode_step)
 if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
   message(SEND_ERROR "examples/decode_step printed:\n${output}")
+endif()
+
+# A module outside this one; `librope` is the checkout.
+file(READ "${SOURCE}/README.md" readme)
+string(REGEX MATCH "require librope [^\n]*\nreplace librope => [^\n]*\n" requirement "${readme}")
+string(REGEX MATCH "CGO_LDFLAGS=[^`]*go build" command "${readme}")
+file(REMOVE_RECURSE "${WORK}/program")
+file(WRITE "${WORK}/program/go.mod" "module example.com/program\n\ngo 1.19\n\n${requirement}")
+file(CREATE_LINK "${SOURCE}" "${WORK}/program/librope" SYMBOLIC)
+configure_file("${SOURCE}/bindings/go/examples/decode_step/main.go" "${WORK}/program/main.go" COPYONLY)
+unset(ENV{LD_LIBRARY_PATH})
+unset(ENV{GOFLAGS})
+cmake_path(GET GO PARENT_PATH go_folder)
+set(ENV{PATH} "${go_folder}:$ENV{PATH}")
+string(REPLACE "pkg-config" "'${PKG_CONFIG}'" command "${command}")
+execute_process(COMMAND sh -c "${command}" WORKING_DIRECTORY "${WORK}/program" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK}/program/program" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
+  message(SEND_ERROR "the program printed:\n${output}")
 endif()

@@ -1,4 +1,5 @@
-# cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows.
+# cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows;
+# their documentation without it; a package of its own as README.md has it.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -7,6 +8,7 @@ if(NOT CARGO)
   return()
 endif()
 set(ENV{CARGO_TARGET_DIR} "${WORK}")
+set(decode_step "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
 set(ENV{CARGO_TERM_COLOR} never)
 set(ENV{RUSTFLAGS} "-D warnings")
 
@@ -21,7 +23,7 @@ cargo(test --workspace)
 set(ENV{RUSTDOCFLAGS} "-D warnings")
 cargo(doc --no-deps --workspace)
 cargo(run --example decode_step)
-if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.826880\\)")
+if(NOT output MATCHES "${decode_step}")
   message(SEND_ERROR "examples/decode_step.rs printed:\n${output}")
 endif()
 set(ENV{ROPE_STATIC} 1)
@@ -35,4 +37,32 @@ if(PKG_CONFIG)
   set(ENV{PKG_CONFIG} "${PKG_CONFIG}")
   set(ENV{PKG_CONFIG_PATH} "${MOVED}/${LIBDIR}/pkgconfig")
   cargo(run --example decode_step)
+endif()
+
+# What was made without the library, which only documentation needs, does not stay when there is one.
+set(ENV{CARGO_TARGET_DIR} "${WORK}/documentation")
+set(ENV{DOCS_RS} 1)
+set(ENV{PKG_CONFIG} there-is-no-pkg-config)
+cargo(doc --no-deps --workspace)
+unset(ENV{DOCS_RS})
+set(ENV{ROPE_LIB_DIR} "${MOVED}/${LIBDIR}")
+cargo(run --example decode_step)
+
+# A package outside the workspace that depends on the crate rope alone; `librope` is the checkout.
+set(ENV{CARGO_TARGET_DIR} "${WORK}/program/target")
+file(READ "${SOURCE}/README.md" readme)
+string(REGEX MATCH "rope = { path = \"librope/[^}]*}" dependency "${readme}")
+string(REGEX MATCH "fn main\\(\\) {\n    println!\\(\"cargo:rustc-link-arg[^\n]*\n}\n" build "${readme}")
+file(REMOVE_RECURSE "${WORK}/program")
+file(WRITE "${WORK}/program/Cargo.toml"
+  "[package]\nname = \"program\"\nversion = \"1.0.0\"\nedition = \"2021\"\n\n[dependencies]\n${dependency}\n")
+file(WRITE "${WORK}/program/build.rs" "${build}")
+file(CREATE_LINK "${SOURCE}" "${WORK}/program/librope" SYMBOLIC)
+configure_file("${SOURCE}/bindings/rust/rope/examples/decode_step.rs" "${WORK}/program/src/main.rs" COPYONLY)
+unset(ENV{LD_LIBRARY_PATH})
+execute_process(COMMAND "${CARGO}" build --offline --quiet WORKING_DIRECTORY "${WORK}/program"
+  COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK}/program/target/debug/program" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+if(NOT output MATCHES "${decode_step}")
+  message(SEND_ERROR "the program printed:\n${output}")
 endif()

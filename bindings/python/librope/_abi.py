@@ -1,5 +1,7 @@
 # _abi.py - the mirror of <rope/rope.h>: constants, structs and functions under their C names, and nothing else
-"""It has Python 3.6 alone in it, for programs that load it without the package (examples/plain_ctypes.py). Compared with the header and with tests/abi/layout.golden and symbols.golden by tests/test_abi.py."""
+"""Programs without the package load this file alone (examples/plain_ctypes.py), with any Python from 3.6 on.
+
+Compared with the header and with tests/abi/layout.golden and symbols.golden by tests/test_abi.py."""
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
 

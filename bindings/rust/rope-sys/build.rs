@@ -1,7 +1,8 @@
 //! Finds librope: in the folder ROPE_LIB_DIR if that is set, otherwise as pkg-config says. With ROPE_STATIC=1 it links
 //! librope.a; of a librope with CUDA that takes libcudart_static.a too, from CUDART_LIB_DIR if that is set.
 //!
-//! Crates that link this one read the folder from DEP_ROPE_LIB_DIR in their build script.
+//! Crates that depend on this one read the folder from DEP_ROPE_LIB_DIR in their build script. With DOCS_RS, as docs.rs
+//! has it, nothing is looked for, and nothing can be linked.
 
 use std::env;
 use std::path::Path;
@@ -15,6 +16,7 @@ fn variable(name: &str) -> Option<String> {
 fn fail(reason: &str) -> ! {
     eprintln!("rope-sys: {reason}");
     eprintln!("rope-sys: install librope where pkg-config finds it, or set ROPE_LIB_DIR to the folder of librope.so");
+    eprintln!("rope-sys: for documentation alone set DOCS_RS=1");
     exit(1);
 }
 
@@ -31,7 +33,7 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    if env::var_os("DOCS_RS").is_some() {
+    if variable("DOCS_RS").is_some() {
         return; // documentation is built without the library
     }
     for name in ["PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR", "PKG_CONFIG_SYSROOT_DIR"] {

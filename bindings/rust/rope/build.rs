@@ -1,9 +1,10 @@
-//! Lets this crate's tests and examples find librope.so where rope-sys found it. A program that depends on the crate
-//! needs the same line in its own build script, or librope.so where the system's loader looks.
+//! Lets this crate's tests and examples find librope.so where rope-sys found it, and tells the build scripts of programs
+//! that depend on the crate, as DEP_ROPE_RS_LIB_DIR: an rpath that is set here does not reach them.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if let Ok(folder) = std::env::var("DEP_ROPE_LIB_DIR") {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
+        println!("cargo:lib_dir={folder}");
     }
 }

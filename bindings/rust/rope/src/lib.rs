@@ -11,6 +11,17 @@
 //! - Where the C library takes 0 for "not given", so do the setters here; there are no other defaults.
 //!
 //! `examples/decode_step.rs` is a complete program.
+//!
+//! # Finding librope.so
+//!
+//! It is built against the library in the folder `ROPE_LIB_DIR`, or the one that pkg-config finds. Where the system's
+//! loader does not look, a program finds it by `LD_LIBRARY_PATH`, or by an rpath from its own build script:
+//!
+//! ```no_run
+//! fn main() {
+//!     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", std::env::var("DEP_ROPE_RS_LIB_DIR").unwrap());
+//! }
+//! ```
 
 mod descriptor;
 mod error;
