@@ -30,9 +30,9 @@ def build_sdist(sdist_directory, config_settings=None):
     if is_sdist(project):
         return scikit_build.build_sdist(str(output), config_settings)
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("README.md", "backend.py", "librope", "pyproject.toml"):
+        for name in ("LICENSE", "README.md", "backend.py", "librope", "pyproject.toml"):
             copy(project / name, folder)
-        for name in ("CMakeLists.txt", "LICENSE", "include", "src"):
+        for name in ("CMakeLists.txt", "include", "src"):
             copy(project.parents[1] / name, folder)
         os.chdir(folder)
         try:
