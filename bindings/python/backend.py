@@ -3,7 +3,9 @@
 read from the symbols of the library inside, and, built from a checkout, for what the library was built: 0.1.0+cpu,
 0.1.0+cu13. Of a source distribution the version stays as it is, because it has been published.
 
-prepare_metadata_for_build_wheel is not here: the version is known when the library has been built."""
+prepare_metadata_for_build_wheel is not here: the version is known when the library has been built. Nor is
+build_editable: the package would not find the library, which lies elsewhere than its files. In a checkout PYTHONPATH and
+ROPE_LIB_DIR do the same."""
 import base64
 import hashlib
 import os
@@ -15,11 +17,9 @@ import zipfile
 from pathlib import Path
 
 from scikit_build_core import build as scikit_build
-from scikit_build_core.build import (build_editable, get_requires_for_build_editable, get_requires_for_build_sdist,
-                                     get_requires_for_build_wheel)
+from scikit_build_core.build import get_requires_for_build_sdist, get_requires_for_build_wheel
 
-__all__ = ["build_editable", "build_sdist", "build_wheel", "get_requires_for_build_editable",
-           "get_requires_for_build_sdist", "get_requires_for_build_wheel"]
+__all__ = ["build_sdist", "build_wheel", "get_requires_for_build_sdist", "get_requires_for_build_wheel"]
 
 LIBRARY = "librope/lib/librope.so.0"
 OF_THE_C_LIBRARY = r"lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*"
