@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -302,7 +303,11 @@ TEST_CASE("process: the first descriptor finds no memory", "[.process]") {
     CHECK((status == ROPE_STATUS_SUCCESS) == (desc != nullptr));
     rope_desc_destroy(desc);
   }
-  // And then there is some.
+  // And then there is some. CUDA runtimes before 12.8 keep the failure of a kernel that they could not load.
+  int major = 0, minor = 0;
+  const char *cuda = std::strstr(rope_build_info(), "CUDA: ");
+  REQUIRE((cuda != nullptr && std::sscanf(cuda, "CUDA: %d.%d", &major, &minor) == 2));
+  if (major * 100 + minor < 1208) return;
   for (const auto &scene : scenes_of_each_function(ROPE_DTYPE_F32)) {
     require_call(*scene, nullptr);
     REQUIRE_CUDA(cudaDeviceSynchronize());

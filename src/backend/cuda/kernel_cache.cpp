@@ -71,7 +71,7 @@ cudaError_t find_kernel(const void *address, CUfunction *kernel) {
 
 // The runtimes before 12.8 load modules, and their cudaGetKernel returns `address` itself, which the driver does not
 // know. A module's CUfunction belongs to one context and dies with it (cudaDeviceReset), so it is not kept: 55 ns a call
-// (CUDA 12.4, Xeon 8480).
+// (CUDA 12.4, the host of an H100).
 cudaError_t find_kernel(const void *address, CUfunction *kernel) {
   const LastErrorScope last_error;
   return cudaGetFuncBySymbol(kernel, address);
