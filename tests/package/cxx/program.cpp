@@ -17,8 +17,7 @@ Desc make_desc(const rope_config_t &config) {
 }
 
 int main() {
-  rope_config_t config{};
-  config.struct_size = sizeof config;
+  rope_config_t config = ROPE_CONFIG_INIT;
   config.device = ROPE_DEVICE_CPU;
   config.dtype = ROPE_DTYPE_F32;
   config.layout = ROPE_LAYOUT_THD;
@@ -28,8 +27,7 @@ int main() {
   const Desc desc = make_desc(config);
 
   std::vector<float> q(3 * 64, 1.0f);
-  rope_args_t args{};
-  args.struct_size = sizeof args;
+  rope_args_t args = ROPE_ARGS_INIT;
   args.q = {q.data(), ROPE_DTYPE_F32, 3, 0, {3, 1, 64}, {}};
   if (!desc || rope_forward(desc.get(), &args, nullptr) != ROPE_STATUS_SUCCESS) {
     std::fprintf(stderr, "%s\n", rope_last_error());
