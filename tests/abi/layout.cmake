@@ -1,8 +1,8 @@
-# cmake -D PROGRAM=… -D GOLDEN=… -P layout.cmake: the program's output equals the golden file.
+# cmake -D EMULATOR=… -D PROGRAM=… -D GOLDEN=… -P layout.cmake: the program's output equals the golden file.
 
 cmake_minimum_required(VERSION 3.24)
 
-execute_process(COMMAND "${PROGRAM}" OUTPUT_VARIABLE found RESULT_VARIABLE status)
+execute_process(COMMAND ${EMULATOR} "${PROGRAM}" OUTPUT_VARIABLE found RESULT_VARIABLE status)
 file(READ "${GOLDEN}" expected)
 if(NOT status EQUAL 0 OR NOT found STREQUAL expected)
   string(REPLACE ";" "," found "${found}")

@@ -19,7 +19,7 @@ if(WRITE)
   return()
 endif()
 
-execute_process(COMMAND "${ABIDIFF}" "${GOLDEN}" "${LIBRARY}"
+execute_process(COMMAND "${ABIDIFF}" --no-architecture "${GOLDEN}" "${LIBRARY}"
                 OUTPUT_VARIABLE report ERROR_VARIABLE errors RESULT_VARIABLE status)
 if(NOT status MATCHES "^[0-9]+$")
   message(FATAL_ERROR "${ABIDIFF}: ${status}")
