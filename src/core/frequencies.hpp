@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "core/exact_arithmetic.hpp"
 #include "core/status.hpp"
 
 namespace rope {

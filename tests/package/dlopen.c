@@ -1,9 +1,11 @@
 /* dlopen.c - loads the library that its argument names, as a plugin host or a language without a linker does
  *
- * Opened, used with a thread pool started, closed and opened again, a hundred times: the pool stays one.
+ * Opened, used with a thread pool started, closed and opened again, a hundred times: the pool stays one, and this thread
+ * keeps subnormal numbers.
  */
 #include <dirent.h>
 #include <dlfcn.h>
+#include <float.h>
 #include <rope/rope.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +83,12 @@ static int count_threads(void) {
   return count;
 }
 
+/* What a compiler links into a library for -ffast-math makes the process that loads it flush them to zero. */
+static int keeps_subnormals(void) {
+  volatile float smallest = FLT_MIN;
+  return smallest / 2 > 0;
+}
+
 int main(int argc, char **argv) {
   library_t library;
   int first_count = 0;
@@ -89,6 +97,10 @@ int main(int argc, char **argv) {
     void *handle = open_library(argv[1], &library);
     if (library.version() != ROPE_VERSION || !rotate(&library)) return 1;
     dlclose(handle);
+    if (!keeps_subnormals()) {
+      fprintf(stderr, "%s makes its process flush subnormal numbers to zero\n", argv[1]);
+      return 1;
+    }
     if (time == 0) first_count = count_threads();
   }
   if (count_threads() != first_count) {
