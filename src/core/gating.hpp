@@ -79,7 +79,7 @@ __device__ __forceinline__ float small_exp_of_negative(float x) {
 #else
 
 // exp(-t) for t >= 0, rounding to subnormals and to 0.
-inline float exp_of_negative(float t) {
+ROPE_HOST float exp_of_negative(float t) {
   const float bounded = t < 104.0f ? t : 104.0f;                   // exp(-104) < 2^-150
   const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 has no exponent
   // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.

@@ -1,5 +1,5 @@
 # cmake … -P parent.cmake: librope as a part of a project that compiles everything with FLAGS. Its library must pass TESTS,
-# Catch2's, of which FILTER are run, and load as DLOPEN wants it.
+# Catch2's, of which FILTER are run, and load as DLOPEN wants it; its archive must keep instruction sets apart.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -20,3 +20,15 @@ set(library "${WORK}/build/_deps/rope-build/librope.so.0")
 execute_process(COMMAND "${DLOPEN}" "${library}" COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${CMAKE_COMMAND}" -E env "LD_PRELOAD=${library}" "${TESTS}" "${FILTER}"
   COMMAND_ERROR_IS_FATAL ANY)
+
+if(NM)
+  file(MAKE_DIRECTORY "${WORK}/archive")
+  execute_process(COMMAND "${AR}" x "${WORK}/build/_deps/rope-build/librope.a" WORKING_DIRECTORY "${WORK}/archive"
+    COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB objects "${WORK}/archive/cpu_kernels_x86*")
+  list(JOIN objects "|" objects)
+  execute_process(
+    COMMAND "${CMAKE_COMMAND}" -D "NM=${NM}" -D "OBJDUMP=${OBJDUMP}" -D "OBJECTS=${objects}"
+            -P "${SOURCE}/tests/abi/instruction_sets.cmake"
+    COMMAND_ERROR_IS_FATAL ANY)
+endif()

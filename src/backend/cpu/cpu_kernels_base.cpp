@@ -1,4 +1,5 @@
 // cpu_kernels_base.cpp - the inner loops for the instructions that every processor of the target has
+#define ROPE_INSTRUCTION_SET "base"
 #include "backend/cpu/cpu_loops.hpp"
 
 namespace rope {

@@ -1,4 +1,5 @@
 // cpu_kernels_x86_v3.cpp - the inner loops for x86-64-v3: AVX2 and what came with it
+#define ROPE_INSTRUCTION_SET "x86_v3"
 #include "backend/cpu/cpu_loops.hpp"
 
 namespace rope {

@@ -1,4 +1,5 @@
 // cpu_kernels_x86_v4.cpp - the inner loops for x86-64-v4: AVX-512 and what came with it
+#define ROPE_INSTRUCTION_SET "x86_v4"
 #include "backend/cpu/cpu_loops.hpp"
 
 namespace rope {

@@ -5,7 +5,8 @@
 // see: an output is its input or disjoint from it.
 //
 // What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
-// here is in an unnamed namespace, and what it calls of src/core is always inlined; a test looks at the objects.
+// here is in an unnamed namespace, and what it calls of src/core is always inlined and bears the name of the set
+// (host_device.hpp); a test looks at the objects.
 #pragma once
 
 #include <string.h>
