@@ -1,5 +1,6 @@
-# cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -P dependencies.cmake: what the library asks of the system it is
-# loaded on: the C library alone, of 2021 or later, and no C++ runtime.
+# cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -D HARDENING=… -P dependencies.cmake: what the library asks of the
+# system it is loaded on: the C library alone, of 2021 or later, and no C++ runtime; no memory that is both written and
+# executed, function addresses that are read-only once it is loaded, and in hardened builds the checks of the C library.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -16,12 +17,28 @@ endforeach()
 if(dynamic MATCHES "R(UN)?PATH[^\n]*")
   message(SEND_ERROR "the library has a search path of the build machine: ${CMAKE_MATCH_0}")
 endif()
+if(NOT dynamic MATCHES "BIND_NOW|Flags:[^\n]* NOW")
+  message(SEND_ERROR "functions are bound when they are first called, at addresses that stay writable")
+endif()
+execute_process(COMMAND "${READELF}" -lW "${LIBRARY}" OUTPUT_VARIABLE segments COMMAND_ERROR_IS_FATAL ANY)
+if(NOT segments MATCHES "GNU_RELRO")
+  message(SEND_ERROR "no part of the data becomes read-only (GNU_RELRO)")
+endif()
+if(NOT segments MATCHES "GNU_STACK[^\n]* RW " OR segments MATCHES " RWE ")
+  message(SEND_ERROR "the stack or a segment can be written and executed:\n${segments}")
+endif()
 
 execute_process(COMMAND "${NM}" -D --undefined-only "${LIBRARY}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^ \n]+@(GLIBCXX|CXXABI|GCC)_[^\n]*" runtime "${symbols}")
 foreach(symbol IN LISTS runtime)
   message(SEND_ERROR "a symbol of the C++ or compiler runtime: ${symbol}")
 endforeach()
+if(HARDENING MATCHES "stack-protector" AND NOT symbols MATCHES " __stack_chk_fail@")
+  message(SEND_ERROR "no function has a stack protector")
+endif()
+if(HARDENING MATCHES "_FORTIFY_SOURCE" AND NOT symbols MATCHES " __vsnprintf_chk@GLIBC")
+  message(SEND_ERROR "messages are written without _FORTIFY_SOURCE")
+endif()
 if(X86_64)
   string(REGEX MATCHALL "[^ \n]+@GLIBC_[0-9.]+" versioned "${symbols}")
   foreach(symbol IN LISTS versioned)
