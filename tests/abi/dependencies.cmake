@@ -2,7 +2,7 @@
 # system it is loaded on: the C library alone, of 2021 or later, and no C++ runtime; no memory that is both written and
 # executed, function addresses that are read-only once it is loaded, and in hardened builds the checks of the C library.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 execute_process(COMMAND "${READELF}" -dW "${LIBRARY}" OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
 if(NOT dynamic MATCHES "\\(SONAME\\)[^[]*\\[librope\\.so\\.0\\]")

@@ -2,7 +2,7 @@
 # and allocate nothing in a call: formatting is for texts alone, and one function allocates, that which makes a
 # descriptor.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 set(rules
   #  file, or how it begins         what it may call, as regular expressions

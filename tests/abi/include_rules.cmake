@@ -3,7 +3,7 @@
 # A file's rule is the first line below whose folder it lies in; a file without a rule is an error. Quoted includes are
 # written from src/.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 set(rules
   #  folder or file          may include, beside the C library

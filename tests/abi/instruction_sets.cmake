@@ -1,7 +1,7 @@
 # cmake -D NM=… -D OBJDUMP=… -D OBJECTS=…|… -P instruction_sets.cmake: what is compiled for newer processors alone stays
 # where it is asked for, and RoPE fuses nothing.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 string(REPLACE "|" ";" objects "${OBJECTS}")
 if(NOT objects)

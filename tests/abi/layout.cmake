@@ -1,6 +1,6 @@
 # cmake -D EMULATOR=… -D PROGRAM=… -D GOLDEN=… -P layout.cmake: the program's output equals the golden file.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 execute_process(COMMAND ${EMULATOR} "${PROGRAM}" OUTPUT_VARIABLE found RESULT_VARIABLE status)
 file(READ "${GOLDEN}" expected)

@@ -1,6 +1,6 @@
 # cmake -D SOURCE=… -P readme.cmake: the programs in README.md are the ones that tests compile and run.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(READ "${SOURCE}/README.md" readme)
 foreach(pair IN ITEMS

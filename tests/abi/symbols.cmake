@@ -1,6 +1,6 @@
 # cmake -D NM=… -D LIBRARY=… -D GOLDEN=… -P symbols.cmake: the library exports exactly the functions of the golden file.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 execute_process(COMMAND "${NM}" -D --defined-only "${LIBRARY}" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
 string(REPLACE "\n" ";" lines "${output}")

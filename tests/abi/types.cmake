@@ -3,7 +3,7 @@
 # error, 4 a change, 8 one that breaks programs for certain. It leaves moved fields to the reader, hence the words that
 # are looked for. -D WRITE=1 writes the file.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(NOT ABIDW OR NOT ABIDIFF)
   message("skipped: abidw and abidiff were not found (Debian: abigail-tools)")

@@ -1,6 +1,6 @@
 # cmake -D SOURCE=… -D VERSION=… -P version.cmake: the header, the build and the top entry of CHANGELOG.md agree.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(READ "${SOURCE}/include/rope/rope.h" header)
 set(parts "")

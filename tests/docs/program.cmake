@@ -1,7 +1,7 @@
 # cmake … -P program.cmake: takes the program in LANGUAGE and the commands behind it out of README.md, as a reader would
 # who pastes both, and runs them where BUILD is the folder `build`. The output must match EXPECTED.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 # Writes to `block` what stands in the first fence of this language, and to `rest` what comes after it.
 function(take language text)

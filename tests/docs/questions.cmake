@@ -1,6 +1,6 @@
 # cmake -D SOURCE=… -P questions.cmake: each answer in README.md's "Questions" names the files that show it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(READ "${SOURCE}/README.md" readme)
 string(REPLACE ";" "," readme "${readme}")

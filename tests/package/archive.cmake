@@ -1,6 +1,6 @@
 # cmake … -P archive.cmake: the TGZ, unpacked somewhere, serves a compiler that is told where.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 execute_process(COMMAND "${CPACK}" --config "${BUILD}/CPackConfig.cmake" -G TGZ -B "${WORK}"

@@ -1,7 +1,7 @@
 # cmake … -P consumer.cmake: configures and builds PROJECT, with the file ADDED as program.c, against the moved tree, and
 # runs what it made, each program called program*.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 file(COPY "${PROJECT}/" DESTINATION "${WORK}")

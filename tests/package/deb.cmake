@@ -1,7 +1,7 @@
 # cmake … -P deb.cmake: librope0 holds what programs load and librope-dev the rest; lintian has nothing to say. FLAVOUR is
 # cpu, or names the CUDA Toolkit as cuda13 does.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(NOT DPKG_DEB)
   message("SKIPPED: there is no dpkg-deb")

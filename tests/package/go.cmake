@@ -1,7 +1,7 @@
 # cmake … -P go.cmake: the package's tests and example against the moved tree, which pkg-config finds; a module of its own
 # as README.md has it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(NOT GO)
   message("SKIPPED: there is no go")

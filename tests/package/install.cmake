@@ -1,6 +1,6 @@
 # cmake … -P install.cmake: installs, moves the tree, and looks at every file of it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}" "${MOVED}")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}"

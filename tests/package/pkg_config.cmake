@@ -1,6 +1,6 @@
 # cmake … -P pkg_config.cmake: compiles PROGRAM by the command that README gives, KIND shared or static, and runs it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(NOT PKG_CONFIG)
   message("SKIPPED: there is no pkg-config")

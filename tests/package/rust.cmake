@@ -1,7 +1,7 @@
 # cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows;
 # their documentation without it; a package of its own as README.md has it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(NOT CARGO)
   message("SKIPPED: there is no cargo")

@@ -1,7 +1,7 @@
 # cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md names every test of
 # tests/systems, with its file, and no other.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(READ "${SOURCE}/README.md" readme)
 string(REPLACE ";" "@" readme "${readme}")
