@@ -191,7 +191,7 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  Row rows_[kMaxSwigluInputs + kMaxSwigluOutputs + 3];  // and row_scale, grad_row_scale, the row index
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 3];  // and row_scale, grad_row_scale, the row index
   int count_ = 0;
 };
 

@@ -135,11 +135,11 @@ constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // SwiGLU: threads of a block, one vector of each tensor a thread. 8192 x 14336 bf16 backward, copy 277.1 us: 128
 // threads 278.4 us, 256 282.6, 512 292.1 (before elements stayed packed: 271.5 with 128 now).
-constexpr int kSwigluThreads = 128;
+constexpr uint32_t kSwigluThreads = 128;
 
 // The same with programmatic launch, which starts blocks more slowly, in launches of up to so many vectors for each
 // multiprocessor (256 x 14336 has 3476 of 16 bytes). 256 threads were not measured.
-constexpr int kSwigluThreadsProgrammatic = 128;
+constexpr uint32_t kSwigluThreadsProgrammatic = 128;
 constexpr int kSwigluMostVectorsProgrammatic = 4000;
 
 // SwiGLU: threads with vectors of full width, for each multiprocessor, up to which vectors of half the width and twice

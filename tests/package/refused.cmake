@@ -1,10 +1,13 @@
 # cmake … -P refused.cmake: what find_package must refuse, and the reason that it must give.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 file(COPY "${MOVED}/" DESTINATION "${WORK}/without_archive")
 file(REMOVE "${WORK}/without_archive/${LIBDIR}/cmake/rope/ropeStaticTargets.cmake")
+file(COPY "${MOVED}/${LIBDIR}/cmake" DESTINATION "${WORK}/neither/${LIBDIR}")
+file(REMOVE "${WORK}/neither/${LIBDIR}/cmake/rope/ropeSharedTargets.cmake"
+  "${WORK}/neither/${LIBDIR}/cmake/rope/ropeStaticTargets.cmake")
 string(REGEX REPLACE "^([0-9]+)\\..*" "\\1" major "${VERSION}")
 math(EXPR next_major "${major} + 1")
 
@@ -45,6 +48,8 @@ refuse(no_such_component "${MOVED}" "CONFIG REQUIRED COMPONENTS fortran"
   "component fortran: there is no such component; there are shared, static, cpu and cuda")
 refuse(no_archive "${WORK}/without_archive" "CONFIG REQUIRED COMPONENTS static"
   "component static: this installation has no static library")
+refuse(neither "${WORK}/neither" "CONFIG REQUIRED COMPONENTS cpu"
+  "this installation has no shared library; this installation has no static library")
 accept(no_archive_shared "${WORK}/without_archive" "CONFIG REQUIRED COMPONENTS shared cpu")
 accept(cuda_optional "${MOVED}" "CONFIG REQUIRED COMPONENTS shared OPTIONAL_COMPONENTS cuda")
 if(CUDA)

@@ -124,7 +124,7 @@ template <typename T>
 ROPE_VECTOR void write_block(const Vector<16> *vectors, T *to, bool is_streamed) {
   constexpr int64_t kElements = sizeof(__m512i) / sizeof(T);
   constexpr int64_t kLines = kBlock / kElements;
-  __m512i lines[kLines];
+  __m512i lines[static_cast<size_t>(kLines)];
   for (int64_t i = 0; i < kLines; ++i) lines[i] = line_of<T>(vectors + i * kVectorsOfBlock / kLines);
   if (is_streamed) {
     for (int64_t i = 0; i < kLines; ++i) _mm512_stream_si512(reinterpret_cast<__m512i *>(to + i * kElements), lines[i]);
