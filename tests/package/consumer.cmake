@@ -11,7 +11,7 @@ endif()
 execute_process(
   COMMAND "${CMAKE_COMMAND}" -S "${WORK}" -B "${WORK}/build" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
           "-DCMAKE_C_COMPILER=${CC}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_PREFIX_PATH=${MOVED}"
-          "-DCUDAToolkit_ROOT=${CUDA_ROOT}" -DROPE_CUDA=OFF --no-warn-unused-cli
+          "-DCUDAToolkit_ROOT=${CUDA_ROOT}" --no-warn-unused-cli
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK}/build" COMMAND_ERROR_IS_FATAL ANY)
 file(GLOB programs "${WORK}/build/program*")
