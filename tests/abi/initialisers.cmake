@@ -1,6 +1,6 @@
 # cmake -D COMPILER=… "-DFLAGS=… …" -D SOURCE=… -D PROGRAM=… -P initialisers.cmake: compiles the one file and runs it.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 if(COMPILER MATCHES "NOTFOUND$")
   message("SKIPPED: there is no such compiler: ${COMPILER}")

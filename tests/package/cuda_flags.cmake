@@ -1,7 +1,7 @@
 # cmake … -P cuda_flags.cmake: librope as a part of a project whose CMAKE_CUDA_FLAGS trade accuracy for speed compiles its
 # kernels to the PTX that it has without them. Approximations that flush to zero are those that swiglu.cuh asks for.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 set(flags "--use_fast_math --fmad=false")
 file(REMOVE_RECURSE "${WORK}")

@@ -1,7 +1,7 @@
 # cmake … -P parent.cmake: librope as a part of a project that compiles everything with FLAGS. Its library must pass TESTS,
 # Catch2's, of which FILTER are run, and load as DLOPEN wants it; its archive must keep instruction sets apart.
 
-cmake_minimum_required(VERSION 3.24)
+cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/subdirectory/" DESTINATION "${WORK}")
