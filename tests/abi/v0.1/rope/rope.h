@@ -19,6 +19,10 @@
  *   field existed", so programs built against an older header keep their meaning. A library older than your header
  *   refuses, with ROPE_STATUS_NOT_SUPPORTED, a struct in which a field that it does not know is not zero.
  *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
+ *   The macro behind each struct does the first two, with a value for every member, so that no compiler warns:
+ *       rope_config_t config = ROPE_CONFIG_INIT;        a definition, in C and C++
+ *       config = (rope_config_t)ROPE_CONFIG_INIT;       an assignment, in C
+ *       config = ROPE_CONFIG_INIT;                      an assignment, in C++
  *
  * The contract of rope_forward, rope_backward, swiglu_forward and swiglu_backward
  *   - A CUDA descriptor enqueues one kernel on `stream` and returns. The call does not synchronise, does not allocate
@@ -26,8 +30,13 @@
  *     caller's current device is left as it was.
  *   - A CPU descriptor takes a NULL stream and has finished when the call returns.
  *   - Any failure other than ROPE_STATUS_CUDA_ERROR means that nothing was enqueued and nothing was written.
- *   - An output is absent (in place), exactly its input, or shares no element with any other tensor of the call.
- *     Overlap that can be found in bounded time is refused; the rest is undefined.
+ *   - An output is absent (in place), exactly its input, or shares no element with any other tensor of the call, and
+ *     visits no element twice. Overlap is refused wherever at most two different strides remain of the views in
+ *     question, leaving out those that leave no gap between elements; with more, where a bounded search finds it. What
+ *     is not found is undefined.
+ *   - The work of a call is bounded: no tensor may have more elements than the larger of 2^28 and 64 times the bytes
+ *     that the tensors of the call span, each from its lowest element to its highest; more is
+ *     ROPE_STATUS_NOT_SUPPORTED. (An expanded input could otherwise keep a call busy for years.)
  *   - Empty is success: with zero tokens, heads or rows nothing is launched, and the views' data may be NULL.
  *   - Tensors of a CUDA descriptor lie in memory that its device can access, those of a CPU descriptor in host memory.
  *     This is not checked. Configs, args and the arrays that a config points to always lie in host memory.
@@ -36,14 +45,22 @@
  *   RoPE: angles are reduced exactly at every integer position; the error of cos and sin is at most
  *     1.1e-7 + 2.3e-19 * |position| * max(1, |inv_freq|), with dtype F64 4e-16 + the same term. Products and sums are
  *     fp32, with dtype F64 fp64, each rounded once, never fused, and the result is rounded to the output type once. CPU
- *     and CUDA give the same bits (default rounding, no flush-to-zero, NaN payloads aside), whatever the thread count,
- *     the vector width or the launch.
+ *     and CUDA give the same bits (NaN payloads aside), whatever the thread count, the vector width or the launch.
  *   SwiGLU: fp32 inside, with dtype F64 fp64, rounded once. Before that rounding `out` and grad_up are within 8 ulp (of
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
  *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
  *     agree to 16 ulp before the rounding, as do processors of different instruction sets (rope_build_info names the
  *     one in use); each gives the same bits whatever the thread count, the vector width or the launch.
+ *
+ * The process around it
+ *   - Every function computes in the default floating-point environment (rounding to nearest, subnormal numbers kept, no
+ *     exception trapped), whatever the caller's is, and leaves the caller's as it was, exception flags included.
+ *   - A thread that is cancelled during a call finishes the call first. Asynchronous cancellation
+ *     (PTHREAD_CANCEL_ASYNCHRONOUS) and a signal handler that leaves a call by longjmp are the caller's own risk.
+ *   - A CPU call may run on threads that the library starts. They block every signal but those of faults (SIGSEGV,
+ *     SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS): a program that handles faults in its tensors does so on these threads
+ *     too, with at least 128 KiB of stack. A forked child starts threads of its own.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.
@@ -81,7 +98,8 @@ extern "C" {
 /* The version of the loaded library, in the form of ROPE_VERSION. */
 ROPE_API uint32_t rope_version(void);
 
-/* One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets. Static. */
+/* One line for bug reports: version, CPU instruction sets, CUDA version and architectures or why the build has no CUDA.
+ * Static. */
 ROPE_API const char *rope_build_info(void);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */
@@ -176,6 +194,10 @@ typedef struct rope_tensor {
   int64_t stride[4];  /* in elements */
 } rope_tensor_t;
 
+/* An absent tensor. */
+#define ROPE_TENSOR_INIT \
+  { NULL, 0, 0, 0, {0}, {0}, }
+
 /* Writes to *view_out the part of *src with indices start to start + length - 1 along axis `dim`. This is how packed
  * tensors are said: q of a packed [T, Hq + 2 Hk, D] is narrow(qkv, 1, 0, Hq), its k narrow(qkv, 1, Hq, Hk).
  * The view keeps the strides of *src and is marked ROPE_TENSOR_STRIDED. view_out may be src.
@@ -225,11 +247,16 @@ typedef struct rope_config {
                                after block; even, divides R; 0: R. A 2-D rope that turns each half of R by itself has
                                R/2. INVALID_ARGUMENT where neither style nor out_style is HALF */
   int32_t num_threads;      /* CPU: most threads a call may use, itself included; 0: as many processors as the
-                               creating thread may run on */
+                               creating thread may run on, or fewer where the CPU quota of the process's cgroup (the
+                               limit of a container) is less, rounded up */
   rope_style_t out_style;   /* pairs are read in `style` and written in out_style, inside the same window, also in place
                                (DeepSeek and Megatron's MLA: INTERLEAVED in, HALF out); backward reads gradients in
                                out_style and writes them in style; 0: style */
 } rope_config_t;
+
+/* A rope_config_t whose members are 0, but for struct_size. */
+#define ROPE_CONFIG_INIT \
+  { sizeof(rope_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0 }
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
  * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
@@ -244,8 +271,10 @@ ROPE_API void rope_desc_destroy(rope_desc_t *desc);
 enum {
   /* CUDA: launches with programmatic dependent launch, from compute capability 9.0 on; elsewhere without effect. The
    * kernel starts while the one before it on the stream still runs, waits for its end before it reads or writes any of
-   * the call's tensors, and lets the next kernel start early in the same way. Saves about 0.6 us a call where kernels
-   * are short. */
+   * the call's tensors, and lets the next kernel start early in the same way. Worth it for short calls where the kernels
+   * before and behind launch programmatically too (0.4 us a call in a CUDA graph, 1 us on a stream), and on a stream
+   * whatever stands there (1 us). In a graph between kernels that do not, such as matrix products of cuBLAS, it costs
+   * 0.1 to 0.3 us: leave it off there. (NVIDIA H200) */
   ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
 };
 
@@ -269,11 +298,12 @@ typedef struct rope_args {
    * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
    * read nor written; out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
-  rope_tensor_t positions;       /* I32/I64 [T], [S] or [B, S]; with A above 1 [A, T], [A, S] or [A, B, S]. Absent: the
-                                    token's index in its sequence, on every axis */
-  rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [T] or [B, S], with A above 1
-                                    [A, T], [A, S] or [A, B, S]; added. THD: B is that of cu_seqlens, or 1; where T = B
-                                    one number for each is [B] */
+  rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
+                                    [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's
+                                    position_ids [1, S]). Absent: the token's index in its sequence, on every axis */
+  rope_tensor_t start_positions; /* I32/I64 [B], on every axis, or one for each token: [B, S], THD [T] or [1, T], with A
+                                    above 1 the shapes of positions; added. An axis A or B of length 1 serves all. THD:
+                                    B of [B] is that of cu_seqlens, or 1; where T = B one number for each is [B] */
   rope_tensor_t cu_seqlens;      /* I32/I64 [B + 1], THD: sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
                                     It begins with 0, never falls and stays within T. Tokens past its last entry, the
                                     padding of a captured graph, are not written. Absent: one sequence */
@@ -295,6 +325,14 @@ typedef struct rope_args {
   int32_t table_rows;            /* a ROPE_TABLE_ value */
   int32_t reserved0;             /* 0 */
 } rope_args_t;
+
+/* A rope_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define ROPE_ARGS_INIT                                                                                                \
+  {                                                                                                                   \
+    sizeof(rope_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,   \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0, 0                                                                   \
+  }
 
 /* Rotates q, and k and v where given, by the angles of their tokens' positions, each pair as in the formula on top.
  * Values of positions, start_positions and cu_seqlens are read where they lie when the kernel runs; none makes it read
@@ -329,8 +367,7 @@ ROPE_API rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *
 /* The published ways to make a model serve longer contexts than it was trained on. Each is another vector of
  * frequencies and one factor of cos and sin, computed here once, in double, on the host:
  *
- *   rope_scaling_t scaling = {0};
- *   scaling.struct_size = sizeof(scaling);
+ *   rope_scaling_t scaling = ROPE_SCALING_INIT;
  *   scaling.type = ROPE_SCALING_LLAMA3;
  *   scaling.factor = 8;
  *   scaling.original_max_position = 8192;
@@ -435,6 +472,10 @@ typedef struct rope_scaling {
   const double *pair_factors;    /* [num_factors], each above 0 */
 } rope_scaling_t;
 
+/* A rope_scaling_t whose members are 0, but for struct_size. */
+#define ROPE_SCALING_INIT \
+  { sizeof(rope_scaling_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
+
 /* Writes to inv_freq_out the rotary_dim/2 frequencies in radians per position, and to *attention_scale_out the factor m
  * of cos and sin: rope_config_t's inv_freq and attention_scale. On failure nothing is written. Pure host, no device.
  * f is the double nearest to its value but for rare near-ties; recipes add a few roundings of double to it.
@@ -483,6 +524,10 @@ typedef struct rope_sections {
   int32_t section[ROPE_MAX_POSITION_AXES]; /* in pairs, each at least 0, entries past num_sections 0; the sum above 0 */
 } rope_sections_t;
 
+/* A rope_sections_t whose members are 0, but for struct_size. */
+#define ROPE_SECTIONS_INIT \
+  { sizeof(rope_sections_t), 0, 0, 0, {0}, }
+
 /* Writes to pair_axis_out the rotary_dim/2 axes of rope_config_t's pair_axis, and, unless it is NULL, to inv_freq_out
  * as many frequencies in radians per position: theta^(-2i/R) where the type does not restart them. Pure host, no
  * device. On failure nothing is written.
@@ -504,13 +549,16 @@ typedef struct swiglu_config {
   rope_device_t device; /* required */
   int32_t device_index; /* CUDA ordinal; 0 for the CPU */
   rope_dtype_t dtype;   /* required: F32, F16, BF16 or F64; of gate, up, out and their gradients */
-  int32_t num_threads;  /* CPU: most threads a call may use, itself included; 0: as many processors as the creating
-                           thread may run on */
+  int32_t num_threads;  /* CPU: as in rope_config_t */
   double alpha;         /* factor inside the sigmoid; 0: 1 */
   double limit;         /* gate at most limit, up within +-limit; 0: none */
   double up_offset;     /* added to up; 0 */
   double out_scale;     /* factor of the output; 0: 1 */
 } swiglu_config_t;
+
+/* A swiglu_config_t whose members are 0, but for struct_size. */
+#define SWIGLU_CONFIG_INIT \
+  { sizeof(swiglu_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* As rope_desc_create. The four numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
  * finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
@@ -539,6 +587,13 @@ typedef struct swiglu_args {
   rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
   rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
 } swiglu_args_t;
+
+/* A swiglu_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define SWIGLU_ARGS_INIT                                                                              \
+  {                                                                                                   \
+    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT      \
+  }
 
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
  *   out = out_scale * g * s * (u + up_offset) * r
