@@ -60,11 +60,12 @@ def copy(source, folder):
 
 def rename(wheel, folder, with_flavour):
     """Writes the wheel to the folder under the name that its library asks for, which is returned."""
-    name, version, python, abi, system = wheel.stem.split("-")
+    name, version, *build_tag, python, abi, system = wheel.stem.split("-")
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as old:
         files = {entry.filename: old.read(entry) for entry in old.infolist()}
         entries = old.infolist()
+        old_record = old.getinfo(f"{info}/RECORD")
     flavour = files.pop(f"{info}/flavour").decode().strip()
     new_system = system_tag(system, files[LIBRARY])
     new_version = f"{version}+{flavour}" if with_flavour else version
@@ -75,7 +76,7 @@ def rename(wheel, folder, with_flavour):
         files[f"{info}/WHEEL"], f"Tag: {python}-{abi}-{system}", f"Tag: {python}-{abi}-{new_system}")
     del files[f"{info}/RECORD"]
     record = []
-    new_wheel = folder / f"{name}-{new_version}-{python}-{abi}-{new_system}.whl"
+    new_wheel = folder / ("-".join([name, new_version, *build_tag, python, abi, new_system]) + ".whl")
     with zipfile.ZipFile(new_wheel, "w", zipfile.ZIP_DEFLATED) as new:
         for entry in entries:
             if entry.filename in files:
@@ -84,8 +85,9 @@ def rename(wheel, folder, with_flavour):
                 digest = base64.urlsafe_b64encode(hashlib.sha256(contents).digest()).rstrip(b"=").decode()
                 record.append(f"{entry.filename},sha256={digest},{len(contents)}\n")
                 new.writestr(entry, contents)
-        entry.filename = f"{new_info}/RECORD"  # the last one, as wheels have it
-        new.writestr(entry, "".join(record) + f"{entry.filename},,\n")
+        last = zipfile.ZipInfo(f"{new_info}/RECORD", old_record.date_time)
+        last.external_attr = old_record.external_attr
+        new.writestr(last, "".join(record) + f"{last.filename},,\n")
     return new_wheel.name
 
 

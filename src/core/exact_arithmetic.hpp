@@ -1,6 +1,6 @@
-// exact_arithmetic.hpp - refuses the compilers' flags that would change results
+// exact_arithmetic.hpp - refuses -ffast-math and those of its parts that a macro shows
 //
-// CMakeLists.txt takes such flags back. This is for other ways to compile; flags that no macro shows pass.
+// CMakeLists.txt takes them back; other ways to compile are told.
 #pragma once
 
 #if defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \

@@ -12,11 +12,12 @@ endfunction()
 write_nvcc(nvcc_11 11.8)
 write_nvcc(nvcc_12 12.4)
 
+# configure(<name> <CUDACXX> <ROPE_CUDA> [<argument>...])
 function(configure name nvcc cuda)
   execute_process(
     COMMAND "${CMAKE_COMMAND}" -E env "CUDACXX=${nvcc}" "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/${name}"
             -G "${GENERATOR}" "-DCMAKE_C_COMPILER=${CC}" "-DCMAKE_CXX_COMPILER=${CXX}" -DROPE_BUILD_EXAMPLES=OFF
-            -DROPE_CUDA=${cuda}
+            -DROPE_CUDA=${cuda} ${ARGN}
     OUTPUT_VARIABLE output ERROR_VARIABLE errors RESULT_VARIABLE result)
   string(REGEX REPLACE "[ \n]+" " " errors "${errors}") # CMake wraps lines
   set(output "${output}" PARENT_SCOPE)
@@ -25,7 +26,7 @@ function(configure name nvcc cuda)
 endfunction()
 
 function(is_without_cuda name nvcc cuda reason)
-  configure(${name} "${nvcc}" ${cuda})
+  configure(${name} "${nvcc}" ${cuda} ${ARGN})
   string(REGEX MATCH "[^\n]*\n-- Configuring done" last_line "${output}")
   string(FIND "${last_line}" "CUDA: not built (${reason})" at)
   if(NOT result EQUAL 0 OR at EQUAL -1)
@@ -36,6 +37,9 @@ endfunction()
 is_without_cuda(off "${WORK}/nvcc_12" OFF "ROPE_CUDA is OFF")
 is_without_cuda(old "${WORK}/nvcc_11" AUTO "nvcc is of CUDA 11.8: librope needs 12.0 or later")
 is_without_cuda(broken "${WORK}/nvcc_12" AUTO "nvcc compiles nothing: does it support the host compiler?")
+is_without_cuda(missing "${WORK}/no_nvcc" AUTO "nvcc does not run, or is not NVIDIA's")
+is_without_cuda(given "" AUTO "nvcc is of CUDA 11.8: librope needs 12.0 or later"
+  "-DCMAKE_CUDA_COMPILER=${WORK}/nvcc_11")
 configure(required "${WORK}/nvcc_11" ON)
 string(FIND "${errors}" "ROPE_CUDA is ON, but nvcc is of CUDA 11.8: librope needs 12.0 or later" at)
 if(result EQUAL 0 OR at EQUAL -1)

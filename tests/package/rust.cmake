@@ -52,7 +52,7 @@ cargo(run --example decode_step)
 set(ENV{CARGO_TARGET_DIR} "${WORK}/program/target")
 file(READ "${SOURCE}/README.md" readme)
 string(REGEX MATCH "rope = { path = \"librope/[^}]*}" dependency "${readme}")
-string(REGEX MATCH "fn main\\(\\) {\n    println!\\(\"cargo:rustc-link-arg[^\n]*\n}\n" build "${readme}")
+string(REGEX MATCH "fn main\\(\\) {\n    if let Ok[^`]*" build "${readme}")
 file(REMOVE_RECURSE "${WORK}/program")
 file(WRITE "${WORK}/program/Cargo.toml"
   "[package]\nname = \"program\"\nversion = \"1.0.0\"\nedition = \"2021\"\n\n[dependencies]\n${dependency}\n")

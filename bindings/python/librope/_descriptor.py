@@ -111,6 +111,8 @@ class Descriptor:
 
     def __repr__(self) -> str:
         """The call that makes it, without the arguments that have their defaults; long arrays are cut."""
+        if not hasattr(self, "_handles"):  # it was refused; tracebacks with local variables show it
+            return object.__repr__(self)
         arguments = self._arguments()
         parameters = inspect.signature(type(self)).parameters.values()
         shown = [x.name for x in parameters if arguments.get(x.name, x.default) != x.default]

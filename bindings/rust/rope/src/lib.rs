@@ -19,7 +19,9 @@
 //!
 //! ```no_run
 //! fn main() {
-//!     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", std::env::var("DEP_ROPE_RS_LIB_DIR").unwrap());
+//!     if let Ok(folder) = std::env::var("DEP_ROPE_RS_LIB_DIR") {
+//!         println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
+//!     }
 //! }
 //! ```
 
