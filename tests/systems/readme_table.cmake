@@ -1,9 +1,9 @@
-# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md names every test of
+# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md beside it names every test of
 # tests/systems, with its file, and no other.
 
 cmake_minimum_required(VERSION 3.22)
 
-file(READ "${SOURCE}/README.md" readme)
+file(READ "${SOURCE}/tests/systems/README.md" readme)
 string(REPLACE ";" "@" readme "${readme}")
 string(REGEX MATCHALL "\\| `[a-z_]+_tests[.]cpp`: [^|\n]+" cells "${readme}")
 set(named)
@@ -34,5 +34,5 @@ if(missing OR named OR NOT present)
   list(JOIN missing "\n  " missing)
   list(JOIN named "\n  " named)
   message(FATAL_ERROR
-    "tests that the table in README.md does not name:\n  ${missing}\nnames without a test:\n  ${named}")
+    "tests that tests/systems/README.md does not name:\n  ${missing}\nnames without a test:\n  ${named}")
 endif()
