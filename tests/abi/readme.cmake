@@ -1,20 +1,21 @@
-# cmake -D SOURCE=… -P readme.cmake: the programs in README.md are the ones that tests compile and run.
+# cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs are the ones that tests compile and run.
 
 cmake_minimum_required(VERSION 3.22)
 
-file(READ "${SOURCE}/README.md" readme)
-foreach(pair IN ITEMS
-    c:tests/examples/readme_example.c
-    cmake:tests/package/cmake/CMakeLists.txt
-    cpp:tests/package/cxx/program.cpp
-    rust:bindings/rust/rope/examples/decode_step.rs
-    go:bindings/go/examples/decode_step/main.go)
-  string(REPLACE ":" ";" pair "${pair}")
-  list(GET pair 0 language)
-  list(GET pair 1 file)
+foreach(entry IN ITEMS
+    README.md:c:tests/examples/readme_example.c
+    pkgconfig/README.md:cmake:tests/package/cmake/CMakeLists.txt
+    pkgconfig/README.md:cpp:tests/package/cxx/program.cpp
+    bindings/rust/rope/README.md:rust:bindings/rust/rope/examples/decode_step.rs
+    bindings/go/README.md:go:bindings/go/examples/decode_step/main.go)
+  string(REPLACE ":" ";" entry "${entry}")
+  list(GET entry 0 page)
+  list(GET entry 1 language)
+  list(GET entry 2 file)
+  file(READ "${SOURCE}/${page}" readme)
   file(READ "${SOURCE}/${file}" program)
   string(FIND "${readme}" "```${language}\n${program}```" at)
   if(at EQUAL -1)
-    message(SEND_ERROR "README.md has no ${language} program that is ${file}")
+    message(SEND_ERROR "${page} has no ${language} program that is ${file}")
   endif()
 endforeach()

@@ -1,5 +1,5 @@
-# cmake … -P program.cmake: takes the program in LANGUAGE and the commands behind it out of README.md, as a reader would
-# who pastes both, and runs them where BUILD is the folder `build`. The output must match EXPECTED.
+# cmake … -P program.cmake: takes the program in LANGUAGE and the commands behind it out of README, a file in SOURCE, as
+# a reader would who pastes both, and runs them where BUILD is the folder `build`. The output must match EXPECTED.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -7,7 +7,7 @@ cmake_minimum_required(VERSION 3.22)
 function(take language text)
   string(FIND "${text}" "```${language}\n" at)
   if(at EQUAL -1)
-    message(FATAL_ERROR "README.md has no ```${language}")
+    message(FATAL_ERROR "${README} has no ```${language}")
   endif()
   string(SUBSTRING "${text}" ${at} -1 text)
   string(FIND "${text}" "\n" at)
@@ -32,7 +32,7 @@ foreach(folder include bindings)
 endforeach()
 file(CREATE_LINK "${BUILD}" "${WORK}/build" SYMBOLIC)
 
-file(READ "${SOURCE}/README.md" readme)
+file(READ "${SOURCE}/${README}" readme)
 take(${LANGUAGE} "${readme}")
 set(suffixes "c;c;python;py;rust;rs;go;go")
 list(FIND suffixes ${LANGUAGE} at)

@@ -1,5 +1,5 @@
 # cmake … -P go.cmake: the package's tests and example against the moved tree, which pkg-config finds; a module of its own
-# as README.md has it.
+# as its README.md has it.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -36,7 +36,7 @@ if(NOT output MATCHES "position   1000: the first pair is \\( 0.562379,  0.82688
 endif()
 
 # A module outside this one; `librope` is the checkout.
-file(READ "${SOURCE}/README.md" readme)
+file(READ "${SOURCE}/bindings/go/README.md" readme)
 string(REGEX MATCH "require librope [^\n]*\nreplace librope => [^\n]*\n" requirement "${readme}")
 string(REGEX MATCH "CGO_LDFLAGS=[^`]*go build" command "${readme}")
 file(REMOVE_RECURSE "${WORK}/program")

@@ -1,5 +1,5 @@
 # cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows;
-# their documentation without it; a package of its own as README.md has it.
+# their documentation without it; a package of its own as their README.md has it.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -50,7 +50,7 @@ cargo(run --example decode_step)
 
 # A package outside the workspace that depends on the crate rope alone; `librope` is the checkout.
 set(ENV{CARGO_TARGET_DIR} "${WORK}/program/target")
-file(READ "${SOURCE}/README.md" readme)
+file(READ "${SOURCE}/bindings/rust/rope/README.md" readme)
 string(REGEX MATCH "rope = { path = \"librope/[^}]*}" dependency "${readme}")
 string(REGEX MATCH "fn main\\(\\) {\n    if let Ok[^`]*" build "${readme}")
 file(REMOVE_RECURSE "${WORK}/program")

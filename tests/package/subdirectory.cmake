@@ -73,6 +73,6 @@ foreach(shared OFF ON)
   consume("${prefix}" consumer "PROJECT=${CMAKE_CURRENT_LIST_DIR}/cmake" "ADDED=${PROGRAM}")
   if(PKG_CONFIG)
     consume("${prefix}" pkg_config "PKG_CONFIG=${PKG_CONFIG}" KIND=shared "PROGRAM=${PROGRAM}" "VERSION=${VERSION}"
-      "README=${SOURCE}/README.md")
+      "README=${SOURCE}/pkgconfig/README.md")
   endif()
 endforeach()

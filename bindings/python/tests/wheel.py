@@ -125,7 +125,7 @@ def check_wheel(wheel, version):
     for field in ("Summary", "Keywords", "Classifier"):
         if not metadata[field]:
             sys.exit(f"METADATA has no {field}")
-    if metadata.get_payload(decode=True) != (ROOT / "README.md").read_bytes():
+    if metadata.get_payload(decode=True) != (PROJECT / "README.md").read_bytes():
         sys.exit("METADATA does not have README.md")
 
 
