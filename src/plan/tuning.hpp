@@ -7,7 +7,7 @@ namespace rope {
 
 // All CUDA numbers: NVIDIA H200, 2026-11-20 to 22, `rope-bench --device cuda`; "prefill" is Llama-3-70B's 16 384
 // tokens in bf16, whose copy takes 141.9 us, "decode" its 8 tokens. Launches of a few us were timed in a process in
-// which each launch in a graph took 0.18 us longer than in rope-bench now (README says why).
+// which each launch in a graph took 0.18 us longer than in rope-bench now (tests/bench/README.md says why).
 
 // RoPE with angles shared by a block: threads of it, best first where they leave equally few idle. One thread moves two
 // vectors, so a block covers 4, 5 and 3 KiB. Blocks of 128 alone leave a tenth of prefill's threads idle: 152.5 against

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Writes the Performance tables of README.md from the JSON of rope-bench and of peers.py.
+"""Writes the tables of times and demands from the JSON of rope-bench and of peers.py.
 
-usage: report.py FILE... [--also FILE] [--update README.md]
+usage: report.py FILE... [--also FILE] [--update | --check]
 
 Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. --also is
-rope-bench's on another GPU, whose times stand beside the first one's. The text goes to the standard output, or, with
---update, between the two marker lines of that file.
+rope-bench's on another GPU, whose times stand beside the first one's. The text goes to the standard output. With
+--update it goes between the two marker lines of README.md beside this file, and the rows of SUMMARY between those of
+the repository's README.md; --check exits with an error where one of the two files has another text.
 """
 
 import argparse
 import fnmatch
 import json
 import sys
+from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 BEGIN = "<!-- tests/bench/report.py writes from here -->"
 END = "<!-- to here -->"
 
@@ -78,6 +81,16 @@ TIMES = [
     ("SwiGLU backward, 8192 x 14336, bf16", "swiglu/llama3-8b/backward-separate/bf16"),
 ]
 
+# Those of them that the repository's README.md has.
+SUMMARY = {
+    "rope/llama3-70b/prefill/bf16/computed/in-place",
+    "rope/llama3-8b/prefill/bf16/computed/in-place",
+    "rope/gpt-oss/prefill/bf16/computed/in-place",
+    "rope/llama3-70b/decode-1/bf16/computed/in-place/pdl",
+    "swiglu/llama3-8b/packed/bf16",
+    "swiglu/llama3-8b/backward-separate/bf16",
+}
+
 UNITS = {"share": "", "scale-share": "", "us": " us", "us-above": " us"}
 
 
@@ -124,7 +137,7 @@ def span(low, high):
 
 
 def peer_of(case, workloads):
-    """The fastest peer of a case, its time, and that over librope's in its process; None where nobody was asked."""
+    """The fastest peer of a case, its time, and that over librope's in its process; None where none was measured."""
     name = max((name for name in workloads if case["name"].startswith(name + "/") or case["name"] == name), key=len,
                default=None)
     if name is None:
@@ -186,14 +199,14 @@ def demands(cases, workloads):
     return lines if len(lines) > 2 else []
 
 
-def times(*measured):
-    """The times of (document, cases), three columns for each GPU."""
+def times(measured, shown):
+    """The times of (document, cases), three columns for each GPU, in the rows of the cases that are to be shown."""
     names = [" ".join(document["gpu"]["name"].split()[1:2]) for document, _ in measured]
     lines = ["| | " + " | ".join(f"{name} | GB/s | share of copy" for name in names) + " |",
              "|---" * (1 + 3 * len(names)) + "|"]
     for label, name in TIMES:
         rows = [cases.get(name, {}) for _, cases in measured]
-        if not all("share" in row for row in rows):
+        if name not in shown or not all("share" in row for row in rows):
             continue
         cells = [label]
         for row in rows:
@@ -253,34 +266,41 @@ def heading(bench, also, peers):
 
 
 def render(paths, other_gpu):
+    """The whole text, and that of the repository's README.md."""
     bench, cases, peers, workloads = read(paths)
     also, also_cases, _, _ = read([other_gpu] if other_gpu else [])
     measured = [(document, rows) for document, rows in ((bench, cases), (also, also_cases)) if document.get("gpu")]
-    parts = [heading(bench, also, peers), times(*measured), demands(cases, workloads), misses(cases), peer_table(workloads)]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    parts = [heading(bench, also, peers), times(measured, {name for _, name in TIMES}), demands(cases, workloads),
+             misses(cases), peer_table(workloads)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n", "\n".join(times(measured, SUMMARY)) + "\n"
 
 
-def update(path, text):
-    with open(path, encoding="utf-8") as file:
-        old = file.read()
+def updated(path, text):
+    """What the file has, and what it is to have."""
+    old = path.read_text(encoding="utf-8")
     if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
         sys.exit(f"report.py: {path} needs one line '{BEGIN}' and, after it, one line '{END}'")
-    before, rest = old.split(BEGIN)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+    return old, f"{old.split(BEGIN)[0]}{BEGIN}\n\n{text}\n{END}{old.split(END)[1]}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--also", metavar="FILE")
-    parser.add_argument("--update", metavar="README.md")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--update", action="store_true")
+    action.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    text = render(options.files, options.also)
-    if options.update:
-        update(options.update, text)
-    else:
+    text, summary = render(options.files, options.also)
+    if not options.update and not options.check:
         print(text, end="")
+        return
+    for path, written in ((HERE / "README.md", text), (HERE.parents[1] / "README.md", summary)):
+        old, new = updated(path, written)
+        if options.update:
+            path.write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"report.py: {path} has other tables than these files; --update writes them")
 
 
 if __name__ == "__main__":
