@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""What the *.md files of the repository point to is there.
+
+usage: links.py
+
+A link leads to a file, a folder or a heading; those to other sites are not followed, and those of PUBLISHED, which are
+shown where the repository is not, stay in their folder. A path in `code` is that of a file, from the repository's root
+or from the page's folder. The CHANGELOG tells of what was, so its paths may be gone. An identifier in `code` of
+src/README.md is a word of the sources."""
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = [ROOT / "bindings" / "python", ROOT / "bindings" / "rust" / "rope", ROOT / "bindings" / "go"]
+SKIPPED = {".git", ".deps", "target"}
+SUFFIXES = "c|cmake|cpp|cu|cuh|go|golden|h|hpp|json|md|py|rs|toml|txt"
+
+
+def pages():
+    return [path for path in sorted(ROOT.rglob("*.md"))
+            if not any(part in SKIPPED or part.startswith("build") for part in path.relative_to(ROOT).parts)]
+
+
+def prose(path):
+    """The text without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """The names that a heading has in a link, the second of the same name with -1 and so on."""
+    found = []
+    for title in re.findall(r"^#{1,6} +(.*?) *$", prose(path), flags=re.MULTILINE):
+        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        again = sum(re.fullmatch(re.escape(name) + r"(-\d+)?", other) is not None for other in found)
+        found.append(f"{name}-{again}" if again else name)
+    return found
+
+
+def fault_of_link(page, link):
+    name, _, anchor = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    folder = page.parent if page.parent in PUBLISHED else ROOT
+    if target != folder and folder not in target.parents:
+        return f"lies outside {folder.name}"
+    if not target.exists():
+        return "does not exist"
+    if anchor and (target.suffix != ".md" or anchor not in anchors(target)):
+        return f"has no heading {anchor}"
+    return None
+
+
+def words_of_sources():
+    files = [path for folder in ("include", "src", "bindings", "tests") for path in (ROOT / folder).rglob("*")
+             if path.suffix in {".h", ".hpp", ".cpp", ".cu", ".cuh", ".c", ".py"}]
+    return set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in files)))
+
+
+def main():
+    wrong, count = [], 0
+    for page in pages():
+        text = prose(page)
+        code = re.findall(r"`([^`\n]+)`", text)
+        found = []
+        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+            if not re.match(r"[a-z]+:", link):
+                found.append((link, fault_of_link(page, link)))
+        if page.name != "CHANGELOG.md":
+            for path in code:
+                if re.fullmatch(rf"([\w.-]+/)+[\w.-]+\.({SUFFIXES})", path) and not path.startswith("build/"):
+                    is_there = any((folder / path).exists() for folder in (ROOT, page.parent))
+                    found.append((path, None if is_there else "does not exist"))
+        if page == ROOT / "src" / "README.md":
+            words = words_of_sources()
+            for word in code:
+                if re.fullmatch(r"\w+", word):
+                    found.append((word, None if word in words else "is no word of the sources"))
+        count += len(found)
+        wrong += [f"{page.relative_to(ROOT)}: {name} {fault}" for name, fault in found if fault is not None]
+    if wrong or count == 0:
+        sys.exit("links.py: " + ("\n".join(wrong) or "nothing was found"))
+    print(f"{count} links, paths and names in {len(pages())} pages")
+
+
+if __name__ == "__main__":
+    main()
