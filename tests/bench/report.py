@@ -5,8 +5,8 @@ usage: report.py FILE... [--also FILE] [--update | --check]
 
 Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. --also is
 rope-bench's on another GPU, whose times stand beside the first one's. The text goes to the standard output. With
---update it goes between the two marker lines of README.md beside this file, and the rows of SUMMARY between those of
-the repository's README.md; --check exits with an error where one of the two files has another text.
+--update it goes between the two marker lines of README.md beside this file, and the rows of SUMMARY between those
+of the repository's README.md; --check exits with an error where one of the two files has another text.
 """
 
 import argparse
@@ -219,6 +219,12 @@ def times(measured, shown):
     return lines if len(lines) > 2 else []
 
 
+def summary_of(*measured):
+    """What the repository's README.md has: where and when, and the rows of SUMMARY."""
+    where = [f"an {document['gpu']['name']} on {document['date'][:10]}" for document, _ in measured]
+    return [f"Measured on {' and '.join(where)}.", "", *times(measured, SUMMARY)] if measured else []
+
+
 def misses(cases):
     missed = [row for row in cases.values() if row.get("met") is False]
     if not missed:
@@ -272,7 +278,7 @@ def render(paths, other_gpu):
     measured = [(document, rows) for document, rows in ((bench, cases), (also, also_cases)) if document.get("gpu")]
     parts = [heading(bench, also, peers), times(measured, {name for _, name in TIMES}), demands(cases, workloads),
              misses(cases), peer_table(workloads)]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n", "\n".join(times(measured, SUMMARY)) + "\n"
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n", "\n".join(summary_of(*measured)) + "\n"
 
 
 def updated(path, text):

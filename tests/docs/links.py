@@ -79,7 +79,7 @@ def main():
         count += len(found)
         wrong += [f"{page.relative_to(ROOT)}: {name} {fault}" for name, fault in found if fault is not None]
     if wrong or count == 0:
-        sys.exit("links.py: " + ("\n".join(wrong) or "nothing was found"))
+        sys.exit("links.py: " + ("\n".join(dict.fromkeys(wrong)) or "nothing was found"))
     print(f"{count} links, paths and names in {len(pages())} pages")
 
 
