@@ -6,7 +6,8 @@ usage: links.py
 A link leads to a file, a folder or a heading; those to other sites are not followed, and those of PUBLISHED, which are
 shown where the repository is not, stay in their folder. A path in `code` is that of a file, from the repository's root
 or from the page's folder. The CHANGELOG tells of what was, so its paths may be gone. An identifier in `code` of
-src/README.md is a word of the sources."""
+src/README.md is a word of the sources, and of the file that is named with it: `name` in `path`, `path` (`name`), or the
+next cell of a table."""
 import re
 import sys
 from pathlib import Path
@@ -51,10 +52,23 @@ def fault_of_link(page, link):
     return None
 
 
+def words_of(path):
+    return set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+def named_together(text):
+    """The pairs of an identifier and the file that it is said to be in."""
+    name, path = r"`\w+`", r"`((?:[\w.-]+/)+[\w.-]+)`"
+    names = rf"({name}(?:(?:, | and |,\s+|\s+and\s+){name})*)"
+    found = [(file, words) for words, file in re.findall(rf"{names}\s+in\s+{path}", text)]
+    found += re.findall(rf"{path} \({names}", text) + re.findall(rf"\| {path} \| {names} \|", text)
+    return [(word, file) for file, words in found for word in re.findall(r"\w+", words) if word != "and"]
+
+
 def words_of_sources():
     files = [path for folder in ("include", "src", "bindings", "tests") for path in (ROOT / folder).rglob("*")
              if path.suffix in {".h", ".hpp", ".cpp", ".cu", ".cuh", ".c", ".py"}]
-    return set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in files)))
+    return set().union(*map(words_of, files))
 
 
 def main():
@@ -76,6 +90,9 @@ def main():
             for word in code:
                 if re.fullmatch(r"\w+", word):
                     found.append((word, None if word in words else "is no word of the sources"))
+            for word, path in named_together(text):
+                is_there = (ROOT / path).exists() and word in words_of(ROOT / path)
+                found.append((word, None if is_there else f"is not in {path}"))
         count += len(found)
         wrong += [f"{page.relative_to(ROOT)}: {name} {fault}" for name, fault in found if fault is not None]
     if wrong or count == 0:
