@@ -14,7 +14,7 @@ endif()
 set(ENV{PKG_CONFIG} "${PKG_CONFIG}")
 set(ENV{PKG_CONFIG_PATH} "${MOVED}/${LIBDIR}/pkgconfig")
 set(ENV{LD_LIBRARY_PATH} "${MOVED}/${LIBDIR}:$ENV{LD_LIBRARY_PATH}")
-set(ENV{GOCACHE} "${WORK}/cache")
+set(ENV{GOCACHE} "${WORK}/cache/${LIBDIR}") # it remembers what pkg-config said
 set(ENV{GOPATH} "${WORK}/path")
 set(ENV{GOFLAGS} -mod=mod)
 set(ENV{GOPROXY} off)
