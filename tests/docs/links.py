@@ -8,6 +8,7 @@ shown where the repository is not, stay in their folder. A path in `code` is tha
 or from the page's folder. The CHANGELOG tells of what was, so its paths may be gone. An identifier in `code` of
 src/README.md is a word of the sources, and of the file that is named with it: `name` in `path`, `path` (`name`), or the
 next cell of a table."""
+import os
 import re
 import sys
 from pathlib import Path
@@ -19,8 +20,11 @@ SUFFIXES = "c|cmake|cpp|cu|cuh|go|golden|h|hpp|json|md|py|rs|toml|txt"
 
 
 def pages():
-    return [path for path in sorted(ROOT.rglob("*.md"))
-            if not any(part in SKIPPED or part.startswith("build") for part in path.relative_to(ROOT).parts)]
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith("build")]
+        found += [Path(folder, name) for name in files if name.endswith(".md")]
+    return sorted(found)
 
 
 def prose(path):
