@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """What others need for the cases of rope-bench, on the same GPU and in one process with librope.
 
-usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--plot FILE] [--rope-bench FILE] [--commit ID]
-                [--no-compile] [--list] [--tiny]
+usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FILE] [--commit ID] [--no-compile]
+                [--list] [--tiny]
 
   --library     librope.so; build/librope.so without it
   --case        only workloads whose names match; --list prints them
   --json        writes every figure to FILE
-  --plot        draws the shares of the copy's rate to FILE (PNG), where matplotlib is installed
   --rope-bench  JSON of rope-bench: its rows stand beside the others, as "librope, from C"
   --no-compile  leaves out torch.compile, which takes minutes
   --tiny        a few tokens, results only, on the CPU where there is no GPU: that this program still works
@@ -1015,46 +1014,6 @@ def print_table(results):
         print(f"  {peer}: {message} [{', '.join(workloads) if len(workloads) < 4 else f'{len(workloads)} workloads'}]")
 
 
-def draw(results, path):
-    """Bars of the share of the copy's rate: the best of librope and of each peer, where bytes and not latency decide.
-    What moves more bytes than another has to is charged for them."""
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        print("no plot: matplotlib is not installed", file=sys.stderr)
-        return
-    shown = []
-    for result in results:
-        best = {}
-        measured = [row for row in result["rows"] if "share" in row and "/decode-" not in result["workload"]]
-        for row in measured:
-            family = row["peer"].split(",")[0].split(" (")[0].replace(" max-autotune", "")
-            share = row["share"] * min(other["bytes"] for other in measured) / row["bytes"]
-            best[family] = max(best.get(family, 0.0), share)
-        if best:
-            shown.append((result["workload"], best))
-    if not shown:
-        print("no plot: nothing was measured", file=sys.stderr)
-        return
-    families = ["librope"] + sorted({family for _, best in shown for family in best} - {"librope"})
-    colors = pyplot.get_cmap("tab10").colors
-    height = 0.84 / len(families)
-    figure, axes = pyplot.subplots(figsize=(9, 0.6 + len(shown) * max(0.4, 0.1 * len(families))))
-    for index, family in enumerate(families):
-        places = [row + (index + 0.5) * height for row, (_, best) in enumerate(shown) if family in best]
-        widths = [best[family] for _, best in shown if family in best]
-        axes.barh(places, widths, height=height * 0.95, label=family, color=colors[index % len(colors)])
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks([row + 0.42 for row in range(len(shown))], [name for name, _ in shown], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the rate of a copy of the same bytes")
-    axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    print(f"plot: {path}", file=sys.stderr)
-
-
 def run_workload(name, cases, library, copy, options):
     variants = variants_of(name, cases)
     case = next(iter(variants.values()))
@@ -1096,7 +1055,6 @@ def main():
     parser.add_argument("--library", default=os.path.join(HERE, "..", "..", "build", "librope.so"))
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--json")
-    parser.add_argument("--plot")
     parser.add_argument("--rope-bench")
     parser.add_argument("--commit", default=os.environ.get("ROPE_BENCH_COMMIT", ""))
     parser.add_argument("--no-compile", action="store_true")
@@ -1139,8 +1097,6 @@ def main():
     print(f"{document['library']}\n{document['command']}, {document['date']}, {document['gpu'] or 'CPU'}, torch "
           f"{document['torch']}, {document['copy']}")
     print_table(document["workloads"])
-    if options.plot:
-        draw(document["workloads"], options.plot)
     failed = [row for result in document["workloads"] for row in result["rows"]
               if row.get("message", "").startswith("failed") and (row["peer"] == "all" or "librope" in row["peer"])]
     return 1 if failed else 0
