@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <rope/rope.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,9 @@ enum {
   CHECKED_TOKENS = 32,
   TIMED_SAMPLES = 9,
   CHUNK_BYTES = 1 << 20,
-  SERIAL_COPY_BYTES = 1 << 20 /* below it, starting threads costs more than they save */
+  SERIAL_COPY_BYTES = 1 << 20, /* below it, starting threads costs more than they save */
+  MARGIN = 12,                 /* columns of the labels */
+  COLUMNS = 80
 };
 
 typedef struct model {
@@ -456,12 +459,27 @@ static double swiglu_error(const device_t *device, int64_t tokens, int width, co
   return worst;
 }
 
-/* ---- The table -------------------------------------------------------------------------------------------------- */
+/* ---- The output ------------------------------------------------------------------------------------------------- */
+
+/* Prints a label and beside it the text, in lines of at most COLUMNS. */
+static void print_labelled(const char *label, const char *format, ...) {
+  char text[1024];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof(text), format, values);
+  va_end(values);
+  int column = printf("%-*s", MARGIN - 1, label);
+  for (char *word = strtok(text, " "); word != NULL; word = strtok(NULL, " ")) {
+    if (column > MARGIN && column + 1 + (int)strlen(word) > COLUMNS) column = printf("\n%*s", MARGIN - 1, "") - 1;
+    column += printf(" %s", word);
+  }
+  putchar('\n');
+}
 
 static int report(const device_t *device, const char *name, double worst_error, double seconds, size_t bytes_moved) {
   const int right = worst_error <= 1.0;
   const double copy = copy_seconds(device, bytes_moved);
-  printf("%-27s %9.4f %10.3f ms %9.1f GB/s %8.1f %%   %s\n", name, worst_error, seconds * 1e3,
+  printf("%-27s %9.4f %9.3f ms %7.1f GB/s %7.1f %%  %s\n", name, worst_error, seconds * 1e3,
          (double)bytes_moved / seconds * 1e-9, copy / seconds * 100.0, right ? "ok" : "WRONG");
   fflush(stdout);
   return right;
@@ -650,12 +668,6 @@ int main(int argc, char **argv) {
     }
   }
 
-  printf("library     %s\n", rope_build_info());
-  if (rope_version() != ROPE_VERSION) {
-    printf("            (this program was built for %d.%d.%d)\n", ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR,
-           ROPE_VERSION_PATCH);
-  }
-
   device_t device = {.kind = ROPE_DEVICE_CUDA};
   rope_desc_t *rope = NULL;
   const int is_auto = strcmp(wanted, "auto") == 0;
@@ -676,17 +688,22 @@ int main(int argc, char **argv) {
   if (device.kind == ROPE_DEVICE_CPU) {
     rope = try_device(&config, &device);
     if (rope == NULL) fail("the CPU descriptor could not be created", rope_last_error());
-    printf("device      CPU, %d thread%s%s\n", device.num_threads, device.num_threads == 1 ? "" : "s",
-           is_auto ? "" : ", as asked");
-    if (is_auto) printf("            no usable CUDA device: %s\n", reason);
+    print_labelled("device", "CPU, %d thread%s%s", device.num_threads, device.num_threads == 1 ? "" : "s",
+                   is_auto ? "" : ", as asked");
+    if (is_auto) print_labelled("", "no usable CUDA device: %s", reason);
   }
 #if ROPE_DEMO_CUDA
   if (device.kind == ROPE_DEVICE_CUDA) {
     struct cudaDeviceProp properties;
     check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-    printf("device      CUDA device 0, %s, %s\n", properties.name, is_auto ? "preferred to the CPU" : "as asked");
+    print_labelled("device", "CUDA device 0, %s, %s", properties.name, is_auto ? "preferred to the CPU" : "as asked");
   }
 #endif
+  print_labelled("library", "%s", rope_build_info());
+  if (rope_version() != ROPE_VERSION) {
+    print_labelled("", "(this program was built for %d.%d.%d)", ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR,
+                   ROPE_VERSION_PATCH);
+  }
 
   swiglu_config_t gating = {.struct_size = sizeof(gating),
                             .device = device.kind,
@@ -698,28 +715,27 @@ int main(int argc, char **argv) {
   if (tokens == 0) tokens = device.kind == ROPE_DEVICE_CUDA ? 16384 : model->cpu_tokens;
   rotation.tokens = tokens;
   rotation.first_position = tokens < model->context ? model->context - tokens : 0;
-  printf("model       %s: %d query and %d key heads of %d channels, %d of them rotated in the %s style\n", model->name,
-         model->q_heads, model->k_heads, model->head_dim, model->rotary_dim,
-         model->style == ROPE_STYLE_HALF ? "half" : "interleaved");
-  printf("            theta %g, MLP width %d; %s\n", model->theta, model->mlp_width, model->note);
-  printf("data        bf16, %lld tokens from position %lld on; every output of %d of them is checked\n\n",
-         (long long)tokens, (long long)rotation.first_position, num_checked(tokens));
-
-  printf("%-27s %9s %13s %14s %10s\n", "operation", "max error", "time", "rate", "of a copy");
+  print_labelled("model", "%s: %d query and %d key heads of %d channels, %d of them rotated in the %s style",
+                 model->name, model->q_heads, model->k_heads, model->head_dim, model->rotary_dim,
+                 model->style == ROPE_STYLE_HALF ? "half" : "interleaved");
+  print_labelled("", "theta %g, MLP width %d; %s", model->theta, model->mlp_width, model->note);
+  print_labelled("data", "bf16, %lld tokens from position %lld on; every output of %d of them is checked",
+                 (long long)tokens, (long long)rotation.first_position, num_checked(tokens));
+  printf("\n%-27s %9s %12s %12s %9s\n", "operation", "max error", "time", "rate", "of a copy");
   int right = demonstrate_rope(&device, rope, &rotation);
   right = demonstrate_swiglu(&device, swiglu, tokens, model->mlp_width) && right;
   rope_desc_destroy(rope);
   swiglu_desc_destroy(swiglu);
 
-  printf(
-      "\n"
-      "max error   largest |output - exact| as a share of what librope promises: half a bf16 ulp for the rounding of\n"
-      "            the output, and for the arithmetic 2e-7 of the pair's length (RoPE) or 8 ulp of fp32 (SwiGLU);\n"
-      "            above 1 is wrong\n"
-      "time        median of repeated calls\n"
-      "rate        bytes that must be read and written at least, divided by the time\n"
-      "of a copy   the rate as a share of that of %s moving as many bytes\n",
-      device.kind == ROPE_DEVICE_CUDA ? "a cudaMemcpyAsync on the GPU" : "memcpy on as many threads");
+  putchar('\n');
+  print_labelled("max error",
+                 "largest |output - exact| as a share of what librope promises: half a bf16 ulp for the "
+                 "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE) or 8 ulp of fp32 "
+                 "(SwiGLU); above 1 is wrong");
+  print_labelled("time", "median of repeated calls");
+  print_labelled("rate", "bytes that must be read and written at least, divided by the time");
+  print_labelled("of a copy", "the rate as a share of that of %s moving as many bytes",
+                 device.kind == ROPE_DEVICE_CUDA ? "a cudaMemcpyAsync on the GPU" : "memcpy on as many threads");
   if (!right) fail("WRONG", "an output above is further from the reference than librope promises");
   return 0;
 }
