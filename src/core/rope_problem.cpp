@@ -76,7 +76,7 @@ rope_status_t read_columns(const char *function, const char *field, const RopeGe
   }
   const int64_t columns = view.shape[view.ndim - 1];
   const int pairs = geometry.pairs(), repeated = pairs / geometry.num_axes;
-  *is_by_channel = columns == 2 * pairs;
+  *is_by_channel = columns == int64_t{2} * pairs;
   *width = static_cast<int>(columns);
   if (columns == pairs || *is_by_channel) return ROPE_STATUS_SUCCESS;
   if (geometry.num_axes == 1) {

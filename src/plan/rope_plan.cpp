@@ -342,7 +342,7 @@ void shape_token_rows(const RopeProblem &problem, const DeviceInfo &device, Rope
     plan->tokens_per_block = 1;
     const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
     const bool has_idle_threads =
-        plan->threads * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
+        uint64_t{plan->threads} * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
     if (is_long(plan->kernel) && has_gaps(problem) && pairs <= kThreadsOfGappedRows && units > kRopeBlockSizes[0]) {
       cut_rows(kThreadsOfGappedRows, plan);
     } else if (has_idle_threads && fits_rows_of_pairs(pairs) && units % pairs == 0 && can_cut_warps(plan->kernel)) {

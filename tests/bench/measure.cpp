@@ -293,7 +293,7 @@ void measure_between_gemms(const Case &item, const Effort &effort, Row *row) {
   gemm.enqueue(memory.stream());  // the first may load
   gpu_synchronize();
   const int launches = effort.is_tiny ? 1 : kLaunches;
-  const auto after_gemm = [&](std::function<void(int, rope_stream_t)> enqueue) {
+  const auto after_gemm = [&](const std::function<void(int, rope_stream_t)> &enqueue) {
     return GraphTask{launches, [&gemm, enqueue](int i, rope_stream_t stream) {
                        gemm.enqueue(stream);
                        enqueue(i, stream);

@@ -54,7 +54,7 @@ int main(void) {
 
   check(rope_backward(desc, &args, NULL)); /* the transpose, which undoes a rotation */
   for (int i = 0; i < BATCHES * SEQUENCE * K_HEADS * HEAD_DIM; ++i)
-    expect(fabs((&k[0][0][0][0])[i] - cosf((float)i)) < 1e-6, "k, rotated there and back");
+    expect(fabsf((&k[0][0][0][0])[i] - cosf((float)i)) < 1e-6f, "k, rotated there and back");
 
   rope_desc_destroy(desc);
   printf("q and k were rotated in place, and back\n");

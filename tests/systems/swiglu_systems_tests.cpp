@@ -39,12 +39,12 @@ class SwigluCall {
   Array data(rope_dtype_t dtype, const Shape &shape) {
     int64_t count = 1;
     for (int64_t size : shape) count *= size;
-    const Array array = {shape, workspace_.tensor(dtype, {count})};
+    Array array = {shape, workspace_.tensor(dtype, {count})};
     workspace_.fill(array.memory, [this](const Index &) { return 3 * workspace_.random().normal(); });
     return array;
   }
   Array count(rope_dtype_t dtype, int64_t value) {
-    const Array array = {{1}, workspace_.tensor(dtype, {1})};
+    Array array = {{1}, workspace_.tensor(dtype, {1})};
     workspace_.fill_integers(array.memory, [&](const Index &) { return value; });
     return array;
   }

@@ -121,7 +121,7 @@ RopeCall::RopeCall(rope_dtype_t dtype, int32_t head_dim)
 }
 
 Array RopeCall::values(rope_dtype_t dtype, const Shape &shape, const std::function<Real(const Shape &)> &value) {
-  const Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
+  Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
   for_each(shape, [&](const Shape &index) {
     oracle::encode(dtype, value(index), element_at(array.memory, {array.at(index)}));
   });
@@ -141,7 +141,7 @@ Array RopeCall::angles(rope_dtype_t dtype, const Shape &shape) {
 }
 
 Array RopeCall::positions(rope_dtype_t dtype, const Shape &shape, const std::function<int64_t(const Shape &)> &value) {
-  const Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
+  Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
   std::vector<int64_t> values;
   for_each(shape, [&](const Shape &index) { values.push_back(value(index)); });
   workspace_.fill_integers(array.memory, [&](const Index &index) { return values[index[0]]; });

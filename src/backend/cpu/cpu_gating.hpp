@@ -18,7 +18,7 @@ namespace {
 // Vectors that go through each step together: a step waits four cycles for the one before, and two threads of a core
 // look too few instructions ahead to fill them.
 constexpr int kVectorsOfBlock = 4;
-constexpr int64_t kBlock = 16 * kVectorsOfBlock;
+constexpr int64_t kBlock = int64_t{16} * kVectorsOfBlock;
 
 // The bits of 2^(j/32), rounded up, less j at the place from where it is to be shifted into the exponent.
 alignas(64) constexpr uint32_t kPowers[32] = {
@@ -87,7 +87,7 @@ ROPE_VECTOR void read_block(const T *from, Vector<16> *vectors) {
 }
 
 ROPE_VECTOR void read_block(const BFloat16 *from, Vector<16> *vectors) {
-  for (int i = 0; i < kVectorsOfBlock; i += 2) read_interleaved(from + 16 * i, &vectors[i], &vectors[i + 1]);
+  for (int64_t i = 0; i < kVectorsOfBlock; i += 2) read_interleaved(from + 16 * i, &vectors[i], &vectors[i + 1]);
 }
 
 // The next 64 bytes of a block.

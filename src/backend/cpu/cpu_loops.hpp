@@ -129,7 +129,7 @@ template <int kLanes>
 ROPE_LOOP int64_t rotate_words(Pairs<BFloat16, Placement::kHalf> in, Pairs<BFloat16, Placement::kHalf> out,
                                int64_t begin, int64_t end, const PairAngles<float> angles) {
   int64_t i = begin;
-  for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+  for (; i + int64_t{2} * kLanes <= end; i += int64_t{2} * kLanes) {
     Pair<Vector<kLanes>> even, odd;
     read_interleaved(&in.first(i), &even.x, &odd.x);
     read_interleaved(&in.second(i), &even.y, &odd.y);
@@ -154,8 +154,8 @@ ROPE_LOOP float arranged(float angle) {
 template <int kLanes>
 ROPE_LOOP int64_t arrange_words(const float *from, int64_t begin, int64_t end, float *__restrict to) {
   int64_t i = begin;
-  for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
+  for (; i + int64_t{2} * kLanes <= end; i += int64_t{2} * kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
       to[i + lane] = arranged(from[i + 2 * lane]);
       to[i + kLanes + lane] = arranged(from[i + 2 * lane + 1]);
     }
