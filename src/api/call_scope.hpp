@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "core/float_environment.hpp"
+#include "core/math/float_environment.hpp"
 
 namespace rope {
 

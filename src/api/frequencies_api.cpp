@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "api/call_scope.hpp"
-#include "core/import.hpp"
-#include "core/scaling.hpp"
+#include "core/problem/import.hpp"
+#include "core/recipes/scaling.hpp"
 
 extern "C" {
 

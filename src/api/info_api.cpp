@@ -4,7 +4,7 @@
 
 #include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
-#include "core/descriptor_checks.hpp"
+#include "core/problem/descriptor_checks.hpp"
 
 namespace {
 

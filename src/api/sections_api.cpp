@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "api/call_scope.hpp"
-#include "core/import.hpp"
-#include "core/sections.hpp"
+#include "core/problem/import.hpp"
+#include "core/recipes/sections.hpp"
 
 extern "C" {
 

@@ -1,8 +1,8 @@
 // swiglu_api.cpp - SwiGLU at the C boundary: import, problem, plan, backend
 #include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
-#include "core/descriptor_checks.hpp"
-#include "core/import.hpp"
+#include "core/problem/descriptor_checks.hpp"
+#include "core/problem/import.hpp"
 
 namespace rope {
 

@@ -1,7 +1,7 @@
 // tensor_api.cpp - views of views
 #include <string.h>
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // backend.hpp - what a device can do for the library: a table of functions, one table a backend
 #pragma once
 
-#include "core/rope_problem.hpp"
-#include "core/swiglu_problem.hpp"
+#include "core/problem/rope_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 #include "plan/device_info.hpp"
 #include "plan/rope_plan.hpp"
 #include "plan/swiglu_plan.hpp"

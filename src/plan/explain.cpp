@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

@@ -1,7 +1,7 @@
 // rope_plan.cpp - vector width, grid and shared memory of a RoPE call
 #include "plan/rope_plan.hpp"
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 #include "plan/device_info.hpp"
 #include "plan/rope_kernels.hpp"
 

@@ -1,7 +1,7 @@
 // swiglu_plan.cpp - vector width and grid of a SwiGLU call
 #include "plan/swiglu_plan.hpp"
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/tuning.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 #include "plan/device_info.hpp"
 
 namespace rope {

@@ -8,7 +8,9 @@ cmake_minimum_required(VERSION 3.22)
 set(rules
   #  folder or file          may include, beside the C library
   "api/|                     rope/rope.h api/ core/ plan/ backend/backend.hpp"
-  "core/|                    rope/rope.h core/"
+  "core/math/|               core/math/"
+  "core/problem/|            rope/rope.h core/math/ core/problem/"
+  "core/recipes/|            rope/rope.h core/math/frequencies.hpp core/problem/status.hpp core/problem/descriptor_checks.hpp core/recipes/"
   "plan/|                    core/ plan/"
   "backend/backend.hpp|      core/ plan/"
   "backend/cpu/|             core/ plan/ backend/backend.hpp backend/cpu/"

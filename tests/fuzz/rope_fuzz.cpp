@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 #include "memory.hpp"
 #include "plan/rope_plan.hpp"
 #include "support/oracle.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 #include "memory.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 #include "memory.hpp"
 #include "plan/swiglu_plan.hpp"
 #include "support/swiglu_element.hpp"

@@ -344,9 +344,10 @@ PARTS = {
     "library": {
         # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
         # nothing to change.
-        "files": ["src/core/*.cpp", "src/core/float16.hpp", "src/core/gating.hpp", "src/core/rotation.hpp",
-                  "src/core/rope_geometry.hpp", "src/core/rope_problem.hpp", "src/core/swiglu_problem.hpp",
-                  "src/core/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
+        "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/gating.hpp",
+                  "src/core/math/rotation.hpp", "src/core/problem/rope_geometry.hpp",
+                  "src/core/problem/rope_problem.hpp", "src/core/problem/swiglu_problem.hpp",
+                  "src/core/problem/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
                   "src/backend/cpu/cpu_gating.hpp", "src/backend/cpu/cpu_kernels.hpp", "src/backend/cpu/cpu_loops.hpp",
                   "src/backend/cpu/cpu_vectors.hpp", "src/backend/cpu/task_range.hpp"],
         "judge": Library,
@@ -370,8 +371,8 @@ PARTS = {
         "slow_suites": [(API, ["[stress]"], "")],
     },
     "cuda": {
-        "files": ["src/backend/cuda/cuda_backend.cpp", "src/backend/cuda/device_cache.*",
-                  "src/backend/cuda/kernel_cache.*"],
+        "files": ["src/backend/cuda/cuda_backend.cpp", "src/backend/cuda/*_operation.cpp",
+                  "src/backend/cuda/device_cache.*", "src/backend/cuda/kernel_cache.*", "src/backend/cuda/launch.*"],
         "judge": Library,
         "cuda": True,
         "most_seconds": 15,

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_kernels.hpp"
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 #include "support/tolerance.hpp"

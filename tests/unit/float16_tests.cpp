@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 

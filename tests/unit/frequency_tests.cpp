@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/frequencies.hpp"
+#include "core/math/frequencies.hpp"
 #include "support/random.hpp"
 #include "unit/quad.hpp"
 

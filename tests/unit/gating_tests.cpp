@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/gating.hpp"
+#include "core/math/gating.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 

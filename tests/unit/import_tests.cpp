@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/import.hpp"
+#include "core/problem/import.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/merge_axes.hpp"
+#include "core/problem/merge_axes.hpp"
 
 namespace {
 

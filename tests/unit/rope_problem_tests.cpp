@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 

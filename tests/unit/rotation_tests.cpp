@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_kernels.hpp"
-#include "core/rotation.hpp"
+#include "core/math/rotation.hpp"
 #include "support/random.hpp"
 #include "unit/quad.hpp"
 

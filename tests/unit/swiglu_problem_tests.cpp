@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 

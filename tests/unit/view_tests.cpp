@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 

@@ -5,7 +5,7 @@
 #include "backend/cpu/processors.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 #include "plan/tuning.hpp"
 
 #if defined(ROPE_X86_KERNELS)

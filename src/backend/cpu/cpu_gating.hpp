@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu_vectors.hpp"
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 
 #if defined(__AVX512BW__)
 #define ROPE_HAS_GATED_BLOCKS 1

@@ -3,8 +3,8 @@
 
 #include <stdint.h>
 
-#include "core/gating.hpp"
-#include "core/status.hpp"
+#include "core/math/gating.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 

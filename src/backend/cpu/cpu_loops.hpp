@@ -16,10 +16,10 @@
 #include "backend/cpu/cpu_gating.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_vectors.hpp"
-#include "core/float16.hpp"
-#include "core/frequencies.hpp"
-#include "core/gating.hpp"
-#include "core/rotation.hpp"
+#include "core/math/float16.hpp"
+#include "core/math/frequencies.hpp"
+#include "core/math/gating.hpp"
+#include "core/math/rotation.hpp"
 
 namespace rope {
 

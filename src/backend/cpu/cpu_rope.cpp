@@ -6,8 +6,8 @@
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
-#include "core/rotation.hpp"
-#include "core/view.hpp"
+#include "core/math/rotation.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

@@ -1,7 +1,7 @@
 // cpu_rope.hpp - RoPE and its tables on the CPU
 #pragma once
 
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 
 namespace rope {
 

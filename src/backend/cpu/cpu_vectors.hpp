@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 
 #if defined(__AVX2__) && defined(__F16C__)
 #define ROPE_HAS_VECTORS 1

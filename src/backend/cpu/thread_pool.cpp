@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-#include "core/float_environment.hpp"
+#include "core/math/float_environment.hpp"
 
 namespace rope {
 

@@ -4,7 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "core/status.hpp"
+#include "core/problem/status.hpp"
 #include "plan/device_info.hpp"
 
 namespace rope {

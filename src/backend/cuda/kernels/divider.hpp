@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/host_device.hpp"
+#include "core/math/host_device.hpp"
 
 namespace rope {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/divider.hpp"
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 #include "plan/rope_kernels.hpp"
 
 namespace rope {

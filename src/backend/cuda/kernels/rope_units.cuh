@@ -6,7 +6,7 @@
 
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
-#include "core/rotation.hpp"
+#include "core/math/rotation.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {

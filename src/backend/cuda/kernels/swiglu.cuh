@@ -7,7 +7,7 @@
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
 #include "backend/cuda/kernels/vector.cuh"
-#include "core/gating.hpp"
+#include "core/math/gating.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/divider.hpp"
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 
 namespace rope {
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "core/float16.hpp"
+#include "core/math/float16.hpp"
 
 namespace rope {
 

@@ -1,7 +1,8 @@
-// descriptor_checks.cpp - what RoPE and SwiGLU check alike, of descriptors and of calls
-#include "core/descriptor_checks.hpp"
+// descriptor_checks.cpp - what RoPE and SwiGLU check alike, of descriptors, of recipes and of calls
+#include "core/problem/descriptor_checks.hpp"
 
-#include "core/view.hpp"
+#include "core/math/frequencies.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 
@@ -16,6 +17,18 @@ rope_status_t check_device(const char *function, rope_device_t device, int32_t d
   }
   if (num_threads < 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: num_threads is %d: it must be at least 0", function, num_threads);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_dim, double theta) {
+  if (rotary_dim < 2 || rotary_dim > kMaxHeadDim || rotary_dim % 2 != 0) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: rotary_dim is %d: it must be even, 2 to %d", function, rotary_dim,
+                kMaxHeadDim);
+  }
+  if (!(theta >= kSmallestTheta && theta <= kLargestTheta)) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: theta is %g: it must be %g to %g", function, theta, kSmallestTheta,
+                kLargestTheta);
   }
   return ROPE_STATUS_SUCCESS;
 }

@@ -1,7 +1,7 @@
 // merge_axes.hpp - the same RoPE problem with fewer axes
 #pragma once
 
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 
 namespace rope {
 

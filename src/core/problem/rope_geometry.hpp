@@ -3,8 +3,8 @@
 
 #include <stdint.h>
 
-#include "core/frequencies.hpp"
-#include "core/status.hpp"
+#include "core/math/frequencies.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 

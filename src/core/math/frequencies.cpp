@@ -4,7 +4,7 @@
 // operations (+, -, *, / and fma) touch it, so every machine computes the same increments; pow gives nothing but the
 // first guess of a Newton iteration, whose end does not depend on the guess's last bits.
 // Algorithms: T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
-#include "core/frequencies.hpp"
+#include "core/math/frequencies.hpp"
 
 #include <math.h>
 
@@ -106,18 +106,6 @@ uint64_t increment(DoubleDouble frequency) {
 }
 
 }  // namespace
-
-rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_dim, double theta) {
-  if (rotary_dim < 2 || rotary_dim > kMaxHeadDim || rotary_dim % 2 != 0) {
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: rotary_dim is %d: it must be even, 2 to %d", function, rotary_dim,
-                kMaxHeadDim);
-  }
-  if (!(theta >= kSmallestTheta && theta <= kLargestTheta)) {
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: theta is %g: it must be %g to %g", function, theta, kSmallestTheta,
-                kLargestTheta);
-  }
-  return ROPE_STATUS_SUCCESS;
-}
 
 void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq) {
   frequencies_in_steps(theta, rotary_dim / 2, 1, rotary_dim / 2, inv_freq);

@@ -1,5 +1,5 @@
 // view.cpp - reads tensors and finds overlaps
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

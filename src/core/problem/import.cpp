@@ -1,5 +1,5 @@
 // import.cpp - struct_size negotiation
-#include "core/import.hpp"
+#include "core/problem/import.hpp"
 
 #include <string.h>
 

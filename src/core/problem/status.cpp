@@ -1,5 +1,5 @@
 // status.cpp - the thread-local text behind rope_last_error
-#include "core/status.hpp"
+#include "core/problem/status.hpp"
 
 #include <stdarg.h>
 #include <stdio.h>

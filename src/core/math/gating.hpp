@@ -9,9 +9,9 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "core/float16.hpp"
-#include "core/host_device.hpp"
-#include "core/rotation.hpp"
+#include "core/math/float16.hpp"
+#include "core/math/host_device.hpp"
+#include "core/math/rotation.hpp"
 
 namespace rope {
 

@@ -1,11 +1,12 @@
 // sections.cpp - validates section lists and computes the maps that they stand for
 //
 // The rules stand in rope.h, beside each ROPE_SECTIONS_ value.
-#include "core/sections.hpp"
+#include "core/recipes/sections.hpp"
 
 #include <math.h>
 
-#include "core/name_list.hpp"
+#include "core/problem/descriptor_checks.hpp"
+#include "core/recipes/name_list.hpp"
 
 namespace rope {
 

@@ -1,11 +1,12 @@
 // scaling.cpp - validates and computes the recipes of context scaling
 //
 // The formulas stand in rope.h, beside each ROPE_SCALING_ value, with their sources.
-#include "core/scaling.hpp"
+#include "core/recipes/scaling.hpp"
 
 #include <math.h>
 
-#include "core/name_list.hpp"
+#include "core/problem/descriptor_checks.hpp"
+#include "core/recipes/name_list.hpp"
 
 namespace rope {
 

@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-#include "core/gating.hpp"
-#include "core/status.hpp"
-#include "core/view.hpp"
+#include "core/math/gating.hpp"
+#include "core/problem/status.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

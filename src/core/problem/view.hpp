@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/status.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 

@@ -1,9 +1,9 @@
 // rope_geometry.cpp - validates RoPE configs
-#include "core/rope_geometry.hpp"
+#include "core/problem/rope_geometry.hpp"
 
 #include <math.h>
 
-#include "core/descriptor_checks.hpp"
+#include "core/problem/descriptor_checks.hpp"
 
 namespace rope {
 

@@ -1,7 +1,7 @@
 // host_device.hpp - marks the mathematics that both the CPU and the GPU compile
 #pragma once
 
-#include "core/exact_arithmetic.hpp"
+#include "core/math/exact_arithmetic.hpp"
 
 // The CPU's inner loops, compiled once for every instruction set, define ROPE_INSTRUCTION_SET as its name, which becomes
 // a part of each function's name: where a function is not inlined, a linker cannot take that of AVX-512 for the others.

@@ -1,9 +1,9 @@
 // rope_problem.cpp - validates RoPE calls
-#include "core/rope_problem.hpp"
+#include "core/problem/rope_problem.hpp"
 
-#include "core/descriptor_checks.hpp"
-#include "core/merge_axes.hpp"
-#include "core/view.hpp"
+#include "core/problem/descriptor_checks.hpp"
+#include "core/problem/merge_axes.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

@@ -1,8 +1,8 @@
 // scaling.hpp - recipes of context scaling: from their parameters to frequencies and an attention factor
 #pragma once
 
-#include "core/frequencies.hpp"
-#include "core/status.hpp"
+#include "core/math/frequencies.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 

@@ -1,8 +1,8 @@
 // sections.hpp - multi-axis position maps: from a model's section list to the axis and the frequency of each pair
 #pragma once
 
-#include "core/frequencies.hpp"
-#include "core/status.hpp"
+#include "core/math/frequencies.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "core/rope_geometry.hpp"
+#include "core/problem/rope_geometry.hpp"
 
 namespace rope {
 

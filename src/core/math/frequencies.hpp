@@ -3,8 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/exact_arithmetic.hpp"
-#include "core/status.hpp"
+#include "core/math/exact_arithmetic.hpp"
 
 namespace rope {
 
@@ -14,10 +13,8 @@ constexpr int kMaxPairs = kMaxHeadDim / 2;
 constexpr double kSmallestTheta = 1e-300;
 constexpr double kLargestTheta = 1e300;
 
-// rotary_dim is even, 2 to kMaxHeadDim, and theta between kSmallestTheta and kLargestTheta.
-rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_dim, double theta);
-
-// inv_freq[i] = theta^(-2i/rotary_dim), i < rotary_dim/2, rounded once from double-double.
+// inv_freq[i] = theta^(-2i/rotary_dim), i < rotary_dim/2, rounded once from double-double. Here and below rotary_dim is
+// even, 2 to kMaxHeadDim.
 void frequencies_from_theta(double theta, int rotary_dim, double *inv_freq);
 
 // inv_freq[i] = theta^(-stride * i / steps), i < count, rounded once from double-double. Where stride * i goes beyond

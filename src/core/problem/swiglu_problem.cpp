@@ -1,10 +1,10 @@
 // swiglu_problem.cpp - validates SwiGLU configs and calls
-#include "core/swiglu_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
 
 #include <math.h>
 
-#include "core/descriptor_checks.hpp"
-#include "core/view.hpp"
+#include "core/problem/descriptor_checks.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "core/host_device.hpp"
+#include "core/math/host_device.hpp"
 
 namespace rope {
 

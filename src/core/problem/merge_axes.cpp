@@ -1,7 +1,7 @@
 // merge_axes.cpp - the same RoPE problem with fewer axes
-#include "core/merge_axes.hpp"
+#include "core/problem/merge_axes.hpp"
 
-#include "core/view.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 
