@@ -1,0 +1,26 @@
+// operations.hpp - RoPE, its tables and SwiGLU on CUDA: which kernels to load, and how a plan becomes a launch
+#pragma once
+
+#include "backend/cuda/launch.hpp"
+#include "core/problem/rope_problem.hpp"
+#include "core/problem/swiglu_problem.hpp"
+#include "plan/rope_plan.hpp"
+#include "plan/swiglu_plan.hpp"
+
+namespace rope {
+
+constexpr int kVectorElements[] = {8, 4, 2, 1};
+
+// What the calls of a descriptor may need.
+void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader);
+void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader);
+
+// As in Backend.
+rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
+                            int32_t device_index, rope_stream_t stream);
+rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
+                               int32_t device_index, rope_stream_t stream);
+rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                              int32_t device_index, rope_stream_t stream);
+
+}  // namespace rope

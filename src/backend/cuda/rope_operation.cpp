@@ -1,0 +1,446 @@
+// rope_operation.cpp - RoPE and its tables on CUDA: params from problem and plan
+#include <string.h>
+
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/rope_params.hpp"
+#include "backend/cuda/operations.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+namespace {
+
+const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, RopeVariant variant) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return rope_kernel_f16(vector_elements, variant);
+    case ROPE_DTYPE_BF16:
+      return rope_kernel_bf16(vector_elements, variant);
+    case ROPE_DTYPE_F64:
+      return rope_kernel_f64(vector_elements, variant);
+    default:
+      return rope_kernel_f32(vector_elements, variant);
+  }
+}
+
+constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
+                                       RopeKernel::kToken,
+                                       RopeKernel::kTokenAxes,
+                                       RopeKernel::kTokenSequences,
+                                       RopeKernel::kTokenTable,
+                                       RopeKernel::kTokenTableAxes,
+                                       RopeKernel::kTokenTableSequences,
+                                       RopeKernel::kScattered,
+                                       RopeKernel::kScatteredTable,
+                                       RopeKernel::kFlat,
+                                       RopeKernel::kTable32,
+                                       RopeKernel::kTable16,
+                                       RopeKernel::kShortWarp,
+                                       RopeKernel::kShort,
+                                       RopeKernel::kShortTable32,
+                                       RopeKernel::kShortTable16,
+                                       RopeKernel::kLateTable32,
+                                       RopeKernel::kLateTable16,
+                                       RopeKernel::kLong,
+                                       RopeKernel::kLongBatches,
+                                       RopeKernel::kLongConverted,
+                                       RopeKernel::kLongTable32,
+                                       RopeKernel::kLongTable16,
+                                       RopeKernel::kGeneral};
+constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+
+RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
+  RopeKernelTensor result;
+  result.in = tensor.in;
+  result.out = tensor.out;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    result.in_stride[axis] = tensor.in_stride[axis] * size;
+    result.out_stride[axis] = tensor.out_stride[axis] * size;
+  }
+  result.units_per_head = Divider::by(units_per_head);
+  return result;
+}
+
+template <typename Params>
+void set_scales(const RopeProblem &problem, Params *params) {
+  const bool has_table = problem.angles == AngleSource::kTable;
+  params->cos_scale = has_table ? 1.0f : static_cast<float>(problem.geometry->attention_scale);
+  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
+}
+
+void set_position_params(const RopeProblem &problem, RopePositionParams *params) {
+  params->positions = problem.positions;
+  params->start_positions = problem.start_positions;
+  params->has_positions = problem.positions.is_present;
+  params->has_start_positions = problem.start_positions.is_present;
+  params->has_narrow_positions =
+      problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  set_scales(problem, params);
+}
+
+void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKernelParams *params) {
+  set_position_params(problem, params);
+  const RopeGeometry &geometry = *problem.geometry;
+  uint32_t next_unit = 0;
+  for (int i = 0; i < 3; ++i) {
+    params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
+    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    params->tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
+    params->is_in_place[i] = tensor.is_in_place;
+    next_unit += plan.units_per_head[i] * static_cast<uint32_t>(tensor.heads);
+  }
+  params->has_one_batch = problem.batches == 1;
+  params->units_per_token = Divider::by(plan.units_per_token);
+  params->is_batch_fastest = plan.is_batch_fastest;
+  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
+  params->inner = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
+  params->num_tokens = problem.batches * problem.tokens;
+  params->tokens_per_grid_row = plan.tokens_per_grid_row;
+  params->outer_per_grid_row = plan.tokens_per_grid_row / inner;
+  params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->rotary_offset = geometry.rotary_offset;
+  params->rotary_dim = geometry.rotary_dim;
+}
+
+void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
+  memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
+}
+
+// ceil(2^32 / n), for 2 <= n
+uint32_t reciprocal_of(uint32_t n) {
+  return 0xffffffffu / n + 1;
+}
+
+// Of each batch, those whose position another token has so far on; 0 where positions are implicit.
+uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
+  const int64_t ahead = plan.tokens_ahead;
+  return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
+}
+
+void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  const bool is_scattered = plan.vector_elements == 1;
+  set_position_params(problem, params);
+  params->is_in_place = true;
+  params->units_per_head = plan.rotary_units_per_head;
+  uint32_t begins[3] = {}, next = 0;
+  for (int i = 0; i < 3; ++i) {
+    const bool is_present = i < problem.num_tensors;
+    begins[i] = is_present ? next : ~uint32_t{0};
+    // Threads without a unit may compute an address there.
+    RopeTokenTensor &target = params->tensor[i] = {};
+    params->in_batch[i] = params->out_batch[i] = 0;
+    if (!is_present || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    target.in_token = static_cast<int32_t>(tensor.in_stride[kToken] * size);
+    target.in_head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
+    target.out_token = static_cast<int32_t>(tensor.out_stride[kToken] * size);
+    target.out_head = static_cast<int32_t>(tensor.out_stride[kHead] * size);
+    const int64_t heads_before = is_scattered ? 0 : next;
+    target.in = tensor.in - heads_before * target.in_head;
+    target.out = tensor.out - heads_before * target.out_head;
+    params->in_batch[i] = tensor.in_stride[kBatch] * size;
+    params->out_batch[i] = tensor.out_stride[kBatch] * size;
+    params->is_in_place = params->is_in_place && tensor.is_in_place;
+    params->units_per_head = plan.units_per_head[i];
+    const uint32_t heads = static_cast<uint32_t>(tensor.heads);
+    next += is_scattered ? (heads + kScatteredHeads - 1) / kScatteredHeads : heads;
+  }
+  params->tensor_begins[0] = begins[1];
+  params->tensor_begins[1] = begins[2];
+  params->units_per_token = plan.units_per_token;
+  params->head_reciprocal = reciprocal_of(params->units_per_head);
+  params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->copy_units_per_head = params->units_per_head - plan.rotary_units_per_head;
+  params->copied_vectors = 0;
+  if (params->copy_units_per_head != 0) {
+    params->copied_vectors = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / plan.vector_elements);
+  }
+  params->window_begin = static_cast<int32_t>(geometry.rotary_offset * size);
+  params->window_size = static_cast<int32_t>(geometry.rotary_dim * size);
+  const bool is_half = plan.pairing == Pairing::kHalf;
+  params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
+  const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
+  params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
+  params->tokens_ahead = plan.tokens_ahead;
+  params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
+  params->num_position_axes = geometry.num_axes;
+  params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
+  params->pairs = static_cast<uint32_t>(geometry.pairs());
+  params->is_part_slowest = plan.is_part_slowest;
+  params->grid = Divider::by(plan.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
+  params->inner = Divider::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
+  params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
+  params->has_one_batch = problem.batches == 1;
+  params->is_batch_fastest = plan.is_batch_fastest;
+}
+
+void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShortParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  const TokenIntegers &positions = problem.positions;
+  params->num_tokens = static_cast<uint32_t>(problem.tokens);
+  params->units_per_token = plan.units_per_token;
+  params->positions = positions.data;
+  params->position_bytes = static_cast<int32_t>(positions.token_stride * (positions.is_64_bit ? 8 : 4));
+  params->has_positions = positions.is_present;
+  params->has_wide_positions = positions.is_present && positions.is_64_bit;
+  params->is_programmatic = plan.is_programmatic;
+  params->is_in_place = true;
+  params->units_per_head = plan.rotary_units_per_head;
+  params->head_reciprocal = reciprocal_of(plan.rotary_units_per_head);
+  int64_t next_head = 0;
+  for (int i = 0; i < 3; ++i) {
+    const bool is_present = i < problem.num_tensors;
+    if (i > 0) params->tensor_begins[i - 1] = is_present ? static_cast<uint32_t>(next_head) : ~uint32_t{0};
+    // Threads without a unit may compute an address there.
+    params->tensor[i] = {};
+    if (!is_present || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    const int64_t head_bytes = tensor.in_stride[kHead] * size;
+    params->tensor[i] = {tensor.in - next_head * head_bytes + geometry.rotary_offset * size, tensor.out - tensor.in,
+                         static_cast<int32_t>(tensor.in_stride[kToken] * size), static_cast<int32_t>(head_bytes)};
+    params->is_in_place = params->is_in_place && tensor.is_in_place;
+    next_head += tensor.heads;
+  }
+  const bool is_half = plan.pairing == Pairing::kHalf;
+  params->bytes_to_high = static_cast<int32_t>((is_half ? problem.in_distance : geometry.rotary_dim / 2) * size);
+  params->pairs = static_cast<uint32_t>(geometry.pairs());
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  set_scales(problem, params);
+}
+
+void set_short_angle_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
+  set_short_params(problem, plan, params);
+  copy_increments(*problem.geometry, params->increments);
+}
+
+void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
+  set_short_params(problem, plan, params);
+  const AngleTable &table = problem.table;
+  params->cos = table.cos.data;
+  params->sin = table.sin.data;
+  params->rows = static_cast<uint64_t>(table.rows);
+  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
+  params->table_dtype = table.dtype;
+}
+
+template <typename Params>
+void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
+  params->parts = plan.is_part_slowest ? 1 : plan.blocks_per_token;
+  params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
+  params->tokens_of_row = problem.batches > 1 ? params->num_tokens : 0;
+  params->units_of_row = plan.is_part_slowest ? plan.threads : 0;
+}
+
+void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
+  set_short_table_params(problem, plan, params);
+  set_long_params(problem, plan, params);
+  const int64_t rows = problem.table.rows - plan.tokens_ahead;
+  params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
+  params->row_bytes_ahead = int64_t{plan.tokens_ahead} * params->row_bytes;
+  params->position_bytes_ahead = int64_t{plan.tokens_ahead} * params->position_bytes;
+  params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
+}
+
+template <typename Lookup>
+void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  params->rotary_offset = static_cast<uint32_t>(geometry.rotary_offset);
+  params->rotary_dim = static_cast<uint32_t>(geometry.rotary_dim);
+  params->pair_step = problem.in_distance == 1 ? 2 : 1;
+  params->distance = static_cast<uint32_t>(problem.in_distance);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    params->channels[i] = {tensor.in_stride[kChannel] * size, tensor.out_stride[kChannel] * size,
+                           static_cast<uint32_t>(tensor.heads)};
+  }
+}
+
+template <typename Angles>
+void set_token_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->tokens_per_batch = problem.tokens;
+  params->num_axes = geometry.num_axes;
+  params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
+}
+
+void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
+  set_rope_params(problem, plan, params);
+  params->pairs = Divider::by(static_cast<uint32_t>(problem.geometry->pairs()));
+  params->blocks_per_token = Divider::by(plan.blocks_per_token);
+  params->tokens_per_block = plan.tokens_per_block;
+  copy_increments(*problem.geometry, params->increments);
+}
+
+void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
+  const int units_per_run = distance / plan.vector_elements;
+  set_shared_params(problem, plan, params);
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
+  params->units_per_block = plan.units_per_block;
+  params->tokens_per_batch = problem.tokens;
+  params->scale = geometry.attention_scale;
+  params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
+  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_distance = Divider::by(static_cast<uint32_t>(geometry.out_distance));
+  params->in_distance = problem.in_distance;
+  params->out_distance = problem.out_distance;
+  params->num_axes = geometry.num_axes;
+  params->used_axes = geometry.used_axes;
+  params->angles = problem.angles;
+  params->is_transposed = problem.is_transposed;
+  params->has_token_info =
+      problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
+  params->table = problem.table;
+}
+
+}  // namespace
+
+void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
+  const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
+  for (const int elements : kVectorElements) {
+    for (const RopeKernel kernel : kRopeKernels) {
+      if (!may_have(pairing, kernel)) continue;
+      preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
+    }
+  }
+  for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
+}
+
+rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
+                            int32_t device_index, rope_stream_t stream) {
+  const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
+  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
+  const Launch what = {kernel, grid, block, plan.shared_bytes, plan.is_programmatic};
+  // What no unit of a launch reads stays unset.
+  switch (plan.kernel) {
+    case RopeKernel::kShared: {
+      RopeSharedParams params;
+      set_shared_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kShortWarp:
+    case RopeKernel::kShort: {
+      RopeShortAngleParams params;
+      set_short_angle_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLong:
+    case RopeKernel::kLongBatches: {
+      RopeLong<RopeShortAngleParams> params;
+      set_short_angle_params(problem, plan, &params);
+      set_long_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLongConverted: {
+      RopeLongConvertedParams params;
+      set_short_angle_params(problem, plan, &params);
+      set_long_params(problem, plan, &params);
+      params.is_to_half = problem.in_distance == 1;
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kShortTable32:
+    case RopeKernel::kShortTable16:
+    case RopeKernel::kLateTable32:
+    case RopeKernel::kLateTable16: {
+      RopeShortTableParams params;
+      set_short_table_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kLongTable32:
+    case RopeKernel::kLongTable16: {
+      RopeLongTableParams params;
+      set_long_table_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kToken:
+    case RopeKernel::kFlat: {
+      RopeTokenAngleParams params;
+      set_token_params(problem, plan, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenAxes:
+    case RopeKernel::kTokenSequences: {
+      RopeTokenLookup<RopeTokenAngleParams> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenTable:
+    case RopeKernel::kTable32:
+    case RopeKernel::kTable16: {
+      RopeTokenTableParams params;
+      set_token_params(problem, plan, &params);
+      const int64_t size = dtype_size(problem.table.dtype);
+      params.cos_row_bytes = static_cast<int32_t>(problem.table.cos.row_stride * size);
+      params.sin_row_bytes = static_cast<int32_t>(problem.table.sin.row_stride * size);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kTokenTableAxes:
+    case RopeKernel::kTokenTableSequences: {
+      RopeTokenLookup<RopeTokenTableParams> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kScattered: {
+      RopeScattered<RopeTokenLookup<RopeTokenAngleParams>> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      set_scattered_params(problem, &params);
+      copy_increments(*problem.geometry, params.increments);
+      return launch(function, what, &params, device_index, stream);
+    }
+    case RopeKernel::kScatteredTable: {
+      RopeScattered<RopeTokenLookup<RopeTokenTableParams>> params;
+      set_token_params(problem, plan, &params);
+      set_token_lookup_params(problem, &params);
+      set_scattered_params(problem, &params);
+      params.table = problem.table;
+      return launch(function, what, &params, device_index, stream);
+    }
+    default: {
+      RopeGeneralParams params;
+      set_general_params(problem, plan, &params);
+      return launch(function, what, &params, device_index, stream);
+    }
+  }
+}
+
+rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
+                               int32_t device_index, rope_stream_t stream) {
+  const RopeGeometry &geometry = *problem.geometry;
+  TableKernelParams params;
+  params.cos = problem.cos;
+  params.sin = problem.sin;
+  params.axes = problem.axes;
+  params.rows = problem.rows;
+  params.columns = problem.is_by_channel ? geometry.pairs() : problem.width;
+  params.is_by_channel = problem.is_by_channel;
+  params.distance = geometry.out_distance;
+  params.scale = geometry.attention_scale;
+  copy_increments(geometry, params.increments);
+  const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
+  const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
+  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
+  const Launch what = {table_kernel_of(problem.dtype), grid, kTableThreads, 0, false};
+  return launch(function, what, &params, device_index, stream);
+}
+
+}  // namespace rope

@@ -1,0 +1,143 @@
+// swiglu_operation.cpp - SwiGLU on CUDA: params from problem and plan
+#include <string.h>
+
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/swiglu_params.hpp"
+#include "backend/cuda/operations.hpp"
+
+namespace rope {
+
+namespace {
+
+const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
+  switch (dtype) {
+    case ROPE_DTYPE_F16:
+      return swiglu_kernel_f16(vector_elements, variant);
+    case ROPE_DTYPE_BF16:
+      return swiglu_kernel_bf16(vector_elements, variant);
+    case ROPE_DTYPE_F64:
+      return swiglu_kernel_f64(vector_elements, variant);
+    default:
+      return swiglu_kernel_f32(vector_elements, variant);
+  }
+}
+
+// Right-aligned, in bytes: the kernel's last axis is the problem's.
+void kernel_strides(const int64_t *stride, int ndim, int64_t size, int64_t *target) {
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    const int source = axis - (kMaxAxes - ndim);
+    target[axis] = source >= 0 ? stride[source] * size : 0;
+  }
+}
+
+// The row axes and the column axes apart, each right-aligned.
+SwigluRowStrides row_kernel_strides(const SwigluProblem &problem, const int64_t *stride, int64_t size) {
+  SwigluRowStrides result = {};
+  const int rows = problem.num_row_axes, columns = problem.ndim - rows;
+  for (int axis = 0; axis < rows; ++axis) result.row[kMaxRowAxes - rows + axis] = stride[axis] * size;
+  for (int axis = 0; axis < columns; ++axis) {
+    result.column[kMaxRowAxes - columns + axis] = stride[rows + axis] * size;
+  }
+  return result;
+}
+
+rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                  int32_t device_index, rope_stream_t stream) {
+  const int64_t size = dtype_size(problem.dtype), scale_size = dtype_size(problem.row_scale_dtype);
+  SwigluRowKernelParams params = {};
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params.in[i] = problem.in[i];
+    params.in_stride[i] = row_kernel_strides(problem, problem.in_stride[i], size);
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    params.out[i] = problem.out[i];
+    params.out_stride[i] = row_kernel_strides(problem, problem.out_stride[i], size);
+  }
+  const auto copy_row_strides = [&](const int64_t *stride, int64_t element, int64_t *target) {
+    memcpy(target, row_kernel_strides(problem, stride, element).row, kMaxRowAxes * sizeof *target);
+  };
+  params.row_scale = problem.row_scale;
+  params.grad_row_scale = problem.grad_row_scale;
+  params.num_rows = problem.num_rows;
+  copy_row_strides(problem.row_scale_stride, scale_size, params.row_scale_stride);
+  copy_row_strides(problem.grad_row_scale_stride, scale_size, params.grad_row_scale_stride);
+  copy_row_strides(problem.row_index_stride, 1, params.row_index_stride);
+  const SwigluRowStrides shape = row_kernel_strides(problem, problem.shape, 1);
+  params.columns = problem.num_summed_elements();
+  params.rows = problem.num_elements() / params.columns;
+  params.has_narrow_columns = params.columns <= UINT32_MAX;
+  for (int axis = 0; axis < kMaxRowAxes; ++axis) {
+    params.row_shape[axis] = shape.row[axis] != 0 ? shape.row[axis] : 1;
+    params.column_shape[axis] = shape.column[axis] != 0 ? shape.column[axis] : 1;
+    const int64_t divisor = params.has_narrow_columns ? params.column_shape[axis] : 1;
+    params.narrow_column_shape[axis] = Divider::by(static_cast<uint32_t>(divisor));
+  }
+  params.has_outer_rows = problem.num_row_axes > 1;
+  params.has_outer_columns = problem.ndim - problem.num_row_axes > 1;
+  params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
+  params.form = problem.form;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, false, false});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
+}  // namespace
+
+void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
+  for (const int elements : kVectorElements) {
+    for (int variant = 0; variant < 16; ++variant) {
+      preloader->load(find_swiglu_kernel(
+          dtype, elements, {static_cast<SwigluWork>(variant / 4), variant / 2 % 2 != 0, variant % 2 != 0}));
+    }
+  }
+}
+
+rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                              int32_t device_index, rope_stream_t stream) {
+  if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
+  const int64_t size = dtype_size(problem.dtype);
+  SwigluKernelParams params = {};
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params.in[i] = problem.in[i];
+    kernel_strides(problem.in_stride[i], problem.ndim, size, params.in_stride[i]);
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    params.out[i] = problem.out[i];
+    kernel_strides(problem.out_stride[i], problem.ndim, size, params.out_stride[i]);
+  }
+  for (int i = 0; i < kMaxSwigluInputs; ++i) params.in_row_stride[i] = params.in_stride[i][kMaxAxes - 2];
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) params.out_row_stride[i] = params.out_stride[i][kMaxAxes - 2];
+  params.inputs = plan.inputs;
+  params.gradients = plan.gradients;
+  if (plan.inputs == GateUpLayout::kAlternatingUpFirst) params.in[kGate] = problem.in[kUp];
+  if (plan.gradients == GateUpLayout::kAlternatingUpFirst) params.out[kGradGate] = problem.out[kGradUp];
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    const int source = axis - (kMaxAxes - problem.ndim);
+    params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
+  }
+  params.columns = problem.shape[problem.ndim - 1];
+  params.form = form_in<float>(problem.form);
+  params.wide_form = problem.form;
+  params.row_scale = problem.row_scale;
+  params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  kernel_strides(problem.row_scale_stride, problem.ndim, dtype_size(problem.row_scale_dtype), params.row_scale_stride);
+  params.num_rows = problem.num_rows;
+  params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
+  kernel_strides(problem.row_index_stride, problem.ndim, 1, params.row_index_stride);
+  params.vectors_per_row = plan.vectors_per_row;
+  params.num_vectors = plan.num_vectors;
+  params.is_single_row = problem.ndim == 1;
+  params.is_narrow = plan.num_vectors <= UINT32_MAX;
+  params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
+  params.has_outer_axes = problem.ndim > 2;
+  const SwigluWork work = !problem.is_backward                     ? kSwigluForward
+                          : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
+                                                                   : kSwigluGradients;
+  const bool is_plain = problem.form.is_plain && problem.row_scale == nullptr && problem.num_rows == nullptr;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, is_plain, plan.is_alternating()});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
+}  // namespace rope
