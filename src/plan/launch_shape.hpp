@@ -11,6 +11,7 @@ namespace rope {
 constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 0xffff;
 constexpr int64_t kMaxVectorBytes = 16;
+constexpr uint32_t kWarpThreads = 32;
 
 // The largest power of two, in bytes and up to kMaxVectorBytes, that divides everything added.
 class VectorBytes {

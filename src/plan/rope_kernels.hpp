@@ -5,32 +5,32 @@
 
 namespace rope {
 
-// What most calls ask for has kernels of its own; the general one serves everything.
+// In the order of kRopeAlgorithms (plan/rope_catalogue.hpp), which says what each takes.
 enum class RopeKernel {
-  kShared,               // one position axis, no sequences; computed angles, shared by the threads of a block
-  kToken,                // the same where rows of threads have a token each
-  kTokenAxes,            // and with several position axes
-  kTokenSequences,       // and with sequences
+  kLateTable32,   // short launches from a table of F32: positions are read behind the wait for the one before
+  kLateTable16,   // of F16 or BF16
+  kShortTable32,  // short launches from a table, vectors of 8 bytes
+  kShortTable16,
+  kShortWarp,       // short launches: each warp computes its own angles
+  kShort,           // each row of threads does
+  kLongConverted,   // as kLongBatches, from one style to the other
+  kFlat,            // each thread computes its own angles, vectors of 16 bytes
+  kLong,            // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
+  kLongBatches,     // and for several batches, or where tokens of a head lie closer than heads of a token
+  kToken,           // rows of threads have a token each and share computed angles
+  kShared,          // the threads of a block share computed angles
+  kTokenAxes,       // as kToken, with several position axes
+  kTokenSequences,  // and with sequences
+  kLongTable32,     // as kLongBatches from a table, whose rows are shared too
+  kLongTable16,
+  kTable32,  // each thread reads its own columns of a table
+  kTable16,
   kTokenTable,           // as kToken, from a table with a column for each pair
   kTokenTableAxes,       // as kTokenAxes, from a table with a column for each pair or fewer
   kTokenTableSequences,  // and with sequences
   kScattered,            // as kTokenSequences, where channels fit no vector
   kScatteredTable,       // as kTokenTableSequences
-  kFlat,                 // as kToken, but each thread has its own angles, and vectors have 16 bytes
-  kTable32,              // from a table of F32, a column a pair, columns next to each other
-  kTable16,              // of F16 or BF16
-  kShortWarp,            // short launches: as kToken, but each warp has its own angles, and vectors have 8 bytes
-  kShort,                // the same, but each row of threads has its own
-  kShortTable32,         // the same from a table, as kTable32
-  kShortTable16,         // as kTable16
-  kLateTable32,          // the same with programmatic launch, of fewer tokens
-  kLateTable16,          // as kTable16
-  kLong,                 // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
-  kLongBatches,          // and for several batches, or where tokens of a head lie closer than heads of a token
-  kLongConverted,        // as kLongBatches, from one style to the other
-  kLongTable32,          // as kLongBatches from a table, as kTable32, whose rows are shared too
-  kLongTable16,          // as kTable16
-  kGeneral
+  kGeneral               // everything
 };
 
 // Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plan/explain.hpp"
+#include "plan/rope_catalogue.hpp"
 #include "plan/rope_plan.hpp"
 #include "plan/tuning.hpp"
 #include "support/oracle.hpp"
@@ -254,11 +255,11 @@ std::string describe(const Scene &scene) {
 std::string describe(const rope::RopePlan &plan) {
   std::ostringstream text;
   text << "kernel " << static_cast<int>(plan.kernel) << ", vectors of " << plan.vector_elements << ", "
-       << plan.units_per_token << " units a token, " << plan.thread_rows << " rows of " << plan.threads << " threads, "
+       << plan.units.per_token << " units a token, " << plan.thread_rows << " rows of " << plan.threads << " threads, "
        << plan.blocks_per_token << " blocks a token, " << plan.tokens_per_block << " tokens a block, "
-       << plan.units_per_block << " units a block, " << plan.tokens_per_grid_row << " tokens a row, grid "
+       << plan.blocks.units_per_block << " units a block, " << plan.blocks.tokens_per_grid_row << " tokens a row, grid "
        << plan.grid_x << " x " << plan.grid_y << ", shared " << plan.shared_bytes
-       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.is_part_slowest ? ", part slowest" : "")
+       << (plan.is_batch_fastest ? ", batch fastest" : "") << (plan.rows.is_part_slowest ? ", part slowest" : "")
        << (plan.is_programmatic ? ", programmatic" : "");
   return text.str();
 }
@@ -665,17 +666,17 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
   if (plan.threads > most_threads) return "threads beyond the launch bounds";
   if (plan.tokens_per_block < 1 || plan.blocks_per_token < 1) return "an empty block";
   if (plan.tokens_per_block > 1 && plan.blocks_per_token > 1) return "blocks and tokens both divided";
-  const uint64_t units = plan.units_per_token, units_per_block = plan.units_per_block;
+  const uint64_t units = plan.units.per_token, units_per_block = plan.blocks.units_per_block;
   if (units_per_block < 1 || units_per_block > plan.threads) return "more units a block than threads";
   if (!has_whole_heads && units_per_block != plan.threads) return "threads without a unit";
-  if (has_whole_heads && units_per_block % plan.units_per_head[0] != 0) return "a head in two blocks";
+  if (has_whole_heads && units_per_block % plan.units.per_head[0] != 0) return "a head in two blocks";
   if (plan.tokens_per_block * units > units_per_block && plan.tokens_per_block > 1) return "too many tokens a block";
   if (plan.blocks_per_token * units_per_block < units) return "too few blocks a token";
   if ((plan.blocks_per_token - 1) * units_per_block >= units) return "a block without work";
   const int64_t real = scene.geometry.dtype == ROPE_DTYPE_F64 ? 8 : 4, arrays = problem.table.is_by_channel ? 4 : 2;
   const int64_t info = is_general ? static_cast<int64_t>(sizeof(rope::TokenInfo)) : 0;
   if (plan.tokens_per_block * (arrays * pairs * real + info) != plan.shared_bytes) return "shared_bytes";
-  const int64_t row = plan.tokens_per_grid_row;
+  const int64_t row = plan.blocks.tokens_per_grid_row;
   if (divide_up(row, plan.tokens_per_block) * plan.blocks_per_token != plan.grid_x) return "grid_x and the row";
   if (problem.batches == 1 && plan.grid_y > 1 && row % plan.tokens_per_block != 0)
     return "a row with a part of a block";
@@ -688,7 +689,7 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
 bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
   if (!has_token_rows(plan.kernel) || is_scattered(plan.kernel) || has_closer_tokens(scene)) return false;
   if (scene.problem.sequences.is_present) return false;
-  const int64_t units = plan.units_per_token, pairs = scene.geometry.rotary_dim / 2;
+  const int64_t units = plan.units.per_token, pairs = scene.geometry.rotary_dim / 2;
   if (units <= 96 || pairs < 32 || pairs > 64 || units % pairs != 0) return false;
   int64_t least = INT64_MAX;
   for (const uint32_t threads : rope::kRopeBlockSizes) least = std::min(least, divide_up(units, threads) * threads);
@@ -700,46 +701,46 @@ bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
 bool has_gapped_rows(const Scene &scene, const rope::RopePlan &plan) {
   const rope::RotatedTensor &q = scene.problem.tensor[0];
   if (!is_of_long_launch(plan.kernel) || has_closer_tokens(scene)) return false;
-  if (plan.units_per_token <= 128 || scene.geometry.pairs() > int64_t{rope::kThreadsOfGappedRows}) return false;
+  if (plan.units.per_token <= 128 || scene.geometry.pairs() > int64_t{rope::kThreadsOfGappedRows}) return false;
   return q.heads > 1 && std::abs(q.in_stride[rope::kHead]) > scene.geometry.rotary_dim;
 }
 
 // The same of blocks whose rows of threads have a token each.
 std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
-  const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows;
+  const int64_t units = plan.units.per_token, threads = plan.threads, rows = plan.thread_rows;
   const bool is_long = is_of_long_launch(plan.kernel);
   // Long launches have batches, or parts that are slowest, on the grid's second axis.
-  const int64_t y = !is_long ? 1 : plan.is_part_slowest ? plan.blocks_per_token : scene.problem.batches;
+  const int64_t y = !is_long ? 1 : plan.rows.is_part_slowest ? plan.blocks_per_token : scene.problem.batches;
   const int64_t tokens_of_y = is_long ? scene.problem.tokens : scene.num_tokens();
-  const int64_t parts_of_x = is_long && plan.is_part_slowest ? 1 : plan.blocks_per_token;
+  const int64_t parts_of_x = is_long && plan.rows.is_part_slowest ? 1 : plan.blocks_per_token;
   if (plan.grid_y != y) return "grid_y";
   if (rows < 1 || threads * rows > rope::kMaxRopeThreads) return "threads beyond the launch bounds";
   if (plan.tokens_per_block != rows) return "tokens_per_block";
-  if (plan.units_per_block != threads * rows) return "units_per_block";
   if (plan.blocks_per_token != divide_up(units, threads)) return "blocks_per_token";
   if (plan.grid_x != divide_up(tokens_of_y, rows) * parts_of_x) return "grid_x";
-  if (plan.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
+  if (plan.rows.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
   const int64_t close_threads = std::min(32 * divide_up(units, 32), int64_t{rope::kThreadsOfCloserTokens});
-  if (plan.is_part_slowest && threads != close_threads) return "other rows beside tokens that lie close together";
+  if (plan.rows.is_part_slowest && threads != close_threads) return "other rows beside tokens that lie close together";
   const int64_t pairs = scene.geometry.rotary_dim / 2;
   const bool is_gapped = has_gapped_rows(scene, plan), is_cut = is_gapped || has_rows_of_pairs(scene, plan);
   if (is_gapped && threads != rope::kThreadsOfGappedRows) return "other rows beside gaps";
   if (is_cut && !is_gapped && threads != pairs) return "other rows than with a thread for each pair";
   if (!is_cut && threads % 32 != 0) return "a row that ends within a warp";
-  if (!plan.is_part_slowest && !is_cut && rows > 1 && plan.blocks_per_token > 1) {
+  if (!plan.rows.is_part_slowest && !is_cut && rows > 1 && plan.blocks_per_token > 1) {
     return "blocks and tokens both divided";
   }
-  if (!plan.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
+  if (!plan.rows.is_part_slowest && units <= 32 * (threads / 32 - 1)) return "a warp without work";
   if (threads * (rows + 1) <= 128) return "room for another row";
-  if (is_long && plan.is_part_slowest && scene.problem.batches > 1) return "batches and parts on one axis";
-  if (scene.converts_in_place() && threads % plan.units_per_head[0] != 0) return "a head in two blocks";
+  if (is_long && plan.rows.is_part_slowest && scene.problem.batches > 1) return "batches and parts on one axis";
+  if (scene.converts_in_place() && threads % plan.units.per_head[0] != 0) return "a head in two blocks";
   if (is_long && (pairs > rope::kMaxShortPairs || pairs > threads)) return "more pairs than a row keeps";
   if (is_long && plan.vector_elements != 8) return "vectors that the kernel does not have";
   if (plan.shared_bytes != rows * 2 * (is_long ? rope::kMaxShortPairs : pairs) * 4) return "shared_bytes";
   // So far on a token's turn comes when those that a device holds, or parts of them, are over.
   const int64_t held = int64_t{device.multiprocessors} * rope::kRopeResidentThreads;
-  const int64_t of_token = plan.is_part_slowest ? threads : units;
-  if ((plan.tokens_ahead - 1) * of_token > held || plan.tokens_ahead * of_token <= held) return "tokens_ahead";
+  const int64_t of_token = plan.rows.is_part_slowest ? threads : units;
+  if ((plan.rows.tokens_ahead - 1) * of_token > held || plan.rows.tokens_ahead * of_token <= held)
+    return "tokens_ahead";
   return "";
 }
 
@@ -758,7 +759,7 @@ int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device, 
 
 // The same of blocks whose rows of threads have a token each, or a part of one.
 std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
-  const int64_t units = plan.units_per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
+  const int64_t units = plan.units.per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
   const int64_t wanted = wanted_flat_threads(scene, device, plan.kernel), pairs = scene.geometry.rotary_dim / 2;
   const bool is_warp = plan.kernel == rope::RopeKernel::kShortWarp, is_row = plan.kernel == rope::RopeKernel::kShort;
   if (rows < 1 || threads * rows > wanted || threads * rows > rope::kMaxShortThreads) {
@@ -779,10 +780,9 @@ std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, co
   if ((rows + 1) * threads <= wanted) return "room for another row";
   if (plan.blocks_per_token != parts) return "blocks_per_token";
   if (plan.tokens_per_block != rows) return "tokens_per_block";
-  if (plan.units_per_block != threads * rows) return "units_per_block";
   if (plan.grid_x != divide_up(scene.num_tokens(), rows)) return "grid_x";
   if (plan.grid_x * rows > UINT32_MAX || parts * threads > UINT32_MAX) return "numbers of more than 32 bits";
-  if (plan.is_part_slowest || plan.tokens_per_grid_row != 0) return "what other kernels have";
+  if (plan.rows.is_part_slowest || plan.blocks.tokens_per_grid_row != 0) return "what other kernels have";
   const int64_t bytes = plan.vector_elements * scene.element_size();
   if (bytes != (is_of_short_launch(plan.kernel) ? 8 : 16)) return "vectors that the kernel does not have";
   // Each warp, or each row of threads, has cosines and sines of its own.
@@ -814,17 +814,17 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   if (elements != expected_elements(scene, device)) return "vectors of another width than the launch's size asks for";
 
   if (plan.kernel != expected_kernel(scene, device, elements)) return "kernel";
-  if (plan.rotary_units_per_head != pairs / elements) return "rotary_units_per_head";
+  if (plan.units.rotary_per_head != pairs / elements) return "rotary_units_per_head";
   for (int i = 0; i < problem.num_tensors; ++i) {
-    if (plan.units_per_head[i] != units_of_head(scene, i, elements, cut_of(plan.kernel))) return "units_per_head";
+    if (plan.units.per_head[i] != units_of_head(scene, i, elements, cut_of(plan.kernel))) return "units_per_head";
   }
-  if (plan.units_per_token != units_of_token(scene, elements, cut_of(plan.kernel))) return "units_per_token";
+  if (plan.units.per_token != units_of_token(scene, elements, cut_of(plan.kernel))) return "units_per_token";
   if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
   if (has_token_rows(plan.kernel)) return fault_of_token_rows(scene, device, plan);
   if (is_flat(plan.kernel)) return fault_of_flat(scene, device, plan);
-  if (plan.thread_rows != 1 || plan.is_part_slowest) return "rows of threads";
+  if (plan.thread_rows != 1 || plan.rows.is_part_slowest) return "rows of threads";
 
-  const int64_t row = plan.tokens_per_grid_row;
+  const int64_t row = plan.blocks.tokens_per_grid_row;
   if (row < 1 || row > INT32_MAX) return "tokens_per_grid_row";
   if (row * plan.grid_y < scene.num_tokens()) return "tokens left over";
   if (row * (int64_t{plan.grid_y} - 1) >= scene.num_tokens()) return "a row without tokens";
@@ -892,10 +892,10 @@ class Launch {
   Fault check_launch() const {
     const bool is_long = is_of_long_launch(plan_.kernel), is_short = is_of_short_launch(plan_.kernel);
     const bool has_batches = scene_.problem.batches > 1;
-    if (is_long && (has_batches || plan_.is_part_slowest) && plan_.kernel == rope::RopeKernel::kLong) {
+    if (is_long && (has_batches || plan_.rows.is_part_slowest) && plan_.kernel == rope::RopeKernel::kLong) {
       return "a second axis that the kernel does not look at";
     }
-    if (is_long && has_batches && plan_.is_part_slowest) return "a second axis with two meanings";
+    if (is_long && has_batches && plan_.rows.is_part_slowest) return "a second axis with two meanings";
     Fault fault;
     if (is_long || is_flat(plan_.kernel)) fault = check_simple_pairs();
     if (fault.empty() && (is_long || is_short)) fault = check_few_parameters();
@@ -905,8 +905,8 @@ class Launch {
   // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
   Fault run_row_thread(uint32_t x, uint32_t thread) {
     const uint32_t groups = plan_.grid_x / plan_.blocks_per_token;
-    const uint32_t part = plan_.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
-    const uint32_t group = plan_.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
+    const uint32_t part = plan_.rows.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
+    const uint32_t group = plan_.rows.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
     const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
     const uint32_t column = thread % plan_.threads;
     return run_unit(token, part * plan_.threads + column, row_of_block);
@@ -916,12 +916,12 @@ class Launch {
   // has the position of its number in its batch.
   Fault run_long_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const rope::RopeProblem &problem = scene_.problem;
-    const uint32_t parts = plan_.is_part_slowest ? 1 : plan_.blocks_per_token, group = x / parts;
+    const uint32_t parts = plan_.rows.is_part_slowest ? 1 : plan_.blocks_per_token, group = x / parts;
     const uint32_t row_of_block = thread / plan_.threads, column = thread % plan_.threads;
     const uint32_t in_batch = group * plan_.thread_rows + row_of_block;
     const auto tokens = static_cast<uint32_t>(problem.tokens);
     const uint32_t token = in_batch + (problem.batches > 1 ? y * tokens : 0);
-    const uint32_t unit = x % parts * plan_.threads + column + (plan_.is_part_slowest ? y * plan_.threads : 0);
+    const uint32_t unit = x % parts * plan_.threads + column + (plan_.rows.is_part_slowest ? y * plan_.threads : 0);
     // One multiplication finds the group, where there are several parts to tell apart.
     if (parts > 1 && multiply_by_reciprocal(x, parts) != group) return "a block of another group";
     const Fault fault = count_angles_of_row(column);
@@ -976,7 +976,7 @@ class Launch {
   // A unit's head, or group of heads, comes from one multiplication.
   Fault run_unit(uint32_t token, uint32_t unit_of_token, uint32_t row_of_block) {
     const rope::RopeProblem &problem = scene_.problem;
-    if (token >= scene_.num_tokens() || unit_of_token >= plan_.units_per_token) return "";
+    if (token >= scene_.num_tokens() || unit_of_token >= plan_.units.per_token) return "";
     Place place = {0, token, 0, 0, 0, row_of_block};
     if (problem.batches > 1 && plan_.is_batch_fastest) {
       place.batch = token % problem.batches;
@@ -989,7 +989,7 @@ class Launch {
     const int64_t heads_of_unit = is_scattered(plan_.kernel) ? rope::kScatteredHeads : 1;
     uint32_t units_per_head = 0;
     for (int i = 0; i < problem.num_tensors; ++i) {
-      if (problem.tensor[i].heads > 0) units_per_head = plan_.units_per_head[i];
+      if (problem.tensor[i].heads > 0) units_per_head = plan_.units.per_head[i];
     }
     int64_t number = multiply_by_reciprocal(unit_of_token, units_per_head);
     const int64_t unit = unit_of_token - number * units_per_head;
@@ -1008,7 +1008,7 @@ class Launch {
 
   Fault run_row_unit(Place place, int64_t unit) {
     place.row = row_of(place);
-    if (unit < plan_.rotary_units_per_head) {
+    if (unit < plan_.units.rotary_per_head) {
       // Where halves of blocks are several units long, another multiplication finds the block.
       const int64_t run = scene_.is_half() ? scene_.problem.in_distance / plan_.vector_elements : 0;
       if (run > 0 && multiply_by_reciprocal(static_cast<uint32_t>(unit), static_cast<uint32_t>(run)) != unit / run) {
@@ -1019,11 +1019,11 @@ class Launch {
     if (is_flat(plan_.kernel) || is_of_long_launch(plan_.kernel)) return "a copy, which nobody makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
-    const int64_t first = unit - plan_.rotary_units_per_head;
+    const int64_t first = unit - plan_.units.rotary_per_head;
     const Fault fault = copy(place, first);
     if (!fault.empty() || is_scattered(plan_.kernel)) return fault;
     // The second vector of a unit lies as many vectors behind the first as there are units; the last may have none.
-    const int64_t second = first + plan_.units_per_head[place.tensor] - plan_.rotary_units_per_head;
+    const int64_t second = first + plan_.units.per_head[place.tensor] - plan_.units.rotary_per_head;
     return second < copied ? copy(place, second) : "";
   }
 
@@ -1034,22 +1034,22 @@ class Launch {
 
   // A thread's token, counted in the row of the grid, and its unit; false where it has none.
   bool find_work(uint32_t x, uint32_t thread, int64_t *in_row, int64_t *unit) const {
-    if (thread >= plan_.units_per_block) return false;
+    if (thread >= plan_.blocks.units_per_block) return false;
     int64_t token_of_block = 0;
-    *unit = int64_t{x % plan_.blocks_per_token} * plan_.units_per_block + thread;
+    *unit = int64_t{x % plan_.blocks_per_token} * plan_.blocks.units_per_block + thread;
     if (plan_.tokens_per_block > 1) {
-      token_of_block = thread / plan_.units_per_token;
-      *unit = thread % plan_.units_per_token;
+      token_of_block = thread / plan_.units.per_token;
+      *unit = thread % plan_.units.per_token;
     }
     *in_row = int64_t{x / plan_.blocks_per_token} * plan_.tokens_per_block + token_of_block;
-    return token_of_block < plan_.tokens_per_block && *unit < plan_.units_per_token &&
-           *in_row < plan_.tokens_per_grid_row;
+    return token_of_block < plan_.tokens_per_block && *unit < plan_.units.per_token &&
+           *in_row < plan_.blocks.tokens_per_grid_row;
   }
 
   Fault run_thread(uint32_t x, uint32_t y, uint32_t thread) {
     int64_t in_row = 0, unit = 0;
     if (!find_work(x, thread, &in_row, &unit)) return "";
-    const int64_t token = y * plan_.tokens_per_grid_row + in_row;
+    const int64_t token = y * plan_.blocks.tokens_per_grid_row + in_row;
     if (token >= scene_.num_tokens()) return "";
 
     const rope::RopeProblem &problem = scene_.problem;
@@ -1057,27 +1057,27 @@ class Launch {
     // A row begins with a batch where there are several, or with a token of all of them.
     if (problem.batches > 1) {
       const int64_t inner = plan_.is_batch_fastest ? problem.batches : problem.tokens;
-      place.batch = y * (plan_.tokens_per_grid_row / inner) + in_row / inner;
+      place.batch = y * (plan_.blocks.tokens_per_grid_row / inner) + in_row / inner;
       place.token = in_row % inner;
       if (plan_.is_batch_fastest) std::swap(place.batch, place.token);
       if (place.batch >= problem.batches || place.token >= problem.tokens) return "a token of no batch";
     }
-    while (unit >= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads) {
-      unit -= plan_.units_per_head[place.tensor] * problem.tensor[place.tensor].heads;
+    while (unit >= plan_.units.per_head[place.tensor] * problem.tensor[place.tensor].heads) {
+      unit -= plan_.units.per_head[place.tensor] * problem.tensor[place.tensor].heads;
       if (++place.tensor >= problem.num_tensors) return "a unit of no tensor";
     }
-    place.head = unit / plan_.units_per_head[place.tensor];
-    unit %= plan_.units_per_head[place.tensor];
+    place.head = unit / plan_.units.per_head[place.tensor];
+    unit %= plan_.units.per_head[place.tensor];
     place.row = row_of(place);
     if (scene_.is_converted() && problem.tensor[place.tensor].is_in_place) {
       const int64_t block = int64_t{y} * plan_.grid_x + x;
       if (block_of_row_[place.row] >= 0 && block_of_row_[place.row] != block) return "a head in two blocks";
       block_of_row_[place.row] = block;
     }
-    if (unit < plan_.rotary_units_per_head) return rotate(place, unit);
+    if (unit < plan_.units.rotary_per_head) return rotate(place, unit);
     // Where blocks have whole heads, heads in place have units with nothing to do beside heads that are copied.
     if (problem.tensor[place.tensor].is_in_place) return scene_.converts_in_place() ? "" : "a copy in place";
-    return copy(place, unit - plan_.rotary_units_per_head);
+    return copy(place, unit - plan_.units.rotary_per_head);
   }
 
   // The first channels of a rotary unit's two vectors, in the window, where it is read or written.
@@ -1295,10 +1295,10 @@ rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t to
   if (!shares_angles(plan.kernel)) return plan;  // the grid has one row
   int64_t unit = plan.tokens_per_block;
   if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
-  plan.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;
-  plan.grid_y = static_cast<uint32_t>(divide_up(scene.num_tokens(), plan.tokens_per_grid_row));
+  plan.blocks.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;
+  plan.grid_y = static_cast<uint32_t>(divide_up(scene.num_tokens(), plan.blocks.tokens_per_grid_row));
   plan.grid_x =
-      static_cast<uint32_t>(divide_up(plan.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
+      static_cast<uint32_t>(divide_up(plan.blocks.tokens_per_grid_row, plan.tokens_per_block)) * plan.blocks_per_token;
   return plan;
 }
 
@@ -1493,16 +1493,16 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     ++of_kernel[static_cast<int>(plan.kernel)];
     short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > plan.grid_y;
     batch_fastest += plan.is_batch_fastest && rows.grid_y > plan.grid_y;
-    rows_of_batches +=
-        rows.grid_y > plan.grid_y && scene.problem.batches > 1 && rows.tokens_per_grid_row > scene.problem.tokens;
+    rows_of_batches += rows.grid_y > plan.grid_y && scene.problem.batches > 1 &&
+                       rows.blocks.tokens_per_grid_row > scene.problem.tokens;
     short_tables += plan.kernel == rope::RopeKernel::kShortTable32 || plan.kernel == rope::RopeKernel::kShortTable16;
-    part_slowest += plan.is_part_slowest && plan.blocks_per_token > 1;
+    part_slowest += plan.rows.is_part_slowest && plan.blocks_per_token > 1;
     rows_of_threads += plan.thread_rows > 1 && scene.num_tokens() > plan.thread_rows;
     double_copies +=
-        has_token_rows(plan.kernel) && plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
+        has_token_rows(plan.kernel) && plan.vector_elements > 1 && plan.units.per_head[0] > plan.units.rotary_per_head;
     parts_of_heads += is_scattered(plan.kernel) && scene.problem.tensor[0].heads % rope::kScatteredHeads != 0;
     several_tensors += has_token_rows(plan.kernel) && scene.problem.num_tensors > 1;
-    wide_copies += plan.vector_elements > 1 && plan.units_per_head[0] > plan.rotary_units_per_head;
+    wide_copies += plan.vector_elements > 1 && plan.units.per_head[0] > plan.units.rotary_per_head;
     whole_heads += scene.converts_in_place();
     large_heads += plan.threads > static_cast<uint32_t>(rope::kMaxRopeThreads);
     idle_units += scene.converts_in_place() && scene.has_copies();
@@ -2061,7 +2061,7 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
               ++of_kernel[static_cast<int>(plan.kernel)];
               if (!has_token_rows(plan.kernel)) continue;
               REQUIRE(is_scattered(plan.kernel) == !head.has_vectors);
-              part_slowest += plan.is_part_slowest;
+              part_slowest += plan.rows.is_part_slowest;
               several_batches += scene.problem.batches > 1;
               odd_copies += copied_vectors(scene, 0, plan.vector_elements) % 2;
             }
@@ -2582,7 +2582,7 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               if (!is_of_long_launch(plan.kernel)) continue;
               several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
               idle_rows += tokens % plan.thread_rows != 0;
-              threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units_per_token;
+              threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units.per_token;
               gapped_rows += plan.threads == rope::kThreadsOfGappedRows && has_gapped_rows(scene, plan);
               several_batches += scene.problem.batches > 1;
             }
@@ -3022,11 +3022,11 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                   several_rows[static_cast<int>(plan.kernel)] += plan.thread_rows > 1;
                   several_batches += scene.problem.batches > 1;
                   batch_fastest += plan.is_batch_fastest;
-                  const int64_t shared_threads = divide_up(plan.units_per_token, 32) * 32;
+                  const int64_t shared_threads = divide_up(plan.units.per_token, 32) * 32;
                   rows_as_long_as_pairs += plan.kernel == rope::RopeKernel::kShort && plan.threads > shared_threads;
                   several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
                   rows_within_warps += plan.threads % 32 != 0;
-                  idle_lanes += plan.grid_y * plan.threads > plan.units_per_token;
+                  idle_lanes += plan.grid_y * plan.threads > plan.units.per_token;
                 }
               }
             }
@@ -3295,7 +3295,7 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
                   const bool is_short_aligned = batches == 1 && is_aligned_for(8) && (!is_row || entries == 0);
                   const bool is_few = is_short(scene, device);
                   // Rows of threads read an entry each.
-                  const bool has_rows = plan.units_per_token >= rope::kLeastUnitsOfTokenRows;
+                  const bool has_rows = plan.units.per_token >= rope::kLeastUnitsOfTokenRows;
                   Kernel kernel = Kernel::kTokenTable;
                   if (widest < 8) {
                     kernel = Kernel::kScatteredTable;
@@ -3341,7 +3341,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.is_batch_fastest == (layout == ROPE_LAYOUT_SBHD && batches > 1));
-        if (has_token_rows(plan.kernel)) CHECK(plan.is_part_slowest == (layout == ROPE_LAYOUT_BHSD));
+        if (has_token_rows(plan.kernel)) CHECK(plan.rows.is_part_slowest == (layout == ROPE_LAYOUT_BHSD));
         const std::string fault = fault_of(scene, device, plan) + Launch(scene, plan).run();
         CHECK(fault.empty());
       }
@@ -3360,7 +3360,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
     const rope::RopePlan plan = plan_of(scene, kDevices[6]);
     INFO(describe(scene) << ": " << describe(plan));
     CHECK(plan.kernel == rope::RopeKernel::kTokenAxes);
-    CHECK(plan.is_part_slowest);
+    CHECK(plan.rows.is_part_slowest);
     CHECK(plan.threads == one.threads);
     CHECK(plan.thread_rows == one.rows);
     CHECK(plan.blocks_per_token == one.parts);
@@ -3408,7 +3408,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     if (!draw(&random, kAnySizes, &scene) || scene.converts_in_place()) continue;
     rope::RopePlan plan;
     if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
-    const bool has_long_rows = has_token_rows(plan.kernel) && !plan.is_part_slowest && plan.units_per_token > 96;
+    const bool has_long_rows = has_token_rows(plan.kernel) && !plan.rows.is_part_slowest && plan.units.per_token > 96;
     if ((!shares_angles(plan.kernel) && !has_long_rows) || has_gapped_rows(scene, plan)) continue;
     long_rows += has_long_rows;
     const auto threads_of = [](int64_t threads, int64_t blocks, int64_t tokens) {
@@ -3417,7 +3417,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     const int64_t rows = has_long_rows ? plan.thread_rows : 1;
     const double spent = threads_of(plan.threads * rows, plan.blocks_per_token, plan.tokens_per_block);
     for (const uint32_t threads : rope::kRopeBlockSizes) {
-      const uint32_t units = plan.units_per_token;
+      const uint32_t units = plan.units.per_token;
       const double other = threads_of(threads, divide_up(units, threads), std::max(threads / units, 1u));
       INFO(describe(scene) << ": " << describe(plan) << "; blocks of " << threads);
       // Fractions of threads are rounded to 1/1024 where they are compared.

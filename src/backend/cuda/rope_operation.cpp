@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/operations.hpp"
+#include "plan/rope_catalogue.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
@@ -23,30 +24,6 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, RopeVarian
   }
 }
 
-constexpr RopeKernel kRopeKernels[] = {RopeKernel::kShared,
-                                       RopeKernel::kToken,
-                                       RopeKernel::kTokenAxes,
-                                       RopeKernel::kTokenSequences,
-                                       RopeKernel::kTokenTable,
-                                       RopeKernel::kTokenTableAxes,
-                                       RopeKernel::kTokenTableSequences,
-                                       RopeKernel::kScattered,
-                                       RopeKernel::kScatteredTable,
-                                       RopeKernel::kFlat,
-                                       RopeKernel::kTable32,
-                                       RopeKernel::kTable16,
-                                       RopeKernel::kShortWarp,
-                                       RopeKernel::kShort,
-                                       RopeKernel::kShortTable32,
-                                       RopeKernel::kShortTable16,
-                                       RopeKernel::kLateTable32,
-                                       RopeKernel::kLateTable16,
-                                       RopeKernel::kLong,
-                                       RopeKernel::kLongBatches,
-                                       RopeKernel::kLongConverted,
-                                       RopeKernel::kLongTable32,
-                                       RopeKernel::kLongTable16,
-                                       RopeKernel::kGeneral};
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
@@ -87,19 +64,19 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
     params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
     if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
-    params->tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units_per_head[i]);
+    params->tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units.per_head[i]);
     params->is_in_place[i] = tensor.is_in_place;
-    next_unit += plan.units_per_head[i] * static_cast<uint32_t>(tensor.heads);
+    next_unit += plan.units.per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
   params->has_one_batch = problem.batches == 1;
-  params->units_per_token = Divider::by(plan.units_per_token);
+  params->units_per_token = Divider::by(plan.units.per_token);
   params->is_batch_fastest = plan.is_batch_fastest;
   const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
   params->inner = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
   params->num_tokens = problem.batches * problem.tokens;
-  params->tokens_per_grid_row = plan.tokens_per_grid_row;
-  params->outer_per_grid_row = plan.tokens_per_grid_row / inner;
-  params->rotary_units_per_head = plan.rotary_units_per_head;
+  params->tokens_per_grid_row = plan.blocks.tokens_per_grid_row;
+  params->outer_per_grid_row = plan.blocks.tokens_per_grid_row / inner;
+  params->rotary_units_per_head = plan.units.rotary_per_head;
   params->rotary_offset = geometry.rotary_offset;
   params->rotary_dim = geometry.rotary_dim;
 }
@@ -115,7 +92,7 @@ uint32_t reciprocal_of(uint32_t n) {
 
 // Of each batch, those whose position another token has so far on; 0 where positions are implicit.
 uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
-  const int64_t ahead = plan.tokens_ahead;
+  const int64_t ahead = plan.rows.tokens_ahead;
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
 }
 
@@ -125,7 +102,7 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   const bool is_scattered = plan.vector_elements == 1;
   set_position_params(problem, params);
   params->is_in_place = true;
-  params->units_per_head = plan.rotary_units_per_head;
+  params->units_per_head = plan.units.rotary_per_head;
   uint32_t begins[3] = {}, next = 0;
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
@@ -145,16 +122,16 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
     params->in_batch[i] = tensor.in_stride[kBatch] * size;
     params->out_batch[i] = tensor.out_stride[kBatch] * size;
     params->is_in_place = params->is_in_place && tensor.is_in_place;
-    params->units_per_head = plan.units_per_head[i];
+    params->units_per_head = plan.units.per_head[i];
     const uint32_t heads = static_cast<uint32_t>(tensor.heads);
     next += is_scattered ? (heads + kScatteredHeads - 1) / kScatteredHeads : heads;
   }
   params->tensor_begins[0] = begins[1];
   params->tensor_begins[1] = begins[2];
-  params->units_per_token = plan.units_per_token;
+  params->units_per_token = plan.units.per_token;
   params->head_reciprocal = reciprocal_of(params->units_per_head);
-  params->rotary_units_per_head = plan.rotary_units_per_head;
-  params->copy_units_per_head = params->units_per_head - plan.rotary_units_per_head;
+  params->rotary_units_per_head = plan.units.rotary_per_head;
+  params->copy_units_per_head = params->units_per_head - plan.units.rotary_per_head;
   params->copied_vectors = 0;
   if (params->copy_units_per_head != 0) {
     params->copied_vectors = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / plan.vector_elements);
@@ -165,13 +142,13 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
   const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
   params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
-  params->tokens_ahead = plan.tokens_ahead;
+  params->tokens_ahead = plan.rows.tokens_ahead;
   params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
   params->num_position_axes = geometry.num_axes;
   params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
-  params->is_part_slowest = plan.is_part_slowest;
-  params->grid = Divider::by(plan.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
+  params->is_part_slowest = plan.rows.is_part_slowest;
+  params->grid = Divider::by(plan.rows.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
   params->inner = Divider::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
   params->has_one_batch = problem.batches == 1;
@@ -183,15 +160,15 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   const int64_t size = dtype_size(geometry.dtype);
   const TokenIntegers &positions = problem.positions;
   params->num_tokens = static_cast<uint32_t>(problem.tokens);
-  params->units_per_token = plan.units_per_token;
+  params->units_per_token = plan.units.per_token;
   params->positions = positions.data;
   params->position_bytes = static_cast<int32_t>(positions.token_stride * (positions.is_64_bit ? 8 : 4));
   params->has_positions = positions.is_present;
   params->has_wide_positions = positions.is_present && positions.is_64_bit;
   params->is_programmatic = plan.is_programmatic;
   params->is_in_place = true;
-  params->units_per_head = plan.rotary_units_per_head;
-  params->head_reciprocal = reciprocal_of(plan.rotary_units_per_head);
+  params->units_per_head = plan.units.rotary_per_head;
+  params->head_reciprocal = reciprocal_of(plan.units.rotary_per_head);
   int64_t next_head = 0;
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
@@ -230,19 +207,19 @@ void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, Ro
 
 template <typename Params>
 void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
-  params->parts = plan.is_part_slowest ? 1 : plan.blocks_per_token;
+  params->parts = plan.rows.is_part_slowest ? 1 : plan.blocks_per_token;
   params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
   params->tokens_of_row = problem.batches > 1 ? params->num_tokens : 0;
-  params->units_of_row = plan.is_part_slowest ? plan.threads : 0;
+  params->units_of_row = plan.rows.is_part_slowest ? plan.threads : 0;
 }
 
 void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
   set_short_table_params(problem, plan, params);
   set_long_params(problem, plan, params);
-  const int64_t rows = problem.table.rows - plan.tokens_ahead;
+  const int64_t rows = problem.table.rows - plan.rows.tokens_ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
-  params->row_bytes_ahead = int64_t{plan.tokens_ahead} * params->row_bytes;
-  params->position_bytes_ahead = int64_t{plan.tokens_ahead} * params->position_bytes;
+  params->row_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->row_bytes;
+  params->position_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->position_bytes;
   params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
 }
 
@@ -289,7 +266,7 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->sequences = problem.sequences;
   params->fault = problem.fault;
   memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
-  params->units_per_block = plan.units_per_block;
+  params->units_per_block = plan.blocks.units_per_block;
   params->tokens_per_batch = problem.tokens;
   params->scale = geometry.attention_scale;
   params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
@@ -311,9 +288,9 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   for (const int elements : kVectorElements) {
-    for (const RopeKernel kernel : kRopeKernels) {
-      if (!may_have(pairing, kernel)) continue;
-      preloader->load(find_rope_kernel(geometry.dtype, elements, {kernel, pairing}));
+    for (const RopeAlgorithm &algorithm : kRopeAlgorithms) {
+      if (!may_have(pairing, algorithm.kernel)) continue;
+      preloader->load(find_rope_kernel(geometry.dtype, elements, {algorithm.kernel, pairing}));
     }
   }
   for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));

@@ -1,0 +1,70 @@
+// rope_catalogue.hpp - every RoPE kernel: what it takes, when it is worth it, and what its launches look like
+#pragma once
+
+#include <stdint.h>
+
+#include "plan/rope_facts.hpp"
+#include "plan/rope_kernels.hpp"
+
+namespace rope {
+
+// How the units of tokens are dealt to threads, one unit each.
+enum class RopeShape {
+  kBlocks,     // a block has all units of some tokens, or a part of one token's
+  kWarpRows,   // a row of threads has a token, or a part of one; a block has several rows of whole warps
+  kTokenRows,  // kWarpRows, but a warp may have threads of several rows
+  kBatchRows,  // kTokenRows, and the grid's second axis has batches, or parts of tokens
+  kParts,      // the grid's second axis has parts of tokens
+  kShortParts  // kParts of short launches, which have vectors of half the width
+};
+
+// Which channels it takes.
+enum class Channels {
+  kVectors,   // that fit vectors
+  kElements,  // that do not
+  kAny
+};
+
+// Which angles lie in shared memory.
+enum class SharedAngles {
+  kNone,
+  kOfWarps,    // for each warp, room for kMaxShortPairs
+  kOfRows,     // for each row of threads, room for kMaxShortPairs
+  kOfTokens,   // for each token, those of its pairs
+  kOfGeneral,  // for each token, those of its pairs or channels, and a TokenInfo
+};
+
+// Between which styles a kernel rotates.
+enum class Styles {
+  kOne,  // the output has that of the input
+  kTwo,  // it has another one
+  kAny
+};
+
+struct RopeAlgorithm {
+  RopeKernel kernel;
+  const char *name;  // in rope_explain
+  unsigned angles;   // AngleKinds that it reads
+  Lookup lookup;     // it looks up so much, or less
+  Styles styles;
+  Channels channels;
+  RopeShape shape;
+  SharedAngles shared;
+  // Whether it gives the right result, beside what the members above say; NULL: always.
+  bool (*accepts)(const RopeFacts &facts);
+  // Whether it is faster than those further down; NULL: always.
+  bool (*prefers)(const RopeFacts &facts);
+};
+
+// The first that accepts and prefers is taken; the last takes everything.
+constexpr int kNumRopeAlgorithms = static_cast<int>(RopeKernel::kGeneral) + 1;
+extern const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms];
+
+bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts);
+
+const RopeAlgorithm &algorithm_of(RopeKernel kernel);
+
+// Which kernels the calls of a descriptor may need.
+bool may_have(Pairing pairing, RopeKernel kernel);
+
+}  // namespace rope

@@ -1,0 +1,92 @@
+// rope_facts.hpp - what choosing a RoPE kernel needs to know of a problem, found once for a vector width
+#pragma once
+
+#include <stdint.h>
+
+#include "core/problem/rope_problem.hpp"
+#include "plan/device_info.hpp"
+#include "plan/rope_kernels.hpp"
+
+namespace rope {
+
+// The work of a token is cut into units, those of q's heads, k's heads and v's heads, each head's rotary units first:
+//
+//   unit of the token   0   1   2   3   4   5   6   7 ...
+//   head                0   0   0   0   1   1   1   1 ...     four units a head
+//
+// A rotary unit is two vectors of channels and as many pairs: with kHalf the vectors are those of the pairs' first and
+// of their second channels, with kInterleaved they lie half a window apart, with kConverted side by side where channels
+// are interleaved. A copy unit is channels outside the window; only tensors that are rotated out of place have any.
+enum class UnitRule {
+  kVectors,      // a copy unit is one vector
+  kVectorPairs,  // a copy unit is two vectors
+  kElements      // a unit is a pair or a single channel, of kScatteredHeads heads
+};
+
+struct RopeUnits {
+  uint32_t rotary_per_head;
+  uint32_t per_head[3];
+  uint32_t per_token;
+};
+
+RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_elements, UnitRule rule);
+
+Pairing pairing_of(int in_distance, int out_distance);
+
+// Whether a thread may overwrite what another of the same head has yet to read.
+bool converts_in_place(const RopeProblem &problem, Pairing pairing);
+
+// Kinds of angles, as bits: a kernel may read several.
+enum AngleKinds : unsigned {
+  kComputedAngles = 1,  // from increments
+  kTable32 = 2,         // from a table of F32 with a column for each pair or for several
+  kTable16 = 4,         // of F16 or BF16
+  kOtherAngles = 8,     // what is left, and those of F64 data
+  kTables = kTable32 | kTable16,
+  kAllAngles = kComputedAngles | kTables | kOtherAngles
+};
+
+// What a kernel looks up before it has a token's angles, each with what stands before it.
+enum class Lookup {
+  kNone,      // a position on one axis
+  kAxes,      // several axes; of a table columns that several pairs have, and faults
+  kSequences  // where sequences begin
+};
+
+struct RopeFacts {
+  const RopeProblem *problem;
+  const DeviceInfo *device;
+  bool is_programmatic;
+
+  Pairing pairing;
+  unsigned angles;  // one of AngleKinds
+  Lookup lookup;
+  bool has_vectors;       // channels fit vectors of 8 bytes
+  bool has_split_pairs;   // between the first channels of pairs that follow each other lie second ones
+  bool has_inner_tokens;  // tokens of a head lie closer together than heads of a token (BHSD)
+
+  int vector_elements;
+  int64_t vector_bytes;
+  RopeUnits units;
+  bool fits_rows;        // strides in bytes, and numbers of tokens and units, have 32 bits
+  bool fits_parts;       // fits_rows, nothing to copy, pairs not split, no start_positions
+  bool has_vector_rows;  // a thread's entries of a table are vectors, and the table's strides have 32 bits
+  bool fits_few_params;  // fits_parts; outputs have their inputs' strides, cosines those of sines
+
+  int64_t half_bytes;  // of all first vectors of units, at the widest vectors
+
+  // At most so many such vectors, of 16 bytes, for each multiprocessor.
+  bool has_at_most(int64_t vectors) const;
+};
+
+// The facts that the kernels of a launch are chosen by. Vectors are the widest that every pointer, every stride and every
+// edge between channels allows; in launches of few vectors those of 16 bytes are halved.
+struct RopeLaunchFacts {
+  RopeFacts usual;            // for most kernels
+  const RopeFacts *in_short;  // for those of short launches; NULL where the launch is not short
+  RopeFacts half;             // what in_short points to if it is not `usual`
+};
+
+void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunchFacts *facts);
+
+}  // namespace rope
