@@ -3,11 +3,45 @@
 
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
-#include "plan/tuning.hpp"
 
 namespace rope {
 
 namespace {
+
+// ---- What kernels rely on ----
+
+// Of units of a head that rows of threads hold whole, however they are cut.
+constexpr uint32_t kRowDivisor = 8;
+
+// What kernels rely on: a thread of a row has a pair at most, parts of a token are a number of the grid's second axis,
+// and blocks stay within the kernels' bounds.
+constexpr bool is_sound(const RopeTuning &tuning) {
+  constexpr uint32_t kMaxPairs = kMaxShortPairs;
+  bool result = tuning.inner_token_row_threads >= kMaxPairs && tuning.min_row_units >= kMaxPairs &&
+                tuning.inner_token_row_threads >= kMinShortThreads &&
+                tuning.inner_token_row_threads % kRowDivisor == 0 && tuning.gapped_row_threads % kRowDivisor == 0 &&
+                tuning.max_short_table_vectors >= tuning.max_short_vectors &&
+                tuning.max_short_table_vectors >= tuning.max_narrow_vectors &&
+                tuning.max_short_table_vectors >= tuning.max_late_table_vectors;
+  for (const uint32_t threads : tuning.block_threads) {
+    result = result && threads % kRowDivisor == 0 && threads <= kMaxRopeThreads;
+  }
+  for (const ShortThreads &row : tuning.short_threads) {
+    result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
+  }
+  for (const ShortThreads &row : tuning.short_threads_programmatic) {
+    result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
+  }
+  return result;
+}
+
+constexpr bool are_sound() {
+  for (const RopeTuning &tuning : kRopeTunings) {
+    if (!is_sound(tuning)) return false;
+  }
+  return true;
+}
+static_assert(are_sound(), "");
 
 // ---- What kernels accept ----
 
@@ -64,14 +98,8 @@ bool fits_long_of_one_batch(const RopeFacts &facts) {
 // From or to one block of pairs, and with whole heads in a block whatever rows of threads it has.
 bool fits_long_converted(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
-  constexpr uint32_t kUnitsThatDivideRows = 8;
-  static_assert(kThreadsOfCloserTokens % kUnitsThatDivideRows == 0 &&
-                    kThreadsOfGappedRows % kUnitsThatDivideRows == 0 &&
-                    kRopeBlockSizes[0] % kUnitsThatDivideRows == 0 && kRopeBlockSizes[1] % kUnitsThatDivideRows == 0 &&
-                    kRopeBlockSizes[2] % kUnitsThatDivideRows == 0,
-                "");
   return problem.in_distance * problem.out_distance == problem.geometry->pairs() &&
-         facts.units.per_token >= kLeastUnitsOfTokenRows && kUnitsThatDivideRows % facts.units.rotary_per_head == 0 &&
+         facts.units.per_token >= facts.tuning->min_row_units && kRowDivisor % facts.units.rotary_per_head == 0 &&
          fits_long(facts);
 }
 
@@ -79,7 +107,7 @@ bool fits_long_converted(const RopeFacts &facts) {
 
 // Fewer units leave many threads of a row idle.
 bool fills_rows(const RopeFacts &facts) {
-  return facts.units.per_token >= kLeastUnitsOfTokenRows;
+  return facts.units.per_token >= facts.tuning->min_row_units;
 }
 
 bool fills_rows_or_splits_pairs(const RopeFacts &facts) {
@@ -95,23 +123,24 @@ bool has_no_rows_of_heads(const RopeFacts &facts) {
 }
 
 bool has_few_heads(const RopeFacts &facts) {
-  return facts.problem->heads_per_token() <= kMostHeadsOfFlat;
+  return facts.problem->heads_per_token() <= facts.tuning->max_flat_heads;
 }
 
 bool is_late_table(const RopeFacts &facts) {
-  return facts.is_programmatic && facts.has_at_most(kMostVectorsOfLateTables);
+  return facts.is_programmatic && facts.has_at_most(facts.tuning->max_late_table_vectors);
 }
 
 bool is_short_table(const RopeFacts &facts) {
-  return facts.has_at_most(kMostShortTableVectors);
+  return facts.has_at_most(facts.tuning->max_short_table_vectors);
 }
 
 bool is_short_of_warps(const RopeFacts &facts) {
-  return facts.has_at_most(facts.is_programmatic ? kMostVectorsOfWarpsProgrammatic : kMostVectorsOfWarps);
+  return facts.has_at_most(facts.is_programmatic ? facts.tuning->max_warp_vectors_programmatic
+                                                 : facts.tuning->max_warp_vectors);
 }
 
 bool is_short(const RopeFacts &facts) {
-  return facts.has_at_most(kMostShortVectors);
+  return facts.has_at_most(facts.tuning->max_short_vectors);
 }
 
 constexpr unsigned kComputed = kComputedAngles;
@@ -125,8 +154,6 @@ constexpr SharedAngles kOwn = SharedAngles::kNone, kOfWarps = SharedAngles::kOfW
                        kOfTokens = SharedAngles::kOfTokens, kOfGeneral = SharedAngles::kOfGeneral;
 
 }  // namespace
-
-static_assert(kMostShortTableVectors >= kMostShortVectors && kMostShortTableVectors >= kMostVectorsOfLateTables, "");
 
 // clang-format off
 const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {

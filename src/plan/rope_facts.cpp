@@ -3,7 +3,6 @@
 
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
-#include "plan/tuning.hpp"
 
 namespace rope {
 
@@ -83,7 +82,7 @@ bool fits_rows(const RopeFacts &facts) {
 bool fits_parts(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   if (!facts.fits_rows || facts.has_split_pairs || problem.start_positions.is_present) return false;
-  if ((facts.units.per_token - 1) / kFewestShortThreads >= kMaxGridY) return false;
+  if ((facts.units.per_token - 1) / kMinShortThreads >= kMaxGridY) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (facts.units.per_head[i] != facts.units.rotary_per_head) return false;
   }
@@ -190,6 +189,7 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   RopeFacts *facts = &launch->usual;
   facts->problem = &problem;
   facts->device = &device;
+  facts->tuning = &rope_tuning_of(device.compute_capability);
   facts->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   facts->pairing = pairing_of(problem.in_distance, problem.out_distance);
   facts->angles = angles_of(problem);
@@ -203,11 +203,12 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   set_width(widest, facts);
   facts->half_bytes = saturated_product(problem.batches * problem.tokens, facts->units.per_token * facts->vector_bytes);
 
-  static_assert(kMostShortTableVectors >= kMostNarrowVectors, "");
-  const bool is_short = facts->has_at_most(kMostShortTableVectors), can_halve = facts->vector_bytes == kMaxVectorBytes;
+  const RopeTuning &tuning = *facts->tuning;
+  const bool is_short = facts->has_at_most(tuning.max_short_table_vectors),
+             can_halve = facts->vector_bytes == kMaxVectorBytes;
   launch->in_short = is_short ? facts : nullptr;
   if (is_short && can_halve) {
-    if (!facts->has_at_most(kMostNarrowVectors)) {
+    if (!facts->has_at_most(tuning.max_narrow_vectors)) {
       launch->half = *facts;
       set_width(widest / 2, &launch->half);
       set_limits(&launch->half);

@@ -6,6 +6,7 @@
 #include "core/problem/rope_problem.hpp"
 #include "plan/device_info.hpp"
 #include "plan/rope_kernels.hpp"
+#include "plan/tuning.hpp"
 
 namespace rope {
 
@@ -56,6 +57,7 @@ enum class Lookup {
 struct RopeFacts {
   const RopeProblem *problem;
   const DeviceInfo *device;
+  const RopeTuning *tuning;
   bool is_programmatic;
 
   Pairing pairing;

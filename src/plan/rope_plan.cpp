@@ -4,7 +4,6 @@
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/rope_catalogue.hpp"
-#include "plan/tuning.hpp"
 
 namespace rope {
 
@@ -26,10 +25,10 @@ void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
 
 // Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
 // those that are alike. A block's units are a multiple of `uncut`.
-void shape_block(uint32_t uncut, RopePlan *plan) {
+void shape_block(const RopeTuning &tuning, uint32_t uncut, RopePlan *plan) {
   RopePlan best = *plan;
   uint64_t min_threads = ~uint64_t{0};
-  for (const uint32_t threads : kRopeBlockSizes) {
+  for (const uint32_t threads : tuning.block_threads) {
     if (threads < uncut) continue;
     take_threads(threads, threads - threads % uncut, plan);
     // Threads spent on as many tokens as every candidate divides well enough to be compared.
@@ -82,7 +81,7 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
 rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePlan *plan) {
   const RopeProblem &problem = *facts.problem;
   plan->units = count_units(problem, facts.pairing, facts.vector_elements, UnitRule::kVectors);
-  shape_block(converts_in_place(problem, facts.pairing) ? plan->units.per_head[0] : 1, plan);
+  shape_block(*facts.tuning, converts_in_place(problem, facts.pairing) ? plan->units.per_head[0] : 1, plan);
   return shape_grid(function, problem, plan);
 }
 
@@ -111,11 +110,11 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
     uint32_t threads = 0;
     for (const ShortThreads &row : rows) {
       threads = row.threads;
-      if (facts.has_at_most(row.most_vectors)) break;
+      if (facts.has_at_most(row.max_vectors)) break;
     }
     return threads;
   };
-  return facts.is_programmatic ? choose(kShortThreadsProgrammatic) : choose(kShortThreads);
+  return facts.is_programmatic ? choose(facts.tuning->short_threads_programmatic) : choose(facts.tuning->short_threads);
 }
 
 // A row of threads may end within a warp, but where angles are shared.
@@ -134,8 +133,8 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
 }
 
 // Rows with a thread for each pair: no shorter than a warp, and two or more in a block.
-bool fits_rows_of_pairs(uint32_t pairs) {
-  return pairs >= kWarpThreads && 2 * pairs <= kRopeBlockSizes[0];
+bool fits_rows_of_pairs(const RopeTuning &tuning, uint32_t pairs) {
+  return pairs >= kWarpThreads && 2 * pairs <= tuning.block_threads[0];
 }
 
 // Whether windows of neighbouring heads have other channels between them.
@@ -145,40 +144,38 @@ bool has_gaps(const RopeProblem &problem) {
 }
 
 // Rows of so many threads, as many as fit a block.
-void cut_rows(uint32_t threads, RopePlan *plan) {
+void cut_rows(const RopeTuning &tuning, uint32_t threads, RopePlan *plan) {
   plan->threads = threads;
-  plan->tokens_per_block = kRopeBlockSizes[0] / threads;
+  plan->tokens_per_block = tuning.block_threads[0] / threads;
   plan->blocks_per_token = (plan->units.per_token - 1) / threads + 1;
 }
-
-// In the kernels of long launches a thread has a pair at most, and parts of a token are a number of the grid's second
-// axis.
-static_assert(kThreadsOfCloserTokens >= kMaxShortPairs && kLeastUnitsOfTokenRows >= kMaxShortPairs, "");
-static_assert(kThreadsOfCloserTokens >= kFewestShortThreads, "");
 
 // A row of threads for each token: several rows in a block where tokens are small, or where whole warps would leave
 // many threads idle.
 void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
+  const RopeTuning &tuning = *facts.tuning;
   const uint32_t units = plan->units.per_token, padded = round_up_to_warps(units);
   plan->rows.is_part_slowest = facts.has_inner_tokens;
   if (plan->rows.is_part_slowest) {
-    cut_rows(padded < kThreadsOfCloserTokens ? padded : kThreadsOfCloserTokens, plan);
-  } else if (padded < kRopeBlockSizes[0]) {
+    cut_rows(tuning, padded < tuning.inner_token_row_threads ? padded : tuning.inner_token_row_threads, plan);
+  } else if (padded < tuning.block_threads[0]) {
     plan->threads = padded;
-    plan->tokens_per_block = kRopeBlockSizes[0] / padded;
+    plan->tokens_per_block = tuning.block_threads[0] / padded;
     plan->blocks_per_token = 1;
   } else {
-    shape_block(1, plan);
+    shape_block(tuning, 1, plan);
     plan->blocks_per_token = (units - 1) / plan->threads + 1;
     plan->tokens_per_block = 1;
     const uint32_t pairs = static_cast<uint32_t>(facts.problem->geometry->pairs());
     const bool has_idle_threads =
-        uint64_t{plan->threads} * plan->blocks_per_token > uint64_t{units} * kMostPercentOfThreads / 100;
-    const bool is_gapped = has_gaps(*facts.problem) && pairs <= kThreadsOfGappedRows && units > kRopeBlockSizes[0];
+        uint64_t{plan->threads} * plan->blocks_per_token > uint64_t{units} * tuning.max_percent_of_threads / 100;
+    const bool is_gapped =
+        has_gaps(*facts.problem) && pairs <= tuning.gapped_row_threads && units > tuning.block_threads[0];
     if (shape == RopeShape::kBatchRows && is_gapped) {
-      cut_rows(kThreadsOfGappedRows, plan);
-    } else if (shape != RopeShape::kWarpRows && has_idle_threads && fits_rows_of_pairs(pairs) && units % pairs == 0) {
-      cut_rows(pairs, plan);
+      cut_rows(tuning, tuning.gapped_row_threads, plan);
+    } else if (shape != RopeShape::kWarpRows && has_idle_threads && fits_rows_of_pairs(tuning, pairs) &&
+               units % pairs == 0) {
+      cut_rows(tuning, pairs, plan);
     }
   }
   shape_grid_of_rows(facts, shape, plan);

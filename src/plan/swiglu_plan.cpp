@@ -148,16 +148,13 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
   if (!choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   const int64_t multiprocessors = device.multiprocessors;
-  const int64_t most_half_vectors =
-      plan->is_programmatic ? kSwigluMostHalfVectorThreadsProgrammatic : kSwigluMostHalfVectorThreads;
   if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-      problem.num_elements() <= most_half_vectors * multiprocessors * plan->vector_elements) {
+      problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
-  const bool is_small = plan->num_vectors <= kSwigluMostVectorsProgrammatic * multiprocessors;
-  plan->threads = plan->is_programmatic && is_small ? kSwigluThreadsProgrammatic : kSwigluThreads;
+  plan->threads = kSwigluThreads;
   return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
 }
 

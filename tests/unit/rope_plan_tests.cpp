@@ -22,6 +22,8 @@
 namespace {
 
 constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+// Today all GPUs have the numbers of one.
+const rope::RopeTuning &kTuning = rope::rope_tuning_of(90);
 constexpr int kKernels = static_cast<int>(rope::RopeKernel::kGeneral) + 1;
 constexpr uint32_t kSharedBytes = 48 << 10;  // of every CUDA device, without asking
 
@@ -496,7 +498,7 @@ bool allows_flat(const Scene &scene, int64_t elements) {
     if (copied_vectors(scene, i, elements) != 0) return false;
   }
   const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies);
-  return divide_up(units, rope::kFewestShortThreads) <= kLargestGridY &&
+  return divide_up(units, rope::kMinShortThreads) <= kLargestGridY &&
          fits_token_rows(scene, elements, Cut::kDoubleCopies);
 }
 
@@ -534,11 +536,11 @@ bool allows_short(const Scene &scene) {
 
 // Whether a launch is short, for what its angles are and how it is launched.
 bool is_short(const Scene &scene, const rope::DeviceInfo &device) {
-  int64_t most = rope::kMostNarrowVectors;
+  int64_t most = kTuning.max_narrow_vectors;
   if (allows_short(scene) && is_computed(scene)) {
-    most = rope::kMostShortVectors;
+    most = kTuning.max_short_vectors;
   } else if (allows_short(scene)) {
-    most = rope::kMostShortTableVectors;
+    most = kTuning.max_short_table_vectors;
   }
   return has_few_vectors(scene, device, most);
 }
@@ -554,13 +556,13 @@ int64_t expected_elements(const Scene &scene, const rope::DeviceInfo &device) {
 rope::RopeKernel expected_short_kernel(const Scene &scene, const rope::DeviceInfo &device) {
   if (!is_computed(scene)) {
     const bool has_floats = scene.problem.table.dtype == ROPE_DTYPE_F32;
-    if (is_programmatic(scene, device) && has_few_vectors(scene, device, rope::kMostVectorsOfLateTables)) {
+    if (is_programmatic(scene, device) && has_few_vectors(scene, device, kTuning.max_late_table_vectors)) {
       return has_floats ? rope::RopeKernel::kLateTable32 : rope::RopeKernel::kLateTable16;
     }
     return has_floats ? rope::RopeKernel::kShortTable32 : rope::RopeKernel::kShortTable16;
   }
   const int64_t most_of_warps =
-      is_programmatic(scene, device) ? rope::kMostVectorsOfWarpsProgrammatic : rope::kMostVectorsOfWarps;
+      is_programmatic(scene, device) ? kTuning.max_warp_vectors_programmatic : kTuning.max_warp_vectors;
   return has_few_vectors(scene, device, most_of_warps) ? rope::RopeKernel::kShortWarp : rope::RopeKernel::kShort;
 }
 
@@ -595,7 +597,7 @@ bool allows_long(const Scene &scene, int64_t elements) {
   if (scene.element_size() != 2 || elements != 8 || !allows_batches(scene)) return false;
   if (!allows_few_parameters(scene, elements) || scene.geometry.rotary_dim > 2 * rope::kMaxShortPairs) return false;
   const int64_t units = units_of_token(scene, elements, Cut::kDoubleCopies), most_parts = units / 32 + 1;
-  return units >= rope::kLeastUnitsOfTokenRows && scene.problem.tokens <= UINT32_MAX / (most_parts * most_parts);
+  return units >= kTuning.min_row_units && scene.problem.tokens <= UINT32_MAX / (most_parts * most_parts);
 }
 
 // Whether the kernel of long launches between the styles has the problem: one block of pairs on either side, and heads
@@ -623,7 +625,7 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
   }
   if (allows_short(scene) && is_short(scene, device)) return expected_short_kernel(scene, device);
   const bool fits = fits_token_rows(scene, elements, Cut::kDoubleCopies);
-  const bool has_units = units_of_token(scene, elements, Cut::kDoubleCopies) >= rope::kLeastUnitsOfTokenRows;
+  const bool has_units = units_of_token(scene, elements, Cut::kDoubleCopies) >= kTuning.min_row_units;
   const int64_t heads = problem.heads_per_token();
   const bool has_simple_pairs = problem.in_distance == 1 || problem.in_distance == pairs;
   if (!is_looked_up(scene) && has_simple_pairs) {
@@ -631,7 +633,7 @@ rope::RopeKernel expected_kernel(const Scene &scene, const rope::DeviceInfo &dev
     if (is_from_table && is_flat && (heads == 1 || !has_units) && allows_table_rows(scene, elements)) {
       return problem.table.dtype == ROPE_DTYPE_F32 ? rope::RopeKernel::kTable32 : rope::RopeKernel::kTable16;
     }
-    if (!is_from_table && is_flat && heads <= rope::kMostHeadsOfFlat) return rope::RopeKernel::kFlat;
+    if (!is_from_table && is_flat && heads <= kTuning.max_flat_heads) return rope::RopeKernel::kFlat;
     if (allows_long(scene, elements)) {
       const bool has_second_axis = problem.batches > 1 || has_closer_tokens(scene);
       if (!is_from_table) return has_second_axis ? rope::RopeKernel::kLongBatches : rope::RopeKernel::kLong;
@@ -692,8 +694,8 @@ bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t units = plan.units.per_token, pairs = scene.geometry.rotary_dim / 2;
   if (units <= 96 || pairs < 32 || pairs > 64 || units % pairs != 0) return false;
   int64_t least = INT64_MAX;
-  for (const uint32_t threads : rope::kRopeBlockSizes) least = std::min(least, divide_up(units, threads) * threads);
-  return least * 100 > units * rope::kMostPercentOfThreads;
+  for (const uint32_t threads : kTuning.block_threads) least = std::min(least, divide_up(units, threads) * threads);
+  return least * 100 > units * kTuning.max_percent_of_threads;
 }
 
 // Whether windows with other channels between them have rows of threads of their own, where a block does not hold a
@@ -701,7 +703,7 @@ bool has_rows_of_pairs(const Scene &scene, const rope::RopePlan &plan) {
 bool has_gapped_rows(const Scene &scene, const rope::RopePlan &plan) {
   const rope::RotatedTensor &q = scene.problem.tensor[0];
   if (!is_of_long_launch(plan.kernel) || has_closer_tokens(scene)) return false;
-  if (plan.units.per_token <= 128 || scene.geometry.pairs() > int64_t{rope::kThreadsOfGappedRows}) return false;
+  if (plan.units.per_token <= 128 || scene.geometry.pairs() > int64_t{kTuning.gapped_row_threads}) return false;
   return q.heads > 1 && std::abs(q.in_stride[rope::kHead]) > scene.geometry.rotary_dim;
 }
 
@@ -719,11 +721,11 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
   if (plan.blocks_per_token != divide_up(units, threads)) return "blocks_per_token";
   if (plan.grid_x != divide_up(tokens_of_y, rows) * parts_of_x) return "grid_x";
   if (plan.rows.is_part_slowest != has_closer_tokens(scene)) return "is_part_slowest";
-  const int64_t close_threads = std::min(32 * divide_up(units, 32), int64_t{rope::kThreadsOfCloserTokens});
+  const int64_t close_threads = std::min(32 * divide_up(units, 32), int64_t{kTuning.inner_token_row_threads});
   if (plan.rows.is_part_slowest && threads != close_threads) return "other rows beside tokens that lie close together";
   const int64_t pairs = scene.geometry.rotary_dim / 2;
   const bool is_gapped = has_gapped_rows(scene, plan), is_cut = is_gapped || has_rows_of_pairs(scene, plan);
-  if (is_gapped && threads != rope::kThreadsOfGappedRows) return "other rows beside gaps";
+  if (is_gapped && threads != kTuning.gapped_row_threads) return "other rows beside gaps";
   if (is_cut && !is_gapped && threads != pairs) return "other rows than with a thread for each pair";
   if (!is_cut && threads % 32 != 0) return "a row that ends within a warp";
   if (!plan.rows.is_part_slowest && !is_cut && rows > 1 && plan.blocks_per_token > 1) {
@@ -747,12 +749,12 @@ std::string fault_of_token_rows(const Scene &scene, const rope::DeviceInfo &devi
 // Threads of a block, at most, where the grid has an axis for the parts of a token.
 int64_t wanted_flat_threads(const Scene &scene, const rope::DeviceInfo &device, rope::RopeKernel kernel) {
   if (!is_of_short_launch(kernel)) return rope::kFlatThreads;
-  std::vector<rope::ShortThreads> rows(std::begin(rope::kShortThreads), std::end(rope::kShortThreads));
+  std::vector<rope::ShortThreads> rows(std::begin(kTuning.short_threads), std::end(kTuning.short_threads));
   if (is_programmatic(scene, device)) {
-    rows.assign(std::begin(rope::kShortThreadsProgrammatic), std::end(rope::kShortThreadsProgrammatic));
+    rows.assign(std::begin(kTuning.short_threads_programmatic), std::end(kTuning.short_threads_programmatic));
   }
   for (const rope::ShortThreads &row : rows) {
-    if (has_few_vectors(scene, device, row.most_vectors)) return row.threads;
+    if (has_few_vectors(scene, device, row.max_vectors)) return row.threads;
   }
   return rope::kMaxShortThreads;
 }
@@ -2107,7 +2109,7 @@ TEST_CASE("rows of threads need tokens with enough units", "[rope plan]") {
   table.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {64, 64});
   table.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {64, 64});
   for (int64_t heads = 3; heads < 12; ++heads) {
-    const bool is_enough = heads * 8 >= rope::kLeastUnitsOfTokenRows;
+    const bool is_enough = heads * 8 >= kTuning.min_row_units;
     rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
     const std::vector<int64_t> shape = {1, 4096, heads, 128};
     set_problem(&scene, config, shape);
@@ -2511,7 +2513,7 @@ TEST_CASE("rows of threads are as long as heads have pairs where whole warps lea
   set_problem(&scene, config, {1, 40, 43, 80});
   const rope::RopePlan plan = plan_of(scene, kDevices[6]);
   CHECK(plan.kernel == Kernel::kLongBatches);
-  CHECK(plan.threads == rope::kThreadsOfCloserTokens);
+  CHECK(plan.threads == kTuning.inner_token_row_threads);
   CHECK(fault_of(scene, kDevices[6], plan) == "");
 }
 
@@ -2550,7 +2552,7 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               if (has_other_out_style) config.out_style = oracle::other_style(head.style);
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
               const int64_t units = (heads[0] + heads[1] + heads[2]) * scene.geometry.pairs() / 8;
-              const int64_t tokens = rope::kMostShortTableVectors / (units * batches) + 2;
+              const int64_t tokens = kTuning.max_short_table_vectors / (units * batches) + 2;
               set_operands(&scene, layout, dtype, batches, tokens, heads, head.head_dim, is_in_place);
               const bool has_table = table != rope_dtype_t{};
               if (has_table) {
@@ -2567,7 +2569,7 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               const bool has_copies = !is_in_place && head.rotary_dim != 0;
               // Batches of SBHD, and of BHSD but from tables, are heads.
               const bool has_merged = layout == ROPE_LAYOUT_SBHD || (layout == ROPE_LAYOUT_BHSD && !has_table);
-              const bool has_rows = units * (has_merged ? batches : 1) >= rope::kLeastUnitsOfTokenRows &&
+              const bool has_rows = units * (has_merged ? batches : 1) >= kTuning.min_row_units &&
                                     !(layout == ROPE_LAYOUT_BHSD && has_table && batches > 1);
               const bool is_cut = scene.geometry.pairs() % 3 == 0 || scene.geometry.pairs() % 5 == 0;
               const bool has_general = has_other_out_style && (has_table || is_cut);
@@ -2583,7 +2585,7 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
               idle_rows += tokens % plan.thread_rows != 0;
               threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units.per_token;
-              gapped_rows += plan.threads == rope::kThreadsOfGappedRows && has_gapped_rows(scene, plan);
+              gapped_rows += plan.threads == kTuning.gapped_row_threads && has_gapped_rows(scene, plan);
               several_batches += scene.problem.batches > 1;
             }
           }
@@ -2625,7 +2627,7 @@ TEST_CASE("one multiplication divides blocks of the largest long launches by the
   for (const int32_t head_dim : {32, 64, 80, 128}) {
     for (int64_t heads = 4; heads < 9000; heads += 1 + heads / 64) {
       const int64_t units = heads * head_dim / 16, warps = units / 32 + 1;
-      if (units < rope::kLeastUnitsOfTokenRows) continue;
+      if (units < kTuning.min_row_units) continue;
       set_problem(&scene, ROPE_DTYPE_BF16, 1, UINT32_MAX / (warps * warps), heads, head_dim);
       const rope::RopePlan plan = plan_of(scene, kH200);
       INFO(describe(scene) << ": " << describe(plan));
@@ -2764,12 +2766,12 @@ TEST_CASE("short launches have narrower vectors, and mostly kernels of their own
         const bool has_table = angles == kFloatTable || angles == kHalfTable;
         const rope::DeviceInfo device = {true, 0, multiprocessors, capability, 48 << 10};
         const bool is_programmatic = has_flag && capability >= 90;
-        int64_t most = rope::kMostNarrowVectors, most_of_warps = rope::kMostVectorsOfWarps;
-        if (is_programmatic) most_of_warps = rope::kMostVectorsOfWarpsProgrammatic;
+        int64_t most = kTuning.max_narrow_vectors, most_of_warps = kTuning.max_warp_vectors;
+        if (is_programmatic) most_of_warps = kTuning.max_warp_vectors_programmatic;
         if (angles == kComputed) {
-          most = rope::kMostShortVectors;
+          most = kTuning.max_short_vectors;
         } else if (has_table) {
-          most = rope::kMostShortTableVectors;
+          most = kTuning.max_short_table_vectors;
         }
         rope_args_t args = {};
         const rope_dtype_t table_dtype = angles == kFloatTable ? ROPE_DTYPE_F32 : ROPE_DTYPE_BF16;
@@ -2787,7 +2789,7 @@ TEST_CASE("short launches have narrower vectors, and mostly kernels of their own
                       << describe(plan));
           REQUIRE(plan.is_programmatic == is_programmatic);
           const Kernel many[] = {Kernel::kLong, Kernel::kLongTable32, Kernel::kLongTable16, Kernel::kTokenAxes};
-          const bool is_late = is_programmatic && vectors <= rope::kMostVectorsOfLateTables * multiprocessors;
+          const bool is_late = is_programmatic && vectors <= kTuning.max_late_table_vectors * multiprocessors;
           const Kernel few[] = {is_warp ? Kernel::kShortWarp : Kernel::kShort,
                                 is_late ? Kernel::kLateTable32 : Kernel::kShortTable32,
                                 is_late ? Kernel::kLateTable16 : Kernel::kShortTable16, Kernel::kTokenAxes};
@@ -2901,16 +2903,16 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
       rope_args_t args = {};
       if (has_table) args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
       if (has_table) args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {4096, 64});
-      std::vector<rope::ShortThreads> rows(std::begin(rope::kShortThreads), std::end(rope::kShortThreads));
-      int64_t most = has_table ? rope::kMostShortTableVectors : rope::kMostShortVectors;
-      int64_t most_of_warps = rope::kMostVectorsOfWarps;
+      std::vector<rope::ShortThreads> rows(std::begin(kTuning.short_threads), std::end(kTuning.short_threads));
+      int64_t most = has_table ? kTuning.max_short_table_vectors : kTuning.max_short_vectors;
+      int64_t most_of_warps = kTuning.max_warp_vectors;
       if (has_flag) {
-        rows.assign(std::begin(rope::kShortThreadsProgrammatic), std::end(rope::kShortThreadsProgrammatic));
-        most_of_warps = rope::kMostVectorsOfWarpsProgrammatic;
+        rows.assign(std::begin(kTuning.short_threads_programmatic), std::end(kTuning.short_threads_programmatic));
+        most_of_warps = kTuning.max_warp_vectors_programmatic;
       }
       // Launches at each limit, and with one token more.
-      std::vector<int64_t> limits = {most, most_of_warps, rope::kMostVectorsOfLateTables};
-      for (const rope::ShortThreads &row : rows) limits.push_back(row.most_vectors);
+      std::vector<int64_t> limits = {most, most_of_warps, kTuning.max_late_table_vectors};
+      for (const rope::ShortThreads &row : rows) limits.push_back(row.max_vectors);
       for (size_t which = 0; which < std::size(of_table); ++which) {
         const int64_t heads = of_table[which].heads, vectors_per_token = 8 * heads;
         for (const int64_t limit : limits) {
@@ -2923,14 +2925,14 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
             INFO(describe(scene) << ": " << describe(plan) << (has_flag ? ", programmatic" : ""));
             uint32_t wanted = rope::kMaxShortThreads;
             for (size_t i = rows.size(); i-- > 0;) {
-              if (vectors <= int64_t{rows[i].most_vectors} * device.multiprocessors) wanted = rows[i].threads;
+              if (vectors <= int64_t{rows[i].max_vectors} * device.multiprocessors) wanted = rows[i].threads;
             }
             const auto size = static_cast<size_t>(std::find(std::begin(sizes), std::end(sizes), wanted) - sizes);
             REQUIRE(size < std::size(sizes));
             const bool is_warp = !has_table && vectors <= most_of_warps * device.multiprocessors;
             const Shape shape = (has_table ? of_table : is_warp ? of_warps : of_rows)[which].shape[size];
             const bool is_late =
-                plan.is_programmatic && vectors <= int64_t{rope::kMostVectorsOfLateTables} * device.multiprocessors;
+                plan.is_programmatic && vectors <= int64_t{kTuning.max_late_table_vectors} * device.multiprocessors;
             const Kernel by_table = is_late ? Kernel::kLateTable32 : Kernel::kShortTable32;
             CHECK(plan.kernel == (has_table ? by_table : is_warp ? Kernel::kShortWarp : Kernel::kShort));
             CHECK(plan.threads == shape.threads);
@@ -2954,7 +2956,7 @@ TEST_CASE("threads of blocks in short launches", "[rope plan]") {
     CHECK((of_kernel[static_cast<int>(Kernel::kShortTable32)][size] > 5) ==
           (is_plain || is_both || sizes[size] == rope::kMaxShortThreads));
     CHECK((of_kernel[static_cast<int>(Kernel::kLateTable32)][size] > 5) ==
-          (sizes[size] == rope::kFewestShortThreads || sizes[size] == 160));
+          (sizes[size] == rope::kMinShortThreads || sizes[size] == 160));
     CHECK((of_kernel[static_cast<int>(Kernel::kShortWarp)][size] > 5) == (is_plain || is_both || sizes[size] == 64));
     CHECK((of_kernel[static_cast<int>(Kernel::kShort)][size] > 5) == (sizes[size] > 128));
   }
@@ -3056,7 +3058,7 @@ TEST_CASE("tokens of short launches have no more parts than the grid's second ax
   using Kernel = rope::RopeKernel;
   // 32 units a head with vectors of 8 bytes.
   const rope::DeviceInfo huge = {true, 0, 40000, 90, 48 << 10}, large = {true, 0, 5000, 90, 48 << 10};
-  const int64_t most = int64_t{kLargestGridY} * rope::kFewestShortThreads / 32;
+  const int64_t most = int64_t{kLargestGridY} * rope::kMinShortThreads / 32;
   const auto plan_with = [&](int64_t heads, bool has_table, bool has_flag, const rope::DeviceInfo &device) {
     rope_args_t args = {};
     if (has_table) {
@@ -3084,8 +3086,8 @@ TEST_CASE("tokens of short launches have no more parts than the grid's second ax
     CHECK(plan_with(most + 1, true, false, device).kernel == Kernel::kTokenTable);
   }
   // 29 units a head, of which so many heads have a single unit too many.
-  const int64_t heads = (kLargestGridY * rope::kFewestShortThreads + 1) / 29;
-  REQUIRE(heads * 29 == kLargestGridY * rope::kFewestShortThreads + 1);
+  const int64_t heads = (kLargestGridY * rope::kMinShortThreads + 1) / 29;
+  REQUIRE(heads * 29 == kLargestGridY * rope::kMinShortThreads + 1);
   for (const int64_t fewer : {1, 0}) {
     set_problem(&scene, ROPE_DTYPE_F32, 1, 1, heads - fewer, 116);
     const rope::RopePlan plan = plan_of(scene, huge);
@@ -3295,7 +3297,7 @@ TEST_CASE("threads that look up angles themselves need rows that begin with vect
                   const bool is_short_aligned = batches == 1 && is_aligned_for(8) && (!is_row || entries == 0);
                   const bool is_few = is_short(scene, device);
                   // Rows of threads read an entry each.
-                  const bool has_rows = plan.units.per_token >= rope::kLeastUnitsOfTokenRows;
+                  const bool has_rows = plan.units.per_token >= kTuning.min_row_units;
                   Kernel kernel = Kernel::kTokenTable;
                   if (widest < 8) {
                     kernel = Kernel::kScatteredTable;
@@ -3416,7 +3418,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     };
     const int64_t rows = has_long_rows ? plan.thread_rows : 1;
     const double spent = threads_of(plan.threads * rows, plan.blocks_per_token, plan.tokens_per_block);
-    for (const uint32_t threads : rope::kRopeBlockSizes) {
+    for (const uint32_t threads : kTuning.block_threads) {
       const uint32_t units = plan.units.per_token;
       const double other = threads_of(threads, divide_up(units, threads), std::max(threads / units, 1u));
       INFO(describe(scene) << ": " << describe(plan) << "; blocks of " << threads);
@@ -3472,7 +3474,7 @@ TEST_CASE("a few tokens take narrower vectors on devices with room for more thre
     const int64_t size = oracle::element_size(dtype), wide_units = 8 * 64 * size / 16;
     for (const int64_t batches : {1, 2}) {
       const bool has_short_kernel = batches == 1 && dtype != ROPE_DTYPE_F64;
-      const int64_t most_vectors = has_short_kernel ? rope::kMostShortVectors : rope::kMostNarrowVectors;
+      const int64_t most_vectors = has_short_kernel ? kTuning.max_short_vectors : kTuning.max_narrow_vectors;
       for (const int multiprocessors : {1, 14, 16, 26, 60, 132, 264}) {
         const rope::DeviceInfo device = {true, 0, multiprocessors, 90, 48 << 10};
         const int64_t most = most_vectors * multiprocessors / (wide_units * batches);

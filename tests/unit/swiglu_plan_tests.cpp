@@ -253,10 +253,7 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
   if (plan.is_programmatic != (problem.is_programmatic && device.compute_capability >= 90)) return "is_programmatic";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
-  if (plan.threads != rope::kSwigluThreads &&
-      (!plan.is_programmatic || plan.threads != rope::kSwigluThreadsProgrammatic)) {
-    return "threads";
-  }
+  if (plan.threads != rope::kSwigluThreads) return "threads";
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
   if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
   Layouts layouts;

@@ -24,7 +24,7 @@ struct SwigluJob {
 
 // Whether out had better not be read into the caches to be written, as what is over an input has been already.
 bool is_worth_streaming(const SwigluProblem &problem) {
-  return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kLeastStreamedCpuBytes &&
+  return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kMinStreamedCpuBytes &&
          problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
 }
 

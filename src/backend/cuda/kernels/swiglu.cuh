@@ -12,8 +12,7 @@
 
 namespace rope {
 
-constexpr int kMaxSwigluThreads =
-    kSwigluThreads > kSwigluThreadsProgrammatic ? kSwigluThreads : kSwigluThreadsProgrammatic;
+constexpr int kMaxSwigluThreads = kSwigluThreads;
 
 // Where a thread works: a row, and the vector in it.
 struct RowVector {
