@@ -1,0 +1,157 @@
+// scene.hpp - RoPE problems at made-up addresses, for tests of plans: drawn at random, or by hand
+#ifndef ROPE_TESTS_PLAN_SCENE_HPP
+#define ROPE_TESTS_PLAN_SCENE_HPP
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/rope_catalogue.hpp"
+#include "plan/rope_plan.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+#include "unit/fake_tensors.hpp"
+
+constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+constexpr int kKernels = rope::kNumRopeAlgorithms;
+
+inline const rope::DeviceInfo kDevices[] = {
+    {true, 0, 14, 75, 48 << 10},  {true, 0, 72, 75, 48 << 10},   {true, 0, 108, 80, 48 << 10},
+    {true, 0, 56, 80, 48 << 10},  {true, 0, 132, 90, 48 << 10},  {true, 0, 78, 90, 48 << 10},
+    {true, 0, 1, 90, 48 << 10},   {true, 0, 148, 100, 48 << 10}, {true, 0, 170, 120, 48 << 10},
+    {true, 0, 20, 120, 48 << 10}, {true, 0, 16, 90, 48 << 10},
+};
+inline const rope::DeviceInfo kH200 = {true, 0, 132, 90, 48 << 10};
+
+// Today all GPUs have the numbers of one.
+inline const rope::RopeTuning &kTuning = rope::rope_tuning_of(90);
+
+// A problem and the geometry it points to.
+struct Scene {
+  rope::RopeGeometry geometry = {};
+  rope_args_t args = {};
+  rope::RopeProblem problem = {};
+
+  Scene() = default;
+  Scene(const Scene &) = delete;
+  Scene &operator=(const Scene &) = delete;
+
+  int64_t element_size() const { return oracle::element_size(geometry.dtype); }
+  int64_t num_tokens() const { return problem.batches * problem.tokens; }
+  bool is_half() const { return problem.in_distance == problem.out_distance && problem.in_distance > 1; }
+  bool is_interleaved() const { return problem.in_distance == 1 && problem.out_distance == 1; }
+  bool is_converted() const { return problem.in_distance != problem.out_distance; }
+  int block() const { return 2 * std::max(problem.in_distance, problem.out_distance); }
+  // Blocks must then have whole heads.
+  bool converts_in_place() const {
+    bool found = false;
+    for (int i = 0; i < problem.num_tensors; ++i) found = found || problem.tensor[i].is_in_place;
+    return found && is_converted();
+  }
+  bool has_copies() const {
+    bool found = false;
+    for (int i = 0; i < problem.num_tensors; ++i) found = found || !problem.tensor[i].is_in_place;
+    return found;
+  }
+};
+
+// Which problems to draw: powers of two that sizes stay below.
+struct Sizes {
+  int batch, tokens, heads, total;
+};
+constexpr Sizes kAnySizes = {20, 41, 21, 42};
+constexpr Sizes kSmallSizes = {3, 5, 4, 8};
+
+// False where the random problem is not a legal one.
+bool draw(Random *random, const Sizes &sizes, Scene *scene);
+
+// Where tensors of a number lie that are neither q, k, v nor their outputs.
+uintptr_t far_address(int number);
+
+rope_config_t some_config(rope_dtype_t dtype, int32_t head_dim);
+
+// One tensor q.
+void set_problem(Scene *scene, const rope_config_t &config, const std::vector<int64_t> &shape,
+                 const rope_args_t &operands = {});
+
+// Args with nothing but q, k and v, and their outputs unless they are in place.
+void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, int64_t batches, int64_t tokens,
+                  const int64_t (&heads)[3], int32_t head_dim, bool is_in_place);
+
+// As the model has it.
+void set_problem(Scene *scene, rope_dtype_t dtype, int64_t batches, int64_t tokens, int64_t heads, int32_t head_dim);
+
+rope_args_t with_flag(rope_args_t args, bool has_flag = true);
+
+rope::RopePlan plan_of(const Scene &scene, const rope::DeviceInfo &device);
+
+std::string explain(const Scene &scene, const rope::DeviceInfo &device);
+
+// ---- What problems and plans are like ----
+
+inline rope::RopeShape shape_of(rope::RopeKernel kernel) {
+  return rope::algorithm_of(kernel).shape;
+}
+
+// Rows of threads have a token each, or a part of one.
+inline bool has_token_rows(rope::RopeKernel kernel) {
+  const rope::RopeShape shape = shape_of(kernel);
+  return shape == rope::RopeShape::kWarpRows || shape == rope::RopeShape::kTokenRows ||
+         shape == rope::RopeShape::kBatchRows;
+}
+
+// Of those, the grid has an axis of batches or of parts.
+inline bool is_of_long_launch(rope::RopeKernel kernel) {
+  return shape_of(kernel) == rope::RopeShape::kBatchRows;
+}
+
+inline bool is_of_short_launch(rope::RopeKernel kernel) {
+  return shape_of(kernel) == rope::RopeShape::kShortParts;
+}
+
+// The grid has an axis of parts of tokens.
+inline bool is_flat(rope::RopeKernel kernel) {
+  return shape_of(kernel) == rope::RopeShape::kParts || is_of_short_launch(kernel);
+}
+
+// The threads of a block share angles; the grid may have several rows of tokens.
+inline bool shares_angles(rope::RopeKernel kernel) {
+  return shape_of(kernel) == rope::RopeShape::kBlocks;
+}
+
+inline bool is_scattered(rope::RopeKernel kernel) {
+  return rope::algorithm_of(kernel).channels == rope::Channels::kElements;
+}
+
+std::string describe(const Scene &scene);
+
+std::string describe(const rope::RopePlan &plan);
+
+// Whether vectors of so many elements stay aligned and inside their part of a head, everywhere.
+bool allows_vectors(const Scene &scene, int64_t elements);
+
+int64_t widest_vectors(const Scene &scene);
+
+// Where a row of a batch's table begins. Rows by position serve all batches.
+uintptr_t table_row(const Scene &scene, const rope::TableColumns &columns, int64_t batch, int64_t row);
+
+// Neighbouring pairs of a unit: vectors of interleaved channels hold half as many, twice.
+int64_t run_length(const Scene &scene, int64_t elements);
+
+// Whether the entries of each such run are one vector, or several of 16 bytes, in every row.
+bool allows_table_vectors(const Scene &scene, int64_t elements);
+
+bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device);
+
+int64_t divide_up(int64_t a, int64_t b);
+
+int64_t copied_vectors(const Scene &scene, int tensor, int64_t elements);
+
+bool is_computed(const Scene &scene);
+
+// Of units outside the window: one vector each, or two.
+int64_t units_of_head(const Scene &scene, int tensor, int64_t elements, rope::RopeKernel kernel);
+int64_t units_of_token(const Scene &scene, int64_t elements, rope::RopeKernel kernel);
+
+#endif
