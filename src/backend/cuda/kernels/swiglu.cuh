@@ -231,6 +231,7 @@ __device__ __forceinline__ void process_alternating(const SwigluKernelParams &pa
 
 template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut, bool IsAlternating>
 __global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
+  static_assert(!IsAlternating || sizeof(T) < sizeof(double), "plan_swiglu gives F64 no alternating kernel");
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t index = block * blockDim.x + threadIdx.x;
@@ -290,9 +291,10 @@ const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
     return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
   }
   if (variant.is_alternating) {
-    if (kSize == 8) return nullptr;
-    if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
-    if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
+    if constexpr (kSize < 8) {
+      if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
+      if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
+    }
     return nullptr;
   }
   if (vector_elements == 1) return find_swiglu_kernel<T, 1, false>(variant);
