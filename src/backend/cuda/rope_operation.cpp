@@ -34,7 +34,7 @@ RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32
     result.in_stride[axis] = tensor.in_stride[axis] * size;
     result.out_stride[axis] = tensor.out_stride[axis] * size;
   }
-  result.units_per_head = Divider::by(units_per_head);
+  result.units_per_head = FastDivmod::by(units_per_head);
   return result;
 }
 
@@ -69,10 +69,10 @@ void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKerne
     next_unit += plan.units.per_head[i] * static_cast<uint32_t>(tensor.heads);
   }
   params->has_one_batch = problem.batches == 1;
-  params->units_per_token = Divider::by(plan.units.per_token);
+  params->units_per_token = FastDivmod::by(plan.units.per_token);
   params->is_batch_fastest = plan.is_batch_fastest;
   const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
-  params->inner = Divider::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
+  params->inner = FastDivmod::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
   params->num_tokens = problem.batches * problem.tokens;
   params->tokens_per_grid_row = plan.blocks.tokens_per_grid_row;
   params->outer_per_grid_row = plan.blocks.tokens_per_grid_row / inner;
@@ -148,8 +148,9 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->is_part_slowest = plan.rows.is_part_slowest;
-  params->grid = Divider::by(plan.rows.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
-  params->inner = Divider::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
+  params->grid =
+      FastDivmod::by(plan.rows.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
+  params->inner = FastDivmod::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
   params->has_one_batch = problem.batches == 1;
   params->is_batch_fastest = plan.is_batch_fastest;
@@ -243,7 +244,7 @@ void set_token_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles>
   const RopeGeometry &geometry = *problem.geometry;
   params->sequences = problem.sequences;
   params->fault = problem.fault;
-  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
   params->tokens_per_batch = problem.tokens;
   params->num_axes = geometry.num_axes;
   params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
@@ -252,8 +253,8 @@ void set_token_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles>
 
 void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
   set_rope_params(problem, plan, params);
-  params->pairs = Divider::by(static_cast<uint32_t>(problem.geometry->pairs()));
-  params->blocks_per_token = Divider::by(plan.blocks_per_token);
+  params->pairs = FastDivmod::by(static_cast<uint32_t>(problem.geometry->pairs()));
+  params->blocks_per_token = FastDivmod::by(plan.blocks_per_token);
   params->tokens_per_block = plan.tokens_per_block;
   copy_increments(*problem.geometry, params->increments);
 }
@@ -269,9 +270,9 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->units_per_block = plan.blocks.units_per_block;
   params->tokens_per_batch = problem.tokens;
   params->scale = geometry.attention_scale;
-  params->units_per_run = Divider::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
-  params->table_width = Divider::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
-  params->table_distance = Divider::by(static_cast<uint32_t>(geometry.out_distance));
+  params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
+  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_distance = FastDivmod::by(static_cast<uint32_t>(geometry.out_distance));
   params->in_distance = problem.in_distance;
   params->out_distance = problem.out_distance;
   params->num_axes = geometry.num_axes;
@@ -413,9 +414,9 @@ rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem
   params.distance = geometry.out_distance;
   params.scale = geometry.attention_scale;
   copy_increments(geometry, params.increments);
-  const int64_t most = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
+  const int64_t max_blocks = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
-  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
+  const dim3 grid(static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks));
   const Launch what = {table_kernel_of(problem.dtype), grid, kTableThreads, 0, false};
   return launch(function, what, &params, device_index, stream);
 }

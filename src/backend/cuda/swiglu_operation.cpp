@@ -70,7 +70,7 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     params.row_shape[axis] = shape.row[axis] != 0 ? shape.row[axis] : 1;
     params.column_shape[axis] = shape.column[axis] != 0 ? shape.column[axis] : 1;
     const int64_t divisor = params.has_narrow_columns ? params.column_shape[axis] : 1;
-    params.narrow_column_shape[axis] = Divider::by(static_cast<uint32_t>(divisor));
+    params.narrow_column_shape[axis] = FastDivmod::by(static_cast<uint32_t>(divisor));
   }
   params.has_outer_rows = problem.num_row_axes > 1;
   params.has_outer_columns = problem.ndim - problem.num_row_axes > 1;
@@ -129,7 +129,7 @@ rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem
   params.num_vectors = plan.num_vectors;
   params.is_single_row = problem.ndim == 1;
   params.is_narrow = plan.num_vectors <= UINT32_MAX;
-  params.narrow_vectors_per_row = Divider::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
+  params.narrow_vectors_per_row = FastDivmod::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
   params.has_outer_axes = problem.ndim > 2;
   const SwigluWork work = !problem.is_backward                     ? kSwigluForward
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut

@@ -106,7 +106,7 @@ struct FlatUnit {
     in = tensor.in + channel;
     int64_t entry = 0;
     if (!params.has_one_batch) {
-      const Divided inner = params.inner.divide(token);
+      const DivmodResult inner = params.inner.divmod(token);
       at = {inner.quotient, inner.remainder};
       if (params.is_batch_fastest) at = {inner.remainder, inner.quotient};
       in += at.batch * params.in_batch[which];

@@ -99,10 +99,10 @@ __device__ __forceinline__ void share_general_angle(const RopeGeneralParams &par
     const int64_t row = table.is_by_token ? at.token : static_cast<int64_t>(position);
     uint32_t column;
     if (table.is_by_channel) {
-      column = pair + params.table_distance.divide(pair).quotient * params.table_distance.divisor;
+      column = pair + params.table_distance.divmod(pair).quotient * params.table_distance.divisor;
       of_y = load_general_angle<Real>(params, axis, at.batch, row, column + params.table_distance.divisor);
     } else {
-      column = params.table_width.divide(pair).remainder;
+      column = params.table_width.divmod(pair).remainder;
     }
     of_x = load_general_angle<Real>(params, axis, at.batch, row, column);
   }
@@ -161,7 +161,7 @@ __device__ __forceinline__ UnitSide side_of(const RopeGeneralParams &params, uin
     return {low, V == 1 ? low + 1 : low + params.rotary_dim / 2};
   }
   if (kPairing == Pairing::kConverted && distance == 1) return {begin + 2 * number * V, begin + (2 * number + 1) * V};
-  const int low = begin + number * V + static_cast<int>(params.units_per_run.divide(unit).quotient) * distance;
+  const int low = begin + number * V + static_cast<int>(params.units_per_run.divmod(unit).quotient) * distance;
   return {low, low + distance};
 }
 
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   }
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < share.num_tokens * pairs; number += blockDim.x) {
-    const Divided angle = params.pairs.divide(number);
+    const DivmodResult angle = params.pairs.divmod(number);
     const BatchToken at = find_token(params, share.first_token + angle.quotient);
     TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
     if (params.has_token_info) info = infos[angle.quotient];

@@ -3,7 +3,7 @@
 // Each kernel takes only what it reads: a launch passes it all, and at decode size waits for each line of it.
 #pragma once
 
-#include "backend/cuda/kernels/divider.hpp"
+#include "backend/cuda/kernels/fast_divmod.hpp"
 #include "core/problem/rope_problem.hpp"
 #include "plan/rope_kernels.hpp"
 
@@ -12,7 +12,7 @@ namespace rope {
 struct RopeKernelTensor {
   const char *in;
   int64_t in_stride[kNumAxes];  // in bytes
-  Divider units_per_head;
+  FastDivmod units_per_head;
   char *out;
   int64_t out_stride[kNumAxes];
 };
@@ -31,8 +31,8 @@ struct RopePositionParams {
 
 // What kShared and kGeneral read: any strides, any number of tokens.
 struct RopeKernelParams : RopePositionParams {
-  Divider units_per_token;
-  Divider inner;              // tokens of each batch, or batches of each token, whichever lie closer together
+  FastDivmod units_per_token;
+  FastDivmod inner;           // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
   uint32_t rotary_units_per_head;
   int rotary_offset;
@@ -71,8 +71,8 @@ struct RopeTokenParams : RopePositionParams {
   int32_t bytes_to_high;    // from a rotary unit's first vector to its second
   uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
   uint32_t pairs;
-  Divider grid;                   // blocks of a token, or of a part of all tokens, whichever follow each other
-  Divider inner;                  // tokens of each batch, or batches of each token, whichever lie closer together
+  FastDivmod grid;                // blocks of a token, or of a part of all tokens, whichever follow each other
+  FastDivmod inner;               // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t num_tokens;            // of all batches
   uint32_t tokens_ahead;          // see RopePlan
   uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
@@ -102,7 +102,7 @@ template <typename Angles>
 struct RopeTokenLookup : Angles {
   Sequences sequences;
   FaultWords fault;
-  Divider table_width;
+  FastDivmod table_width;
   int64_t tokens_per_batch;
   int num_axes;
   uint32_t used_axes;
@@ -191,8 +191,8 @@ struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
 
 // Angles shared by the block.
 struct RopeSharedParams : RopeKernelParams {
-  Divider blocks_per_token;
-  Divider pairs;
+  FastDivmod blocks_per_token;
+  FastDivmod pairs;
   uint32_t tokens_per_block;
   uint64_t increments[kMaxPairs];
 };
@@ -203,10 +203,11 @@ struct RopeGeneralParams : RopeSharedParams {
   uint8_t pair_axis[kMaxPairs];
   uint32_t units_per_block;
   int64_t tokens_per_batch;
-  double scale;           // of computed angles and of `angles`; cos_scale and sin_scale are not in use
-  Divider units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
-  Divider table_width;
-  Divider table_distance;  // between the columns of a pair, where a table has one for each channel
+  double scale;  // of computed angles and of `angles`; cos_scale and sin_scale are not in use
+  FastDivmod
+      units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
+  FastDivmod table_width;
+  FastDivmod table_distance;  // between the columns of a pair, where a table has one for each channel
   int in_distance;
   int out_distance;
   int num_axes;

@@ -61,18 +61,18 @@ struct BlockShare {
   uint32_t num_tokens;
   bool has_one_token;
   bool is_first_block;  // of those that share the token
-  Divided place;        // token, counted in the block, and unit of it
+  DivmodResult place;   // token, counted in the block, and unit of it
   bool is_active;
 };
 
 __device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params, uint32_t units_per_block) {
-  const Divided block = params.blocks_per_token.divide(blockIdx.x);
+  const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
   BlockShare share;
   share.first_token = block.quotient * params.tokens_per_block;
   share.has_one_token = params.tokens_per_block == 1;
   share.is_first_block = block.remainder == 0;
   share.place = {0, block.remainder * units_per_block + threadIdx.x};
-  if (!share.has_one_token) share.place = params.units_per_token.divide(threadIdx.x);
+  if (!share.has_one_token) share.place = params.units_per_token.divmod(threadIdx.x);
 
   // The last block of a row of the grid may have fewer tokens, or none.
   share.num_tokens = params.tokens_per_block;
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   // Thread i shares the angles with numbers i, i + blockDim.x, ... What the first of them needs from memory comes
   // before all else, because the whole block waits for it.
   const uint32_t num_angles = share.num_tokens * pairs;
-  Divided angle = {0, threadIdx.x};
-  if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divide(threadIdx.x);
+  DivmodResult angle = {0, threadIdx.x};
+  if (!share.has_one_token || threadIdx.x >= pairs) angle = params.pairs.divmod(threadIdx.x);
   const auto load = [&] {
     return load_position(params, share.has_one_token ? at : find_token(params, share.first_token + angle.quotient));
   };
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     angles.sin[number] = result.sin;
     number += blockDim.x;
     if (number >= num_angles) break;
-    angle = params.pairs.divide(number);
+    angle = params.pairs.divmod(number);
     position = load();
     increment = through_memory(params.increments)[angle.remainder];
   }

@@ -186,7 +186,7 @@ class TokenAngles {
     uint32_t column = pair_;
     if constexpr (kLookup != Lookup::kNone) {
       if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
-      column = params_.table_width.divide(pair_).remainder;
+      column = params_.table_width.divmod(pair_).remainder;
     }
     has_row_ = row < static_cast<uint64_t>(table.rows);
     if (has_row_) row_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
@@ -232,13 +232,13 @@ struct TokenPlace {
 
 template <bool MayHaveBatches>
 __device__ __forceinline__ TokenPlace find_token_place(const RopeTokenParams &params) {
-  const Divided block = params.grid.divide(blockIdx.x);
+  const DivmodResult block = params.grid.divmod(blockIdx.x);
   const uint32_t rows = params.is_part_slowest ? block.remainder : block.quotient;
   const uint32_t token = rows * blockDim.y + threadIdx.y;
   TokenPlace place = {{0, token}, token < params.num_tokens, block.remainder};
   if (params.is_part_slowest) place.part = block.quotient;
   if (MayHaveBatches && !params.has_one_batch) {
-    const Divided inner = params.inner.divide(token);
+    const DivmodResult inner = params.inner.divmod(token);
     place.at = {inner.quotient, inner.remainder};
     if (params.is_batch_fastest) place.at = {inner.remainder, inner.quotient};
   }

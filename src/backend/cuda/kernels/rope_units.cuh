@@ -38,10 +38,10 @@ struct BatchToken {
 // A token of this row of the grid. The row begins at a batch, or, where tokens are the outer axis, at a token.
 __device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t in_row) {
   if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
-  const Divided divided = params.inner.divide(in_row);
-  const int64_t outer = blockIdx.y * params.outer_per_grid_row + divided.quotient;
-  if (params.is_batch_fastest) return {divided.remainder, outer};
-  return {outer, divided.remainder};
+  const DivmodResult result = params.inner.divmod(in_row);
+  const int64_t outer = blockIdx.y * params.outer_per_grid_row + result.quotient;
+  if (params.is_batch_fastest) return {result.remainder, outer};
+  return {outer, result.remainder};
 }
 
 struct Unit {
@@ -53,7 +53,7 @@ struct Unit {
 
 __device__ __forceinline__ Unit find_unit(const RopeKernelParams &params, uint32_t unit_of_token) {
   const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
-  const Divided head = params.tensor[which].units_per_head.divide(unit_of_token - params.tensor_begins[which]);
+  const DivmodResult head = params.tensor[which].units_per_head.divmod(unit_of_token - params.tensor_begins[which]);
   return {which, head.quotient, head.remainder, head.remainder < params.rotary_units_per_head};
 }
 

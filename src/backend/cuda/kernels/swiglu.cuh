@@ -29,8 +29,8 @@ inline __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vecto
 __device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
   if (params.is_single_row) return {0, index};
   if (params.is_narrow) {
-    const Divided divided = params.narrow_vectors_per_row.divide(static_cast<uint32_t>(index));
-    return {divided.quotient, divided.remainder};
+    const DivmodResult result = params.narrow_vectors_per_row.divmod(static_cast<uint32_t>(index));
+    return {result.quotient, result.remainder};
   }
   return split_wide(index, params.vectors_per_row);
 }

@@ -1,7 +1,7 @@
 // swiglu_params.hpp - what a SwiGLU launch passes to its kernel, by value
 #pragma once
 
-#include "backend/cuda/kernels/divider.hpp"
+#include "backend/cuda/kernels/fast_divmod.hpp"
 #include "core/problem/swiglu_problem.hpp"
 
 namespace rope {
@@ -10,7 +10,7 @@ namespace rope {
 struct SwigluKernelParams {
   int64_t num_vectors;
   int64_t columns;
-  Divider narrow_vectors_per_row;  // where is_narrow
+  FastDivmod narrow_vectors_per_row;  // where is_narrow
   bool is_single_row;
   bool is_narrow;       // num_vectors fits 32 bits
   bool has_outer_axes;  // rows run over more than one axis
@@ -62,7 +62,7 @@ struct SwigluRowKernelParams {
   int64_t row_index_stride[kMaxRowAxes];
   int64_t row_shape[kMaxRowAxes];
   int64_t column_shape[kMaxRowAxes];
-  Divider narrow_column_shape[kMaxRowAxes];  // where has_narrow_columns
+  FastDivmod narrow_column_shape[kMaxRowAxes];  // where has_narrow_columns
   int64_t rows;
   int64_t columns;
   bool has_outer_rows;  // over more than one axis

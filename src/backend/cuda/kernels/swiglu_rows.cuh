@@ -59,9 +59,9 @@ __device__ __forceinline__ RowAxesIndex split_column(const SwigluRowKernelParams
 #pragma unroll
   for (int axis = kLast; axis > 0; --axis) {
     if (params.has_narrow_columns) {
-      const Divided divided = params.narrow_column_shape[axis].divide(static_cast<uint32_t>(column));
-      index.at[axis] = divided.remainder;
-      column = divided.quotient;
+      const DivmodResult result = params.narrow_column_shape[axis].divmod(static_cast<uint32_t>(column));
+      index.at[axis] = result.remainder;
+      column = result.quotient;
     } else {
       index.at[axis] = column % params.column_shape[axis];
       column /= params.column_shape[axis];

@@ -1,4 +1,4 @@
-// divider.hpp - 32-bit division by a number known at launch, without the slow division of a GPU
+// fast_divmod.hpp - 32-bit division by a number known at launch, without the slow division of a GPU
 #pragma once
 
 #include <stdint.h>
@@ -7,19 +7,19 @@
 
 namespace rope {
 
-struct Divided {
+struct DivmodResult {
   uint32_t quotient;
   uint32_t remainder;
 };
 
-struct Divider {
+struct FastDivmod {
   uint32_t divisor;
   uint32_t reciprocal;  // floor((2^32 - 1) / divisor)
 
-  static Divider by(uint32_t divisor) { return {divisor, 0xffffffffu / divisor}; }
+  static FastDivmod by(uint32_t divisor) { return {divisor, 0xffffffffu / divisor}; }
 
   // The product's upper half is the quotient or one less, because reciprocal * divisor lies within `divisor` of 2^32.
-  ROPE_HOST_DEVICE Divided divide(uint32_t n) const {
+  ROPE_HOST_DEVICE DivmodResult divmod(uint32_t n) const {
     uint32_t quotient = static_cast<uint32_t>((static_cast<uint64_t>(n) * reciprocal) >> 32);
     uint32_t remainder = n - quotient * divisor;
     if (remainder >= divisor) {

@@ -1,8 +1,8 @@
-// divider_tests.cpp - division by multiplication against division
+// fast_divmod_tests.cpp - division by multiplication against division
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
-#include "backend/cuda/kernels/divider.hpp"
+#include "backend/cuda/kernels/fast_divmod.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -22,13 +22,13 @@ std::vector<uint32_t> interesting_numbers() {
 }
 
 int64_t wrong_divisions(uint32_t divisor, uint32_t n) {
-  const rope::Divided divided = rope::Divider::by(divisor).divide(n);
-  return divided.quotient != n / divisor || divided.remainder != n % divisor;
+  const rope::DivmodResult result = rope::FastDivmod::by(divisor).divmod(n);
+  return result.quotient != n / divisor || result.remainder != n % divisor;
 }
 
 }  // namespace
 
-TEST_CASE("a divider divides", "[divider]") {
+TEST_CASE("FastDivmod divides", "[fast divmod]") {
   const std::vector<uint32_t> numbers = interesting_numbers();
   int64_t wrong = 0;
   for (const uint32_t divisor : numbers) {
@@ -38,14 +38,14 @@ TEST_CASE("a divider divides", "[divider]") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a divider divides around the multiples of its divisor", "[divider]") {
+TEST_CASE("FastDivmod divides around the multiples of its divisor", "[fast divmod]") {
   Random random(2);
   int64_t wrong = 0;
   for (const uint32_t divisor : interesting_numbers()) {
     if (divisor == 0) continue;
-    const uint32_t most = 0xffffffffu / divisor;
+    const uint32_t max_factor = 0xffffffffu / divisor;
     for (int i = 0; i < 200; ++i) {
-      const auto factor = i == 0 ? most : static_cast<uint32_t>(random.below(int64_t{most} + 1));
+      const auto factor = i == 0 ? max_factor : static_cast<uint32_t>(random.below(int64_t{max_factor} + 1));
       const uint32_t multiple = factor * divisor;
       for (const uint32_t n : {multiple - 1, multiple, multiple + 1, multiple + (divisor - 1)})
         wrong += wrong_divisions(divisor, n);
