@@ -1,7 +1,8 @@
 # cmake -D SOURCE=…/src -P include_rules.cmake: data flows api -> core -> plan -> backend -> kernels and never back.
 #
 # A file's rule is the first line below whose folder it lies in; a file without a rule is an error. Quoted includes are
-# written from src/.
+# written from src/. Kernels are leaves: a file of kernels is included by lists of kernels (*_variants.cuh) and by
+# src/backend/cuda/inst alone.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -70,6 +71,11 @@ foreach(file IN LISTS files)
       endif()
       if(NOT is_allowed)
         message(SEND_ERROR "src/${file} includes ${included}: ${folder} may include ${allowed} and the C library")
+      elseif(folder STREQUAL "backend/cuda/kernels/" AND included MATCHES "^${folder}")
+        file(READ "${SOURCE}/${included}" text)
+        if(included MATCHES "_variants\\.cuh$" OR (text MATCHES "__global__" AND NOT file MATCHES "_variants\\.cuh$"))
+          message(SEND_ERROR "src/${file} includes ${included}: kernels are included by *_variants.cuh and inst alone")
+        endif()
       endif()
     endif()
   endforeach()

@@ -1,6 +1,6 @@
 // swiglu_f32.cu - the SwiGLU kernels for F32
 #include "backend/cuda/kernels.hpp"
-#include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_variants.cuh"
 
 namespace rope {
 

@@ -5,83 +5,20 @@
 // vectors.
 #pragma once
 
-#include "backend/cuda/kernels/rope_token.cuh"
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/row_work.cuh"
+#include "backend/cuda/kernels/table_rows.cuh"
+#include "backend/cuda/kernels/unit_rotation.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
-
-// N neighbouring entries of a table, as they lie in memory. Word is float for F32 and uint16_t for the types of 16
-// bits.
-template <typename Word, int N>
-struct TableRun {
-  static constexpr int kStep = N * sizeof(Word) < 16 ? N : 16 / static_cast<int>(sizeof(Word));
-  Words<kStep *static_cast<int>(sizeof(Word))> part[N / kStep];
-};
-
-template <typename Word, int N>
-__device__ __forceinline__ TableRun<Word, N> load_run(const char *address) {
-  using Run = TableRun<Word, N>;
-  Run run;
-#pragma unroll
-  for (int i = 0; i < N / Run::kStep; ++i) {
-    run.part[i] = load_vector<Words<Run::kStep *static_cast<int>(sizeof(Word))>>(
-        address + i * Run::kStep * static_cast<int>(sizeof(Word)));
-  }
-  return run;
-}
-
-template <typename Word, int N>
-__device__ __forceinline__ float entry_of(const TableRun<Word, N> &run, int i, rope_dtype_t dtype) {
-  constexpr int kStep = TableRun<Word, N>::kStep;
-  const auto &part = run.part[i / kStep];
-  if constexpr (sizeof(Word) == 4) {
-    return float_of(part.word[i % kStep]);
-  } else {
-    uint16_t bits;
-    if constexpr (kStep == 1) {
-      bits = part.word[0];
-    } else {
-      bits = static_cast<uint16_t>(part.word[i % kStep / 2] >> (i % 2 * 16));
-    }
-    return dtype == ROPE_DTYPE_F16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
-  }
-}
-
-// The angles of a unit's pairs. Interleaved vectors hold pairs of two places, V/2 of each; `run` is the place.
-template <int V, bool IsInterleaved>
-struct Runs {
-  static constexpr int kCount = IsInterleaved && V > 1 ? 2 : 1;
-  static constexpr int kLength = V / kCount;
-};
 
 template <int V, bool IsInterleaved>
 __device__ __forceinline__ uint32_t first_pair(const RopeTokenParams &params, uint32_t unit, int run) {
   using R = Runs<V, IsInterleaved>;
   return unit * R::kLength + static_cast<uint32_t>(run) * (params.pairs / 2);
-}
-
-// Rotates a unit: angle_of(run, i) is the i-th angle of a run.
-template <typename T, int V, bool IsInterleaved, typename AngleOf>
-__device__ __forceinline__ void rotate_vectors(Vector<T, V> *low, Vector<T, V> *high, AngleOf angle_of) {
-  using R = Runs<V, IsInterleaved>;
-  float x[V], y[V];
-  to_floats<T, V>(*low, x);
-  to_floats<T, V>(*high, y);
-#pragma unroll
-  for (int i = 0; i < R::kLength; ++i) {
-    if constexpr (R::kCount == 2) {
-      const CosSin<float> first = angle_of(0, i), second = angle_of(1, i);
-      const Pair<float> low_pair = rotate<float>({x[2 * i], x[2 * i + 1]}, first, first);
-      const Pair<float> high_pair = rotate<float>({y[2 * i], y[2 * i + 1]}, second, second);
-      x[2 * i] = low_pair.x, x[2 * i + 1] = low_pair.y;
-      y[2 * i] = high_pair.x, y[2 * i + 1] = high_pair.y;
-    } else {
-      const CosSin<float> angle = angle_of(0, i);
-      const Pair<float> pair = rotate<float>({x[i], y[i]}, angle, angle);
-      x[i] = pair.x, y[i] = pair.y;
-    }
-  }
-  *low = from_floats<T, V>(x);
-  *high = from_floats<T, V>(y);
 }
 
 // A thread's unit. The grid has an axis for the parts of a token.

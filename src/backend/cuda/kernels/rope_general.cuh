@@ -7,7 +7,13 @@
 // follows its loads.
 #pragma once
 
-#include "backend/cuda/kernels/rope_shared.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/block_work.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/sequences.cuh"
+#include "backend/cuda/kernels/unit_rotation.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
 

@@ -6,7 +6,11 @@
 // closer than heads, those of a part.
 #pragma once
 
-#include "backend/cuda/kernels/rope_short.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/short_work.cuh"
+#include "backend/cuda/kernels/table_rows.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
 

@@ -8,45 +8,14 @@
 // cosines and sines from shared memory, rotates and stores.
 #pragma once
 
-#include "backend/cuda/kernels/rope_units.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/block_work.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/unit_rotation.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
-
-// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
-template <int N>
-__device__ __forceinline__ void rotate_pairs(float *x, float *y, int step, const float *cos, const float *sin) {
-  const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
-  const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const CosSin<float> angle = {float_of(c.word[i]), float_of(s.word[i])};
-    const Pair<float> out = rotate<float>({x[i * step], y[i * step]}, angle, angle);
-    x[i * step] = out.x;
-    y[i * step] = out.y;
-  }
-}
-
-// Rotates the two vectors of a rotary unit. With V elements in a vector, unit u of a head holds
-//   HALF         pairs V u to V u + V - 1, their first channels in `low`, their second ones in `high`
-//   INTERLEAVED  pairs V/2 u to V/2 u + V/2 - 1 in `low`, those half a window further in `high`
-//   V = 1        pair u in either style
-template <int V, bool IsInterleaved>
-__device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
-                                            const float *sin) {
-  if constexpr (V == 1) {
-    rotate_pairs<1>(low, high, 1, cos + unit, sin + unit);
-  } else if constexpr (IsInterleaved) {
-    const uint32_t first = unit * (V / 2), second = pairs / 2 + first;
-    rotate_pairs<V / 2>(low, low + 1, 2, cos + first, sin + first);
-    rotate_pairs<V / 2>(high, high + 1, 2, cos + second, sin + second);
-  } else {
-    constexpr int kStep = V < 4 ? V : 4;
-#pragma unroll
-    for (int i = 0; i < V; i += kStep) {
-      rotate_pairs<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
-    }
-  }
-}
 
 // Angles in shared memory: the cosines of the block's tokens one after the other, then the sines. They are numbered as
 // they lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
@@ -55,35 +24,19 @@ struct SharedAngles {
   float *sin;
 };
 
-// The tokens of a block, and which unit of which of them is this thread's.
-struct BlockShare {
-  uint32_t first_token;  // in the row of the grid
-  uint32_t num_tokens;
-  bool has_one_token;
-  bool is_first_block;  // of those that share the token
-  DivmodResult place;   // token, counted in the block, and unit of it
-  bool is_active;
-};
+// Bytes from the beginning of a tensor to a unit's first vector.
+template <typename T, int V>
+__device__ __forceinline__ int64_t offset_of_unit(const RopeKernelParams &params, const Unit &unit, BatchToken at,
+                                                  const int64_t *stride) {
+  const int rotated = params.rotary_offset + static_cast<int>(unit.number) * V;
+  const int channel = unit.is_rotary ? rotated : copied_channel<V>(params, unit);
+  return offset_of_channel<T, V>(params, unit.head, at, channel, stride);
+}
 
-__device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params, uint32_t units_per_block) {
-  const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
-  BlockShare share;
-  share.first_token = block.quotient * params.tokens_per_block;
-  share.has_one_token = params.tokens_per_block == 1;
-  share.is_first_block = block.remainder == 0;
-  share.place = {0, block.remainder * units_per_block + threadIdx.x};
-  if (!share.has_one_token) share.place = params.units_per_token.divmod(threadIdx.x);
-
-  // The last block of a row of the grid may have fewer tokens, or none.
-  share.num_tokens = params.tokens_per_block;
-  if (!share.has_one_token || gridDim.y > 1) {
-    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
-    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
-    tokens_left -= share.first_token;
-    if (tokens_left < share.num_tokens) share.num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
-  }
-  share.is_active = share.place.quotient < share.num_tokens && share.place.remainder < params.units_per_token.divisor;
-  return share;
+// Bytes from the first vector of a rotary unit to its second.
+template <typename T>
+__device__ __forceinline__ int64_t bytes_to_high(const RopeKernelParams &params) {
+  return params.rotary_dim / 2 * static_cast<int64_t>(sizeof(T));
 }
 
 template <typename T, int V, bool IsInterleaved>

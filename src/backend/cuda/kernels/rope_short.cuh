@@ -6,97 +6,12 @@
 // as fifty instructions. With programmatic launch all addresses are found before the previous launch is waited for.
 #pragma once
 
-#include "backend/cuda/kernels/rope_flat.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/short_work.cuh"
+#include "backend/cuda/kernels/table_rows.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
-
-// address + number * stride. Of the product the compiler would make more than this instruction.
-__device__ __forceinline__ const char *step(const char *address, uint32_t number, int32_t stride) {
-  int64_t product;
-  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(number), "r"(stride));
-  return address + product;
-}
-
-// The position of a token: where it stands, then the number.
-class ShortPosition {
- public:
-  __device__ __forceinline__ ShortPosition(const RopeShortParams &params, uint32_t token)
-      : address_(step(params.positions, token, params.position_bytes)), loaded_({token, 0}) {}
-
-  __device__ __forceinline__ const char *address() const { return address_; }
-
-  __device__ __forceinline__ void load_if(bool is_turn, const RopeShortParams &params) {
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(address_);
-    if (is_turn && params.has_positions) loaded_.low = words[0];
-    if (is_turn && params.has_wide_positions) loaded_.high = words[1];
-  }
-
-  __device__ __forceinline__ uint64_t finish(const RopeShortParams &params) const {
-    return extend(loaded_, params.has_wide_positions || !params.has_positions) + params.position_offset;
-  }
-
- private:
-  const char *address_;
-  LoadedInteger loaded_;
-};
-
-// A thread's unit. Behind the last head, where heads follow each other upwards, it has an address too.
-template <int VectorBytes>
-struct ShortUnit {
-  uint32_t number;  // in its head
-  const char *in;
-  char *out;
-
-  __device__ __forceinline__ ShortUnit(const RopeShortParams &params, uint32_t token, uint32_t unit) {
-    const uint32_t head = __umulhi(unit, params.head_reciprocal);
-    number = unit - head * params.units_per_head;
-    const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
-    const RopeShortTensor &tensor = params.tensor[which];
-    in = step(step(step(tensor.in, token, tensor.token_bytes), head, tensor.head_bytes), number, VectorBytes);
-    out = const_cast<char *>(in) + tensor.in_to_out;
-  }
-};
-
-// Rotates and stores a unit by the angles of its token: kMaxShortPairs cosines in shared memory, then the sines.
-template <typename T, int V, bool IsInterleaved>
-__device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params, const ShortUnit<V * sizeof(T)> &unit,
-                                                  const Vector<T, V> &low, const Vector<T, V> &high, const float *cos) {
-  float x[V], y[V];
-  to_floats<T, V>(low, x);
-  to_floats<T, V>(high, y);
-  rotate_unit<V, IsInterleaved>(x, y, unit.number, params.pairs, cos, cos + kMaxShortPairs);
-  store_vector(unit.out, from_floats<T, V>(x));
-  store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
-}
-
-// The angle of a thread's pair, where it has one, for the row of threads that shares `cos`, as above. Ends with a
-// barrier.
-__device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, const ShortPosition &position,
-                                            uint64_t increment, bool has_pair, float *cos) {
-  if (has_pair) {
-    const CosSin<float> angle = compute_angle(params, position.finish(params), increment);
-    cos[threadIdx.x] = angle.cos;
-    cos[threadIdx.x + kMaxShortPairs] = angle.sin;
-  }
-  __syncthreads();
-}
-
-// What is left where angles are shared by a row of threads, each of which computes one at most, when positions and
-// increments are asked for.
-template <typename T, int V, bool IsInterleaved>
-__device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params, const ShortUnit<V * sizeof(T)> &mine,
-                                              bool is_active, const ShortPosition &position, uint64_t increment,
-                                              bool has_pair, float *shared) {
-  float *const cos = shared + threadIdx.y * (2 * kMaxShortPairs);
-  Vector<T, V> low, high;
-  if (is_active) {
-    low = load_vector<Vector<T, V>>(mine.in);
-    high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
-  }
-  share_angle(params, position, increment, has_pair, cos);
-  if (!is_active) return;
-  rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
-}
 
 // Angles shared by a warp, which computes them all: for few tokens, where a barrier costs more. Its units are of one
 // token.

@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels/rope_flat.cuh"
 #include "backend/cuda/kernels/rope_general.cuh"
 #include "backend/cuda/kernels/rope_long.cuh"
+#include "backend/cuda/kernels/rope_scattered.cuh"
 #include "backend/cuda/kernels/rope_shared.cuh"
 #include "backend/cuda/kernels/rope_short.cuh"
 #include "backend/cuda/kernels/rope_token.cuh"
@@ -23,9 +24,10 @@ const void *find_rope_variant(int vector_elements, RopeKernel kernel, Pairing pa
     case RopeKernel::kTokenTable:
     case RopeKernel::kTokenTableAxes:
     case RopeKernel::kTokenTableSequences:
+      return find_token_kernel<T>(kernel, vector_elements, is_interleaved);
     case RopeKernel::kScattered:
     case RopeKernel::kScatteredTable:
-      return find_token_kernel<T>(kernel, vector_elements, is_interleaved);
+      return find_scattered_kernel<T>(kernel, vector_elements);
     case RopeKernel::kGeneral:
       return find_general_kernel<T>(vector_elements, pairing);
     case RopeKernel::kShortWarp:

@@ -4,8 +4,9 @@
 // one vector of each tensor: with more, the time depends on where the buffers happen to lie.
 #pragma once
 
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
-#include "backend/cuda/kernels/swiglu_rows.cuh"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/gating.hpp"
 #include "plan/tuning.hpp"
@@ -281,26 +282,6 @@ const void *find_swiglu_kernel(SwigluVariant variant) {
       return pick(swiglu_kernel<T, V, true, kPlain, true, IsAlternating>,
                   swiglu_kernel<T, V, true, false, true, IsAlternating>);
   }
-}
-
-// The kernel for a vector width, or NULL for a width that T has none of.
-template <typename T>
-const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  if (variant.work == kSwigluRowSums) {
-    return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
-  }
-  if (variant.is_alternating) {
-    if constexpr (kSize < 8) {
-      if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
-      if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
-    }
-    return nullptr;
-  }
-  if (vector_elements == 1) return find_swiglu_kernel<T, 1, false>(variant);
-  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, false>(variant);
-  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, false>(variant);
-  return nullptr;
 }
 
 }  // namespace rope

@@ -8,45 +8,6 @@
 
 namespace rope {
 
-// Into the L2 cache.
-__device__ __forceinline__ void prefetch(const char *address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
-// Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the
-// launch attribute neither does anything.
-__device__ __forceinline__ void begin_dependent_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// The bits that no address of the device has: that of a byte within a pair of them, and the highest.
-__device__ __forceinline__ uint32_t unused_bits(const void *address) {
-  const uint64_t bits = reinterpret_cast<uint64_t>(address);
-  return (static_cast<uint32_t>(bits) & 1u) | (static_cast<uint32_t>(bits >> 32) & 0x80000000u);
-}
-
-// Waits with the addresses computed whose unused bits are given. Without an instruction that needs them before the
-// wait, the compiler computes them behind it. The bits of an address in use are 0, so no thread that has a
-// token ends here.
-__device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
-  asm volatile(
-      "{\n"
-      " .reg .pred is_set;\n"
-      " setp.ne.u32 is_set, %0, 0;\n"
-      " @is_set exit;\n"
-      "}" ::"r"(bits)
-      : "memory");
-  wait_for_previous_launch();
-}
-
 // Elements as they come from memory: 32-bit words, or a single 16-bit element. They are taken apart only when they are
 // needed: doing so right after the load would wait for it.
 template <int Bytes>

@@ -1,0 +1,26 @@
+// addresses.cuh - steps to an address, what its bits tell, and a prefetch of what lies there
+#pragma once
+
+#include <stdint.h>
+
+namespace rope {
+
+// address + number * stride. Of the product the compiler would make more than this instruction.
+__device__ __forceinline__ const char *step(const char *address, uint32_t number, int32_t stride) {
+  int64_t product;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(number), "r"(stride));
+  return address + product;
+}
+
+// Into the L2 cache.
+__device__ __forceinline__ void prefetch(const char *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The bits that no address of the device has: that of a byte within a pair of them, and the highest.
+__device__ __forceinline__ uint32_t unused_bits(const void *address) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(address);
+  return (static_cast<uint32_t>(bits) & 1u) | (static_cast<uint32_t>(bits >> 32) & 0x80000000u);
+}
+
+}  // namespace rope

@@ -1,0 +1,81 @@
+// block_work.cuh - which part of a launch a block has that shares angles, and which part of it a thread
+//
+// At 16 bits an element RoPE is nearly as short of instructions and registers as of memory: nothing is divided but by a
+// reciprocal, and what a thread can compute again it does not keep.
+#pragma once
+
+#include "backend/cuda/kernels/positions.cuh"
+#include "backend/cuda/kernels/rope_params.hpp"
+
+namespace rope {
+
+// The tokens of a block, and which unit of which of them is this thread's.
+struct BlockShare {
+  uint32_t first_token;  // in the row of the grid
+  uint32_t num_tokens;
+  bool has_one_token;
+  bool is_first_block;  // of those that share the token
+  DivmodResult place;   // token, counted in the block, and unit of it
+  bool is_active;
+};
+
+__device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params, uint32_t units_per_block) {
+  const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
+  BlockShare share;
+  share.first_token = block.quotient * params.tokens_per_block;
+  share.has_one_token = params.tokens_per_block == 1;
+  share.is_first_block = block.remainder == 0;
+  share.place = {0, block.remainder * units_per_block + threadIdx.x};
+  if (!share.has_one_token) share.place = params.units_per_token.divmod(threadIdx.x);
+
+  // The last block of a row of the grid may have fewer tokens, or none.
+  share.num_tokens = params.tokens_per_block;
+  if (!share.has_one_token || gridDim.y > 1) {
+    int64_t tokens_left = params.num_tokens - blockIdx.y * params.tokens_per_grid_row;
+    if (tokens_left > params.tokens_per_grid_row) tokens_left = params.tokens_per_grid_row;
+    tokens_left -= share.first_token;
+    if (tokens_left < share.num_tokens) share.num_tokens = tokens_left > 0 ? static_cast<uint32_t>(tokens_left) : 0;
+  }
+  share.is_active = share.place.quotient < share.num_tokens && share.place.remainder < params.units_per_token.divisor;
+  return share;
+}
+
+// A token of this row of the grid. The row begins at a batch, or, where tokens are the outer axis, at a token.
+__device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t in_row) {
+  if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
+  const DivmodResult result = params.inner.divmod(in_row);
+  const int64_t outer = blockIdx.y * params.outer_per_grid_row + result.quotient;
+  if (params.is_batch_fastest) return {result.remainder, outer};
+  return {outer, result.remainder};
+}
+
+struct Unit {
+  int tensor;
+  uint32_t head;
+  uint32_t number;  // in its head
+  bool is_rotary;
+};
+
+__device__ __forceinline__ Unit find_unit(const RopeKernelParams &params, uint32_t unit_of_token) {
+  const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
+  const DivmodResult head = params.tensor[which].units_per_head.divmod(unit_of_token - params.tensor_begins[which]);
+  return {which, head.quotient, head.remainder, head.remainder < params.rotary_units_per_head};
+}
+
+// First channel of a copy unit. They count vectors below the window, then those above it.
+template <int V>
+__device__ __forceinline__ int copied_channel(const RopeKernelParams &params, const Unit &unit) {
+  const int channel = static_cast<int>(unit.number - params.rotary_units_per_head) * V;
+  return channel >= params.rotary_offset ? channel + params.rotary_dim : channel;
+}
+
+// Bytes from the beginning of a tensor to a head's channel.
+template <typename T, int V>
+__device__ __forceinline__ int64_t offset_of_channel(const RopeKernelParams &params, uint32_t head, BatchToken at,
+                                                     int channel, const int64_t *stride) {
+  int64_t offset = at.token * stride[kToken] + head * stride[kHead];
+  if (!params.has_one_batch) offset += at.batch * stride[kBatch];
+  return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+}
+
+}  // namespace rope

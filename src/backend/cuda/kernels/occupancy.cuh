@@ -1,0 +1,19 @@
+// occupancy.cuh - the blocks of a multiprocessor that the compiler leaves registers for
+#pragma once
+
+namespace rope {
+
+// Threads that a multiprocessor holds at least: 1024 on Turing, 1536 on all others. Data-centre GPUs from Ampere on hold
+// 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kHeldThreads = 1024;
+#else
+constexpr int kHeldThreads = 1536;
+#endif
+
+constexpr int min_blocks_per_multiprocessor(int resident_threads, int block_threads) {
+  const int blocks = (resident_threads < kHeldThreads ? resident_threads : kHeldThreads) / block_threads;
+  return blocks > 0 ? blocks : 1;
+}
+
+}  // namespace rope

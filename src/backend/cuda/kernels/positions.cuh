@@ -1,0 +1,76 @@
+// positions.cuh - the position of a token
+#pragma once
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/integers.cuh"
+#include "backend/cuda/kernels/rope_params.hpp"
+
+namespace rope {
+
+struct BatchToken {
+  int64_t batch;
+  int64_t token;
+};
+
+__device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &source, BatchToken at, int axis) {
+  int64_t offset = at.batch * source.batch_stride + at.token * source.token_stride;
+  if (axis != 0) offset += axis * source.axis_stride;
+  if (source.is_64_bit) {
+    const uint2 words = reinterpret_cast<const uint2 *>(source.data)[offset];
+    return {words.x, words.y};
+  }
+  return {reinterpret_cast<const uint32_t *>(source.data)[offset], 0};
+}
+
+// The position of a token but for position_offset; finish_position makes a number of it.
+__device__ __forceinline__ LoadedInteger load_position(const RopePositionParams &params, BatchToken at, int axis = 0) {
+  LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
+  if (params.has_positions) position = load_integer(params.positions, at, axis);
+  if (params.has_start_positions) {
+    const uint64_t index = extend(position, params.positions.is_64_bit || !params.has_positions);
+    position =
+        as_loaded(index + extend(load_integer(params.start_positions, at, axis), params.start_positions.is_64_bit));
+  }
+  return position;
+}
+
+__device__ __forceinline__ uint64_t finish_position(const RopePositionParams &params, LoadedInteger position) {
+  return extend(position, !params.has_narrow_positions) + params.position_offset;
+}
+
+// The position of a token on an axis; `index` counts in its batch or sequence.
+__device__ __forceinline__ uint64_t position_on(const RopePositionParams &params, int axis, int64_t batch,
+                                                int64_t token, uint64_t index) {
+  const auto load = [&](const TokenIntegers &source) {
+    const int64_t at = axis * source.axis_stride + batch * source.batch_stride + token * source.token_stride;
+    return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
+  };
+  uint64_t position = params.has_positions ? load(params.positions) : index;
+  if (params.has_start_positions) position += load(params.start_positions);
+  return position + params.position_offset;
+}
+
+// The position of a token: where it stands, then the number.
+class ShortPosition {
+ public:
+  __device__ __forceinline__ ShortPosition(const RopeShortParams &params, uint32_t token)
+      : address_(step(params.positions, token, params.position_bytes)), loaded_({token, 0}) {}
+
+  __device__ __forceinline__ const char *address() const { return address_; }
+
+  __device__ __forceinline__ void load_if(bool is_turn, const RopeShortParams &params) {
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(address_);
+    if (is_turn && params.has_positions) loaded_.low = words[0];
+    if (is_turn && params.has_wide_positions) loaded_.high = words[1];
+  }
+
+  __device__ __forceinline__ uint64_t finish(const RopeShortParams &params) const {
+    return extend(loaded_, params.has_wide_positions || !params.has_positions) + params.position_offset;
+  }
+
+ private:
+  const char *address_;
+  LoadedInteger loaded_;
+};
+
+}  // namespace rope

@@ -1,0 +1,86 @@
+// rope_scattered.cuh - the RoPE kernel for channels that no vector holds
+#pragma once
+
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/row_work.cuh"
+#include "backend/cuda/kernels/token_angles.cuh"
+#include "backend/cuda/kernels/vector.cuh"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+// The same for channels that no vector holds, in either style: a unit is one pair, or one channel outside the window,
+// of kScatteredHeads heads. Neighbouring threads have neighbouring pairs, and a thread its angle for all of its heads.
+template <typename T, typename Angles>
+__global__ void __launch_bounds__(kMaxRopeThreads)
+    rope_scattered_kernel(const __grid_constant__ RopeScattered<AnglesParams<Angles, Lookup::kAny>> params) {
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  const TokenPlace place = find_token_place<true>(params);
+  const uint32_t unit = place.part * blockDim.x + threadIdx.x;
+  TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, unit == 0,
+                                           reinterpret_cast<float *>(shared));
+  const uint32_t group = __umulhi(unit, params.head_reciprocal), number = unit - group * params.units_per_head;
+  const int which = (group >= params.tensor_begins[0]) + (group >= params.tensor_begins[1]);
+  const RopeTokenTensor &tensor = params.tensor[which];
+  const ScatteredChannels &channels = params.channels[which];
+  const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScatteredHeads;
+  const bool is_active = place.is_present && unit < params.units_per_token;
+  const bool is_rotary = number < params.rotary_units_per_head;
+  uint32_t channel =
+      params.rotary_offset + number * params.pair_step + __umulhi(number, params.run_reciprocal) * params.distance;
+  if (!is_rotary) {
+    channel = number - params.rotary_units_per_head;
+    if (channel >= params.rotary_offset) channel += params.rotary_dim;
+  }
+  wait_for_previous_launch();
+
+  angles.begin();
+  Words<sizeof(T)> x[kScatteredHeads], y[kScatteredHeads];
+  const char *in =
+      tensor.in + static_cast<int64_t>(channel) * channels.in_stride +
+      offset_of_head<true>(params, place.at, head, tensor.in_token, tensor.in_head, params.in_batch[which]);
+  const int64_t in_to_high = params.distance * channels.in_stride, out_to_high = params.distance * channels.out_stride;
+  const uint32_t heads = !is_active                                ? 0
+                         : channels.heads - head < kScatteredHeads ? channels.heads - head
+                                                                   : kScatteredHeads;
+#pragma unroll
+  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+    if (i >= heads) continue;
+    const char *low = in + static_cast<int64_t>(i) * tensor.in_head;
+    x[i] = load_vector<Words<sizeof(T)>>(low);
+    if (is_rotary) y[i] = load_vector<Words<sizeof(T)>>(low + in_to_high);
+  }
+  const TokenState state = angles.make(place.part == 0);
+
+  if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
+  char *out = tensor.out + static_cast<int64_t>(channel) * channels.out_stride +
+              offset_of_head<true>(params, place.at, head, tensor.out_token, tensor.out_head, params.out_batch[which]);
+  CosSin<float> angle = {};
+  if (is_rotary) angle = {angles.cos()[number], angles.sin()[number]};
+#pragma unroll
+  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+    if (i >= heads) continue;
+    char *low = out + static_cast<int64_t>(i) * tensor.out_head;
+    if (is_rotary && state == kRotated) {
+      float of_x, of_y;
+      to_floats<T, 1>(x[i], &of_x);
+      to_floats<T, 1>(y[i], &of_y);
+      const Pair<float> pair = rotate<float>({of_x, of_y}, angle, angle);
+      x[i] = from_floats<T, 1>(&pair.x);
+      y[i] = from_floats<T, 1>(&pair.y);
+    }
+    store_vector(low, x[i]);
+    if (is_rotary) store_vector(low + out_to_high, y[i]);
+  }
+}
+
+// The kernel, computed or from a table, or NULL for vectors.
+template <typename T>
+const void *find_scattered_kernel(RopeKernel kernel, int vector_elements) {
+  if (vector_elements != 1) return nullptr;
+  return kernel == RopeKernel::kScattered ? reinterpret_cast<const void *>(rope_scattered_kernel<T, ComputedAngles>)
+                                          : reinterpret_cast<const void *>(rope_scattered_kernel<T, TableAngles>);
+}
+
+}  // namespace rope

@@ -1,0 +1,73 @@
+// sequences.cuh - the sequence of a token, and whether cu_seqlens keeps its rule
+#pragma once
+
+#include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/integers.cuh"
+#include "backend/cuda/kernels/rope_params.hpp"
+
+namespace rope {
+
+__device__ __forceinline__ int64_t sequence_entry(const Sequences &sequences, int64_t index) {
+  return load_wide(sequences.data, sequences.is_64_bit, index * sequences.stride);
+}
+
+// Whether a token belongs to a sequence; those before the first are faulty, those behind the last are padding.
+__device__ __forceinline__ bool is_in_sequences(const Sequences &sequences, int64_t token) {
+  return token >= sequence_entry(sequences, 0) && token < sequence_entry(sequences, sequences.count);
+}
+
+struct SequencePlace {
+  int64_t sequence;
+  uint64_t index;  // of the token, in its sequence
+};
+
+// The sequence of a token that is in one. Whatever the entries are, it is one of them.
+__device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequences, int64_t token) {
+  int64_t low = 0, high = sequences.count;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const bool is_below = sequence_entry(sequences, middle) <= token;
+    low = is_below ? middle : low;
+    high = is_below ? high : middle;
+  }
+  return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
+}
+
+// The same by the lanes of a whole warp, each of which looks at another sequence. In cu_seqlens that rise it is the same
+// sequence. There are fewer than 2^31.
+__device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &sequences, int64_t token) {
+  constexpr int kLanes = 32;
+  constexpr uint32_t kAllLanes = 0xffffffffu;
+  const int lane = static_cast<int>(threadIdx.x % kLanes);
+  int first = 0, count = static_cast<int>(sequences.count);
+  int64_t entry;
+  do {
+    const int step = (count - 1) / kLanes + 1;
+    const int64_t mine = static_cast<int64_t>(lane) * step;
+    entry = mine < count ? sequence_entry(sequences, first + mine) : INT64_MAX;
+    const uint32_t below = __ballot_sync(kAllLanes, entry <= token);
+    const int found = below != 0 ? 31 - __clz(static_cast<int>(below)) : 0;
+    entry = __shfl_sync(kAllLanes, entry, found);
+    first += found * step;
+    count = count - found * step < step ? count - found * step : step;
+  } while (count > 1);
+  return {first, static_cast<uint64_t>(token) - static_cast<uint64_t>(entry)};
+}
+
+// Counts the entries of cu_seqlens that break its rule, shared by all threads of the grid.
+template <typename Params>
+__device__ __forceinline__ void check_sequences(const Params &params) {
+  if (params.fault.data == nullptr || !params.sequences.is_present) return;
+  const uint32_t block_threads = blockDim.x * blockDim.y;
+  const int64_t grid_threads = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z * block_threads;
+  const int64_t block = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t first = block * block_threads + threadIdx.y * blockDim.x + threadIdx.x;
+  for (int64_t i = first; i <= params.sequences.count; i += grid_threads) {
+    const int64_t entry = sequence_entry(params.sequences, i);
+    const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
+    if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
+    count_fault(params.fault, entry < 0 ? 0 : entry > params.num_tokens ? params.num_tokens : entry);
+  }
+}
+
+}  // namespace rope

@@ -1,0 +1,199 @@
+// token_angles.cuh - the angles of a row of threads that has a token, computed or from a table
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/positions.cuh"
+#include "backend/cuda/kernels/sequences.cuh"
+#include "backend/cuda/kernels/table_rows.cuh"
+
+namespace rope {
+
+// Where a kernel's angles come from.
+struct ComputedAngles {
+  using Params = RopeTokenAngleParams;
+  static constexpr bool kHasRows = false;
+};
+
+struct TableAngles {
+  using Params = RopeTokenTableParams;
+  static constexpr bool kHasRows = true;
+};
+
+// How a kernel finds positions.
+enum class Lookup {
+  kNone,       // one axis, no sequences
+  kAxes,       // several axes, no sequences
+  kSequences,  // in sequences, of one batch
+  kAny
+};
+
+template <typename Angles, Lookup kLookup>
+using AnglesParams =
+    std::conditional_t<kLookup == Lookup::kNone, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
+
+// The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What the whole block waits
+// for is asked for early: parameters by the constructor, while the launch may still wait for the previous one, and
+// positions and rows by begin, before the channels.
+template <typename Angles, Lookup kLookup>
+class TokenAngles {
+ public:
+  using Params = AnglesParams<Angles, kLookup>;
+
+  // `is_first`: of the threads that share the token this one speaks for all.
+  __device__ __forceinline__ TokenAngles(const Params &params, BatchToken at, bool is_present, bool is_first,
+                                         float *shared)
+      : params_(params),
+        at_(at),
+        is_present_(is_present),
+        is_first_(is_present && is_first),
+        cos_(shared + threadIdx.y * (2 * params.pairs)),
+        pair_(is_present ? threadIdx.x : params.pairs),
+        place_({at.batch, static_cast<uint64_t>(at.token)}) {
+    // In sequences there are no registers for that.
+    if (!kMayHaveSequences && pair_ < params_.pairs) read_parameters();
+  }
+
+  __device__ __forceinline__ const float *cos() const { return cos_; }
+  __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
+
+  __device__ __forceinline__ void begin() {
+    if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
+    // Computed angles do not wait for memory again, so there the channels may come first.
+    if constexpr (Angles::kHasRows) {
+      if constexpr (kMayHaveSequences) find_sequence();
+      if (pair_ < params_.pairs) load_row();
+    }
+  }
+
+  // Ends with a barrier. `is_first_part`: of the blocks that share the token this is the first.
+  __device__ __forceinline__ TokenState make(bool is_first_part) {
+    if constexpr (kMayHaveSequences && !Angles::kHasRows) find_sequence();
+    if constexpr (!kMayHaveSequences) {
+      const bool prefetches = static_cast<uint32_t>(at_.token) < params_.tokens_that_prefetch;
+      if (prefetches && is_first_part && is_present_) prefetch_position();
+    }
+    bool is_lost = false;
+#pragma unroll 1
+    while (pair_ < params_.pairs) {
+      CosSin<float> angle;
+      if constexpr (Angles::kHasRows) {
+        is_lost = !has_row_;
+        if (is_lost) break;
+        angle = {entry_of(row_.cos, params_.table.dtype), entry_of(row_.sin, params_.table.dtype)};
+        if (params_.sin_scale < 0.0f) angle.sin = -angle.sin;
+      } else {
+        if constexpr (kMayHaveSequences) read_parameters();
+        angle = compute_angle(params_, position(), increment_);
+      }
+      cos_[pair_] = angle.cos;
+      cos_[params_.pairs + pair_] = angle.sin;
+      pair_ += blockDim.x;
+      if (pair_ >= params_.pairs) break;
+      if constexpr (!kMayHaveSequences) read_parameters();
+      if constexpr (kLookup == Lookup::kAxes) position_ = load_position(params_, at_, axis_);
+      if constexpr (Angles::kHasRows) load_row();
+    }
+    if constexpr (Angles::kHasRows) {
+      // Seldom, so that it may take long: another token of the block may be the one.
+      if (__syncthreads_or(is_lost)) {
+        is_lost = is_present_ && !is_absent_ && !has_rows();
+        if constexpr (kLookup != Lookup::kNone) {
+          if (is_lost && is_first_) count_fault(params_.fault, at_.batch * params_.tokens_per_batch + at_.token);
+        }
+      }
+    } else {
+      __syncthreads();
+    }
+    return is_absent_ ? kAbsent : is_lost ? kUnrotated : kRotated;
+  }
+
+ private:
+  static constexpr bool kMayHaveSequences = kLookup == Lookup::kSequences || kLookup == Lookup::kAny;
+
+  __device__ __forceinline__ void read_parameters() {
+    if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
+    if constexpr (kLookup != Lookup::kNone) {
+      if (!kMayHaveSequences || params_.num_axes > 1) axis_ = through_memory(params_.pair_axis)[pair_];
+    }
+  }
+
+  // Of the token whose turn is next, so that nobody waits for more than the L2 cache.
+  __device__ __forceinline__ void prefetch_position() const {
+    const int axis = static_cast<int>(threadIdx.x);
+    if (axis >= params_.num_position_axes) return;
+    const TokenIntegers &source = params_.positions;
+    const int64_t at = at_.batch * source.batch_stride + (at_.token + params_.tokens_ahead) * source.token_stride +
+                       axis * source.axis_stride;
+    prefetch(source.data + (source.is_64_bit ? at * 8 : at * 4));
+  }
+
+  // A token that is in no sequence has a place, too, which nobody asks for: looking for it need not wait. Warps without
+  // a pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
+  __device__ __forceinline__ void find_sequence() {
+    if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
+      const int64_t begin = sequence_entry(params_.sequences, 0);
+      const int64_t end = sequence_entry(params_.sequences, params_.sequences.count);
+      place_ = find_sequence_by_warp(params_.sequences, at_.token);
+      is_absent_ = at_.token < begin || at_.token >= end;
+      if (is_absent_) {
+        pair_ = params_.pairs;
+        if (is_first_ && at_.token < begin) count_fault(params_.fault, at_.token);
+      }
+    }
+    check_sequences(params_);
+  }
+
+  // For the current pair.
+  __device__ __forceinline__ uint64_t position() const {
+    if constexpr (kMayHaveSequences) return position_on(params_, axis_, place_.sequence, at_.token, place_.index);
+    return finish_position(params_, position_);
+  }
+
+  __device__ __forceinline__ void load_row() {
+    const AngleTable &table = params_.table;
+    if constexpr (kMayHaveSequences) read_parameters();
+    uint64_t row = position();
+    uint32_t column = pair_;
+    if constexpr (kLookup != Lookup::kNone) {
+      if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
+      column = params_.table_width.divmod(pair_).remainder;
+    }
+    has_row_ = row < static_cast<uint64_t>(table.rows);
+    if (has_row_) row_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
+  }
+
+  // Whether all positions of the token have rows in the table.
+  __device__ __forceinline__ bool has_rows() const {
+    const uint64_t rows = static_cast<uint64_t>(params_.table.rows);
+    if constexpr (kLookup == Lookup::kNone) {
+      return finish_position(params_, load_position(params_, at_)) < rows;
+    } else {
+      SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
+      if (params_.sequences.is_present) place = rope::find_sequence(params_.sequences, at_.token);
+      for (int axis = 0; axis < params_.num_axes; ++axis) {
+        const bool is_used = (params_.used_axes >> axis & 1u) != 0;
+        if (is_used && position_on(params_, axis, place.sequence, at_.token, place.index) >= rows) return false;
+      }
+      return true;
+    }
+  }
+
+  const Params &params_;
+  const BatchToken at_;
+  const bool is_present_;
+  const bool is_first_;
+  float *const cos_;
+  uint32_t pair_;
+  SequencePlace place_;
+  bool is_absent_ = false;
+  uint64_t increment_ = 0;
+  int axis_ = 0;
+  LoadedInteger position_ = {};
+  LoadedAngle row_;
+  bool has_row_ = false;
+};
+
+}  // namespace rope
