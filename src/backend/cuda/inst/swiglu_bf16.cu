@@ -5,7 +5,7 @@
 namespace rope {
 
 const void *swiglu_kernel_bf16(int vector_elements, SwigluVariant variant) {
-  return find_swiglu_kernel<BFloat16>(vector_elements, variant);
+  return find_swiglu_variant<BFloat16>(vector_elements, variant);
 }
 
 }  // namespace rope

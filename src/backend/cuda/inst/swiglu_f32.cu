@@ -5,7 +5,7 @@
 namespace rope {
 
 const void *swiglu_kernel_f32(int vector_elements, SwigluVariant variant) {
-  return find_swiglu_kernel<float>(vector_elements, variant);
+  return find_swiglu_variant<float>(vector_elements, variant);
 }
 
 }  // namespace rope

@@ -5,7 +5,7 @@
 namespace rope {
 
 const void *swiglu_kernel_f64(int vector_elements, SwigluVariant variant) {
-  return find_swiglu_kernel<double>(vector_elements, variant);
+  return find_swiglu_variant<double>(vector_elements, variant);
 }
 
 }  // namespace rope

@@ -59,7 +59,7 @@ struct FlatUnit {
     }
   }
 
-  __device__ __forceinline__ LoadedInteger load_position(const RopePositionParams &params) const {
+  __device__ __forceinline__ LoadedInteger load_own_position(const RopePositionParams &params) const {
     LoadedInteger result = {static_cast<uint32_t>(at.token), 0};
     const uint32_t *words = reinterpret_cast<const uint32_t *>(position);
     if (params.has_positions) result.low = words[0];
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kFlatThreads) rope_flat_kernel(const __grid_co
     for (int i = 0; i < R::kLength; ++i) increment[run][i] = increments[first + i];
   }
   wait_for_previous_launch();
-  const LoadedInteger position = mine.load_position(params);
+  const LoadedInteger position = mine.load_own_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t at = finish_position(params, position);
-  rotate_vectors<T, V, IsInterleaved>(&low, &high,
+  rotate_unit_by<T, V, IsInterleaved>(&low, &high,
                                       [&](int run, int i) { return compute_angle(params, at, increment[run][i]); });
   store_vector(mine.out, low);
   store_vector(mine.out + params.bytes_to_high, high);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_c
   // Nobody is trapped: the compiler loads a row in two rounds without this, 139.7 us against 133.5 of one head.
   if ((unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) | unused_bits(sin_row)) != 0) __trap();
   wait_for_previous_launch();
-  const LoadedInteger position = mine.load_position(params);
+  const LoadedInteger position = mine.load_own_position(params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t row = finish_position(params, position);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_c
       cos[run] = load_run<Word, R::kLength>(cos_row + further);
       sin[run] = load_run<Word, R::kLength>(sin_row + further);
     }
-    rotate_vectors<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
+    rotate_unit_by<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
       const float s = entry_of(sin[run], i, table.dtype);
       return {entry_of(cos[run], i, table.dtype), params.sin_scale < 0.0f ? -s : s};
     });

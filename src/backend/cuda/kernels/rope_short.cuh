@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
     cos[run] = load_run<Word, R::kLength>(cos_run + further);
     sin[run] = load_run<Word, R::kLength>(sin_run + further);
   }
-  rotate_vectors<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
+  rotate_unit_by<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
     const float s = entry_of(sin[run], i, params.table_dtype);
     return {entry_of(cos[run], i, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
   });

@@ -1,13 +1,9 @@
-// row_scale.cuh - the factor of a row of SwiGLU, and the number of rows
+// row_scale.cuh - the factor of a row of SwiGLU
 #pragma once
 
 #include "backend/cuda/kernels/vector.cuh"
 
 namespace rope {
-
-__device__ __forceinline__ int64_t load_num_rows(const char *address, bool is_64_bit) {
-  return is_64_bit ? *reinterpret_cast<const int64_t *>(address) : *reinterpret_cast<const int32_t *>(address);
-}
 
 template <typename T>
 __device__ __forceinline__ RealOf<T> load_element(const char *address) {

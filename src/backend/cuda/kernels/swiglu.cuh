@@ -4,6 +4,7 @@
 // one vector of each tensor: with more, the time depends on where the buffers happen to lie.
 #pragma once
 
+#include "backend/cuda/kernels/integers.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -77,8 +78,8 @@ struct SwigluPlace {
 };
 
 template <typename T, int V, bool IsAlternating, int NumInputs, int NumOutputs>
-__device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_place(const SwigluKernelParams &params,
-                                                                         const RowVector &at) {
+__device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_swiglu_place(const SwigluKernelParams &params,
+                                                                                const RowVector &at) {
   const int64_t column = at.vector * V;
   SwigluPlace<NumInputs, NumOutputs> place;
   place.count = params.columns - column;
@@ -120,7 +121,7 @@ __device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params,
                                                RealOf<T> *row_scale) {
   const int64_t column = V == 1 ? at.vector : 0;
   if (params.num_rows != nullptr && offset_of(params, params.row_index_stride, at.row, column) >=
-                                        load_num_rows(params.num_rows, params.is_num_rows_64_bit)) {
+                                        load_wide(params.num_rows, params.is_num_rows_64_bit, 0)) {
     return false;
   }
   *row_scale = 1;
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_
   if (index >= params.num_vectors) return;
   const Form<RealOf<T>> &form = form_of<RealOf<T>>(params);
   const RowVector at = split_vector(params, index);
-  const SwigluPlace<kInputs, kOutputs> place = find_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
+  const SwigluPlace<kInputs, kOutputs> place = find_swiglu_place<T, V, IsAlternating, kInputs, kOutputs>(params, at);
   wait_for_previous_launch();
   RealOf<T> row_scale = 1;
   if constexpr (!IsPlain) {
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_
 
 // F64 has no plain kernels: its arithmetic costs what it costs.
 template <typename T, int V, bool IsAlternating>
-const void *find_swiglu_kernel(SwigluVariant variant) {
+const void *find_swiglu_vector_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
   const auto pick = [&](auto plain, auto general) {
     return variant.is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);

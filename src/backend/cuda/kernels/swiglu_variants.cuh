@@ -8,21 +8,21 @@ namespace rope {
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
+const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (variant.work == kSwigluRowSums) {
     return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
   }
   if (variant.is_alternating) {
     if constexpr (kSize < 8) {
-      if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, true>(variant);
-      if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, true>(variant);
+      if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, true>(variant);
+      if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, true>(variant);
     }
     return nullptr;
   }
-  if (vector_elements == 1) return find_swiglu_kernel<T, 1, false>(variant);
-  if (vector_elements == 8 / kSize) return find_swiglu_kernel<T, 8 / kSize, false>(variant);
-  if (vector_elements == 16 / kSize) return find_swiglu_kernel<T, 16 / kSize, false>(variant);
+  if (vector_elements == 1) return find_swiglu_vector_kernel<T, 1, false>(variant);
+  if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, false>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, false>(variant);
   return nullptr;
 }
 

@@ -63,14 +63,14 @@ class TokenAngles {
     if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
     // Computed angles do not wait for memory again, so there the channels may come first.
     if constexpr (Angles::kHasRows) {
-      if constexpr (kMayHaveSequences) find_sequence();
+      if constexpr (kMayHaveSequences) look_up_sequence();
       if (pair_ < params_.pairs) load_row();
     }
   }
 
   // Ends with a barrier. `is_first_part`: of the blocks that share the token this is the first.
   __device__ __forceinline__ TokenState make(bool is_first_part) {
-    if constexpr (kMayHaveSequences && !Angles::kHasRows) find_sequence();
+    if constexpr (kMayHaveSequences && !Angles::kHasRows) look_up_sequence();
     if constexpr (!kMayHaveSequences) {
       const bool prefetches = static_cast<uint32_t>(at_.token) < params_.tokens_that_prefetch;
       if (prefetches && is_first_part && is_present_) prefetch_position();
@@ -132,7 +132,7 @@ class TokenAngles {
 
   // A token that is in no sequence has a place, too, which nobody asks for: looking for it need not wait. Warps without
   // a pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
-  __device__ __forceinline__ void find_sequence() {
+  __device__ __forceinline__ void look_up_sequence() {
     if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
       const int64_t begin = sequence_entry(params_.sequences, 0);
       const int64_t end = sequence_entry(params_.sequences, params_.sequences.count);
@@ -172,7 +172,7 @@ class TokenAngles {
       return finish_position(params_, load_position(params_, at_)) < rows;
     } else {
       SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};
-      if (params_.sequences.is_present) place = rope::find_sequence(params_.sequences, at_.token);
+      if (params_.sequences.is_present) place = find_sequence(params_.sequences, at_.token);
       for (int axis = 0; axis < params_.num_axes; ++axis) {
         const bool is_used = (params_.used_axes >> axis & 1u) != 0;
         if (is_used && position_on(params_, axis, place.sequence, at_.token, place.index) >= rows) return false;

@@ -8,7 +8,7 @@ namespace rope {
 
 // Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
 template <int N>
-__device__ __forceinline__ void rotate_pairs(float *x, float *y, int step, const float *cos, const float *sin) {
+__device__ __forceinline__ void rotate_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
   const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
 #pragma unroll
@@ -28,16 +28,16 @@ template <int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
                                             const float *sin) {
   if constexpr (V == 1) {
-    rotate_pairs<1>(low, high, 1, cos + unit, sin + unit);
+    rotate_run<1>(low, high, 1, cos + unit, sin + unit);
   } else if constexpr (IsInterleaved) {
     const uint32_t first = unit * (V / 2), second = pairs / 2 + first;
-    rotate_pairs<V / 2>(low, low + 1, 2, cos + first, sin + first);
-    rotate_pairs<V / 2>(high, high + 1, 2, cos + second, sin + second);
+    rotate_run<V / 2>(low, low + 1, 2, cos + first, sin + first);
+    rotate_run<V / 2>(high, high + 1, 2, cos + second, sin + second);
   } else {
     constexpr int kStep = V < 4 ? V : 4;
 #pragma unroll
     for (int i = 0; i < V; i += kStep) {
-      rotate_pairs<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
+      rotate_run<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
     }
   }
 }
@@ -51,7 +51,7 @@ struct Runs {
 
 // Rotates a unit: angle_of(run, i) is the i-th angle of a run.
 template <typename T, int V, bool IsInterleaved, typename AngleOf>
-__device__ __forceinline__ void rotate_vectors(Vector<T, V> *low, Vector<T, V> *high, AngleOf angle_of) {
+__device__ __forceinline__ void rotate_unit_by(Vector<T, V> *low, Vector<T, V> *high, AngleOf angle_of) {
   using R = Runs<V, IsInterleaved>;
   float x[V], y[V];
   to_floats<T, V>(*low, x);
