@@ -3,8 +3,8 @@
 
 namespace rope {
 
-// Threads that a multiprocessor holds at least: 1024 on Turing, 1536 on all others. Data-centre GPUs from Ampere on hold
-// 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
+// The minimum of threads that a multiprocessor holds: 1024 on Turing, 1536 on all others. Data-centre GPUs from Ampere
+// on hold 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
 #else

@@ -1,8 +1,24 @@
 // rope_flat.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
 //
-// For tokens of one head, which has nobody to share with, of two with computed angles, or of so few units that a row of
-// threads would be idle. From a table whose columns lie next to each other a thread reads its cosines and sines as
-// vectors.
+// One head of 128 channels, 16 bits, vectors of 16 bytes: 8 units a token, and a block of 128 threads has 16 tokens.
+//
+//   threadIdx.x             0         1       …       7
+//   low                  0 …  7    8 … 15     …    56 …  63
+//   high                64 … 71   72 … 79     …   120 … 127
+//   pairs, HALF          0 …  7    8 … 15     …    56 …  63
+//     INTERLEAVED        0 …  3    4 …  7     …    28 …  31    those of low
+//                       32 … 35   36 … 39     …    60 …  63    those of high
+//
+//   grid x   groups of blockDim.y tokens: token blockIdx.x * blockDim.y + threadIdx.y of all batches
+//   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
+//
+// Moves, for every token and head, the rotated window once in and once out; there are no other channels to move. Each
+// thread reads the position of its token besides (4 or 8 bytes), and for each of its pairs 8 bytes of increments or a
+// cosine and a sine of the table, whose columns lie next to each other, as vectors of up to 16 bytes. Heads of one
+// token read the same row, and find it in a cache.
+//
+// They serve tokens of one head, whose angles no other head shares, tokens of two heads with computed angles, and, from
+// a table, tokens of so few units that most of a row of threads would be idle.
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
@@ -21,7 +37,7 @@ __device__ __forceinline__ uint32_t first_pair(const RopeTokenParams &params, ui
   return unit * R::kLength + static_cast<uint32_t>(run) * (params.pairs / 2);
 }
 
-// A thread's unit. The grid has an axis for the parts of a token.
+// A thread's unit: where it lies, and where its token's position does.
 template <typename T, int V>
 struct FlatUnit {
   BatchToken at;
@@ -107,7 +123,7 @@ __global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_c
     cos_row += mine.at.batch * table.cos.batch_stride * kSize;
     sin_row += mine.at.batch * table.sin.batch_stride * kSize;
   }
-  // Nobody is trapped: the compiler loads a row in two rounds without this, 139.7 us against 133.5 of one head.
+  // No address traps. Without this the compiler loads a row in two rounds: 139.7 us against 133.5 of one head.
   if ((unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) | unused_bits(sin_row)) != 0) __trap();
   wait_for_previous_launch();
   const LoadedInteger position = mine.load_own_position(params);

@@ -1,10 +1,29 @@
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
-// The same division of work as in rope_shared.cuh, which see, and the same bytes. What differs: where tokens have to be
-// looked up (their sequence, their row in a table) a block does so once, behind a barrier of its own; each pair has a
-// position of its own; the cosines and sines of a pair's two channels may differ; input and output may pair channels in
-// different ways. In place the last one is safe because a block has whole heads and stores behind the barrier that
-// follows its loads.
+// Tokens and units are dealt to blocks and threads as in rope_shared.cuh, but a block that converts styles in place has
+// whole heads alone, and its last threads may have no unit. The channels of a unit, with a window of 16 and V = 2:
+//
+//   unit of the head                            0             1             2             3
+//   HALF and INTERLEAVED                     0 1   8 9     2 3  10 11    4 5  12 13    6 7  14 15
+//   HALF in blocks of 8 channels             0 1   4 5     2 3   6  7    8 9  12 13  10 11  14 15
+//   converted, the side of HALF              0 1   8 9     2 3  10 11    4 5  12 13    6 7  14 15
+//   converted, the side of INTERLEAVED       0 1   2 3     4 5   6  7    8 9  10 11  12 13  14 15
+//
+// With V = 1 unit n is pair n. Outside the window a unit is one vector.
+//
+//   shared   cos[token][pair], sin[token][pair]; with columns for each channel those of the pairs' second channels
+//            follow in this order; then a TokenInfo for each token where tokens have to be looked up
+//
+//   load channels ─ look up tokens ─ barrier ─ angles ─ barrier ─ rotate ─ store
+//                   thread t: token t          thread i: i, i + blockDim.x, …
+//
+// Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
+// A block reads besides, for each of its tokens, the positions (4 or 8 bytes an axis), the log2 (B) entries of
+// cu_seqlens that find its sequence of B, and from a table a cosine and a sine, or an angle, for each pair or channel;
+// and where angles are computed 8 bytes of increments for each pair.
+//
+// Each pair has a position of its own, and the cosines and sines of a pair's two channels may differ. In place,
+// converting is safe because a block has whole heads and stores behind the barrier that follows its loads.
 #pragma once
 
 #include "backend/cuda/kernels/angles.cuh"
@@ -17,7 +36,7 @@
 
 namespace rope {
 
-// Most threads of a block: a converted head may need all of its units in one.
+// The maximum of threads of a block: a converted head may need all of its units in one.
 constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   const int head_units = kMaxHeadDim / vector_elements;
   return pairing == Pairing::kConverted && head_units > kMaxRopeThreads ? head_units : kMaxRopeThreads;

@@ -1,9 +1,32 @@
-// rope_long.cuh - the RoPE kernels of long launches, for what rope_short.cuh takes, in types of 16 bits; and for several
-// batches, for tokens that lie closer than heads, and, with computed angles, from one style to the other
+// rope_long.cuh - the RoPE kernels of long launches, in types of 16 bits
 //
-// They move what rope_token.cuh moves, in straight code: what comes before the first load and after the last counts
-// even where a launch takes 40 us. Blocks of a token follow each other, as in rope_token.cuh, or, where tokens lie
-// closer than heads, those of a part.
+// 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8): 8 units a head, 320 a token, two blocks of 160 threads.
+//
+//   blockIdx.x                           0                               │              1              │     2
+//   token                                0                               │              0              │     1
+//   part                                 0                               │              1              │     0
+//   threadIdx.x    0        1      …      7     │    8     …  │ … 159     │    0     …     │ … 159      │     0     …
+//   unit           0        1      …      7     │    8     …  │   159     │   160    …     │   319      │     0     …
+//   head           0                            │    1     …  │    19     │    20    …     │    39      │     0     …
+//   low         0 …  7   8 … 15    …   56 …  63 │  0 …  7  …  │  56 …  63 │  0 …  7  …     │  56 …  63  │  0 …  7   …
+//   high       64 … 71  72 … 79    …  120 … 127 │ 64 … 71  …  │ 120 … 127 │ 64 … 71  …     │ 120 … 127  │ 64 … 71   …
+//
+//   converted   a unit's side of HALF lies as drawn, its side of INTERLEAVED is two vectors next to each other: for
+//               unit n of a head those of channels 2 n V and (2 n + 1) V of the window
+//
+//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of its batch
+//   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts
+//   grid y        batches, whose tokens follow those of the one before; or, where tokens of a head lie closer than
+//                 heads (BHSD), parts of a token, and grid x has groups alone
+//   shared        cos[kMaxShortPairs], then sin[kMaxShortPairs], of each row: thread x computes or reads pair x
+//
+// Move, for every token and head, the rotated window once in and once out; there are no other channels to move. Each
+// row of threads reads besides the position of its token (4 or 8 bytes), and 8 bytes of increments or a cosine and a
+// sine of the table for each pair.
+//
+// They take what rope_short.cuh takes, several batches, tokens that lie closer than heads, and, with computed angles,
+// conversion from one style to the other. The code is straight: what comes before the first load and after the last
+// counts even where a launch takes 40 us.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -32,8 +55,7 @@ __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   return {token, blockIdx.y * params.tokens_of_row + token, blockIdx.y * params.units_of_row + unit};
 }
 
-// Angles shared by a row of threads, as in rope_short_kernel. Looking for a second axis of the grid costs up to 1 %
-// (tuning.hpp), so where there is none nobody does.
+// Reading a second axis of the grid costs up to 1 % (tuning.hpp), so only the kernel with HasRows does.
 template <typename T, int V, bool IsInterleaved, bool HasRows>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_kernel(const __grid_constant__ RopeLong<RopeShortAngleParams> params) {
@@ -51,8 +73,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                      increment, has_pair, reinterpret_cast<float *>(shared));
 }
 
-// The same between the styles: a unit is two vectors half a window apart on one side and two neighbours on the other.
-// In place a head's units write where others of them have read, before the barrier.
+// Converts one style to the other. In place a head's units write where other units of the head have read, before the
+// barrier.
 template <typename T, int V>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_converted_kernel(const __grid_constant__ RopeLongConvertedParams params) {
@@ -100,8 +122,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(out + (params.is_to_half ? params.bytes_to_high : kVectorBytes), high);
 }
 
-// The same from a table, in one style. A row of it comes before the channels: the whole block waits for it. What tokens
-// further on wait for is prefetched: their positions, and the rows that follow, which are theirs as a rule.
+// Reads angles from a table. A thread asks for its entry of the row before its channels, because the whole block waits
+// for the row. It prefetches what later tokens wait for: their positions, and the rows that follow, which are mostly
+// theirs.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_table_kernel(const __grid_constant__ RopeLongTableParams params) {

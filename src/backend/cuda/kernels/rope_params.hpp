@@ -97,7 +97,7 @@ struct RopeTokenTableParams : RopeTokenParams {
   AngleTable table;
 };
 
-// The same where positions have to be looked up: in sequences, on several axes.
+// For positions that have to be looked up: in sequences, on several axes.
 template <typename Angles>
 struct RopeTokenLookup : Angles {
   Sequences sequences;
@@ -168,8 +168,8 @@ struct RopeShortTableParams : RopeShortParams {
   rope_dtype_t table_dtype;
 };
 
-// The same for long launches. Blocks on the grid's second axis have another batch, whose tokens follow, or another part
-// of the same tokens.
+// For long launches. Blocks on the grid's second axis have another batch, whose tokens follow, or another part of the
+// tokens.
 template <typename Params>
 struct RopeLong : Params {
   uint32_t parts;             // blocks of a token that follow each other
@@ -185,7 +185,7 @@ struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
 struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
   uint64_t rows_that_prefetch;
   int64_t row_bytes_ahead;        // from a row to the one that is prefetched
-  int64_t position_bytes_ahead;   // the same for positions
+  int64_t position_bytes_ahead;   // from a position to the one that is prefetched
   uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
 };
 

@@ -1,11 +1,28 @@
 // rope_shared.cuh - the RoPE kernel that computes angles once for all heads of a token
 //
+// In place, four heads of 128 channels, 16 bits, vectors of V = 8: 8 units a head, 32 a token, 4 tokens a block of 128.
+//
+//   threadIdx.x    0        1      …      7     │    8      …     15     │ … │   32     …     39     │ … │    127
+//   token          0                            │    0                   │   │    1                   │   │     3
+//   head           0                            │    1                   │   │    0                   │   │     3
+//   low         0 …  7   8 … 15    …   56 …  63 │  0 …  7   …   56 …  63 │   │  0 …  7   …   56 …  63 │   │  56 …  63
+//   high       64 … 71  72 … 79    …  120 … 127 │ 64 … 71   …  120 … 127 │   │ 64 … 71   …  120 … 127 │   │ 120 … 127
+//
+// A thread takes a unit: two vectors of neighbouring channels, of which `high` lies half a window after `low`. HALF
+// pairs channel i of `low` with channel i of `high`, INTERLEAVED pairs neighbours in each. Out of place one vector of
+// channels outside the window is a unit too; such units follow the rotary ones of each head.
+//
+//   grid x   groups of tokens_per_block tokens. Where one token has more units than a block has threads, the blocks
+//            of a token follow each other: block b has part b % blocks_per_token of token b / blocks_per_token
+//   grid y   tokens from y * tokens_per_grid_row on; tokens are counted through all batches
+//   shared   cos[token][pair], then sin[token][pair]: thread i computes the angles i, i + blockDim.x, …
+//
 // Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
-// Everything else (positions) is read once a block and is small beside that.
+// A block reads the positions of its tokens besides, 4 or 8 bytes each, and 8 bytes of increments for each pair.
 //
 // A block's threads first load their channels, so that memory works while they compute, then share the work of the
-// angles of the block's tokens: one angle serves all heads of a token. One barrier, then each thread reads its pairs'
-// cosines and sines from shared memory, rotates and stores.
+// angles of the block's tokens. One barrier, then each thread reads its pairs' cosines and sines from shared memory,
+// rotates and stores.
 #pragma once
 
 #include "backend/cuda/kernels/angles.cuh"

@@ -1,5 +1,26 @@
 // rope_short.cuh - the RoPE kernels of short launches, as decoding has them
 //
+// 32 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 640 a token, five parts of 128 threads.
+//
+//   blockIdx.y                             0                                  │      1      │ …  4
+//   threadIdx.x    0        1      …      15     │   16     …    │ …  127     │   0   … 127 │
+//   unit           0        1      …      15     │   16     …    │    127     │  128  … 255 │    … 639
+//   head           0                             │    1          │      7     │   8   …  15 │    …  39
+//   low         0 …  3   4 …  7    …   60 …  63  │  0 …  3  …    │  60 …  63  │             │
+//   high       64 … 67  68 … 71    …  124 … 127  │ 64 … 67  …    │ 124 … 127  │             │
+//
+//   grid x   groups of blockDim.y tokens: token blockIdx.x * blockDim.y + threadIdx.y
+//   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
+//
+//   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
+//   rope_short_kernel         a row of threads computes them: thread x that of pair x
+//   rope_short_table_kernel   a thread reads those of its own pairs, as rope_flat.cuh does; nothing is shared
+//   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
+//
+// Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The
+// position of a token (4 or 8 bytes) is read by each thread that needs it, increments (8 bytes a pair) by each warp or
+// row, a row of the table by each head.
+//
 // Such a launch is a chain of latencies, and of instructions each of which runs once and has to be fetched: the launch,
 // the position, perhaps a row of a table, the store. Hence tensors of one batch whose outputs have the strides of their
 // inputs, numbers of 32 bits, few parameters, vectors of 8 bytes, and code that goes straight on: a jump costs as much
@@ -13,8 +34,7 @@
 
 namespace rope {
 
-// Angles shared by a warp, which computes them all: for few tokens, where a barrier costs more. Its units are of one
-// token.
+// For few tokens, where a barrier costs more than a warp that computes all angles. A warp's units are of one token.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_warp_kernel(const __grid_constant__ RopeShortAngleParams params) {
@@ -55,8 +75,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
 }
 
-// Angles shared by a row of threads, which is no shorter than the pairs: for more tokens, where instructions and not
-// latencies bound.
+// For more tokens, where instructions and not latencies bound. A row of threads is no shorter than the pairs.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
@@ -83,7 +102,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
-  // Others wait for it, so where nobody has to be waited for it comes first.
+  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
   if (!IsLate) position.load_if(!params.is_programmatic, params);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = R::kLength * static_cast<int32_t>(sizeof(Word));

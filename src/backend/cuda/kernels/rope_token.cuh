@@ -1,8 +1,32 @@
 // rope_token.cuh - the RoPE kernel whose blocks have rows of threads with a token each
 //
-// Moves what rope_shared.cuh moves and shares angles in the same way, for tensors that a few numbers describe: strides
-// of 32 bits, and as many units in each head. The grid counts tokens itself, so that nothing is divided but a unit's
-// number by the units of a head. Angles come from increments or from a table, and positions may have to be looked up.
+// In place, 32 + 8 heads of 128 channels, 16 bits, vectors of V = 8: 8 units a head, 320 a token, two blocks of one row
+// of 160 threads.
+//
+//   blockIdx.x                           0                               │              1              │     2
+//   token                                0                               │              0              │     1
+//   part                                 0                               │              1              │     0
+//   threadIdx.x    0        1      …      7     │    8     …  │ … 159     │    0     …     │ … 159      │     0     …
+//   unit           0        1      …      7     │    8     …  │   159     │   160    …     │   319      │     0     …
+//   head           0                            │    1     …  │    19     │    20    …     │    39      │     0     …
+//   low         0 …  7   8 … 15    …   56 …  63 │  0 …  7  …  │  56 …  63 │  0 …  7  …     │  56 …  63  │  0 …  7   …
+//   high       64 … 71  72 … 79    …  120 … 127 │ 64 … 71  …  │ 120 … 127 │ 64 … 71  …     │ 120 … 127  │ 64 … 71   …
+//
+//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of all batches
+//   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts, or,
+//                 where tokens of a head lie closer than heads (BHSD), part b / groups of group b % groups
+//   shared        cos[pair], then sin[pair], of each row: thread x computes or reads pairs x, x + blockDim.x, …
+//
+// A unit is two vectors of 8 or 16 bytes: half a window apart, or with HALF in blocks of channels half a block. Out of
+// place two vectors of channels outside the window are a unit too (the last may be one vector); such units follow the
+// rotary ones of each head.
+//
+// Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
+// Each row of threads reads besides the positions of its token (4 or 8 bytes an axis), and 8 bytes of increments or,
+// from a table, a cosine and a sine for each pair; in sequences also entries of cu_seqlens, 32 at a time.
+//
+// It serves tensors that a few numbers describe: strides of 32 bits, and as many units in each head. The grid counts
+// tokens itself, so that nothing is divided but a unit's number by the units of a head.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"

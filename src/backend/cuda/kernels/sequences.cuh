@@ -33,8 +33,8 @@ __device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequence
   return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
 }
 
-// The same by the lanes of a whole warp, each of which looks at another sequence. In cu_seqlens that rise it is the same
-// sequence. There are fewer than 2^31.
+// Does what find_sequence does with a whole warp, each lane of which looks at another sequence. Where cu_seqlens rises
+// both find one sequence. There are fewer than 2^31.
 __device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &sequences, int64_t token) {
   constexpr int kLanes = 32;
   constexpr uint32_t kAllLanes = 0xffffffffu;

@@ -39,8 +39,8 @@ __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params,
   store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
 }
 
-// The angle of a thread's pair, where it has one, for the row of threads that shares `cos`, as above. Ends with a
-// barrier.
+// Writes the angle of a thread's pair, where it has one, for its row of threads: kMaxShortPairs cosines from `cos` on,
+// then the sines. Ends with a barrier.
 __device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, const ShortPosition &position,
                                             uint64_t increment, bool has_pair, float *cos) {
   if (has_pair) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, 
   __syncthreads();
 }
 
-// What is left where angles are shared by a row of threads, each of which computes one at most, when positions and
-// increments are asked for.
+// Loads the unit, shares the row's angles, of which a thread computes one at most, and rotates: what is left once
+// positions and increments are asked for.
 template <typename T, int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params, const ShortUnit<V * sizeof(T)> &mine,
                                               bool is_active, const ShortPosition &position, uint64_t increment,

@@ -1,7 +1,20 @@
 // swiglu.cuh - the SwiGLU kernels, forward and backward
 //
-// Forward reads two elements and writes one, backward reads three and writes two; nothing else moves. One thread takes
-// one vector of each tensor: with more, the time depends on where the buffers happen to lie.
+//   a row of each tensor      0 … V-1     V … 2V-1    …    … columns-1
+//   vector of the row            0            1       …    vectors_per_row - 1, which may have fewer than V elements
+//
+//   vector of all rows        (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x
+//                             of row number / vectors_per_row, and there vector number % vectors_per_row
+//
+//   forward     gate, up            → out
+//   backward    gate, up, grad_out  → grad_gate, grad_up (each where it is wanted), and out where it is recomputed
+//
+// A thread takes one vector of each tensor, of 8 or 16 bytes or one element; with more, the time depends on where the
+// buffers happen to lie. Where gate and up alternate (g0 u0 g1 u1 …), or their gradients, it takes their 2 V elements
+// from 2 V times the vector's number on.
+//
+// Moves, for every element, two elements in and one out, backward three in and two out, three with the recomputed one;
+// besides, a row_scale for each row and num_rows, where there are any.
 #pragma once
 
 #include "backend/cuda/kernels/integers.cuh"
@@ -189,8 +202,8 @@ __device__ __forceinline__ void process_vector(const SwigluKernelParams &params,
   }
 }
 
-// The same where gate and up alternate, in backward where they or their gradients do. The thread has read all elements
-// that it writes over before it writes any.
+// For gate and up that alternate, or whose gradients do. The thread has read all elements that it writes over before it
+// writes any.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void process_alternating(const SwigluKernelParams &params,
                                                     const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,

@@ -1,8 +1,17 @@
 // swiglu_rows.cuh - the SwiGLU gradients with that of row_scale, which is a sum over a row
 //
-// A block takes a row. Its threads take groups of neighbouring elements in turn, each adds up its own with what the
-// additions round away, and the block adds the threads' sums, warp by warp, in an order that never changes. A thread
-// without a group adds 0, so that the number of threads changes no bit either.
+//   row of a block        blockIdx.y * gridDim.x + blockIdx.x
+//   group of the row      0     1     …   blockDim.x - 1 │  blockDim.x     …         16 bytes of each tensor
+//   threadIdx.x           0     1     …   blockDim.x - 1 │       0         …
+//
+//   sum   of a thread, group by group → of a warp, by shuffles over 16, 8, 4, 2 and 1 lanes → of the block, by thread
+//         0, warp by warp
+//
+// Moves, for every element, gate, up and grad_out in and those of grad_gate, grad_up and out that are wanted out; for
+// every row, row_scale in and its gradient out; and num_rows, where there is one.
+//
+// Each thread adds up its own terms with what the additions round away, and the order of the sum never changes. A
+// thread without a group adds 0, so that the number of threads changes no bit either.
 #pragma once
 
 #include "backend/cuda/kernels/integers.cuh"
@@ -60,7 +69,7 @@ __device__ __forceinline__ int64_t offset_at(const RowAxesIndex &index, const in
   return offset;
 }
 
-// The same where it happens seldom, once in the code.
+// For the seldom case: one copy of the code.
 inline __device__ __noinline__ RowAxesIndex split_single_column(const SwigluRowKernelParams &params, int64_t column) {
   return split_column(params, column);
 }

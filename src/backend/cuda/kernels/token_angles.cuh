@@ -120,7 +120,8 @@ class TokenAngles {
     }
   }
 
-  // Of the token whose turn is next, so that nobody waits for more than the L2 cache.
+  // Prefetches the positions of the token whose turn comes tokens_ahead later, so that its threads wait for the L2
+  // cache at most.
   __device__ __forceinline__ void prefetch_position() const {
     const int axis = static_cast<int>(threadIdx.x);
     if (axis >= params_.num_position_axes) return;
@@ -130,8 +131,8 @@ class TokenAngles {
     prefetch(source.data + (source.is_64_bit ? at * 8 : at * 4));
   }
 
-  // A token that is in no sequence has a place, too, which nobody asks for: looking for it need not wait. Warps without
-  // a pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
+  // A token that is in no sequence has a place, too, which is never read: looking for it need not wait. Warps without a
+  // pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
   __device__ __forceinline__ void look_up_sequence() {
     if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
       const int64_t begin = sequence_entry(params_.sequences, 0);
