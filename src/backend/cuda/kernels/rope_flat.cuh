@@ -48,12 +48,11 @@ struct FlatUnit {
   const char *position;
 
   __device__ __forceinline__ explicit FlatUnit(const RopeTokenParams &params) {
-    const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
-    const uint32_t head = __umulhi(unit, params.head_reciprocal);
-    number = unit - head * params.units_per_head;
+    const auto [token, unit] = find_token_unit();
+    const HeadUnit place = find_head_unit(params, unit);
+    number = place.number;
     is_active = token < params.num_tokens && unit < params.units_per_token;
-    const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
-    const RopeTokenTensor &tensor = params.tensor[which];
+    const RopeTokenTensor &tensor = params.tensor[place.tensor];
     const int32_t channel = params.window_begin + static_cast<int32_t>(number) * (V * static_cast<int32_t>(sizeof(T)));
     at = {0, token};
     in = tensor.in + channel;
@@ -62,16 +61,16 @@ struct FlatUnit {
       const DivmodResult inner = params.inner.divmod(token);
       at = {inner.quotient, inner.remainder};
       if (params.is_batch_fastest) at = {inner.remainder, inner.quotient};
-      in += at.batch * params.in_batch[which];
+      in += at.batch * params.in_batch[place.tensor];
       entry = at.batch * params.positions.batch_stride;
     }
-    in += offset_of_head<false>(params, at, head, tensor.in_token, tensor.in_head, 0);
+    in += offset_of_head<false>(params, at, place.head, tensor.in_token, tensor.in_head, 0);
     entry += at.token * params.positions.token_stride;
     position = params.positions.data + (entry << (params.positions.is_64_bit ? 3 : 2));
     out = const_cast<char *>(in);
     if (!params.is_in_place) {
-      out = tensor.out + channel + at.batch * params.out_batch[which] +
-            offset_of_head<false>(params, at, head, tensor.out_token, tensor.out_head, 0);
+      out = tensor.out + channel + at.batch * params.out_batch[place.tensor] +
+            offset_of_head<false>(params, at, place.head, tensor.out_token, tensor.out_head, 0);
     }
   }
 

@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
   TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, unit == 0,
                                            reinterpret_cast<float *>(shared));
-  const uint32_t group = __umulhi(unit, params.head_reciprocal), number = unit - group * params.units_per_head;
-  const int which = (group >= params.tensor_begins[0]) + (group >= params.tensor_begins[1]);
+  const auto [group, number, which] = find_head_unit(params, unit);
   const RopeTokenTensor &tensor = params.tensor[which];
   const ScatteredChannels &channels = params.channels[which];
   const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScatteredHeads;

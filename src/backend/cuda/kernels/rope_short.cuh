@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_warp_kernel(const __grid_constant__ RopeShortAngleParams params) {
   constexpr uint32_t kLanes = 32, kOfLane = kMaxShortPairs / kLanes;
   begin_dependent_launch();
-  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  const auto [token, unit] = find_token_unit();
   if (token >= params.num_tokens) return;
   ShortPosition position(params, token);
   extern __shared__ float4 shared[];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
-  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  const auto [token, unit] = find_token_unit();
   const bool has_token = token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
   ShortPosition position(params, token);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
-  const uint32_t token = blockIdx.x * blockDim.y + threadIdx.y, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  const auto [token, unit] = find_token_unit();
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
   // The row's address depends on it, so it is read first where the previous launch need not be waited for.

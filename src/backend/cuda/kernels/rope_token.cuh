@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
   TokenAngles<Angles, kLookup> angles(params, place.at, place.is_present, unit == 0, reinterpret_cast<float *>(shared));
 
-  const uint32_t head = __umulhi(unit, params.head_reciprocal), number = unit - head * params.units_per_head;
-  const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
+  const auto [head, number, which] = find_head_unit(params, unit);
   const RopeTokenTensor &tensor = params.tensor[which];
   const bool is_active = place.is_present && unit < params.units_per_token;
   int32_t channel = params.window_begin + static_cast<int32_t>(number) * kVectorBytes, to_high = params.bytes_to_high;

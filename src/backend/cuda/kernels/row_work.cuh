@@ -1,4 +1,4 @@
-// row_work.cuh - which token a row of threads has
+// row_work.cuh - which token a row of threads has, and which unit of it a thread
 #pragma once
 
 #include "backend/cuda/kernels/positions.cuh"
@@ -26,6 +26,32 @@ __device__ __forceinline__ TokenPlace find_token_place(const RopeTokenParams &pa
     if (params.is_batch_fastest) place.at = {inner.remainder, inner.quotient};
   }
   return place;
+}
+
+// A token, and the number of a unit among those of the token.
+struct TokenUnit {
+  uint32_t token;
+  uint32_t unit;
+};
+
+// For a grid whose second axis has the parts of a token.
+__device__ __forceinline__ TokenUnit find_token_unit() {
+  return {blockIdx.x * blockDim.y + threadIdx.y, blockIdx.y * blockDim.x + threadIdx.x};
+}
+
+// The head, or group of heads, of a unit, counted through q, k and v, which of these it is in, and the unit's number
+// in it.
+struct HeadUnit {
+  uint32_t head;
+  uint32_t number;
+  int tensor;
+};
+
+template <typename Params>
+__device__ __forceinline__ HeadUnit find_head_unit(const Params &params, uint32_t unit) {
+  const uint32_t head = __umulhi(unit, params.head_reciprocal);
+  return {head, unit - head * params.units_per_head,
+          (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1])};
 }
 
 template <bool MayHaveBatches>

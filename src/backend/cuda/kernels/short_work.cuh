@@ -5,6 +5,7 @@
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/positions.cuh"
 #include "backend/cuda/kernels/rope_params.hpp"
+#include "backend/cuda/kernels/row_work.cuh"
 #include "backend/cuda/kernels/unit_rotation.cuh"
 #include "backend/cuda/kernels/vector.cuh"
 
@@ -18,11 +19,10 @@ struct ShortUnit {
   char *out;
 
   __device__ __forceinline__ ShortUnit(const RopeShortParams &params, uint32_t token, uint32_t unit) {
-    const uint32_t head = __umulhi(unit, params.head_reciprocal);
-    number = unit - head * params.units_per_head;
-    const int which = (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1]);
-    const RopeShortTensor &tensor = params.tensor[which];
-    in = step(step(step(tensor.in, token, tensor.token_bytes), head, tensor.head_bytes), number, VectorBytes);
+    const HeadUnit place = find_head_unit(params, unit);
+    number = place.number;
+    const RopeShortTensor &tensor = params.tensor[place.tensor];
+    in = step(step(step(tensor.in, token, tensor.token_bytes), place.head, tensor.head_bytes), number, VectorBytes);
     out = const_cast<char *>(in) + tensor.in_to_out;
   }
 };
