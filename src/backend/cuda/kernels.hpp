@@ -1,22 +1,10 @@
 // kernels.hpp - the kernels as plain pointers: host code launches them without seeing a template
 #pragma once
 
+#include "backend/cuda/kernels/swiglu_params.hpp"
 #include "plan/rope_plan.hpp"
 
 namespace rope {
-
-enum SwigluWork {
-  kSwigluForward,
-  kSwigluGradients,
-  kSwigluGradientsAndOut,  // a work of its own: the recomputed output alone costs the plain gradients 2 %
-  kSwigluRowSums           // grad_row_scale, and what else is wanted
-};
-
-struct SwigluVariant {
-  SwigluWork work;
-  bool is_plain;        // GatingForm::is_plain, and neither row_scale nor num_rows
-  bool is_alternating;  // SwigluPlan::is_alternating()
-};
 
 struct RopeVariant {
   RopeKernel kernel;

@@ -1,10 +1,23 @@
-// swiglu_params.hpp - what a SwiGLU launch passes to its kernel, by value
+// swiglu_params.hpp - which SwiGLU kernels there are, and what a launch passes to its kernel, by value
 #pragma once
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
 #include "core/problem/swiglu_problem.hpp"
 
 namespace rope {
+
+enum SwigluWork {
+  kSwigluForward,
+  kSwigluGradients,
+  kSwigluGradientsAndOut,  // a work of its own: the recomputed output alone costs the plain gradients 2 %
+  kSwigluRowSums           // grad_row_scale, and what else is wanted
+};
+
+struct SwigluVariant {
+  SwigluWork work;
+  bool is_plain;        // GatingForm::is_plain, and neither row_scale nor num_rows
+  bool is_alternating;  // SwigluPlan::is_alternating()
+};
 
 // What every thread reads comes first and close together: at decode size a launch waits for each line of it.
 struct SwigluKernelParams {
