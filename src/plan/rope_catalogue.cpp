@@ -144,7 +144,8 @@ bool is_short(const RopeFacts &facts) {
 }
 
 constexpr unsigned kComputed = kComputedAngles;
-constexpr Lookup kNone = Lookup::kNone, kAxes = Lookup::kAxes, kSequences = Lookup::kSequences;
+constexpr Lookup kNone = Lookup::kNone, kAxes = Lookup::kAxes, kSequences = Lookup::kSequences,
+                 kAnyLookup = Lookup::kAny;
 constexpr Styles kOne = Styles::kOne, kTwo = Styles::kTwo, kAny = Styles::kAny;
 constexpr Channels kVectors = Channels::kVectors, kElements = Channels::kElements;
 constexpr RopeShape kBlocks = RopeShape::kBlocks, kWarpRows = RopeShape::kWarpRows, kRows = RopeShape::kTokenRows,
@@ -200,17 +201,21 @@ const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
      fits_rows, nullptr},
     {RopeKernel::kTokenTableSequences, "token sequence table", kTables, kSequences, kOne, kVectors, kWarpRows,
      kOfTokens, fits_rows, nullptr},
-    {RopeKernel::kScattered, "scattered angles", kComputed, kSequences, kOne, kElements, kWarpRows, kOfTokens,
+    {RopeKernel::kScattered, "scattered angles", kComputed, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
      fits_rows, nullptr},
-    {RopeKernel::kScatteredTable, "scattered table", kTables, kSequences, kOne, kElements, kWarpRows, kOfTokens,
+    {RopeKernel::kScatteredTable, "scattered table", kTables, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
      fits_rows, nullptr},
-    {RopeKernel::kGeneral, "general", kAllAngles, kSequences, kAny, Channels::kAny, kBlocks, kOfGeneral,
+    {RopeKernel::kGeneral, "general", kAllAngles, kAnyLookup, kAny, Channels::kAny, kBlocks, kOfGeneral,
      nullptr, nullptr},
 };
 // clang-format on
 
+static bool looks_up(Lookup lookup, Lookup wanted) {
+  return lookup == wanted || lookup == Lookup::kAny || (lookup == Lookup::kAxes && wanted == Lookup::kNone);
+}
+
 bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts) {
-  if ((algorithm.angles & facts.angles) == 0 || algorithm.lookup < facts.lookup) return false;
+  if ((algorithm.angles & facts.angles) == 0 || !looks_up(algorithm.lookup, facts.lookup)) return false;
   if (algorithm.channels != Channels::kAny && (algorithm.channels == Channels::kVectors) != facts.has_vectors)
     return false;
   const Styles styles = facts.pairing == Pairing::kConverted ? Styles::kTwo : Styles::kOne;

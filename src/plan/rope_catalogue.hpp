@@ -45,7 +45,7 @@ struct RopeAlgorithm {
   RopeKernel kernel;
   const char *name;  // in rope_explain
   unsigned angles;   // AngleKinds that it reads
-  Lookup lookup;     // it looks up so much, or less
+  Lookup lookup;     // kAxes serves kNone too
   Styles styles;
   Channels channels;
   RopeShape shape;

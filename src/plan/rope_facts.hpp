@@ -47,13 +47,6 @@ enum AngleKinds : unsigned {
   kAllAngles = kComputedAngles | kTables | kOtherAngles
 };
 
-// What a kernel looks up before it has a token's angles, each with what stands before it.
-enum class Lookup {
-  kNone,      // a position on one axis
-  kAxes,      // several axes; of a table columns that several pairs have, and faults
-  kSequences  // where sequences begin
-};
-
 struct RopeFacts {
   const RopeProblem *problem;
   const DeviceInfo *device;

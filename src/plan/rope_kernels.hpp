@@ -44,6 +44,14 @@ constexpr int kFlatVectorBytes = 16;
 constexpr int kShortVectorBytes = 8;
 constexpr int kLongVectorBytes = 16;
 
+// What a kernel looks up before it has a token's angles.
+enum class Lookup {
+  kNone,       // the position on one axis
+  kAxes,       // positions on several axes; of a table also faults, and columns that several pairs have
+  kSequences,  // where a token's sequence begins, of one batch, and what kAxes has
+  kAny         // whichever of these the problem has
+};
+
 enum class Pairing {
   kHalf,
   kInterleaved,

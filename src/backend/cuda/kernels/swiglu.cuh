@@ -27,8 +27,6 @@
 
 namespace rope {
 
-constexpr int kMaxSwigluThreads = kSwigluThreads;
-
 // Where a thread works: a row, and the vector in it.
 struct RowVector {
   int64_t row;
@@ -245,7 +243,7 @@ __device__ __forceinline__ void process_alternating(const SwigluKernelParams &pa
 }
 
 template <typename T, int V, bool IsBackward, bool IsPlain, bool HasOut, bool IsAlternating>
-__global__ void __launch_bounds__(kMaxSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
+__global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_constant__ SwigluKernelParams params) {
   static_assert(!IsAlternating || sizeof(T) < sizeof(double), "plan_swiglu gives F64 no alternating kernel");
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = !IsBackward ? 1 : HasOut ? 3 : 2;
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;

@@ -22,14 +22,6 @@ struct TableAngles {
   static constexpr bool kHasRows = true;
 };
 
-// How a kernel finds positions.
-enum class Lookup {
-  kNone,       // one axis, no sequences
-  kAxes,       // several axes, no sequences
-  kSequences,  // in sequences, of one batch
-  kAny
-};
-
 template <typename Angles, Lookup kLookup>
 using AnglesParams =
     std::conditional_t<kLookup == Lookup::kNone, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
