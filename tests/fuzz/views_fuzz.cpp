@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "core/problem/overlap.hpp"
 #include "core/problem/swiglu_problem.hpp"
-#include "core/problem/view.hpp"
 #include "memory.hpp"
 
 namespace {

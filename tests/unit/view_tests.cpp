@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/problem/view.hpp"
+#include "core/problem/overlap.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 

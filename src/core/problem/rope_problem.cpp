@@ -3,7 +3,7 @@
 
 #include "core/problem/descriptor_checks.hpp"
 #include "core/problem/merge_axes.hpp"
-#include "core/problem/view.hpp"
+#include "core/problem/overlap.hpp"
 
 namespace rope {
 

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "core/problem/descriptor_checks.hpp"
-#include "core/problem/view.hpp"
+#include "core/problem/overlap.hpp"
 
 namespace rope {
 

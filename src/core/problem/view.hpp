@@ -1,4 +1,4 @@
-// view.hpp - a validated tensor view, and whether two views share an element
+// view.hpp - a validated tensor view
 #pragma once
 
 #include <stdint.h>
@@ -72,23 +72,10 @@ inline rope_status_t read_view(const char *function, const char *field, const ro
 rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,
                                const View &other);
 
-// An output may not visit one element twice.
-rope_status_t check_output_strides(const char *function, const char *field, const View &view);
-
 View narrow_view(const View &view, int axis, int64_t start, int64_t length);
 
 // Same elements in the same order: data, dtype, shape, and the stride of every axis longer than 1.
 bool is_same_view(const View &a, const View &b);
-
-// The same as views_overlap, of views whose addresses meet.
-bool elements_overlap(const View &a, const View &b);
-
-// True only if an element of `a` and one of `b` share bytes. Exact where at most two different strides remain of the
-// two views together, leaving out those that leave no gap between elements; with more, a bounded search may miss an
-// overlap.
-inline bool views_overlap(const View &a, const View &b) {
-  return a.begin < b.end && b.begin < a.end && elements_overlap(a, b);
-}
 
 // Holds the tensors of a call against the memory that they span. No loop of a call is longer than its largest tensor
 // has elements, and so a tensor that visits the same memory again and again, with strides of 0 or too short for its
