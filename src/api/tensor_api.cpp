@@ -10,8 +10,9 @@ rope_status_t read_source(const char *function, const rope_tensor_t *src, int32_
   if (src == nullptr) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is NULL: it is required", function);
   if (view_out == nullptr)
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: view_out is NULL: it is required", function);
+  if (rope::is_zeroed(*src))
+    return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is absent: it is required", function);
   ROPE_TRY(rope::read_view(function, "src", *src, view));
-  if (view->is_absent()) return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is absent: it is required", function);
   if (dim < 0 || dim >= view->ndim) {
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: dim is %d: it must be 0 to %d", function, dim, view->ndim - 1);
   }
@@ -46,7 +47,8 @@ rope_status_t rope_tensor_narrow(const rope_tensor_t *src, int32_t dim, int64_t 
         ROPE_STATUS_INVALID_ARGUMENT, "rope_tensor_narrow: length is %lld: from start %lld it must be 0 to %lld",
         static_cast<long long>(length), static_cast<long long>(start), static_cast<long long>(available - start));
   }
-  write_view(rope::narrow_view(view, dim, start, length), view_out);
+  view.narrow(dim, start, length);
+  write_view(view, view_out);
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -61,7 +63,7 @@ rope_status_t rope_tensor_select(const rope_tensor_t *src, int32_t dim, int64_t 
                       "rope_tensor_select: index is %lld: it must be at least 0 and below src.shape[%d], %lld",
                       static_cast<long long>(index), dim, static_cast<long long>(view.shape[dim]));
   }
-  view = rope::narrow_view(view, dim, index, 1);
+  view.narrow(dim, index, 1);
   for (int axis = dim; axis < view.ndim; ++axis) {
     view.shape[axis] = axis + 1 < view.ndim ? view.shape[axis + 1] : 0;
     view.stride[axis] = axis + 1 < view.ndim ? view.stride[axis + 1] : 0;

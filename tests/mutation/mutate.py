@@ -345,7 +345,8 @@ PARTS = {
         # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
         # nothing to change.
         "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/gating.hpp",
-                  "src/core/math/rotation.hpp", "src/core/problem/overlap.hpp", "src/core/problem/rope_geometry.hpp",
+                  "src/core/math/rotation.hpp", "src/core/problem/operands.hpp",
+                  "src/core/problem/overlap.hpp", "src/core/problem/rope_geometry.hpp",
                   "src/core/problem/rope_problem.hpp", "src/core/problem/swiglu_problem.hpp",
                   "src/core/problem/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
                   "src/backend/cpu/cpu_gating.hpp", "src/backend/cpu/cpu_kernels.hpp", "src/backend/cpu/cpu_loops.hpp",

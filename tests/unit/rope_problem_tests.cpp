@@ -1054,6 +1054,36 @@ TEST_CASE("refused fault words and overlaps say field, value and rule", "[rope p
   CHECK(refusal_of(geometry, args) == "served");
 }
 
+TEST_CASE("of several overlaps an error names the first output, or the first input", "[rope problem]") {
+  const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
+  rope_args_t args = some_args(kLayouts[3]);
+  args.k = args.v = args.q;
+  args.positions = compact_tensor(region(0) + 16, ROPE_DTYPE_I32, {kTokens});
+  args.start_positions = compact_tensor(region(0) + 16, ROPE_DTYPE_I32, {kTokens});
+  const auto names = [&](const std::string &output, const std::string &other) {
+    const std::string text = refusal_of(geometry, args);
+    INFO(text);
+    CHECK(text.rfind("invalid; rope_forward: " + output + " at 0x", 0) == 0);
+    CHECK(text.find(" shares elements with " + other + " at 0x") != std::string::npos);
+    CHECK(text.find(": an output must be its own input or disjoint") != std::string::npos);
+  };
+  names("q", "k");
+  args.k.data = at_address(region(1));
+  names("q", "v");
+  args.v.data = at_address(region(2));
+  names("q", "positions");
+  args.q_out = args.k_out = args.q;
+  args.q_out.data = args.k_out.data = at_address(region(3));
+  names("q_out", "k_out");
+  args.q_out.data = at_address(region(2));
+  names("q_out", "v");
+  args.k.data = at_address(region(0));
+  args.q_out = {};
+  names("q", "k");
+  args.q_out = args.q;
+  names("q_out", "k");
+}
+
 TEST_CASE("no tensor has far more elements than a call spans bytes", "[rope problem]") {
   const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
   constexpr int64_t always = int64_t{1} << 28;

@@ -485,6 +485,46 @@ TEST_CASE("misused row_scale, grad_row_scale and num_rows are refused by name", 
         "call: grad_gate, grad_up and grad_row_scale are absent: one of them is required");
 }
 
+TEST_CASE("of several overlaps an error names the last output, or the last input", "[swiglu problem]") {
+  const auto move = [](rope_tensor_t *tensor, const rope_tensor_t &to, int bytes) {
+    tensor->data = static_cast<char *>(to.data) + bytes;
+  };
+  const auto names = [&](bool is_backward, const std::string &output, const std::string &other,
+                         const std::function<void(swiglu_args_t *)> &change) {
+    const std::string text = refusal(is_backward, change);
+    INFO(text);
+    CHECK(text.rfind("call: " + output + " at 0x", 0) == 0);
+    CHECK(text.find(" shares elements with " + other + " at 0x") != std::string::npos);
+    CHECK(text.find(": an output must be one of the inputs or disjoint") != std::string::npos);
+  };
+  for (const bool is_backward : {false, true}) {
+    const std::string first = is_backward ? "grad_gate" : "out";
+    const auto written = is_backward ? &swiglu_args_t::grad_gate : &swiglu_args_t::out;
+    names(is_backward, first, "up", [&](swiglu_args_t *args) {
+      args->up = args->gate;
+      move(&(args->*written), args->gate, 2);
+    });
+    names(is_backward, first, "gate", [&](swiglu_args_t *args) {
+      args->*written = args->up;
+      move(&args->gate, args->up, 2);
+    });
+  }
+  names(true, "grad_gate", "out", [&](swiglu_args_t *args) {
+    args->grad_up = args->out = args->grad_gate;
+    move(&args->gate, args->out, 2);
+  });
+  names(true, "grad_gate", "grad_up", [&](swiglu_args_t *args) { args->grad_up = args->grad_gate = args->gate; });
+  // What is wrong with an output by itself comes before the overlaps of later ones, and behind those of earlier ones.
+  CHECK(refusal(true, [&](swiglu_args_t *args) {
+          args->grad_gate.stride[0] = 0;
+          args->grad_up.data = args->out.data;
+        }).find("call: grad_gate.stride[0] is 0") == 0);
+  names(true, "grad_gate", "gate", [&](swiglu_args_t *args) {
+    move(&args->grad_gate, args->gate, 2);
+    args->grad_up.stride[0] = 0;
+  });
+}
+
 TEST_CASE("a gate of one axis has no row_scale, and num_rows is its length", "[swiglu problem]") {
   Call call = compact_call({9});
   call.has_num_rows = true;

@@ -8,6 +8,10 @@ namespace rope {
 // An output may not visit one element twice.
 rope_status_t check_output_strides(const char *function, const char *field, const View &view);
 
+inline bool addresses_meet(const View &a, const View &b) {
+  return a.begin < b.end && b.begin < a.end;
+}
+
 // The same as views_overlap, of views whose addresses meet.
 bool elements_overlap(const View &a, const View &b);
 
@@ -15,7 +19,7 @@ bool elements_overlap(const View &a, const View &b);
 // two views together, leaving out those that leave no gap between elements; with more, a bounded search may miss an
 // overlap.
 inline bool views_overlap(const View &a, const View &b) {
-  return a.begin < b.end && b.begin < a.end && elements_overlap(a, b);
+  return addresses_meet(a, b) && elements_overlap(a, b);
 }
 
 }  // namespace rope

@@ -3,6 +3,7 @@
 
 #include "core/problem/descriptor_checks.hpp"
 #include "core/problem/merge_axes.hpp"
+#include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
 
 namespace rope {
@@ -88,11 +89,6 @@ rope_status_t read_columns(const char *function, const char *field, const RopeGe
               field, view.ndim - 1, printable(columns), pairs, 2 * pairs, geometry.num_axes);
 }
 
-struct NamedView {
-  const char *field;
-  View view;
-};
-
 rope_status_t check_alike(const char *function, const char *field, const View &view, const char *other_field,
                           const View &other) {
   if (view.dtype != other.dtype) {
@@ -102,55 +98,49 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-rope_status_t check_disjoint(const char *function, const NamedView &output, const NamedView &other) {
-  if (!views_overlap(output.view, other.view)) return ROPE_STATUS_SUCCESS;
-  return fail(kInvalid, "%s: %s at %p shares elements with %s at %p: an output must be its own input or disjoint",
-              function, output.field, static_cast<void *>(output.view.data), other.field,
-              static_cast<void *>(other.view.data));
-}
-
-// Reads a call's tensors one by one into a problem, and keeps the views that the overlap check needs.
+// Reads a call's tensors one by one into a problem.
 class ProblemReader {
  public:
   ProblemReader(const char *function, const RopeGeometry &geometry, RopeProblem *problem)
-      : function_(function), geometry_(geometry), layout_(axes_of(geometry.layout)), problem_(problem) {}
+      : function_(function),
+        geometry_(geometry),
+        layout_(axes_of(geometry.layout)),
+        problem_(problem),
+        operands_(function) {}
 
-  rope_status_t read_rotated(const char *field, const char *out_field, const rope_tensor_t &in,
-                             const rope_tensor_t &out) {
-    View in_view, out_view;
-    ROPE_TRY(read(field, in, &in_view));
-    ROPE_TRY(read(out_field, out, &out_view));
-    if (in_view.is_absent()) {
-      if (out_view.is_absent()) return ROPE_STATUS_SUCCESS;
+  rope_status_t read_rotated(const char *field, const char *out_field, const rope_tensor_t &in_tensor,
+                             const rope_tensor_t &out_tensor) {
+    Operand *in, *out;
+    ROPE_TRY(operands_.read(Role::kIn, field, in_tensor, &in));
+    ROPE_TRY(operands_.read(Role::kOut, out_field, out_tensor, &out));
+    if (in == nullptr) {
+      if (out == nullptr) return ROPE_STATUS_SUCCESS;
       return fail(kInvalid, "%s: %s is set but %s is absent: an output needs its input", function_, out_field, field);
     }
-    ROPE_TRY(check_shape(field, in_view));
-    const bool is_in_place = out_view.is_absent() || is_same_view(in_view, out_view);
-    const View &written = out_view.is_absent() ? in_view : out_view;
-    if (!out_view.is_absent()) ROPE_TRY(check_alike(function_, out_field, out_view, field, in_view));
+    ROPE_TRY(check_shape(field, in->view));
+    if (out != nullptr) ROPE_TRY(check_alike(function_, out_field, out->view, field, in->view));
+    const bool is_in_place = out == nullptr || is_same_view(in->view, out->view);
+    Operand *written = is_in_place ? in : out;
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
-    tensor->in = in_view.data;
-    tensor->out = written.data;
-    tensor->heads = length_of(in_view, layout_, kHead);
+    tensor->in = in->view.data;
+    tensor->out = written->view.data;
+    tensor->heads = length_of(in->view, layout_, kHead);
     tensor->is_in_place = is_in_place;
-    canonical_strides(in_view, layout_, tensor->in_stride);
-    canonical_strides(written, layout_, tensor->out_stride);
-
-    // In place only the rotated window is read and written, so neighbours may live in the other channels.
-    const int channels = layout_.axis[kChannel];
-    const View touched =
-        is_in_place ? narrow_view(written, channels, geometry_.rotary_offset, geometry_.rotary_dim) : written;
-    const char *written_field = out_view.is_absent() ? field : out_field;
-    ROPE_TRY(check_output_strides(function_, written_field, touched));
-    keep_output(written_field, touched);
-    if (!is_in_place) keep_input(field, in_view);
-    return ROPE_STATUS_SUCCESS;
+    canonical_strides(in->view, layout_, tensor->in_stride);
+    canonical_strides(written->view, layout_, tensor->out_stride);
+    if (is_in_place) {
+      operands_.join(in, out);
+      // Only the rotated window is read and written, so neighbours may live in the other channels.
+      in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
+    }
+    return check_output_strides(function_, written->field, written->view);
   }
 
   rope_status_t read_sequences(const rope_args_t &args) {
-    View view;
-    ROPE_TRY(read_integers("cu_seqlens", args.cu_seqlens, &view));
-    if (view.is_absent()) return ROPE_STATUS_SUCCESS;
+    Operand *operand;
+    ROPE_TRY(read_integers("cu_seqlens", args.cu_seqlens, &operand));
+    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = operand->view;
     if (!is_thd()) {
       return fail(kInvalid, "%s: cu_seqlens is set: it belongs to layout THD, not %s", function_, layout_.name);
     }
@@ -158,23 +148,22 @@ class ProblemReader {
       return fail(kInvalid, "%s: cu_seqlens has shape %s: it must be [B + 1]", function_, ShapeText(view).text);
     }
     problem_->sequences = {view.data, true, view.dtype == ROPE_DTYPE_I64, view.stride[0], view.shape[0] - 1};
-    keep_input("cu_seqlens", view);
     return ROPE_STATUS_SUCCESS;
   }
 
   rope_status_t read_positions(const rope_args_t &args) {
-    View positions, start;
+    Operand *positions, *start_positions;
     ROPE_TRY(read_integers("positions", args.positions, &positions));
-    ROPE_TRY(read_integers("start_positions", args.start_positions, &start));
-    if (!positions.is_absent()) {
-      if (!is_for_each_token(positions)) {
-        return fail(kInvalid, "%s: positions has shape %s: it must be %s", function_, ShapeText(positions).text,
+    ROPE_TRY(read_integers("start_positions", args.start_positions, &start_positions));
+    if (positions != nullptr) {
+      if (!is_for_each_token(positions->view)) {
+        return fail(kInvalid, "%s: positions has shape %s: it must be %s", function_, ShapeText(positions->view).text,
                     PositionShapes(*this, false).text);
       }
-      problem_->positions = for_each_token(positions);
-      keep_input("positions", positions);
+      problem_->positions = for_each_token(positions->view);
     }
-    if (!start.is_absent()) {
+    if (start_positions != nullptr) {
+      const View &start = start_positions->view;
       const int64_t batches = problem_->sequences.is_present ? problem_->sequences.count : problem_->batches;
       const bool is_for_each_batch = start.ndim == 1 && is_or_serves(start.shape[0], batches);
       // [S] is not taken: with S = B it would silently mean [B].
@@ -187,21 +176,20 @@ class ProblemReader {
         return fail(kInvalid, "%s: start_positions has shape %s: it must be [B], [%lld], or %s", function_,
                     ShapeText(start).text, printable(batches), PositionShapes(*this, true).text);
       }
-      keep_input("start_positions", start);
     }
     problem_->position_offset = args.position_offset;
     return ROPE_STATUS_SUCCESS;
   }
 
   rope_status_t read_angles(const rope_args_t &args) {
-    View cos, sin, angles;
-    ROPE_TRY(read("cos", args.cos, &cos));
-    ROPE_TRY(read("sin", args.sin, &sin));
-    ROPE_TRY(read("angles", args.angles, &angles));
-    if (cos.is_absent() != sin.is_absent()) {
-      return fail(kInvalid, "%s: %s is absent: cos and sin come together", function_, cos.is_absent() ? "cos" : "sin");
+    Operand *cos, *sin, *angles;
+    ROPE_TRY(operands_.read(Role::kIn, "cos", args.cos, &cos));
+    ROPE_TRY(operands_.read(Role::kIn, "sin", args.sin, &sin));
+    ROPE_TRY(operands_.read(Role::kIn, "angles", args.angles, &angles));
+    if ((cos == nullptr) != (sin == nullptr)) {
+      return fail(kInvalid, "%s: %s is absent: cos and sin come together", function_, cos == nullptr ? "cos" : "sin");
     }
-    if (!angles.is_absent() && !cos.is_absent()) {
+    if (angles != nullptr && cos != nullptr) {
       return fail(kInvalid, "%s: angles is set beside cos and sin: one of them says the rotation", function_);
     }
     if (args.table_rows != ROPE_TABLE_BY_POSITION && args.table_rows != ROPE_TABLE_BY_TOKEN) {
@@ -209,7 +197,7 @@ class ProblemReader {
                   args.table_rows);
     }
     const bool is_by_token = args.table_rows == ROPE_TABLE_BY_TOKEN;
-    if (angles.is_absent() && cos.is_absent()) {
+    if (angles == nullptr && cos == nullptr) {
       if (is_by_token) {
         return fail(kInvalid, "%s: table_rows is ROPE_TABLE_BY_TOKEN: it needs cos and sin, or angles", function_);
       }
@@ -220,26 +208,27 @@ class ProblemReader {
     }
     if (is_by_token) ROPE_TRY(refuse_positions());
     problem_->table.is_by_token = is_by_token;
-    if (!angles.is_absent()) {
+    if (angles != nullptr) {
       problem_->angles = AngleSource::kAngles;
-      if (angles.dtype > ROPE_DTYPE_BF16) {
+      if (angles->view.dtype > ROPE_DTYPE_BF16) {
         return fail(kInvalid, "%s: angles.dtype is %s: it must be F32, F16 or BF16", function_,
-                    dtype_name(angles.dtype));
+                    dtype_name(angles->view.dtype));
       }
-      ROPE_TRY(read_table("angles", angles, &problem_->table.cos));
+      ROPE_TRY(read_table(*angles, &problem_->table.cos));
       problem_->table.sin = problem_->table.cos;
       return ROPE_STATUS_SUCCESS;
     }
     problem_->angles = AngleSource::kTable;
-    ROPE_TRY(read_table("cos", cos, &problem_->table.cos));
-    ROPE_TRY(check_alike(function_, "sin", sin, "cos", cos));
-    return read_table("sin", sin, &problem_->table.sin);
+    ROPE_TRY(read_table(*cos, &problem_->table.cos));
+    ROPE_TRY(check_alike(function_, "sin", sin->view, "cos", cos->view));
+    return read_table(*sin, &problem_->table.sin);
   }
 
   rope_status_t read_fault(const rope_args_t &args) {
-    View view;
-    ROPE_TRY(read("fault", args.fault, &view));
-    if (view.is_absent()) return ROPE_STATUS_SUCCESS;
+    Operand *fault;
+    ROPE_TRY(operands_.read(Role::kOut, "fault", args.fault, &fault));
+    if (fault == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = fault->view;
     if (view.dtype != ROPE_DTYPE_I64) {
       return fail(kInvalid, "%s: fault.dtype is %s: it must be I64", function_, dtype_name(view.dtype));
     }
@@ -248,27 +237,15 @@ class ProblemReader {
     }
     ROPE_TRY(check_output_strides(function_, "fault", view));
     problem_->fault = {view.data, view.stride[0]};
-    keep_output("fault", view);
     return ROPE_STATUS_SUCCESS;
   }
 
-  rope_status_t check_overlaps() const {
-    for (int i = 0; i < num_outputs_; ++i) {
-      for (int j = i + 1; j < num_outputs_; ++j) ROPE_TRY(check_disjoint(function_, output_[i], output_[j]));
-      for (int j = 0; j < num_inputs_; ++j) ROPE_TRY(check_disjoint(function_, output_[i], input_[j]));
-    }
-    return ROPE_STATUS_SUCCESS;
+  rope_status_t check_operands() const {
+    ROPE_TRY(operands_.check_overlaps());
+    return problem_->is_empty() ? ROPE_STATUS_SUCCESS : operands_.check_loops();
   }
-
-  rope_status_t check_loops() const { return problem_->is_empty() ? ROPE_STATUS_SUCCESS : loops_.check(function_); }
 
  private:
-  rope_status_t read(const char *field, const rope_tensor_t &tensor, View *view) {
-    ROPE_TRY(read_view(function_, field, tensor, view));
-    view->forget_unused_strides();
-    return ROPE_STATUS_SUCCESS;
-  }
-
   rope_status_t check_shape(const char *field, const View &view) {
     if (view.dtype != geometry_.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -304,12 +281,12 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, View *view) {
-    ROPE_TRY(read(field, tensor, view));
-    if (!view->is_absent() && view->dtype != ROPE_DTYPE_I32 && view->dtype != ROPE_DTYPE_I64) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(view->dtype));
-    }
-    return ROPE_STATUS_SUCCESS;
+  rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand) {
+    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const rope_dtype_t dtype = (*operand)->view.dtype;
+    if (dtype == ROPE_DTYPE_I32 || dtype == ROPE_DTYPE_I64) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(dtype));
   }
 
   bool is_thd() const { return layout_.ndim == 3; }
@@ -381,7 +358,9 @@ class ProblemReader {
   }
 
   // cos, sin or angles.
-  rope_status_t read_table(const char *field, const View &view, TableColumns *columns) {
+  rope_status_t read_table(const Operand &operand, TableColumns *columns) {
+    const char *field = operand.field;
+    const View &view = operand.view;
     AngleTable *table = &problem_->table;
     const bool has_axes = geometry_.num_axes > 1 && (table->is_by_token || view.ndim == 3);
     const int row_axis = view.ndim - 2, first = has_axes ? 1 : 0;
@@ -407,28 +386,14 @@ class ProblemReader {
                 view.stride[row_axis + 1]};
     table->dtype = view.dtype;
     table->rows = view.shape[row_axis];
-    keep_input(field, view);
     return ROPE_STATUS_SUCCESS;
-  }
-
-  void keep_output(const char *field, const View &view) {
-    output_[num_outputs_++] = {field, view};
-    loops_.add(field, view);
-  }
-  void keep_input(const char *field, const View &view) {
-    input_[num_inputs_++] = {field, view};
-    loops_.add(field, view);
   }
 
   const char *function_;
   const RopeGeometry &geometry_;
   const LayoutAxes &layout_;
   RopeProblem *problem_;
-  NamedView output_[4];  // q, k, v, fault
-  NamedView input_[9];   // q, k, v, cu_seqlens, positions, start_positions, and cos and sin or angles
-  int num_outputs_ = 0;
-  int num_inputs_ = 0;
-  LoopLimit loops_;
+  Operands operands_;
 };
 
 }  // namespace
@@ -460,8 +425,7 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   ROPE_TRY(reader.read_positions(args));
   ROPE_TRY(reader.read_angles(args));
   ROPE_TRY(reader.read_fault(args));
-  ROPE_TRY(reader.check_overlaps());
-  ROPE_TRY(reader.check_loops());
+  ROPE_TRY(reader.check_operands());
   merge_axes(problem);
   return ROPE_STATUS_SUCCESS;
 }
@@ -478,31 +442,31 @@ rope_status_t make_table_problem(const char *function, const RopeGeometry &geome
     const rope_tensor_t *tensor;
     TableColumns *columns;
   } outputs[] = {{"cos_out", cos, &problem->cos}, {"sin_out", sin, &problem->sin}};
-  View views[2];
+  Operands operands(function);
+  Operand *operand[2];
   for (int i = 0; i < 2; ++i) {
     const char *field = outputs[i].field;
-    View *view = &views[i];
     if (outputs[i].tensor == nullptr) return fail(kInvalid, "%s: %s is NULL: it is required", function, field);
-    ROPE_TRY(read_view(function, field, *outputs[i].tensor, view));
-    view->forget_unused_strides();
-    if (view->is_absent()) return fail(kInvalid, "%s: %s is absent: it is required", function, field);
-    const bool has_axes = geometry.num_axes > 1 && view->ndim == 3;
-    if (view->ndim != (has_axes ? 3 : 2)) {
-      return fail(kInvalid, "%s: %s.ndim is %d: it must be %s", function, field, view->ndim,
+    ROPE_TRY(operands.read(Role::kOut, field, *outputs[i].tensor, &operand[i]));
+    if (operand[i] == nullptr) return fail(kInvalid, "%s: %s is absent: it is required", function, field);
+    const View &view = operand[i]->view;
+    const bool has_axes = geometry.num_axes > 1 && view.ndim == 3;
+    if (view.ndim != (has_axes ? 3 : 2)) {
+      return fail(kInvalid, "%s: %s.ndim is %d: it must be %s", function, field, view.ndim,
                   geometry.num_axes > 1 ? "2, [M, W], or 3, [A, M, W]" : "2, [M, W]");
     }
-    if (has_axes) ROPE_TRY(check_leading_axis(function, field, geometry, *view));
-    ROPE_TRY(read_columns(function, field, geometry, *view, &problem->width, &problem->is_by_channel));
-    ROPE_TRY(check_output_strides(function, field, *view));
-    const int row_axis = view->ndim - 2;
-    problem->axes = has_axes ? view->shape[0] : 1;
-    problem->rows = view->shape[row_axis];
-    problem->dtype = view->dtype;
-    *outputs[i].columns = {view->data, has_axes ? view->stride[0] : 0, 0, view->stride[row_axis],
-                           view->stride[row_axis + 1]};
+    if (has_axes) ROPE_TRY(check_leading_axis(function, field, geometry, view));
+    ROPE_TRY(read_columns(function, field, geometry, view, &problem->width, &problem->is_by_channel));
+    ROPE_TRY(check_output_strides(function, field, view));
+    const int row_axis = view.ndim - 2;
+    problem->axes = has_axes ? view.shape[0] : 1;
+    problem->rows = view.shape[row_axis];
+    problem->dtype = view.dtype;
+    *outputs[i].columns = {view.data, has_axes ? view.stride[0] : 0, 0, view.stride[row_axis],
+                           view.stride[row_axis + 1]};
   }
-  ROPE_TRY(check_alike(function, "sin_out", views[1], "cos_out", views[0]));
-  ROPE_TRY(check_disjoint(function, {"cos_out", views[0]}, {"sin_out", views[1]}));
+  ROPE_TRY(check_alike(function, "sin_out", operand[1]->view, "cos_out", operand[0]->view));
+  ROPE_TRY(operands.check_overlaps());
   for (int pair = problem->width; pair < geometry.pairs(); ++pair) {
     if (geometry.increments[pair] == geometry.increments[pair % problem->width]) continue;
     return fail(kInvalid, "%s: cos_out has %d columns: pair %d turns otherwise than pair %d", function, problem->width,

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/problem/descriptor_checks.hpp"
+#include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
 
 namespace rope {
@@ -13,116 +14,96 @@ namespace {
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
-struct Operand {
-  Operand(const char *name, const rope_tensor_t &given, bool is_needed = false)
-      : field(name), tensor(given), is_required(is_needed) {}
+// Reads a call's tensors one by one; an operand that is absent is NULL.
+class SwigluReader {
+ public:
+  SwigluReader(const char *function, rope_dtype_t dtype) : function_(function), dtype_(dtype), operands_(function) {}
 
-  const char *field;
-  const rope_tensor_t &tensor;
-  bool is_required;
-  View view;  // unset until it is read: clearing all of them would take longer
+  // A tensor of gate's shape; gate is the first.
+  rope_status_t read(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
+    ROPE_TRY(operands_.read(role, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = (*operand)->view;
+    if (view.dtype != dtype_) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
+                  dtype_name(view.dtype), dtype_name(dtype_));
+    }
+    if (gate_ == nullptr) gate_ = *operand;
+    return check_same_shape(function_, field, view, gate_->field, gate_->view);
+  }
+
+  rope_status_t read_required(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
+    ROPE_TRY(read(role, field, tensor, operand));
+    if (*operand != nullptr) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s is absent: it is required", function_, field);
+  }
+
+  rope_status_t read_row_scale(const rope_tensor_t &tensor, Operand **operand) {
+    const char *field = "row_scale";
+    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = (*operand)->view;
+    if (view.dtype != ROPE_DTYPE_F32 && view.dtype != dtype_) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
+                  dtype_name(view.dtype), dtype_name(dtype_));
+    }
+    if (view.ndim >= gate_->view.ndim) {
+      return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function_, field, view.ndim,
+                  gate_->field, gate_->view.ndim);
+    }
+    View rows = gate_->view;
+    rows.ndim = view.ndim;
+    return check_same_shape(function_, field, view, gate_->field, rows);
+  }
+
+  rope_status_t read_num_rows(const rope_tensor_t &tensor, Operand **operand) {
+    const char *field = "num_rows";
+    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = (*operand)->view;
+    if (view.dtype != ROPE_DTYPE_I32 && view.dtype != ROPE_DTYPE_I64) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(view.dtype));
+    }
+    if (view.ndim != 1) return fail(kInvalid, "%s: %s.ndim is %d: it must be 1", function_, field, view.ndim);
+    if (view.shape[0] != 1) {
+      return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be 1", function_, field,
+                  static_cast<long long>(view.shape[0]));
+    }
+    return ROPE_STATUS_SUCCESS;
+  }
+
+  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, Operand **operand) {
+    const char *field = "grad_row_scale";
+    ROPE_TRY(operands_.read(Role::kOutOrAnyInput, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = (*operand)->view;
+    if (row_scale == nullptr) {
+      return fail(kInvalid, "%s: %s is set and row_scale is absent: a gradient needs its factor", function_, field);
+    }
+    if (view.dtype != row_scale->view.dtype) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function_, field, dtype_name(view.dtype),
+                  row_scale->field, dtype_name(row_scale->view.dtype));
+    }
+    return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
+  }
+
+  rope_status_t check_outputs() const {
+    for (const Operand &operand : operands_) {
+      if (!operand.is_output()) continue;
+      ROPE_TRY(check_output_strides(function_, operand.field, operand.view));
+      ROPE_TRY(operands_.check_overlaps(operand));
+    }
+    return ROPE_STATUS_SUCCESS;
+  }
+
+  rope_status_t check_loops() const { return operands_.check_loops(); }
+
+ private:
+  const char *function_;
+  rope_dtype_t dtype_;
+  const Operand *gate_ = nullptr;
+  Operands operands_;
 };
-
-rope_status_t read_operand(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
-  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
-  operand->view.forget_unused_strides();
-  const View &view = operand->view;
-  if (view.is_absent()) {
-    if (!operand->is_required) return ROPE_STATUS_SUCCESS;
-    return fail(kInvalid, "%s: %s is absent: it is required", function, operand->field);
-  }
-  if (view.dtype != dtype) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function, operand->field,
-                dtype_name(view.dtype), dtype_name(dtype));
-  }
-  return check_same_shape(function, operand->field, view, gate.field, gate.view);
-}
-
-rope_status_t read_row_scale(const char *function, rope_dtype_t dtype, Operand *operand, const Operand &gate) {
-  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
-  operand->view.forget_unused_strides();
-  const View &view = operand->view;
-  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
-  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != dtype) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function, operand->field,
-                dtype_name(view.dtype), dtype_name(dtype));
-  }
-  if (view.ndim >= gate.view.ndim) {
-    return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function, operand->field, view.ndim,
-                gate.field, gate.view.ndim);
-  }
-  View rows = gate.view;
-  rows.ndim = view.ndim;
-  return check_same_shape(function, operand->field, view, gate.field, rows);
-}
-
-rope_status_t read_grad_row_scale(const char *function, Operand *operand, const Operand &row_scale) {
-  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
-  operand->view.forget_unused_strides();
-  const View &view = operand->view;
-  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
-  if (row_scale.view.is_absent()) {
-    return fail(kInvalid, "%s: %s is set and row_scale is absent: a gradient needs its factor", function,
-                operand->field);
-  }
-  if (view.dtype != row_scale.view.dtype) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function, operand->field,
-                dtype_name(view.dtype), row_scale.field, dtype_name(row_scale.view.dtype));
-  }
-  return check_same_shape(function, operand->field, view, row_scale.field, row_scale.view);
-}
-
-rope_status_t read_num_rows(const char *function, Operand *operand) {
-  ROPE_TRY(read_view(function, operand->field, operand->tensor, &operand->view));
-  operand->view.forget_unused_strides();
-  const View &view = operand->view;
-  if (view.is_absent()) return ROPE_STATUS_SUCCESS;
-  if (view.dtype != ROPE_DTYPE_I32 && view.dtype != ROPE_DTYPE_I64) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function, operand->field,
-                dtype_name(view.dtype));
-  }
-  if (view.ndim != 1) {
-    return fail(kInvalid, "%s: %s.ndim is %d: it must be 1", function, operand->field, view.ndim);
-  }
-  if (view.shape[0] != 1) {
-    return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be 1", function, operand->field,
-                static_cast<long long>(view.shape[0]));
-  }
-  return ROPE_STATUS_SUCCESS;
-}
-
-// Every output is exactly one of the inputs or shares nothing with anything.
-rope_status_t check_overlaps(const char *function, const Operand *inputs, int num_inputs, const Operand *outputs,
-                             int num_outputs) {
-  for (int i = 0; i < num_outputs; ++i) {
-    const Operand &output = outputs[i];
-    if (output.view.is_absent()) continue;
-    ROPE_TRY(check_output_strides(function, output.field, output.view));
-    const Operand *shared = nullptr;
-    for (int j = 0; j < num_inputs; ++j) {
-      const bool is_in_place = is_same_view(output.view, inputs[j].view);
-      if (!is_in_place && views_overlap(output.view, inputs[j].view)) shared = &inputs[j];
-    }
-    for (int j = i + 1; j < num_outputs; ++j) {
-      if (views_overlap(output.view, outputs[j].view)) shared = &outputs[j];
-    }
-    if (shared != nullptr) {
-      return fail(kInvalid,
-                  "%s: %s at %p shares elements with %s at %p: an output must be one of the inputs or disjoint",
-                  function, output.field, static_cast<void *>(output.view.data), shared->field,
-                  static_cast<void *>(shared->view.data));
-    }
-  }
-  return ROPE_STATUS_SUCCESS;
-}
-
-rope_status_t check_loops(const char *function, const Operand *inputs, int num_inputs, const Operand *outputs,
-                          int num_outputs) {
-  LoopLimit loops;
-  for (int i = 0; i < num_inputs; ++i) loops.add(inputs[i].field, inputs[i].view);
-  for (int i = 0; i < num_outputs; ++i) loops.add(outputs[i].field, outputs[i].view);
-  return loops.check(function);
-}
 
 // The view of gate's first index.
 constexpr int64_t kRowIndexStride[kMaxAxes] = {1, 0, 0, 0};
@@ -252,80 +233,80 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   ROPE_TRY(check_call_flags(function, args.flags));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 
-  Operand inputs[] = {{"gate", args.gate, true},
-                      {"up", args.up, true},
-                      {"grad_out", args.grad_out, true},
-                      {"row_scale", args.row_scale},
-                      {"num_rows", args.num_rows}};
-  Operand &row_scale = inputs[kMaxSwigluInputs], &num_rows = inputs[kMaxSwigluInputs + 1];
-  Operand forward_outputs[] = {{"out", args.out, true}};
-  Operand backward_outputs[] = {{"grad_gate", args.grad_gate},
-                                {"grad_up", args.grad_up},
-                                {"out", args.out},
-                                {"grad_row_scale", args.grad_row_scale}};
-  Operand *outputs = is_backward ? backward_outputs : forward_outputs;
-  Operand &grad_row_scale = backward_outputs[kMaxSwigluOutputs];
-
   if (!is_backward) {
-    Operand *const refused_here[] = {&inputs[kGradOut], &backward_outputs[kGradGate], &backward_outputs[kGradUp],
-                                     &grad_row_scale};
-    for (Operand *refused : refused_here) {
-      if (refused->tensor.ndim != 0) {
-        return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused->field);
+    const struct {
+      const char *field;
+      const rope_tensor_t &tensor;
+    } refused_here[] = {{"grad_out", args.grad_out},
+                        {"grad_gate", args.grad_gate},
+                        {"grad_up", args.grad_up},
+                        {"grad_row_scale", args.grad_row_scale}};
+    for (const auto &refused : refused_here) {
+      if (refused.tensor.ndim != 0) {
+        return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused.field);
       }
-      ROPE_TRY(read_view(function, refused->field, refused->tensor, &refused->view));
+      View malformed;
+      if (!is_zeroed(refused.tensor)) return read_view(function, refused.field, refused.tensor, &malformed);
     }
   }
 
-  const Operand &gate = inputs[kGate];
-  const int num_inputs = problem->num_inputs(), num_outputs = problem->num_outputs();
-  for (int i = 0; i < num_inputs; ++i) ROPE_TRY(read_operand(function, dtype, &inputs[i], gate));
-  for (int i = 0; i < num_outputs; ++i) ROPE_TRY(read_operand(function, dtype, &outputs[i], gate));
-  ROPE_TRY(read_row_scale(function, dtype, &row_scale, gate));
-  ROPE_TRY(read_num_rows(function, &num_rows));
+  SwigluReader reader(function, dtype);
+  Operand *in[kMaxSwigluInputs], *out[kMaxSwigluOutputs], *row_scale, *num_rows, *grad_row_scale = nullptr;
+  ROPE_TRY(reader.read_required(Role::kIn, "gate", args.gate, &in[kGate]));
+  ROPE_TRY(reader.read_required(Role::kIn, "up", args.up, &in[kUp]));
   if (is_backward) {
-    ROPE_TRY(read_grad_row_scale(function, &grad_row_scale, row_scale));
-    if (outputs[kGradGate].view.is_absent() && outputs[kGradUp].view.is_absent() && grad_row_scale.view.is_absent()) {
+    ROPE_TRY(reader.read_required(Role::kIn, "grad_out", args.grad_out, &in[kGradOut]));
+    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_gate", args.grad_gate, &out[kGradGate]));
+    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
+    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
+  } else {
+    ROPE_TRY(reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
+  }
+  ROPE_TRY(reader.read_row_scale(args.row_scale, &row_scale));
+  ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
+  if (is_backward) {
+    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
+    if (out[kGradGate] == nullptr && out[kGradUp] == nullptr && grad_row_scale == nullptr) {
       return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
     }
   }
-  const int num_given_inputs = kMaxSwigluInputs + 2, num_given_outputs = is_backward ? kMaxSwigluOutputs + 1 : 1;
-  ROPE_TRY(check_overlaps(function, inputs, num_given_inputs, outputs, num_given_outputs));
+  ROPE_TRY(reader.check_outputs());
 
-  if (gate.view.is_empty()) {
+  const View &gate = in[kGate]->view;
+  if (gate.is_empty()) {
     problem->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
     return ROPE_STATUS_SUCCESS;
   }
-  ROPE_TRY(check_loops(function, inputs, num_given_inputs, outputs, num_given_outputs));
-  AxisMerger merger(problem, gate.view);
-  for (int i = 0; i < num_inputs; ++i) {
-    problem->in[i] = inputs[i].view.data;
-    merger.add_strides(inputs[i].view.stride, problem->in_stride[i]);
+  ROPE_TRY(reader.check_loops());
+  AxisMerger merger(problem, gate);
+  for (int i = 0; i < problem->num_inputs(); ++i) {
+    problem->in[i] = in[i]->view.data;
+    merger.add_strides(in[i]->view.stride, problem->in_stride[i]);
   }
   const int64_t *output_stride = nullptr;
-  for (int i = 0; i < num_outputs; ++i) {
-    problem->out[i] = outputs[i].view.data;
-    if (outputs[i].view.is_absent()) continue;
-    merger.add_strides(outputs[i].view.stride, problem->out_stride[i]);
-    if (output_stride == nullptr) output_stride = outputs[i].view.stride;
+  for (int i = 0; i < problem->num_outputs(); ++i) {
+    if (out[i] == nullptr) continue;
+    problem->out[i] = out[i]->view.data;
+    merger.add_strides(out[i]->view.stride, problem->out_stride[i]);
+    if (output_stride == nullptr) output_stride = out[i]->view.stride;
   }
-  if (!row_scale.view.is_absent()) {
-    problem->row_scale = row_scale.view.data;
-    problem->row_scale_dtype = row_scale.view.dtype;
-    merger.add_strides(row_scale.view.stride, problem->row_scale_stride);
+  if (row_scale != nullptr) {
+    problem->row_scale = row_scale->view.data;
+    problem->row_scale_dtype = row_scale->view.dtype;
+    merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
   }
-  if (!num_rows.view.is_absent()) {
-    problem->num_rows = num_rows.view.data;
-    problem->num_rows_dtype = num_rows.view.dtype;
+  if (num_rows != nullptr) {
+    problem->num_rows = num_rows->view.data;
+    problem->num_rows_dtype = num_rows->view.dtype;
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
-  if (grad_row_scale.view.is_absent()) {
+  if (grad_row_scale == nullptr) {
     merger.sort_by_stride(output_stride);
   } else {
-    problem->grad_row_scale = grad_row_scale.view.data;
-    merger.add_strides(grad_row_scale.view.stride, problem->grad_row_scale_stride);
+    problem->grad_row_scale = grad_row_scale->view.data;
+    merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);
   }
-  merger.merge(gate.view.shape);
+  merger.merge(gate.shape);
   // An output has a stride other than 0 along each of its own axes.
   while (problem->num_row_axes < problem->ndim && problem->grad_row_scale_stride[problem->num_row_axes] != 0) {
     ++problem->num_row_axes;

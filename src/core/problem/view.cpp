@@ -56,7 +56,7 @@ static bool measure_extent(const View &view, int64_t *elements, int64_t *low, in
   return !__builtin_sub_overflow(*high, *low, &extent) && extent <= kLargestExtent && count <= kLargestExtent;
 }
 
-rope_status_t read_present_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
+rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
   if (tensor.ndim == 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
                 "%s: %s.ndim is 0, which means absent, but another member is set: set ndim or zero the tensor",
@@ -134,24 +134,21 @@ rope_status_t check_same_shape(const char *function, const char *field, const Vi
   return ROPE_STATUS_SUCCESS;
 }
 
-View narrow_view(const View &view, int axis, int64_t start, int64_t length) {
-  View part = view;
-  if (length == view.shape[axis]) return part;
-  part.shape[axis] = length;
-  if (view.is_empty() || length == 0) {
-    part.elements = 0;
-    part.begin = part.end = 0;
-    return part;
+void View::narrow(int axis, int64_t start, int64_t length) {
+  if (length == shape[axis]) return;
+  const int64_t left = shape[axis] - start - length;
+  shape[axis] = length;
+  if (is_empty() || length == 0) {
+    elements = 0;
+    begin = end = 0;
+    return;
   }
-  int64_t elements = 1;
-  for (int i = 0; i < part.ndim; ++i) elements *= part.shape[i];
-  part.elements = elements;
-  const int64_t size = dtype_size(view.dtype), stride = view.stride[axis];
-  const int64_t before = start * stride * size, after = (view.shape[axis] - start - length) * stride * size;
-  part.data += before;
-  part.begin += static_cast<uintptr_t>(stride < 0 ? -after : before);
-  part.end -= static_cast<uintptr_t>(stride < 0 ? -before : after);
-  return part;
+  elements = 1;
+  for (int i = 0; i < ndim; ++i) elements *= shape[i];
+  const int64_t step = stride[axis] * dtype_size(dtype), before = start * step, after = left * step;
+  data += before;
+  begin += static_cast<uintptr_t>(step < 0 ? -after : before);
+  end -= static_cast<uintptr_t>(step < 0 ? -before : after);
 }
 
 bool is_same_view(const View &a, const View &b) {
@@ -161,16 +158,6 @@ bool is_same_view(const View &a, const View &b) {
     if (a.shape[axis] > 1 && a.stride[axis] != b.stride[axis]) return false;
   }
   return true;
-}
-
-rope_status_t LoopLimit::check_bytes(const char *function) const {
-  if (static_cast<uintptr_t>((elements_ - 1) / kServedPerByte) < bytes_) return ROPE_STATUS_SUCCESS;
-  return fail(
-      ROPE_STATUS_NOT_SUPPORTED,
-      "%s: %s has %lld elements: a tensor may have 2^28, or %lld for each of the %llu bytes that the tensors of "
-      "the call span",
-      function, field_, static_cast<long long>(elements_), static_cast<long long>(kServedPerByte),
-      static_cast<unsigned long long>(bytes_));
 }
 
 }  // namespace rope

@@ -1,0 +1,67 @@
+// operands.cpp - holds the operands of a call against each other
+#include "core/problem/operands.hpp"
+
+#include "core/problem/overlap.hpp"
+
+namespace rope {
+
+rope_status_t Operands::read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
+  Operand *next = &list_[count_];
+  ROPE_TRY(read_view(function_, field, tensor, &next->view));
+  next->view.forget_unused_strides();
+  next->field = field;
+  next->role = role;
+  ++count_;
+  *operand = next;
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t Operands::check_overlaps(const Operand &output) const {
+  const bool may_be_any_input = output.role == Role::kOutOrAnyInput;
+  const Operand *shared = nullptr;
+  for (const Operand &other : *this) {
+    if (!addresses_meet(output.view, other.view)) continue;
+    const bool may_share =
+        other.is_output() ? &other <= &output : may_be_any_input && is_same_view(output.view, other.view);
+    if (may_share || !elements_overlap(output.view, other.view)) continue;
+    // The error names an output rather than an input, of several the first; with any input allowed, the last.
+    const bool comes_first = shared == nullptr || (other.is_output() && !shared->is_output());
+    if (comes_first || (may_be_any_input && other.is_output() == shared->is_output())) shared = &other;
+  }
+  if (shared == nullptr) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_INVALID_ARGUMENT,
+              "%s: %s at %p shares elements with %s at %p: an output must be %s or disjoint", function_, output.field,
+              static_cast<void *>(output.view.data), shared->field, static_cast<void *>(shared->view.data),
+              may_be_any_input ? "one of the inputs" : "its own input");
+}
+
+rope_status_t Operands::check_overlaps() const {
+  for (const Operand &operand : *this) {
+    if (operand.is_output()) ROPE_TRY(check_overlaps(operand));
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t Operands::check_loops() const {
+  constexpr int64_t kAlwaysServed = int64_t{1} << 28;
+  constexpr int64_t kServedPerByte = 64;
+  static_assert(kMaxOperands < 16, "a view spans 2^60 bytes at most, and 64 bits have to count those of all");
+  uintptr_t bytes = 0;
+  const Operand *longest = list_;
+  for (const Operand &operand : *this) {
+    bytes += operand.view.end - operand.view.begin;
+    if (operand.view.elements > longest->view.elements) longest = &operand;
+  }
+  const int64_t elements = longest->view.elements;
+  if (elements <= kAlwaysServed || static_cast<uintptr_t>((elements - 1) / kServedPerByte) < bytes) {
+    return ROPE_STATUS_SUCCESS;
+  }
+  return fail(
+      ROPE_STATUS_NOT_SUPPORTED,
+      "%s: %s has %lld elements: a tensor may have 2^28, or %lld for each of the %llu bytes that the tensors of "
+      "the call span",
+      function_, longest->field, static_cast<long long>(elements), static_cast<long long>(kServedPerByte),
+      static_cast<unsigned long long>(bytes));
+}
+
+}  // namespace rope
