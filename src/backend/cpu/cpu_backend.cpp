@@ -6,6 +6,7 @@
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/math/float16.hpp"
+#include "core/problem/visit_dtype.hpp"
 #include "plan/tuning.hpp"
 
 #if defined(ROPE_X86_KERNELS)
@@ -60,18 +61,11 @@ void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t colum
   const int64_t *stride = problem.grad_row_scale_stride;
   const int64_t offset = offset_of_row(problem, stride, row) + column * stride[problem.ndim - 1];
   char *target = problem.grad_row_scale + offset * dtype_size(problem.row_scale_dtype);
-  const auto store = [&](auto value) { memcpy(target, &value, sizeof value); };
-  const double total = sum.total();
-  switch (problem.row_scale_dtype) {
-    case ROPE_DTYPE_F16:
-      return store(round_to<Float16>(static_cast<float>(total)));
-    case ROPE_DTYPE_BF16:
-      return store(round_to<BFloat16>(static_cast<float>(total)));
-    case ROPE_DTYPE_F64:
-      return store(total);
-    default:
-      return store(static_cast<float>(total));
-  }
+  visit_dtype(problem.row_scale_dtype, [&](auto element) {
+    using T = decltype(element);
+    element = round_to<T>(static_cast<RealOf<T>>(sum.total()));
+    memcpy(target, &element, sizeof element);
+  });
 }
 
 // One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are

@@ -8,6 +8,7 @@
 #include "backend/cpu/thread_pool.hpp"
 #include "core/math/rotation.hpp"
 #include "core/problem/view.hpp"
+#include "core/problem/visit_dtype.hpp"
 
 namespace rope {
 
@@ -131,16 +132,9 @@ void read_columns_of_type(const RopeGeometry &geometry, const AngleTable &table,
 template <typename Real>
 void read_columns(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns, int64_t batch,
                   const int64_t *rows, Real *first, Real *second) {
-  switch (table.dtype) {
-    case ROPE_DTYPE_F16:
-      return read_columns_of_type<Float16>(geometry, table, columns, batch, rows, first, second);
-    case ROPE_DTYPE_BF16:
-      return read_columns_of_type<BFloat16>(geometry, table, columns, batch, rows, first, second);
-    case ROPE_DTYPE_F64:
-      return read_columns_of_type<double>(geometry, table, columns, batch, rows, first, second);
-    default:
-      return read_columns_of_type<float>(geometry, table, columns, batch, rows, first, second);
-  }
+  visit_dtype(table.dtype, [&](auto element) {
+    read_columns_of_type<decltype(element)>(geometry, table, columns, batch, rows, first, second);
+  });
 }
 
 CpuKernels::FillAngles<float> *fill_angles_of(float) {
@@ -386,8 +380,9 @@ void process_rows(void *context, int index) {
 
 // ---- Tables ----
 
-template <typename T, typename Real>
+template <typename T>
 void fill_rows(const TableProblem &problem) {
+  using Real = RealOf<T>;
   const RopeGeometry &geometry = *problem.geometry;
   const int columns = problem.is_by_channel ? geometry.pairs() : problem.width;
   const Real scale = static_cast<Real>(geometry.attention_scale);
@@ -421,16 +416,7 @@ void run_cpu_rope(const RopeProblem &problem, int num_tasks) {
 }
 
 void fill_cpu_tables(const TableProblem &problem) {
-  switch (problem.dtype) {
-    case ROPE_DTYPE_F16:
-      return fill_rows<Float16, float>(problem);
-    case ROPE_DTYPE_BF16:
-      return fill_rows<BFloat16, float>(problem);
-    case ROPE_DTYPE_F64:
-      return fill_rows<double, double>(problem);
-    default:
-      return fill_rows<float, float>(problem);
-  }
+  visit_dtype(problem.dtype, [&](auto element) { fill_rows<decltype(element)>(problem); });
 }
 
 }  // namespace rope

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu_params.hpp"
+#include "core/math/float16.hpp"
 #include "plan/rope_plan.hpp"
 
 namespace rope {
@@ -11,17 +12,17 @@ struct RopeVariant {
   Pairing pairing;
 };
 
-// The kernel for vectors of so many elements, NULL where the type has none. RoPE kernels take the params of their
-// RopeKernel (RopeSharedParams and so on), those that fill tables a TableKernelParams, SwiGLU kernels a
-// SwigluKernelParams or, for row sums, a SwigluRowKernelParams.
-const void *rope_kernel_f32(int vector_elements, RopeVariant variant);
-const void *rope_kernel_f16(int vector_elements, RopeVariant variant);
-const void *rope_kernel_bf16(int vector_elements, RopeVariant variant);
-const void *rope_kernel_f64(int vector_elements, RopeVariant variant);
-const void *swiglu_kernel_f32(int vector_elements, SwigluVariant variant);
-const void *swiglu_kernel_f16(int vector_elements, SwigluVariant variant);
-const void *swiglu_kernel_bf16(int vector_elements, SwigluVariant variant);
-const void *swiglu_kernel_f64(int vector_elements, SwigluVariant variant);
+// The kernel for data of the first argument's type and vectors of so many elements, NULL where the type has none. RoPE
+// kernels take the params of their RopeKernel (RopeSharedParams and so on), those that fill tables a TableKernelParams,
+// SwiGLU kernels a SwigluKernelParams or, for row sums, a SwigluRowKernelParams.
+const void *rope_kernel_of(float, int vector_elements, RopeVariant variant);
+const void *rope_kernel_of(Float16, int vector_elements, RopeVariant variant);
+const void *rope_kernel_of(BFloat16, int vector_elements, RopeVariant variant);
+const void *rope_kernel_of(double, int vector_elements, RopeVariant variant);
+const void *swiglu_kernel_of(float, int vector_elements, SwigluVariant variant);
+const void *swiglu_kernel_of(Float16, int vector_elements, SwigluVariant variant);
+const void *swiglu_kernel_of(BFloat16, int vector_elements, SwigluVariant variant);
+const void *swiglu_kernel_of(double, int vector_elements, SwigluVariant variant);
 
 const void *table_kernel_of(rope_dtype_t dtype);
 

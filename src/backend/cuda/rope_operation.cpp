@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/operations.hpp"
+#include "core/problem/visit_dtype.hpp"
 #include "plan/rope_catalogue.hpp"
 #include "plan/tuning.hpp"
 
@@ -12,16 +13,7 @@ namespace rope {
 namespace {
 
 const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, RopeVariant variant) {
-  switch (dtype) {
-    case ROPE_DTYPE_F16:
-      return rope_kernel_f16(vector_elements, variant);
-    case ROPE_DTYPE_BF16:
-      return rope_kernel_bf16(vector_elements, variant);
-    case ROPE_DTYPE_F64:
-      return rope_kernel_f64(vector_elements, variant);
-    default:
-      return rope_kernel_f32(vector_elements, variant);
-  }
+  return visit_dtype(dtype, [&](auto element) { return rope_kernel_of(element, vector_elements, variant); });
 }
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};

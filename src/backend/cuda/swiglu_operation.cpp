@@ -4,22 +4,14 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/operations.hpp"
+#include "core/problem/visit_dtype.hpp"
 
 namespace rope {
 
 namespace {
 
 const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
-  switch (dtype) {
-    case ROPE_DTYPE_F16:
-      return swiglu_kernel_f16(vector_elements, variant);
-    case ROPE_DTYPE_BF16:
-      return swiglu_kernel_bf16(vector_elements, variant);
-    case ROPE_DTYPE_F64:
-      return swiglu_kernel_f64(vector_elements, variant);
-    default:
-      return swiglu_kernel_f32(vector_elements, variant);
-  }
+  return visit_dtype(dtype, [&](auto element) { return swiglu_kernel_of(element, vector_elements, variant); });
 }
 
 // Right-aligned, in bytes: the kernel's last axis is the problem's.

@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *rope_kernel_bf16(int vector_elements, RopeVariant variant) {
+const void *rope_kernel_of(BFloat16, int vector_elements, RopeVariant variant) {
   return find_rope_variant<BFloat16>(vector_elements, variant.kernel, variant.pairing);
 }
 

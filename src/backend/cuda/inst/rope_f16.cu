@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *rope_kernel_f16(int vector_elements, RopeVariant variant) {
+const void *rope_kernel_of(Float16, int vector_elements, RopeVariant variant) {
   return find_rope_variant<Float16>(vector_elements, variant.kernel, variant.pairing);
 }
 

@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *rope_kernel_f32(int vector_elements, RopeVariant variant) {
+const void *rope_kernel_of(float, int vector_elements, RopeVariant variant) {
   return find_rope_variant<float>(vector_elements, variant.kernel, variant.pairing);
 }
 

@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *rope_kernel_f64(int vector_elements, RopeVariant variant) {
+const void *rope_kernel_of(double, int vector_elements, RopeVariant variant) {
   if (variant.kernel != RopeKernel::kGeneral) return nullptr;
   return find_general_kernel<double>(vector_elements, variant.pairing);
 }

@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *swiglu_kernel_f32(int vector_elements, SwigluVariant variant) {
+const void *swiglu_kernel_of(float, int vector_elements, SwigluVariant variant) {
   return find_swiglu_variant<float>(vector_elements, variant);
 }
 

@@ -4,7 +4,7 @@
 
 namespace rope {
 
-const void *swiglu_kernel_f64(int vector_elements, SwigluVariant variant) {
+const void *swiglu_kernel_of(double, int vector_elements, SwigluVariant variant) {
   return find_swiglu_variant<double>(vector_elements, variant);
 }
 
