@@ -19,7 +19,7 @@ endfunction()
 # expect_level(<last -O of src/core> <summary> <argument>...): what librope compiles itself with, and says of it
 function(expect_level level summary)
   run(${configure} ${ARGN})
-  file(STRINGS "${WORK}/build/compile_commands.json" commands REGEX "\"command\".*src/core/view\\.cpp")
+  file(STRINGS "${WORK}/build/compile_commands.json" commands REGEX "\"command\".*src/core/problem/view\\.cpp")
   string(REGEX MATCHALL " -O[^ ]*" levels "${commands}")
   list(POP_BACK levels last)
   if(NOT "${last}" STREQUAL "${level}")
