@@ -8,23 +8,26 @@ namespace rope {
 
 namespace {
 
-// ---- What kernels rely on ----
-
 // Of units of a head that rows of threads hold whole, however they are cut.
 constexpr uint32_t kRowDivisor = 8;
 
-// What kernels rely on: a thread of a row has a pair at most, parts of a token are a number of the grid's second axis,
-// and blocks stay within the kernels' bounds.
+// What plans and kernels rely on: blocks stay within the kernels' bounds, and a block holds a row of any kind; a thread of
+// a row has a pair at most; rows that are not cut within warps are whole ones; parts of a token are a number of the grid's
+// second axis.
 constexpr bool is_sound(const RopeTuning &tuning) {
   constexpr uint32_t kMaxPairs = kMaxShortPairs;
+  const uint32_t rows[] = {tuning.gapped_row_threads, tuning.inner_token_row_threads};
   bool result = tuning.inner_token_row_threads >= kMaxPairs && tuning.min_row_units >= kMaxPairs &&
                 tuning.inner_token_row_threads >= kMinShortThreads &&
-                tuning.inner_token_row_threads % kRowDivisor == 0 && tuning.gapped_row_threads % kRowDivisor == 0 &&
+                tuning.inner_token_row_threads % kWarpThreads == 0 &&
                 tuning.max_short_table_vectors >= tuning.max_short_vectors &&
                 tuning.max_short_table_vectors >= tuning.max_narrow_vectors &&
                 tuning.max_short_table_vectors >= tuning.max_late_table_vectors;
+  for (const uint32_t threads : rows) {
+    result = result && threads > 0 && threads <= tuning.block_threads[0] && threads % kRowDivisor == 0;
+  }
   for (const uint32_t threads : tuning.block_threads) {
-    result = result && threads % kRowDivisor == 0 && threads <= kMaxRopeThreads;
+    result = result && threads > 0 && threads <= kMaxRopeThreads && threads % kWarpThreads == 0;
   }
   for (const ShortThreads &row : tuning.short_threads) {
     result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
@@ -35,17 +38,21 @@ constexpr bool is_sound(const RopeTuning &tuning) {
   return result;
 }
 
+// In the order that rope_tuning_of relies on.
 constexpr bool are_sound() {
+  int before = 0;
   for (const RopeTuning &tuning : kRopeTunings) {
-    if (!is_sound(tuning)) return false;
+    if (!is_sound(tuning) || tuning.compute_capability <= before) return false;
+    before = tuning.compute_capability;
   }
   return true;
 }
 static_assert(are_sound(), "");
+static_assert(kWarpThreads % kRowDivisor == 0, "");
 
 // ---- What kernels accept ----
 
-bool fits_rows(const RopeFacts &facts) {
+bool takes_rows(const RopeFacts &facts) {
   return facts.fits_rows;
 }
 
@@ -53,15 +60,15 @@ bool has_no_split_pairs(const RopeFacts &facts) {
   return !facts.has_split_pairs;
 }
 
-bool fits_parts(const RopeFacts &facts) {
+bool takes_parts(const RopeFacts &facts) {
   return facts.fits_parts && facts.vector_bytes == kFlatVectorBytes;
 }
 
-bool fits_table_parts(const RopeFacts &facts) {
-  return fits_parts(facts) && facts.has_vector_rows;
+bool takes_table_parts(const RopeFacts &facts) {
+  return takes_parts(facts) && facts.has_vector_rows;
 }
 
-bool fits_short(const RopeFacts &facts) {
+bool takes_short(const RopeFacts &facts) {
   return facts.problem->batches == 1 && facts.fits_few_params;
 }
 
@@ -80,7 +87,7 @@ bool has_following_batches(const RopeProblem &problem) {
 }
 
 // The grid's second axis has either batches or parts of a token.
-bool fits_long(const RopeFacts &facts) {
+bool takes_long(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   if (dtype_size(problem.geometry->dtype) != 2 || facts.vector_bytes != kLongVectorBytes) return false;
   if (facts.has_inner_tokens && problem.batches > 1) return false;
@@ -91,16 +98,16 @@ bool fits_long(const RopeFacts &facts) {
          static_cast<uint64_t>(problem.tokens) <= UINT32_MAX / (blocks * blocks);
 }
 
-bool fits_long_of_one_batch(const RopeFacts &facts) {
-  return facts.problem->batches == 1 && !facts.has_inner_tokens && fits_long(facts);
+bool takes_long_of_one_batch(const RopeFacts &facts) {
+  return facts.problem->batches == 1 && !facts.has_inner_tokens && takes_long(facts);
 }
 
 // From or to one block of pairs, and with whole heads in a block whatever rows of threads it has.
-bool fits_long_converted(const RopeFacts &facts) {
+bool takes_long_converted(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   return problem.in_distance * problem.out_distance == problem.geometry->pairs() &&
          facts.units.per_token >= facts.tuning->min_row_units && kRowDivisor % facts.units.rotary_per_head == 0 &&
-         fits_long(facts);
+         takes_long(facts);
 }
 
 // ---- What makes them worth it ----
@@ -160,51 +167,51 @@ constexpr SharedAngles kOwn = SharedAngles::kNone, kOfWarps = SharedAngles::kOfW
 const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
     // kernel, name, angles, lookup, styles, channels, shape, shared angles, accepts, prefers
     {RopeKernel::kLateTable32, "short table", kTable32, kNone, kOne, kVectors, kShortParts, kOwn,
-     fits_short, is_late_table},
+     takes_short, is_late_table},
     {RopeKernel::kLateTable16, "short table", kTable16, kNone, kOne, kVectors, kShortParts, kOwn,
-     fits_short, is_late_table},
+     takes_short, is_late_table},
     {RopeKernel::kShortTable32, "short table", kTable32, kNone, kOne, kVectors, kShortParts, kOwn,
-     fits_short, is_short_table},
+     takes_short, is_short_table},
     {RopeKernel::kShortTable16, "short table", kTable16, kNone, kOne, kVectors, kShortParts, kOwn,
-     fits_short, is_short_table},
+     takes_short, is_short_table},
     {RopeKernel::kShortWarp, "short warp angles", kComputed, kNone, kOne, kVectors, kShortParts, kOfWarps,
-     fits_short, is_short_of_warps},
+     takes_short, is_short_of_warps},
     {RopeKernel::kShort, "short angles", kComputed, kNone, kOne, kVectors, kShortParts, kOfRows,
-     fits_short, is_short},
+     takes_short, is_short},
     {RopeKernel::kLongConverted, "long converted angles", kComputed, kNone, kTwo, kVectors, kBatchRows, kOfRows,
-     fits_long_converted, nullptr},
+     takes_long_converted, nullptr},
     {RopeKernel::kFlat, "own angles", kComputed, kNone, kOne, kVectors, kParts, kOwn,
-     fits_parts, has_few_heads},
+     takes_parts, has_few_heads},
     {RopeKernel::kLong, "long angles", kComputed, kNone, kOne, kVectors, kBatchRows, kOfRows,
-     fits_long_of_one_batch, fills_rows},
+     takes_long_of_one_batch, fills_rows},
     {RopeKernel::kLongBatches, "long angles of batches", kComputed, kNone, kOne, kVectors, kBatchRows, kOfRows,
-     fits_long, fills_rows},
+     takes_long, fills_rows},
     {RopeKernel::kToken, "token angles", kComputed, kNone, kOne, kVectors, kRows, kOfTokens,
-     fits_rows, fills_rows_or_splits_pairs},
+     takes_rows, fills_rows_or_splits_pairs},
     {RopeKernel::kShared, "shared angles", kComputed, kNone, kOne, kVectors, kBlocks, kOfTokens,
      has_no_split_pairs, nullptr},
     {RopeKernel::kTokenAxes, "token axis angles", kComputed, kAxes, kOne, kVectors, kRows, kOfTokens,
-     fits_rows, nullptr},
+     takes_rows, nullptr},
     {RopeKernel::kTokenSequences, "token sequence angles", kComputed, kSequences, kOne, kVectors, kWarpRows,
-     kOfTokens, fits_rows, nullptr},
+     kOfTokens, takes_rows, nullptr},
     {RopeKernel::kLongTable32, "long table", kTable32, kNone, kOne, kVectors, kBatchRows, kOfRows,
-     fits_long, has_rows_of_heads},
+     takes_long, has_rows_of_heads},
     {RopeKernel::kLongTable16, "long table", kTable16, kNone, kOne, kVectors, kBatchRows, kOfRows,
-     fits_long, has_rows_of_heads},
+     takes_long, has_rows_of_heads},
     {RopeKernel::kTable32, "own table", kTable32, kNone, kOne, kVectors, kParts, kOwn,
-     fits_table_parts, has_no_rows_of_heads},
+     takes_table_parts, has_no_rows_of_heads},
     {RopeKernel::kTable16, "own table", kTable16, kNone, kOne, kVectors, kParts, kOwn,
-     fits_table_parts, has_no_rows_of_heads},
+     takes_table_parts, has_no_rows_of_heads},
     {RopeKernel::kTokenTable, "token table", kTables, kNone, kOne, kVectors, kRows, kOfTokens,
-     fits_rows, nullptr},
+     takes_rows, nullptr},
     {RopeKernel::kTokenTableAxes, "token axis table", kTables, kAxes, kOne, kVectors, kRows, kOfTokens,
-     fits_rows, nullptr},
+     takes_rows, nullptr},
     {RopeKernel::kTokenTableSequences, "token sequence table", kTables, kSequences, kOne, kVectors, kWarpRows,
-     kOfTokens, fits_rows, nullptr},
+     kOfTokens, takes_rows, nullptr},
     {RopeKernel::kScattered, "scattered angles", kComputed, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
-     fits_rows, nullptr},
+     takes_rows, nullptr},
     {RopeKernel::kScatteredTable, "scattered table", kTables, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
-     fits_rows, nullptr},
+     takes_rows, nullptr},
     {RopeKernel::kGeneral, "general", kAllAngles, kAnyLookup, kAny, Channels::kAny, kBlocks, kOfGeneral,
      nullptr, nullptr},
 };

@@ -63,10 +63,15 @@ struct RopeFacts {
   int vector_elements;
   int64_t vector_bytes;
   RopeUnits units;
-  bool fits_rows;        // strides in bytes, and numbers of tokens and units, have 32 bits
-  bool fits_parts;       // fits_rows, nothing to copy, pairs not split, no start_positions
-  bool has_vector_rows;  // a thread's entries of a table are vectors, and the table's strides have 32 bits
-  bool fits_few_params;  // fits_parts; outputs have their inputs' strides, cosines those of sines
+  // Strides in bytes, and numbers of tokens and units, have 32 bits; heads are cut alike, into several units.
+  bool fits_rows;
+  // fits_rows; there is nothing to copy, pairs are not split, and there are no start_positions.
+  bool fits_parts;
+  // A thread's entries of a table are vectors; the table's rows and strides have 32 bits.
+  bool has_vector_rows;
+  // fits_parts; outputs have their inputs' strides, which lead from head to head upwards, and positions strides of 32
+  // bits, in bytes; heads have kMaxShortPairs at most, or cosines and sines one stride and has_vector_rows.
+  bool fits_few_params;
 
   int64_t half_bytes;  // of all first vectors of units, at the widest vectors
 
@@ -74,8 +79,8 @@ struct RopeFacts {
   bool has_at_most(int64_t vectors) const;
 };
 
-// The facts that the kernels of a launch are chosen by. Vectors are the widest that every pointer, every stride and every
-// edge between channels allows; in launches of few vectors those of 16 bytes are halved.
+// The facts that the kernels of a launch are chosen by. Vectors are the widest that every pointer, every stride and
+// every edge between channels allows; in launches of few vectors those of 16 bytes are halved.
 struct RopeLaunchFacts {
   RopeFacts usual;            // for most kernels
   const RopeFacts *in_short;  // for those of short launches; NULL where the launch is not short

@@ -117,7 +117,7 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
   return facts.is_programmatic ? choose(facts.tuning->short_threads_programmatic) : choose(facts.tuning->short_threads);
 }
 
-// A row of threads may end within a warp, but where angles are shared.
+// A row of threads is whole warps where angles are shared or where a token has several parts.
 void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePlan *plan) {
   const uint32_t wanted = algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kFlatThreads;
   const uint32_t parts = (plan->units.per_token - 1) / wanted + 1;

@@ -22,8 +22,8 @@ struct RopeRows {
   bool is_part_slowest;   // blocks of a part of all tokens follow each other, not those of a token
 };
 
-// How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of which
-// takes one unit of a token (rope_facts.hpp). A block has a part of a token, `blocks_per_token` of which make the token,
+// How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of
+// which takes one unit of a token (rope_facts.hpp). A block has a part of a token, `blocks_per_token` of which make the token,
 // or all units of `tokens_per_block` tokens, or a part of several. With kConverted in place a head's units write where
 // others of them read, so a block has whole heads.
 struct RopePlan {

@@ -9,9 +9,10 @@ namespace rope {
 
 // ---- RoPE on CUDA: what kernels are compiled for ----
 
-constexpr int kMaxRopeThreads = 160;               // of a block with shared angles
-constexpr uint32_t kFlatThreads = 128;             // of a block without a barrier
-constexpr uint32_t kMaxShortThreads = 320;         // of a block of a short launch
+constexpr int kMaxRopeThreads = 160;        // of a block with shared angles
+constexpr uint32_t kFlatThreads = 128;      // of a block without a barrier
+constexpr uint32_t kMaxShortThreads = 320;  // of a block of a short launch
+constexpr uint32_t kMinShortThreads = 64;
 constexpr int kRopeResidentThreads = 1440;         // that registers must suffice for on a multiprocessor: shared angles
 constexpr int kRopeGeneralResidentThreads = 1440;  // the general kernel
 constexpr int kTableThreads = 128;                 // of a block that fills tables
@@ -24,7 +25,8 @@ struct ShortThreads {
   uint32_t threads;
 };
 
-// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit.
+// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit. A row is found
+// by compute capability alone: GPUs of one, such as H100 and H200, share it.
 struct RopeTuning {
   int compute_capability;  // from this one on
   bool is_measured;        // else its numbers are those of another one
@@ -51,8 +53,8 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.compute_capability = 90;
   tuning.is_measured = true;
   tuning.max_narrow_vectors = 300;            // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
-  tuning.max_short_vectors = 1000;            // 1024 tokens of Llama-3-8B: the first size that loses
-  tuning.max_short_table_vectors = 1900;      // 512 tokens win, 1024 lose
+  tuning.max_short_vectors = 1000;            // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
+  tuning.max_short_table_vectors = 1900;      // 1241 (512 tokens) wins, 2482 loses
   tuning.max_warp_vectors = 300;              // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
   tuning.max_warp_vectors_programmatic = 60;  // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
   tuning.max_late_table_vectors = 350;        // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
@@ -63,7 +65,7 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.short_threads_programmatic[2] = {INT32_MAX, kMaxShortThreads};
   tuning.max_flat_heads = 2;      // 2 heads 40.3 us against 50.5, 4 heads 77.6 against 74.8
   tuning.min_row_units = 64;      // not measured: a row is whole warps
-  tuning.block_threads[0] = 128;  // prefill 150.6 us; these alone 152.5
+  tuning.block_threads[0] = 128;  // prefill 150.6 us; blocks of 128 threads only 152.5
   tuning.block_threads[1] = 160;
   tuning.block_threads[2] = 96;
   tuning.gapped_row_threads = 40;       // 64 of 128 channels: 23.68 us against 23.95 in one row
@@ -84,9 +86,6 @@ inline constexpr RopeTuning kRopeTunings[] = {
     inherit(tuning_of_h200(), 86),  inherit(tuning_of_h200(), 89),  tuning_of_h200(),
     inherit(tuning_of_h200(), 100), inherit(tuning_of_h200(), 120),
 };
-
-// Of the threads of all blocks of short launches.
-constexpr uint32_t kMinShortThreads = 64;
 
 inline const RopeTuning &rope_tuning_of(int compute_capability) {
   const RopeTuning *found = kRopeTunings;

@@ -12,7 +12,7 @@ set(rules
   "src/api/descriptor.cpp|          calloc pthread_mutex_(un)?lock pthread_once pthread_atfork"
   "src/api/info_api.cpp|            snprintf __v?snprintf_chk pthread_once"
   "src/core/|                       ceil exp fabs floor fma fmax fmin log nearbyint pow sqrt"
-  "src/core/problem/status.cpp|             vsnprintf __vsnprintf_chk"
+  "src/core/problem/status.cpp|     vsnprintf __vsnprintf_chk"
   "src/plan/explain.cpp|            snprintf __v?snprintf_chk"
   "src/backend/cpu/cpu_kernels|     exp fma fmaf"
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"

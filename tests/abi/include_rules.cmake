@@ -11,7 +11,7 @@ set(rules
   "api/|                     rope/rope.h api/ core/ plan/ backend/backend.hpp"
   "core/math/|               core/math/"
   "core/problem/|            rope/rope.h core/math/ core/problem/"
-  "core/recipes/|            rope/rope.h core/math/frequencies.hpp core/problem/status.hpp core/problem/descriptor_checks.hpp core/recipes/"
+  "core/recipes/|            rope/rope.h core/math/ core/problem/status.hpp core/problem/descriptor_checks.hpp core/recipes/"
   "plan/|                    core/ plan/"
   "backend/backend.hpp|      core/ plan/"
   "backend/cpu/|             core/ plan/ backend/backend.hpp backend/cpu/"

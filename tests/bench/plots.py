@@ -53,7 +53,9 @@ def bars(document, labels, value, better):
     rows_of = {result["workload"]: result["rows"] for result in document["workloads"]}
     groups = []
     for workload, label in labels.items():
-        measured = [row for row in rows_of.get(workload, []) if "us" in row]
+        if workload not in rows_of:
+            sys.exit(f"plots.py: the file has no workload {workload}")
+        measured = [row for row in rows_of[workload] if "us" in row]
         best = {}
         for row in measured:
             name = family(row)

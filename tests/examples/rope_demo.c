@@ -462,7 +462,7 @@ static double swiglu_error(const device_t *device, int64_t tokens, int width, co
 /* ---- The output ------------------------------------------------------------------------------------------------- */
 
 /* Prints a label and beside it the text, in lines of at most COLUMNS. */
-static void print_labelled(const char *label, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void print_labelled(const char *label, const char *format, ...) {
   char text[1024];
   va_list values;
   va_start(values, format);

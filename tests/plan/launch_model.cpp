@@ -1,8 +1,7 @@
 // launch_model.cpp - what each thread of a planned launch touches, as the kernels find their work
 #include "plan/launch_model.hpp"
 
-#include <cstring>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 uint32_t multiply_by_reciprocal(uint32_t n, uint32_t divisor) {
@@ -84,7 +83,7 @@ class Launch {
     return run_unit(token, part * plan_.threads + column, row_of_block);
   }
 
-  // The same of a long launch: a step on the second axis goes on by a batch's tokens or by a block's units, and a token
+  // In a long launch a step on the second axis goes on by a batch's tokens or by a block's units, and a token
   // has the position of its number in its batch.
   Fault run_long_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const rope::RopeProblem &problem = scene_.problem;
@@ -104,7 +103,7 @@ class Launch {
   Fault check_simple_pairs() const {
     const rope::RopeProblem &problem = scene_.problem;
     if (scene_.is_half() && problem.in_distance != scene_.geometry.rotary_dim / 2) return "several blocks of pairs";
-    if (problem.start_positions.is_present) return "start_positions, which nobody adds";
+    if (problem.start_positions.is_present) return "start_positions, which no thread adds";
     return "";
   }
 
@@ -112,7 +111,7 @@ class Launch {
   Fault check_few_parameters() const {
     const rope::RopeProblem &problem = scene_.problem;
     const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
-    if (problem.batches != 1 && is_of_short_launch(plan_.kernel)) return "several batches, which nobody tells apart";
+    if (problem.batches != 1 && is_of_short_launch(plan_.kernel)) return "several batches, which no thread tells apart";
     if (problem.batches != 1 && problem.positions.batch_stride != 0) return "positions of a batch's own";
     if (problem.batches != 1 && problem.table.cos.batch_stride != 0) return "a table of a batch's own";
     if (problem.batches != 1 && problem.table.sin.batch_stride != 0) return "a table of a batch's own";
@@ -128,7 +127,7 @@ class Launch {
     return column + 1 == plan_.threads && angles_of_row_ != pairs ? "a pair whose angle no thread of the row has" : "";
   }
 
-  // The same where the grid has an axis for the parts of a token.
+  // Where the grid has an axis for the parts of a token.
   Fault run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
@@ -188,7 +187,7 @@ class Launch {
       }
       return rotate(place, unit);
     }
-    if (is_flat(plan_.kernel) || is_of_long_launch(plan_.kernel)) return "a copy, which nobody makes";
+    if (is_flat(plan_.kernel) || is_of_long_launch(plan_.kernel)) return "a copy, which no thread makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.units.rotary_per_head;
@@ -351,7 +350,7 @@ class Launch {
       if (in_run > 0 && pairs[i] != pairs[i - 1] + 1) return "a run of pairs that are apart";
       if (in_run % step != 0) continue;
       const int64_t cos = place.row_of_block * 2 * room + pairs[i], sin = cos + room;
-      if (pairs[i] + step > num_pairs || num_pairs > room) return "an angle that nobody computes";
+      if (pairs[i] + step > num_pairs || num_pairs > room) return "an angle that no thread computes";
       if (cos % step != 0 || sin % step != 0) return "a run of angles that is not aligned";
       if ((sin + step) * 4 > plan_.shared_bytes) return "angles past the block's";
     }

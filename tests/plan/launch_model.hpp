@@ -11,7 +11,7 @@ uint32_t multiply_by_reciprocal(uint32_t n, uint32_t divisor);
 // touches that it should not.
 std::string run_launch(const Scene &scene, const rope::RopePlan &plan);
 
-// The same launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
+// A launch in rows of at most `tokens`, by the rule for rows: whole batches, or whole blocks of the one batch.
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens);
 
 #endif

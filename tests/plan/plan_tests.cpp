@@ -2,9 +2,7 @@
 // says in words what it is
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
-#include <functional>
 #include <sstream>
-#include <string_view>
 #include <utility>
 
 #include "plan/explain.hpp"

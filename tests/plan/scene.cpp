@@ -221,8 +221,8 @@ void set_problem(Scene *scene, rope_dtype_t dtype, int64_t batches, int64_t toke
   set_problem(scene, some_config(dtype, head_dim), {batches, tokens, heads, head_dim});
 }
 
-rope_args_t with_flag(rope_args_t args, bool has_flag) {
-  if (has_flag) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+rope_args_t with_flag(rope_args_t args) {
+  args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return args;
 }
 
@@ -315,20 +315,6 @@ uintptr_t table_row(const Scene &scene, const rope::TableColumns &columns, int64
 
 int64_t run_length(const Scene &scene, int64_t elements) {
   return scene.is_interleaved() && elements > 1 ? elements / 2 : elements;
-}
-
-bool allows_table_vectors(const Scene &scene, int64_t elements) {
-  const rope::AngleTable &table = scene.problem.table;
-  const int64_t bytes = std::min<int64_t>(16, run_length(scene, elements) * oracle::element_size(table.dtype));
-  for (const rope::TableColumns *columns : {&table.cos, &table.sin}) {
-    if (columns->column_stride != 1) return false;
-    for (const int64_t batch : {int64_t{0}, std::min<int64_t>(1, scene.problem.batches - 1)}) {
-      for (const int64_t row : {int64_t{0}, std::min<int64_t>(1, table.rows - 1)}) {
-        if (table_row(scene, *columns, batch, row) % static_cast<uintptr_t>(bytes) != 0) return false;
-      }
-    }
-  }
-  return true;
 }
 
 bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device) {

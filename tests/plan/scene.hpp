@@ -79,10 +79,10 @@ void set_problem(Scene *scene, const rope_config_t &config, const std::vector<in
 void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, int64_t batches, int64_t tokens,
                   const int64_t (&heads)[3], int32_t head_dim, bool is_in_place);
 
-// As the model has it.
+// Layout BSHD, one tensor q, in place.
 void set_problem(Scene *scene, rope_dtype_t dtype, int64_t batches, int64_t tokens, int64_t heads, int32_t head_dim);
 
-rope_args_t with_flag(rope_args_t args, bool has_flag = true);
+rope_args_t with_flag(rope_args_t args);
 
 rope::RopePlan plan_of(const Scene &scene, const rope::DeviceInfo &device);
 
@@ -138,9 +138,6 @@ uintptr_t table_row(const Scene &scene, const rope::TableColumns &columns, int64
 
 // Neighbouring pairs of a unit: vectors of interleaved channels hold half as many, twice.
 int64_t run_length(const Scene &scene, int64_t elements);
-
-// Whether the entries of each such run are one vector, or several of 16 bytes, in every row.
-bool allows_table_vectors(const Scene &scene, int64_t elements);
 
 bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device);
 

@@ -65,7 +65,10 @@ void read_word(const std::string &word, Words *words) {
   } else if (name == "h") {
     std::istringstream parts(value);
     std::string part;
-    for (int i = 0; std::getline(parts, part, '+'); ++i) words->heads[i] = number_of(part);
+    for (int i = 0; std::getline(parts, part, '+'); ++i) {
+      REQUIRE(i < 3);
+      words->heads[i] = number_of(part);
+    }
   } else if (sizes.count(name) != 0) {
     *sizes.at(name) = static_cast<int32_t>(number_of(value));
   } else if (counts.count(name) != 0) {
@@ -85,30 +88,31 @@ void change(int64_t *number, const std::string &by) {
   *number = by[0] == '+' ? *number + value : value;
 }
 
+using Columns = rope::TableColumns;
+const std::map<std::string, int64_t Columns::*> kSteps = {
+    {"row", &Columns::row_stride}, {"column", &Columns::column_stride}, {"batch", &Columns::batch_stride}};
+const std::map<std::string, int> kTensors = {{"q", 0}, {"k", 1}, {"v", 2}};
+
 // The numbers that a name stands for.
 std::vector<int64_t *> numbers_of(const std::string &name, rope::RopeProblem *problem) {
-  const size_t dot = name.find('.');
+  const size_t dot = name.find('.'), side = name.find('.', dot + 1);
   const std::string owner = name.substr(0, dot), member = dot == std::string::npos ? "" : name.substr(dot + 1);
-  if (name == "rows") return {&problem->table.rows};
+  rope::AngleTable &table = problem->table;
+  if (name == "rows") return {&table.rows};
   if (name == "seq.count") return {&problem->sequences.count};
   if (name == "positions.token") return {&problem->positions.token_stride};
   if (name == "positions.batch") return {&problem->positions.batch_stride};
-  if (owner == "cos" || owner == "sin" || owner == "table") {
-    std::vector<int64_t *> numbers;
-    for (rope::TableColumns *columns : {&problem->table.cos, &problem->table.sin}) {
-      if (owner == (columns == &problem->table.cos ? "sin" : "cos")) continue;
-      numbers.push_back(member == "row"      ? &columns->row_stride
-                        : member == "column" ? &columns->column_stride
-                                             : &columns->batch_stride);
-    }
-    return numbers;
+  if (owner == "table") return {&(table.cos.*kSteps.at(member)), &(table.sin.*kSteps.at(member))};
+  if (owner == "cos") return {&(table.cos.*kSteps.at(member))};
+  if (owner == "sin") return {&(table.sin.*kSteps.at(member))};
+  rope::RotatedTensor &tensor = problem->tensor[kTensors.at(owner)];
+  if (dot == std::string::npos || side == std::string::npos) {
+    return {&tensor.in_stride[kAxes.at(member)], &tensor.out_stride[kAxes.at(member)]};
   }
-  REQUIRE(owner.size() == 1);
-  rope::RotatedTensor *tensor = &problem->tensor[owner == "q" ? 0 : owner == "k" ? 1 : 2];
-  const size_t side = member.find('.');
-  if (side == std::string::npos) return {&tensor->in_stride[kAxes.at(member)], &tensor->out_stride[kAxes.at(member)]};
-  const int axis = kAxes.at(member.substr(side + 1));
-  return {member.substr(0, side) == "in" ? &tensor->in_stride[axis] : &tensor->out_stride[axis]};
+  const std::string of_side = name.substr(dot + 1, side - dot - 1);
+  REQUIRE((of_side == "in" || of_side == "out"));
+  const int axis = kAxes.at(name.substr(side + 1));
+  return {of_side == "in" ? &tensor.in_stride[axis] : &tensor.out_stride[axis]};
 }
 
 }  // namespace
@@ -151,6 +155,7 @@ rope::DeviceInfo read_words(const std::string &line, Scene *scene) {
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   for (const auto &[name, by] : words.changes) {
     if (name == "cos.data" || name == "sin.data") {
+      REQUIRE(by[0] == '+');
       (name == "cos.data" ? scene->problem.table.cos : scene->problem.table.sin).data += number_of(by.substr(1));
       continue;
     }

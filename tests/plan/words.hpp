@@ -6,8 +6,8 @@
 
 #include "plan/scene.hpp"
 
-// Reads words, of which those that are not there have the value in front: 132 multiprocessors of compute capability 9.0,
-// BSHD, one batch of 64 tokens with 8 heads of 128 channels, all rotated, HALF, BF16, in place, computed angles.
+// A word that is missing has its default: 132 multiprocessors of compute capability 9.0, BSHD, one batch of 64 tokens
+// with 8 heads of 128 channels, all rotated, HALF, BF16, in place, computed angles.
 //
 //   sm=N cc=N                      the device
 //   bshd sbhd bhsd thd             the layout
@@ -15,7 +15,7 @@
 //   half interleaved to-half to-interleaved
 //   f32 f16 bf16 f64
 //   out out-q out-k                out of place: all, or q or k alone
-//   table=TYPE width=N by-token    cosines and sines of 4096 rows, or one for each token, of N columns (one for each pair)
+//   table=TYPE width=N by-token    cosines and sines: 4096 rows, or one for each token, of N columns, or one a pair
 //   angles                         a table of angles
 //   positions=i32 positions=i64 starts seq=N fault pdl
 //

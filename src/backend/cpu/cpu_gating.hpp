@@ -169,13 +169,13 @@ __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T 
 
 // Least elements of a run of which the part of a block in front of the first whole line is little. Chosen, not
 // measured.
-constexpr int64_t kLeastStreamed = 16 * kBlock;
+constexpr int64_t kMinStreamed = 16 * kBlock;
 
 // Contiguous elements.
 template <typename T>
 void gate_blocks(const T *gate, const T *up, T *out, int64_t count, bool is_streamed) {
   int64_t i = 0;
-  if (count < kLeastStreamed) is_streamed = false;
+  if (count < kMinStreamed) is_streamed = false;
   if (is_streamed) {
     i = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(out) % sizeof(__m512i) / sizeof(T));
     gate_part_of_block(gate, up, out, i);

@@ -3,7 +3,7 @@
 
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "core/math/float16.hpp"
-#include "plan/rope_plan.hpp"
+#include "plan/rope_kernels.hpp"
 
 namespace rope {
 

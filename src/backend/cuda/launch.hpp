@@ -12,7 +12,7 @@ class Preloader {
  public:
   Preloader(const char *function, const DeviceInfo &device, int32_t device_index);
 
-  // NULL is none.
+  // Nothing where `kernel` is NULL.
   void load(const void *kernel);
 
   rope_status_t status() const { return status_; }

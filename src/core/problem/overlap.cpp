@@ -172,7 +172,7 @@ static bool has_nested_axes(const View &view) {
   int64_t reach = 0;
   for (int axis = view.ndim - 1; axis >= 0; --axis) {
     if (view.shape[axis] == 1) continue;
-    const int64_t step = view.stride[axis] < 0 ? -view.stride[axis] : view.stride[axis];
+    const int64_t step = magnitude(view.stride[axis]);
     if (step <= reach) return false;
     reach += step * (view.shape[axis] - 1);
   }

@@ -12,7 +12,7 @@ inline bool addresses_meet(const View &a, const View &b) {
   return a.begin < b.end && b.begin < a.end;
 }
 
-// The same as views_overlap, of views whose addresses meet.
+// views_overlap of views whose addresses meet.
 bool elements_overlap(const View &a, const View &b);
 
 // True only if an element of `a` and one of `b` share bytes. Exact where at most two different strides remain of the

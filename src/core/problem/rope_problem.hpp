@@ -76,7 +76,7 @@ struct Sequences {
 
 // Two 64-bit words: how many faults, and the lowest faulty token + 1.
 struct FaultWords {
-  char *data;  // NULL: nobody asks
+  char *data;  // NULL: not counted
   int64_t stride;
 };
 

@@ -44,7 +44,7 @@ inline int64_t dtype_size(rope_dtype_t dtype) {
 
 const char *dtype_name(rope_dtype_t dtype);
 
-// An absent tensor is.
+// Whether a tensor is absent.
 inline bool is_zeroed(const rope_tensor_t &tensor) {
   int64_t bits = tensor.dtype | tensor.ndim | tensor.flags;
   for (int axis = 0; axis < kMaxAxes; ++axis) bits |= tensor.shape[axis] | tensor.stride[axis];

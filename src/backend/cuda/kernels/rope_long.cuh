@@ -55,7 +55,7 @@ __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   return {token, blockIdx.y * params.tokens_of_row + token, blockIdx.y * params.units_of_row + unit};
 }
 
-// Reading a second axis of the grid costs up to 1 % (tuning.hpp), so only the kernel with HasRows does.
+// Reading a second axis of the grid costs up to 1 % (tests/bench/TUNING.md), so only the kernel with HasRows does.
 template <typename T, int V, bool IsInterleaved, bool HasRows>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_kernel(const __grid_constant__ RopeLong<RopeShortAngleParams> params) {

@@ -74,7 +74,7 @@ struct RopeTokenParams : RopePositionParams {
   FastDivmod grid;                // blocks of a token, or of a part of all tokens, whichever follow each other
   FastDivmod inner;               // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t num_tokens;            // of all batches
-  uint32_t tokens_ahead;          // see RopePlan
+  uint32_t tokens_ahead;          // see RopeRows
   uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
   int num_position_axes;
   bool is_part_slowest;       // blocks of a part of all tokens

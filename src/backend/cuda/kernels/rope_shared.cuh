@@ -36,7 +36,7 @@ namespace rope {
 
 // Angles in shared memory: the cosines of the block's tokens one after the other, then the sines. They are numbered as
 // they lie: the number divided by the pairs is the token, counted in the block, and the remainder is the pair.
-struct SharedAngles {
+struct BlockAngles {
   float *cos;
   float *sin;
 };
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
-  SharedAngles angles;
+  BlockAngles angles;
   angles.cos = reinterpret_cast<float *>(shared);
   angles.sin = angles.cos + params.tokens_per_block * pairs;
   const BlockShare share = find_share(params, blockDim.x);

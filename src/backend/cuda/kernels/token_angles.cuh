@@ -124,7 +124,7 @@ class TokenAngles {
   }
 
   // A token that is in no sequence has a place, too, which is never read: looking for it need not wait. Warps without a
-  // pair look, too, so that their channels are not asked for long before those of the others (tuning.hpp).
+  // pair look, too, so that their channels are not asked for long before those of the others (tests/bench/TUNING.md).
   __device__ __forceinline__ void look_up_sequence() {
     if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
       const int64_t begin = sequence_entry(params_.sequences, 0);
