@@ -11,9 +11,9 @@ namespace {
 // Of units of a head that rows of threads hold whole, however they are cut.
 constexpr uint32_t kRowDivisor = 8;
 
-// What plans and kernels rely on: blocks stay within the kernels' bounds, and a block holds a row of any kind; a thread of
-// a row has a pair at most; rows that are not cut within warps are whole ones; parts of a token are a number of the grid's
-// second axis.
+// What plans and kernels rely on: blocks stay within the kernels' bounds, and a block holds a row of any kind; a thread
+// of a row has a pair at most; rows that are not cut within warps are whole ones; parts of a token are a number of the
+// grid's second axis.
 constexpr bool is_sound(const RopeTuning &tuning) {
   constexpr uint32_t kMaxPairs = kMaxShortPairs;
   const uint32_t rows[] = {tuning.gapped_row_threads, tuning.inner_token_row_threads};

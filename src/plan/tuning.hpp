@@ -25,8 +25,8 @@ struct ShortThreads {
   uint32_t threads;
 };
 
-// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit. A row is found
-// by compute capability alone: GPUs of one, such as H100 and H200, share it.
+// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit. A row is
+// found by compute capability alone: GPUs of one, such as H100 and H200, share it.
 struct RopeTuning {
   int compute_capability;  // from this one on
   bool is_measured;        // else its numbers are those of another one

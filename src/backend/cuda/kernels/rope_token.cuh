@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   wait_for_previous_launch();
 
   angles.begin();
-  // Warps without a pair wait for those that look for rows, so that channels are asked for together (tests/bench/TUNING.md).
+  // Warps without a pair wait for those that look for rows, so that channels are asked for together
+  // (tests/bench/TUNING.md).
   if constexpr (Angles::kHasRows && kLookup == Lookup::kAxes) __syncthreads();
   Vector<T, V> low, high;
   char *low_out;
