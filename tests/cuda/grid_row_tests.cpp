@@ -101,7 +101,7 @@ void check_rope_rows(const RowCase &row_case) {
   rope::RopePlan plan;
   require_served(rope::plan_rope("test", problem, device, &plan));
   // Rows of threads know one grid row only, whatever its length.
-  const bool has_grid_rows = plan.tokens_per_grid_row > 0;
+  const bool has_grid_rows = plan.blocks.tokens_per_grid_row > 0;
   if (!has_grid_rows) return;
   REQUIRE(plan.grid_y == 1);
   const auto launch = [&] { return rope::kCudaBackend.run_rope("test", problem, plan, 0, nullptr); };
@@ -115,7 +115,7 @@ void check_rope_rows(const RowCase &row_case) {
   for (const int64_t units : {1, 2, 3, 5}) {
     const int64_t tokens_per_row = units * unit;
     if (tokens_per_row >= all_tokens) continue;
-    plan.tokens_per_grid_row = tokens_per_row;
+    plan.blocks.tokens_per_grid_row = tokens_per_row;
     plan.grid_x = static_cast<uint32_t>((tokens_per_row - 1) / plan.tokens_per_block + 1) * plan.blocks_per_token;
     plan.grid_y = static_cast<uint32_t>((all_tokens - 1) / tokens_per_row + 1);
     INFO(tokens_per_row << " tokens a row, " << plan.tokens_per_block << " a block, grid " << plan.grid_x << " x "
