@@ -170,6 +170,7 @@ const Line kLines[] = {
     {"sm=1 b=2 positions=i32 positions.batch=1", "token angles, 16 B, 64 x 1 of 2 x 64, 1024 B"},
     {"sm=1 b=2 table=f32 cos.batch=64", "token table, 16 B, 64 x 1 of 2 x 64, 1024 B"},
     {"sm=1 b=2 table=f32 sin.batch=64", "token table, 16 B, 64 x 1 of 2 x 64, 1024 B"},
+    {"sm=1 b=2 h=8+1 k.batch+8", "token angles, 16 B, 128 x 1 of 96, 512 B"},
     {"sm=1 b=2 h=8+1 k.in.batch+8", "token angles, 16 B, 128 x 1 of 96, 512 B"},
     {"sm=1 b=2 h=8+2+2 v.batch+8", "token angles, 16 B, 128 x 1 of 96, 512 B"},
     {"sm=1 b=2 h=8+2+2", "long angles of batches, 16 B, 64 x 2 of 96, 512 B"},
