@@ -14,6 +14,8 @@ import json
 import sys
 from pathlib import Path
 
+from report import family_of
+
 # What users call the cases, whose names are those of cases.txt.
 THROUGHPUT = {
     "rope/llama3-70b/prefill/bf16": "Llama-3-70B prefill, 16 384 tokens",
@@ -38,14 +40,10 @@ OWN_PROGRAMMATIC = "librope, programmatic launch"
 KEY = "Figures"  # of the digest, in the pictures
 
 
-def family(row):
-    """Whose bar a row belongs to; None for librope called from C, which another process measured."""
-    name = row["peer"]
-    if name.startswith("librope, from C"):
-        return None
-    if name.startswith("librope"):
-        return OWN_PROGRAMMATIC if "pdl" in name else OWN
-    return name.split(",")[0].replace(" max-autotune", "")
+def bar_of(row):
+    """Whose bar a row belongs to; None for one that has none."""
+    family = family_of(row)
+    return OWN_PROGRAMMATIC if family == OWN and "pdl" in row["peer"] else family
 
 
 def bars(document, labels, value, better):
@@ -58,7 +56,7 @@ def bars(document, labels, value, better):
         measured = [row for row in rows_of[workload] if "us" in row]
         best = {}
         for row in measured:
-            name = family(row)
+            name = bar_of(row)
             if name:
                 best[name] = better(best.get(name, value(row, measured)), value(row, measured))
         if best:
