@@ -3,7 +3,6 @@
 
 #include <stdint.h>
 
-#include "plan/device_info.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
