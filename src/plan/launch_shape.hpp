@@ -12,6 +12,13 @@ constexpr int64_t kMaxGridY = 0xffff;
 constexpr int64_t kMaxVectorBytes = 16;
 constexpr uint32_t kWarpThreads = 32;
 
+// Threads of a row that is not whole warps are a multiple of it.
+constexpr uint32_t kRowDivisor = 8;
+
+inline uint32_t round_up_to_warps(uint32_t threads) {
+  return (threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
+}
+
 // The largest power of two, in bytes and up to kMaxVectorBytes, that divides everything added.
 class VectorBytes {
  public:

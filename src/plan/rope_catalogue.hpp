@@ -12,8 +12,8 @@ namespace rope {
 enum class RopeShape {
   kBlocks,     // a block has all units of some tokens, or a part of one token's
   kWarpRows,   // a row of threads has a token, or a part of one; a block has several rows of whole warps
-  kTokenRows,  // kWarpRows, but a warp may have threads of several rows
-  kBatchRows,  // kTokenRows, and the grid's second axis has batches, or parts of tokens
+  kTokenRows,  // kWarpRows, but a warp may have threads of several rows where no sequence is looked up
+  kPairRows,   // kTokenRows, each with a thread for each pair at least
   kParts,      // the grid's second axis has parts of tokens
   kShortParts  // kParts of short launches, which have vectors of half the width
 };
@@ -43,9 +43,9 @@ enum class Styles {
 
 struct RopeAlgorithm {
   RopeKernel kernel;
-  const char *name;  // in rope_explain
+  const char *name;  // in rope_explain, before the kind of its angles
   unsigned angles;   // AngleKinds that it reads
-  Lookup lookup;     // kAxes serves kNone too
+  unsigned lookups;  // Lookups that it has code of its own for
   Styles styles;
   Channels channels;
   RopeShape shape;
@@ -64,7 +64,25 @@ bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts);
 
 const RopeAlgorithm &algorithm_of(RopeKernel kernel);
 
-// Which kernels the calls of a descriptor may need.
+// Whether calls between such pairs may get the kernel.
 bool may_have(Pairing pairing, RopeKernel kernel);
+
+// Calls `visit` with every variant that they may get; those of one function mostly follow each other.
+template <typename Visit>
+void for_each_variant(Pairing pairing, Visit visit) {
+  for (const RopeAlgorithm &algorithm : kRopeAlgorithms) {
+    if (!may_have(pairing, algorithm.kernel)) continue;
+    for (unsigned angles = 1; angles <= algorithm.angles; angles *= 2) {
+      for (unsigned lookup = 1; lookup <= algorithm.lookups; lookup *= 2) {
+        if ((algorithm.angles & angles) == 0 || (algorithm.lookups & lookup) == 0) continue;
+        RopeVariant variant = {algorithm.kernel, pairing, static_cast<AngleKinds>(angles), static_cast<Lookups>(lookup),
+                               false};
+        visit(variant);
+        variant.has_simple_grid = true;
+        if (algorithm.kernel == RopeKernel::kLong) visit(variant);
+      }
+    }
+  }
+}
 
 }  // namespace rope

@@ -47,12 +47,12 @@ AngleKinds angles_of(const RopeProblem &problem) {
   return table.dtype == ROPE_DTYPE_F32 ? kTable32 : kTable16;
 }
 
-Lookup lookup_of(const RopeProblem &problem) {
-  if (problem.sequences.is_present) return Lookup::kSequences;
-  if (problem.geometry->num_axes > 1) return Lookup::kAxes;
-  if (problem.angles == AngleSource::kIncrements) return Lookup::kNone;
+Lookups lookup_of(const RopeProblem &problem) {
+  if (problem.sequences.is_present) return kSequencesLookup;
+  if (problem.geometry->num_axes > 1) return kAxesLookup;
+  if (problem.angles == AngleSource::kIncrements) return kNoLookup;
   const bool is_plain = problem.fault.data == nullptr && problem.table.width == problem.geometry->pairs();
-  return is_plain ? Lookup::kNone : Lookup::kAxes;
+  return is_plain ? kNoLookup : kAxesLookup;
 }
 
 bool fits_rows(const RopeFacts &facts) {
@@ -174,8 +174,7 @@ RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_el
     // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
     const bool counts_copies = converts_in_place(problem, pairing) ? has_copies : !tensor.is_in_place;
     units.per_head[i] = units.rotary_per_head + (counts_copies ? copy_units : 0);
-    const int64_t heads =
-        rule == UnitRule::kElements ? (tensor.heads + kScatteredHeads - 1) / kScatteredHeads : tensor.heads;
+    const int64_t heads = rule == UnitRule::kElements ? (tensor.heads + kScalarHeads - 1) / kScalarHeads : tensor.heads;
     units.per_token += units.per_head[i] * static_cast<uint32_t>(heads);
   }
   return units;

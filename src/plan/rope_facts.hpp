@@ -21,7 +21,7 @@ namespace rope {
 enum class UnitRule {
   kVectors,      // a copy unit is one vector
   kVectorPairs,  // a copy unit is two vectors
-  kElements      // a unit is a pair or a single channel, of kScatteredHeads heads
+  kElements      // a unit is a pair or a single channel, of kScalarHeads heads
 };
 
 struct RopeUnits {
@@ -37,16 +37,6 @@ Pairing pairing_of(int in_distance, int out_distance);
 // Whether a thread may overwrite what another of the same head has yet to read.
 bool converts_in_place(const RopeProblem &problem, Pairing pairing);
 
-// Kinds of angles, as bits: a kernel may read several.
-enum AngleKinds : unsigned {
-  kComputedAngles = 1,  // from increments
-  kTable32 = 2,         // from a table of F32 with a column for each pair or for several
-  kTable16 = 4,         // of F16 or BF16
-  kOtherAngles = 8,     // what is left, and those of F64 data
-  kTables = kTable32 | kTable16,
-  kAllAngles = kComputedAngles | kTables | kOtherAngles
-};
-
 struct RopeFacts {
   const RopeProblem *problem;
   const DeviceInfo *device;
@@ -54,8 +44,8 @@ struct RopeFacts {
   bool is_programmatic;
 
   Pairing pairing;
-  unsigned angles;  // one of AngleKinds
-  Lookup lookup;
+  AngleKinds angles;      // one of them
+  Lookups lookup;         // one of them
   bool has_vectors;       // channels fit vectors of 8 bytes
   bool has_split_pairs;   // between the first channels of pairs that follow each other lie second ones
   bool has_inner_tokens;  // tokens of a head lie closer together than heads of a token (BHSD)

@@ -7,55 +7,61 @@ namespace rope {
 
 // In the order of kRopeAlgorithms (plan/rope_catalogue.hpp), which says what each takes.
 enum class RopeKernel {
-  kLateTable32,   // short launches from a table of F32: positions are read behind the wait for the one before
-  kLateTable16,   // of F16 or BF16
-  kShortTable32,  // short launches from a table, vectors of 8 bytes
-  kShortTable16,
-  kShortWarp,       // short launches: each warp computes its own angles
-  kShort,           // each row of threads does
-  kLongConverted,   // as kLongBatches, from one style to the other
-  kFlat,            // each thread computes its own angles, vectors of 16 bytes
-  kLong,            // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
-  kLongBatches,     // and for several batches, or where tokens of a head lie closer than heads of a token
-  kToken,           // rows of threads have a token each and share computed angles
-  kShared,          // the threads of a block share computed angles
-  kTokenAxes,       // as kToken, with several position axes
-  kTokenSequences,  // and with sequences
-  kLongTable32,     // as kLongBatches from a table, whose rows are shared too
-  kLongTable16,
-  kTable32,  // each thread reads its own columns of a table
-  kTable16,
-  kTokenTable,           // as kToken, from a table with a column for each pair
-  kTokenTableAxes,       // as kTokenAxes, from a table with a column for each pair or fewer
-  kTokenTableSequences,  // and with sequences
-  kScattered,            // as kTokenSequences, where channels fit no vector
-  kScatteredTable,       // as kTokenTableSequences
-  kGeneral               // everything
+  kProgrammaticTable,  // short launches from a table: positions are read behind the wait for the launch before
+  kShortTable,         // short launches from a table, vectors of 8 bytes
+  kShortWarp,          // short launches: each warp computes its own angles
+  kShort,              // each row of threads does
+  kLongConverted,      // as kLong, from one style to the other
+  kThread,             // each thread has its own angles, vectors of 16 bytes
+  kLong,               // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
+  kToken,              // rows of threads have a token each and share its angles, whatever they are looked up by
+  kScalar,             // as kToken, where channels fit no vector
+  kGeneral             // everything
 };
 
-// Heads whose channels of one pair a thread of kScattered and kScatteredTable moves.
-constexpr uint32_t kScatteredHeads = 8;
+// Heads whose channels of one pair a thread of kScalar moves.
+constexpr uint32_t kScalarHeads = 8;
 
-// Most pairs of a head for kShortWarp, kShort and those for long launches.
+// Pairs of a head, at most, for kShortWarp, kShort and those for long launches.
 constexpr int kMaxShortPairs = 64;
 
-// Bytes of a vector of kFlat, kTable32 and kTable16, and of the kernels of short and of long launches.
-constexpr int kFlatVectorBytes = 16;
+// Bytes of a vector of kThread, and of the kernels of short and of long launches.
+constexpr int kThreadVectorBytes = 16;
 constexpr int kShortVectorBytes = 8;
 constexpr int kLongVectorBytes = 16;
 
-// What a kernel looks up before it has a token's angles.
-enum class Lookup {
-  kNone,       // the position on one axis
-  kAxes,       // positions on several axes; of a table also faults, and columns that several pairs have
-  kSequences,  // where a token's sequence begins, of one batch, and what kAxes has
-  kAny         // whichever of these the problem has
+// Kinds of angles, as bits: a kernel may read several.
+enum AngleKinds : unsigned {
+  kComputedAngles = 1,  // from increments
+  kTable32 = 2,         // from a table of F32 with a column for each pair or for several
+  kTable16 = 4,         // of F16 or BF16
+  kOtherAngles = 8,     // what is left, and those of F64 data
+  kTables = kTable32 | kTable16,
+  kAllAngles = kComputedAngles | kTables | kOtherAngles
+};
+
+// What a kernel looks up before it has a token's angles, as bits. What serves one serves those before it.
+enum Lookups : unsigned {
+  kNoLookup = 1,         // the position on one axis
+  kAxesLookup = 2,       // positions on several axes; of a table also faults, and columns that several pairs have
+  kSequencesLookup = 4,  // where a token's sequence begins, of one batch
+  kAllLookups = kNoLookup | kAxesLookup | kSequencesLookup
 };
 
 enum class Pairing {
   kHalf,
   kInterleaved,
   kConverted  // one of the two in, the other out
+};
+
+// Which function of a kind a launch needs, for a type of data and a vector width. A kind that is one function for
+// several angles or lookups does not look at them.
+struct RopeVariant {
+  RopeKernel kernel;
+  Pairing pairing;
+  AngleKinds angles;     // one of them
+  Lookups lookup;        // one of them
+  bool has_simple_grid;  // kLong: there is one batch, and blocks of a token follow each other
 };
 
 // What the general kernel keeps in shared memory of each token.

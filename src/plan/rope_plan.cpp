@@ -9,10 +9,6 @@ namespace rope {
 
 namespace {
 
-uint32_t round_up_to_warps(uint32_t threads) {
-  return (threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
-}
-
 // ---- RopeShape::kBlocks ----
 
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
@@ -87,22 +83,11 @@ rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePla
 
 // ---- The other shapes: a row of threads has a token, or a part of one ----
 
-void shape_grid_of_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
-  const RopeProblem &problem = *facts.problem;
+void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
+  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
   plan->thread_rows = plan->tokens_per_block;
-  const auto groups_of = [&](int64_t tokens) {
-    return static_cast<uint32_t>((tokens - 1) / plan->tokens_per_block + 1);
-  };
-  if (shape != RopeShape::kBatchRows) {
-    plan->grid_x = groups_of(problem.batches * problem.tokens) * plan->blocks_per_token;
-    plan->grid_y = 1;
-  } else if (plan->rows.is_part_slowest) {
-    plan->grid_x = groups_of(problem.tokens);
-    plan->grid_y = plan->blocks_per_token;
-  } else {
-    plan->grid_x = groups_of(problem.tokens) * plan->blocks_per_token;
-    plan->grid_y = static_cast<uint32_t>(problem.batches);
-  }
+  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  plan->grid_y = 1;
 }
 
 uint32_t choose_short_threads(const RopeFacts &facts) {
@@ -119,7 +104,8 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
 
 // A row of threads is whole warps where angles are shared or where a token has several parts.
 void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePlan *plan) {
-  const uint32_t wanted = algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kFlatThreads;
+  const uint32_t wanted =
+      algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
   const uint32_t parts = (plan->units.per_token - 1) / wanted + 1;
   uint32_t threads = (plan->units.per_token - 1) / parts + 1;
   const uint32_t pairs = static_cast<uint32_t>(facts.problem->geometry->pairs());
@@ -128,7 +114,7 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
   plan->threads = has_whole_warps ? round_up_to_warps(threads) : threads;
   plan->tokens_per_block = plan->threads < wanted ? wanted / plan->threads : 1;
   plan->blocks_per_token = 1;
-  shape_grid_of_rows(facts, algorithm.shape, plan);
+  shape_grid_of_rows(*facts.problem, plan);
   plan->grid_y = plan->blocks_per_token = parts;
 }
 
@@ -155,13 +141,13 @@ void cut_rows(const RopeTuning &tuning, uint32_t threads, RopePlan *plan) {
 void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
   const RopeTuning &tuning = *facts.tuning;
   const uint32_t units = plan->units.per_token, padded = round_up_to_warps(units);
+  const bool has_whole_warps = shape == RopeShape::kWarpRows || facts.lookup == kSequencesLookup;
   plan->rows.is_part_slowest = facts.has_inner_tokens;
   if (plan->rows.is_part_slowest) {
     cut_rows(tuning, padded < tuning.inner_token_row_threads ? padded : tuning.inner_token_row_threads, plan);
   } else if (padded < tuning.block_threads[0]) {
-    plan->threads = padded;
-    plan->tokens_per_block = tuning.block_threads[0] / padded;
-    plan->blocks_per_token = 1;
+    const bool may_be_narrow = shape == RopeShape::kTokenRows && !has_whole_warps;
+    cut_rows(tuning, may_be_narrow ? (units + kRowDivisor - 1) / kRowDivisor * kRowDivisor : padded, plan);
   } else {
     shape_block(tuning, 1, plan);
     plan->blocks_per_token = (units - 1) / plan->threads + 1;
@@ -171,14 +157,13 @@ void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
         uint64_t{plan->threads} * plan->blocks_per_token > uint64_t{units} * tuning.max_percent_of_threads / 100;
     const bool is_gapped =
         has_gaps(*facts.problem) && pairs <= tuning.gapped_row_threads && units > tuning.block_threads[0];
-    if (shape == RopeShape::kBatchRows && is_gapped) {
+    if (shape == RopeShape::kPairRows && is_gapped) {
       cut_rows(tuning, tuning.gapped_row_threads, plan);
-    } else if (shape != RopeShape::kWarpRows && has_idle_threads && fits_rows_of_pairs(tuning, pairs) &&
-               units % pairs == 0) {
+    } else if (!has_whole_warps && has_idle_threads && fits_rows_of_pairs(tuning, pairs) && units % pairs == 0) {
       cut_rows(tuning, pairs, plan);
     }
   }
-  shape_grid_of_rows(facts, shape, plan);
+  shape_grid_of_rows(*facts.problem, plan);
   const uint32_t threads_of_token = plan->rows.is_part_slowest ? plan->threads : plan->units.per_token;
   plan->rows.tokens_ahead =
       static_cast<uint32_t>(facts.device->multiprocessors) * kRopeResidentThreads / threads_of_token + 1;
@@ -207,8 +192,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, SharedAngles shared, con
 rope_status_t shape_launch(const char *function, const RopeFacts &facts, const RopeAlgorithm &algorithm,
                            RopePlan *plan) {
   plan->is_programmatic = facts.is_programmatic;
-  plan->kernel = algorithm.kernel;
-  plan->pairing = facts.pairing;
+  plan->variant = {algorithm.kernel, facts.pairing, facts.angles, facts.lookup,
+                   facts.problem->batches == 1 && !facts.has_inner_tokens};
   plan->vector_elements = facts.vector_elements;
   plan->units = facts.units;
   plan->is_batch_fastest = has_closer_batches(*facts.problem);

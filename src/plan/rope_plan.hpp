@@ -29,8 +29,7 @@ struct RopeRows {
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
-  RopeKernel kernel;  // CUDA
-  Pairing pairing;
+  RopeVariant variant;  // CUDA
   int vector_elements;
   RopeUnits units;
   uint32_t threads;      // of a block, or of a row of them

@@ -9,9 +9,9 @@ namespace rope {
 
 // ---- RoPE on CUDA: what kernels are compiled for ----
 
-constexpr int kMaxRopeThreads = 160;        // of a block with shared angles
-constexpr uint32_t kFlatThreads = 128;      // of a block without a barrier
-constexpr uint32_t kMaxShortThreads = 320;  // of a block of a short launch
+constexpr int kMaxRopeThreads = 160;            // of a block with shared angles
+constexpr uint32_t kThreadKernelThreads = 128;  // of a block without a barrier
+constexpr uint32_t kMaxShortThreads = 320;      // of a block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
 constexpr int kRopeResidentThreads = 1440;         // that registers must suffice for on a multiprocessor: shared angles
 constexpr int kRopeGeneralResidentThreads = 1440;  // the general kernel
@@ -31,16 +31,17 @@ struct RopeTuning {
   int compute_capability;  // from this one on
   bool is_measured;        // else its numbers are those of another one
 
-  int max_narrow_vectors;             // of launches with vectors of 8 bytes
-  int max_short_vectors;              // of short launches with computed angles, which have kernels of their own
-  int max_short_table_vectors;        // from a table
-  int max_warp_vectors;               // of short launches whose warps have angles of their own
-  int max_warp_vectors_programmatic;  // with programmatic launch
-  int max_late_table_vectors;         // of those from a table that read positions behind the wait
-  ShortThreads short_threads[2];      // of a block of a short launch, by its size
+  int max_narrow_vectors;              // of launches with vectors of 8 bytes
+  int max_short_vectors;               // of short launches with computed angles, which have kernels of their own
+  int max_short_table_vectors;         // from a table
+  int max_warp_vectors;                // of short launches whose warps have angles of their own
+  int max_warp_vectors_programmatic;   // with programmatic launch
+  int max_programmatic_table_vectors;  // of those from a table that read positions behind the wait
+  ShortThreads short_threads[2];       // of a block of a short launch, by its size
   ShortThreads short_threads_programmatic[3];
-  int64_t max_flat_heads;            // of a token in launches without a barrier, with computed angles
-  uint32_t min_row_units;            // of a token that has a row of threads
+  int64_t max_thread_heads;          // of a token in launches without a barrier, with computed angles
+  uint32_t min_row_units;            // of a token in long launches, with computed angles
+  uint32_t min_table_row_units;      // from a table
   uint32_t block_threads[3];         // of a block with shared angles, best first where they leave equally few idle
   uint32_t gapped_row_threads;       // of a row in long launches whose windows have gaps between them
   uint32_t inner_token_row_threads;  // of a row where tokens of a head lie closer than heads of a token
@@ -52,20 +53,21 @@ constexpr RopeTuning tuning_of_h200() {
   RopeTuning tuning = {};
   tuning.compute_capability = 90;
   tuning.is_measured = true;
-  tuning.max_narrow_vectors = 300;            // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
-  tuning.max_short_vectors = 1000;            // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
-  tuning.max_short_table_vectors = 1900;      // 1241 (512 tokens) wins, 2482 loses
-  tuning.max_warp_vectors = 300;              // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
-  tuning.max_warp_vectors_programmatic = 60;  // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
-  tuning.max_late_table_vectors = 350;        // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
-  tuning.short_threads[0] = {200, 128};       // 2: 1.36 us against 1.39 with 256
+  tuning.max_narrow_vectors = 300;              // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
+  tuning.max_short_vectors = 1000;              // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
+  tuning.max_short_table_vectors = 1900;        // 1241 (512 tokens) wins, 2482 loses
+  tuning.max_warp_vectors = 300;                // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
+  tuning.max_warp_vectors_programmatic = 60;    // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
+  tuning.max_programmatic_table_vectors = 350;  // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
+  tuning.short_threads[0] = {200, 128};         // 2: 1.36 us against 1.39 with 256
   tuning.short_threads[1] = {INT32_MAX, 256};
   tuning.short_threads_programmatic[0] = {60, 64};  // blocks start at a limited rate: the fewest that keep below it
   tuning.short_threads_programmatic[1] = {350, 160};
   tuning.short_threads_programmatic[2] = {INT32_MAX, kMaxShortThreads};
-  tuning.max_flat_heads = 2;      // 2 heads 40.3 us against 50.5, 4 heads 77.6 against 74.8
-  tuning.min_row_units = 64;      // not measured: a row is whole warps
-  tuning.block_threads[0] = 128;  // prefill 150.6 us; blocks of 128 threads only 152.5
+  tuning.max_thread_heads = 2;      // 2 heads 40.3 us against 50.5, 4 heads 77.6 against 74.8
+  tuning.min_row_units = 32;        // 40 units 23.4 us against 24.8
+  tuning.min_table_row_units = 64;  // 40 units 26.0 us against 26.4
+  tuning.block_threads[0] = 128;    // prefill 150.6 us; blocks of 128 threads only 152.5
   tuning.block_threads[1] = 160;
   tuning.block_threads[2] = 96;
   tuning.gapped_row_threads = 40;       // 64 of 128 channels: 23.68 us against 23.95 in one row

@@ -92,15 +92,15 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
     // Few tokens with few heads, of two batches.
-    CHECK(has(request.explain(), ": shared angles kernel, "));
+    CHECK(has(request.explain(), ": token angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     CHECK(has(request.explain(), ": token table kernel, "));
     request.args.fault = request.workspace.tensor(ROPE_DTYPE_I64, {2});
-    CHECK(has(request.explain(), ": token axis table kernel, "));
+    CHECK(has(request.explain(), ": token table kernel, "));
     request.args.cos = request.args.sin = request.args.fault = {};
     request.config.num_axes = 2;
-    CHECK(has(request.explain(), ": token axis angles kernel, "));
+    CHECK(has(request.explain(), ": token angles kernel, "));
     request.config.num_axes = 1;
     request.config.out_style = ROPE_STYLE_INTERLEAVED;
     CHECK(has(request.explain(), ": general kernel, "));
@@ -113,7 +113,7 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
       request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 5, 3, 64});
       CHECK(has(request.explain(), has_table ? ": short table kernel, " : ": short warp angles kernel, "));
       request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 131072, 1, 64});
-      CHECK(has(request.explain(), has_table ? ": own table kernel, " : ": own angles kernel, "));
+      CHECK(has(request.explain(), has_table ? ": thread table kernel, " : ": thread angles kernel, "));
     }
     request.args.cos = request.args.sin = {};
     // Enough to share angles.
@@ -131,11 +131,11 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     }
     request.args.cos = request.args.sin = {};
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {2, 2048, 32, 64});
-    CHECK(has(request.explain(), ": long angles of batches kernel, "));
-    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 8, 64});
-    CHECK(has(request.explain(), ": shared angles kernel, "));
+    CHECK(has(request.explain(), ": long angles kernel, "));
+    request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 16384, 6, 64});
+    CHECK(has(request.explain(), ": token angles kernel, "));
     request.config.pair_block = 4;
-    CHECK(has(request.explain(), ": scattered angles kernel, "));
+    CHECK(has(request.explain(), ": scalar angles kernel, "));
   }
 }
 

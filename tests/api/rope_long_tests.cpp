@@ -232,12 +232,8 @@ class LongLaunch {
     char text[256] = "";
     REQUIRE(rope_explain(desc.get(), &args_, text, sizeof text) == ROPE_STATUS_SUCCESS);
     INFO(text);
-    // Batches of SBHD become heads, and so do those of BHSD with computed angles.
-    const bool has_second_axis =
-        request_.order == Order::kBhsd || (request_.order == Order::kBshd && request_.batches > 1);
-    const char *of_angles = request_.has_other_out_style ? ": long converted angles kernel, "
-                            : has_second_axis            ? ": long angles of batches kernel, "
-                                                         : ": long angles kernel, ";
+    const char *of_angles =
+        request_.has_other_out_style ? ": long converted angles kernel, " : ": long angles kernel, ";
     CHECK(std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr);
   }
 

@@ -120,8 +120,7 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
             .check();
       }
       reach.check(dtype, name_of(style),
-                  {"own angles", "shared angles", "short warp angles", "short angles", "token angles",
-                   "token axis angles", "token sequence angles", "scattered angles"});
+                  {"thread angles", "short warp angles", "short angles", "token angles", "scalar angles"});
     }
   }
 }
@@ -146,9 +145,7 @@ TEST_CASE("RoPE kernels of tables", "[rope][sanitize]") {
       requests.check(requests.small().tables_by_token(true));
       requests.check(requests.small().batch(1).tokens(11).sequences({0, 4, 4, 10}).tables(4).fault());
       requests.small().placed(Placement().gap(3, 1)).tables(3).check();
-      reach.check(
-          dtype, name_of(style),
-          {"own table", "short table", "token table", "token axis table", "token sequence table", "scattered table"});
+      reach.check(dtype, name_of(style), {"thread table", "short table", "token table", "scalar table"});
     }
   }
 }

@@ -357,7 +357,8 @@ std::vector<Setup> all_setups() {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
       setups.push_back({dtype, style, 4});
     }
-    // Of 16 bits, launches are long by tables too.
+    // Short launches of tables that are not small, and, of 16 bits, long ones of tables too.
+    setups.push_back({ROPE_DTYPE_BF16, style, 300});
     setups.push_back({ROPE_DTYPE_F32, style, 700});
     setups.push_back({ROPE_DTYPE_BF16, style, many_tokens});
   }
@@ -473,24 +474,19 @@ TEST_CASE("a captured call starts early where it has the flag and the GPU can", 
 
 TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
-  const char *kernels[] = {": own angles kernel, ",
-                           ": own table kernel, ",
+  const char *kernels[] = {": thread angles kernel, ",
+                           ": thread table kernel, ",
                            ": short warp angles kernel, ",
                            ": short angles kernel, ",
+                           ": short programmatic table kernel, ",
                            ": short table kernel, ",
-                           ": shared angles kernel, ",
                            ": long angles kernel, ",
-                           ": long angles of batches kernel, ",
                            ": long converted angles kernel, ",
                            ": long table kernel, ",
                            ": token angles kernel, ",
-                           ": token axis angles kernel, ",
-                           ": token sequence angles kernel, ",
                            ": token table kernel, ",
-                           ": token axis table kernel, ",
-                           ": token sequence table kernel, ",
-                           ": scattered angles kernel, ",
-                           ": scattered table kernel, ",
+                           ": scalar angles kernel, ",
+                           ": scalar table kernel, ",
                            ": general kernel, "};
   std::string explanations;
   for (const int64_t tokens : {int64_t{4}, int64_t{300}, many_tokens}) {

@@ -36,10 +36,9 @@ class Launch {
     for (uint32_t y = 0; y < plan_.grid_y; ++y) {
       for (uint32_t x = 0; x < plan_.grid_x; ++x) {
         for (uint32_t thread = 0; thread < plan_.threads * plan_.thread_rows; ++thread) {
-          const Fault fault = is_of_long_launch(plan_.kernel) ? run_long_thread(x, y, thread)
-                              : has_token_rows(plan_.kernel)  ? run_row_thread(x, thread)
-                              : is_flat(plan_.kernel)         ? run_flat_thread(x, y, thread)
-                                                              : run_thread(x, y, thread);
+          const Fault fault = has_token_rows(plan_.variant.kernel)   ? run_row_thread(x, thread)
+                              : has_parts_axis(plan_.variant.kernel) ? run_parts_thread(x, y, thread)
+                                                                     : run_thread(x, y, thread);
           if (!fault.empty()) return std::string(fault);
         }
       }
@@ -61,16 +60,19 @@ class Launch {
 
   // What is wrong with every thread of the launch.
   Fault check_launch() const {
-    const bool is_long = is_of_long_launch(plan_.kernel), is_short = is_of_short_launch(plan_.kernel);
-    const bool has_batches = scene_.problem.batches > 1;
-    if (is_long && (has_batches || plan_.rows.is_part_slowest) && plan_.kernel == rope::RopeKernel::kLong) {
-      return "a second axis that the kernel does not look at";
+    const bool is_long = is_of_long_launch(plan_.variant.kernel), is_short = is_of_short_launch(plan_.variant.kernel);
+    if (has_simple_grid() && (scene_.problem.batches > 1 || plan_.rows.is_part_slowest)) {
+      return "a grid that the kernel does not look at";
     }
-    if (is_long && has_batches && plan_.rows.is_part_slowest) return "a second axis with two meanings";
     Fault fault;
-    if (is_long || is_flat(plan_.kernel)) fault = check_simple_pairs();
+    if (is_long || has_parts_axis(plan_.variant.kernel)) fault = check_simple_pairs();
     if (fault.empty() && (is_long || is_short)) fault = check_few_parameters();
     return fault;
+  }
+
+  bool has_simple_grid() const {
+    return plan_.variant.kernel == rope::RopeKernel::kLong && plan_.variant.angles == rope::kComputedAngles &&
+           plan_.variant.has_simple_grid;
   }
 
   // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
@@ -80,24 +82,12 @@ class Launch {
     const uint32_t group = plan_.rows.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
     const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
     const uint32_t column = thread % plan_.threads;
-    return run_unit(token, part * plan_.threads + column, row_of_block);
-  }
-
-  // In a long launch a step on the second axis goes on by a batch's tokens or by a block's units, and a token
-  // has the position of its number in its batch.
-  Fault run_long_thread(uint32_t x, uint32_t y, uint32_t thread) {
-    const rope::RopeProblem &problem = scene_.problem;
-    const uint32_t parts = plan_.rows.is_part_slowest ? 1 : plan_.blocks_per_token, group = x / parts;
-    const uint32_t row_of_block = thread / plan_.threads, column = thread % plan_.threads;
-    const uint32_t in_batch = group * plan_.thread_rows + row_of_block;
-    const auto tokens = static_cast<uint32_t>(problem.tokens);
-    const uint32_t token = in_batch + (problem.batches > 1 ? y * tokens : 0);
-    const uint32_t unit = x % parts * plan_.threads + column + (plan_.rows.is_part_slowest ? y * plan_.threads : 0);
     // One multiplication finds the group, where there are several parts to tell apart.
-    if (parts > 1 && multiply_by_reciprocal(x, parts) != group) return "a block of another group";
-    const Fault fault = count_angles_of_row(column);
-    if (!fault.empty() || in_batch >= tokens) return fault;
-    return run_unit(token, unit, row_of_block);
+    if (has_simple_grid() && plan_.blocks_per_token > 1 && multiply_by_reciprocal(x, plan_.blocks_per_token) != group) {
+      return "a block of another group";
+    }
+    const Fault fault = is_of_long_launch(plan_.variant.kernel) ? count_angles_of_row(column) : Fault();
+    return fault.empty() ? run_unit(token, part * plan_.threads + column, row_of_block) : fault;
   }
 
   Fault check_simple_pairs() const {
@@ -111,7 +101,8 @@ class Launch {
   Fault check_few_parameters() const {
     const rope::RopeProblem &problem = scene_.problem;
     const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
-    if (problem.batches != 1 && is_of_short_launch(plan_.kernel)) return "several batches, which no thread tells apart";
+    if (problem.batches != 1 && is_of_short_launch(plan_.variant.kernel))
+      return "several batches, which no thread tells apart";
     if (problem.batches != 1 && problem.positions.batch_stride != 0) return "positions of a batch's own";
     if (problem.batches != 1 && problem.table.cos.batch_stride != 0) return "a table of a batch's own";
     if (problem.batches != 1 && problem.table.sin.batch_stride != 0) return "a table of a batch's own";
@@ -128,14 +119,14 @@ class Launch {
   }
 
   // Where the grid has an axis for the parts of a token.
-  Fault run_flat_thread(uint32_t x, uint32_t y, uint32_t thread) {
+  Fault run_parts_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
-    if (plan_.kernel == rope::RopeKernel::kShort) {
+    if (plan_.variant.kernel == rope::RopeKernel::kShort) {
       const Fault fault = count_angles_of_row(column);
       if (!fault.empty()) return fault;
     }
-    if (plan_.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
+    if (plan_.variant.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
     if (token != token_of_warp_) return "a warp with several tokens";
@@ -157,7 +148,7 @@ class Launch {
       place.token = token % problem.tokens;
     }
     // Heads are numbered through, and all have the same units.
-    const int64_t heads_of_unit = is_scattered(plan_.kernel) ? rope::kScatteredHeads : 1;
+    const int64_t heads_of_unit = is_scalar(plan_.variant.kernel) ? rope::kScalarHeads : 1;
     uint32_t units_per_head = 0;
     for (int i = 0; i < problem.num_tensors; ++i) {
       if (problem.tensor[i].heads > 0) units_per_head = plan_.units.per_head[i];
@@ -187,12 +178,13 @@ class Launch {
       }
       return rotate(place, unit);
     }
-    if (is_flat(plan_.kernel) || is_of_long_launch(plan_.kernel)) return "a copy, which no thread makes";
+    if (has_parts_axis(plan_.variant.kernel) || is_of_long_launch(plan_.variant.kernel))
+      return "a copy, which no thread makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.units.rotary_per_head;
     const Fault fault = copy(place, first);
-    if (!fault.empty() || is_scattered(plan_.kernel)) return fault;
+    if (!fault.empty() || is_scalar(plan_.variant.kernel)) return fault;
     // The second vector of a unit lies as many vectors behind the first as there are units; the last may have none.
     const int64_t second = first + plan_.units.per_head[place.tensor] - plan_.units.rotary_per_head;
     return second < copied ? copy(place, second) : "";
@@ -285,12 +277,13 @@ class Launch {
     find_pairs(to, problem.out_distance, &written_pairs_);
     const std::vector<int> &pairs = read_pairs_;
     if (pairs.empty()) return "a pair in two units";
-    const bool has_shared_angles = has_token_rows(plan_.kernel) || plan_.kernel == rope::RopeKernel::kShortWarp ||
-                                   plan_.kernel == rope::RopeKernel::kShort;
+    const bool has_shared_angles = has_token_rows(plan_.variant.kernel) ||
+                                   plan_.variant.kernel == rope::RopeKernel::kShortWarp ||
+                                   plan_.variant.kernel == rope::RopeKernel::kShort;
     Fault angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
-    if (angle_fault.empty() && is_of_long_launch(plan_.kernel)) angle_fault = check_long_table(place);
+    if (angle_fault.empty() && is_of_long_launch(plan_.variant.kernel)) angle_fault = check_long_table(place);
     if (!angle_fault.empty()) return angle_fault;
-    if (is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel)) {
+    if (is_of_short_launch(plan_.variant.kernel) || is_of_long_launch(plan_.variant.kernel)) {
       const Fault fault = check_short_addresses(place);
       if (!fault.empty()) return fault;
     }
@@ -343,7 +336,7 @@ class Launch {
   Fault check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
     const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
-    const bool has_fixed_room = is_of_short_launch(plan_.kernel) || is_of_long_launch(plan_.kernel);
+    const bool has_fixed_room = is_of_short_launch(plan_.variant.kernel) || is_of_long_launch(plan_.variant.kernel);
     const int64_t room = has_fixed_room ? rope::kMaxShortPairs : num_pairs;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
@@ -362,7 +355,7 @@ class Launch {
     if (is_computed(scene_)) return "";
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), row_bytes = table.cos.row_stride * size;
-    if (size != (plan_.kernel == rope::RopeKernel::kLongTable32 ? 4 : 2)) return "a table of another width";
+    if (size != (plan_.variant.angles == rope::kTable32 ? 4 : 2)) return "a table of another width";
     if (table.cos.column_stride != 1 || table.sin.column_stride != 1) return "columns that are apart";
     if (table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
     if (row_bytes != static_cast<int32_t>(row_bytes) || table.rows > INT32_MAX) return "rows that 32 bits do not count";
@@ -375,15 +368,13 @@ class Launch {
 
   // The runs of a row that a thread reads as vectors.
   Fault check_table(const Place &place, const std::vector<int> &pairs) const {
-    if (shares_angles(plan_.kernel) || plan_.kernel == rope::RopeKernel::kFlat) return "";
+    if (shares_angles(plan_.variant.kernel) || plan_.variant.angles == rope::kComputedAngles) return "";
     const rope::AngleTable &table = scene_.problem.table;
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
     const int64_t step = std::min<int64_t>(length, 16 / size);
-    const bool has_floats = plan_.kernel == rope::RopeKernel::kTable32 ||
-                            plan_.kernel == rope::RopeKernel::kShortTable32 ||
-                            plan_.kernel == rope::RopeKernel::kLateTable32;
-    if (size != (has_floats ? 4 : 2)) return "a table of another width";
-    if (is_of_short_launch(plan_.kernel) && table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
+    if (size != (plan_.variant.angles == rope::kTable32 ? 4 : 2)) return "a table of another width";
+    if (is_of_short_launch(plan_.variant.kernel) && table.cos.row_stride != table.sin.row_stride)
+      return "two strides of rows";
     const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;
@@ -468,7 +459,7 @@ std::string run_launch(const Scene &scene, const rope::RopePlan &plan) {
 }
 
 rope::RopePlan in_short_rows(const Scene &scene, rope::RopePlan plan, int64_t tokens) {
-  if (!shares_angles(plan.kernel)) return plan;  // the grid has one row
+  if (!shares_angles(plan.variant.kernel)) return plan;  // the grid has one row
   int64_t unit = plan.tokens_per_block;
   if (scene.problem.batches > 1) unit = plan.is_batch_fastest ? scene.problem.batches : scene.problem.tokens;
   plan.blocks.tokens_per_grid_row = std::max(tokens / unit, int64_t{1}) * unit;

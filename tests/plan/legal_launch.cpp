@@ -8,17 +8,18 @@ constexpr uint32_t kSharedBytes = 48 << 10;  // of every CUDA device, without as
 // Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
 bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t *stride = scene.problem.tensor[0].in_stride;
-  int64_t max = kLargestGridX;
-  if (shape_of(plan.kernel) == rope::RopeShape::kBlocks) {
-    max = kLargestGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
+  int64_t max = kMaxGridX;
+  if (shape_of(plan.variant.kernel) == rope::RopeShape::kBlocks) {
+    max = kMaxGridX / plan.blocks_per_token * int64_t{plan.tokens_per_block};
   }
-  return scene.problem.batches > 1 && scene.problem.batches <= std::min(max, int64_t{kLargestGridX}) &&
+  return scene.problem.batches > 1 && scene.problem.batches <= std::min(max, int64_t{kMaxGridX}) &&
          std::abs(stride[rope::kBatch]) < std::abs(stride[rope::kToken]);
 }
 
 std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
   const rope::RopeProblem &problem = scene.problem;
-  const bool has_whole_heads = scene.converts_in_place(), is_general = plan.kernel == rope::RopeKernel::kGeneral;
+  const bool has_whole_heads = scene.converts_in_place(),
+             is_general = plan.variant.kernel == rope::RopeKernel::kGeneral;
   const int64_t elements = plan.vector_elements, pairs = scene.geometry.rotary_dim / 2;
   int64_t max_threads = rope::kMaxRopeThreads;
   if (has_whole_heads) max_threads = std::max<int64_t>(max_threads, 1024 / elements);
@@ -54,20 +55,16 @@ std::string fault_of_blocks(const Scene &scene, const rope::RopePlan &plan) {
 
 std::string fault_of_rows(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
   const int64_t units = plan.units.per_token, threads = plan.threads, rows = plan.thread_rows;
-  const rope::RopeShape shape = shape_of(plan.kernel);
-  // Long launches have batches, or parts that are slowest, on the grid's second axis.
-  const bool is_long = shape == rope::RopeShape::kBatchRows;
-  const int64_t y = !is_long ? 1 : plan.rows.is_part_slowest ? plan.blocks_per_token : scene.problem.batches;
-  const int64_t tokens_of_y = is_long ? scene.problem.tokens : scene.num_tokens();
-  const int64_t parts_of_x = is_long && plan.rows.is_part_slowest ? 1 : plan.blocks_per_token;
-  if (plan.grid_y != y) return "grid_y";
+  const rope::RopeShape shape = shape_of(plan.variant.kernel);
+  const bool is_long = shape == rope::RopeShape::kPairRows;
+  const bool has_whole_warps = shape == rope::RopeShape::kWarpRows || scene.problem.sequences.is_present;
+  if (plan.grid_y != 1) return "grid_y";
   if (rows < 1 || threads * rows > rope::kMaxRopeThreads) return "threads beyond the launch bounds";
   if (plan.tokens_per_block != rows) return "tokens_per_block";
   if (plan.blocks_per_token != divide_up(units, threads)) return "blocks_per_token";
-  if (plan.grid_x != divide_up(tokens_of_y, rows) * parts_of_x) return "grid_x";
-  if (shape == rope::RopeShape::kWarpRows && threads % 32 != 0) return "a row that ends within a warp";
+  if (plan.grid_x != divide_up(scene.num_tokens(), rows) * plan.blocks_per_token) return "grid_x";
+  if (has_whole_warps && threads % 32 != 0) return "a row that ends within a warp";
   if (units <= (plan.blocks_per_token - 1) * threads) return "a part without work";
-  if (is_long && plan.rows.is_part_slowest && scene.problem.batches > 1) return "batches and parts on one axis";
   if (scene.converts_in_place() && threads % plan.units.per_head[0] != 0) return "a head in two blocks";
   const int64_t pairs = scene.geometry.rotary_dim / 2;
   if (is_long && (pairs > rope::kMaxShortPairs || pairs > threads)) return "more pairs than a row keeps";
@@ -82,10 +79,10 @@ std::string fault_of_rows(const Scene &scene, const rope::DeviceInfo &device, co
 std::string fault_of_parts(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t units = plan.units.per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
   const int64_t pairs = scene.geometry.rotary_dim / 2, bytes = plan.vector_elements * scene.element_size();
-  const bool is_short = shape_of(plan.kernel) == rope::RopeShape::kShortParts;
-  const rope::SharedAngles shared = rope::algorithm_of(plan.kernel).shared;
+  const bool is_short = shape_of(plan.variant.kernel) == rope::RopeShape::kShortParts;
+  const rope::SharedAngles shared = rope::algorithm_of(plan.variant.kernel).shared;
   const bool is_warp = shared == rope::SharedAngles::kOfWarps, is_row = shared == rope::SharedAngles::kOfRows;
-  if (rows < 1 || threads * rows > (is_short ? rope::kMaxShortThreads : rope::kFlatThreads)) {
+  if (rows < 1 || threads * rows > (is_short ? rope::kMaxShortThreads : rope::kThreadKernelThreads)) {
     return "threads beyond the launch bounds";
   }
   if (parts * threads < units) return "units left over";
@@ -107,8 +104,8 @@ std::string fault_of_parts(const Scene &scene, const rope::RopePlan &plan) {
 }  // namespace
 
 std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
-  if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
-  if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  if (plan.grid_x < 1 || plan.grid_x > kMaxGridX) return "grid_x";
+  if (plan.grid_y < 1 || plan.grid_y > kMaxGridY) return "grid_y";
   if (plan.threads < 1 || int64_t{plan.threads} * plan.thread_rows > 1024) return "threads";
   if (plan.shared_bytes > kSharedBytes) return "shared_bytes";
   if (plan.is_programmatic != is_programmatic(scene, device)) return "is_programmatic";
@@ -116,15 +113,15 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
   const rope::Pairing pairing = scene.is_converted()     ? rope::Pairing::kConverted
                                 : scene.is_interleaved() ? rope::Pairing::kInterleaved
                                                          : rope::Pairing::kHalf;
-  if (plan.pairing != pairing) return "pairing";
-  if (!rope::may_have(pairing, plan.kernel)) return "a kernel that descriptors do not load";
+  if (plan.variant.pairing != pairing) return "pairing";
+  if (!rope::may_have(pairing, plan.variant.kernel)) return "a kernel that descriptors do not load";
   const int64_t elements = plan.vector_elements, pairs = scene.geometry.rotary_dim / 2, size = scene.element_size();
   if (elements != 1 && elements * size != 16 && elements * size != 8) return "vector_elements";
   if (!allows_vectors(scene, elements)) return "vectors are not aligned";
   const int64_t widest = widest_vectors(scene);
   if (elements != widest && !(2 * elements == widest && widest * size == 16)) return "narrower vectors than needed";
 
-  const rope::RopeAlgorithm &algorithm = rope::algorithm_of(plan.kernel);
+  const rope::RopeAlgorithm &algorithm = rope::algorithm_of(plan.variant.kernel);
   rope::RopeLaunchFacts launch;
   rope::find_facts(scene.problem, device, &launch);
   const bool is_short = algorithm.shape == rope::RopeShape::kShortParts;
@@ -134,9 +131,9 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
 
   if (plan.units.rotary_per_head != pairs / elements) return "units.rotary_per_head";
   for (int i = 0; i < scene.problem.num_tensors; ++i) {
-    if (plan.units.per_head[i] != units_of_head(scene, i, elements, plan.kernel)) return "units.per_head";
+    if (plan.units.per_head[i] != units_of_head(scene, i, elements, plan.variant.kernel)) return "units.per_head";
   }
-  if (plan.units.per_token != units_of_token(scene, elements, plan.kernel)) return "units.per_token";
+  if (plan.units.per_token != units_of_token(scene, elements, plan.variant.kernel)) return "units.per_token";
   if (plan.is_batch_fastest != is_batch_fastest(scene, plan)) return "is_batch_fastest";
   switch (algorithm.shape) {
     case rope::RopeShape::kBlocks:

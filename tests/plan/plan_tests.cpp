@@ -2,6 +2,7 @@
 // says in words what it is
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -13,7 +14,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Random random(1);
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
-  int of_kernel[kKernels] = {}, of_pairing[3] = {}, parts_of_tokens = 0, programmatic = 0, batch_fastest = 0;
+  int of_pairing[3] = {}, parts_of_tokens = 0, programmatic = 0, batch_fastest = 0;
+  std::map<std::string, int> of_variant;
   for (int round = 0; round < 80000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
@@ -27,8 +29,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         REQUIRE(message.rfind("rope_forward: q ", 0) == 0);
         // Even with the widest vectors and blocks, tokens do not fit the grid, or a batch does not fit a row of it.
         const int64_t widest = widest_vectors(scene), units = units_of_token(scene, widest, rope::RopeKernel::kGeneral);
-        const int64_t row = kLargestGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
-        const bool fills_grid = scene.num_tokens() / kLargestGridY >= row / 2;
+        const int64_t row = kMaxGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
+        const bool fills_grid = scene.num_tokens() / kMaxGridY >= row / 2;
         const bool fills_row = scene.problem.batches > 1 && scene.problem.tokens >= row;
         REQUIRE((fills_grid || fills_row));
         continue;
@@ -40,13 +42,13 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         FAIL(fault);
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
-      rows += plan.grid_y > 1 && shares_angles(plan.kernel);
-      parts_of_tokens += plan.grid_y > 1 && is_flat(plan.kernel);
+      rows += plan.grid_y > 1 && shares_angles(plan.variant.kernel);
+      parts_of_tokens += plan.grid_y > 1 && has_parts_axis(plan.variant.kernel);
       programmatic += plan.is_programmatic;
       batch_fastest += plan.is_batch_fastest;
       whole_heads += scene.converts_in_place();
-      ++of_kernel[static_cast<int>(plan.kernel)];
-      ++of_pairing[static_cast<int>(plan.pairing)];
+      ++of_variant[name_of(plan.variant)];
+      ++of_pairing[static_cast<int>(plan.variant.pairing)];
       of_2_to_40_tokens += scene.num_tokens() >= int64_t{1} << 39;
       of_2_to_19_heads += scene.problem.heads_per_token() >= int64_t{1} << 19;
     }
@@ -62,10 +64,11 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(of_2_to_40_tokens > 10);
   CHECK(of_2_to_19_heads > 100);
   CHECK(whole_heads > 1000);
-  for (int kernel = 0; kernel < kKernels; ++kernel) {
-    INFO("kernel " << kernel);
-    // Heads in whole vectors are seldom converted.
-    CHECK(of_kernel[kernel] > (kernel == static_cast<int>(rope::RopeKernel::kLongConverted) ? 10 : 300));
+  for (const rope::Pairing pairing : {rope::Pairing::kHalf, rope::Pairing::kConverted}) {
+    rope::for_each_variant(pairing, [&](const rope::RopeVariant &variant) {
+      INFO(name_of(variant));
+      CHECK(of_variant[name_of(variant)] > 10);
+    });
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -121,18 +124,18 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     of_several_tokens += plan.tokens_per_block > 1 && scene.num_tokens() > plan.tokens_per_block;
     of_several_blocks += plan.blocks_per_token > 1;
     short_rows += rows.grid_y > plan.grid_y;
-    ++of_kernel[static_cast<int>(plan.kernel)];
-    short_rows_of_kernel[static_cast<int>(plan.kernel)] += rows.grid_y > plan.grid_y;
+    ++of_kernel[static_cast<int>(plan.variant.kernel)];
+    short_rows_of_kernel[static_cast<int>(plan.variant.kernel)] += rows.grid_y > plan.grid_y;
     batch_fastest += plan.is_batch_fastest && rows.grid_y > plan.grid_y;
     rows_of_batches += rows.grid_y > plan.grid_y && scene.problem.batches > 1 &&
                        rows.blocks.tokens_per_grid_row > scene.problem.tokens;
-    short_tables += plan.kernel == rope::RopeKernel::kShortTable32 || plan.kernel == rope::RopeKernel::kShortTable16;
+    short_tables += plan.variant.kernel == rope::RopeKernel::kShortTable;
     part_slowest += plan.rows.is_part_slowest && plan.blocks_per_token > 1;
     rows_of_threads += plan.thread_rows > 1 && scene.num_tokens() > plan.thread_rows;
-    double_copies +=
-        has_token_rows(plan.kernel) && plan.vector_elements > 1 && plan.units.per_head[0] > plan.units.rotary_per_head;
-    parts_of_heads += is_scattered(plan.kernel) && scene.problem.tensor[0].heads % rope::kScatteredHeads != 0;
-    several_tensors += has_token_rows(plan.kernel) && scene.problem.num_tensors > 1;
+    double_copies += has_token_rows(plan.variant.kernel) && plan.vector_elements > 1 &&
+                     plan.units.per_head[0] > plan.units.rotary_per_head;
+    parts_of_heads += is_scalar(plan.variant.kernel) && scene.problem.tensor[0].heads % rope::kScalarHeads != 0;
+    several_tensors += has_token_rows(plan.variant.kernel) && scene.problem.num_tensors > 1;
     wide_copies += plan.vector_elements > 1 && plan.units.per_head[0] > plan.units.rotary_per_head;
     whole_heads += scene.converts_in_place();
     large_heads += plan.threads > static_cast<uint32_t>(rope::kMaxRopeThreads);
@@ -151,7 +154,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
       INFO(describe(scene) << ": " << describe(plan));
       CHECK(fault_of(scene, kDevices[6], plan) == "");
       CHECK(run_launch(scene, plan) == "");
-      ++of_kernel[static_cast<int>(plan.kernel)];
+      ++of_kernel[static_cast<int>(plan.variant.kernel)];
     }
   }
   CHECK(launches > 4000);
@@ -162,7 +165,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   for (int number = 0; number < kKernels; ++number) {
     INFO("kernel " << number);
     const auto kernel = static_cast<rope::RopeKernel>(number);
-    const bool is_seldom = is_flat(kernel) && !is_of_short_launch(kernel);
+    const bool is_seldom = has_parts_axis(kernel) && !is_of_short_launch(kernel);
     if (!is_of_long_launch(kernel)) CHECK(of_kernel[number] > (is_seldom ? 0 : 5));
     if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
   }
@@ -335,9 +338,9 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
               INFO(describe(scene) << ": " << describe(plan));
               const std::string fault = fault_of(scene, device, plan) + run_launch(scene, plan);
               if (!fault.empty()) FAIL(fault);
-              ++of_kernel[static_cast<int>(plan.kernel)];
-              if (!has_token_rows(plan.kernel)) continue;
-              REQUIRE(is_scattered(plan.kernel) == !head.has_vectors);
+              ++of_kernel[static_cast<int>(plan.variant.kernel)];
+              if (!has_token_rows(plan.variant.kernel)) continue;
+              REQUIRE(is_scalar(plan.variant.kernel) == !head.has_vectors);
               part_slowest += plan.rows.is_part_slowest;
               several_batches += scene.problem.batches > 1;
               odd_copies += copied_vectors(scene, 0, plan.vector_elements) % 2;
@@ -429,12 +432,12 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               INFO(describe(scene) << ": " << describe(plan));
               const std::string fault = fault_of(scene, kDevices[6], plan) + run_launch(scene, plan);
               if (!fault.empty()) FAIL(fault);
-              const auto kernel = static_cast<int>(plan.kernel);
+              const auto kernel = static_cast<int>(plan.variant.kernel);
               ++of_kernel[kernel];
               several_parts[kernel] += plan.blocks_per_token > 1;
               several_rows[kernel] += plan.thread_rows > 1;
               cut_warps[kernel] += plan.threads % 32 != 0;
-              if (!is_of_long_launch(plan.kernel)) continue;
+              if (!is_of_long_launch(plan.variant.kernel)) continue;
               several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
               idle_rows += tokens % plan.thread_rows != 0;
               threads_behind_heads += plan.blocks_per_token * plan.threads > plan.units.per_token;
@@ -469,13 +472,13 @@ TEST_CASE("one multiplication divides blocks of the largest long launches by the
   for (const int32_t head_dim : {32, 64, 80, 128}) {
     for (int64_t heads = 4; heads < 9000; heads += 1 + heads / 64) {
       const int64_t units = heads * head_dim / 16, warps = units / 32 + 1;
-      if (units < kTuning.min_row_units) continue;
+      if (units < kTuning.min_row_units || head_dim / 2 > divide_up(units, 32) * 32) continue;
       set_problem(&scene, ROPE_DTYPE_BF16, 1, UINT32_MAX / (warps * warps), heads, head_dim);
       const rope::RopePlan plan = plan_of(scene, kH200);
       INFO(describe(scene) << ": " << describe(plan));
       const std::string fault = fault_of(scene, kH200, plan);
       if (!fault.empty()) FAIL(fault);
-      REQUIRE(is_of_long_launch(plan.kernel));
+      REQUIRE(is_of_long_launch(plan.variant.kernel));
       several_rows += plan.blocks_per_token > 1 && plan.thread_rows > 1;
       const uint32_t parts = plan.blocks_per_token, last = plan.grid_x - 1;
       if (parts == 1) continue;
@@ -548,16 +551,17 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                   INFO(describe(scene) << ": " << describe(plan));
                   const std::string not_legal = fault_of(scene, device, plan);
                   if (!not_legal.empty()) FAIL(not_legal);
-                  if (!is_flat(plan.kernel)) continue;
+                  if (!has_parts_axis(plan.variant.kernel)) continue;
                   const std::string fault = run_launch(scene, plan);
                   if (!fault.empty()) FAIL(fault);
-                  ++of_kernel[static_cast<int>(plan.kernel)];
-                  several_parts[static_cast<int>(plan.kernel)] += plan.grid_y > 1;
-                  several_rows[static_cast<int>(plan.kernel)] += plan.thread_rows > 1;
+                  ++of_kernel[static_cast<int>(plan.variant.kernel)];
+                  several_parts[static_cast<int>(plan.variant.kernel)] += plan.grid_y > 1;
+                  several_rows[static_cast<int>(plan.variant.kernel)] += plan.thread_rows > 1;
                   several_batches += scene.problem.batches > 1;
                   batch_fastest += plan.is_batch_fastest;
                   const int64_t shared_threads = divide_up(plan.units.per_token, 32) * 32;
-                  rows_as_long_as_pairs += plan.kernel == rope::RopeKernel::kShort && plan.threads > shared_threads;
+                  rows_as_long_as_pairs +=
+                      plan.variant.kernel == rope::RopeKernel::kShort && plan.threads > shared_threads;
                   several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
                   rows_within_warps += plan.threads % 32 != 0;
                   idle_lanes += plan.grid_y * plan.threads > plan.units.per_token;
@@ -571,7 +575,7 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
   }
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     INFO("kernel " << kernel);
-    if (!is_flat(static_cast<rope::RopeKernel>(kernel))) continue;
+    if (!has_parts_axis(static_cast<rope::RopeKernel>(kernel))) continue;
     CHECK(of_kernel[kernel] > 100);
     // Tokens of several heads or of few units have no parts, but one with as many as a grid has.
     if (is_of_short_launch(static_cast<rope::RopeKernel>(kernel))) CHECK(several_parts[kernel] > 10);
@@ -601,7 +605,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       for (const rope::DeviceInfo &device : kDevices) {
         const rope::RopePlan plan = plan_of(scene, device);
         CHECK(plan.is_batch_fastest == (layout == ROPE_LAYOUT_SBHD && batches > 1));
-        if (has_token_rows(plan.kernel)) CHECK(plan.rows.is_part_slowest == (layout == ROPE_LAYOUT_BHSD));
+        if (has_token_rows(plan.variant.kernel)) CHECK(plan.rows.is_part_slowest == (layout == ROPE_LAYOUT_BHSD));
         const std::string fault = fault_of(scene, device, plan) + run_launch(scene, plan);
         CHECK(fault.empty());
       }
@@ -631,8 +635,9 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
     if (!draw(&random, kAnySizes, &scene) || scene.converts_in_place()) continue;
     rope::RopePlan plan;
     if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
-    const bool has_long_rows = has_token_rows(plan.kernel) && !plan.rows.is_part_slowest && plan.units.per_token > 96;
-    if ((!shares_angles(plan.kernel) && !has_long_rows) || plan.threads == kTuning.gapped_row_threads) continue;
+    const bool has_long_rows =
+        has_token_rows(plan.variant.kernel) && !plan.rows.is_part_slowest && plan.units.per_token > 96;
+    if ((!shares_angles(plan.variant.kernel) && !has_long_rows) || plan.threads == kTuning.gapped_row_threads) continue;
     long_rows += has_long_rows;
     const auto threads_of = [](int64_t threads, int64_t blocks, int64_t tokens) {
       return static_cast<double>(threads * blocks) / static_cast<double>(tokens);
@@ -676,8 +681,8 @@ TEST_CASE("a plan in words", "[rope plan]") {
   Scene scene;
   set_problem(&scene, ROPE_DTYPE_BF16, 4, 4096, 32, 128);
   CHECK(explain(scene, kH200) ==
-        "rope BF16 half on CUDA: long angles of batches kernel, vectors of 16 bytes, grid 8192 x 4 of 128 threads, 512 "
-        "bytes shared, 268.435 MB read and written");
+        "rope BF16 half on CUDA: long angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 512 bytes "
+        "shared, 268.435 MB read and written");
   CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 12 of 12 threads, 268.435 MB read and written");
   CHECK(explain(scene, {false, 1000, 0, 0, 0}) ==
@@ -708,9 +713,10 @@ TEST_CASE("a plan in words", "[rope plan]") {
           "rope F16 interleaved on CUDA: short table kernel, vectors of 8 bytes, grid 256 x 1 of 256 threads, 0 bytes "
           "shared, 2.09715 MB read and written");
     set_problem(&scene, config, {1, 1 << 16, 1, 128}, args);
-    CHECK(explain(scene, kH200) ==
-          "rope F16 interleaved on CUDA: own table kernel, vectors of 16 bytes, grid 4096 x 1 of 128 threads, 0 bytes "
-          "shared, 33.5544 MB read and written");
+    CHECK(
+        explain(scene, kH200) ==
+        "rope F16 interleaved on CUDA: thread table kernel, vectors of 16 bytes, grid 4096 x 1 of 128 threads, 0 bytes "
+        "shared, 33.5544 MB read and written");
   }
 
   set_problem(&scene, some_config(ROPE_DTYPE_F32, 128), {1, 1, 64, 128}, with_flag({}));
@@ -718,9 +724,10 @@ TEST_CASE("a plan in words", "[rope plan]") {
         "rope F32 half on CUDA: short warp angles kernel, vectors of 8 bytes, grid 1 x 32 of 64 threads, 1024 bytes "
         "shared, 0.065536 MB read and written");
   set_problem(&scene, ROPE_DTYPE_F32, 1, 1 << 16, 1, 128);
-  CHECK(explain(scene, kH200) ==
-        "rope F32 half on CUDA: own angles kernel, vectors of 16 bytes, grid 8192 x 1 of 128 threads, 0 bytes shared, "
-        "67.1089 MB read and written");
+  CHECK(
+      explain(scene, kH200) ==
+      "rope F32 half on CUDA: thread angles kernel, vectors of 16 bytes, grid 8192 x 1 of 128 threads, 0 bytes shared, "
+      "67.1089 MB read and written");
 
   rope_args_t wide_rows = {};
   wide_rows.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {4096, 64});
@@ -745,13 +752,13 @@ TEST_CASE("a plan in words", "[rope plan]") {
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: token sequence angles kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
+        "rope F16 interleaved on CUDA: token angles kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
         "1024 bytes shared, 0.262144 MB read and written");
   by_sequence.cos = wide_rows.cos;
   by_sequence.sin = wide_rows.sin;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
   CHECK(explain(scene, {true, 0, 1, 90, 48 << 10}) ==
-        "rope F16 interleaved on CUDA: token sequence table kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
+        "rope F16 interleaved on CUDA: token table kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
         "1024 bytes shared, 0.262144 MB read and written");
 
   config.layout = ROPE_LAYOUT_BSHD;

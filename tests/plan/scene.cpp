@@ -244,6 +244,15 @@ std::string explain(const Scene &scene, const rope::DeviceInfo &device) {
   return text;
 }
 
+std::string name_of(const rope::RopeVariant &variant) {
+  const bool is_computed = variant.angles == rope::kComputedAngles;
+  std::ostringstream text;
+  text << rope::algorithm_of(variant.kernel).name << (is_computed ? " angles " : " table ") << variant.angles
+       << ", lookup " << variant.lookup;
+  if (variant.kernel == rope::RopeKernel::kLong && is_computed && variant.has_simple_grid) text << ", simple grid";
+  return text.str();
+}
+
 std::string describe(const Scene &scene) {
   std::ostringstream text;
   const rope::RopeGeometry &geometry = scene.geometry;
@@ -265,7 +274,7 @@ std::string describe(const Scene &scene) {
 
 std::string describe(const rope::RopePlan &plan) {
   std::ostringstream text;
-  text << "kernel " << static_cast<int>(plan.kernel) << ", vectors of " << plan.vector_elements << ", "
+  text << "kernel " << static_cast<int>(plan.variant.kernel) << ", vectors of " << plan.vector_elements << ", "
        << plan.units.per_token << " units a token, " << plan.thread_rows << " rows of " << plan.threads << " threads, "
        << plan.blocks_per_token << " blocks a token, " << plan.tokens_per_block << " tokens a block, "
        << plan.blocks.units_per_block << " units a block, " << plan.blocks.tokens_per_grid_row << " tokens a row, grid "
@@ -335,17 +344,17 @@ bool is_computed(const Scene &scene) {
 }
 
 int64_t units_of_head(const Scene &scene, int tensor, int64_t elements, rope::RopeKernel kernel) {
-  const bool has_pairs = has_token_rows(kernel) && !is_scattered(kernel);
+  const bool has_pairs = has_token_rows(kernel) && !is_scalar(kernel);
   const int64_t copied = copied_vectors(scene, tensor, elements);
   return scene.geometry.rotary_dim / 2 / elements + (has_pairs ? divide_up(copied, 2) : copied);
 }
 
 int64_t units_of_token(const Scene &scene, int64_t elements, rope::RopeKernel kernel) {
-  const bool has_groups = is_scattered(kernel);
+  const bool has_groups = is_scalar(kernel);
   int64_t units = 0;
   for (int i = 0; i < scene.problem.num_tensors; ++i) {
     const int64_t heads = scene.problem.tensor[i].heads;
-    units += units_of_head(scene, i, elements, kernel) * (has_groups ? divide_up(heads, rope::kScatteredHeads) : heads);
+    units += units_of_head(scene, i, elements, kernel) * (has_groups ? divide_up(heads, rope::kScalarHeads) : heads);
   }
   return units;
 }

@@ -13,7 +13,7 @@
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 
-constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+constexpr uint32_t kMaxGridX = 2147483647, kMaxGridY = 65535;
 constexpr int kKernels = rope::kNumRopeAlgorithms;
 
 inline const rope::DeviceInfo kDevices[] = {
@@ -94,16 +94,19 @@ inline rope::RopeShape shape_of(rope::RopeKernel kernel) {
   return rope::algorithm_of(kernel).shape;
 }
 
+// Counts angles, lookups and, of kLong with computed angles, grids apart.
+std::string name_of(const rope::RopeVariant &variant);
+
 // Rows of threads have a token each, or a part of one.
 inline bool has_token_rows(rope::RopeKernel kernel) {
   const rope::RopeShape shape = shape_of(kernel);
   return shape == rope::RopeShape::kWarpRows || shape == rope::RopeShape::kTokenRows ||
-         shape == rope::RopeShape::kBatchRows;
+         shape == rope::RopeShape::kPairRows;
 }
 
-// Of those, the grid has an axis of batches or of parts.
+// Of those, each has a thread for every pair.
 inline bool is_of_long_launch(rope::RopeKernel kernel) {
-  return shape_of(kernel) == rope::RopeShape::kBatchRows;
+  return shape_of(kernel) == rope::RopeShape::kPairRows;
 }
 
 inline bool is_of_short_launch(rope::RopeKernel kernel) {
@@ -111,7 +114,7 @@ inline bool is_of_short_launch(rope::RopeKernel kernel) {
 }
 
 // The grid has an axis of parts of tokens.
-inline bool is_flat(rope::RopeKernel kernel) {
+inline bool has_parts_axis(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kParts || is_of_short_launch(kernel);
 }
 
@@ -120,7 +123,7 @@ inline bool shares_angles(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kBlocks;
 }
 
-inline bool is_scattered(rope::RopeKernel kernel) {
+inline bool is_scalar(rope::RopeKernel kernel) {
   return rope::algorithm_of(kernel).channels == rope::Channels::kElements;
 }
 

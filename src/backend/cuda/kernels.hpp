@@ -7,18 +7,13 @@
 
 namespace rope {
 
-struct RopeVariant {
-  RopeKernel kernel;
-  Pairing pairing;
-};
-
 // The kernel for data of the first argument's type and vectors of so many elements, NULL where the type has none. RoPE
-// kernels take the params of their RopeKernel (RopeSharedParams and so on), those that fill tables a TableKernelParams,
+// kernels take the params of their kind (RopeShortAngleParams and so on), those that fill tables a TableKernelParams,
 // SwiGLU kernels a SwigluKernelParams or, for row sums, a SwigluRowKernelParams.
-const void *rope_kernel_of(float, int vector_elements, RopeVariant variant);
-const void *rope_kernel_of(Float16, int vector_elements, RopeVariant variant);
-const void *rope_kernel_of(BFloat16, int vector_elements, RopeVariant variant);
-const void *rope_kernel_of(double, int vector_elements, RopeVariant variant);
+const void *rope_kernel_of(float, int vector_elements, const RopeVariant &variant);
+const void *rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant);
+const void *rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant);
+const void *rope_kernel_of(double, int vector_elements, const RopeVariant &variant);
 const void *swiglu_kernel_of(float, int vector_elements, SwigluVariant variant);
 const void *swiglu_kernel_of(Float16, int vector_elements, SwigluVariant variant);
 const void *swiglu_kernel_of(BFloat16, int vector_elements, SwigluVariant variant);

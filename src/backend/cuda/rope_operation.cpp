@@ -12,22 +12,25 @@ namespace rope {
 
 namespace {
 
-const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, RopeVariant variant) {
+const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const RopeVariant &variant) {
   return visit_dtype(dtype, [&](auto element) { return rope_kernel_of(element, vector_elements, variant); });
 }
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-RopeKernelTensor kernel_tensor(const RotatedTensor &tensor, int64_t size, uint32_t units_per_head) {
-  RopeKernelTensor result;
-  result.in = tensor.in;
-  result.out = tensor.out;
-  for (int axis = 0; axis < kNumAxes; ++axis) {
-    result.in_stride[axis] = tensor.in_stride[axis] * size;
-    result.out_stride[axis] = tensor.out_stride[axis] * size;
-  }
-  result.units_per_head = FastDivmod::by(units_per_head);
-  return result;
+// Strides in bytes. An input is only read.
+RopeSide side_of(const char *data, const int64_t *stride, int64_t size) {
+  RopeSide side;
+  side.data = const_cast<char *>(data);
+  for (int axis = 0; axis < kNumAxes; ++axis) side.stride[axis] = stride[axis] * size;
+  return side;
+}
+
+// `heads_before` are those of the tensors before it.
+RopeRowSide row_side_of(const char *data, const int64_t *stride, int64_t size, int64_t heads_before) {
+  const int64_t head = stride[kHead] * size;
+  return {const_cast<char *>(data) - heads_before * head, static_cast<int32_t>(stride[kToken] * size),
+          static_cast<int32_t>(head), stride[kBatch] * size};
 }
 
 template <typename Params>
@@ -48,31 +51,6 @@ void set_position_params(const RopeProblem &problem, RopePositionParams *params)
   set_scales(problem, params);
 }
 
-void set_rope_params(const RopeProblem &problem, const RopePlan &plan, RopeKernelParams *params) {
-  set_position_params(problem, params);
-  const RopeGeometry &geometry = *problem.geometry;
-  uint32_t next_unit = 0;
-  for (int i = 0; i < 3; ++i) {
-    params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
-    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
-    const RotatedTensor &tensor = problem.tensor[i];
-    params->tensor[i] = kernel_tensor(tensor, dtype_size(geometry.dtype), plan.units.per_head[i]);
-    params->is_in_place[i] = tensor.is_in_place;
-    next_unit += plan.units.per_head[i] * static_cast<uint32_t>(tensor.heads);
-  }
-  params->has_one_batch = problem.batches == 1;
-  params->units_per_token = FastDivmod::by(plan.units.per_token);
-  params->is_batch_fastest = plan.is_batch_fastest;
-  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
-  params->inner = FastDivmod::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
-  params->num_tokens = problem.batches * problem.tokens;
-  params->tokens_per_grid_row = plan.blocks.tokens_per_grid_row;
-  params->outer_per_grid_row = plan.blocks.tokens_per_grid_row / inner;
-  params->rotary_units_per_head = plan.units.rotary_per_head;
-  params->rotary_offset = geometry.rotary_offset;
-  params->rotary_dim = geometry.rotary_dim;
-}
-
 void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
   memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
 }
@@ -88,11 +66,21 @@ uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) 
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
 }
 
+void set_row_grid(const RopeProblem &problem, const RopePlan &plan, RopeRowGrid *params) {
+  const bool is_part_slowest = plan.rows.is_part_slowest;
+  params->grid = FastDivmod::by(is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
+  params->inner = FastDivmod::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
+  params->is_part_slowest = is_part_slowest;
+  params->has_one_batch = problem.batches == 1;
+  params->is_batch_fastest = plan.is_batch_fastest;
+}
+
 void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
-  const bool is_scattered = plan.vector_elements == 1;
+  const bool is_scalar = plan.vector_elements == 1;
   set_position_params(problem, params);
+  set_row_grid(problem, plan, params);
   params->is_in_place = true;
   params->units_per_head = plan.units.rotary_per_head;
   uint32_t begins[3] = {}, next = 0;
@@ -100,23 +88,16 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
     const bool is_present = i < problem.num_tensors;
     begins[i] = is_present ? next : ~uint32_t{0};
     // Threads without a unit may compute an address there.
-    RopeTokenTensor &target = params->tensor[i] = {};
-    params->in_batch[i] = params->out_batch[i] = 0;
+    params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
-    target.in_token = static_cast<int32_t>(tensor.in_stride[kToken] * size);
-    target.in_head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
-    target.out_token = static_cast<int32_t>(tensor.out_stride[kToken] * size);
-    target.out_head = static_cast<int32_t>(tensor.out_stride[kHead] * size);
-    const int64_t heads_before = is_scattered ? 0 : next;
-    target.in = tensor.in - heads_before * target.in_head;
-    target.out = tensor.out - heads_before * target.out_head;
-    params->in_batch[i] = tensor.in_stride[kBatch] * size;
-    params->out_batch[i] = tensor.out_stride[kBatch] * size;
+    const int64_t heads_before = is_scalar ? 0 : next;
+    params->tensor[i] = {row_side_of(tensor.in, tensor.in_stride, size, heads_before),
+                         row_side_of(tensor.out, tensor.out_stride, size, heads_before)};
     params->is_in_place = params->is_in_place && tensor.is_in_place;
     params->units_per_head = plan.units.per_head[i];
     const uint32_t heads = static_cast<uint32_t>(tensor.heads);
-    next += is_scattered ? (heads + kScatteredHeads - 1) / kScatteredHeads : heads;
+    next += is_scalar ? (heads + kScalarHeads - 1) / kScalarHeads : heads;
   }
   params->tensor_begins[0] = begins[1];
   params->tensor_begins[1] = begins[2];
@@ -130,7 +111,7 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   }
   params->window_begin = static_cast<int32_t>(geometry.rotary_offset * size);
   params->window_size = static_cast<int32_t>(geometry.rotary_dim * size);
-  const bool is_half = plan.pairing == Pairing::kHalf;
+  const bool is_half = plan.variant.pairing == Pairing::kHalf;
   params->bytes_to_high = is_half ? static_cast<int32_t>(problem.in_distance * size) : params->window_size / 2;
   const uint32_t units_per_run = static_cast<uint32_t>(problem.in_distance / plan.vector_elements);
   params->run_reciprocal = is_half && problem.in_distance != geometry.pairs() ? reciprocal_of(units_per_run) : 0;
@@ -139,20 +120,14 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->num_position_axes = geometry.num_axes;
   params->has_blocks_or_copies = params->run_reciprocal != 0 || params->copied_vectors != 0;
   params->pairs = static_cast<uint32_t>(geometry.pairs());
-  params->is_part_slowest = plan.rows.is_part_slowest;
-  params->grid =
-      FastDivmod::by(plan.rows.is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
-  params->inner = FastDivmod::by(static_cast<uint32_t>(plan.is_batch_fastest ? problem.batches : problem.tokens));
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
-  params->has_one_batch = problem.batches == 1;
-  params->is_batch_fastest = plan.is_batch_fastest;
 }
 
 void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShortParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
   const TokenIntegers &positions = problem.positions;
-  params->num_tokens = static_cast<uint32_t>(problem.tokens);
+  params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
   params->units_per_token = plan.units.per_token;
   params->positions = positions.data;
   params->position_bytes = static_cast<int32_t>(positions.token_stride * (positions.is_64_bit ? 8 : 4));
@@ -176,19 +151,40 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
     params->is_in_place = params->is_in_place && tensor.is_in_place;
     next_head += tensor.heads;
   }
-  const bool is_half = plan.pairing == Pairing::kHalf;
+  const bool is_half = plan.variant.pairing == Pairing::kHalf;
   params->bytes_to_high = static_cast<int32_t>((is_half ? problem.in_distance : geometry.rotary_dim / 2) * size);
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
   set_scales(problem, params);
 }
 
-void set_short_angle_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
+template <typename Params>
+void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
+  set_row_grid(problem, plan, params);
+  params->parts = plan.blocks_per_token;
+  params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
+}
+
+template <typename Angles>
+void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  params->sequences = problem.sequences;
+  params->fault = problem.fault;
+  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->tokens_per_batch = problem.tokens;
+  params->num_axes = geometry.num_axes;
+  params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
+  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
+}
+
+// ---- The params of each kernel. What no unit of a launch reads stays unset. ----
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
   set_short_params(problem, plan, params);
   copy_increments(*problem.geometry, params->increments);
 }
 
-void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
   set_short_params(problem, plan, params);
   const AngleTable &table = problem.table;
   params->cos = table.cos.data;
@@ -198,16 +194,18 @@ void set_short_table_params(const RopeProblem &problem, const RopePlan &plan, Ro
   params->table_dtype = table.dtype;
 }
 
-template <typename Params>
-void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
-  params->parts = plan.rows.is_part_slowest ? 1 : plan.blocks_per_token;
-  params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
-  params->tokens_of_row = problem.batches > 1 ? params->num_tokens : 0;
-  params->units_of_row = plan.rows.is_part_slowest ? plan.threads : 0;
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongAngleParams *params) {
+  set_params(problem, plan, static_cast<RopeShortAngleParams *>(params));
+  set_long_params(problem, plan, params);
 }
 
-void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
-  set_short_table_params(problem, plan, params);
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongConvertedParams *params) {
+  set_params(problem, plan, static_cast<RopeLongAngleParams *>(params));
+  params->is_to_half = problem.in_distance == 1;
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
+  set_params(problem, plan, static_cast<RopeShortTableParams *>(params));
   set_long_params(problem, plan, params);
   const int64_t rows = problem.table.rows - plan.rows.tokens_ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
@@ -216,10 +214,30 @@ void set_long_table_params(const RopeProblem &problem, const RopePlan &plan, Rop
   params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
 }
 
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenAngleParams *params) {
+  set_token_params(problem, plan, params);
+  copy_increments(*problem.geometry, params->increments);
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenTableParams *params) {
+  set_token_params(problem, plan, params);
+  const int64_t size = dtype_size(problem.table.dtype);
+  params->cos_row_bytes = static_cast<int32_t>(problem.table.cos.row_stride * size);
+  params->sin_row_bytes = static_cast<int32_t>(problem.table.sin.row_stride * size);
+  params->table = problem.table;
+}
+
+template <typename Angles>
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenLookup<Angles> *params) {
+  set_params(problem, plan, static_cast<Angles *>(params));
+  set_lookup_params(problem, params);
+}
+
 template <typename Lookup>
-void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *params) {
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeScalarParams<Lookup> *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
+  set_params(problem, plan, static_cast<Lookup *>(params));
   params->rotary_offset = static_cast<uint32_t>(geometry.rotary_offset);
   params->rotary_dim = static_cast<uint32_t>(geometry.rotary_dim);
   params->pair_step = problem.in_distance == 1 ? 2 : 1;
@@ -231,37 +249,42 @@ void set_scattered_params(const RopeProblem &problem, RopeScattered<Lookup> *par
   }
 }
 
-template <typename Angles>
-void set_token_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  set_position_params(problem, params);
+  uint32_t next_unit = 0;
+  for (int i = 0; i < 3; ++i) {
+    params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
+    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
+    const RotatedTensor &tensor = problem.tensor[i];
+    params->tensor[i] = {side_of(tensor.in, tensor.in_stride, size), side_of(tensor.out, tensor.out_stride, size),
+                         FastDivmod::by(plan.units.per_head[i]), tensor.is_in_place};
+    next_unit += plan.units.per_head[i] * static_cast<uint32_t>(tensor.heads);
+  }
+  params->units_per_token = FastDivmod::by(plan.units.per_token);
+  params->blocks_per_token = FastDivmod::by(plan.blocks_per_token);
+  params->has_one_batch = problem.batches == 1;
+  params->is_batch_fastest = plan.is_batch_fastest;
+  const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
+  params->inner = FastDivmod::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
+  params->num_tokens = problem.batches * problem.tokens;
+  params->tokens_per_batch = problem.tokens;
+  params->tokens_per_block = plan.tokens_per_block;
+  params->tokens_per_grid_row = plan.blocks.tokens_per_grid_row;
+  params->outer_per_grid_row = plan.blocks.tokens_per_grid_row / inner;
+  params->units_per_block = plan.blocks.units_per_block;
+  params->rotary_units_per_head = plan.units.rotary_per_head;
+  params->rotary_offset = geometry.rotary_offset;
+  params->rotary_dim = geometry.rotary_dim;
+  params->pairs = FastDivmod::by(static_cast<uint32_t>(geometry.pairs()));
+  copy_increments(geometry, params->increments);
   params->sequences = problem.sequences;
   params->fault = problem.fault;
-  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
-  params->tokens_per_batch = problem.tokens;
-  params->num_axes = geometry.num_axes;
-  params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
   memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
-}
-
-void set_shared_params(const RopeProblem &problem, const RopePlan &plan, RopeSharedParams *params) {
-  set_rope_params(problem, plan, params);
-  params->pairs = FastDivmod::by(static_cast<uint32_t>(problem.geometry->pairs()));
-  params->blocks_per_token = FastDivmod::by(plan.blocks_per_token);
-  params->tokens_per_block = plan.tokens_per_block;
-  copy_increments(*problem.geometry, params->increments);
-}
-
-void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
-  const RopeGeometry &geometry = *problem.geometry;
+  params->scale = geometry.attention_scale;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
-  set_shared_params(problem, plan, params);
-  params->sequences = problem.sequences;
-  params->fault = problem.fault;
-  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
-  params->units_per_block = plan.blocks.units_per_block;
-  params->tokens_per_batch = problem.tokens;
-  params->scale = geometry.attention_scale;
   params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
   params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
   params->table_distance = FastDivmod::by(static_cast<uint32_t>(geometry.out_distance));
@@ -276,121 +299,66 @@ void set_general_params(const RopeProblem &problem, const RopePlan &plan, RopeGe
   params->table = problem.table;
 }
 
+template <typename Params>
+rope_status_t launch_with(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
+                          rope_stream_t stream) {
+  const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, plan.variant);
+  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
+  Params params;
+  set_params(problem, plan, &params);
+  return launch(function, {kernel, grid, block, plan.shared_bytes, plan.is_programmatic}, &params, device_index,
+                stream);
+}
+
+using LaunchRope = rope_status_t (*)(const char *function, const RopeProblem &problem, const RopePlan &plan,
+                                     int32_t device_index, rope_stream_t stream);
+
+// By the params of the plan's kernel.
+LaunchRope find_launch(const RopeVariant &variant) {
+  const bool is_computed = variant.angles == kComputedAngles;
+  switch (variant.kernel) {
+    case RopeKernel::kProgrammaticTable:
+    case RopeKernel::kShortTable:
+      return launch_with<RopeShortTableParams>;
+    case RopeKernel::kShortWarp:
+    case RopeKernel::kShort:
+      return launch_with<RopeShortAngleParams>;
+    case RopeKernel::kLongConverted:
+      return launch_with<RopeLongConvertedParams>;
+    case RopeKernel::kThread:
+      return is_computed ? launch_with<RopeTokenAngleParams> : launch_with<RopeTokenTableParams>;
+    case RopeKernel::kLong:
+      return is_computed ? launch_with<RopeLongAngleParams> : launch_with<RopeLongTableParams>;
+    case RopeKernel::kToken:
+      if (is_computed) return launch_with<RopeTokenLookup<RopeTokenAngleParams>>;
+      return variant.lookup == kNoLookup ? launch_with<RopeTokenTableParams>
+                                         : launch_with<RopeTokenLookup<RopeTokenTableParams>>;
+    case RopeKernel::kScalar:
+      return is_computed ? launch_with<RopeScalarParams<RopeTokenLookup<RopeTokenAngleParams>>>
+                         : launch_with<RopeScalarParams<RopeTokenLookup<RopeTokenTableParams>>>;
+    default:
+      return launch_with<RopeGeneralParams>;
+  }
+}
+
 }  // namespace
 
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   for (const int elements : kVectorElements) {
-    for (const RopeAlgorithm &algorithm : kRopeAlgorithms) {
-      if (!may_have(pairing, algorithm.kernel)) continue;
-      preloader->load(find_rope_kernel(geometry.dtype, elements, {algorithm.kernel, pairing}));
-    }
+    const void *last = nullptr;
+    for_each_variant(pairing, [&](const RopeVariant &variant) {
+      const void *kernel = find_rope_kernel(geometry.dtype, elements, variant);
+      if (kernel != last) preloader->load(kernel);
+      last = kernel;
+    });
   }
   for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
 }
 
 rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream) {
-  const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, {plan.kernel, plan.pairing});
-  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
-  const Launch what = {kernel, grid, block, plan.shared_bytes, plan.is_programmatic};
-  // What no unit of a launch reads stays unset.
-  switch (plan.kernel) {
-    case RopeKernel::kShared: {
-      RopeSharedParams params;
-      set_shared_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kShortWarp:
-    case RopeKernel::kShort: {
-      RopeShortAngleParams params;
-      set_short_angle_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kLong:
-    case RopeKernel::kLongBatches: {
-      RopeLong<RopeShortAngleParams> params;
-      set_short_angle_params(problem, plan, &params);
-      set_long_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kLongConverted: {
-      RopeLongConvertedParams params;
-      set_short_angle_params(problem, plan, &params);
-      set_long_params(problem, plan, &params);
-      params.is_to_half = problem.in_distance == 1;
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kShortTable32:
-    case RopeKernel::kShortTable16:
-    case RopeKernel::kLateTable32:
-    case RopeKernel::kLateTable16: {
-      RopeShortTableParams params;
-      set_short_table_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kLongTable32:
-    case RopeKernel::kLongTable16: {
-      RopeLongTableParams params;
-      set_long_table_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kToken:
-    case RopeKernel::kFlat: {
-      RopeTokenAngleParams params;
-      set_token_params(problem, plan, &params);
-      copy_increments(*problem.geometry, params.increments);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kTokenAxes:
-    case RopeKernel::kTokenSequences: {
-      RopeTokenLookup<RopeTokenAngleParams> params;
-      set_token_params(problem, plan, &params);
-      set_token_lookup_params(problem, &params);
-      copy_increments(*problem.geometry, params.increments);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kTokenTable:
-    case RopeKernel::kTable32:
-    case RopeKernel::kTable16: {
-      RopeTokenTableParams params;
-      set_token_params(problem, plan, &params);
-      const int64_t size = dtype_size(problem.table.dtype);
-      params.cos_row_bytes = static_cast<int32_t>(problem.table.cos.row_stride * size);
-      params.sin_row_bytes = static_cast<int32_t>(problem.table.sin.row_stride * size);
-      params.table = problem.table;
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kTokenTableAxes:
-    case RopeKernel::kTokenTableSequences: {
-      RopeTokenLookup<RopeTokenTableParams> params;
-      set_token_params(problem, plan, &params);
-      set_token_lookup_params(problem, &params);
-      params.table = problem.table;
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kScattered: {
-      RopeScattered<RopeTokenLookup<RopeTokenAngleParams>> params;
-      set_token_params(problem, plan, &params);
-      set_token_lookup_params(problem, &params);
-      set_scattered_params(problem, &params);
-      copy_increments(*problem.geometry, params.increments);
-      return launch(function, what, &params, device_index, stream);
-    }
-    case RopeKernel::kScatteredTable: {
-      RopeScattered<RopeTokenLookup<RopeTokenTableParams>> params;
-      set_token_params(problem, plan, &params);
-      set_token_lookup_params(problem, &params);
-      set_scattered_params(problem, &params);
-      params.table = problem.table;
-      return launch(function, what, &params, device_index, stream);
-    }
-    default: {
-      RopeGeneralParams params;
-      set_general_params(problem, plan, &params);
-      return launch(function, what, &params, device_index, stream);
-    }
-  }
+  return find_launch(plan.variant)(function, problem, plan, device_index, stream);
 }
 
 rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,

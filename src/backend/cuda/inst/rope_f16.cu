@@ -4,8 +4,8 @@
 
 namespace rope {
 
-const void *rope_kernel_of(Float16, int vector_elements, RopeVariant variant) {
-  return find_rope_variant<Float16>(vector_elements, variant.kernel, variant.pairing);
+const void *rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant) {
+  return find_rope_variant<Float16>(vector_elements, variant);
 }
 
 }  // namespace rope

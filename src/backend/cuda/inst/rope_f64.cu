@@ -4,9 +4,9 @@
 
 namespace rope {
 
-const void *rope_kernel_of(double, int vector_elements, RopeVariant variant) {
+const void *rope_kernel_of(double, int vector_elements, const RopeVariant &variant) {
   if (variant.kernel != RopeKernel::kGeneral) return nullptr;
-  return find_general_kernel<double>(vector_elements, variant.pairing);
+  return find_general_kernel<double>(vector_elements, variant);
 }
 
 }  // namespace rope

@@ -19,13 +19,13 @@ struct BlockShare {
   bool is_active;
 };
 
-__device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params, uint32_t units_per_block) {
+__device__ __forceinline__ BlockShare find_share(const RopeGeneralParams &params) {
   const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
   BlockShare share;
   share.first_token = block.quotient * params.tokens_per_block;
   share.has_one_token = params.tokens_per_block == 1;
   share.is_first_block = block.remainder == 0;
-  share.place = {0, block.remainder * units_per_block + threadIdx.x};
+  share.place = {0, block.remainder * params.units_per_block + threadIdx.x};
   if (!share.has_one_token) share.place = params.units_per_token.divmod(threadIdx.x);
 
   // The last block of a row of the grid may have fewer tokens, or none.
@@ -41,7 +41,7 @@ __device__ __forceinline__ BlockShare find_share(const RopeSharedParams &params,
 }
 
 // A token of this row of the grid. The row begins at a batch, or, where tokens are the outer axis, at a token.
-__device__ __forceinline__ BatchToken find_token(const RopeKernelParams &params, uint32_t in_row) {
+__device__ __forceinline__ BatchToken find_token(const RopeGeneralParams &params, uint32_t in_row) {
   if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
   const DivmodResult result = params.inner.divmod(in_row);
   const int64_t outer = blockIdx.y * params.outer_per_grid_row + result.quotient;
@@ -56,7 +56,7 @@ struct Unit {
   bool is_rotary;
 };
 
-__device__ __forceinline__ Unit find_unit(const RopeKernelParams &params, uint32_t unit_of_token) {
+__device__ __forceinline__ Unit find_unit(const RopeGeneralParams &params, uint32_t unit_of_token) {
   const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
   const DivmodResult head = params.tensor[which].units_per_head.divmod(unit_of_token - params.tensor_begins[which]);
   return {which, head.quotient, head.remainder, head.remainder < params.rotary_units_per_head};
@@ -64,18 +64,18 @@ __device__ __forceinline__ Unit find_unit(const RopeKernelParams &params, uint32
 
 // First channel of a copy unit. They count vectors below the window, then those above it.
 template <int V>
-__device__ __forceinline__ int copied_channel(const RopeKernelParams &params, const Unit &unit) {
+__device__ __forceinline__ int copied_channel(const RopeGeneralParams &params, const Unit &unit) {
   const int channel = static_cast<int>(unit.number - params.rotary_units_per_head) * V;
   return channel >= params.rotary_offset ? channel + params.rotary_dim : channel;
 }
 
-// Bytes from the beginning of a tensor to a head's channel.
+// Where a channel of a head lies, on one side of its tensor.
 template <typename T, int V>
-__device__ __forceinline__ int64_t offset_of_channel(const RopeKernelParams &params, uint32_t head, BatchToken at,
-                                                     int channel, const int64_t *stride) {
-  int64_t offset = at.token * stride[kToken] + head * stride[kHead];
-  if (!params.has_one_batch) offset += at.batch * stride[kBatch];
-  return offset + channel * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+__device__ __forceinline__ char *address_of_channel(const RopeGeneralParams &params, const RopeSide &side,
+                                                    uint32_t head, BatchToken at, int channel) {
+  int64_t offset = at.token * side.stride[kToken] + head * side.stride[kHead];
+  if (!params.has_one_batch) offset += at.batch * side.stride[kBatch];
+  return side.data + offset + channel * (V == 1 ? side.stride[kChannel] : static_cast<int64_t>(sizeof(T)));
 }
 
 }  // namespace rope

@@ -1,7 +1,18 @@
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
-// Tokens and units are dealt to blocks and threads as in rope_shared.cuh, but a block that converts styles in place has
-// whole heads alone, and its last threads may have no unit. The channels of a unit, with a window of 16 and V = 2:
+// Four heads of 128 channels, 16 bits, vectors of V = 8: 8 units a head, 32 a token, 4 tokens a block of 128 threads.
+//
+//   threadIdx.x    0   1   …   7  │   8   …  15  │ … │  32   …  39  │ … │ 127
+//   token          0              │   0          │   │   1          │   │   3
+//   head           0              │   1          │   │   0          │   │   3
+//   unit           0   1   …   7  │   0   …   7  │   │   0   …   7  │   │   7
+//
+//   grid x   groups of tokens_per_block tokens. Where one token has more units than a block has threads, the blocks
+//            of a token follow each other: block b has part b % blocks_per_token of token b / blocks_per_token
+//   grid y   tokens from y * tokens_per_grid_row on; tokens are counted through all batches
+//
+// A block that converts styles in place has whole heads alone, and its last threads may have no unit. The channels of a
+// unit, with a window of 16 and V = 2:
 //
 //   unit of the head                            0             1             2             3
 //   HALF and INTERLEAVED                     0 1   8 9     2 3  10 11    4 5  12 13    6 7  14 15
@@ -230,11 +241,11 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   const GeneralAngles<Real> angles = {reinterpret_cast<Real *>(shared), params.tokens_per_block * pairs};
   TokenInfo *infos = reinterpret_cast<TokenInfo *>(angles.cos(is_by_channel ? 2 : 1));
 
-  const BlockShare share = find_share(params, params.units_per_block);
+  const BlockShare share = find_share(params);
   const BatchToken unit_token = find_token(params, share.first_token + share.place.quotient);
   const Unit unit = find_unit(params, share.place.remainder);
-  const RopeKernelTensor &tensor = params.tensor[unit.tensor];
-  const bool is_in_place = params.is_in_place[unit.tensor];
+  const RopeGeneralTensor &tensor = params.tensor[unit.tensor];
+  const bool is_in_place = tensor.is_in_place;
   const bool is_active = share.is_active && threadIdx.x < params.units_per_block && (unit.is_rotary || !is_in_place);
 
   wait_for_previous_launch();
@@ -249,18 +260,18 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
       in.low = in.high = copied_channel<V>(params, unit);
       out = in;
     }
-    const auto offset_of = [&](const int64_t *stride, int channel) {
-      return offset_of_channel<T, V>(params, unit.head, unit_token, channel, stride);
+    const auto address_of = [&](const RopeSide &side, int channel) {
+      return address_of_channel<T, V>(params, side, unit.head, unit_token, channel);
     };
-    const auto bytes_between = [&](const int64_t *stride, UnitSide side) {
-      return (side.high - side.low) * (V == 1 ? stride[kChannel] : static_cast<int64_t>(sizeof(T)));
+    const auto bytes_between = [&](const RopeSide &side, UnitSide channels) {
+      return (channels.high - channels.low) * (V == 1 ? side.stride[kChannel] : static_cast<int64_t>(sizeof(T)));
     };
-    const char *low_in = tensor.in + offset_of(tensor.in_stride, in.low);
+    const char *low_in = address_of(tensor.in, in.low);
     low = load_vector<Vector<T, V>>(low_in);
-    if (unit.is_rotary) high = load_vector<Vector<T, V>>(low_in + bytes_between(tensor.in_stride, in));
+    if (unit.is_rotary) high = load_vector<Vector<T, V>>(low_in + bytes_between(tensor.in, in));
     low_out = const_cast<char *>(low_in);
-    if (!is_in_place || kPairing == Pairing::kConverted) low_out = tensor.out + offset_of(tensor.out_stride, out.low);
-    if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out_stride, out);
+    if (!is_in_place || kPairing == Pairing::kConverted) low_out = address_of(tensor.out, out.low);
+    if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out, out);
   }
 
   if (params.has_token_info) {
@@ -330,7 +341,8 @@ const void *find_general_kernel(Pairing pairing) {
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_general_kernel(int vector_elements, Pairing pairing) {
+const void *find_general_kernel(int vector_elements, const RopeVariant &variant) {
+  const Pairing pairing = variant.pairing;
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (vector_elements == 1) return find_general_kernel<T, 1>(pairing);
   if (vector_elements == 16 / kSize) return find_general_kernel<T, 16 / kSize>(pairing);

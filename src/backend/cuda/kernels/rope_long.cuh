@@ -14,10 +14,9 @@
 //   converted   a unit's side of HALF lies as drawn, its side of INTERLEAVED is two vectors next to each other: for
 //               unit n of a head those of channels 2 n V and (2 n + 1) V of the window
 //
-//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of its batch
-//   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts
-//   grid y        batches, whose tokens follow those of the one before; or, where tokens of a head lie closer than
-//                 heads (BHSD), parts of a token, and grid x has groups alone
+//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of all batches
+//   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts, or,
+//                 where tokens of a head lie closer than heads (BHSD), part b / groups of group b % groups
 //   shared        cos[kMaxShortPairs], then sin[kMaxShortPairs], of each row: thread x computes or reads pair x
 //
 // Move, for every token and head, the rotated window once in and once out; there are no other channels to move. Each
@@ -37,32 +36,39 @@
 
 namespace rope {
 
+// A thread's token, counted through all batches and in its own, and its unit.
 struct LongPlace {
-  uint32_t in_batch;
   uint32_t token;
+  uint32_t in_batch;
   uint32_t unit;
 };
 
-template <bool HasRows, typename Params>
+// With a simple grid there is one batch, and the parts of a token follow each other. What else there may be takes
+// instructions that a launch of few blocks with programmatic launch waits for (tests/bench/TUNING.md).
+template <bool HasSimpleGrid, typename Params>
 __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
-  uint32_t rows = blockIdx.x, part = 0;
-  if (params.parts > 1) {
-    rows = __umulhi(blockIdx.x, params.parts_reciprocal);
-    part = blockIdx.x - rows * params.parts;
+  if (HasSimpleGrid) {
+    uint32_t rows = blockIdx.x, part = 0;
+    if (params.parts > 1) {
+      rows = __umulhi(blockIdx.x, params.parts_reciprocal);
+      part = blockIdx.x - rows * params.parts;
+    }
+    const uint32_t token = rows * blockDim.y + threadIdx.y;
+    return {token, token, part * blockDim.x + threadIdx.x};
   }
-  const uint32_t token = rows * blockDim.y + threadIdx.y, unit = part * blockDim.x + threadIdx.x;
-  if (!HasRows) return {token, token, unit};
-  return {token, blockIdx.y * params.tokens_of_row + token, blockIdx.y * params.units_of_row + unit};
+  const TokenPlace place = find_token_place(params);
+  uint32_t in_batch = place.token;
+  if (!params.has_one_batch) in_batch = params.inner.divmod(place.token).remainder;
+  return {place.token, in_batch, place.part * blockDim.x + threadIdx.x};
 }
 
-// Reading a second axis of the grid costs up to 1 % (tests/bench/TUNING.md), so only the kernel with HasRows does.
-template <typename T, int V, bool IsInterleaved, bool HasRows>
+template <typename T, int V, bool IsInterleaved, bool HasSimpleGrid>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
-    rope_long_kernel(const __grid_constant__ RopeLong<RopeShortAngleParams> params) {
+    rope_long_kernel(const __grid_constant__ RopeLongAngleParams params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
-  const LongPlace place = find_long_place<HasRows>(params);
-  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const LongPlace place = find_long_place<HasSimpleGrid>(params);
+  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
   ShortPosition position(params, place.in_batch);
   uint64_t increment = 0;
   if (has_pair) increment = through_memory(params.increments)[threadIdx.x];
@@ -82,8 +88,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
-  const LongPlace place = find_long_place<true>(params);
-  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const LongPlace place = find_long_place<false>(params);
+  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
   const bool is_active = has_token && place.unit < params.units_per_token;
   ShortPosition position(params, place.in_batch);
   uint64_t increment = 0;
@@ -131,8 +137,8 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared) + threadIdx.y * (2 * kMaxShortPairs);
-  const LongPlace place = find_long_place<true>(params);
-  const bool has_token = place.in_batch < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
+  const LongPlace place = find_long_place<false>(params);
+  const bool has_token = place.token < params.num_tokens, has_pair = has_token && threadIdx.x < params.pairs;
   const bool is_active = has_token && place.unit < params.units_per_token;
   ShortPosition position(params, place.in_batch);
   wait_for_previous_launch();
@@ -179,16 +185,16 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_long_kernel(RopeKernel kernel) {
+const void *find_long_kernel(const RopeVariant &variant) {
   constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));
-  switch (kernel) {
-    case RopeKernel::kLong:
-      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, false>);
-    case RopeKernel::kLongBatches:
-      return reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, true>);
-    case RopeKernel::kLongConverted:
-      return reinterpret_cast<const void *>(rope_long_converted_kernel<T, V>);
-    case RopeKernel::kLongTable32:
+  if (variant.kernel == RopeKernel::kLongConverted) {
+    return reinterpret_cast<const void *>(rope_long_converted_kernel<T, V>);
+  }
+  switch (variant.angles) {
+    case kComputedAngles:
+      return variant.has_simple_grid ? reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, true>)
+                                     : reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, false>);
+    case kTable32:
       return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
     default:
       return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint16_t>);
@@ -197,12 +203,13 @@ const void *find_long_kernel(RopeKernel kernel) {
 
 // The kernel, or NULL for vectors or types of another width.
 template <typename T>
-const void *find_long_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
+const void *find_long_kernel(int vector_elements, const RopeVariant &variant) {
   if constexpr (sizeof(T) != 2) {
     return nullptr;
   } else {
     if (vector_elements * sizeof(T) != kLongVectorBytes) return nullptr;
-    return is_interleaved ? find_long_kernel<T, true>(kernel) : find_long_kernel<T, false>(kernel);
+    return variant.pairing == Pairing::kInterleaved ? find_long_kernel<T, true>(variant)
+                                                    : find_long_kernel<T, false>(variant);
   }
 }
 

@@ -9,12 +9,19 @@
 
 namespace rope {
 
-struct RopeKernelTensor {
-  const char *in;
-  int64_t in_stride[kNumAxes];  // in bytes
-  FastDivmod units_per_head;
-  char *out;
-  int64_t out_stride[kNumAxes];
+// The input or the output of a tensor, strides in bytes. An input's data is only read.
+struct RopeSide {
+  char *data;
+  int64_t stride[kNumAxes];
+};
+
+// The same with strides of 32 bits, but for batches. Heads are numbered through q, k and v, and `data` is where head 0
+// would lie.
+struct RopeRowSide {
+  char *data;
+  int32_t token;
+  int32_t head;
+  int64_t batch;
 };
 
 // Where a token's position comes from, and what its angles are scaled by.
@@ -29,36 +36,22 @@ struct RopePositionParams {
   TokenIntegers start_positions;
 };
 
-// What kShared and kGeneral read: any strides, any number of tokens.
-struct RopeKernelParams : RopePositionParams {
-  FastDivmod units_per_token;
-  FastDivmod inner;           // tokens of each batch, or batches of each token, whichever lie closer together
-  uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
-  uint32_t rotary_units_per_head;
-  int rotary_offset;
-  int rotary_dim;
-  bool is_in_place[3];
+// How blocks find their tokens where a row of threads has one.
+struct RopeRowGrid {
+  FastDivmod grid;       // blocks of a token, or of a part of all tokens, whichever follow each other
+  FastDivmod inner;      // tokens of each batch, or batches of each token, whichever lie closer together
+  bool is_part_slowest;  // blocks of a part of all tokens follow each other
   bool has_one_batch;
   bool is_batch_fastest;  // `inner` counts batches
-  RopeKernelTensor tensor[3];
-  int64_t num_tokens;  // of all batches
-  int64_t tokens_per_grid_row;
-  int64_t outer_per_grid_row;
 };
 
-// A tensor whose strides fit 32 bits, in bytes. Heads are numbered through q, k and v, and `in` and `out` are where
-// head 0 would lie.
-struct RopeTokenTensor {
-  const char *in;
-  char *out;
-  int32_t in_token;
-  int32_t in_head;
-  int32_t out_token;
-  int32_t out_head;
+struct RopeRowTensor {
+  RopeRowSide in;
+  RopeRowSide out;
 };
 
 // Rows of threads that have a token each.
-struct RopeTokenParams : RopePositionParams {
+struct RopeTokenParams : RopePositionParams, RopeRowGrid {
   uint32_t units_per_token;
   uint32_t units_per_head;
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
@@ -71,20 +64,13 @@ struct RopeTokenParams : RopePositionParams {
   int32_t bytes_to_high;    // from a rotary unit's first vector to its second
   uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
   uint32_t pairs;
-  FastDivmod grid;                // blocks of a token, or of a part of all tokens, whichever follow each other
-  FastDivmod inner;               // tokens of each batch, or batches of each token, whichever lie closer together
   uint32_t num_tokens;            // of all batches
   uint32_t tokens_ahead;          // see RopeRows
   uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
   int num_position_axes;
-  bool is_part_slowest;       // blocks of a part of all tokens
   bool is_in_place;           // all tensors
   bool has_blocks_or_copies;  // units whose vectors do not simply follow each other
-  bool has_one_batch;
-  bool is_batch_fastest;
-  RopeTokenTensor tensor[3];
-  int64_t in_batch[3];  // strides, in bytes
-  int64_t out_batch[3];
+  RopeRowTensor tensor[3];
 };
 
 struct RopeTokenAngleParams : RopeTokenParams {
@@ -110,24 +96,25 @@ struct RopeTokenLookup : Angles {
 };
 
 // Channels of a tensor that lie apart, their strides in bytes.
-struct ScatteredChannels {
+struct ScalarChannels {
   int64_t in_stride;
   int64_t out_stride;
   uint32_t heads;
 };
 
-// Where no vector fits: units_per_head and tensor_begins count groups of kScatteredHeads heads, the `in` and `out` of a
-// tensor are its own, and what is said in bytes above is said in channels here.
+// Where no vector fits: units_per_head and tensor_begins count groups of kScalarHeads heads, the sides of a tensor have
+// its own heads alone, and what is said in bytes above is said in channels here.
 template <typename Lookup>
-struct RopeScattered : Lookup {
+struct RopeScalarParams : Lookup {
   uint32_t rotary_offset;
   uint32_t rotary_dim;
   uint32_t pair_step;  // from the first channel of a pair to that of the next
   uint32_t distance;   // between the channels of a pair
-  ScatteredChannels channels[3];
+  ScalarChannels channels[3];
 };
 
-// A tensor whose output has the strides of its input, in bytes. `in` is the window of head 0.
+// A tensor whose output has the strides of its input, in bytes; `in` is the window of head 0. Strides of its own for
+// the output cost short launches 0.1 us (tests/bench/TUNING.md).
 struct RopeShortTensor {
   const char *in;
   int64_t in_to_out;
@@ -168,15 +155,14 @@ struct RopeShortTableParams : RopeShortParams {
   rope_dtype_t table_dtype;
 };
 
-// For long launches. Blocks on the grid's second axis have another batch, whose tokens follow, or another part of the
-// tokens.
+// For long launches.
 template <typename Params>
-struct RopeLong : Params {
-  uint32_t parts;             // blocks of a token that follow each other
+struct RopeLong : Params, RopeRowGrid {
+  uint32_t parts;             // of a token; where they are slowest this is not in use
   uint32_t parts_reciprocal;  // ceil(2^32 / parts); of 1 it is not needed
-  uint32_t tokens_of_row;     // from one row of the grid to the next
-  uint32_t units_of_row;
 };
+
+using RopeLongAngleParams = RopeLong<RopeShortAngleParams>;
 
 struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
   bool is_to_half;  // from interleaved channels; else to them
@@ -189,20 +175,36 @@ struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
   uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
 };
 
-// Angles shared by the block.
-struct RopeSharedParams : RopeKernelParams {
-  FastDivmod blocks_per_token;
-  FastDivmod pairs;
-  uint32_t tokens_per_block;
-  uint64_t increments[kMaxPairs];
+struct RopeGeneralTensor {
+  RopeSide in;
+  RopeSide out;
+  FastDivmod units_per_head;
+  bool is_in_place;
 };
 
-struct RopeGeneralParams : RopeSharedParams {
+// Any strides, any number of tokens.
+struct RopeGeneralParams : RopePositionParams {
+  FastDivmod units_per_token;
+  FastDivmod blocks_per_token;
+  FastDivmod inner;           // as in RopeRowGrid
+  uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
+  uint32_t rotary_units_per_head;
+  uint32_t units_per_block;
+  uint32_t tokens_per_block;
+  int rotary_offset;
+  int rotary_dim;
+  bool has_one_batch;
+  bool is_batch_fastest;
+  RopeGeneralTensor tensor[3];
+  int64_t num_tokens;  // of all batches
+  int64_t tokens_per_grid_row;
+  int64_t outer_per_grid_row;
+  int64_t tokens_per_batch;
+  FastDivmod pairs;
+  uint64_t increments[kMaxPairs];
   Sequences sequences;
   FaultWords fault;
   uint8_t pair_axis[kMaxPairs];
-  uint32_t units_per_block;
-  int64_t tokens_per_batch;
   double scale;  // of computed angles and of `angles`; cos_scale and sin_scale are not in use
   FastDivmod
       units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block

@@ -14,7 +14,7 @@
 //
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   rope_short_kernel         a row of threads computes them: thread x that of pair x
-//   rope_short_table_kernel   a thread reads those of its own pairs, as rope_flat.cuh does; nothing is shared
+//   rope_short_table_kernel   a thread reads those of its own pairs, as rope_thread.cuh does; nothing is shared
 //   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
 //
 // Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
-// `IsLate`: for programmatic launch alone, without the instructions that would read positions before the wait.
-template <typename T, int V, bool IsInterleaved, typename Word, bool IsLate>
+// `IsProgrammatic`: for programmatic launch alone, without the instructions that would read positions before the wait.
+template <typename T, int V, bool IsInterleaved, typename Word, bool IsProgrammatic>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
   using R = Runs<V, IsInterleaved>;
@@ -103,14 +103,14 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
   // The row's address depends on it, so it is read first where the previous launch need not be waited for.
-  if (!IsLate) position.load_if(!params.is_programmatic, params);
+  if (!IsProgrammatic) position.load_if(!params.is_programmatic, params);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = R::kLength * static_cast<int32_t>(sizeof(Word));
   const char *cos_column = step(params.cos, mine.number, kRunBytes),
              *sin_column = step(params.sin, mine.number, kRunBytes);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
                                 unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(IsLate || params.is_programmatic, params);
+  position.load_if(IsProgrammatic || params.is_programmatic, params);
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t row = position.finish(params);
@@ -138,29 +138,29 @@ __global__ void __launch_bounds__(kMaxShortThreads)
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_short_kernel(RopeKernel kernel) {
+const void *find_short_kernel(const RopeVariant &variant) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
-  switch (kernel) {
+  const bool is_wide = variant.angles == kTable32;
+  switch (variant.kernel) {
     case RopeKernel::kShortWarp:
       return reinterpret_cast<const void *>(rope_short_warp_kernel<T, V, IsInterleaved>);
     case RopeKernel::kShort:
       return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
-    case RopeKernel::kShortTable32:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, false>);
-    case RopeKernel::kShortTable16:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, false>);
-    case RopeKernel::kLateTable32:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, true>);
+    case RopeKernel::kShortTable:
+      return is_wide ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, false>)
+                     : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, false>);
     default:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, true>);
+      return is_wide ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, true>)
+                     : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, true>);
   }
 }
 
 // The kernel, or NULL for vectors of another width.
 template <typename T>
-const void *find_short_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
+const void *find_short_kernel(int vector_elements, const RopeVariant &variant) {
   if (vector_elements * sizeof(T) != kShortVectorBytes) return nullptr;
-  return is_interleaved ? find_short_kernel<T, true>(kernel) : find_short_kernel<T, false>(kernel);
+  return variant.pairing == Pairing::kInterleaved ? find_short_kernel<T, true>(variant)
+                                                  : find_short_kernel<T, false>(variant);
 }
 
 }  // namespace rope

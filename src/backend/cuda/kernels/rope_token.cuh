@@ -44,20 +44,22 @@ __device__ __forceinline__ int32_t copied_bytes(const RopeTokenParams &params, u
   return bytes >= params.window_begin ? bytes + params.window_size : bytes;
 }
 
-template <typename T, int V, bool IsInterleaved, typename Angles, Lookup kLookup>
+template <typename T, int V, bool IsInterleaved, typename Angles, Lookups kLookup>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_token_kernel(const __grid_constant__ AnglesParams<Angles, kLookup> params) {
-  constexpr bool kMayHaveBatches = kLookup != Lookup::kSequences;
+  constexpr bool kMayHaveBatches = kLookup != kSequencesLookup;
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   begin_dependent_launch();
   extern __shared__ float4 shared[];
-  const TokenPlace place = find_token_place<kMayHaveBatches>(params);
+  const TokenPlace place = find_token_place(params);
+  const BatchToken at = kMayHaveBatches ? find_batch_token(params, place.token) : BatchToken{0, place.token};
+  const bool is_present = place.token < params.num_tokens;
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
-  TokenAngles<Angles, kLookup> angles(params, place.at, place.is_present, unit == 0, reinterpret_cast<float *>(shared));
+  TokenAngles<Angles, kLookup> angles(params, at, is_present, unit == 0, reinterpret_cast<float *>(shared));
 
   const auto [head, number, which] = find_head_unit(params, unit);
-  const RopeTokenTensor &tensor = params.tensor[which];
-  const bool is_active = place.is_present && unit < params.units_per_token;
+  const RopeRowTensor &tensor = params.tensor[which];
+  const bool is_active = is_present && unit < params.units_per_token;
   int32_t channel = params.window_begin + static_cast<int32_t>(number) * kVectorBytes, to_high = params.bytes_to_high;
   bool is_rotary = true;
   if (params.has_blocks_or_copies) {
@@ -75,21 +77,15 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   angles.begin();
   // Warps without a pair wait for those that look for rows, so that channels are asked for together
   // (tests/bench/TUNING.md).
-  if constexpr (Angles::kHasRows && kLookup == Lookup::kAxes) __syncthreads();
+  if constexpr (Angles::kHasRows && kLookup == kAxesLookup) __syncthreads();
   Vector<T, V> low, high;
   char *low_out;
   if (is_active) {
-    const char *low_in = tensor.in + channel +
-                         offset_of_head<kMayHaveBatches>(params, place.at, head, tensor.in_token, tensor.in_head,
-                                                         params.in_batch[which]);
+    const char *low_in = address_of_head<kMayHaveBatches>(params, tensor.in, at, head) + channel;
     low = load_vector<Vector<T, V>>(low_in);
     high = load_vector<Vector<T, V>>(low_in + to_high);
     low_out = const_cast<char *>(low_in);
-    if (!params.is_in_place) {
-      low_out = tensor.out + channel +
-                offset_of_head<kMayHaveBatches>(params, place.at, head, tensor.out_token, tensor.out_head,
-                                                params.out_batch[which]);
-    }
+    if (!params.is_in_place) low_out = address_of_head<kMayHaveBatches>(params, tensor.out, at, head) + channel;
   }
   const TokenState state = angles.make(place.part == 0);
 
@@ -106,33 +102,35 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(low_out + to_high, high);
 }
 
+// Computed angles have no kernel of their own for the position on one axis (tests/bench/TUNING.md).
 template <typename T, int V, bool IsInterleaved>
-const void *find_token_kernel(RopeKernel kernel) {
-  switch (kernel) {
-    case RopeKernel::kToken:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, Lookup::kNone>);
-    case RopeKernel::kTokenAxes:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, Lookup::kAxes>);
-    case RopeKernel::kTokenSequences:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, Lookup::kSequences>);
-    case RopeKernel::kTokenTable:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kNone>);
-    case RopeKernel::kTokenTableAxes:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kAxes>);
-    default:
-      return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, Lookup::kSequences>);
+const void *find_token_kernel(const RopeVariant &variant) {
+  const bool has_sequences = variant.lookup == kSequencesLookup;
+  if (variant.angles == kComputedAngles) {
+    return has_sequences
+               ? reinterpret_cast<const void *>(
+                     rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kSequencesLookup>)
+               : reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kAxesLookup>);
   }
+  if (has_sequences) {
+    return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kSequencesLookup>);
+  }
+  return variant.lookup == kAxesLookup
+             ? reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kAxesLookup>)
+             : reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kNoLookup>);
 }
 
 // The kernel for a vector width, or NULL for a width that T has none of.
 template <typename T>
-const void *find_token_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
+const void *find_token_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
+  const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
   if (vector_elements == kWide) {
-    return is_interleaved ? find_token_kernel<T, kWide, true>(kernel) : find_token_kernel<T, kWide, false>(kernel);
+    return is_interleaved ? find_token_kernel<T, kWide, true>(variant) : find_token_kernel<T, kWide, false>(variant);
   }
   if (vector_elements == kNarrow) {
-    return is_interleaved ? find_token_kernel<T, kNarrow, true>(kernel) : find_token_kernel<T, kNarrow, false>(kernel);
+    return is_interleaved ? find_token_kernel<T, kNarrow, true>(variant)
+                          : find_token_kernel<T, kNarrow, false>(variant);
   }
   return nullptr;
 }

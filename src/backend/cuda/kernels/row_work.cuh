@@ -6,26 +6,23 @@
 
 namespace rope {
 
-// Which token a row of threads has, and which part of it the block.
+// Which token a row of threads has, counted through all batches, and which part of it the block.
 struct TokenPlace {
-  BatchToken at;
-  bool is_present;
+  uint32_t token;
   uint32_t part;
 };
 
-template <bool MayHaveBatches>
-__device__ __forceinline__ TokenPlace find_token_place(const RopeTokenParams &params) {
+__device__ __forceinline__ TokenPlace find_token_place(const RopeRowGrid &params) {
   const DivmodResult block = params.grid.divmod(blockIdx.x);
   const uint32_t rows = params.is_part_slowest ? block.remainder : block.quotient;
-  const uint32_t token = rows * blockDim.y + threadIdx.y;
-  TokenPlace place = {{0, token}, token < params.num_tokens, block.remainder};
-  if (params.is_part_slowest) place.part = block.quotient;
-  if (MayHaveBatches && !params.has_one_batch) {
-    const DivmodResult inner = params.inner.divmod(token);
-    place.at = {inner.quotient, inner.remainder};
-    if (params.is_batch_fastest) place.at = {inner.remainder, inner.quotient};
-  }
-  return place;
+  return {rows * blockDim.y + threadIdx.y, params.is_part_slowest ? block.quotient : block.remainder};
+}
+
+__device__ __forceinline__ BatchToken find_batch_token(const RopeRowGrid &params, uint32_t token) {
+  if (params.has_one_batch) return {0, token};
+  const DivmodResult inner = params.inner.divmod(token);
+  if (params.is_batch_fastest) return {inner.remainder, inner.quotient};
+  return {inner.quotient, inner.remainder};
 }
 
 // A token, and the number of a unit among those of the token.
@@ -54,13 +51,14 @@ __device__ __forceinline__ HeadUnit find_head_unit(const Params &params, uint32_
           (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1])};
 }
 
+// Where a head of a token begins, on one side of its tensor.
 template <bool MayHaveBatches>
-__device__ __forceinline__ int64_t offset_of_head(const RopeTokenParams &params, BatchToken at, uint32_t head,
-                                                  int32_t token_stride, int32_t head_stride, int64_t batch_stride) {
-  int64_t offset = static_cast<int64_t>(static_cast<int32_t>(at.token)) * token_stride +
-                   static_cast<int64_t>(static_cast<int32_t>(head)) * head_stride;
-  if (MayHaveBatches && !params.has_one_batch) offset += at.batch * batch_stride;
-  return offset;
+__device__ __forceinline__ char *address_of_head(const RopeRowGrid &params, const RopeRowSide &side, BatchToken at,
+                                                 uint32_t head) {
+  int64_t offset = static_cast<int64_t>(static_cast<int32_t>(at.token)) * side.token +
+                   static_cast<int64_t>(static_cast<int32_t>(head)) * side.head;
+  if (MayHaveBatches && !params.has_one_batch) offset += at.batch * side.batch;
+  return side.data + offset;
 }
 
 }  // namespace rope

@@ -22,14 +22,14 @@ struct TableAngles {
   static constexpr bool kHasRows = true;
 };
 
-template <typename Angles, Lookup kLookup>
+template <typename Angles, Lookups kLookup>
 using AnglesParams =
-    std::conditional_t<kLookup == Lookup::kNone, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
+    std::conditional_t<kLookup == kNoLookup, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
 
 // The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What the whole block waits
 // for is asked for early: parameters by the constructor, while the launch may still wait for the previous one, and
 // positions and rows by begin, before the channels.
-template <typename Angles, Lookup kLookup>
+template <typename Angles, Lookups kLookup>
 class TokenAngles {
  public:
   using Params = AnglesParams<Angles, kLookup>;
@@ -85,14 +85,14 @@ class TokenAngles {
       pair_ += blockDim.x;
       if (pair_ >= params_.pairs) break;
       if constexpr (!kMayHaveSequences) read_parameters();
-      if constexpr (kLookup == Lookup::kAxes) position_ = load_position(params_, at_, axis_);
+      if constexpr (kLookup == kAxesLookup) position_ = load_position(params_, at_, axis_);
       if constexpr (Angles::kHasRows) load_row();
     }
     if constexpr (Angles::kHasRows) {
       // Seldom, so that it may take long: another token of the block may be the one.
       if (__syncthreads_or(is_lost)) {
         is_lost = is_present_ && !is_absent_ && !has_rows();
-        if constexpr (kLookup != Lookup::kNone) {
+        if constexpr (kLookup != kNoLookup) {
           if (is_lost && is_first_) count_fault(params_.fault, at_.batch * params_.tokens_per_batch + at_.token);
         }
       }
@@ -103,11 +103,11 @@ class TokenAngles {
   }
 
  private:
-  static constexpr bool kMayHaveSequences = kLookup == Lookup::kSequences || kLookup == Lookup::kAny;
+  static constexpr bool kMayHaveSequences = kLookup == kSequencesLookup || kLookup == kAllLookups;
 
   __device__ __forceinline__ void read_parameters() {
     if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
-    if constexpr (kLookup != Lookup::kNone) {
+    if constexpr (kLookup != kNoLookup) {
       if (!kMayHaveSequences || params_.num_axes > 1) axis_ = through_memory(params_.pair_axis)[pair_];
     }
   }
@@ -126,7 +126,7 @@ class TokenAngles {
   // A token that is in no sequence has a place, too, which is never read: looking for it need not wait. Warps without a
   // pair look, too, so that their channels are not asked for long before those of the others (tests/bench/TUNING.md).
   __device__ __forceinline__ void look_up_sequence() {
-    if (kLookup == Lookup::kSequences || params_.sequences.is_present) {
+    if (kLookup == kSequencesLookup || params_.sequences.is_present) {
       const int64_t begin = sequence_entry(params_.sequences, 0);
       const int64_t end = sequence_entry(params_.sequences, params_.sequences.count);
       place_ = find_sequence_by_warp(params_.sequences, at_.token);
@@ -150,7 +150,7 @@ class TokenAngles {
     if constexpr (kMayHaveSequences) read_parameters();
     uint64_t row = position();
     uint32_t column = pair_;
-    if constexpr (kLookup != Lookup::kNone) {
+    if constexpr (kLookup != kNoLookup) {
       if (table.is_by_token) row = static_cast<uint64_t>(at_.token);
       column = params_.table_width.divmod(pair_).remainder;
     }
@@ -161,7 +161,7 @@ class TokenAngles {
   // Whether all positions of the token have rows in the table.
   __device__ __forceinline__ bool has_rows() const {
     const uint64_t rows = static_cast<uint64_t>(params_.table.rows);
-    if constexpr (kLookup == Lookup::kNone) {
+    if constexpr (kLookup == kNoLookup) {
       return finish_position(params_, load_position(params_, at_)) < rows;
     } else {
       SequencePlace place = {at_.batch, static_cast<uint64_t>(at_.token)};

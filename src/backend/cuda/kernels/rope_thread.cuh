@@ -1,4 +1,4 @@
-// rope_flat.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
+// rope_thread.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
 //
 // One head of 128 channels, 16 bits, vectors of 16 bytes: 8 units a token, and a block of 128 threads has 16 tokens.
 //
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t first_pair(const RopeTokenParams &params, ui
 
 // A thread's unit: where it lies, and where its token's position does.
 template <typename T, int V>
-struct FlatUnit {
+struct ThreadUnit {
   BatchToken at;
   uint32_t number;  // in its head
   bool is_active;
@@ -47,31 +47,20 @@ struct FlatUnit {
   char *out;
   const char *position;
 
-  __device__ __forceinline__ explicit FlatUnit(const RopeTokenParams &params) {
+  __device__ __forceinline__ explicit ThreadUnit(const RopeTokenParams &params) {
     const auto [token, unit] = find_token_unit();
     const HeadUnit place = find_head_unit(params, unit);
     number = place.number;
     is_active = token < params.num_tokens && unit < params.units_per_token;
-    const RopeTokenTensor &tensor = params.tensor[place.tensor];
+    const RopeRowTensor &tensor = params.tensor[place.tensor];
     const int32_t channel = params.window_begin + static_cast<int32_t>(number) * (V * static_cast<int32_t>(sizeof(T)));
-    at = {0, token};
-    in = tensor.in + channel;
-    int64_t entry = 0;
-    if (!params.has_one_batch) {
-      const DivmodResult inner = params.inner.divmod(token);
-      at = {inner.quotient, inner.remainder};
-      if (params.is_batch_fastest) at = {inner.remainder, inner.quotient};
-      in += at.batch * params.in_batch[place.tensor];
-      entry = at.batch * params.positions.batch_stride;
-    }
-    in += offset_of_head<false>(params, at, place.head, tensor.in_token, tensor.in_head, 0);
-    entry += at.token * params.positions.token_stride;
+    at = find_batch_token(params, token);
+    int64_t entry = at.token * params.positions.token_stride;
+    if (!params.has_one_batch) entry += at.batch * params.positions.batch_stride;
     position = params.positions.data + (entry << (params.positions.is_64_bit ? 3 : 2));
+    in = address_of_head<true>(params, tensor.in, at, place.head) + channel;
     out = const_cast<char *>(in);
-    if (!params.is_in_place) {
-      out = tensor.out + channel + at.batch * params.out_batch[place.tensor] +
-            offset_of_head<false>(params, at, place.head, tensor.out_token, tensor.out_head, 0);
-    }
+    if (!params.is_in_place) out = address_of_head<true>(params, tensor.out, at, place.head) + channel;
   }
 
   __device__ __forceinline__ LoadedInteger load_own_position(const RopePositionParams &params) const {
@@ -84,10 +73,11 @@ struct FlatUnit {
 };
 
 template <typename T, int V, bool IsInterleaved>
-__global__ void __launch_bounds__(kFlatThreads) rope_flat_kernel(const __grid_constant__ RopeTokenAngleParams params) {
+__global__ void __launch_bounds__(kThreadKernelThreads)
+    rope_thread_kernel(const __grid_constant__ RopeTokenAngleParams params) {
   using R = Runs<V, IsInterleaved>;
   begin_dependent_launch();
-  const FlatUnit<T, V> mine(params);
+  const ThreadUnit<T, V> mine(params);
   if (!mine.is_active) return;
   uint64_t increment[R::kCount][R::kLength];
   const uint64_t *increments = through_memory(params.increments);
@@ -109,11 +99,12 @@ __global__ void __launch_bounds__(kFlatThreads) rope_flat_kernel(const __grid_co
 }
 
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
+__global__ void __launch_bounds__(kThreadKernelThreads)
+    rope_thread_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
   using R = Runs<V, IsInterleaved>;
   constexpr int64_t kSize = sizeof(Word);
   begin_dependent_launch();
-  const FlatUnit<T, V> mine(params);
+  const ThreadUnit<T, V> mine(params);
   if (!mine.is_active) return;
   const AngleTable &table = params.table;
   const uint32_t first = first_pair<V, IsInterleaved>(params, mine.number, 0);
@@ -151,25 +142,24 @@ __global__ void __launch_bounds__(kFlatThreads) rope_table_kernel(const __grid_c
 }
 
 template <typename T, int V, bool IsInterleaved>
-const void *find_flat_kernel(RopeKernel kernel) {
-  switch (kernel) {
-    case RopeKernel::kFlat:
-      return reinterpret_cast<const void *>(rope_flat_kernel<T, V, IsInterleaved>);
-    case RopeKernel::kTable32:
-      return reinterpret_cast<const void *>(rope_table_kernel<T, V, IsInterleaved, float>);
-    case RopeKernel::kTable16:
-      return reinterpret_cast<const void *>(rope_table_kernel<T, V, IsInterleaved, uint16_t>);
+const void *find_thread_kernel(AngleKinds angles) {
+  switch (angles) {
+    case kComputedAngles:
+      return reinterpret_cast<const void *>(rope_thread_kernel<T, V, IsInterleaved>);
+    case kTable32:
+      return reinterpret_cast<const void *>(rope_thread_table_kernel<T, V, IsInterleaved, float>);
     default:
-      return nullptr;
+      return reinterpret_cast<const void *>(rope_thread_table_kernel<T, V, IsInterleaved, uint16_t>);
   }
 }
 
 // The kernel, or NULL for vectors of another width.
 template <typename T>
-const void *find_flat_kernel(RopeKernel kernel, int vector_elements, bool is_interleaved) {
-  constexpr int V = kFlatVectorBytes / static_cast<int>(sizeof(T));
+const void *find_thread_kernel(int vector_elements, const RopeVariant &variant) {
+  constexpr int V = kThreadVectorBytes / static_cast<int>(sizeof(T));
   if (vector_elements != V) return nullptr;
-  return is_interleaved ? find_flat_kernel<T, V, true>(kernel) : find_flat_kernel<T, V, false>(kernel);
+  return variant.pairing == Pairing::kInterleaved ? find_thread_kernel<T, V, true>(variant.angles)
+                                                  : find_thread_kernel<T, V, false>(variant.angles);
 }
 
 }  // namespace rope

@@ -1,6 +1,6 @@
-// rope_scattered.cuh - the RoPE kernel for channels that no vector holds, in either style
+// rope_scalar.cuh - the RoPE kernel for channels that no vector holds, in either style
 //
-// In place, 20 heads of 6 channels: 3 pairs, hence 3 units for each group of 8 heads (kScatteredHeads), 9 a token.
+// In place, 20 heads of 6 channels: 3 pairs, hence 3 units for each group of 8 heads (kScalarHeads), 9 a token.
 //
 //   unit                      0      1      2    │    3      4      5    │    6      7      8
 //   heads                     0 … 7              │    8 … 15             │   16 … 19
@@ -26,18 +26,19 @@ namespace rope {
 
 template <typename T, typename Angles>
 __global__ void __launch_bounds__(kMaxRopeThreads)
-    rope_scattered_kernel(const __grid_constant__ RopeScattered<AnglesParams<Angles, Lookup::kAny>> params) {
+    rope_scalar_kernel(const __grid_constant__ RopeScalarParams<AnglesParams<Angles, kAllLookups>> params) {
   begin_dependent_launch();
   extern __shared__ float4 shared[];
-  const TokenPlace place = find_token_place<true>(params);
+  const TokenPlace place = find_token_place(params);
+  const BatchToken at = find_batch_token(params, place.token);
+  const bool is_present = place.token < params.num_tokens;
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
-  TokenAngles<Angles, Lookup::kAny> angles(params, place.at, place.is_present, unit == 0,
-                                           reinterpret_cast<float *>(shared));
+  TokenAngles<Angles, kAllLookups> angles(params, at, is_present, unit == 0, reinterpret_cast<float *>(shared));
   const auto [group, number, which] = find_head_unit(params, unit);
-  const RopeTokenTensor &tensor = params.tensor[which];
-  const ScatteredChannels &channels = params.channels[which];
-  const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScatteredHeads;
-  const bool is_active = place.is_present && unit < params.units_per_token;
+  const RopeRowTensor &tensor = params.tensor[which];
+  const ScalarChannels &channels = params.channels[which];
+  const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScalarHeads;
+  const bool is_active = is_present && unit < params.units_per_token;
   const bool is_rotary = number < params.rotary_units_per_head;
   uint32_t channel =
       params.rotary_offset + number * params.pair_step + __umulhi(number, params.run_reciprocal) * params.distance;
@@ -48,32 +49,28 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   wait_for_previous_launch();
 
   angles.begin();
-  Words<sizeof(T)> x[kScatteredHeads], y[kScatteredHeads];
+  Words<sizeof(T)> x[kScalarHeads], y[kScalarHeads];
   const char *in =
-      tensor.in + static_cast<int64_t>(channel) * channels.in_stride +
-      offset_of_head<true>(params, place.at, head, tensor.in_token, tensor.in_head, params.in_batch[which]);
+      address_of_head<true>(params, tensor.in, at, head) + static_cast<int64_t>(channel) * channels.in_stride;
   const int64_t in_to_high = params.distance * channels.in_stride, out_to_high = params.distance * channels.out_stride;
-  const uint32_t heads = !is_active                                ? 0
-                         : channels.heads - head < kScatteredHeads ? channels.heads - head
-                                                                   : kScatteredHeads;
+  const uint32_t heads = !is_active ? 0 : channels.heads - head < kScalarHeads ? channels.heads - head : kScalarHeads;
 #pragma unroll
-  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+  for (uint32_t i = 0; i < kScalarHeads; ++i) {
     if (i >= heads) continue;
-    const char *low = in + static_cast<int64_t>(i) * tensor.in_head;
+    const char *low = in + static_cast<int64_t>(i) * tensor.in.head;
     x[i] = load_vector<Words<sizeof(T)>>(low);
     if (is_rotary) y[i] = load_vector<Words<sizeof(T)>>(low + in_to_high);
   }
   const TokenState state = angles.make(place.part == 0);
 
   if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
-  char *out = tensor.out + static_cast<int64_t>(channel) * channels.out_stride +
-              offset_of_head<true>(params, place.at, head, tensor.out_token, tensor.out_head, params.out_batch[which]);
+  char *out = address_of_head<true>(params, tensor.out, at, head) + static_cast<int64_t>(channel) * channels.out_stride;
   CosSin<float> angle = {};
   if (is_rotary) angle = {angles.cos()[number], angles.sin()[number]};
 #pragma unroll
-  for (uint32_t i = 0; i < kScatteredHeads; ++i) {
+  for (uint32_t i = 0; i < kScalarHeads; ++i) {
     if (i >= heads) continue;
-    char *low = out + static_cast<int64_t>(i) * tensor.out_head;
+    char *low = out + static_cast<int64_t>(i) * tensor.out.head;
     if (is_rotary && state == kRotated) {
       float of_x, of_y;
       to_floats<T, 1>(x[i], &of_x);
@@ -87,12 +84,12 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
 }
 
-// The kernel, computed or from a table, or NULL for vectors.
+// The kernel, or NULL for vectors.
 template <typename T>
-const void *find_scattered_kernel(RopeKernel kernel, int vector_elements) {
+const void *find_scalar_kernel(int vector_elements, const RopeVariant &variant) {
   if (vector_elements != 1) return nullptr;
-  return kernel == RopeKernel::kScattered ? reinterpret_cast<const void *>(rope_scattered_kernel<T, ComputedAngles>)
-                                          : reinterpret_cast<const void *>(rope_scattered_kernel<T, TableAngles>);
+  return variant.angles == kComputedAngles ? reinterpret_cast<const void *>(rope_scalar_kernel<T, ComputedAngles>)
+                                           : reinterpret_cast<const void *>(rope_scalar_kernel<T, TableAngles>);
 }
 
 }  // namespace rope
