@@ -34,12 +34,16 @@ constexpr bool is_sound(const RopeTuning &tuning) {
   return result;
 }
 
+constexpr bool comes_before(const RopeTuning &a, const RopeTuning &b) {
+  return is_from(a, b.compute_capability, b.memory_bus_bits) && !is_from(b, a.compute_capability, a.memory_bus_bits);
+}
+
 // In the order that rope_tuning_of relies on.
 constexpr bool are_sound() {
-  int before = 0;
+  const RopeTuning *before = nullptr;
   for (const RopeTuning &tuning : kRopeTunings) {
-    if (!is_sound(tuning) || tuning.compute_capability <= before) return false;
-    before = tuning.compute_capability;
+    if (!is_sound(tuning) || (before != nullptr && !comes_before(*before, tuning))) return false;
+    before = &tuning;
   }
   return true;
 }

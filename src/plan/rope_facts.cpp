@@ -188,7 +188,7 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   RopeFacts *facts = &launch->usual;
   facts->problem = &problem;
   facts->device = &device;
-  facts->tuning = &rope_tuning_of(device.compute_capability);
+  facts->tuning = &rope_tuning_of(device);
   facts->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   facts->pairing = pairing_of(problem.in_distance, problem.out_distance);
   facts->angles = angles_of(problem);

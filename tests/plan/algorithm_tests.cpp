@@ -36,6 +36,13 @@ const Line kLines[] = {
     {"h=32+8 t=8 pdl", "short warp angles, 8 B, 8 x 10 of 64, 1024 B"},
     {"h=32+8 t=64 positions=i64 table=f32 pdl", "short programmatic table, 8 B, 64 x 4 of 160, 0 B"},
     {"h=32+8 t=256 positions=i64 table=f32", "short table, 8 B, 256 x 3 of 224, 0 B"},
+    // ---- an H100 ----
+    {"h=64+8 t=64 positions=i64 table=f32 pdl", "short programmatic table, 8 B, 64 x 8 of 160, 0 B"},
+    {"h=64+8 t=64 positions=i64 table=f32 pdl bus=5120", "short table, 8 B, 64 x 8 of 160, 0 B"},
+    {"h=32+8 t=64 positions=i64 table=f32 pdl bus=5120", "short programmatic table, 8 B, 64 x 4 of 160, 0 B"},
+    {"h=32+8 t=128 positions=i64", "short angles, 8 B, 128 x 3 of 224, 512 B"},
+    {"h=32+8 t=128 positions=i64 bus=5120", "short warp angles, 8 B, 128 x 3 of 224, 3584 B"},
+    {"h=32+8 t=192 positions=i64 bus=5120", "short angles, 8 B, 192 x 3 of 224, 512 B"},
     // ---- what computed angles are looked up by ----
     {"sm=1", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 interleaved", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},

@@ -42,6 +42,9 @@ void read_word(const std::string &word, Words *words) {
                                                   {"axes", &words->config.num_axes}};
   const std::map<std::string, int64_t *> counts = {
       {"b", &words->batches}, {"t", &words->tokens}, {"width", &words->width}, {"seq", &words->sequences}};
+  const std::map<std::string, int *> of_device = {{"sm", &words->device.multiprocessors},
+                                                  {"cc", &words->device.compute_capability},
+                                                  {"bus", &words->device.memory_bus_bits}};
   const std::map<std::string, bool *> flags = {{"by-token", &words->is_by_token}, {"angles", &words->has_angles},
                                                {"starts", &words->has_starts},    {"fault", &words->has_fault},
                                                {"pdl", &words->is_programmatic},  {"out-q", &words->out[0]},
@@ -75,9 +78,8 @@ void read_word(const std::string &word, Words *words) {
     *counts.at(name) = number_of(value);
   } else if (names.count(name) != 0) {
     *names.at(name) = value;
-  } else if (name == "sm" || name == "cc") {
-    (name == "sm" ? words->device.multiprocessors : words->device.compute_capability) =
-        static_cast<int>(number_of(value));
+  } else if (of_device.count(name) != 0) {
+    *of_device.at(name) = static_cast<int>(number_of(value));
   } else {
     words->changes.emplace_back(name, word.substr(at));
   }

@@ -9,7 +9,7 @@
 // A word that is missing has its default: 132 multiprocessors of compute capability 9.0, BSHD, one batch of 64 tokens
 // with 8 heads of 128 channels, all rotated, HALF, BF16, in place, computed angles.
 //
-//   sm=N cc=N                      the device
+//   sm=N cc=N bus=N                the device: multiprocessors, compute capability, bits of the memory's bus
 //   bshd sbhd bhsd thd             the layout
 //   b=N t=N h=Q+K+V d=N rot=N off=N block=N axes=N
 //   half interleaved to-half to-interleaved

@@ -7,6 +7,7 @@
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/math/rotation.hpp"
+#include "core/problem/token_lookup.hpp"
 #include "core/problem/view.hpp"
 #include "core/problem/visit_dtype.hpp"
 
@@ -14,17 +15,7 @@ namespace rope {
 
 namespace {
 
-int64_t read_integer(const char *data, bool is_64_bit, int64_t at) {
-  return is_64_bit ? reinterpret_cast<const int64_t *>(data)[at] : reinterpret_cast<const int32_t *>(data)[at];
-}
-
 // ---- Where a token stands, and what is wrong with it ----
-
-enum class TokenState {
-  kRotated,
-  kUnrotated,  // it only moves from input to output
-  kAbsent      // it belongs to no sequence and stays as it is
-};
 
 struct TokenPlace {
   int64_t batch;   // or sequence
@@ -33,39 +24,12 @@ struct TokenPlace {
   bool is_faulty;
 };
 
-int64_t sequence_entry(const Sequences &sequences, int64_t index) {
-  return read_integer(sequences.data, sequences.is_64_bit, index * sequences.stride);
-}
-
-// Whatever the entries are, the sequence found is one of them.
-TokenPlace find_place(const RopeProblem &problem, int64_t batch, int64_t token) {
-  const Sequences &sequences = problem.sequences;
-  if (!sequences.is_present) return {batch, static_cast<uint64_t>(token), TokenState::kRotated, false};
-  if (token < sequence_entry(sequences, 0)) return {0, 0, TokenState::kAbsent, true};
-  if (token >= sequence_entry(sequences, sequences.count)) return {0, 0, TokenState::kAbsent, false};
-  int64_t low = 0, high = sequences.count;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (sequence_entry(sequences, middle) <= token ? low : high) = middle;
-  }
-  const uint64_t begin = static_cast<uint64_t>(sequence_entry(sequences, low));
-  return {low, static_cast<uint64_t>(token) - begin, TokenState::kRotated, false};
-}
-
-uint64_t read_token_integer(const TokenIntegers &source, int axis, int64_t batch, int64_t token) {
-  const int64_t at = axis * source.axis_stride + batch * source.batch_stride + token * source.token_stride;
-  return static_cast<uint64_t>(read_integer(source.data, source.is_64_bit, at));
-}
-
-// Sums wrap, as the header says; hence unsigned.
-uint64_t position_of(const RopeProblem &problem, int axis, const TokenPlace &place, int64_t token) {
-  uint64_t position = static_cast<uint64_t>(problem.position_offset);
-  position +=
-      problem.positions.is_present ? read_token_integer(problem.positions, axis, place.batch, token) : place.index;
-  if (problem.start_positions.is_present) {
-    position += read_token_integer(problem.start_positions, axis, place.batch, token);
-  }
-  return position;
+TokenPlace find_place(const Sequences &sequences, int64_t batch, int64_t token) {
+  if (!sequences.is_present) return {batch, static_cast<uint64_t>(token), kRotated, false};
+  if (token < sequence_entry(sequences, 0)) return {0, 0, kAbsent, true};
+  if (token >= sequence_entry(sequences, sequences.count)) return {0, 0, kAbsent, false};
+  const SequencePlace place = find_sequence(sequences, token);
+  return {place.sequence, place.index, kRotated, false};
 }
 
 void count_fault(const FaultWords &fault, int64_t token) {
@@ -84,8 +48,8 @@ void check_sequences(const RopeProblem &problem) {
   int64_t before = 0;
   for (int64_t i = 0; i <= sequences.count; ++i) {
     const int64_t entry = sequence_entry(sequences, i);
-    if (entry < before || entry > problem.tokens || (i == 0 && entry != 0)) {
-      count_fault(problem.fault, entry < 0 ? 0 : entry > problem.tokens ? problem.tokens : entry);
+    if (is_faulty_entry(i, entry, before, problem.tokens)) {
+      count_fault(problem.fault, token_of_entry(entry, problem.tokens));
     }
     before = entry;
   }
@@ -180,21 +144,21 @@ void transpose(const RopeProblem &problem, TokenAngles<Real> *angles) {
 template <typename Real>
 TokenPlace fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t token, TokenAngles<Real> *angles) {
   const RopeGeometry &geometry = *problem.geometry;
-  TokenPlace place = find_place(problem, batch, token);
-  if (place.state == TokenState::kAbsent) return place;
+  TokenPlace place = find_place(problem.sequences, batch, token);
+  if (place.state == kAbsent) return place;
   uint64_t positions[ROPE_MAX_POSITION_AXES] = {};
   int64_t rows[ROPE_MAX_POSITION_AXES] = {};
   for (int axis = 0; axis < geometry.num_axes; ++axis) {
     if (!geometry.uses_axis(axis)) continue;
-    positions[axis] = position_of(problem, axis, place, token);
+    positions[axis] = position_on(problem, axis, place.batch, token, place.index);
     rows[axis] = problem.table.is_by_token ? token : static_cast<int64_t>(positions[axis]);
     if (problem.angles != AngleSource::kIncrements &&
         static_cast<uint64_t>(rows[axis]) >= static_cast<uint64_t>(problem.table.rows)) {
-      place.state = TokenState::kUnrotated;
+      place.state = kUnrotated;
       place.is_faulty = true;
     }
   }
-  if (place.state == TokenState::kUnrotated) return place;
+  if (place.state == kUnrotated) return place;
   if (problem.angles == AngleSource::kIncrements) {
     uint64_t phases[kMaxPairs];
     for (int pair = 0; pair < geometry.pairs(); ++pair) {
@@ -306,7 +270,7 @@ void process_heads(const RopeProblem &problem, const Heads &heads, TokenState st
       copy_channels(window.in, copy, size, 0, geometry.rotary_dim);
       window.in = copy;
       window.count = 1;
-      if (state == TokenState::kRotated) {
+      if (state == kRotated) {
         rotate_windows(problem, window, rotate, angles);
       } else {
         move_pairs(window.in, window.out, size, geometry.pairs());
@@ -314,13 +278,13 @@ void process_heads(const RopeProblem &problem, const Heads &heads, TokenState st
     }
     return;
   }
-  if (state == TokenState::kRotated) rotate_windows(problem, windows, rotate, angles);
-  if (heads.is_in_place || (state == TokenState::kRotated && geometry.rotary_dim == geometry.head_dim)) return;
+  if (state == kRotated) rotate_windows(problem, windows, rotate, angles);
+  if (heads.is_in_place || (state == kRotated && geometry.rotary_dim == geometry.head_dim)) return;
   for (int64_t head = 0; head < heads.count; ++head) {
     const Heads whole = heads.from(head, size), window = windows.from(head, size);
-    if (state != TokenState::kRotated && is_converted) {
+    if (state != kRotated && is_converted) {
       move_pairs(window.in, window.out, size, geometry.pairs());
-    } else if (state != TokenState::kRotated) {
+    } else if (state != kRotated) {
       copy_channels(window.in, window.out, size, 0, geometry.rotary_dim);
     }
     copy_channels(whole.in, whole.out, size, 0, begin);
@@ -351,7 +315,7 @@ void process_rows(void *context, int index) {
     const TokenPlace place = fill_token_angles(problem, batch, token, &angles);
     int64_t head = row % heads_per_token;  // counted from the first head of the tensor at hand
     if (place.is_faulty && head == 0) count_fault(problem.fault, flat_token);
-    if (place.state == TokenState::kAbsent) {
+    if (place.state == kAbsent) {
       row += heads_per_token - head;
       continue;
     }

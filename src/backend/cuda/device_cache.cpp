@@ -81,6 +81,9 @@ cudaError_t find_device(int index, FoundDevice *device) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&device->info.multiprocessors, cudaDevAttrMultiProcessorCount, index);
   }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&device->info.memory_bus_bits, cudaDevAttrGlobalMemoryBusWidth, index);
+  }
   if (error == cudaSuccess) error = find_driver();
   if (error != cudaSuccess) return error;
   CUresult result = driver.get_device(&device->handle, index);

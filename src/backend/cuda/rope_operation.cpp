@@ -43,8 +43,6 @@ void set_scales(const RopeProblem &problem, Params *params) {
 void set_position_params(const RopeProblem &problem, RopePositionParams *params) {
   params->positions = problem.positions;
   params->start_positions = problem.start_positions;
-  params->has_positions = problem.positions.is_present;
-  params->has_start_positions = problem.start_positions.is_present;
   params->has_narrow_positions =
       problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
   params->position_offset = static_cast<uint64_t>(problem.position_offset);

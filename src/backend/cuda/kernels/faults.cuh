@@ -1,15 +1,9 @@
-// faults.cuh - tokens that are not rotated, and how faulty ones are counted
+// faults.cuh - how faulty tokens are counted
 #pragma once
 
 #include "core/problem/rope_problem.hpp"
 
 namespace rope {
-
-enum TokenState : uint32_t {
-  kUnrotated,  // it only moves from input to output
-  kRotated,
-  kAbsent  // it belongs to no sequence and stays as it is
-};
 
 __device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
   if (fault.data == nullptr) return;

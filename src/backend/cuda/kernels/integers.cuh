@@ -20,9 +20,4 @@ __device__ __forceinline__ LoadedInteger as_loaded(uint64_t value) {
   return {static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)};
 }
 
-__device__ __forceinline__ int64_t load_wide(const char *data, bool is_64_bit, int64_t at) {
-  if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
-  return reinterpret_cast<const int32_t *>(data)[at];
-}
-
 }  // namespace rope

@@ -25,9 +25,9 @@ __device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &sourc
 // The position of a token but for position_offset; finish_position makes a number of it.
 __device__ __forceinline__ LoadedInteger load_position(const RopePositionParams &params, BatchToken at, int axis = 0) {
   LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
-  if (params.has_positions) position = load_integer(params.positions, at, axis);
-  if (params.has_start_positions) {
-    const uint64_t index = extend(position, params.positions.is_64_bit || !params.has_positions);
+  if (params.positions.is_present) position = load_integer(params.positions, at, axis);
+  if (params.start_positions.is_present) {
+    const uint64_t index = extend(position, params.positions.is_64_bit || !params.positions.is_present);
     position =
         as_loaded(index + extend(load_integer(params.start_positions, at, axis), params.start_positions.is_64_bit));
   }
@@ -36,18 +36,6 @@ __device__ __forceinline__ LoadedInteger load_position(const RopePositionParams 
 
 __device__ __forceinline__ uint64_t finish_position(const RopePositionParams &params, LoadedInteger position) {
   return extend(position, !params.has_narrow_positions) + params.position_offset;
-}
-
-// The position of a token on an axis; `index` counts in its batch or sequence.
-__device__ __forceinline__ uint64_t position_on(const RopePositionParams &params, int axis, int64_t batch,
-                                                int64_t token, uint64_t index) {
-  const auto load = [&](const TokenIntegers &source) {
-    const int64_t at = axis * source.axis_stride + batch * source.batch_stride + token * source.token_stride;
-    return static_cast<uint64_t>(load_wide(source.data, source.is_64_bit, at));
-  };
-  uint64_t position = params.has_positions ? load(params.positions) : index;
-  if (params.has_start_positions) position += load(params.start_positions);
-  return position + params.position_offset;
 }
 
 // The position of a token: where it stands, then the number.

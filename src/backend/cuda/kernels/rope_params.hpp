@@ -26,8 +26,6 @@ struct RopeRowSide {
 
 // Where a token's position comes from, and what its angles are scaled by.
 struct RopePositionParams {
-  bool has_positions;
-  bool has_start_positions;
   bool has_narrow_positions;  // 32-bit positions and no start_positions
   float cos_scale;            // of computed angles; 1 for a table
   float sin_scale;            // negative for the transpose

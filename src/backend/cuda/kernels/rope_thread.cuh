@@ -66,8 +66,8 @@ struct ThreadUnit {
   __device__ __forceinline__ LoadedInteger load_own_position(const RopePositionParams &params) const {
     LoadedInteger result = {static_cast<uint32_t>(at.token), 0};
     const uint32_t *words = reinterpret_cast<const uint32_t *>(position);
-    if (params.has_positions) result.low = words[0];
-    if (params.has_positions && params.positions.is_64_bit) result.high = words[1];
+    if (params.positions.is_present) result.low = words[0];
+    if (params.positions.is_present && params.positions.is_64_bit) result.high = words[1];
     return result;
   }
 };

@@ -2,35 +2,13 @@
 #pragma once
 
 #include "backend/cuda/kernels/faults.cuh"
-#include "backend/cuda/kernels/integers.cuh"
-#include "backend/cuda/kernels/rope_params.hpp"
+#include "core/problem/token_lookup.hpp"
 
 namespace rope {
-
-__device__ __forceinline__ int64_t sequence_entry(const Sequences &sequences, int64_t index) {
-  return load_wide(sequences.data, sequences.is_64_bit, index * sequences.stride);
-}
 
 // Whether a token belongs to a sequence; those before the first are faulty, those behind the last are padding.
 __device__ __forceinline__ bool is_in_sequences(const Sequences &sequences, int64_t token) {
   return token >= sequence_entry(sequences, 0) && token < sequence_entry(sequences, sequences.count);
-}
-
-struct SequencePlace {
-  int64_t sequence;
-  uint64_t index;  // of the token, in its sequence
-};
-
-// The sequence of a token that is in one. Whatever the entries are, it is one of them.
-__device__ __forceinline__ SequencePlace find_sequence(const Sequences &sequences, int64_t token) {
-  int64_t low = 0, high = sequences.count;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    const bool is_below = sequence_entry(sequences, middle) <= token;
-    low = is_below ? middle : low;
-    high = is_below ? high : middle;
-  }
-  return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
 }
 
 // Does what find_sequence does with a whole warp, each lane of which looks at another sequence. Where cu_seqlens rises
@@ -65,8 +43,9 @@ __device__ __forceinline__ void check_sequences(const Params &params) {
   for (int64_t i = first; i <= params.sequences.count; i += grid_threads) {
     const int64_t entry = sequence_entry(params.sequences, i);
     const int64_t before = i == 0 ? 0 : sequence_entry(params.sequences, i - 1);
-    if (entry >= before && entry <= params.num_tokens && (i != 0 || entry == 0)) continue;
-    count_fault(params.fault, entry < 0 ? 0 : entry > params.num_tokens ? params.num_tokens : entry);
+    if (is_faulty_entry(i, entry, before, params.num_tokens)) {
+      count_fault(params.fault, token_of_entry(entry, params.num_tokens));
+    }
   }
 }
 

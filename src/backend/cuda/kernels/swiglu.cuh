@@ -17,12 +17,12 @@
 // besides, a row_scale for each row and num_rows, where there are any.
 #pragma once
 
-#include "backend/cuda/kernels/integers.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/gating.hpp"
+#include "core/problem/integers.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
@@ -132,7 +132,7 @@ __device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params,
                                                RealOf<T> *row_scale) {
   const int64_t column = V == 1 ? at.vector : 0;
   if (params.num_rows != nullptr && offset_of(params, params.row_index_stride, at.row, column) >=
-                                        load_wide(params.num_rows, params.is_num_rows_64_bit, 0)) {
+                                        read_integer(params.num_rows, params.is_num_rows_64_bit, 0)) {
     return false;
   }
   *row_scale = 1;

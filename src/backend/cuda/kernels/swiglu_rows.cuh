@@ -14,12 +14,12 @@
 // thread without a group adds 0, so that the number of threads changes no bit either.
 #pragma once
 
-#include "backend/cuda/kernels/integers.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/gating.hpp"
+#include "core/problem/integers.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
   const RowAxesIndex row_at = split_row(params, row);
   wait_for_previous_launch();
   if (params.num_rows != nullptr &&
-      offset_at(row_at, params.row_index_stride) >= load_wide(params.num_rows, params.is_num_rows_64_bit, 0)) {
+      offset_at(row_at, params.row_index_stride) >= read_integer(params.num_rows, params.is_num_rows_64_bit, 0)) {
     return;
   }
   const Real row_scale =

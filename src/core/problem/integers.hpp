@@ -1,0 +1,16 @@
+// integers.hpp - reads an integer operand's entry, once for host and device
+#pragma once
+
+#include <stdint.h>
+
+#include "core/math/host_device.hpp"
+
+namespace rope {
+
+// Entry `at` of integers of 32 or 64 bits.
+ROPE_HOST_DEVICE int64_t read_integer(const char *data, bool is_64_bit, int64_t at) {
+  if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
+  return reinterpret_cast<const int32_t *>(data)[at];
+}
+
+}  // namespace rope

@@ -1,0 +1,63 @@
+// token_lookup.hpp - where a token's position stands: its sequence, its entries, and what is faulty about them; once for
+// host and device
+#pragma once
+
+#include <stdint.h>
+
+#include "core/math/host_device.hpp"
+#include "core/problem/integers.hpp"
+#include "core/problem/rope_problem.hpp"
+
+namespace rope {
+
+enum TokenState : uint32_t {
+  kUnrotated,  // it only moves from input to output
+  kRotated,
+  kAbsent  // it belongs to no sequence and stays as it is
+};
+
+ROPE_HOST_DEVICE int64_t sequence_entry(const Sequences &sequences, int64_t index) {
+  return read_integer(sequences.data, sequences.is_64_bit, index * sequences.stride);
+}
+
+struct SequencePlace {
+  int64_t sequence;
+  uint64_t index;  // of the token, in its sequence
+};
+
+// The sequence of a token that is in one. Whatever the entries are, it is one of them.
+ROPE_HOST_DEVICE SequencePlace find_sequence(const Sequences &sequences, int64_t token) {
+  int64_t low = 0, high = sequences.count;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const bool is_below = sequence_entry(sequences, middle) <= token;
+    low = is_below ? middle : low;
+    high = is_below ? high : middle;
+  }
+  return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
+}
+
+// Entry i of cu_seqlens against its rule: from 0 on, never falling, at most the number of tokens.
+ROPE_HOST_DEVICE bool is_faulty_entry(int64_t i, int64_t entry, int64_t before, int64_t tokens) {
+  return entry < before || entry > tokens || (i == 0 && entry != 0);
+}
+
+// The token that such an entry is counted as.
+ROPE_HOST_DEVICE int64_t token_of_entry(int64_t entry, int64_t tokens) {
+  return entry < 0 ? 0 : entry > tokens ? tokens : entry;
+}
+
+// The position of a token on an axis. `batch` may be a sequence, and `index` counts in it. Sums wrap, as the header
+// says; hence unsigned. Source is a RopeProblem, or params of a kernel.
+template <typename Source>
+ROPE_HOST_DEVICE uint64_t position_on(const Source &source, int axis, int64_t batch, int64_t token, uint64_t index) {
+  const auto read = [&](const TokenIntegers &integers) {
+    const int64_t at = axis * integers.axis_stride + batch * integers.batch_stride + token * integers.token_stride;
+    return static_cast<uint64_t>(read_integer(integers.data, integers.is_64_bit, at));
+  };
+  uint64_t position = source.positions.is_present ? read(source.positions) : index;
+  if (source.start_positions.is_present) position += read(source.start_positions);
+  return position + static_cast<uint64_t>(source.position_offset);
+}
+
+}  // namespace rope
