@@ -9,7 +9,7 @@ struct DeviceInfo {
   int multiprocessors;          // CUDA
   int compute_capability;       // CUDA: 90 for 9.0
   int shared_memory_per_block;  // CUDA: bytes that every block may use without asking
-  int memory_bus_bits;          // CUDA: tells apart GPUs of one compute capability, as H100 (5120) and H200 (6144)
+  int memory_bus_bits;          // CUDA: tells apart GPUs of one compute capability, as H100 (5120) and H200 (6016)
 };
 
 }  // namespace rope

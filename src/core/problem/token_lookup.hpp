@@ -37,13 +37,16 @@ ROPE_HOST_DEVICE SequencePlace find_sequence(const Sequences &sequences, int64_t
   return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
 }
 
-// Entry i of cu_seqlens against its rule: from 0 on, never falling, at most the number of tokens.
-ROPE_HOST_DEVICE bool is_faulty_entry(int64_t i, int64_t entry, int64_t before, int64_t tokens) {
+// Whether entry i of cu_seqlens breaks its rule: from 0 on, never falling, at most the number of tokens. That number is
+// a reference so that kernels read it again instead of keeping it: as a value it made registers spill.
+template <typename Tokens>
+ROPE_HOST_DEVICE bool is_faulty_entry(int64_t i, int64_t entry, int64_t before, const Tokens &tokens) {
   return entry < before || entry > tokens || (i == 0 && entry != 0);
 }
 
 // The token that such an entry is counted as.
-ROPE_HOST_DEVICE int64_t token_of_entry(int64_t entry, int64_t tokens) {
+template <typename Tokens>
+ROPE_HOST_DEVICE int64_t token_of_entry(int64_t entry, const Tokens &tokens) {
   return entry < 0 ? 0 : entry > tokens ? tokens : entry;
 }
 

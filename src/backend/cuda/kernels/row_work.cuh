@@ -19,10 +19,13 @@ __device__ __forceinline__ TokenPlace find_token_place(const RopeRowGrid &params
 }
 
 __device__ __forceinline__ BatchToken find_batch_token(const RopeRowGrid &params, uint32_t token) {
-  if (params.has_one_batch) return {0, token};
-  const DivmodResult inner = params.inner.divmod(token);
-  if (params.is_batch_fastest) return {inner.remainder, inner.quotient};
-  return {inner.quotient, inner.remainder};
+  BatchToken at = {0, token};
+  if (!params.has_one_batch) {
+    const DivmodResult inner = params.inner.divmod(token);
+    at = {inner.quotient, inner.remainder};
+    if (params.is_batch_fastest) at = {inner.remainder, inner.quotient};
+  }
+  return at;
 }
 
 // A token, and the number of a unit among those of the token.
