@@ -39,6 +39,7 @@ ROWS = [
     ("RoPE, F32 data, tables", "rope/r1/f32/table-f32/*", "rope/llama3-70b/prefill/f32/table-f32/*"),
     ("RoPE, 34 MB", "rope/r3/*-place"),
     ("RoPE, 34 MB, programmatic launch", "rope/r3/*/pdl"),
+    ("chunks of 2048 tokens; 8192 tokens of 8 + 1 heads", "rope/*/chunk-*", "rope/*/tp8-*"),
     ("backward; BSHD, SBHD and BHSD", "rope/train/*"),
     ("packed QKV, sequences, I32 and I64 positions, INTERLEAVED, two axes", "rope/*/packed-qkv/*", "rope/*/varlen/*",
      "rope/*/positions-*", "rope/*/interleaved/*", "rope/chatglm/*", "rope/qwen2.5-72b/*"),
