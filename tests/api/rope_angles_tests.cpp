@@ -27,8 +27,8 @@ TEST_CASE("angles of every type for data of every type", "[rope][angles]") {
   for (rope_dtype_t dtype : dtypes) {
     for (rope_dtype_t angle_dtype : angle_dtypes) {
       for (rope_style_t style : styles) {
-        for (double largest : {3.2, 1000.0, 6e4}) {
-          RopeCase request = geometry(dtype, style).table_dtype(angle_dtype).angles(largest);
+        for (double max_angle : {3.2, 1000.0, 6e4}) {
+          RopeCase request = geometry(dtype, style).table_dtype(angle_dtype).angles(max_angle);
           RopeCase(request).tables_by_token().check();
           RopeCase(request).tables_by_token(true).out_of_place().check();
           RopeCase(request).tables(10).attention_scale(0.7).check();
@@ -41,8 +41,8 @@ TEST_CASE("angles of every type for data of every type", "[rope][angles]") {
 TEST_CASE("angles up to the largest float", "[rope][angles]") {
   for (rope_dtype_t dtype : dtypes) {
     for (rope_dtype_t angle_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
-      for (double largest : {1e6, 1e9, 1e18, 1e25, 3e38}) {
-        geometry(dtype, ROPE_STYLE_HALF).table_dtype(angle_dtype).angles(largest).tables_by_token().check();
+      for (double max_angle : {1e6, 1e9, 1e18, 1e25, 3e38}) {
+        geometry(dtype, ROPE_STYLE_HALF).table_dtype(angle_dtype).angles(max_angle).tables_by_token().check();
       }
     }
   }

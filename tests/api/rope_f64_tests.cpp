@@ -195,16 +195,16 @@ TEST_CASE("backward is the gradient of forward", "[rope][f64][properties]") {
           for (size_t i = 0; i < out.size(); ++i) sum += static_cast<Real>(out[i]) * grad_out[i];
           return sum;
         };
-        Real largest = 0;
+        Real max_error = 0;
         for (size_t i = 0; i < x.size(); ++i) {
           constexpr double step = 0x1p-10;
           std::vector<double> above = x, below = x;
           above[i] += step;
           below[i] -= step;
           const Real difference = (loss(above) - loss(below)) / (above[i] - below[i]);
-          largest = std::fmax(largest, std::fabs(difference - gradient[i]));
+          max_error = std::fmax(max_error, std::fabs(difference - gradient[i]));
         }
-        CHECK(largest <= 1e-9L);
+        CHECK(max_error <= 1e-9L);
       }
     }
   }

@@ -103,7 +103,7 @@ int64_t position_at(const Request &request, int64_t token) {
 // Between 2^-4 and 2^4, of either sign.
 void fill_heads(const rope_tensor_t &tensor, Random *random) {
   const bool is_half = tensor.dtype == ROPE_DTYPE_F16;
-  const int mantissa_bits = is_half ? 10 : 7, smallest_exponent = is_half ? 11 : 123;
+  const int mantissa_bits = is_half ? 10 : 7, min_exponent = is_half ? 11 : 123;
   const int64_t tokens = tensor.shape[1];
   for (int64_t token = 0; token < tensor.shape[0] * tokens; ++token) {
     for (int64_t head = 0; head < tensor.shape[2]; ++head) {
@@ -111,7 +111,7 @@ void fill_heads(const rope_tensor_t &tensor, Random *random) {
       uint64_t bits = 0;
       for (int64_t channel = 0; channel < tensor.shape[3]; ++channel) {
         bits = channel % 4 == 0 ? random->bits() : bits >> 16;
-        const auto exponent = static_cast<unsigned>(smallest_exponent) + (bits >> 12 & 7u);
+        const auto exponent = static_cast<unsigned>(min_exponent) + (bits >> 12 & 7u);
         elements[channel] =
             static_cast<uint16_t>((bits & 0x8000u) | exponent << mantissa_bits | (bits & ((1u << mantissa_bits) - 1)));
       }

@@ -288,7 +288,7 @@ TEST_CASE("subnormal inputs and outputs are not flushed", "[rope][numbers]") {
       rope_args_t args = rope_args();
       args.q = workspace.tensor(dtype, {1, 5, 3, 64});
       workspace.fill(args.q, [&](const Index &) {
-        return oracle::smallest(dtype) * static_cast<Real>(workspace.random().below(120) - 60);
+        return oracle::min_positive(dtype) * static_cast<Real>(workspace.random().below(120) - 60);
       });
       workspace.freeze();
       workspace.restore();
@@ -305,7 +305,7 @@ TEST_CASE("subnormal inputs and outputs are not flushed", "[rope][numbers]") {
             oracle::rotate({value_at(before, index), value_at(before, second)},
                            oracle::rotation(index[1], oracle::frequency(10000, 64, static_cast<int>(index[3]))));
         // Half a step of each of two products and the sum, in fp32, and half a step of the type.
-        const Real slack = 1.6L * 0x1p-149L + 4e-7L * oracle::smallest(dtype) * 60;
+        const Real slack = 1.6L * 0x1p-149L + 4e-7L * oracle::min_positive(dtype) * 60;
         const Real x = value_at(args.q, index), y = value_at(args.q, second);
         wrong += !tolerance::accepts(dtype, x, exact.x, slack) + !tolerance::accepts(dtype, y, exact.y, slack);
         subnormal += (x != 0) + (y != 0);

@@ -57,13 +57,13 @@ void copy_elements(const rope_tensor_t &from, const rope_tensor_t &to) {
 }
 
 // The largest difference of two tensors, as a share of the length of the rotated pair or of 1 where that is shorter.
-Real largest_difference(const rope_tensor_t &actual, const rope_tensor_t &expected, Real factor) {
-  Real largest = 0;
+Real max_difference(const rope_tensor_t &actual, const rope_tensor_t &expected, Real factor) {
+  Real max = 0;
   for_each_index(actual, [&](const Index &index) {
     const Real difference = std::fabs(value_at(actual, index) - factor * value_at(expected, index));
-    largest = std::isnan(difference) ? INFINITY : std::fmax(largest, difference);
+    max = std::isnan(difference) ? INFINITY : std::fmax(max, difference);
   });
-  return largest;
+  return max;
 }
 
 }  // namespace
@@ -80,10 +80,10 @@ TEST_CASE("backward after forward multiplies by the square of attention_scale", 
       args.position_offset = 100000;
       config.attention_scale = scale;
       rotate(device, config, Direction::Forward, args, workspace);
-      const Real moved = largest_difference(args.q, workspace.before(args.q), 1);
+      const Real moved = max_difference(args.q, workspace.before(args.q), 1);
       rotate(device, config, Direction::Backward, args, workspace);
       const Real factor = scale == 0 ? 1 : scale * scale;
-      const Real left = largest_difference(args.q, workspace.before(args.q), factor);
+      const Real left = max_difference(args.q, workspace.before(args.q), factor);
       // Members are below 1, so pairs below sqrt(2) and results below 4; two roundings of the type, two rotations.
       const Real allowed = 2 * oracle::ulp(config.dtype, 2) * factor + 1e-6L * factor;
       CHECK(moved > 0.5L);
@@ -115,7 +115,7 @@ TEST_CASE("turning by m and then by n is turning by m + n", "[rope][properties]"
       rotate(device, config, Direction::Forward, once, workspace);
       // The phase is exact in 64 bits, so this holds at any distance.
       const Real allowed = 2 * oracle::ulp(config.dtype, 1) + 1.2e-6L;
-      CHECK(largest_difference(twice.q, once.q, 1) <= allowed);
+      CHECK(max_difference(twice.q, once.q, 1) <= allowed);
     }
   });
 }
@@ -330,7 +330,7 @@ TEST_CASE("the negative of a position turns back", "[rope][properties]") {
     workspace.restore();
     rotate(device, config, Direction::Forward, forward, workspace);
     rotate(device, config, Direction::Backward, backward, workspace);
-    CHECK(largest_difference(forward.q, backward.q, 1) <= oracle::ulp(config.dtype, 1) + 1e-6L);
+    CHECK(max_difference(forward.q, backward.q, 1) <= oracle::ulp(config.dtype, 1) + 1e-6L);
   });
 }
 
@@ -353,7 +353,7 @@ TEST_CASE("twice the input gives twice the output, bit for bit", "[rope][propert
     for_each_index(args.q, [&](const Index &index) {
       const Real value = value_at(args.q, index);
       // Results near zero fall under the subnormals of the type, where half of a value may be rounded.
-      different += std::fabs(value) >= oracle::smallest_normal(config.dtype) && value_at(doubled.q, index) != 2 * value;
+      different += std::fabs(value) >= oracle::min_normal(config.dtype) && value_at(doubled.q, index) != 2 * value;
     });
     CHECK(different == 0);
   });

@@ -466,9 +466,9 @@ class Draw {
       const auto dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
       saw(std::string("angles ") + oracle::dtype_name(dtype));
       saw(by_token ? "angles by token" : "angles by position");
-      const double largest = one_of<double>({3.0, 100.0, 6e4, 1e9, 1e38});
-      if (largest > 1e6 && dtype != ROPE_DTYPE_F16) saw("huge angles");
-      drawn_.table_dtype(dtype).angles(dtype == ROPE_DTYPE_F16 ? std::fmin(largest, 6e4) : largest);
+      const double max_angle = one_of<double>({3.0, 100.0, 6e4, 1e9, 1e38});
+      if (max_angle > 1e6 && dtype != ROPE_DTYPE_F16) saw("huge angles");
+      drawn_.table_dtype(dtype).angles(dtype == ROPE_DTYPE_F16 ? std::fmin(max_angle, 6e4) : max_angle);
     } else {
       const auto dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64});
       saw(std::string("tables ") + oracle::dtype_name(dtype));

@@ -110,11 +110,11 @@ TEST_CASE("backward after forward brings the pairs home", "[rope][out_style][pro
         const RopeDesc desc = create(config);
         REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
         REQUIRE(run(device, desc.get(), Direction::Backward, args, workspace) == ROPE_STATUS_SUCCESS);
-        oracle::Real largest = 0;
+        oracle::Real max_error = 0;
         for_each_index(args.q, [&](const Index &at) {
-          largest = std::fmax(largest, std::fabs(value_at(args.q, at) - value_at(workspace.before(args.q), at)));
+          max_error = std::fmax(max_error, std::fabs(value_at(args.q, at) - value_at(workspace.before(args.q), at)));
         });
-        CHECK(largest <= 1e-6L);
+        CHECK(max_error <= 1e-6L);
       }
     }
   }

@@ -378,10 +378,10 @@ TEST_CASE("the gradient of the gate around its zero", "[swiglu]") {
 
 TEST_CASE("extreme finite values give the right limits", "[swiglu]") {
   for (rope_dtype_t dtype : dtypes) {
-    const Real top = oracle::largest(dtype), normal = oracle::smallest_normal(dtype), least = oracle::smallest(dtype);
+    const Real top = oracle::max_finite(dtype), normal = oracle::min_normal(dtype), min = oracle::min_positive(dtype);
     std::vector<Real> values;
     for (Real value :
-         {Real{0}, least, normal, normal * 3, Real{1}, Real{0.625}, Real{20}, Real{85}, Real{88.5}, Real{95.25},
+         {Real{0}, min, normal, normal * 3, Real{1}, Real{0.625}, Real{20}, Real{85}, Real{88.5}, Real{95.25},
           Real{104}, Real{200}, Real{700}, Real{744.5}, std::sqrt(normal), std::sqrt(top), top / 2, top}) {
       values.push_back(value);
       values.push_back(-value);
@@ -569,8 +569,8 @@ TEST_CASE("a form or a row_scale with extreme numbers gives no NaN", "[swiglu]")
   for (const Device &device : devices()) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
       INFO(oracle::dtype_name(dtype) << " on " << device);
-      const double largest = static_cast<double>(oracle::largest(dtype)), top = 3.4e38;
-      std::vector<double> values = {0, 1, 88, 200, 1e30, largest};
+      const double max = static_cast<double>(oracle::max_finite(dtype)), top = 3.4e38;
+      std::vector<double> values = {0, 1, 88, 200, 1e30, max};
       for (double value : std::vector<double>(values)) values.push_back(-value);
       const auto count = static_cast<int64_t>(values.size());
       Workspace workspace(35);

@@ -384,8 +384,8 @@ bool Row::has_verdict() const {
 
 bool Row::is_met() const {
   const Metric metric = item->demand.metric;
-  const bool is_least = metric == Metric::kShare || metric == Metric::kScaleShare;
-  return is_least ? reached() >= item->demand.bound : reached() <= item->demand.bound;
+  const bool is_min_bound = metric == Metric::kShare || metric == Metric::kScaleShare;
+  return is_min_bound ? reached() >= item->demand.bound : reached() <= item->demand.bound;
 }
 
 Row measure(const Case &item, rope_device_t device, const Effort &effort) {

@@ -93,7 +93,7 @@ Function driver_function(const char *name) {
 // cudaErrorIllegalAddress.
 class LonelyMemory {
  public:
-  explicit LonelyMemory(int64_t least_bytes) {
+  explicit LonelyMemory(int64_t min_bytes) {
     void *context = nullptr;
     REQUIRE_CUDA(cudaMalloc(&context, 1));  // makes the primary context
     REQUIRE_CUDA(cudaFree(context));
@@ -106,7 +106,7 @@ class LonelyMemory {
         driver_function<CUresult (*)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)>(
             "cuMemGetAllocationGranularity");
     REQUIRE(find_page(&page, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS);
-    bytes_ = (static_cast<size_t>(least_bytes) + page - 1) / page * page;
+    bytes_ = (static_cast<size_t>(min_bytes) + page - 1) / page * page;
     reserved_ = bytes_ + 2 * page;
     const auto reserve = driver_function<CUresult (*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)>(
         "cuMemAddressReserve");

@@ -15,7 +15,7 @@ using Wide = __int128;
 // Beyond every address: sums and products of what is held to it fit.
 constexpr Wide beyond = Wide{1} << 62;
 
-constexpr int64_t most_bytes = 1 << 15;
+constexpr int64_t max_bytes = 1 << 15;
 
 int64_t strides_of(const rope_tensor_t &tensor, Wide (&stride)[4]) {
   bool is_compact = !(tensor.flags & ROPE_TENSOR_STRIDED);
@@ -154,7 +154,7 @@ StructBytes::StructBytes(Input *input, const void *source, uint32_t size) {
       told = size + static_cast<uint32_t>(input->between(1, 64));
       break;
     case 45:  // and used
-      told = static_cast<uint32_t>(input->between(size + 1, largest));
+      told = static_cast<uint32_t>(input->between(size + 1, max_size));
       lie_at = static_cast<uint32_t>(input->between(size, told - 1));
       lie = static_cast<uint8_t>(input->between(1, 255));
       break;
@@ -167,7 +167,7 @@ StructBytes::StructBytes(Input *input, const void *source, uint32_t size) {
     default:
       break;
   }
-  const uint32_t length = told < sizeof told || told > largest ? sizeof told : told;
+  const uint32_t length = told < sizeof told || told > max_size ? sizeof told : told;
   bytes_ = std::make_unique<uint8_t[]>(length);
   std::memcpy(bytes_.get(), source, std::min(length, size));
   std::memcpy(bytes_.get(), &told, sizeof told);
@@ -209,13 +209,13 @@ void Memory::place_over(rope_tensor_t *tensor, const rope_tensor_t *other, int64
   this->place(tensor);
 }
 
-bool Memory::allocate(int64_t most_elements) {
+bool Memory::allocate(int64_t max_elements) {
   bool is_small = true;
   std::vector<Extent> extents(groups_.size(), {0, 0, 0});
   std::vector<bool> has_extent(groups_.size());
   for (const Place &place : places_) {
     Extent own = extent_of(*place.tensor);
-    is_small = is_small && own.elements <= most_elements;
+    is_small = is_small && own.elements <= max_elements;
     if (own.low == own.high) continue;
     own.low += place.offset;
     own.high += place.offset;
@@ -224,7 +224,7 @@ bool Memory::allocate(int64_t most_elements) {
     all.high = has_extent[place.group] ? std::max(all.high, own.high) : own.high;
     has_extent[place.group] = true;
   }
-  for (const Extent &extent : extents) is_small = is_small && extent.high - extent.low <= most_bytes;
+  for (const Extent &extent : extents) is_small = is_small && extent.high - extent.low <= max_bytes;
   // Aligned to elements as the first tensor of the group is.
   for (size_t i = 0; i < groups_.size() && is_small; ++i) {
     groups_[i].block = std::make_unique<Block>(groups_[i].lead + static_cast<int64_t>(extents[i].high - extents[i].low),

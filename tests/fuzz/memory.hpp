@@ -53,7 +53,7 @@ class StructBytes {
  public:
   StructBytes(Input *input, const void *source, uint32_t size);
   // The bytes of a program's mistake: read up to where struct_size can be believed.
-  static constexpr uint32_t largest = 4096;
+  static constexpr uint32_t max_size = 4096;
 
   template <class Struct>
   const Struct *as() const {
@@ -88,7 +88,7 @@ class Memory {
   static constexpr int64_t few_elements = 1 << 12;
 
   // False where a tensor is too large to be run: its address is then a number that must not be followed.
-  bool allocate(int64_t most_elements = few_elements);
+  bool allocate(int64_t max_elements = few_elements);
 
   void fill(const rope_tensor_t &tensor);
   void fill_bits(const rope_tensor_t &tensor);

@@ -395,11 +395,11 @@ class Request {
         memory_.fill_bits(*tensor);
         continue;
       }
-      const double largest = tensor != &args_.angles           ? 1.5
-                             : tensor->dtype == ROPE_DTYPE_F16 ? 6e4
-                                                               : in_.one_of({100.0, 3.0, 1e9, 1e38});
+      const double max = tensor != &args_.angles           ? 1.5
+                         : tensor->dtype == ROPE_DTYPE_F16 ? 6e4
+                                                           : in_.one_of({100.0, 3.0, 1e9, 1e38});
       for_each_index(*tensor, [&](const Index &index) {
-        oracle::encode(tensor->dtype, memory_.random().uniform(-1, 1) * largest, element_at(*tensor, index));
+        oracle::encode(tensor->dtype, memory_.random().uniform(-1, 1) * max, element_at(*tensor, index));
       });
     }
     const rope_tensor_t &ends = args_.cu_seqlens;
@@ -597,7 +597,7 @@ class Request {
     const bool is_scaled = config_.scale() != 1;
     Turn turn = {};
     turn.is_known = true;
-    Real smallest_length = 0;
+    Real min_length = 0;
     if (table().ndim != 0) {
       const int64_t columns = table().shape[table().ndim - 1];
       Rotation by[2];
@@ -610,7 +610,7 @@ class Request {
           by[member] = turn.is_known ? oracle::rotation_by_angle(radians) : Rotation{};
           by[member].cos *= config_.scale();
           by[member].sin *= config_.scale();
-          smallest_length = std::fabs(config_.scale());
+          min_length = std::fabs(config_.scale());
         } else {
           by[member] = {cell(args_.cos, axis, batch, token, column), cell(args_.sin, axis, batch, token, column)};
         }
@@ -629,8 +629,8 @@ class Request {
     }
     turn.length_x = std::hypot(turn.of_x.cos, is_forward ? turn.of_x.sin : turn.of_y.sin);
     turn.length_y = std::hypot(turn.of_y.cos, is_forward ? turn.of_y.sin : turn.of_x.sin);
-    turn.length_x = std::max(turn.length_x, smallest_length);
-    turn.length_y = std::max(turn.length_y, smallest_length);
+    turn.length_x = std::max(turn.length_x, min_length);
+    turn.length_y = std::max(turn.length_y, min_length);
     return turn;
   }
 

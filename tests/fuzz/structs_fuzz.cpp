@@ -18,13 +18,13 @@ class Raw {
  public:
   explicit Raw(Input *input) {
     std::vector<uint8_t> bytes;
-    while (!input->is_used_up() && bytes.size() < StructBytes::largest) {
+    while (!input->is_used_up() && bytes.size() < StructBytes::max_size) {
       bytes.push_back(static_cast<uint8_t>(input->raw(1)));
     }
     uint32_t told = 0;
     bytes.resize(std::max(bytes.size(), sizeof told));
     std::memcpy(&told, bytes.data(), sizeof told);
-    const size_t length = told < sizeof told || told > StructBytes::largest ? sizeof told : told;
+    const size_t length = told < sizeof told || told > StructBytes::max_size ? sizeof told : told;
     bytes_ = std::make_unique<uint8_t[]>(length);
     std::copy_n(bytes.begin(), std::min(bytes.size(), length), bytes_.get());
     std::memcpy(bytes_.get(), &told, sizeof told);

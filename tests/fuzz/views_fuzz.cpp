@@ -15,8 +15,8 @@
 
 namespace {
 
-int64_t stride_up_to(Input *input, int64_t largest) {
-  const int64_t stride = input->between(1, largest);
+int64_t stride_up_to(Input *input, int64_t max) {
+  const int64_t stride = input->between(1, max);
   return input->chance(25) ? -stride : stride;
 }
 
@@ -104,14 +104,14 @@ void fuzz_overlap(Input *input) {
 // ---- How long calls take ----
 
 // A call that visits so few elements ends soon in every build; more of them, up to the header's limit, are not run.
-constexpr int64_t most_run = 1 << 20;
-constexpr std::chrono::seconds most_time(20);
+constexpr int64_t max_run_elements = 1 << 20;
+constexpr std::chrono::seconds max_time(20);
 
 class Stopwatch {
  public:
   explicit Stopwatch(const char *function) : function_(function) {}
   ~Stopwatch() {
-    expect(std::chrono::steady_clock::now() - begin_ < most_time, std::string(function_) + " did not end soon");
+    expect(std::chrono::steady_clock::now() - begin_ < max_time, std::string(function_) + " did not end soon");
   }
 
  private:
@@ -167,7 +167,7 @@ class Tensors {
           seen.shape[axis] = std::min<int64_t>(seen.shape[axis], 1);
         }
       }
-      if (visits_of(seen).elements <= most_run) memory_.fill_bits(seen);
+      if (visits_of(seen).elements <= max_run_elements) memory_.fill_bits(seen);
     }
     memory_.freeze();
   }
@@ -178,28 +178,28 @@ class Tensors {
     for (const rope_tensor_t *tensor : tensors_) {
       if (tensor->ndim != 0) bytes = std::min(bytes + visits_of(*tensor).bytes, int64_t{1} << 55);
     }
-    const int64_t most = std::max(int64_t{1} << 28, 64 * bytes);
+    const int64_t max_elements = std::max(int64_t{1} << 28, 64 * bytes);
     for (const rope_tensor_t *tensor : tensors_) {
       if (tensor->ndim == 0 || is_empty) continue;
-      expect(visits_of(*tensor).elements <= most, "a call serves more elements than memory accounts for");
+      expect(visits_of(*tensor).elements <= max_elements, "a call serves more elements than memory accounts for");
     }
   }
 
   void expect_refusal() const {
     if (!Call::says(" a tensor may have 2^28, or 64 for each of ")) return;
-    int64_t most = 0;
+    int64_t max_elements = 0;
     for (const rope_tensor_t *tensor : tensors_) {
-      if (tensor->ndim != 0) most = std::max(most, visits_of(*tensor).elements);
+      if (tensor->ndim != 0) max_elements = std::max(max_elements, visits_of(*tensor).elements);
     }
-    expect(most > int64_t{1} << 28, "a call of few elements is refused for their number");
+    expect(max_elements > int64_t{1} << 28, "a call of few elements is refused for their number");
   }
 
   bool can_be_run() const {
-    int64_t most = 0;
+    int64_t max_elements = 0;
     for (const rope_tensor_t *tensor : tensors_) {
-      if (tensor->ndim != 0) most = std::max(most, visits_of(*tensor).elements);
+      if (tensor->ndim != 0) max_elements = std::max(max_elements, visits_of(*tensor).elements);
     }
-    return has_memory_ && most <= most_run;
+    return has_memory_ && max_elements <= max_run_elements;
   }
 
   Memory &memory() { return memory_; }

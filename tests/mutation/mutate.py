@@ -121,9 +121,9 @@ class Judge:
             return "failed", names[-1] if names else "failed", output
         return "skipped" if process.returncode > 0 else "passed", "", output
 
-    def measure(self, most_seconds):
+    def measure(self, max_seconds):
         """Runs each suite without a change. Those that are skipped here are left out, and those with which all would
-        take more than most_seconds."""
+        take more than max_seconds."""
         kept, total = [], 0
         for suite in self.suites:
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
@@ -133,7 +133,7 @@ class Judge:
             name = " ".join(map(str, suite[:2]))[:100]
             if outcome == "failed" or (outcome == "skipped" and not self.may_skip):
                 sys.exit(f"{name} is {outcome} without a change: {why}\n{output}")
-            if outcome == "passed" and most_seconds is not None and total + took > most_seconds:
+            if outcome == "passed" and max_seconds is not None and total + took > max_seconds:
                 outcome = "left out"
             print(f"{name}: {used:.1f} s, {took:.1f} s by the clock, {outcome}", flush=True)
             if outcome == "passed":
@@ -376,7 +376,7 @@ PARTS = {
                   "src/backend/cuda/device_cache.*", "src/backend/cuda/kernel_cache.*", "src/backend/cuda/launch.*"],
         "judge": Library,
         "cuda": True,
-        "most_seconds": 15,
+        "max_seconds": 15,
         # Several run at once on one device: tests that take all of its memory, or look at what is free, are left out.
         "suites": [
             (API, ["[golden],[lifecycle]~[threads]"], ""),
@@ -487,7 +487,7 @@ def main():
 
     part = dict(PARTS[options.part])
     judge_class, patterns = part.pop("judge"), part.pop("files")
-    slow_suites, most_seconds = part.pop("slow_suites", []), part.pop("most_seconds", None)
+    slow_suites, max_seconds = part.pop("slow_suites", []), part.pop("max_seconds", None)
     if options.slow:
         part["suites"] = part["suites"] + slow_suites
     files = [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
@@ -509,7 +509,7 @@ def main():
     began = time.time()
     directory = pathlib.Path(options.build or f"build-mutation-{options.part}").resolve()
     judge = judge_class(options, directory, **part)
-    judge.measure(most_seconds)
+    judge.measure(max_seconds)
     print(f"built in {time.time() - began:.0f} s", flush=True)
 
     results = read_results(options.results)

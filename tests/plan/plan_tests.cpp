@@ -187,7 +187,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
 
 TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
   Scene scene;
-  uint32_t most_threads = 0;
+  uint32_t max_threads = 0;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     for (const int32_t head_dim : {2, 6, 64, 192, 322, 514, 576, 1022, 1024}) {
       for (const int32_t rotary_dim : {4, 64, 0}) {
@@ -214,7 +214,7 @@ TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
                 INFO(describe(scene) << ": " << describe(plan));
                 const std::string fault = fault_of(scene, device, plan) + run_launch(scene, plan);
                 if (!fault.empty()) FAIL(fault);
-                most_threads = std::max(most_threads, plan.threads);
+                max_threads = std::max(max_threads, plan.threads);
               }
             }
           }
@@ -222,7 +222,7 @@ TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
       }
     }
   }
-  CHECK(most_threads == 1024);
+  CHECK(max_threads == 1024);
 }
 
 TEST_CASE("a launch of odd sizes does each piece of work once", "[rope plan]") {

@@ -106,8 +106,8 @@ class RopeCase {
   RopeCase &table_width(TableWidth width);
   // A leading axis of length A, or of length 1 that serves all.
   RopeCase &tables_by_axis(bool shared = false);
-  // The tables are one `angles` tensor of the tables' dtype, within +-largest, instead of cos and sin.
-  RopeCase &angles(double largest);
+  // The tables are one `angles` tensor of the tables' dtype, within +-max_angle, instead of cos and sin.
+  RopeCase &angles(double max_angle);
   // Calls add to a fault tensor that begins with these values.
   RopeCase &fault(int64_t count = 0, int64_t lowest = 0);
 
@@ -193,7 +193,7 @@ class RopeCase {
   rope_dtype_t table_dtype_ = ROPE_DTYPE_F32;
   bool tables_by_token_ = false, tables_by_batch_ = false;
   bool tables_by_axis_ = false, axes_share_table_ = false;
-  double largest_angle_ = 0;  // 0: cos and sin
+  double max_angle_ = 0;  // 0: cos and sin
   Placement cos_placement_, sin_placement_;
   bool has_fault_ = false;
   int64_t fault_count_ = 0, fault_lowest_ = 0;

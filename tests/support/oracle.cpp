@@ -128,16 +128,16 @@ const char *dtype_name(rope_dtype_t dtype) {
   }
 }
 
-Real largest(rope_dtype_t dtype) {
+Real max_finite(rope_dtype_t dtype) {
   const Format format = format_of(dtype);
   return (2 - power_of_two(-format.fraction_bits)) * power_of_two(format.bias());
 }
 
-Real smallest_normal(rope_dtype_t dtype) {
+Real min_normal(rope_dtype_t dtype) {
   return power_of_two(format_of(dtype).lowest_exponent());
 }
 
-Real smallest(rope_dtype_t dtype) {
+Real min_positive(rope_dtype_t dtype) {
   const Format format = format_of(dtype);
   return power_of_two(format.lowest_exponent() - format.fraction_bits);
 }
@@ -168,7 +168,7 @@ Real ulp(rope_dtype_t dtype, Real value) {
 Real nearest(rope_dtype_t dtype, Real value) {
   if (!std::isfinite(value) || value == 0) return value;
   const Real rounded = nearest_multiple(value, ulp(dtype, value));
-  if (std::fabs(rounded) > largest(dtype)) return std::copysign(std::numeric_limits<Real>::infinity(), value);
+  if (std::fabs(rounded) > max_finite(dtype)) return std::copysign(std::numeric_limits<Real>::infinity(), value);
   return std::copysign(rounded, value);
 }
 

@@ -15,9 +15,9 @@ int64_t element_size(rope_dtype_t dtype);
 const char *dtype_name(rope_dtype_t dtype);
 
 // The largest finite value, the smallest normal and the smallest positive value of a floating type.
-Real largest(rope_dtype_t dtype);
-Real smallest_normal(rope_dtype_t dtype);
-Real smallest(rope_dtype_t dtype);
+Real max_finite(rope_dtype_t dtype);
+Real min_normal(rope_dtype_t dtype);
+Real min_positive(rope_dtype_t dtype);
 
 // The value of the element at `element`, exactly.
 Real decode(rope_dtype_t dtype, const void *element);

@@ -113,8 +113,8 @@ RopeCase &RopeCase::position_offset(int64_t offset) {
 RopeCase &RopeCase::table_width(TableWidth width) {
   return table_width_ = width, *this;
 }
-RopeCase &RopeCase::angles(double largest) {
-  return largest_angle_ = largest, *this;
+RopeCase &RopeCase::angles(double max_angle) {
+  return max_angle_ = max_angle, *this;
 }
 RopeCase &RopeCase::adjoint() {
   return adjoint_ = true, *this;
@@ -275,7 +275,7 @@ std::string RopeCase::describe() const {
   if (packed_) text << "; packed";
   if (rows_ >= 0) {
     static const char *const widths[] = {"", " W=R", " W=R/(2A)"};
-    text << "; " << oracle::dtype_name(table_dtype_) << (largest_angle_ != 0 ? " angles" : " tables")
+    text << "; " << oracle::dtype_name(table_dtype_) << (max_angle_ != 0 ? " angles" : " tables")
          << (tables_by_batch_   ? " by batch and token"
              : tables_by_token_ ? " by token"
                                 : "")
@@ -284,7 +284,7 @@ std::string RopeCase::describe() const {
                                  : " by axis")
          << " M=" << rows_ << widths[static_cast<int>(table_width_)] << " storage " << static_cast<int>(table_storage_)
          << cos_placement_.describe() << sin_placement_.describe();
-    if (largest_angle_ != 0) text << " within " << largest_angle_;
+    if (max_angle_ != 0) text << " within " << max_angle_;
   } else if (inv_freq_.empty()) {
     text << "; theta=" << theta_;
   } else {
@@ -431,10 +431,10 @@ void RopeCase::build_tables(Scene *scene) const {
     return result;
   };
   const int column_axis = static_cast<int>(shape.size());
-  if (largest_angle_ != 0) {
+  if (max_angle_ != 0) {
     args.angles = workspace.tensor(table_dtype_, with_columns({columns()}), cos_placement_);
     workspace.fill(args.angles, [&](const Index &) {
-      const double part = workspace.random().uniform(-1, 1) * largest_angle_;
+      const double part = workspace.random().uniform(-1, 1) * max_angle_;
       return workspace.random().below(2) ? part : std::ldexp(part, -static_cast<int>(workspace.random().below(40)));
     });
     return;
@@ -562,7 +562,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
         const auto cell = [&](const rope_tensor_t &table) {
           return table_value(table, axis, batch, tables_by_token_ ? token : positions[axis], column);
         };
-        if (largest_angle_ != 0) {
+        if (max_angle_ != 0) {
           members[member] = oracle::rotation_by_angle(cell(scene.args.angles));
           members[member].cos *= scale;
           members[member].sin *= scale;
@@ -573,7 +573,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
       turn.of_x = members[0];
       turn.of_y = members[1];
       turn.angle_error =
-          largest_angle_ != 0 ? tolerance::angle(dtype_, 1e-18L, is_scaled) : tolerance::table(dtype_, table_dtype_);
+          max_angle_ != 0 ? tolerance::angle(dtype_, 1e-18L, is_scaled) : tolerance::table(dtype_, table_dtype_);
     } else {
       const int64_t position = positions[axis];
       const Real frequency =
@@ -585,7 +585,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
     const bool forward = direction == Direction::Forward;
     turn.length_x = std::hypot(turn.of_x.cos, forward ? turn.of_x.sin : turn.of_y.sin);
     turn.length_y = std::hypot(turn.of_y.cos, forward ? turn.of_y.sin : turn.of_x.sin);
-    if (largest_angle_ != 0) {
+    if (max_angle_ != 0) {
       // A cosine and the sine of another angle may both be small; the error of computed ones is not.
       turn.length_x = std::max(turn.length_x, std::fabs(scale));
       turn.length_y = std::max(turn.length_y, std::fabs(scale));
@@ -750,7 +750,7 @@ void RopeCase::verify_adjoint(Scene *scene) const {
 
   const rope_dtype_t arithmetic = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
   const Real rounding = (arithmetic == dtype_ ? 0 : oracle::ulp(dtype_, 1) / 2) + 3 * oracle::ulp(arithmetic, 1);
-  const bool has_cells = rows_ >= 0 && largest_angle_ == 0;
+  const bool has_cells = rows_ >= 0 && max_angle_ == 0;
   const Real growth = has_cells ? 1.5L : attention_scale_ == 0 ? 1 : std::fabs(static_cast<Real>(attention_scale_));
   int64_t wrong = 0;
   for (size_t i = 0; i < x.values.size(); ++i) {
@@ -763,7 +763,7 @@ void RopeCase::verify_adjoint(Scene *scene) const {
       square_y += from_y * from_y;
       sum += std::fabs(from_x) + std::fabs(from_y);
     }
-    const Real slack = 4 * rounding * growth * std::sqrt(square_x * square_y) + oracle::smallest(dtype_) * sum;
+    const Real slack = 4 * rounding * growth * std::sqrt(square_x * square_y) + oracle::min_positive(dtype_) * sum;
     wrong += !(std::fabs(forward - backward) <= slack);
   }
   INFO("heads whose forward and backward are no transposes: " << wrong << " of " << x.values.size());

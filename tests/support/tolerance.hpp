@@ -64,7 +64,7 @@ inline Real swiglu_argument_ulps(Real argument, rope_dtype_t arithmetic = ROPE_D
 // factors. `argument` is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
 inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0,
                          Real row_scale = 1, rope_dtype_t arithmetic = ROPE_DTYPE_F32) {
-  Real subnormal = 4 * oracle::smallest(arithmetic);
+  Real subnormal = 4 * oracle::min_positive(arithmetic);
   for (Real factor : {gate, up, grad_out, out_scale, row_scale}) subnormal *= std::max(1.0L, std::fabs(factor));
   return (8 + swiglu_argument_ulps(argument, arithmetic)) * oracle::ulp(arithmetic, size) + subnormal;
 }

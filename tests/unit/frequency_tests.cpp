@@ -59,8 +59,8 @@ TEST_CASE("increments from theta are the nearest units", "[frequencies]") {
                                 0.9999999, 0.5, 1e-3, 1e8, 1e-300, 1e-150,    1e30, 1e300};
   Random random(1);
   for (int i = 0; i < 20; ++i) thetas.push_back(std::exp(random.uniform(-700, 690)));
-  thetas.push_back(rope::kSmallestTheta);
-  thetas.push_back(rope::kLargestTheta);
+  thetas.push_back(rope::kMinTheta);
+  thetas.push_back(rope::kMaxTheta);
   const int rotary_dims[] = {2, 4, 6, 10, 16, 30, 62, 64, 80, 96, 126, 128, 192, 254, 256, 510, 512, 1000, 1022, 1024};
   int64_t compared = 0;
   for (const double theta : thetas) {
@@ -151,8 +151,8 @@ TEST_CASE("frequencies that turn nothing", "[frequencies]") {
 }
 
 TEST_CASE("the largest frequencies have increments", "[frequencies]") {
-  const double largest = std::numeric_limits<double>::max();
-  const std::vector<uint64_t> increments = from_frequencies({largest, -largest, 1e300, largest});
+  const double max = std::numeric_limits<double>::max();
+  const std::vector<uint64_t> increments = from_frequencies({max, -max, 1e300, max});
   CHECK(increments[0] + increments[1] == 0);
   CHECK(increments[0] == increments[3]);
 }

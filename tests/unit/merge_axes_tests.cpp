@@ -201,9 +201,9 @@ TEST_CASE("batches of one head are heads where they share angles", "[merge axes]
     CHECK(other.problem.batches == (dtype == ROPE_DTYPE_F16 ? 1 : 3));
   }
   for (const int64_t more : {0, 1}) {
-    Scene most(rope::kMaxHeads + more, 4, 1, 0);
-    rope::merge_axes(&most.problem);
-    CHECK(most.problem.batches == (more == 0 ? 1 : rope::kMaxHeads + 1));
+    Scene max_heads(rope::kMaxHeads + more, 4, 1, 0);
+    rope::merge_axes(&max_heads.problem);
+    CHECK(max_heads.problem.batches == (more == 0 ? 1 : rope::kMaxHeads + 1));
   }
 }
 
@@ -267,13 +267,13 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
   }
   // Heads beyond the most that there may be.
   for (const int64_t more : {0, 1}) {
-    Scene most(2, 4, rope::kMaxHeads / 2 + more, 0);
-    most.with_close_batches();
-    for (int64_t *stride : {most.problem.tensor[0].in_stride, most.problem.tensor[0].out_stride}) {
+    Scene max_heads(2, 4, rope::kMaxHeads / 2 + more, 0);
+    max_heads.with_close_batches();
+    for (int64_t *stride : {max_heads.problem.tensor[0].in_stride, max_heads.problem.tensor[0].out_stride}) {
       stride[rope::kToken] = int64_t{1} << 40;
     }
-    rope::merge_axes(&most.problem);
-    CHECK(most.problem.batches == (more == 0 ? 1 : 2));
+    rope::merge_axes(&max_heads.problem);
+    CHECK(max_heads.problem.batches == (more == 0 ? 1 : 2));
   }
 }
 

@@ -1,4 +1,4 @@
-// rope_problem_tests.cpp - what a RoPE call becomes behind the waist: canonical axes, positions, tables, or a refusal
+// rope_problem_tests.cpp - what a call of RoPE becomes once validated: canonical axes, positions, tables, or a refusal
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>

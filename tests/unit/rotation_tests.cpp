@@ -245,7 +245,7 @@ void check_angles(long double bound) {
 template <typename T, typename Real>
 void check_kernel(rope::CpuKernels::Rotate<Real> *rotate, bool has_angles_of_each_channel) {
   Random random(8);
-  constexpr int64_t kLargestStep = 3;
+  constexpr int64_t kMaxStep = 3;
   for (const int pairs : {1, 2, 3, 7, 8, 32, 65, 512}) {
     std::vector<Real> angles[4];  // cos and sin of x, cos and sin of y
     for (std::vector<Real> &values : angles) {
@@ -255,7 +255,7 @@ void check_kernel(rope::CpuKernels::Rotate<Real> *rotate, bool has_angles_of_eac
     const rope::PairAngles<Real> by = {angles[0].data(), angles[1].data(), angles[y].data(), angles[y + 1].data()};
     for (const int64_t in_step : {1, 2, -1, 3}) {
       for (const int64_t out_step : {1, 2, -1, 3}) {
-        const size_t length = static_cast<size_t>(pairs * kLargestStep);
+        const size_t length = static_cast<size_t>(pairs * kMaxStep);
         std::vector<T> in[2] = {std::vector<T>(length), std::vector<T>(length)};
         for (std::vector<T> &channels : in) {
           for (T &value : channels) value = rope::round_to<T>(static_cast<Real>(random.normal()));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
-constexpr uint32_t kLargestGridX = 2147483647, kLargestGridY = 65535;
+constexpr uint32_t kMaxGridX = 2147483647, kMaxGridY = 65535;
 
 const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 48 << 10, 0},   {true, 0, 108, 80, 48 << 10, 0},
                                      {true, 0, 132, 90, 48 << 10, 0},  {true, 0, 148, 100, 48 << 10, 0},
@@ -249,8 +249,8 @@ std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::Sw
 }
 
 std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo &device, const rope::SwigluPlan &plan) {
-  if (plan.grid_x < 1 || plan.grid_x > kLargestGridX) return "grid_x";
-  if (plan.grid_y < 1 || plan.grid_y > kLargestGridY) return "grid_y";
+  if (plan.grid_x < 1 || plan.grid_x > kMaxGridX) return "grid_x";
+  if (plan.grid_y < 1 || plan.grid_y > kMaxGridY) return "grid_y";
   if (plan.is_programmatic != (problem.is_programmatic && device.compute_capability >= 90)) return "is_programmatic";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
   if (plan.threads != rope::kSwigluThreads) return "threads";
@@ -344,8 +344,9 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
         INFO(rope::last_error());
         REQUIRE(status == ROPE_STATUS_NOT_SUPPORTED);
         REQUIRE(std::string(rope::last_error()).rfind("swiglu_forward: gate ", 0) == 0);
-        const int64_t least = problem.grad_row_scale != nullptr ? problem.num_summed_elements() : rope::kSwigluThreads;
-        REQUIRE(problem.num_elements() / least / kLargestGridX >= kLargestGridY / 2);
+        const int64_t min_elements =
+            problem.grad_row_scale != nullptr ? problem.num_summed_elements() : rope::kSwigluThreads;
+        REQUIRE(problem.num_elements() / min_elements / kMaxGridX >= kMaxGridY / 2);
         continue;
       }
       ++planned;

@@ -171,15 +171,15 @@ rope::SwigluProblem checked_problem(const Call &call) {
   return problem;
 }
 
-// Axes slowest first in memory, with gaps of 0 to `largest_gap` elements after each and any signs.
-Strides strides_in_order(Random *random, const Shape &shape, const std::vector<size_t> &order, int64_t largest_gap) {
+// Axes slowest first in memory, with gaps of 0 to `max_gap` elements after each and any signs.
+Strides strides_in_order(Random *random, const Shape &shape, const std::vector<size_t> &order, int64_t max_gap) {
   Strides stride(shape.size());
   int64_t next = 1;
   for (size_t i = order.size(); i-- > 0;) {
     const size_t axis = order[i];
-    stride[axis] = largest_gap > 0 && random->below(4) == 0 ? -next : next;
+    stride[axis] = max_gap > 0 && random->below(4) == 0 ? -next : next;
     if (shape[axis] == 1) stride[axis] = random->below(100);
-    next = next * shape[axis] + (random->below(2) == 0 ? 0 : random->below(largest_gap + 1));
+    next = next * shape[axis] + (random->below(2) == 0 ? 0 : random->below(max_gap + 1));
   }
   return stride;
 }
@@ -303,10 +303,9 @@ TEST_CASE("an empty axis makes an empty problem of SwiGLU", "[swiglu problem]") 
 }
 
 TEST_CASE("strides of empty tensors may be any number", "[swiglu problem]") {
-  constexpr int64_t most = INT64_MAX, least = INT64_MIN, half = int64_t{1} << 62;
+  constexpr int64_t max = INT64_MAX, min = INT64_MIN, half = int64_t{1} << 62;
   for (const Shape &shape : {Shape{0, 5, 3}, {5, 0, 3}, {5, 3, 0}, {half, 8, 0}, {half, half, 0}, {0, half, half}}) {
-    for (const Strides &stride :
-         {Strides{most, most, most}, {least, least, most}, {most, least, 1}, {half, half, half}}) {
+    for (const Strides &stride : {Strides{max, max, max}, {min, min, max}, {max, min, 1}, {half, half, half}}) {
       Call call;
       call.shape = shape;
       call.in = {3, stride};

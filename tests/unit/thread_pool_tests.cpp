@@ -218,7 +218,7 @@ TEST_CASE("threads of the pool take little address space", "[thread pool]") {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   SKIP("sanitizers have thread-local variables of their own");
 #endif
-  constexpr size_t most = (size_t{512} << 10) + sizeof thread_local_data;
+  constexpr size_t max_bytes = (size_t{512} << 10) + sizeof thread_local_data;
   std::atomic<int> arrived{0}, large{0};
   const std::thread::id caller = std::this_thread::get_id();
   run(17, [&](int) {
@@ -230,7 +230,7 @@ TEST_CASE("threads of the pool take little address space", "[thread pool]") {
     if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
     pthread_attr_getstacksize(&attributes, &bytes);
     pthread_attr_destroy(&attributes);
-    large += bytes == 0 || bytes > most;
+    large += bytes == 0 || bytes > max_bytes;
   });
   CHECK(arrived == 17);
   CHECK(large == 0);

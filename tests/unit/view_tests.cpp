@@ -99,7 +99,7 @@ Bytes bytes_of(const rope::View &view) {
   return bytes;
 }
 
-rope::View random_view(Random *random, int64_t largest_stride, int64_t stride_unit, int64_t largest_offset) {
+rope::View random_view(Random *random, int64_t max_stride, int64_t stride_unit, int64_t max_offset) {
   constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F32,
                                       ROPE_DTYPE_I32, ROPE_DTYPE_I64,  ROPE_DTYPE_F64};
   const rope_dtype_t dtype = kDtypes[random->below(6)];
@@ -108,9 +108,9 @@ rope::View random_view(Random *random, int64_t largest_stride, int64_t stride_un
   std::vector<int64_t> shape(ndim), stride(ndim);
   for (size_t axis = 0; axis < ndim; ++axis) {
     shape[axis] = 1 + random->below(4);
-    stride[axis] = (random->below(2 * largest_stride + 1) - largest_stride) * stride_unit;
+    stride[axis] = (random->below(2 * max_stride + 1) - max_stride) * stride_unit;
   }
-  const int64_t offset = (random->below(2 * largest_offset + 1) - largest_offset) / size * size;
+  const int64_t offset = (random->below(2 * max_offset + 1) - max_offset) / size * size;
   return view_of(shape, stride, dtype, kBase + static_cast<uintptr_t>(offset));
 }
 
@@ -346,13 +346,13 @@ TEST_CASE("the same view has the same elements in the same order", "[views]") {
 }
 
 TEST_CASE("strides that lead nowhere may be any number", "[views]") {
-  constexpr int64_t most = INT64_MAX, least = INT64_MIN;
-  for (const int64_t wild : {most, least, least + 1, most / 2}) {
+  constexpr int64_t max = INT64_MAX, min = INT64_MIN;
+  for (const int64_t wild : {max, min, min + 1, max / 2}) {
     const rope::View single = view_of({1, 4}, {wild, 1}), plain = view_of({1, 4}, {4, 1});
     CHECK(rope::is_same_view(single, plain));
     CHECK(rope::views_overlap(single, plain));
     CHECK(rope::views_overlap(plain, single));
-    CHECK_FALSE(rope::views_overlap(single, view_of({1, 4}, {least, 1}, ROPE_DTYPE_F32, kBase + 16)));
+    CHECK_FALSE(rope::views_overlap(single, view_of({1, 4}, {min, 1}, ROPE_DTYPE_F32, kBase + 16)));
     CHECK(accepts_as_output(single));
     CHECK(narrowed(single, 1, 2, 2).data == single.data + 8);
     const rope::View empty = view_of({0, 4}, {1, wild});
@@ -409,9 +409,9 @@ TEST_CASE("overlaps against brute force", "[views]") {
     int meeting = 0, apart = 0, wrong = 0;
     std::string first_wrong;
     for (int i = 0; i < 30000; ++i) {
-      const int64_t largest_stride = 8 / unit, largest_offset = i % 2 == 0 ? 100 : 500;
-      const rope::View a = random_view(&random, largest_stride, unit, largest_offset);
-      const rope::View b = random_view(&random, largest_stride, unit, largest_offset);
+      const int64_t max_stride = 8 / unit, max_offset = i % 2 == 0 ? 100 : 500;
+      const rope::View a = random_view(&random, max_stride, unit, max_offset);
+      const rope::View b = random_view(&random, max_stride, unit, max_offset);
       const bool expected = (bytes_of(a) & bytes_of(b)).any();
       ++(expected ? meeting : apart);
       if (rope::views_overlap(a, b) != expected && wrong++ == 0) {
@@ -461,8 +461,8 @@ struct Judged {
   }
 };
 
-int64_t any_stride(Random *random, int64_t largest) {
-  const int64_t stride = 1 + random->below(largest);
+int64_t any_stride(Random *random, int64_t max) {
+  const int64_t stride = 1 + random->below(max);
   return random->below(4) == 0 ? -stride : stride;
 }
 
@@ -664,13 +664,13 @@ TEST_CASE("views of real tensors overlap or not", "[views]") {
   // q, k and v of one packed tensor, and gate and up interleaved.
   const rope::View packed = view_of({16384, 96, 128}, {96 * 128, 128, 1}, ROPE_DTYPE_BF16);
   const rope::View q = narrowed(packed, 1, 0, 64), k = narrowed(packed, 1, 64, 16);
-  const rope::View v = narrowed(packed, 1, 80, 16), most = narrowed(packed, 1, 63, 16);
+  const rope::View v = narrowed(packed, 1, 80, 16), shifted_k = narrowed(packed, 1, 63, 16);
   CHECK_FALSE(rope::views_overlap(q, k));
   CHECK_FALSE(rope::views_overlap(k, v));
   CHECK_FALSE(rope::views_overlap(q, v));
-  CHECK(rope::views_overlap(q, most));
-  CHECK(rope::views_overlap(most, k));
-  CHECK_FALSE(rope::views_overlap(most, v));
+  CHECK(rope::views_overlap(q, shifted_k));
+  CHECK(rope::views_overlap(shifted_k, k));
+  CHECK_FALSE(rope::views_overlap(shifted_k, v));
   CHECK(rope::views_overlap(packed, q));
   const rope::View even = view_of({8192, 14336}, {2 * 14336, 2}, ROPE_DTYPE_F16);
   const rope::View odd = view_of({8192, 14336}, {2 * 14336, 2}, ROPE_DTYPE_F16, kBase + 2);

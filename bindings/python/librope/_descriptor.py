@@ -26,15 +26,15 @@ class _Handle:
 
 
 _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style}
-_MOST_SHOWN = 4  # entries of an array
+_MAX_SHOWN = 4  # entries of an array
 
 
 def _text_of(name: str, value: Any) -> str:
     """An argument as users write it."""
     if name in _ENUMS:
         return repr(_ENUMS[name](value).name.lower())
-    if isinstance(value, list) and len(value) > _MOST_SHOWN:
-        return f"[{', '.join(map(repr, value[:_MOST_SHOWN - 1]))}, ..., {value[-1]!r}]"
+    if isinstance(value, list) and len(value) > _MAX_SHOWN:
+        return f"[{', '.join(map(repr, value[:_MAX_SHOWN - 1]))}, ..., {value[-1]!r}]"
     return repr(value)
 
 

@@ -120,8 +120,8 @@ int quota_of(const Text &folder, bool is_version_2) {
 
 // The least of a cgroup's and of those above it, up to where they are mounted. The mount shows the cgroup `mount_root`,
 // which in a container may be the process's own, and what lies in it.
-int least_quota(const char *root, const char *mount_root, const char *mount_point, const char *cgroup,
-                bool is_version_2) {
+int min_quota(const char *root, const char *mount_root, const char *mount_point, const char *cgroup,
+              bool is_version_2) {
   Text folder;
   folder.append(root);
   folder.append(mount_point);
@@ -130,11 +130,11 @@ int least_quota(const char *root, const char *mount_root, const char *mount_poin
   const bool is_shown = strncmp(cgroup, mount_root, shown) == 0 && (cgroup[shown] == '/' || cgroup[shown] == '\0');
   if (!is_shown) return INT_MAX;
   folder.append(cgroup + shown);
-  int least = INT_MAX;
+  int min = INT_MAX;
   for (;;) {
     const int quota = quota_of(folder, is_version_2);
-    if (quota < least) least = quota;
-    if (folder.length == top) return least;
+    if (quota < min) min = quota;
+    if (folder.length == top) return min;
     while (folder.data[--folder.length] != '/') {
     }
     folder.data[folder.length] = '\0';
@@ -146,7 +146,7 @@ int quota_in_mounts(const char *root, const char *cgroup, bool is_version_2) {
   Text path, line;
   path.append(root);
   path.append("/proc/self/mountinfo");
-  int least = INT_MAX;
+  int min = INT_MAX;
   for (Lines lines(path); lines.read_line(&line);) {
     // number, parent, device, root, mount point, options, optional fields, "-", type, source, options
     char *type = strstr(line.data, " - ");
@@ -160,10 +160,10 @@ int quota_in_mounts(const char *root, const char *cgroup, bool is_version_2) {
     char *mount_point = cut(mount_root, ' ');
     cut(mount_point, ' ');
     if (!is_wanted || mount_point == nullptr) continue;
-    const int quota = least_quota(root, mount_root, mount_point, cgroup, is_version_2);
-    if (quota < least) least = quota;
+    const int quota = min_quota(root, mount_root, mount_point, cgroup, is_version_2);
+    if (quota < min) min = quota;
   }
-  return least;
+  return min;
 }
 
 int process_quota;
@@ -186,7 +186,7 @@ int count_quota_processors(const char *root) {
   Text path, line;
   path.append(root);
   path.append("/proc/self/cgroup");
-  int least = INT_MAX;
+  int min = INT_MAX;
   for (Lines lines(path); lines.read_line(&line);) {
     char *controllers = cut(line.data, ':');  // number, controllers (none: version 2), cgroup
     char *cgroup = cut(controllers, ':');
@@ -194,9 +194,9 @@ int count_quota_processors(const char *root) {
     const bool is_version_2 = *controllers == '\0';
     if (!is_version_2 && !has_cpu(controllers)) continue;
     const int quota = quota_in_mounts(root, cgroup, is_version_2);
-    if (quota < least) least = quota;
+    if (quota < min) min = quota;
   }
-  return least;
+  return min;
 }
 
 int count_usable_processors() {

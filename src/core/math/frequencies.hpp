@@ -10,8 +10,8 @@ namespace rope {
 constexpr int kMaxHeadDim = 1024;
 constexpr int kMaxPairs = kMaxHeadDim / 2;
 
-constexpr double kSmallestTheta = 1e-300;
-constexpr double kLargestTheta = 1e300;
+constexpr double kMinTheta = 1e-300;
+constexpr double kMaxTheta = 1e300;
 
 // inv_freq[i] = theta^(-2i/rotary_dim), i < rotary_dim/2, rounded once from double-double. Here and below rotary_dim is
 // even, 2 to kMaxHeadDim.
@@ -23,7 +23,7 @@ void frequencies_in_steps(double theta, int steps, int stride, int count, double
 
 // increments[i] = round(frac(theta^(-2i/rotary_dim) / 2 pi) * 2^64), i < rotary_dim/2.
 // The frequency is carried in double-double from theta on: at position 2^31 a double frequency would already cost
-// 4e-8 rad. theta lies between kSmallestTheta and kLargestTheta.
+// 4e-8 rad. theta lies between kMinTheta and kMaxTheta.
 void increments_from_theta(double theta, int rotary_dim, uint64_t *increments);
 
 // The same from frequencies in radians per position, each taken as exact. They are finite.

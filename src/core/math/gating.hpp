@@ -174,12 +174,12 @@ ROPE_HOST_DEVICE Form<Real> form_in(const GatingForm &form) {
           static_cast<Real>(form.out_scale), form.is_plain};
 }
 
-constexpr float kLargestFloat = 3.40282347e38f;
+constexpr float kMaxFloat = 3.40282347e38f;
 
 template <typename Real>
-constexpr Real kLargest = kLargestFloat;
+constexpr Real kMaxFinite = kMaxFloat;
 template <>
-inline constexpr double kLargest<double> = 1.7976931348623157e308;
+inline constexpr double kMaxFinite<double> = 1.7976931348623157e308;
 
 // NaN stays NaN.
 template <typename Real>
@@ -227,7 +227,7 @@ ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
 // it. Where a or b is infinite it does not: the caller is to see that.
 template <typename Real>
 ROPE_HOST_DEVICE Real within_range(Real value, Real a, Real b) {
-  const Real bound = larger_magnitude(larger_magnitude(kLargest<Real>, b), a);
+  const Real bound = larger_magnitude(larger_magnitude(kMaxFinite<Real>, b), a);
   return clamp(value, -bound, bound);
 }
 
@@ -242,7 +242,7 @@ struct GatedInputs {
 // Whether a finite up that is moved by up_offset stays finite, whatever it is.
 template <typename Real>
 ROPE_HOST_DEVICE bool moves_within_range(const Form<Real> &form) {
-  return form.up_offset == Real{0} || form.limit + magnitude_of(form.up_offset) <= kLargest<Real>;
+  return form.up_offset == Real{0} || form.limit + magnitude_of(form.up_offset) <= kMaxFinite<Real>;
 }
 
 template <bool IsPlain, bool MovesWithinRange = false, typename Real>
@@ -282,7 +282,7 @@ ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real g
                                                       Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
   // An infinite argument would meet the 0 that sigmoid makes of it.
-  const Real argument = IsPlain ? in.argument : clamp(in.argument, -kLargest<Real>, kLargest<Real>);
+  const Real argument = IsPlain ? in.argument : clamp(in.argument, -kMaxFinite<Real>, kMaxFinite<Real>);
   const Sigmoid<Real> sigmoid = sigmoid_of(argument);
   // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
   // up.
@@ -330,7 +330,7 @@ struct RowSum {
   ROPE_HOST_DEVICE Real total() const { return Real{2} * add_rounded(half, rest); }
 
   static ROPE_HOST_DEVICE Real within_half(Real value, Real a, Real b) {
-    const Real bound = larger_magnitude(larger_magnitude(Real{0.5} * kLargest<Real>, a), b);
+    const Real bound = larger_magnitude(larger_magnitude(Real{0.5} * kMaxFinite<Real>, a), b);
     return clamp(value, -bound, bound);
   }
 };

@@ -26,9 +26,9 @@ rope_status_t check_rotary_dim_and_theta(const char *function, int32_t rotary_di
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: rotary_dim is %d: it must be even, 2 to %d", function, rotary_dim,
                 kMaxHeadDim);
   }
-  if (!(theta >= kSmallestTheta && theta <= kLargestTheta)) {
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: theta is %g: it must be %g to %g", function, theta, kSmallestTheta,
-                kLargestTheta);
+  if (!(theta >= kMinTheta && theta <= kMaxTheta)) {
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: theta is %g: it must be %g to %g", function, theta, kMinTheta,
+                kMaxTheta);
   }
   return ROPE_STATUS_SUCCESS;
 }

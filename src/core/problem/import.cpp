@@ -6,14 +6,14 @@
 namespace rope {
 
 // Far above any struct of this ABI: a struct_size beyond it is garbage, and its tail is not worth reading.
-constexpr uint32_t kLargestStruct = 4096;
+constexpr uint32_t kMaxStructBytes = 4096;
 
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
                             void *target, uint32_t known_size) {
   if (source == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s is NULL: it is required", function, name);
   uint32_t size;
   memcpy(&size, source, sizeof size);
-  if (size < first_size || size > kLargestStruct) {
+  if (size < first_size || size > kMaxStructBytes) {
     return fail(
         ROPE_STATUS_INVALID_ARGUMENT,
         "%s: %s.struct_size is %u: it must be sizeof the struct (%u in this version); zero the struct and set it",

@@ -139,22 +139,22 @@ struct Sum {
       for (int i = begin; i < end; ++i) term[i].step /= common;
       return range.low <= range.high && is_reached(budget);
     }
-    int fewest = begin;
+    int min_index = begin;
     Range values = values_of(begin);
     for (int i = begin + 1; i < end; ++i) {
       const Range other = values_of(i);
       if (other.high - other.low >= values.high - values.low) continue;
       values = other;
-      fewest = i;
+      min_index = i;
     }
     Sum others;
     for (int i = begin; i < end; ++i) {
-      if (i != fewest) others.term[others.end++] = term[i];
+      if (i != min_index) others.term[others.end++] = term[i];
     }
     for (int64_t n = values.low; n <= values.high && *budget > 0; ++n) {
       --*budget;
       Sum rest = others;
-      rest.range = range_less(n * term[fewest].step);
+      rest.range = range_less(n * term[min_index].step);
       if (rest.is_reached(budget)) return true;
     }
     return false;

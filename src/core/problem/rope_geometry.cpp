@@ -91,9 +91,8 @@ rope_status_t copy_frequencies(const char *function, const rope_config_t &config
                 function, scale);
   }
   geometry->attention_scale = scale == 0.0 ? 1.0 : scale;
-  if (theta != 0.0 && !(theta >= kSmallestTheta && theta <= kLargestTheta)) {
-    return fail(kInvalid, "%s: theta is %g: it must be %g to %g, or 0 for none", function, theta, kSmallestTheta,
-                kLargestTheta);
+  if (theta != 0.0 && !(theta >= kMinTheta && theta <= kMaxTheta)) {
+    return fail(kInvalid, "%s: theta is %g: it must be %g to %g, or 0 for none", function, theta, kMinTheta, kMaxTheta);
   }
   geometry->has_frequencies = config.inv_freq != nullptr || theta != 0.0;
   if (config.inv_freq != nullptr) {

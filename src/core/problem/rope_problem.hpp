@@ -1,4 +1,4 @@
-// rope_problem.hpp - the waist of RoPE: a validated, canonical problem as plain data
+// rope_problem.hpp - a call of RoPE as validated, canonical, plain data
 //
 // Behind this point there is no layout, no optional operand, no error in the request: tensors have canonical axes
 // (batch, token, head, channel) and an output, which channels form a pair is a distance, positions are a sum of up to

@@ -205,7 +205,7 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
                  {"out_scale", config.out_scale}};
   for (const auto &factor : factors) {
     const bool vanishes = factor.value != 0.0 && static_cast<float>(factor.value) == 0.0f;
-    if (!(fabs(factor.value) <= static_cast<double>(kLargestFloat)) || vanishes) {
+    if (!(fabs(factor.value) <= static_cast<double>(kMaxFloat)) || vanishes) {
       return fail(kInvalid, "%s: %s is %g: it must be a finite number in fp32, and 0 only where it is given as 0",
                   function, factor.field, factor.value);
     }

@@ -1,4 +1,4 @@
-// swiglu_problem.hpp - the waist of SwiGLU: a validated, canonical problem as plain data
+// swiglu_problem.hpp - a call of SwiGLU as validated, canonical, plain data
 #pragma once
 
 #include <stdint.h>

@@ -5,7 +5,7 @@ namespace rope {
 
 // Most elements of a view, and most bytes from the lowest to the highest: leaves room to add two of them and a pointer
 // difference in int64.
-constexpr int64_t kLargestExtent = int64_t{1} << 60;
+constexpr int64_t kMaxExtent = int64_t{1} << 60;
 
 const char *dtype_name(rope_dtype_t dtype) {
   switch (dtype) {
@@ -53,7 +53,7 @@ static bool measure_extent(const View &view, int64_t *elements, int64_t *low, in
   }
   *elements = count;
   int64_t extent;
-  return !__builtin_sub_overflow(*high, *low, &extent) && extent <= kLargestExtent && count <= kLargestExtent;
+  return !__builtin_sub_overflow(*high, *low, &extent) && extent <= kMaxExtent && count <= kMaxExtent;
 }
 
 rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {

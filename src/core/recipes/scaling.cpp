@@ -16,11 +16,11 @@ constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 constexpr double kTwoPi = 6.283185307179586;
-constexpr double kLargestDouble = 1.7976931348623157e308;
+constexpr double kMaxDouble = 1.7976931348623157e308;
 
 // An attention factor becomes an fp32 number: between its smallest normal and its largest.
-constexpr double kSmallestScale = 1.1754943508222875e-38;
-constexpr double kLargestScale = 3.4028234663852886e38;
+constexpr double kMinScale = 1.1754943508222875e-38;
+constexpr double kMaxScale = 3.4028234663852886e38;
 
 // The fields that some recipes use and others do not.
 enum Field : uint32_t {
@@ -56,17 +56,17 @@ struct Request {
   double theta;
   const rope_scaling_t &scaling;
 
-  rope_status_t check_at_least(const char *field, double value, double least) const {
-    if (value >= least && value <= kLargestDouble) return ROPE_STATUS_SUCCESS;
-    return fail(kInvalid, "%s: %s is %g: it must be finite and at least %g", function, field, value, least);
+  rope_status_t check_min(const char *field, double value, double min) const {
+    if (value >= min && value <= kMaxDouble) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s is %g: it must be finite and at least %g", function, field, value, min);
   }
 
   rope_status_t check_above_0(const char *field, double value) const {
-    if (value > 0.0 && value <= kLargestDouble) return ROPE_STATUS_SUCCESS;
+    if (value > 0.0 && value <= kMaxDouble) return ROPE_STATUS_SUCCESS;
     return fail(kInvalid, "%s: %s is %g: it must be finite and above 0", function, field, value);
   }
 
-  rope_status_t check_factor() const { return check_at_least("factor", scaling.factor, 1.0); }
+  rope_status_t check_factor() const { return check_min("factor", scaling.factor, 1.0); }
 
   rope_status_t check_original_max_position() const {
     if (scaling.original_max_position >= 1) return ROPE_STATUS_SUCCESS;
@@ -83,7 +83,7 @@ struct Request {
   rope_status_t check_factors(const char *field, const double *factors) const {
     if (factors == nullptr) return fail(kInvalid, "%s: %s is NULL: it must be an array", function, field);
     for (int pair = 0; pair < pairs; ++pair) {
-      if (!(factors[pair] > 0.0 && factors[pair] <= kLargestDouble)) {
+      if (!(factors[pair] > 0.0 && factors[pair] <= kMaxDouble)) {
         return fail(kInvalid, "%s: %s[%d] is %g: it must be finite and above 0", function, field, pair, factors[pair]);
       }
     }
@@ -100,9 +100,9 @@ struct Request {
   double value_or(double value, double standard) const { return value != 0.0 ? value : standard; }
 
   rope_status_t fill(double scaled_theta, double *inv_freq) const {
-    if (!(scaled_theta <= kLargestTheta)) {
+    if (!(scaled_theta <= kMaxTheta)) {
       return fail(kInvalid, "%s: theta is %g: the recipe makes it %g, and it must stay at most %g", function, theta,
-                  scaled_theta, kLargestTheta);
+                  scaled_theta, kMaxTheta);
     }
     frequencies_from_theta(scaled_theta, rotary_dim, inv_freq);
     return ROPE_STATUS_SUCCESS;
@@ -159,7 +159,7 @@ rope_status_t scale_dynamic_ntk_fixed(const Request &request, ScaledFrequencies 
 }
 
 rope_status_t scale_ntk_alpha(const Request &request, ScaledFrequencies *result) {
-  ROPE_TRY(request.check_at_least("alpha", request.scaling.alpha, 1.0));
+  ROPE_TRY(request.check_min("alpha", request.scaling.alpha, 1.0));
   return request.fill_ntk(request.scaling.alpha, result->inv_freq);
 }
 
@@ -199,7 +199,7 @@ rope_status_t make_ramp(const Request &request, Ramp *ramp) {
   const double fast = request.value_or(scaling.beta_fast, 32.0);
   const double slow = request.value_or(scaling.beta_slow, 1.0);
   ROPE_TRY(request.check_above_0("beta_slow", slow));
-  if (!(fast >= slow && fast <= kLargestDouble)) {
+  if (!(fast >= slow && fast <= kMaxDouble)) {
     return fail(kInvalid, "%s: beta_fast is %g: it must be finite and at least beta_slow, %g", request.function, fast,
                 slow);
   }
@@ -278,7 +278,7 @@ rope_status_t scale_llama3(const Request &request, ScaledFrequencies *result) {
   const double low = request.value_or(scaling.low_freq_factor, 1.0);
   const double high = request.value_or(scaling.high_freq_factor, 4.0);
   ROPE_TRY(request.check_above_0("low_freq_factor", low));
-  if (!(high >= low && high <= kLargestDouble)) {
+  if (!(high >= low && high <= kMaxDouble)) {
     return fail(kInvalid, "%s: high_freq_factor is %g: it must be finite and at least low_freq_factor, %g",
                 request.function, high, low);
   }
@@ -328,7 +328,7 @@ rope_status_t scale_longrope(const Request &request, ScaledFrequencies *result) 
 rope_status_t scale_proportional(const Request &request, ScaledFrequencies *result) {
   const rope_scaling_t &scaling = request.scaling;
   const double factor = request.value_or(scaling.factor, 1.0);
-  ROPE_TRY(request.check_at_least("factor", factor, 1.0));
+  ROPE_TRY(request.check_min("factor", factor, 1.0));
   const double share = request.value_or(scaling.partial_rotary_factor, 1.0);
   if (!(share > 0.0 && share <= 1.0)) {
     return fail(kInvalid, "%s: partial_rotary_factor is %g: it must be above 0 and at most 1, or 0 for 1",
@@ -446,7 +446,7 @@ rope_status_t scale_frequencies(const char *function, int32_t rotary_dim, double
   ROPE_TRY(refuse_unused(function, recipe, scaling));
   result->attention_scale = 1.0;
   ROPE_TRY(recipe.scale(Request{function, rotary_dim, rotary_dim / 2, theta, scaling}, result));
-  if (!(result->attention_scale >= kSmallestScale && result->attention_scale <= kLargestScale)) {
+  if (!(result->attention_scale >= kMinScale && result->attention_scale <= kMaxScale)) {
     return fail(kInvalid,
                 "%s: attention_factor %g, mscale %g and mscale_all_dim %g make attention_scale %g: it must be "
                 "a normal number in fp32",
