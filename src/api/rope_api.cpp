@@ -9,7 +9,7 @@ namespace rope {
 
 namespace {
 
-rope_status_t create(const rope_config_t *given, rope_desc **desc_out) {
+rope_status_t create_rope(const rope_config_t *given, rope_desc **desc_out) {
   const char *function = "rope_desc_create";
   if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL: it is required", function);
   *desc_out = nullptr;
@@ -49,8 +49,8 @@ rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_
   return plan_rope(function, call->problem, desc->device, &call->plan);
 }
 
-rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t *args, bool is_transposed,
-                  rope_stream_t stream) {
+rope_status_t apply_rope(const char *function, const rope_desc *desc, const rope_args_t *args, bool is_transposed,
+                         rope_stream_t stream) {
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   PlannedCall call;
@@ -59,8 +59,8 @@ rope_status_t run(const char *function, const rope_desc *desc, const rope_args_t
   return desc->backend->run_rope(function, call.problem, call.plan, desc->device_index, stream);
 }
 
-rope_status_t fill_tables(const rope_desc *desc, const rope_tensor_t *cos, const rope_tensor_t *sin,
-                          rope_stream_t stream) {
+rope_status_t compute_tables(const rope_desc *desc, const rope_tensor_t *cos, const rope_tensor_t *sin,
+                             rope_stream_t stream) {
   const char *function = "rope_fill_tables";
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
@@ -89,7 +89,7 @@ extern "C" {
 
 rope_status_t rope_desc_create(const rope_config_t *config, rope_desc_t **desc_out) {
   const rope::CallScope scope;
-  return rope::create(config, desc_out);
+  return rope::create_rope(config, desc_out);
 }
 
 void rope_desc_destroy(rope_desc_t *desc) {
@@ -102,18 +102,18 @@ void rope_desc_destroy(rope_desc_t *desc) {
 
 rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
   const rope::CallScope scope;
-  return rope::run("rope_forward", desc, args, false, stream);
+  return rope::apply_rope("rope_forward", desc, args, false, stream);
 }
 
 rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream) {
   const rope::CallScope scope;
-  return rope::run("rope_backward", desc, args, true, stream);
+  return rope::apply_rope("rope_backward", desc, args, true, stream);
 }
 
 rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tensor_t *cos_out, const rope_tensor_t *sin_out,
                                rope_stream_t stream) {
   const rope::CallScope scope;
-  return rope::fill_tables(desc, cos_out, sin_out, stream);
+  return rope::compute_tables(desc, cos_out, sin_out, stream);
 }
 
 rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size) {

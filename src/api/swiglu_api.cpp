@@ -8,7 +8,7 @@ namespace rope {
 
 namespace {
 
-rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
+rope_status_t create_swiglu(const swiglu_config_t *given, swiglu_desc **desc_out) {
   const char *function = "swiglu_desc_create";
   if (desc_out == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: desc_out is NULL: it is required", function);
   *desc_out = nullptr;
@@ -33,8 +33,8 @@ rope_status_t create(const swiglu_config_t *given, swiglu_desc **desc_out) {
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t run(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
-                  rope_stream_t stream) {
+rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
+                           rope_stream_t stream) {
   ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
   swiglu_args_t copy;
   const swiglu_args_t *args;
@@ -56,7 +56,7 @@ extern "C" {
 
 rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out) {
   const rope::CallScope scope;
-  return rope::create(config, desc_out);
+  return rope::create_swiglu(config, desc_out);
 }
 
 void swiglu_desc_destroy(swiglu_desc_t *desc) {
@@ -70,12 +70,12 @@ void swiglu_desc_destroy(swiglu_desc_t *desc) {
 
 rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
   const rope::CallScope scope;
-  return rope::run("swiglu_forward", desc, args, false, stream);
+  return rope::apply_swiglu("swiglu_forward", desc, args, false, stream);
 }
 
 rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
   const rope::CallScope scope;
-  return rope::run("swiglu_backward", desc, args, true, stream);
+  return rope::apply_swiglu("swiglu_backward", desc, args, true, stream);
 }
 
 }  // extern "C"

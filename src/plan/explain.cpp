@@ -14,7 +14,7 @@ const char *name_of(Pairing pairing) {
   return pairing == Pairing::kHalf ? "half" : pairing == Pairing::kInterleaved ? "interleaved" : "converted";
 }
 
-const char *angles_of(const RopeVariant &variant) {
+const char *name_of_angles(const RopeVariant &variant) {
   if (variant.kernel == RopeKernel::kGeneral) return "";
   return variant.angles == kComputedAngles ? " angles" : " table";
 }
@@ -38,7 +38,7 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
   snprintf(text, size,
            "rope %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes "
            "shared, %.6g MB read and written",
-           dtype, pairs, algorithm_of(plan.variant.kernel).name, angles_of(plan.variant),
+           dtype, pairs, algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant),
            plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)), plan.grid_x, plan.grid_y,
            plan.threads * plan.thread_rows, plan.shared_bytes, megabytes);
 }

@@ -70,7 +70,7 @@ void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t colum
 
 // One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
 // not parted, so that the order of a sum does not depend on the tasks.
-void gate_elements(void *context, int index) {
+void run_swiglu_task(void *context, int index) {
   const SwigluJob &job = *static_cast<const SwigluJob *>(context);
   const SwigluProblem &problem = *job.problem;
   const int64_t size = dtype_size(problem.dtype);
@@ -158,7 +158,7 @@ rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const Swigl
   if (problem.num_rows != nullptr) limit_rows(&limited);
   if (limited.is_empty()) return ROPE_STATUS_SUCCESS;
   SwigluJob job = {&limited, plan.num_tasks, is_worth_streaming(limited)};
-  run_tasks(plan.num_tasks, gate_elements, &job);
+  run_tasks(plan.num_tasks, run_swiglu_task, &job);
   return ROPE_STATUS_SUCCESS;
 }
 

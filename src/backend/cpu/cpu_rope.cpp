@@ -72,8 +72,8 @@ struct TokenAngles {
 // Reads the columns of all pairs, and where each channel has its own those of the second channels to `second`. Rows are
 // given for each axis.
 template <typename T, typename Real>
-void read_columns_of_type(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns,
-                          int64_t batch, const int64_t *rows, Real *first, Real *second) {
+void read_table_columns_of_type(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns,
+                                int64_t batch, const int64_t *rows, Real *first, Real *second) {
   const int pairs = geometry.pairs(), distance = geometry.out_distance;
   const bool is_interleaved = table.is_by_channel && distance == 1;
   // Columns follow each other for so many pairs.
@@ -94,10 +94,10 @@ void read_columns_of_type(const RopeGeometry &geometry, const AngleTable &table,
 }
 
 template <typename Real>
-void read_columns(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns, int64_t batch,
-                  const int64_t *rows, Real *first, Real *second) {
+void read_table_columns(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns,
+                        int64_t batch, const int64_t *rows, Real *first, Real *second) {
   visit_dtype(table.dtype, [&](auto element) {
-    read_columns_of_type<decltype(element)>(geometry, table, columns, batch, rows, first, second);
+    read_table_columns_of_type<decltype(element)>(geometry, table, columns, batch, rows, first, second);
   });
 }
 
@@ -114,12 +114,12 @@ void read_table(const RopeProblem &problem, int64_t batch, const int64_t *rows, 
   const RopeGeometry &geometry = *problem.geometry;
   const AngleTable &table = problem.table;
   if (problem.angles == AngleSource::kTable) {
-    read_columns(geometry, table, table.cos, batch, rows, angles->cos[0], angles->cos[1]);
-    read_columns(geometry, table, table.sin, batch, rows, angles->sin[0], angles->sin[1]);
+    read_table_columns(geometry, table, table.cos, batch, rows, angles->cos[0], angles->cos[1]);
+    read_table_columns(geometry, table, table.sin, batch, rows, angles->sin[0], angles->sin[1]);
     return;
   }
   float radians[2][kMaxPairs];
-  read_columns(geometry, table, table.cos, batch, rows, radians[0], radians[1]);
+  read_table_columns(geometry, table, table.cos, batch, rows, radians[0], radians[1]);
   const Real scale = static_cast<Real>(geometry.attention_scale);
   for (int channel = 0; channel < (table.is_by_channel ? 2 : 1); ++channel) {
     for (int pair = 0; pair < geometry.pairs(); ++pair) {

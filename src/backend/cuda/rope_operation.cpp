@@ -19,7 +19,7 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const Rope
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // Strides in bytes. An input is only read.
-RopeSide side_of(const char *data, const int64_t *stride, int64_t size) {
+RopeSide make_side(const char *data, const int64_t *stride, int64_t size) {
   RopeSide side;
   side.data = const_cast<char *>(data);
   for (int axis = 0; axis < kNumAxes; ++axis) side.stride[axis] = stride[axis] * size;
@@ -27,7 +27,7 @@ RopeSide side_of(const char *data, const int64_t *stride, int64_t size) {
 }
 
 // `heads_before` are those of the tensors before it.
-RopeRowSide row_side_of(const char *data, const int64_t *stride, int64_t size, int64_t heads_before) {
+RopeRowSide make_row_side(const char *data, const int64_t *stride, int64_t size, int64_t heads_before) {
   const int64_t head = stride[kHead] * size;
   return {const_cast<char *>(data) - heads_before * head, static_cast<int32_t>(stride[kToken] * size),
           static_cast<int32_t>(head), stride[kBatch] * size};
@@ -90,8 +90,8 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
     const int64_t heads_before = is_scalar ? 0 : next;
-    params->tensor[i] = {row_side_of(tensor.in, tensor.in_stride, size, heads_before),
-                         row_side_of(tensor.out, tensor.out_stride, size, heads_before)};
+    params->tensor[i] = {make_row_side(tensor.in, tensor.in_stride, size, heads_before),
+                         make_row_side(tensor.out, tensor.out_stride, size, heads_before)};
     params->is_in_place = params->is_in_place && tensor.is_in_place;
     params->units_per_head = plan.units.per_head[i];
     const uint32_t heads = static_cast<uint32_t>(tensor.heads);
@@ -256,7 +256,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
     params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
     if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
-    params->tensor[i] = {side_of(tensor.in, tensor.in_stride, size), side_of(tensor.out, tensor.out_stride, size),
+    params->tensor[i] = {make_side(tensor.in, tensor.in_stride, size), make_side(tensor.out, tensor.out_stride, size),
                          FastDivmod::by(plan.units.per_head[i]), tensor.is_in_place};
     next_unit += plan.units.per_head[i] * static_cast<uint32_t>(tensor.heads);
   }

@@ -13,10 +13,6 @@ namespace {
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
-long long printable(int64_t value) {
-  return static_cast<long long>(value);
-}
-
 // Where a layout keeps the canonical axes; -1: it has none (one batch).
 struct LayoutAxes {
   const char *name;

@@ -11,6 +11,11 @@ rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__(
 
 const char *last_error();
 
+// For %lld in a message.
+inline long long printable(int64_t value) {
+  return static_cast<long long>(value);
+}
+
 }  // namespace rope
 
 #define ROPE_TRY(expression)                                  \

@@ -44,10 +44,6 @@ enum Field : uint32_t {
   kPairFactors = 1u << 17
 };
 
-long long printable(int64_t value) {
-  return static_cast<long long>(value);
-}
-
 // A request whose fields are used by its recipe, and the ways in which recipes read and scale.
 struct Request {
   const char *function;
