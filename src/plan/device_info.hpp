@@ -5,11 +5,10 @@ namespace rope {
 
 struct DeviceInfo {
   bool is_cuda;
-  int num_threads;              // CPU: threads that a call may use
-  int multiprocessors;          // CUDA
-  int compute_capability;       // CUDA: 90 for 9.0
-  int shared_memory_per_block;  // CUDA: bytes that every block may use without asking
-  int memory_bus_bits;          // CUDA: tells apart GPUs of one compute capability, as H100 (5120) and H200 (6016)
+  int num_threads;         // CPU: threads that a call may use
+  int multiprocessors;     // CUDA
+  int compute_capability;  // CUDA: 90 for 9.0
+  int memory_bus_bits;     // CUDA: tells apart GPUs of one compute capability, as H100 (5120) and H200 (6016)
 };
 
 }  // namespace rope

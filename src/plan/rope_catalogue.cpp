@@ -8,22 +8,23 @@ namespace rope {
 
 namespace {
 
-// What plans and kernels rely on: blocks stay within the kernels' bounds, and a block holds a row of any kind; a thread
-// of a row has a pair at most; rows that are not cut within warps are whole ones; parts of a token are a number of the
-// grid's second axis.
+// What plans and kernels rely on: blocks stay within the kernels' bounds and hold a row of any kind; those that may be
+// rows of kPairRows have a thread for each pair; parts of a token are a warp at least, and on the grid's second axis
+// kMinShortThreads; rows of threads of tokens that lie closer than heads are whole warps; short launches are no longer
+// than those of tables.
 constexpr bool is_sound(const RopeTuning &tuning) {
-  constexpr uint32_t kMaxPairs = kMaxShortPairs;
+  constexpr uint32_t kPairs = kMaxShortPairs;
+  bool result = tuning.inner_token_row_threads >= kPairs && tuning.inner_token_row_threads % kWarpThreads == 0 &&
+                tuning.gapped_row_threads >= kWarpThreads;
+  const int vectors[] = {tuning.max_short_vectors, tuning.max_narrow_vectors, tuning.max_warp_vectors,
+                         tuning.max_warp_vectors_programmatic, tuning.max_programmatic_table_vectors};
+  for (const int limit : vectors) result = result && limit <= tuning.max_short_table_vectors;
   const uint32_t rows[] = {tuning.gapped_row_threads, tuning.inner_token_row_threads};
-  bool result = tuning.inner_token_row_threads >= kMaxPairs && tuning.inner_token_row_threads >= kMinShortThreads &&
-                tuning.inner_token_row_threads % kWarpThreads == 0 &&
-                tuning.max_short_table_vectors >= tuning.max_short_vectors &&
-                tuning.max_short_table_vectors >= tuning.max_narrow_vectors &&
-                tuning.max_short_table_vectors >= tuning.max_programmatic_table_vectors;
   for (const uint32_t threads : rows) {
-    result = result && threads > 0 && threads <= tuning.block_threads[0] && threads % kRowDivisor == 0;
+    result = result && threads <= tuning.block_threads[0] && threads % kRowDivisor == 0;
   }
   for (const uint32_t threads : tuning.block_threads) {
-    result = result && threads > 0 && threads <= kMaxRopeThreads && threads % kWarpThreads == 0;
+    result = result && threads >= kPairs && threads <= kMaxRopeThreads && threads % kWarpThreads == 0;
   }
   for (const ShortThreads &row : tuning.short_threads) {
     result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
@@ -48,7 +49,7 @@ constexpr bool are_sound() {
   return true;
 }
 static_assert(are_sound(), "");
-static_assert(kWarpThreads % kRowDivisor == 0, "");
+static_assert(kWarpThreads % kRowDivisor == 0 && kThreadKernelThreads >= kMinShortThreads, "");
 
 // ---- What kernels accept ----
 
@@ -68,7 +69,7 @@ bool takes_short(const RopeFacts &facts) {
 // Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
 bool has_following_batches(const RopeProblem &problem) {
   if (problem.batches == 1) return true;
-  if (problem.batches > kMaxGridY || problem.positions.batch_stride != 0) return false;
+  if (problem.positions.batch_stride != 0) return false;
   if (problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
@@ -84,7 +85,8 @@ bool takes_long(const RopeFacts &facts) {
   if (dtype_size(problem.geometry->dtype) != 2 || facts.vector_bytes != kLongVectorBytes) return false;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
   if (pairs > kMaxShortPairs || pairs > round_up_to_warps(facts.units.per_token)) return false;
-  // Then one multiplication divides the number of a block by the parts of a token.
+  // A simple grid divides a block's number by the parts of a token with one multiplication; other grids do not need this
+  // limit, which only very many tokens reach.
   const uint64_t parts = facts.units.per_token / kWarpThreads + 1;
   return facts.fits_few_params && has_following_batches(problem) &&
          static_cast<uint64_t>(problem.batches * problem.tokens) <= UINT32_MAX / (parts * parts);
@@ -129,34 +131,35 @@ bool is_short(const RopeFacts &facts) {
 }
 
 constexpr unsigned kComputed = kComputedAngles, kBoth = kComputedAngles | kTables;
-constexpr unsigned kNone = kNoLookup, kAnyLookup = kAllLookups;
+constexpr unsigned kPlain = kNoLookup, kAnyLookup = kAllLookups;
 constexpr Styles kOne = Styles::kOne, kTwo = Styles::kTwo, kAny = Styles::kAny;
 constexpr Channels kVectors = Channels::kVectors, kElements = Channels::kElements;
-constexpr RopeShape kBlocks = RopeShape::kBlocks, kWarpRows = RopeShape::kWarpRows, kRows = RopeShape::kTokenRows,
+constexpr RopeShape kBlocks = RopeShape::kBlocks, kWarpRows = RopeShape::kWarpRows, kTokenRows = RopeShape::kTokenRows,
                     kPairRows = RopeShape::kPairRows, kParts = RopeShape::kParts, kShortParts = RopeShape::kShortParts;
-constexpr SharedAngles kOwn = SharedAngles::kNone, kOfWarps = SharedAngles::kOfWarps, kOfRows = SharedAngles::kOfRows,
-                       kOfTokens = SharedAngles::kOfTokens, kOfGeneral = SharedAngles::kOfGeneral;
+constexpr SharedAngles kUnshared = SharedAngles::kNone, kOfWarps = SharedAngles::kOfWarps,
+                       kOfRows = SharedAngles::kOfRows, kOfTokens = SharedAngles::kOfTokens,
+                       kOfGeneral = SharedAngles::kOfGeneral;
 
 }  // namespace
 
 // clang-format off
 const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
     // kernel, name, angles, lookups, styles, channels, shape, shared angles, accepts, prefers
-    {RopeKernel::kProgrammaticTable, "short programmatic", kTables, kNone, kOne, kVectors, kShortParts, kOwn,
+    {RopeKernel::kProgrammaticTable, "short programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short, is_programmatic_table},
-    {RopeKernel::kShortTable, "short", kTables, kNone, kOne, kVectors, kShortParts, kOwn,
+    {RopeKernel::kShortTable, "short", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short, is_short_table},
-    {RopeKernel::kShortWarp, "short warp", kComputed, kNone, kOne, kVectors, kShortParts, kOfWarps,
+    {RopeKernel::kShortWarp, "short warp", kComputed, kPlain, kOne, kVectors, kShortParts, kOfWarps,
      takes_short, is_short_of_warps},
-    {RopeKernel::kShort, "short", kComputed, kNone, kOne, kVectors, kShortParts, kOfRows,
+    {RopeKernel::kShort, "short", kComputed, kPlain, kOne, kVectors, kShortParts, kOfRows,
      takes_short, is_short},
-    {RopeKernel::kLongConverted, "long converted", kComputed, kNone, kTwo, kVectors, kPairRows, kOfRows,
+    {RopeKernel::kLongConverted, "long converted", kComputed, kPlain, kTwo, kVectors, kPairRows, kOfRows,
      takes_long_converted, nullptr},
-    {RopeKernel::kThread, "thread", kBoth, kNone, kOne, kVectors, kParts, kOwn,
+    {RopeKernel::kThread, "thread", kBoth, kPlain, kOne, kVectors, kParts, kUnshared,
      takes_parts, has_few_heads},
-    {RopeKernel::kLong, "long", kBoth, kNone, kOne, kVectors, kPairRows, kOfRows,
+    {RopeKernel::kLong, "long", kBoth, kPlain, kOne, kVectors, kPairRows, kOfRows,
      takes_long, fills_rows},
-    {RopeKernel::kToken, "token", kBoth, kAnyLookup, kOne, kVectors, kRows, kOfTokens,
+    {RopeKernel::kToken, "token", kBoth, kAnyLookup, kOne, kVectors, kTokenRows, kOfTokens,
      takes_rows, nullptr},
     {RopeKernel::kScalar, "scalar", kBoth, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
      takes_rows, nullptr},

@@ -11,11 +11,11 @@ namespace rope {
 // How the units of tokens are dealt to threads, one unit each.
 enum class RopeShape {
   kBlocks,     // a block has all units of some tokens, or a part of one token's
-  kWarpRows,   // a row of threads has a token, or a part of one; a block has several rows of whole warps
-  kTokenRows,  // kWarpRows, but a warp may have threads of several rows where no sequence is looked up
-  kPairRows,   // kTokenRows, each with a thread for each pair at least
+  kWarpRows,   // a block has rows of threads, each of whole warps with a token or a part of one
+  kTokenRows,  // kWarpRows, but where no sequence is looked up rows may end within a warp
+  kPairRows,   // those of long launches: kTokenRows with a thread for each pair at least
   kParts,      // the grid's second axis has parts of tokens
-  kShortParts  // kParts of short launches, which have vectors of half the width
+  kShortParts  // kParts of short launches, with vectors of kShortVectorBytes
 };
 
 // Which channels it takes.
@@ -45,7 +45,7 @@ struct RopeAlgorithm {
   RopeKernel kernel;
   const char *name;  // in rope_explain, before the kind of its angles
   unsigned angles;   // AngleKinds that it reads
-  unsigned lookups;  // Lookups that it has code of its own for
+  unsigned lookups;  // Lookups that it takes
   Styles styles;
   Channels channels;
   RopeShape shape;
@@ -75,6 +75,7 @@ void for_each_variant(Pairing pairing, Visit visit) {
     for (unsigned angles = 1; angles <= algorithm.angles; angles *= 2) {
       for (unsigned lookup = 1; lookup <= algorithm.lookups; lookup *= 2) {
         if ((algorithm.angles & angles) == 0 || (algorithm.lookups & lookup) == 0) continue;
+        // The grid makes two functions of kLong alone.
         RopeVariant variant = {algorithm.kernel, pairing, static_cast<AngleKinds>(angles), static_cast<Lookups>(lookup),
                                false};
         visit(variant);

@@ -174,7 +174,7 @@ RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_el
     // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
     const bool counts_copies = converts_in_place(problem, pairing) ? has_copies : !tensor.is_in_place;
     units.per_head[i] = units.rotary_per_head + (counts_copies ? copy_units : 0);
-    const int64_t heads = rule == UnitRule::kElements ? (tensor.heads + kScalarHeads - 1) / kScalarHeads : tensor.heads;
+    const int64_t heads = rule == UnitRule::kElements ? count_scalar_groups(tensor.heads) : tensor.heads;
     units.per_token += units.per_head[i] * static_cast<uint32_t>(heads);
   }
   return units;

@@ -53,14 +53,17 @@ struct RopeFacts {
   int vector_elements;
   int64_t vector_bytes;
   RopeUnits units;
-  // Strides in bytes, and numbers of tokens and units, have 32 bits; heads are cut alike, into several units.
+  // Strides in bytes, and numbers of tokens, units, blocks and sequences, have 32 bits; heads are cut alike, into several
+  // units, with HALF several before their channels jump.
   bool fits_rows;
-  // fits_rows; there is nothing to copy, pairs are not split, and there are no start_positions.
+  // fits_rows; there is nothing to copy, pairs are not split, there are no start_positions, and a grid's second axis
+  // holds the parts of a token.
   bool fits_parts;
   // A thread's entries of a table are vectors; the table's rows and strides have 32 bits.
   bool has_vector_rows;
   // fits_parts; outputs have their inputs' strides, which lead from head to head upwards, and positions strides of 32
-  // bits, in bytes; heads have kMaxShortPairs at most, or cosines and sines one stride and has_vector_rows.
+  // bits, in bytes. With computed angles heads have kMaxShortPairs at most; from a table has_vector_rows, and cosines
+  // and sines have one stride of rows.
   bool fits_few_params;
 
   int64_t half_bytes;  // of all first vectors of units, at the widest vectors

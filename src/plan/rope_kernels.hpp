@@ -22,6 +22,10 @@ enum class RopeKernel {
 // Heads whose channels of one pair a thread of kScalar moves.
 constexpr uint32_t kScalarHeads = 8;
 
+constexpr int64_t count_scalar_groups(int64_t heads) {
+  return (heads + int64_t{kScalarHeads} - 1) / int64_t{kScalarHeads};
+}
+
 // Pairs of a head, at most, for kShortWarp, kShort and those for long launches.
 constexpr int kMaxShortPairs = 64;
 
@@ -40,11 +44,11 @@ enum AngleKinds : unsigned {
   kAllAngles = kComputedAngles | kTables | kOtherAngles
 };
 
-// What a kernel looks up before it has a token's angles, as bits. What serves one serves those before it.
+// What a kernel looks up before it has a token's angles, as bits. A kernel for kAxesLookup also serves kNoLookup.
 enum Lookups : unsigned {
   kNoLookup = 1,         // the position on one axis
-  kAxesLookup = 2,       // positions on several axes; of a table also faults, and columns that several pairs have
-  kSequencesLookup = 4,  // where a token's sequence begins, of one batch
+  kAxesLookup = 2,       // positions on several axes; from a table also faults, and columns that several pairs have
+  kSequencesLookup = 4,  // the sequence of a token, of one batch, then what kAxesLookup has
   kAllLookups = kNoLookup | kAxesLookup | kSequencesLookup
 };
 

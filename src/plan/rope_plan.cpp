@@ -40,7 +40,7 @@ void shape_block(const RopeTuning &tuning, uint32_t uncut, RopePlan *plan) {
   }
 }
 
-// Tokens are taken in the order in which they lie in memory (SBHD: batch by batch).
+// Whether the batches of a token lie closer together than tokens, as with SBHD. Tokens are taken as they lie in memory.
 bool has_closer_batches(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
@@ -83,10 +83,14 @@ rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePla
 
 // ---- The other shapes: a row of threads has a token, or a part of one ----
 
+// Of tokens that a block has together.
+uint32_t count_groups(const RopeProblem &problem, const RopePlan &plan) {
+  return static_cast<uint32_t>((problem.batches * problem.tokens - 1) / plan.tokens_per_block + 1);
+}
+
 void shape_grid_of_rows(const RopeProblem &problem, RopePlan *plan) {
-  const int64_t groups = (problem.batches * problem.tokens - 1) / plan->tokens_per_block + 1;
   plan->thread_rows = plan->tokens_per_block;
-  plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
+  plan->grid_x = count_groups(problem, *plan) * plan->blocks_per_token;
   plan->grid_y = 1;
 }
 
@@ -113,9 +117,10 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
   const bool has_whole_warps = algorithm.shared != SharedAngles::kNone || parts > 1;
   plan->threads = has_whole_warps ? round_up_to_warps(threads) : threads;
   plan->tokens_per_block = plan->threads < wanted ? wanted / plan->threads : 1;
-  plan->blocks_per_token = 1;
-  shape_grid_of_rows(*facts.problem, plan);
-  plan->grid_y = plan->blocks_per_token = parts;
+  plan->blocks_per_token = parts;
+  plan->thread_rows = plan->tokens_per_block;
+  plan->grid_x = count_groups(*facts.problem, *plan);
+  plan->grid_y = parts;
 }
 
 // Rows with a thread for each pair: no shorter than a warp, and two or more in a block.

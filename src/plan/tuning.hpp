@@ -11,13 +11,14 @@ namespace rope {
 
 // ---- RoPE on CUDA: what kernels are compiled for ----
 
-constexpr int kMaxRopeThreads = 160;            // of a block with shared angles
-constexpr uint32_t kThreadKernelThreads = 128;  // of a block without a barrier
+constexpr int kMaxRopeThreads = 160;            // of a block of kLong, kLongConverted, kToken, kScalar and kGeneral
+constexpr uint32_t kThreadKernelThreads = 128;  // of a block of kThread
 constexpr uint32_t kMaxShortThreads = 320;      // of a block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
-constexpr int kRopeResidentThreads = 1440;         // that registers must suffice for on a multiprocessor: shared angles
-constexpr int kRopeGeneralResidentThreads = 1440;  // the general kernel
-constexpr int kTableThreads = 128;                 // of a block that fills tables
+// That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
+constexpr int kRopeResidentThreads = 1440;
+constexpr int kRopeGeneralResidentThreads = 1440;
+constexpr int kTableThreads = 128;  // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // ---- RoPE on CUDA: what plans choose by ----
@@ -41,10 +42,10 @@ struct RopeTuning {
   int max_programmatic_table_vectors;  // of those from a table that read positions behind the wait
   ShortThreads short_threads[2];       // of a block of a short launch, by its size
   ShortThreads short_threads_programmatic[3];
-  int64_t max_thread_heads;          // of a token in launches without a barrier, with computed angles
+  int64_t max_thread_heads;          // of a token for kThread with computed angles
   uint32_t min_row_units;            // of a token in long launches, with computed angles
   uint32_t min_table_row_units;      // from a table
-  uint32_t block_threads[3];         // of a block with shared angles, best first where they leave equally few idle
+  uint32_t block_threads[3];         // of other blocks of long launches, best first where they leave equally few idle
   uint32_t gapped_row_threads;       // of a row in long launches whose windows have gaps between them
   uint32_t inner_token_row_threads;  // of a row where tokens of a head lie closer than heads of a token
   uint32_t max_percent_of_threads;   // for each 100 units; above it rows are as long as a head has pairs

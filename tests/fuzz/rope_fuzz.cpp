@@ -34,10 +34,8 @@ constexpr int num_rotated = 6;
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 // GPUs to plan what is served for: large, small, a slice of one, old.
-constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 48 << 10, 6016},
-                                     {true, 0, 16, 90, 48 << 10, 0},
-                                     {true, 0, 1, 75, 48 << 10, 0},
-                                     {true, 0, 188, 120, 48 << 10, 0}};
+constexpr rope::DeviceInfo gpus[] = {
+    {true, 0, 132, 90, 6016}, {true, 0, 16, 90, 0}, {true, 0, 1, 75, 0}, {true, 0, 188, 120, 0}};
 
 struct Config {
   explicit Config(Input *input) {

@@ -39,7 +39,7 @@ constexpr const char *member_names[] = {"gate",     "up",        "out",     "row
                                         "grad_out", "grad_gate", "grad_up", "grad_row_scale"};
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
-constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 48 << 10, 0}, {true, 0, 1, 75, 48 << 10, 0}};
+constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 0}, {true, 0, 1, 75, 0}};
 
 swiglu_config_t draw_config(Input *input) {
   swiglu_config_t config = {};

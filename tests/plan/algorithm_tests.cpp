@@ -186,7 +186,7 @@ const Line kLines[] = {
     {"b=2 t=8", "token angles, 8 B, 16 x 1 of 128, 512 B"},
     {"b=2 t=8 table=f32", "token table, 8 B, 16 x 1 of 128, 512 B"},
     {"b=65535 t=3 sm=132", "long angles, 16 B, 98303 x 1 of 2 x 64, 1024 B"},
-    {"b=65536 t=3 sm=132", "token angles, 16 B, 98304 x 1 of 2 x 64, 1024 B"},
+    {"b=65536 t=3 sm=132", "long angles, 16 B, 98304 x 1 of 2 x 64, 1024 B"},
     {"sm=1 bhsd", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 bhsd table=f16", "long table, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 bhsd b=2", "long angles, 16 B, 64 x 1 of 2 x 64, 1024 B"},

@@ -61,6 +61,7 @@ class Launch {
   // What is wrong with every thread of the launch.
   Fault check_launch() const {
     const bool is_long = is_of_long_launch(plan_.variant.kernel), is_short = is_of_short_launch(plan_.variant.kernel);
+    if (is_long && plan_.is_batch_fastest) return "batches that lie closer than tokens";
     if (has_simple_grid() && (scene_.problem.batches > 1 || plan_.rows.is_part_slowest)) {
       return "a grid that the kernel does not look at";
     }

@@ -258,7 +258,7 @@ TEST_CASE("CPU plans of RoPE use threads where there is enough to do", "[rope pl
     if (!draw(&random, round % 2 == 0 ? kAnySizes : kSmallSizes, &scene)) continue;
     for (const int num_threads : {1, 2, 7, 64, 1000}) {
       rope::RopePlan plan;
-      const rope::DeviceInfo device = {false, num_threads, 0, 0, 0, 0};
+      const rope::DeviceInfo device = {false, num_threads, 0, 0, 0};
       REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
       INFO(describe(scene) << ", " << num_threads << " threads: " << plan.num_tasks << " tasks");
       const bool is_legal =
@@ -273,7 +273,7 @@ TEST_CASE("CPU plans of RoPE use threads where there is enough to do", "[rope pl
   CHECK(parallel > 1000);
 
   rope::RopePlan plan;
-  const rope::DeviceInfo device = {false, 16, 0, 0, 0, 0};
+  const rope::DeviceInfo device = {false, 16, 0, 0, 0};
   set_problem(&scene, ROPE_DTYPE_F32, 1, 1, 32, 128);
   REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 1);
@@ -546,7 +546,7 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                 INFO(rope::last_error());
                 REQUIRE(status == ROPE_STATUS_SUCCESS);
                 // Blocks of few threads, of more and of most.
-                for (const rope::DeviceInfo &device : {kDevices[4], kDevices[6], {true, 0, 2, 90, 48 << 10, 0}}) {
+                for (const rope::DeviceInfo &device : {kDevices[4], kDevices[6], {true, 0, 2, 90, 0}}) {
                   const rope::RopePlan plan = plan_of(scene, device);
                   INFO(describe(scene) << ": " << describe(plan));
                   const std::string not_legal = fault_of(scene, device, plan);
@@ -703,9 +703,9 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(explain(scene, kH200) ==
         "rope BF16 half on CUDA: long angles kernel, vectors of 16 bytes, grid 32768 x 1 of 128 threads, 512 bytes "
         "shared, 268.435 MB read and written");
-  CHECK(explain(scene, {false, 12, 0, 0, 0, 0}) ==
+  CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 12 of 12 threads, 268.435 MB read and written");
-  CHECK(explain(scene, {false, 1000, 0, 0, 0, 0}) ==
+  CHECK(explain(scene, {false, 1000, 0, 0, 0}) ==
         "rope BF16 half on the CPU: 256 of 1000 threads, 268.435 MB read and written");
 
   // One token of a decoder: 1024 wide units are few for 132 multiprocessors, more for 3, and many for 1.
@@ -713,13 +713,13 @@ TEST_CASE("a plan in words", "[rope plan]") {
   CHECK(explain(scene, kH200) ==
         "rope F32 half on CUDA: short warp angles kernel, vectors of 8 bytes, grid 1 x 16 of 128 threads, 2048 bytes "
         "shared, 0.065536 MB read and written");
-  CHECK(explain(scene, {true, 0, 3, 75, 48 << 10, 0}) ==
+  CHECK(explain(scene, {true, 0, 3, 75, 0}) ==
         "rope F32 half on CUDA: short angles kernel, vectors of 8 bytes, grid 1 x 8 of 256 threads, 512 bytes shared, "
         "0.065536 MB read and written");
-  CHECK(explain(scene, {true, 0, 1, 75, 48 << 10, 0}) ==
+  CHECK(explain(scene, {true, 0, 1, 75, 0}) ==
         "rope F32 half on CUDA: token angles kernel, vectors of 16 bytes, grid 8 x 1 of 128 threads, 512 bytes shared, "
         "0.065536 MB read and written");
-  CHECK(explain(scene, {false, 12, 0, 0, 0, 0}) ==
+  CHECK(explain(scene, {false, 12, 0, 0, 0}) ==
         "rope F32 half on the CPU: 1 of 12 threads, 0.065536 MB read and written");
 
   rope_config_t config = some_config(ROPE_DTYPE_F16, 128);
@@ -771,13 +771,13 @@ TEST_CASE("a plan in words", "[rope plan]") {
   by_sequence.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {9});
   config.layout = ROPE_LAYOUT_THD;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
-  CHECK(explain(scene, {true, 0, 1, 90, 48 << 10, 0}) ==
+  CHECK(explain(scene, {true, 0, 1, 90, 0}) ==
         "rope F16 interleaved on CUDA: token angles kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
         "1024 bytes shared, 0.262144 MB read and written");
   by_sequence.cos = wide_rows.cos;
   by_sequence.sin = wide_rows.sin;
   set_problem(&scene, config, {64, 8, 128}, by_sequence);
-  CHECK(explain(scene, {true, 0, 1, 90, 48 << 10, 0}) ==
+  CHECK(explain(scene, {true, 0, 1, 90, 0}) ==
         "rope F16 interleaved on CUDA: token table kernel, vectors of 16 bytes, grid 32 x 1 of 128 threads, "
         "1024 bytes shared, 0.262144 MB read and written");
 
@@ -797,7 +797,7 @@ TEST_CASE("a plan in words", "[rope plan]") {
   }
 
   set_problem(&scene, ROPE_DTYPE_BF16, 1, 0, 8, 128);
-  for (const rope::DeviceInfo &device : {kH200, rope::DeviceInfo{false, 4, 0, 0, 0, 0}}) {
+  for (const rope::DeviceInfo &device : {kH200, rope::DeviceInfo{false, 4, 0, 0, 0}}) {
     CHECK(explain(scene, device) == "rope BF16 half: nothing to do, no element is rotated");
   }
 }
@@ -809,7 +809,7 @@ TEST_CASE("a plan in words is cut to size", "[rope plan]") {
   int explained = 0;
   for (int round = 0; round < 3000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
-    for (const rope::DeviceInfo &device : {kDevices[round % 11], rope::DeviceInfo{false, 64, 0, 0, 0, 0}}) {
+    for (const rope::DeviceInfo &device : {kDevices[round % 11], rope::DeviceInfo{false, 64, 0, 0, 0}}) {
       rope::RopePlan plan;
       if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
       const std::string whole = explain(scene, device);

@@ -18,10 +18,9 @@ constexpr int kKernels = rope::kNumRopeAlgorithms;
 
 // An H100's memory bus has 5120 bits, an H200's 6016.
 inline const rope::DeviceInfo kDevices[] = {
-    {true, 0, 14, 75, 48 << 10, 128},  {true, 0, 72, 75, 48 << 10, 384},    {true, 0, 108, 80, 48 << 10, 5120},
-    {true, 0, 56, 80, 48 << 10, 3072}, {true, 0, 132, 90, 48 << 10, 6016},  {true, 0, 78, 90, 48 << 10, 5120},
-    {true, 0, 1, 90, 48 << 10, 6016},  {true, 0, 148, 100, 48 << 10, 8192}, {true, 0, 170, 120, 48 << 10, 512},
-    {true, 0, 20, 120, 48 << 10, 128}, {true, 0, 16, 90, 48 << 10, 6016},
+    {true, 0, 14, 75, 128},   {true, 0, 72, 75, 384},  {true, 0, 108, 80, 5120}, {true, 0, 56, 80, 3072},
+    {true, 0, 132, 90, 6016}, {true, 0, 78, 90, 5120}, {true, 0, 1, 90, 6016},   {true, 0, 148, 100, 8192},
+    {true, 0, 170, 120, 512}, {true, 0, 20, 120, 128}, {true, 0, 16, 90, 6016},
 };
 inline const rope::DeviceInfo kH200 = kDevices[4];
 

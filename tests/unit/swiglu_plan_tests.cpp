@@ -20,10 +20,9 @@ constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
 
 constexpr uint32_t kMaxGridX = 2147483647, kMaxGridY = 65535;
 
-const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 48 << 10, 0},   {true, 0, 108, 80, 48 << 10, 0},
-                                     {true, 0, 132, 90, 48 << 10, 0},  {true, 0, 148, 100, 48 << 10, 0},
-                                     {true, 0, 170, 120, 48 << 10, 0}, {true, 0, 1, 90, 48 << 10, 0},
-                                     {true, 0, 16, 90, 48 << 10, 0}};
+const rope::DeviceInfo kDevices[] = {{true, 0, 72, 75, 0},   {true, 0, 108, 80, 0},  {true, 0, 132, 90, 0},
+                                     {true, 0, 148, 100, 0}, {true, 0, 170, 120, 0}, {true, 0, 1, 90, 0},
+                                     {true, 0, 16, 90, 0}};
 
 uintptr_t region(int number) {
   return static_cast<uintptr_t>(2 * number + 2) << 59;
@@ -433,12 +432,12 @@ TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[sw
         CHECK((problem.grad_row_scale != nullptr) == (has_row_sums && is_backward));
         for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120, 121}) {
           rope::SwigluPlan plan;
-          REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {true, 0, 100, capability, 48 << 10, 0}, &plan) ==
+          REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {true, 0, 100, capability, 0}, &plan) ==
                   ROPE_STATUS_SUCCESS);
           CHECK(plan.is_programmatic == (has_flag && capability >= 90));
         }
         rope::SwigluPlan plan;
-        REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, 8, 0, 0, 0, 0}, &plan) == ROPE_STATUS_SUCCESS);
+        REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, 8, 0, 0, 0}, &plan) == ROPE_STATUS_SUCCESS);
         CHECK_FALSE(plan.is_programmatic);
       }
     }
@@ -618,7 +617,7 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
     if (!draw(&random, round % 2 == 0 ? 55 : 12, &problem)) continue;
     for (const int num_threads : {1, 2, 7, 64, 1000}) {
       rope::SwigluPlan plan;
-      REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, num_threads, 0, 0, 0, 0}, &plan) ==
+      REQUIRE(rope::plan_swiglu("swiglu_forward", problem, {false, num_threads, 0, 0, 0}, &plan) ==
               ROPE_STATUS_SUCCESS);
       if (plan.num_tasks < 1 || plan.num_tasks > num_threads || plan.num_tasks > problem.num_elements())
         FAIL(plan.num_tasks);
@@ -629,7 +628,7 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
   CHECK(planned > 10000);
   CHECK(parallel > 1000);
   rope::SwigluPlan plan;
-  const rope::DeviceInfo device = {false, 16, 0, 0, 0, 0};
+  const rope::DeviceInfo device = {false, 16, 0, 0, 0};
   REQUIRE(rope::plan_swiglu("swiglu_forward", compact_problem(ROPE_DTYPE_F32, {4096}, false), device, &plan) ==
           ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 1);

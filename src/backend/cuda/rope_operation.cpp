@@ -58,7 +58,11 @@ uint32_t reciprocal_of(uint32_t n) {
   return 0xffffffffu / n + 1;
 }
 
-// Of each batch, those whose position another token has so far on; 0 where positions are implicit.
+FastDivmod table_width_of(const AngleTable &table) {
+  return FastDivmod::by(table.width > 0 ? static_cast<uint32_t>(table.width) : 1);
+}
+
+// The tokens of a batch of which another lies tokens_ahead further on; 0 where positions are implicit.
 uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t ahead = plan.rows.tokens_ahead;
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
@@ -81,10 +85,10 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   set_row_grid(problem, plan, params);
   params->is_in_place = true;
   params->units_per_head = plan.units.rotary_per_head;
-  uint32_t begins[3] = {}, next = 0;
+  uint32_t next = 0;
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
-    begins[i] = is_present ? next : ~uint32_t{0};
+    if (i > 0) params->tensor_begins[i - 1] = is_present ? next : ~uint32_t{0};
     // Threads without a unit may compute an address there.
     params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
@@ -94,11 +98,8 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
                          make_row_side(tensor.out, tensor.out_stride, size, heads_before)};
     params->is_in_place = params->is_in_place && tensor.is_in_place;
     params->units_per_head = plan.units.per_head[i];
-    const uint32_t heads = static_cast<uint32_t>(tensor.heads);
-    next += is_scalar ? (heads + kScalarHeads - 1) / kScalarHeads : heads;
+    next += static_cast<uint32_t>(is_scalar ? count_scalar_groups(tensor.heads) : tensor.heads);
   }
-  params->tensor_begins[0] = begins[1];
-  params->tensor_begins[1] = begins[2];
   params->units_per_token = plan.units.per_token;
   params->head_reciprocal = reciprocal_of(params->units_per_head);
   params->rotary_units_per_head = plan.units.rotary_per_head;
@@ -168,7 +169,7 @@ void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *para
   const RopeGeometry &geometry = *problem.geometry;
   params->sequences = problem.sequences;
   params->fault = problem.fault;
-  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_width = table_width_of(problem.table);
   params->tokens_per_batch = problem.tokens;
   params->num_axes = geometry.num_axes;
   params->used_axes = problem.table.is_by_token ? 0 : geometry.used_axes;
@@ -284,7 +285,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
   params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
-  params->table_width = FastDivmod::by(problem.table.width > 0 ? static_cast<uint32_t>(problem.table.width) : 1);
+  params->table_width = table_width_of(problem.table);
   params->table_distance = FastDivmod::by(static_cast<uint32_t>(geometry.out_distance));
   params->in_distance = problem.in_distance;
   params->out_distance = problem.out_distance;

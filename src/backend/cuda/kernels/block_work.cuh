@@ -1,7 +1,4 @@
-// block_work.cuh - which part of a launch a block has that shares angles, and which part of it a thread
-//
-// At 16 bits an element RoPE is nearly as short of instructions and registers as of memory: nothing is divided but by a
-// reciprocal, and what a thread can compute again it does not keep.
+// block_work.cuh - which tokens a block of the general kernel has, and which unit a thread
 #pragma once
 
 #include "backend/cuda/kernels/positions.cuh"

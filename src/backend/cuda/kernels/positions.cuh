@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
-#include "backend/cuda/kernels/integers.cuh"
+#include "backend/cuda/kernels/loaded_integer.cuh"
 #include "backend/cuda/kernels/rope_params.hpp"
 
 namespace rope {

@@ -43,17 +43,18 @@ struct LongPlace {
   uint32_t unit;
 };
 
-// With a simple grid there is one batch, and the parts of a token follow each other. What else there may be takes
-// instructions that a launch of few blocks with programmatic launch waits for (tests/bench/TUNING.md).
+// A simple grid has one batch, and the parts of a token follow each other. The general way takes about 15 instructions
+// more, which cost time only with programmatic launch, where a launch is about as large as what a GPU holds at once
+// (tests/bench/TUNING.md). Batches follow each other, so is_batch_fastest is never set.
 template <bool HasSimpleGrid, typename Params>
 __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   if (HasSimpleGrid) {
-    uint32_t rows = blockIdx.x, part = 0;
+    uint32_t group = blockIdx.x, part = 0;
     if (params.parts > 1) {
-      rows = __umulhi(blockIdx.x, params.parts_reciprocal);
-      part = blockIdx.x - rows * params.parts;
+      group = __umulhi(blockIdx.x, params.parts_reciprocal);
+      part = blockIdx.x - group * params.parts;
     }
-    const uint32_t token = rows * blockDim.y + threadIdx.y;
+    const uint32_t token = group * blockDim.y + threadIdx.y;
     return {token, token, part * blockDim.x + threadIdx.x};
   }
   const TokenPlace place = find_token_place(params);

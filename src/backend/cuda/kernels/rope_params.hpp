@@ -1,6 +1,7 @@
 // rope_params.hpp - what a RoPE launch passes to its kernel, by value
 //
-// Each kernel takes only what it reads: a launch passes it all, and at decode size waits for each line of it.
+// A launch passes all of it, and at decode size waits for each line of it: the kernels of short launches take only what
+// they read, the others share structs of which some read a part.
 #pragma once
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
@@ -81,7 +82,7 @@ struct RopeTokenTableParams : RopeTokenParams {
   AngleTable table;
 };
 
-// For positions that have to be looked up: in sequences, on several axes.
+// With what kAxesLookup and kSequencesLookup need. kToken with computed angles and kScalar take it for any lookup.
 template <typename Angles>
 struct RopeTokenLookup : Angles {
   Sequences sequences;
@@ -100,8 +101,8 @@ struct ScalarChannels {
   uint32_t heads;
 };
 
-// Where no vector fits: units_per_head and tensor_begins count groups of kScalarHeads heads, the sides of a tensor have
-// its own heads alone, and what is said in bytes above is said in channels here.
+// Where no vector fits: units_per_head and tensor_begins count groups of kScalarHeads heads, and the sides of a tensor
+// have its own heads alone. The window is in channels here; the members above that have it in bytes are not read.
 template <typename Lookup>
 struct RopeScalarParams : Lookup {
   uint32_t rotary_offset;
@@ -156,7 +157,7 @@ struct RopeShortTableParams : RopeShortParams {
 // For long launches.
 template <typename Params>
 struct RopeLong : Params, RopeRowGrid {
-  uint32_t parts;             // of a token; where they are slowest this is not in use
+  uint32_t parts;             // of a token; a simple grid is divided by it
   uint32_t parts_reciprocal;  // ceil(2^32 / parts); of 1 it is not needed
 };
 

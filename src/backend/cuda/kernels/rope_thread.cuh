@@ -113,7 +113,8 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
     cos_row += mine.at.batch * table.cos.batch_stride * kSize;
     sin_row += mine.at.batch * table.sin.batch_stride * kSize;
   }
-  // No address traps. Without this the compiler loads a row in two rounds: 139.7 us against 133.5 of one head.
+  // Never true. It makes the compiler find all addresses before the wait; otherwise it loads a row in two rounds: 139.7 us
+  // against 133.5 of one head.
   if ((unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) | unused_bits(sin_row)) != 0) __trap();
   wait_for_previous_launch();
   const LoadedInteger position = mine.load_own_position(params);

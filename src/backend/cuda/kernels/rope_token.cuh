@@ -25,8 +25,9 @@
 // Each row of threads reads besides the positions of its token (4 or 8 bytes an axis), and 8 bytes of increments or,
 // from a table, a cosine and a sine for each pair; in sequences also entries of cu_seqlens, 32 at a time.
 //
-// It serves tensors that a few numbers describe: strides of 32 bits, and as many units in each head. The grid counts
-// tokens itself, so that nothing is divided but a unit's number by the units of a head.
+// It serves tensors that a few numbers describe: strides of 32 bits, and the same number of units in each head. The
+// numbers of a block, a token and a unit have 32 bits, so each division is a multiplication by a reciprocal
+// (row_work.cuh).
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"

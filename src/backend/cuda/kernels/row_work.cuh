@@ -14,8 +14,8 @@ struct TokenPlace {
 
 __device__ __forceinline__ TokenPlace find_token_place(const RopeRowGrid &params) {
   const DivmodResult block = params.grid.divmod(blockIdx.x);
-  const uint32_t rows = params.is_part_slowest ? block.remainder : block.quotient;
-  return {rows * blockDim.y + threadIdx.y, params.is_part_slowest ? block.quotient : block.remainder};
+  const uint32_t group = params.is_part_slowest ? block.remainder : block.quotient;
+  return {group * blockDim.y + threadIdx.y, params.is_part_slowest ? block.quotient : block.remainder};
 }
 
 __device__ __forceinline__ BatchToken find_batch_token(const RopeRowGrid &params, uint32_t token) {

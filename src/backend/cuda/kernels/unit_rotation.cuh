@@ -8,8 +8,7 @@ namespace rope {
 
 // Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
 template <int N>
-__device__ __forceinline__ void rotate_adjacent_pairs(float *x, float *y, int step, const float *cos,
-                                                      const float *sin) {
+__device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
   const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
 #pragma unroll
@@ -29,16 +28,16 @@ template <int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
                                             const float *sin) {
   if constexpr (V == 1) {
-    rotate_adjacent_pairs<1>(low, high, 1, cos + unit, sin + unit);
+    rotate_by_run<1>(low, high, 1, cos + unit, sin + unit);
   } else if constexpr (IsInterleaved) {
     const uint32_t first = unit * (V / 2), second = pairs / 2 + first;
-    rotate_adjacent_pairs<V / 2>(low, low + 1, 2, cos + first, sin + first);
-    rotate_adjacent_pairs<V / 2>(high, high + 1, 2, cos + second, sin + second);
+    rotate_by_run<V / 2>(low, low + 1, 2, cos + first, sin + first);
+    rotate_by_run<V / 2>(high, high + 1, 2, cos + second, sin + second);
   } else {
     constexpr int kStep = V < 4 ? V : 4;
 #pragma unroll
     for (int i = 0; i < V; i += kStep) {
-      rotate_adjacent_pairs<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
+      rotate_by_run<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
     }
   }
 }

@@ -1,4 +1,4 @@
-// integers.cuh - integers of 32 or 64 bits from memory
+// loaded_integer.cuh - an integer of 32 or 64 bits as it comes from memory
 #pragma once
 
 #include <stdint.h>
