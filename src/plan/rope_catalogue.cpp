@@ -1,6 +1,8 @@
 // rope_catalogue.cpp - every RoPE kernel: what it takes, when it is worth it, and what its launches look like
 #include "plan/rope_catalogue.hpp"
 
+#include <stddef.h>
+
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 
@@ -41,10 +43,9 @@ constexpr bool comes_before(const RopeTuning &a, const RopeTuning &b) {
 
 // In the order that rope_tuning_of relies on.
 constexpr bool are_sound() {
-  const RopeTuning *before = nullptr;
-  for (const RopeTuning &tuning : kRopeTunings) {
-    if (!is_sound(tuning) || (before != nullptr && !comes_before(*before, tuning))) return false;
-    before = &tuning;
+  constexpr size_t kCount = sizeof kRopeTunings / sizeof kRopeTunings[0];
+  for (size_t i = 0; i < kCount; ++i) {
+    if (!is_sound(kRopeTunings[i]) || (i > 0 && !comes_before(kRopeTunings[i - 1], kRopeTunings[i]))) return false;
   }
   return true;
 }
