@@ -482,14 +482,15 @@ std::string text_of(const Scene &scene, const rope::RopePlan &plan) {
 TEST_CASE("each problem has the kernel and the launch that are written down for it", "[rope plan]") {
   constexpr int64_t kMaxModelled = int64_t{1} << 16;
   Scene scene;
-  int of_kernel[kKernels] = {}, modelled = 0;
+  std::map<std::string, int> of_function;
+  int modelled = 0;
   for (const Line &line : kLines) {
     const rope::DeviceInfo device = read_words(line.words, &scene);
     const rope::RopePlan plan = plan_of(scene, device);
     INFO(line.words << ": " << describe(scene) << ": " << describe(plan));
     CHECK(text_of(scene, plan) == line.planned);
     CHECK(fault_of(scene, device, plan) == "");
-    ++of_kernel[static_cast<int>(plan.variant.kernel)];
+    ++of_function[function_of(plan.variant)];
     if (scene.num_tokens() * scene.problem.heads_per_token() * scene.geometry.head_dim / plan.vector_elements >
         kMaxModelled)
       continue;
@@ -497,8 +498,8 @@ TEST_CASE("each problem has the kernel and the launch that are written down for 
     ++modelled;
   }
   CHECK(modelled > 100);
-  for (const rope::RopeAlgorithm &algorithm : rope::kRopeAlgorithms) {
-    INFO(algorithm.name);
-    CHECK(of_kernel[static_cast<int>(algorithm.kernel)] > 0);
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
+    CHECK(of_function[function] > 0);
   }
 }

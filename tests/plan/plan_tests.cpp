@@ -15,7 +15,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   Scene scene;
   int planned = 0, wide = 0, scalar = 0, rows = 0, of_2_to_40_tokens = 0, of_2_to_19_heads = 0, whole_heads = 0;
   int of_pairing[3] = {}, parts_of_tokens = 0, programmatic = 0, batch_fastest = 0;
-  std::map<std::string, int> of_variant;
+  std::map<std::string, int> of_function;
   for (int round = 0; round < 80000; ++round) {
     if (!draw(&random, kAnySizes, &scene)) continue;
     for (const rope::DeviceInfo &device : kDevices) {
@@ -47,7 +47,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
       programmatic += plan.is_programmatic;
       batch_fastest += plan.is_batch_fastest;
       whole_heads += scene.converts_in_place();
-      ++of_variant[name_of(plan.variant)];
+      ++of_function[function_of(plan.variant)];
       ++of_pairing[static_cast<int>(plan.variant.pairing)];
       of_2_to_40_tokens += scene.num_tokens() >= int64_t{1} << 39;
       of_2_to_19_heads += scene.problem.heads_per_token() >= int64_t{1} << 19;
@@ -64,11 +64,10 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(of_2_to_40_tokens > 10);
   CHECK(of_2_to_19_heads > 100);
   CHECK(whole_heads > 1000);
-  for (const rope::Pairing pairing : {rope::Pairing::kHalf, rope::Pairing::kConverted}) {
-    rope::for_each_variant(pairing, [&](const rope::RopeVariant &variant) {
-      INFO(name_of(variant));
-      CHECK(of_variant[name_of(variant)] > 10);
-    });
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
+    // Heads in whole vectors are seldom converted.
+    CHECK(of_function[function] > (kernel == rope::RopeKernel::kLongConverted ? 10 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -103,8 +102,8 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   Scene scene;
   int launches = 0, of_several_tokens = 0, of_several_blocks = 0, short_rows = 0, wide_copies = 0;
   int whole_heads = 0, large_heads = 0, idle_units = 0, wide_blocks = 0, wide_converted = 0;
-  int of_kernel[kKernels] = {}, short_rows_of_kernel[kKernels] = {}, short_tables = 0, rows_of_batches = 0,
-      batch_fastest = 0;
+  std::map<std::string, int> of_function, short_rows_of_function;
+  int short_tables = 0, rows_of_batches = 0, batch_fastest = 0;
   int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
   for (int round = 0; round < 20000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
@@ -124,8 +123,8 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     of_several_tokens += plan.tokens_per_block > 1 && scene.num_tokens() > plan.tokens_per_block;
     of_several_blocks += plan.blocks_per_token > 1;
     short_rows += rows.grid_y > plan.grid_y;
-    ++of_kernel[static_cast<int>(plan.variant.kernel)];
-    short_rows_of_kernel[static_cast<int>(plan.variant.kernel)] += rows.grid_y > plan.grid_y;
+    ++of_function[function_of(plan.variant)];
+    short_rows_of_function[function_of(plan.variant)] += rows.grid_y > plan.grid_y;
     batch_fastest += plan.is_batch_fastest && rows.grid_y > plan.grid_y;
     rows_of_batches += rows.grid_y > plan.grid_y && scene.problem.batches > 1 &&
                        rows.blocks.tokens_per_grid_row > scene.problem.tokens;
@@ -154,7 +153,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
       INFO(describe(scene) << ": " << describe(plan));
       CHECK(fault_of(scene, kDevices[6], plan) == "");
       CHECK(run_launch(scene, plan) == "");
-      ++of_kernel[static_cast<int>(plan.variant.kernel)];
+      ++of_function[function_of(plan.variant)];
     }
   }
   CHECK(launches > 4000);
@@ -162,12 +161,11 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
   // Long launches have test cases of their own, and hardly any tokens of few units are so many that theirs is long.
-  for (int number = 0; number < kKernels; ++number) {
-    INFO("kernel " << number);
-    const auto kernel = static_cast<rope::RopeKernel>(number);
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
     const bool is_seldom = has_parts_axis(kernel) && !is_of_short_launch(kernel);
-    if (!is_of_long_launch(kernel)) CHECK(of_kernel[number] > (is_seldom ? 0 : 5));
-    if (shares_angles(kernel)) CHECK(short_rows_of_kernel[number] > 4);
+    if (!is_of_long_launch(kernel)) CHECK(of_function[function] > (is_seldom ? 0 : 5));
+    if (shares_angles(kernel)) CHECK(short_rows_of_function[function] > 4);
   }
   CHECK(rows_of_batches > 100);
   CHECK(batch_fastest > 300);
@@ -304,7 +302,8 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
                   {ROPE_STYLE_HALF, 1024, 0, 0, 0, true},        {ROPE_STYLE_HALF, 128, 0, 0, 4, false},
                   {ROPE_STYLE_INTERLEAVED, 34, 20, 1, 0, false}, {ROPE_STYLE_HALF, 10, 6, 4, 0, false}};
   const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17}, {1, 1, 1}, {24, 8, 8}};
-  int of_kernel[kKernels] = {}, part_slowest = 0, several_batches = 0, odd_copies = 0;
+  std::map<std::string, int> of_function;
+  int part_slowest = 0, several_batches = 0, odd_copies = 0;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
     for (const auto &head : heads_of) {
       for (const auto &heads : head_counts) {
@@ -338,7 +337,7 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
               INFO(describe(scene) << ": " << describe(plan));
               const std::string fault = fault_of(scene, device, plan) + run_launch(scene, plan);
               if (!fault.empty()) FAIL(fault);
-              ++of_kernel[static_cast<int>(plan.variant.kernel)];
+              ++of_function[function_of(plan.variant)];
               if (!has_token_rows(plan.variant.kernel)) continue;
               REQUIRE(is_scalar(plan.variant.kernel) == !head.has_vectors);
               part_slowest += plan.rows.is_part_slowest;
@@ -350,10 +349,9 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
       }
     }
   }
-  for (int kernel = 0; kernel < kKernels; ++kernel) {
-    INFO("kernel " << kernel);
-    const auto which = static_cast<rope::RopeKernel>(kernel);
-    if (has_token_rows(which) && !is_of_long_launch(which)) CHECK(of_kernel[kernel] > 50);
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
+    if (has_token_rows(kernel) && !is_of_long_launch(kernel)) CHECK(of_function[function] > 50);
   }
   CHECK(part_slowest > 50);
   CHECK(several_batches > 50);
@@ -392,7 +390,8 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
   const int64_t head_counts[][3] = {{8, 2, 0},  {20, 0, 3}, {0, 29, 0}, {0, 1, 17},
                                     {32, 4, 4}, {41, 8, 8}, {8, 0, 0},  {9, 0, 7}};
   const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
-  int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {}, cut_warps[kKernels] = {};
+  std::map<std::string, int> of_function, several_parts, several_rows;
+  int cut_warps = 0;
   int several_tensors = 0, idle_rows = 0, threads_behind_heads = 0, gapped_rows = 0, several_batches = 0;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const auto &head : heads_of) {
@@ -432,11 +431,12 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
               INFO(describe(scene) << ": " << describe(plan));
               const std::string fault = fault_of(scene, kDevices[6], plan) + run_launch(scene, plan);
               if (!fault.empty()) FAIL(fault);
-              const auto kernel = static_cast<int>(plan.variant.kernel);
-              ++of_kernel[kernel];
-              several_parts[kernel] += plan.blocks_per_token > 1;
-              several_rows[kernel] += plan.thread_rows > 1;
-              cut_warps[kernel] += plan.threads % 32 != 0;
+              const std::string function = function_of(plan.variant);
+              ++of_function[function];
+              several_parts[function] += plan.blocks_per_token > 1;
+              several_rows[function] += plan.thread_rows > 1;
+              cut_warps += plan.variant.kernel == rope::RopeKernel::kLong && plan.variant.has_simple_grid &&
+                           plan.variant.angles == rope::kComputedAngles && plan.threads % 32 != 0;
               if (!is_of_long_launch(plan.variant.kernel)) continue;
               several_tensors += heads[0] > 0 && heads[1] > 0 && heads[2] > 0;
               idle_rows += tokens % plan.thread_rows != 0;
@@ -449,14 +449,14 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
       }
     }
   }
-  for (int kernel = 0; kernel < kKernels; ++kernel) {
-    INFO("kernel " << kernel);
-    if (!is_of_long_launch(static_cast<rope::RopeKernel>(kernel))) continue;
-    CHECK(of_kernel[kernel] > 100);
-    CHECK(several_parts[kernel] > 50);
-    CHECK(several_rows[kernel] > 20);
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
+    if (!is_of_long_launch(kernel)) continue;
+    CHECK(of_function[function] > 100);
+    CHECK(several_parts[function] > 50);
+    CHECK(several_rows[function] > 20);
   }
-  CHECK(cut_warps[static_cast<int>(rope::RopeKernel::kLong)] > 5);
+  CHECK(cut_warps > 5);
   CHECK(several_tensors > 100);
   CHECK(idle_rows > 20);
   CHECK(threads_behind_heads > 100);
@@ -509,7 +509,7 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
   const int64_t head_counts[][3] = {{8, 2, 0}, {20, 0, 3}, {0, 9, 0}, {0, 1, 17},
                                     {1, 0, 0}, {0, 0, 1},  {0, 2, 1}, {41, 8, 8}};
   const rope_dtype_t of_table[] = {{}, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
-  int of_kernel[kKernels] = {}, several_parts[kKernels] = {}, several_rows[kKernels] = {};
+  std::map<std::string, int> of_function, several_parts, several_rows;
   int several_batches = 0, batch_fastest = 0, several_tensors = 0, rows_within_warps = 0, idle_lanes = 0;
   int rows_as_long_as_pairs = 0;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
@@ -554,9 +554,9 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
                   if (!has_parts_axis(plan.variant.kernel)) continue;
                   const std::string fault = run_launch(scene, plan);
                   if (!fault.empty()) FAIL(fault);
-                  ++of_kernel[static_cast<int>(plan.variant.kernel)];
-                  several_parts[static_cast<int>(plan.variant.kernel)] += plan.grid_y > 1;
-                  several_rows[static_cast<int>(plan.variant.kernel)] += plan.thread_rows > 1;
+                  ++of_function[function_of(plan.variant)];
+                  several_parts[function_of(plan.variant)] += plan.grid_y > 1;
+                  several_rows[function_of(plan.variant)] += plan.thread_rows > 1;
                   several_batches += scene.problem.batches > 1;
                   batch_fastest += plan.is_batch_fastest;
                   const int64_t shared_threads = divide_up(plan.units.per_token, 32) * 32;
@@ -573,13 +573,13 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
       }
     }
   }
-  for (int kernel = 0; kernel < kKernels; ++kernel) {
-    INFO("kernel " << kernel);
-    if (!has_parts_axis(static_cast<rope::RopeKernel>(kernel))) continue;
-    CHECK(of_kernel[kernel] > 100);
+  for (const auto &[function, kernel] : all_functions()) {
+    INFO(function);
+    if (!has_parts_axis(kernel)) continue;
+    CHECK(of_function[function] > 100);
     // Tokens of several heads or of few units have no parts, but one with as many as a grid has.
-    if (is_of_short_launch(static_cast<rope::RopeKernel>(kernel))) CHECK(several_parts[kernel] > 10);
-    CHECK(several_rows[kernel] > 50);
+    if (is_of_short_launch(kernel)) CHECK(several_parts[function] > 10);
+    CHECK(several_rows[function] > 50);
   }
   CHECK(several_batches > 500);
   CHECK(rows_as_long_as_pairs > 10);

@@ -244,13 +244,28 @@ std::string explain(const Scene &scene, const rope::DeviceInfo &device) {
   return text;
 }
 
-std::string name_of(const rope::RopeVariant &variant) {
-  const bool is_computed = variant.angles == rope::kComputedAngles;
+std::string function_of(const rope::RopeVariant &variant) {
+  const rope::RopeKernel kernel = variant.kernel;
+  std::string name = rope::algorithm_of(kernel).name;
+  if (kernel == rope::RopeKernel::kGeneral) return name;
+  const bool is_computed = variant.angles == rope::kComputedAngles, is_token = kernel == rope::RopeKernel::kToken;
+  const bool has_one_table = is_token || kernel == rope::RopeKernel::kScalar;
   std::ostringstream text;
-  text << rope::algorithm_of(variant.kernel).name << (is_computed ? " angles " : " table ") << variant.angles
-       << ", lookup " << variant.lookup;
-  if (variant.kernel == rope::RopeKernel::kLong && is_computed && variant.has_simple_grid) text << ", simple grid";
+  text << name << (is_computed ? " angles" : " table");
+  if (!is_computed && !has_one_table) text << (variant.angles == rope::kTable32 ? " of 32 bits" : " of 16 bits");
+  if (is_token && variant.lookup == rope::kSequencesLookup) text << " in sequences";
+  if (is_token && !is_computed && variant.lookup == rope::kAxesLookup) text << " on axes";
+  if (kernel == rope::RopeKernel::kLong && is_computed && variant.has_simple_grid) text << ", simple grid";
   return text.str();
+}
+
+std::map<std::string, rope::RopeKernel> all_functions() {
+  std::map<std::string, rope::RopeKernel> functions;
+  for (const rope::Pairing pairing : {rope::Pairing::kHalf, rope::Pairing::kConverted}) {
+    rope::for_each_variant(pairing,
+                           [&](const rope::RopeVariant &variant) { functions[function_of(variant)] = variant.kernel; });
+  }
+  return functions;
 }
 
 std::string describe(const Scene &scene) {

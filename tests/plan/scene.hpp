@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,6 @@
 #include "unit/fake_tensors.hpp"
 
 constexpr uint32_t kMaxGridX = 2147483647, kMaxGridY = 65535;
-constexpr int kKernels = rope::kNumRopeAlgorithms;
 
 // An H100's memory bus has 5120 bits, an H200's 6016.
 inline const rope::DeviceInfo kDevices[] = {
@@ -94,8 +94,11 @@ inline rope::RopeShape shape_of(rope::RopeKernel kernel) {
   return rope::algorithm_of(kernel).shape;
 }
 
-// Counts angles, lookups and, of kLong with computed angles, grids apart.
-std::string name_of(const rope::RopeVariant &variant);
+// Of the function that a variant is, whatever the type and the vectors: variants of one function have one name.
+std::string function_of(const rope::RopeVariant &variant);
+
+// All functions by name, with their kernels, that launches from one style to the same or to the other may have.
+std::map<std::string, rope::RopeKernel> all_functions();
 
 // Rows of threads have a token each, or a part of one.
 inline bool has_token_rows(rope::RopeKernel kernel) {
