@@ -149,8 +149,18 @@ enum {
   ROPE_DTYPE_F16 = 2,
   ROPE_DTYPE_BF16 = 3,
   ROPE_DTYPE_F64 = 4,
-  ROPE_DTYPE_I32 = 5, /* positions only */
-  ROPE_DTYPE_I64 = 6  /* positions only */
+  ROPE_DTYPE_I32 = 5, /* positions, slots and the like only */
+  ROPE_DTYPE_I64 = 6, /* positions, slots and the like only */
+
+  /* Outputs, caches and their scales only. Values are rounded to nearest even and stop at the largest; infinities
+   * become the largest, NaN stays NaN where the type has one. */
+  ROPE_DTYPE_F8_E4M3 = 7, /* largest 448, NaN, no infinity (OCP OFP8; torch.float8_e4m3fn) */
+  ROPE_DTYPE_F8_E5M2 = 8, /* largest 57344, NaN (OCP OFP8; torch.float8_e5m2) */
+  ROPE_DTYPE_F8_E8M0 = 9, /* scales: 2^(byte - 127), 255 is NaN (OCP MX) */
+  ROPE_DTYPE_F4_E2M1X2 =
+      10 /* an element is a byte of two neighbouring channels, the even one in the low four bits: a row
+                               of D channels is D/2 elements, which shape and stride count. Largest 6; a NaN becomes 6
+                               (OCP MX; torch.float4_e2m1fn_x2) */
 };
 
 /* The order of a tensor's axes: Batch, Sequence, Heads, head Dimension (channels). Strides say how they lie. */
@@ -220,6 +230,81 @@ enum {
   ROPE_MAX_POSITION_AXES = 8
 };
 
+/* ---- The step: norm, rotation, row factors, cache -----------------------------------------------------------------
+ *
+ * In a model the rotation does not stand alone: q and k are normalised before or after it, k and v go into a cache
+ * behind it, often with fewer bits. One call does it in one pass. For each token and each head of q, k and v, in this
+ * order, in fp32 (F64: fp64), with one rounding per destination where nothing else is said:
+ *   1. the head is read; channels outside the window come from the same head, or from `input`'s pass;
+ *   2. the norm, with ROPE_NORM_ORDER_BEFORE;
+ *   3. the rotation, unless a flag says otherwise;
+ *   4. the norm, with ROPE_NORM_ORDER_AFTER;
+ *   5. times the row factor of the token, or of the token and head, all channels;
+ *   6. the stores: q_out, k_out, v_out, the caches; each rounded, or scaled and quantised, once for itself.
+ *
+ * A family of operands is a struct of its own, to which rope_args_t points: norm, cache, quant, input. NULL is an
+ * absent family; a struct is read during the call only. v together with any of them needs ROPE_FLAG_UNROTATED or
+ * ROPE_FLAG_V_UNROTATED, else NOT_SUPPORTED: without a flag v would be rotated, and a server that forgot it would cache
+ * rotated values.
+ *
+ * In place, a call without norm and row factor neither reads nor writes channels outside the window; with either it
+ * reads and writes all of them. */
+
+/* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
+ * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
+ *   RMS    v = sum(x * x) / n + eps                       y = x * r * w
+ *   LAYER  m = sum(x) / n, x becomes x - m, v as in RMS   y = x * r * w + bias
+ * (Zhang and Sennrich, arXiv:1910.07467; Ba et al., arXiv:1607.06450.) A sum is that of a tree: the terms of channels 0
+ * to n - 1, then +0 up to a power of two; neighbours 2i and 2i + 1 are added, each sum rounded, until one is left; it
+ * is multiplied by 1/n, rounded. Every operation is rounded once and none is fused: CPU and CUDA give the same bits. */
+typedef int32_t rope_norm_type_t;
+enum {
+  ROPE_NORM_RMS = 1,
+  ROPE_NORM_LAYER = 2
+};
+
+/* Whether the norm comes before the rotation (Qwen3, Gemma 3) or after it (Llama 4, HunYuan). */
+typedef int32_t rope_norm_order_t;
+enum {
+  ROPE_NORM_ORDER_BEFORE = 0,
+  ROPE_NORM_ORDER_AFTER = 1
+};
+
+/* Which channels one norm is over. */
+typedef int32_t rope_norm_extent_t;
+enum {
+  ROPE_NORM_EXTENT_HEAD = 0, /* those of each head */
+  ROPE_NORM_EXTENT_TOKEN = 1 /* those of all heads of the tensor in this call, the heads' sums added by the same tree
+                                (OLMo-2, MiniMax-M2). Under tensor parallelism, where a call has a part of the heads,
+                                this is not the model's norm */
+};
+
+/* Which tensors are normed, as bits. */
+enum {
+  ROPE_NORM_TENSOR_Q = 1,
+  ROPE_NORM_TENSOR_K = 2,
+  ROPE_NORM_TENSOR_V = 4 /* without weight and bias (Gemma 4) */
+};
+
+/* Roundings to the descriptor's dtype inside the norm, as bits: what published models do that do not stay in fp32. */
+enum {
+  ROPE_NORM_ROUND_BEFORE_WEIGHT = 1, /* x * r is rounded before the weight (Llama, Qwen3 in Hugging Face) */
+  ROPE_NORM_ROUND_AFTER_WEIGHT = 2   /* the product with the weight, and the sum with the bias, are rounded */
+};
+
+/* Roundings to the descriptor's dtype before a value is scaled and quantised. */
+enum {
+  ROPE_QUANT_ROUND_FIRST = 1 /* as where separate kernels write 16 bits and quantise those */
+};
+
+/* Roundings of the rotation itself. */
+enum {
+  /* cos, sin, products and sums are rounded to the descriptor's dtype one by one, as Hugging Face eager, vLLM and apex
+   * do: from their cos and sin these are their bits. Computed angles are rounded after attention_scale; no equality is
+   * claimed for them. */
+  ROPE_ROTATION_ROUND_EACH = 1
+};
+
 /* What selects code. R below is the rotated width: rotary_dim, or head_dim where rotary_dim is 0. A is the number of
  * position axes: num_axes, or 1 where num_axes is 0. */
 typedef struct rope_config {
@@ -252,11 +337,21 @@ typedef struct rope_config {
   rope_style_t out_style;   /* pairs are read in `style` and written in out_style, inside the same window, also in place
                                (DeepSeek and Megatron's MLA: INTERLEAVED in, HALF out); backward reads gradients in
                                out_style and writes them in style; 0: style */
+  rope_norm_type_t norm; /* a ROPE_NORM_ value; then every call gives rope_args_t's norm. 0: none, and no call does */
+  int32_t norm_tensors;  /* ROPE_NORM_TENSOR_ bits; 0: q and k, with a norm */
+  rope_norm_order_t norm_order;   /* a ROPE_NORM_ORDER_ value */
+  rope_norm_extent_t norm_extent; /* a ROPE_NORM_EXTENT_ value */
+  int32_t norm_rounding;          /* ROPE_NORM_ROUND_ bits */
+  int32_t quant_rounding;         /* ROPE_QUANT_ROUND_ bits */
+  int32_t rotation_rounding;      /* ROPE_ROTATION_ROUND_EACH or 0 */
+  int32_t reserved1;              /* 0 */
+  double norm_eps;                /* eps, rounded to fp32 (F64: taken as it is); above 0 with a norm */
+  double norm_weight_offset;      /* added to every weight in fp32, not to an absent one; 1: Gemma; 0 */
 } rope_config_t;
 
 /* A rope_config_t whose members are 0, but for struct_size. */
 #define ROPE_CONFIG_INIT \
-  { sizeof(rope_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0 }
+  { sizeof(rope_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Checks the config, computes the phase increments and loads the kernels that calls will need, so that it also answers
  * whether a request is served here. On success *desc_out is the new descriptor; on failure it is NULL.
@@ -275,7 +370,17 @@ enum {
    * before and behind launch programmatically too (0.4 us a call in a CUDA graph, 1 us on a stream), and on a stream
    * whatever stands there (1 us). In a graph between kernels that do not, such as matrix products of cuBLAS, it costs
    * 0.1 to 0.3 us: leave it off there. (NVIDIA H200) */
-  ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
+  ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1,
+
+  /* RoPE: nothing is turned (layers without positions, a cache write alone). Positions and tables are not needed. What
+   * is neither normed nor scaled keeps its bits; style and out_style act as ever. */
+  ROPE_FLAG_UNROTATED = 2,
+
+  /* RoPE: v is not turned, q and k are. v may then have a number of channels of its own. */
+  ROPE_FLAG_V_UNROTATED = 4,
+
+  /* rope_backward: the gradients are added to what the outputs hold, instead of overwriting it. */
+  ROPE_FLAG_ACCUMULATE = 8
 };
 
 /* How rows of cos, sin and angles are found; M rows, W columns. With A above 1 each position axis may have a table of
@@ -287,6 +392,129 @@ enum {
   ROPE_TABLE_BY_TOKEN = 1     /* [S, W] or [B, S, W], THD [T, W]; with A above 1 [A, S, W], [A, B, S, W], THD [A, T, W];
                                  row = token. Takes no positions, start_positions and position_offset */
 };
+
+/* Operands of the norm. Weights and biases are F32 or the descriptor's dtype, [D], or [H, D] with a weight for each
+ * head, where H is the tensor's; where out_style differs they number channels as they are read with ORDER_BEFORE, as
+ * they are written with ORDER_AFTER. Backward: q holds the gradient of the output, and q_in, k_in, v_in the inputs of
+ * the forward call, which share no element with any output (a forward call in place destroys them). */
+typedef struct rope_norm_args {
+  uint32_t struct_size;             /* sizeof(rope_norm_args_t) */
+  uint32_t flags;                   /* 0 */
+  rope_tensor_t q_weight, k_weight; /* absent: 1, and norm_weight_offset is not added */
+  rope_tensor_t q_bias, k_bias;     /* LAYER only; absent: 0 */
+  /* Backward: shapes and dtype of q, k and v, required for normed tensors. Forward: absent. */
+  rope_tensor_t q_in, k_in, v_in;
+  /* Backward: gradients of the weights, F32 (F64: F64), [N, D] or [N, H, D]; absent: not wanted. Tokens, numbered
+   * b * S + s or t, are cut into N runs of ceil(tokens / N), the last ones shorter or empty. A call adds to row n the
+   * terms of run n, for each head token after token, then, for [N, D], the heads by the norm's tree. The caller zeroes
+   * the rows before and adds them up afterwards. */
+  rope_tensor_t grad_q_weight, grad_k_weight;
+  rope_tensor_t grad_q_bias, grad_k_bias; /* LAYER: so too, of the biases */
+} rope_norm_args_t;
+
+/* A rope_norm_args_t whose tensors are absent and whose flags are 0. */
+#define ROPE_NORM_ARGS_INIT                                                                                         \
+  {                                                                                                                 \
+    sizeof(rope_norm_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,            \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT                                                                                            \
+  }
+
+enum {
+  ROPE_CACHE_FLAG_SKIP_SLOT_0 = 1 /* slot 0 is reserved and not written (sglang) */
+};
+
+/* Paged caches that k and v are written to. A cache is [P, E, H, channels]: pages, entries of a page, heads, channels,
+ * with any strides (head before entry, k and v stacked or side by side in one buffer are views), in the descriptor's
+ * dtype, or F16 or BF16 of F32 data, or an 8-bit or 4-bit type. All caches of a call have the same P and E.
+ *   Where a token goes is said by `slots`, or by `page_table`, one of them. A negative slot, page, sequence or position
+ * means: not cached. Any other outside its range is not cached either, and the token is counted in `fault`, once for
+ * its angle and once for its place, whatever heads and destinations it has. No value writes outside a cache. Where two
+ * tokens have one place each element is that of either. A token that has no row of a table is cached unrotated, but
+ * normed. Tokens past cu_seqlens[B] are not cached. Values are read where they lie when the kernel runs, so they may
+ * change between replays of a CUDA graph.
+ *   With k_cache an absent k_out means: cached only, and k is not written; a k_out that is k means in place as well. So
+ * for v. A cache shares no element with another tensor of the call. */
+typedef struct rope_cache_args {
+  uint32_t struct_size;           /* sizeof(rope_cache_args_t) */
+  uint32_t flags;                 /* ROPE_CACHE_FLAG_ values */
+  rope_tensor_t k_cache, v_cache; /* [P, E, H, D], H that of k and v; of R channels where k_pass_cache has the others */
+  /* [P, E, H, D - R]: the channels before the window, then those behind it (a latent cache whose halves differ in
+   * type). */
+  rope_tensor_t k_pass_cache;
+  /* [P, E, H, G]: written scales of quantised caches, one for each of G groups of neighbouring channels; any strides,
+   * so that scales inside a cache's rows are views of it. */
+  rope_tensor_t k_scales, v_scales, k_pass_scales;
+  rope_tensor_t slots; /* I32/I64 [B, S], THD [T], or [N] with N at most T for the first N tokens: page * E + entry */
+  rope_tensor_t page_table;  /* I32/I64 [B, any]: pages of each sequence; with page_indptr one list for all, [any] */
+  rope_tensor_t page_indptr; /* I32/I64 [B + 1]: sequence b has entries page_indptr[b] to page_indptr[b + 1] - 1 */
+  /* I32/I64, shape of slots: the row of page_table of each token. Absent: its batch, or its sequence in cu_seqlens. */
+  rope_tensor_t sequence;
+  /* I32/I64, shape of slots: the token's position in the cache, of which E make a page. Absent: its position of the
+   * rotation. Required with several position axes and with ROPE_TABLE_BY_TOKEN. */
+  rope_tensor_t positions;
+} rope_cache_args_t;
+
+/* A rope_cache_args_t whose tensors are absent and whose flags are 0. */
+#define ROPE_CACHE_ARGS_INIT                                                                                        \
+  {                                                                                                                 \
+    sizeof(rope_cache_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,           \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT                                                                                            \
+  }
+
+/* How values of 8 and 4 bits are scaled. */
+enum {
+  ROPE_QUANT_FLAG_SCALE_MULTIPLIES = 1, /* static scales: stored = x * scale (flashinfer, TensorRT-LLM,
+                                           TransformerEngine); else x * i, i = 1/scale rounded (vLLM divides: of its
+                                           codes about 1 in 10 000 differ) */
+  ROPE_QUANT_FLAG_POWER_OF_TWO = 2      /* written F32 scales are powers of two */
+};
+
+/* Scales of outputs and caches of 8 and 4 bits. A destination takes the scales that are written beside it where those
+ * are given, else its static scale, else none; both is INVALID_ARGUMENT, but for written scales of F8_E4M3, whose
+ * static one is the global factor g. With top the largest number of the destination's type and amax the largest
+ * magnitude of a group, at least scale_floor, compared as integers (NaN above infinity), a written scale is
+ *   F32       amax / top, rounded; with POWER_OF_TWO the least power of two p with top * p >= amax
+ *   F8_E8M0   that power of two (OCP MX)
+ *   F8_E4M3   g * (amax / 6), rounded to it (NVFP4)
+ * and codes are x * i, i = 1/scale rounded, 0 for a scale of 0. A NaN among the values writes a NaN scale and NaN
+ * codes, an infinity an infinite scale (F8_E8M0: 254) and finite codes 0. */
+typedef struct rope_quant_args {
+  uint32_t struct_size;                                  /* sizeof(rope_quant_args_t) */
+  uint32_t flags;                                        /* ROPE_QUANT_FLAG_ values */
+  double scale_floor;                                    /* of amax; not negative; 0: 1e-10 for F32 scales, else none */
+  rope_tensor_t q_scale, k_scale, v_scale, k_pass_scale; /* static: F32 [1] or [H], above 0, where the tensors are */
+  /* Written: the axes of q_out, k_out and v_out with G groups in the place of channels. */
+  rope_tensor_t q_scales_out, k_scales_out, v_scales_out;
+  rope_tensor_t amax_out; /* F32 [3], of q, k and v: a call raises them to the largest magnitude of what it scales */
+} rope_quant_args_t;
+
+/* A rope_quant_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define ROPE_QUANT_ARGS_INIT                                                                                 \
+  {                                                                                                          \
+    sizeof(rope_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT                               \
+  }
+
+/* Further inputs. */
+typedef struct rope_input_args {
+  uint32_t struct_size; /* sizeof(rope_input_args_t) */
+  uint32_t flags;       /* 0 */
+  /* The axes of q with D - R channels: those before the window, then those behind it. q then has the window alone,
+   * [.., R], and q_out, required, all D. Heads may broadcast (one latent head for all). So for k. Backward: absent. */
+  rope_tensor_t q_pass, k_pass;
+  /* F32 or the descriptor's dtype: a factor of each token, [S], [B, S], THD [T], or of each token and head, with a last
+   * axis H (Llama 4's temperature, log-n); stride 0 is allowed. Backward: constants. */
+  rope_tensor_t q_row_factor, k_row_factor, v_row_factor;
+} rope_input_args_t;
+
+/* A rope_input_args_t whose tensors are absent and whose flags are 0. */
+#define ROPE_INPUT_ARGS_INIT                                                                              \
+  {                                                                                                       \
+    sizeof(rope_input_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT                                                                                  \
+  }
 
 /* What changes from call to call. Names of axes: B batches (THD: sequences), S tokens of a sequence, T tokens of a THD
  * tensor, H heads, D = head_dim, A and R as above. Positions and tables are batch first whatever the layout. */
@@ -324,6 +552,10 @@ typedef struct rope_args {
   int64_t position_offset;       /* added to every position; sums wrap in 64 bits */
   int32_t table_rows;            /* a ROPE_TABLE_ value */
   int32_t reserved0;             /* 0 */
+  const rope_norm_args_t *norm;  /* with rope_config_t's norm, and only then; host memory, as the next three */
+  const rope_cache_args_t *cache; /* NULL: no cache is written */
+  const rope_quant_args_t *quant; /* NULL: nothing is scaled */
+  const rope_input_args_t *input; /* NULL: no pass and no row factors */
 } rope_args_t;
 
 /* A rope_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
@@ -331,7 +563,7 @@ typedef struct rope_args {
   {                                                                                                                   \
     sizeof(rope_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
         ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,   \
-        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0, 0                                                                   \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0, 0, NULL, NULL, NULL, NULL                                           \
   }
 
 /* Rotates q, and k and v where given, by the angles of their tokens' positions, each pair as in the formula on top.
@@ -542,6 +774,31 @@ ROPE_API rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const
 /* A gating: a config that was checked, and what calls need of it. */
 typedef struct swiglu_desc swiglu_desc_t;
 
+/* What `limit` bounds. */
+enum {
+  SWIGLU_LIMIT_GATE = 0,      /* gate, before the activation (gpt-oss, DeepSeek V4) */
+  SWIGLU_LIMIT_ACTIVATION = 1 /* the activation: min(gate * sigmoid(gate), limit) (Step 3.7) */
+};
+
+/* What gates: act(g) stands in the place of g * sigmoid(alpha * g) in the formula at swiglu_forward. */
+enum {
+  SWIGLU_ACTIVATION_SWIGLU = 0,
+  SWIGLU_ACTIVATION_GEGLU_ERF = 1,  /* g * (1 + erf(g / sqrt(2))) / 2 */
+  SWIGLU_ACTIVATION_GEGLU_TANH = 2, /* g * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) / 2 */
+  SWIGLU_ACTIVATION_REGLU = 3       /* max(g, 0) */
+};
+
+/* Roundings of the product. */
+enum {
+  SWIGLU_PRODUCT_ROUND_ACTIVATION = 1 /* the activation is rounded to dtype before it meets up (torch, vLLM, Liger) */
+};
+
+/* How scales lie that a call writes. */
+enum {
+  SWIGLU_SCALE_LAYOUT_STRIDED = 0, /* as the strides say */
+  SWIGLU_SCALE_LAYOUT_128X4 = 1    /* in tiles of 128 rows and 4 groups (cuBLAS) */
+};
+
 /* What selects code, and the numbers of the formula at swiglu_forward. */
 typedef struct swiglu_config {
   uint32_t struct_size; /* sizeof(swiglu_config_t) */
@@ -554,11 +811,17 @@ typedef struct swiglu_config {
   double limit;         /* gate at most limit, up within +-limit; 0: none */
   double up_offset;     /* added to up; 0 */
   double out_scale;     /* factor of the output; 0: 1 */
+  double gate_softcap;  /* the gate outside the sigmoid becomes cap * tanh(gate / cap); above 0 (Kimi K3); 0: none */
+  double up_softcap;    /* so does up; 0: none */
+  int32_t limit_rule;   /* a SWIGLU_LIMIT_ value */
+  int32_t activation;   /* a SWIGLU_ACTIVATION_ value; alpha is for SWIGLU alone */
+  int32_t product_rounding; /* SWIGLU_PRODUCT_ROUND_ACTIVATION or 0 */
+  int32_t quant_rounding;   /* ROPE_QUANT_ROUND_ bits */
 } swiglu_config_t;
 
 /* A swiglu_config_t whose members are 0, but for struct_size. */
 #define SWIGLU_CONFIG_INIT \
-  { sizeof(swiglu_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(swiglu_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* As rope_desc_create. The four numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
  * finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
@@ -566,6 +829,43 @@ ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_
 
 /* As rope_desc_destroy. */
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
+
+/* Scales of an output of 8 or 4 bits, as in rope_quant_args_t. */
+typedef struct swiglu_quant_args {
+  uint32_t struct_size; /* sizeof(swiglu_quant_args_t) */
+  uint32_t flags;       /* ROPE_QUANT_FLAG_ values */
+  double scale_floor;   /* as in rope_quant_args_t */
+  rope_tensor_t scale;  /* static: F32 [1], or [E] with experts, above 0, where the tensors are */
+  /* Written: the first axes of out and a last one of G groups of neighbouring elements of out's other axes, which may
+   * be split, [.., G/4, 4]. */
+  rope_tensor_t scales_out;
+  rope_tensor_t amax_out; /* F32 [1]: a call raises it to the largest magnitude of what it scales */
+  int32_t scale_layout;   /* of scales_out: a SWIGLU_SCALE_LAYOUT_ value */
+  int32_t reserved0;      /* 0 */
+} swiglu_quant_args_t;
+
+/* A swiglu_quant_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define SWIGLU_QUANT_ARGS_INIT \
+  { sizeof(swiglu_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0 }
+
+/* Further inputs. Values are read where they lie when the kernel runs; a row whose offset or index is out of range is
+ * not written. */
+typedef struct swiglu_input_args {
+  uint32_t struct_size;             /* sizeof(swiglu_input_args_t) */
+  uint32_t flags;                   /* 0 */
+  rope_tensor_t gate_bias, up_bias; /* F32 or the descriptor's dtype, [d], or [E, d] with experts; added first */
+  rope_tensor_t expert_rows;    /* I32/I64 [E] with gate [E, N, ..]: rows of each expert; not together with num_rows */
+  rope_tensor_t expert_offsets; /* I32/I64 [E + 1] with gate [N, ..]: expert e has rows expert_offsets[e] to
+                                   expert_offsets[e + 1] - 1, rising; not together with expert_rows */
+  rope_tensor_t row_index; /* I32/I64 [N]: row i takes row_scale[row_index[i]]; a negative one: it is not written */
+} swiglu_input_args_t;
+
+/* A swiglu_input_args_t whose tensors are absent and whose flags are 0. */
+#define SWIGLU_INPUT_ARGS_INIT                                                                              \
+  {                                                                                                         \
+    sizeof(swiglu_input_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT                                                                                    \
+  }
 
 /* gate, up, out, grad_out, grad_gate and grad_up have rank 1 to 4, one shape, and any strides of their own. A packed
  * [N, 2d] is two narrows, in either order; gate and up interleaved along the last axis are two views of stride 2;
@@ -586,13 +886,15 @@ typedef struct swiglu_args {
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
   rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
   rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
+  const swiglu_quant_args_t *quant; /* NULL: nothing is scaled; host memory, as the next one */
+  const swiglu_input_args_t *input; /* NULL: no bias and no experts */
 } swiglu_args_t;
 
 /* A swiglu_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
-#define SWIGLU_ARGS_INIT                                                                              \
-  {                                                                                                   \
-    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
-        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT      \
+#define SWIGLU_ARGS_INIT                                                                                     \
+  {                                                                                                          \
+    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,        \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, NULL, NULL \
   }
 
 /* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
