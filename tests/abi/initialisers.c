@@ -41,9 +41,15 @@ int main(void) {
   CHECK(rope_tensor_t, ROPE_TENSOR_INIT, 0);
   CHECK(rope_config_t, ROPE_CONFIG_INIT, sizeof(rope_config_t));
   CHECK(rope_args_t, ROPE_ARGS_INIT, sizeof(rope_args_t));
+  CHECK(rope_norm_args_t, ROPE_NORM_ARGS_INIT, sizeof(rope_norm_args_t));
+  CHECK(rope_cache_args_t, ROPE_CACHE_ARGS_INIT, sizeof(rope_cache_args_t));
+  CHECK(rope_quant_args_t, ROPE_QUANT_ARGS_INIT, sizeof(rope_quant_args_t));
+  CHECK(rope_input_args_t, ROPE_INPUT_ARGS_INIT, sizeof(rope_input_args_t));
   CHECK(rope_scaling_t, ROPE_SCALING_INIT, sizeof(rope_scaling_t));
   CHECK(rope_sections_t, ROPE_SECTIONS_INIT, sizeof(rope_sections_t));
   CHECK(swiglu_config_t, SWIGLU_CONFIG_INIT, sizeof(swiglu_config_t));
   CHECK(swiglu_args_t, SWIGLU_ARGS_INIT, sizeof(swiglu_args_t));
+  CHECK(swiglu_quant_args_t, SWIGLU_QUANT_ARGS_INIT, sizeof(swiglu_quant_args_t));
+  CHECK(swiglu_input_args_t, SWIGLU_INPUT_ARGS_INIT, sizeof(swiglu_input_args_t));
   return failures != 0;
 }

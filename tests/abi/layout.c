@@ -34,6 +34,9 @@ int main(void) {
   INTEGER(rope_style_t);
   INTEGER(rope_scaling_type_t);
   INTEGER(rope_sections_type_t);
+  INTEGER(rope_norm_type_t);
+  INTEGER(rope_norm_order_t);
+  INTEGER(rope_norm_extent_t);
 
   VALUE(ROPE_STATUS_SUCCESS);
   VALUE(ROPE_STATUS_INVALID_ARGUMENT);
@@ -50,6 +53,10 @@ int main(void) {
   VALUE(ROPE_DTYPE_F64);
   VALUE(ROPE_DTYPE_I32);
   VALUE(ROPE_DTYPE_I64);
+  VALUE(ROPE_DTYPE_F8_E4M3);
+  VALUE(ROPE_DTYPE_F8_E5M2);
+  VALUE(ROPE_DTYPE_F8_E8M0);
+  VALUE(ROPE_DTYPE_F4_E2M1X2);
   VALUE(ROPE_LAYOUT_BSHD);
   VALUE(ROPE_LAYOUT_SBHD);
   VALUE(ROPE_LAYOUT_BHSD);
@@ -59,6 +66,9 @@ int main(void) {
   VALUE(ROPE_TENSOR_STRIDED);
   VALUE(ROPE_MAX_POSITION_AXES);
   VALUE(ROPE_FLAG_PROGRAMMATIC_LAUNCH);
+  VALUE(ROPE_FLAG_UNROTATED);
+  VALUE(ROPE_FLAG_V_UNROTATED);
+  VALUE(ROPE_FLAG_ACCUMULATE);
   VALUE(ROPE_TABLE_BY_POSITION);
   VALUE(ROPE_TABLE_BY_TOKEN);
   VALUE(ROPE_SCALING_NONE);
@@ -81,6 +91,31 @@ int main(void) {
   VALUE(ROPE_SECTIONS_ERNIE);
   VALUE(ROPE_SECTIONS_RESTARTED);
   VALUE(ROPE_SECTIONS_VISION);
+  VALUE(ROPE_NORM_RMS);
+  VALUE(ROPE_NORM_LAYER);
+  VALUE(ROPE_NORM_ORDER_BEFORE);
+  VALUE(ROPE_NORM_ORDER_AFTER);
+  VALUE(ROPE_NORM_EXTENT_HEAD);
+  VALUE(ROPE_NORM_EXTENT_TOKEN);
+  VALUE(ROPE_NORM_TENSOR_Q);
+  VALUE(ROPE_NORM_TENSOR_K);
+  VALUE(ROPE_NORM_TENSOR_V);
+  VALUE(ROPE_NORM_ROUND_BEFORE_WEIGHT);
+  VALUE(ROPE_NORM_ROUND_AFTER_WEIGHT);
+  VALUE(ROPE_QUANT_ROUND_FIRST);
+  VALUE(ROPE_ROTATION_ROUND_EACH);
+  VALUE(ROPE_CACHE_FLAG_SKIP_SLOT_0);
+  VALUE(ROPE_QUANT_FLAG_SCALE_MULTIPLIES);
+  VALUE(ROPE_QUANT_FLAG_POWER_OF_TWO);
+  VALUE(SWIGLU_LIMIT_GATE);
+  VALUE(SWIGLU_LIMIT_ACTIVATION);
+  VALUE(SWIGLU_ACTIVATION_SWIGLU);
+  VALUE(SWIGLU_ACTIVATION_GEGLU_ERF);
+  VALUE(SWIGLU_ACTIVATION_GEGLU_TANH);
+  VALUE(SWIGLU_ACTIVATION_REGLU);
+  VALUE(SWIGLU_PRODUCT_ROUND_ACTIVATION);
+  VALUE(SWIGLU_SCALE_LAYOUT_STRIDED);
+  VALUE(SWIGLU_SCALE_LAYOUT_128X4);
 
   STRUCT(rope_tensor_t);
   FIELD(rope_tensor_t, data);
@@ -110,6 +145,16 @@ int main(void) {
   FIELD(rope_config_t, pair_block);
   FIELD(rope_config_t, num_threads);
   FIELD(rope_config_t, out_style);
+  FIELD(rope_config_t, norm);
+  FIELD(rope_config_t, norm_tensors);
+  FIELD(rope_config_t, norm_order);
+  FIELD(rope_config_t, norm_extent);
+  FIELD(rope_config_t, norm_rounding);
+  FIELD(rope_config_t, quant_rounding);
+  FIELD(rope_config_t, rotation_rounding);
+  FIELD(rope_config_t, reserved1);
+  FIELD(rope_config_t, norm_eps);
+  FIELD(rope_config_t, norm_weight_offset);
   END(rope_config_t);
 
   STRUCT(rope_args_t);
@@ -131,7 +176,67 @@ int main(void) {
   FIELD(rope_args_t, position_offset);
   FIELD(rope_args_t, table_rows);
   FIELD(rope_args_t, reserved0);
+  FIELD(rope_args_t, norm);
+  FIELD(rope_args_t, cache);
+  FIELD(rope_args_t, quant);
+  FIELD(rope_args_t, input);
   END(rope_args_t);
+
+  STRUCT(rope_norm_args_t);
+  FIELD(rope_norm_args_t, struct_size);
+  FIELD(rope_norm_args_t, flags);
+  FIELD(rope_norm_args_t, q_weight);
+  FIELD(rope_norm_args_t, k_weight);
+  FIELD(rope_norm_args_t, q_bias);
+  FIELD(rope_norm_args_t, k_bias);
+  FIELD(rope_norm_args_t, q_in);
+  FIELD(rope_norm_args_t, k_in);
+  FIELD(rope_norm_args_t, v_in);
+  FIELD(rope_norm_args_t, grad_q_weight);
+  FIELD(rope_norm_args_t, grad_k_weight);
+  FIELD(rope_norm_args_t, grad_q_bias);
+  FIELD(rope_norm_args_t, grad_k_bias);
+  END(rope_norm_args_t);
+
+  STRUCT(rope_cache_args_t);
+  FIELD(rope_cache_args_t, struct_size);
+  FIELD(rope_cache_args_t, flags);
+  FIELD(rope_cache_args_t, k_cache);
+  FIELD(rope_cache_args_t, v_cache);
+  FIELD(rope_cache_args_t, k_pass_cache);
+  FIELD(rope_cache_args_t, k_scales);
+  FIELD(rope_cache_args_t, v_scales);
+  FIELD(rope_cache_args_t, k_pass_scales);
+  FIELD(rope_cache_args_t, slots);
+  FIELD(rope_cache_args_t, page_table);
+  FIELD(rope_cache_args_t, page_indptr);
+  FIELD(rope_cache_args_t, sequence);
+  FIELD(rope_cache_args_t, positions);
+  END(rope_cache_args_t);
+
+  STRUCT(rope_quant_args_t);
+  FIELD(rope_quant_args_t, struct_size);
+  FIELD(rope_quant_args_t, flags);
+  FIELD(rope_quant_args_t, scale_floor);
+  FIELD(rope_quant_args_t, q_scale);
+  FIELD(rope_quant_args_t, k_scale);
+  FIELD(rope_quant_args_t, v_scale);
+  FIELD(rope_quant_args_t, k_pass_scale);
+  FIELD(rope_quant_args_t, q_scales_out);
+  FIELD(rope_quant_args_t, k_scales_out);
+  FIELD(rope_quant_args_t, v_scales_out);
+  FIELD(rope_quant_args_t, amax_out);
+  END(rope_quant_args_t);
+
+  STRUCT(rope_input_args_t);
+  FIELD(rope_input_args_t, struct_size);
+  FIELD(rope_input_args_t, flags);
+  FIELD(rope_input_args_t, q_pass);
+  FIELD(rope_input_args_t, k_pass);
+  FIELD(rope_input_args_t, q_row_factor);
+  FIELD(rope_input_args_t, k_row_factor);
+  FIELD(rope_input_args_t, v_row_factor);
+  END(rope_input_args_t);
 
   STRUCT(rope_scaling_t);
   FIELD(rope_scaling_t, struct_size);
@@ -175,6 +280,12 @@ int main(void) {
   FIELD(swiglu_config_t, limit);
   FIELD(swiglu_config_t, up_offset);
   FIELD(swiglu_config_t, out_scale);
+  FIELD(swiglu_config_t, gate_softcap);
+  FIELD(swiglu_config_t, up_softcap);
+  FIELD(swiglu_config_t, limit_rule);
+  FIELD(swiglu_config_t, activation);
+  FIELD(swiglu_config_t, product_rounding);
+  FIELD(swiglu_config_t, quant_rounding);
   END(swiglu_config_t);
 
   STRUCT(swiglu_args_t);
@@ -189,7 +300,30 @@ int main(void) {
   FIELD(swiglu_args_t, grad_gate);
   FIELD(swiglu_args_t, grad_up);
   FIELD(swiglu_args_t, grad_row_scale);
+  FIELD(swiglu_args_t, quant);
+  FIELD(swiglu_args_t, input);
   END(swiglu_args_t);
+
+  STRUCT(swiglu_quant_args_t);
+  FIELD(swiglu_quant_args_t, struct_size);
+  FIELD(swiglu_quant_args_t, flags);
+  FIELD(swiglu_quant_args_t, scale_floor);
+  FIELD(swiglu_quant_args_t, scale);
+  FIELD(swiglu_quant_args_t, scales_out);
+  FIELD(swiglu_quant_args_t, amax_out);
+  FIELD(swiglu_quant_args_t, scale_layout);
+  FIELD(swiglu_quant_args_t, reserved0);
+  END(swiglu_quant_args_t);
+
+  STRUCT(swiglu_input_args_t);
+  FIELD(swiglu_input_args_t, struct_size);
+  FIELD(swiglu_input_args_t, flags);
+  FIELD(swiglu_input_args_t, gate_bias);
+  FIELD(swiglu_input_args_t, up_bias);
+  FIELD(swiglu_input_args_t, expert_rows);
+  FIELD(swiglu_input_args_t, expert_offsets);
+  FIELD(swiglu_input_args_t, row_index);
+  END(swiglu_input_args_t);
 
   if (gap) printf("layout.c: a field of a struct is not listed\n");
   return gap;
