@@ -88,6 +88,11 @@ struct RopeRequest {
     args.table_rows = ROPE_TABLE_BY_TOKEN;
   }
 
+  void use_norm(rope_norm_type_t norm, double eps = 1e-6) {
+    config.norm = norm;
+    config.norm_eps = eps;
+  }
+
   void use_fault() {
     args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
     workspace.fill_integers(args.fault, [](const Index &) { return 0; });
@@ -122,7 +127,8 @@ std::vector<RopeMisuse> misused_rope_configs() {
   return {
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.config.struct_size = 0; }},
       {"struct_size of half the struct", invalid, "struct_size", "40", [](R &r) { r.config.struct_size = 40; }},
-      {"struct_size one short", invalid, "struct_size", "", [](R &r) { r.config.struct_size -= 1; }},
+      {"struct_size one short of the first release's", invalid, "struct_size", "87",
+       [](R &r) { r.config.struct_size = 87; }},
       {"undefined flag", unsupported, "flags", "0x10", [](R &r) { r.config.flags = 0x10; }},
       {"flag of a call", unsupported, "flags", "0x1", [](R &r) { r.config.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
       {"no device", invalid, "device", "0", [](R &r) { r.config.device = 0; }},
@@ -198,6 +204,46 @@ std::vector<RopeMisuse> misused_rope_configs() {
       {"unknown out_style", invalid, "out_style", "7", [](R &r) { r.config.out_style = 7; }},
       {"negative out_style", invalid, "out_style", "-1", [](R &r) { r.config.out_style = -1; }},
       {"negative num_threads", invalid, "num_threads", "-3", [](R &r) { r.config.num_threads = -3; }},
+      {"dtype of outputs only", invalid, "dtype", "F8_E4M3", [](R &r) { r.config.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"unknown norm", invalid, "norm", "3", [](R &r) { r.use_norm(3); }},
+      {"negative norm", invalid, "norm", "-1", [](R &r) { r.use_norm(-1); }},
+      {"norm of a fourth tensor", invalid, "norm_tensors", "0x8",
+       [](R &r) {
+         r.use_norm(ROPE_NORM_RMS);
+         r.config.norm_tensors = 8;
+       }},
+      {"unknown norm_order", invalid, "norm_order", "2",
+       [](R &r) {
+         r.use_norm(ROPE_NORM_RMS);
+         r.config.norm_order = 2;
+       }},
+      {"negative norm_extent", invalid, "norm_extent", "-1",
+       [](R &r) {
+         r.use_norm(ROPE_NORM_LAYER);
+         r.config.norm_extent = -1;
+       }},
+      {"norm without norm_eps", invalid, "norm_eps", "0", [](R &r) { r.config.norm = ROPE_NORM_RMS; }},
+      {"negative norm_eps", invalid, "norm_eps", "-1", [](R &r) { r.use_norm(ROPE_NORM_RMS, -1); }},
+      {"norm_eps NaN", invalid, "norm_eps", "nan", [](R &r) { r.use_norm(ROPE_NORM_RMS, nan); }},
+      {"norm_eps beyond fp32", invalid, "norm_eps", "1e+39", [](R &r) { r.use_norm(ROPE_NORM_RMS, 1e39); }},
+      {"norm_eps that is 0 in fp32", invalid, "norm_eps", "1e-60", [](R &r) { r.use_norm(ROPE_NORM_RMS, 1e-60); }},
+      {"norm_weight_offset NaN", invalid, "norm_weight_offset", "nan",
+       [](R &r) {
+         r.use_norm(ROPE_NORM_RMS);
+         r.config.norm_weight_offset = nan;
+       }},
+      {"norm_tensors without norm", invalid, "norm_tensors", "3",
+       [](R &r) { r.config.norm_tensors = ROPE_NORM_TENSOR_Q | ROPE_NORM_TENSOR_K; }},
+      {"norm_order without norm", invalid, "norm_order", "1",
+       [](R &r) { r.config.norm_order = ROPE_NORM_ORDER_AFTER; }},
+      {"norm_extent without norm", invalid, "norm_extent", "1",
+       [](R &r) { r.config.norm_extent = ROPE_NORM_EXTENT_TOKEN; }},
+      {"norm_rounding without norm", invalid, "norm_rounding", "1",
+       [](R &r) { r.config.norm_rounding = ROPE_NORM_ROUND_BEFORE_WEIGHT; }},
+      {"norm_eps without norm", invalid, "norm_eps", "1e-06", [](R &r) { r.config.norm_eps = 1e-6; }},
+      {"norm_weight_offset without norm", invalid, "norm_weight_offset", "1",
+       [](R &r) { r.config.norm_weight_offset = 1; }},
+      {"reserved1", unsupported, "reserved1", "1", [](R &r) { r.config.reserved1 = 1; }},
   };
 }
 
@@ -211,9 +257,9 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"NULL args", invalid, "args", "NULL", [](R &r) { r.null_args = true; }},
       {"struct_size 0", invalid, "struct_size", "0", [](R &r) { r.args.struct_size = 0; }},
       {"struct_size short", invalid, "struct_size", "8", [](R &r) { r.args.struct_size = 8; }},
-      {"undefined flag", unsupported, "flags", "0x2", [](R &r) { r.args.flags = 2; }},
-      {"undefined flag beside a known one", unsupported, "flags", "0x3",
-       [](R &r) { r.args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | 2; }},
+      {"undefined flag", unsupported, "flags", "0x10", [](R &r) { r.args.flags = 0x10; }},
+      {"undefined flag beside a known one", unsupported, "flags", "0x11",
+       [](R &r) { r.args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | 0x10; }},
       {"undefined flag of the highest bit", unsupported, "flags", "0x80000000",
        [](R &r) { r.args.flags = 0x80000000u; }},
       {"a stream on the CPU", invalid, "stream", "",
@@ -1009,6 +1055,14 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
       {"limit infinite", invalid, "limit", "inf", [](R &r) { r.config.limit = infinity; }},
       {"up_offset NaN", invalid, "up_offset", "nan", [](R &r) { r.config.up_offset = nan; }},
       {"out_scale infinite", invalid, "out_scale", "-inf", [](R &r) { r.config.out_scale = -infinity; }},
+      {"dtype of outputs only", invalid, "dtype", "F4_E2M1X2", [](R &r) { r.config.dtype = ROPE_DTYPE_F4_E2M1X2; }},
+      {"gate_softcap NaN", invalid, "gate_softcap", "nan", [](R &r) { r.config.gate_softcap = nan; }},
+      {"negative gate_softcap", invalid, "gate_softcap", "-30", [](R &r) { r.config.gate_softcap = -30; }},
+      {"up_softcap beyond fp32", invalid, "up_softcap", "1e+39", [](R &r) { r.config.up_softcap = 1e39; }},
+      {"negative up_softcap", invalid, "up_softcap", "-1", [](R &r) { r.config.up_softcap = -1; }},
+      {"unknown limit_rule", invalid, "limit_rule", "2", [](R &r) { r.config.limit_rule = 2; }},
+      {"unknown activation", invalid, "activation", "4", [](R &r) { r.config.activation = 4; }},
+      {"negative activation", invalid, "activation", "-1", [](R &r) { r.config.activation = -1; }},
   };
   misuses.push_back({"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }});
   misuses.back().cpu_only = true;
@@ -1366,8 +1420,8 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
 
   CHECK(config_error([](rope_config_t &config) { config.device = 3; }) ==
         "rope_desc_create: device is 3: it must be ROPE_DEVICE_CPU or ROPE_DEVICE_CUDA");
-  CHECK(config_error([](rope_config_t &config) { config.dtype = 9; }) ==
-        "rope_desc_create: dtype is 9 (unknown): it must be F32, F16, BF16 or F64");
+  CHECK(config_error([](rope_config_t &config) { config.dtype = 11; }) ==
+        "rope_desc_create: dtype is 11 (unknown): it must be F32, F16, BF16 or F64");
   CHECK(config_error([](rope_config_t &config) { config.layout = 9; }) ==
         "rope_desc_create: layout is 9: it must be ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD or "
         "ROPE_LAYOUT_THD");
@@ -1377,12 +1431,12 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
         "rope_desc_create: out_style is 9: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED, or 0 for style");
   CHECK(swiglu_error([](swiglu_config_t &config) { config.dtype = 0; }) ==
         "swiglu_desc_create: dtype is 0 (unknown): it must be F32, F16, BF16 or F64");
-  CHECK(args_error([](R &r) { r.args.flags = 6; }) ==
-        "rope_forward: flags is 0x6: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only");
+  CHECK(args_error([](R &r) { r.args.flags = 0x60; }) ==
+        "rope_forward: flags is 0x60: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only");
   CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
         "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
-  CHECK(args_error([](R &r) { r.args.q.dtype = 9; }) ==
-        "rope_forward: q.dtype is 9: it must be F32, F16, BF16, F64, I32 or I64");
+  CHECK(args_error([](R &r) { r.args.q.dtype = 11; }) ==
+        "rope_forward: q.dtype is 11: it must be F32, F16, BF16, F64, I32 or I64");
   CHECK(args_error([](R &r) { r.args.positions.dtype = ROPE_DTYPE_F64; }) ==
         "rope_forward: positions.dtype is F64: it must be I32 or I64");
   CHECK(args_error([](R &r) {
@@ -1405,6 +1459,168 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
   const std::string rules = "ROPE_SECTIONS_CHUNKED, INTERLEAVED, IMROPE, ERNIE, RESTARTED, VISION";
   CHECK(sections_error(0) == "rope_section_axes: type is 0: it must be one of " + rules);
   CHECK(sections_error(99) == "rope_section_axes: type is 99: this version knows " + rules);
+}
+
+namespace {
+
+// A group that must not be read.
+template <class Group>
+const Group *unreadable() {
+  return reinterpret_cast<const Group *>(uintptr_t{64});
+}
+
+template <class Struct>
+struct Refused {
+  const char *text;  // behind the function's name
+  std::function<void(Struct &)> commit;
+};
+
+}  // namespace
+
+TEST_CASE("a config that this version does not serve yet is refused by name", "[errors]") {
+  using Rope = rope_config_t;
+  using Swiglu = swiglu_config_t;
+  const Refused<Rope> rope[] = {
+      {"norm is 1: this version does not normalise yet", [](Rope &c) { c.norm = ROPE_NORM_RMS, c.norm_eps = 1e-6; }},
+      {"norm is 2: this version does not normalise yet",
+       [](Rope &c) {
+         c.norm = ROPE_NORM_LAYER, c.norm_eps = 1e-60, c.dtype = ROPE_DTYPE_F64;
+         c.norm_tensors = 7, c.norm_order = 1, c.norm_extent = 1, c.norm_rounding = 3, c.norm_weight_offset = -1;
+       }},
+      {"quant_rounding is 1: this version does not quantise yet",
+       [](Rope &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
+      {"rotation_rounding is 1: this version does not round inside the rotation yet",
+       [](Rope &c) { c.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }},
+  };
+  const Refused<Swiglu> swiglu[] = {
+      {"gate_softcap is 30: this version has no soft cap yet", [](Swiglu &c) { c.gate_softcap = 30; }},
+      {"up_softcap is 0.5: this version has no soft cap yet", [](Swiglu &c) { c.up_softcap = 0.5; }},
+      {"limit_rule is 1: this version limits the gate only", [](Swiglu &c) { c.limit_rule = SWIGLU_LIMIT_ACTIVATION; }},
+      {"activation is 1: this version has SWIGLU_ACTIVATION_SWIGLU only",
+       [](Swiglu &c) { c.activation = SWIGLU_ACTIVATION_GEGLU_ERF; }},
+      {"activation is 3: this version has SWIGLU_ACTIVATION_SWIGLU only",
+       [](Swiglu &c) { c.activation = SWIGLU_ACTIVATION_REGLU; }},
+      {"product_rounding is 1: this version does not round inside the product yet",
+       [](Swiglu &c) { c.product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION; }},
+      {"quant_rounding is 1: this version does not quantise yet",
+       [](Swiglu &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
+  };
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    for (const Refused<Rope> &refused : rope) {
+      rope_config_t config = rope_config_for(device, 16);
+      refused.commit(config);
+      rope_desc_t *desc = not_null<rope_desc_t>();
+      CHECK(rope_desc_create(&config, &desc) == unsupported);
+      CHECK(desc == nullptr);
+      CHECK(std::string(rope_last_error()) == std::string("rope_desc_create: ") + refused.text);
+    }
+    for (const Refused<Swiglu> &refused : swiglu) {
+      swiglu_config_t config = swiglu_config_for(device);
+      refused.commit(config);
+      swiglu_desc_t *desc = not_null<swiglu_desc_t>();
+      CHECK(swiglu_desc_create(&config, &desc) == unsupported);
+      CHECK(desc == nullptr);
+      CHECK(std::string(rope_last_error()) == std::string("swiglu_desc_create: ") + refused.text);
+    }
+  }
+}
+
+TEST_CASE("a call that this version does not serve yet is refused by name, its groups unread", "[errors]") {
+  using Rope = rope_args_t;
+  using Swiglu = swiglu_args_t;
+  const Refused<Rope> rope[] = {
+      {"norm is set: this version does not normalise yet", [](Rope &a) { a.norm = unreadable<rope_norm_args_t>(); }},
+      {"cache is set: this version does not write caches yet",
+       [](Rope &a) { a.cache = unreadable<rope_cache_args_t>(); }},
+      {"quant is set: this version does not quantise yet", [](Rope &a) { a.quant = unreadable<rope_quant_args_t>(); }},
+      {"input is set: this version reads no pass and no row factors yet",
+       [](Rope &a) { a.input = unreadable<rope_input_args_t>(); }},
+      {"flags is 0x2: this version does not serve ROPE_FLAG_UNROTATED yet",
+       [](Rope &a) { a.flags = ROPE_FLAG_UNROTATED; }},
+      {"flags is 0x5: this version does not serve ROPE_FLAG_V_UNROTATED yet",
+       [](Rope &a) { a.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_V_UNROTATED; }},
+      {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
+       [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
+      {"q_out.dtype is F8_E4M3: this version does not serve it yet",
+       [](Rope &a) { a.q_out.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"k_out.dtype is F8_E5M2: this version does not serve it yet",
+       [](Rope &a) { a.k_out.dtype = ROPE_DTYPE_F8_E5M2; }},
+      {"q.dtype is F4_E2M1X2: this version does not serve it yet", [](Rope &a) { a.q.dtype = ROPE_DTYPE_F4_E2M1X2; }},
+      {"positions.dtype is F8_E8M0: this version does not serve it yet",
+       [](Rope &a) { a.positions.dtype = ROPE_DTYPE_F8_E8M0; }},
+  };
+  const std::string flags_of_swiglu = ": this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only";
+  const std::string swiglu_flags[] = {"flags is 0x2" + flags_of_swiglu, "flags is 0x4" + flags_of_swiglu,
+                                      "flags is 0x8" + flags_of_swiglu};
+  const Refused<Swiglu> swiglu[] = {
+      {"quant is set: this version does not quantise yet",
+       [](Swiglu &a) { a.quant = unreadable<swiglu_quant_args_t>(); }},
+      {"input is set: this version reads no biases and no experts yet",
+       [](Swiglu &a) { a.input = unreadable<swiglu_input_args_t>(); }},
+      {swiglu_flags[0].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_UNROTATED; }},
+      {swiglu_flags[1].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_V_UNROTATED; }},
+      {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
+      {"gate.dtype is F8_E4M3: this version does not serve it yet",
+       [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F8_E4M3; }},
+  };
+  const auto is_refused_as = [](rope_status_t status, const std::string &text) {
+    CHECK(status == unsupported);
+    CHECK(std::string(rope_last_error()) == text);
+  };
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    const RopeDesc rope_desc = create(rope_config_for(device, 16));
+    for (const Refused<Rope> &refused : rope) {
+      RopeRequest request(device);
+      refused.commit(request.args);
+      request.workspace.freeze();
+      request.workspace.restore();
+      char text[8] = "#######";
+      const std::string rule = refused.text;
+      is_refused_as(rope_forward(rope_desc.get(), &request.args, nullptr), "rope_forward: " + rule);
+      is_refused_as(rope_backward(rope_desc.get(), &request.args, nullptr), "rope_backward: " + rule);
+      is_refused_as(rope_explain(rope_desc.get(), &request.args, text, sizeof text), "rope_explain: " + rule);
+      CHECK(std::string(text) == "#######");
+      check_untouched(request.workspace);
+    }
+    const SwigluDesc swiglu_desc = create(swiglu_config_for(device));
+    for (const Refused<Swiglu> &refused : swiglu) {
+      for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+        SwigluRequest request(device, direction);
+        refused.commit(request.args);
+        request.workspace.freeze();
+        request.workspace.restore();
+        const rope_status_t status = direction == Direction::Forward
+                                         ? swiglu_forward(swiglu_desc.get(), &request.args, nullptr)
+                                         : swiglu_backward(swiglu_desc.get(), &request.args, nullptr);
+        is_refused_as(status, (direction == Direction::Forward ? "swiglu_forward: " : "swiglu_backward: ") +
+                                  std::string(refused.text));
+        check_untouched(request.workspace);
+      }
+    }
+  }
+}
+
+TEST_CASE("structs of the first release are served, what lies behind them unread", "[errors]") {
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    RopeRequest rope(device);
+    rope.config.struct_size = 88;
+    std::memset(reinterpret_cast<char *>(&rope.config) + 88, 0xa5, sizeof rope.config - 88);
+    rope.args.struct_size = 1064;
+    std::memset(reinterpret_cast<char *>(&rope.args) + 1064, 0xa5, sizeof rope.args - 1064);
+    rope.workspace.freeze();
+    CHECK(run(device, create(rope.config).get(), Direction::Forward, rope.args, rope.workspace) == ROPE_STATUS_SUCCESS);
+    SwigluRequest swiglu(device, Direction::Forward);
+    swiglu.config.struct_size = 56;
+    std::memset(reinterpret_cast<char *>(&swiglu.config) + 56, 0xa5, sizeof swiglu.config - 56);
+    swiglu.args.struct_size = 728;
+    std::memset(reinterpret_cast<char *>(&swiglu.args) + 728, 0xa5, sizeof swiglu.args - 728);
+    swiglu.workspace.freeze();
+    CHECK(run(device, create(swiglu.config).get(), Direction::Forward, swiglu.args, swiglu.workspace) ==
+          ROPE_STATUS_SUCCESS);
+  }
 }
 
 TEST_CASE("a tensor of another rank is refused with the axes of the layout", "[errors]") {

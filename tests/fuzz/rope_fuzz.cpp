@@ -163,6 +163,8 @@ class Request {
     const bool is_served = call.returned(rope_explain(desc, args, text.get(), size));
     if (is_served) {
       expect(!has_bad_data_, "served without memory, or where elements cannot lie");
+      expect(!args_.norm && !args_.cache && !args_.quant && !args_.input, "served a group");
+      expect(args_.flags <= ROPE_FLAG_PROGRAMMATIC_LAUNCH, "served flags");
       expect(std::find(&text[0], &text[size], '\0') != &text[size], "rope_explain ends its text");
       plan();
     }

@@ -91,6 +91,7 @@ class Request {
     // The library's own eyes look first at what is too large to be run.
     const bool is_planned = plan();
     expect(!is_planned || !has_bad_data_, "served without memory, or where elements cannot lie");
+    expect(!is_planned || (!args_.quant && !args_.input), "served a group");
     if (is_planned && !is_small_) return;
     memory_.restore();
     const Call call(function);

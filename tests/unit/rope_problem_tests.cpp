@@ -785,8 +785,8 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
   using Args = rope_args_t;
   check_refusals(
       some_config(ROPE_LAYOUT_BSHD), kLayouts[0],
-      {{"unsupported; rope_forward: flags is 0x2: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
-        [](Args &args) { args.flags = 2; }},
+      {{"unsupported; rope_forward: flags is 0x10: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
+        [](Args &args) { args.flags = 0x10; }},
        {"unsupported; rope_forward: flags is 0x80000001: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
         [](Args &args) { args.flags = 0x80000000u | ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},

@@ -190,10 +190,15 @@ TEST_CASE("a malformed tensor is refused", "[views]") {
   CHECK(refuses(bad));
   bad.ndim = 65535;
   CHECK(refuses(bad));
-  for (const rope_dtype_t dtype : {0, -1, 7, 100}) {
+  for (const rope_dtype_t dtype : {0, -1, 11, 100}) {
     bad = good;
     bad.dtype = dtype;
     CHECK(refuses(bad));
+  }
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2, ROPE_DTYPE_F8_E8M0, ROPE_DTYPE_F4_E2M1X2}) {
+    bad = good;
+    bad.dtype = dtype;
+    CHECK(refuses(bad, ROPE_STATUS_NOT_SUPPORTED));
   }
   for (const uint16_t flags : {0x2, 0x3, 0x8000}) {
     bad = good;

@@ -10,6 +10,8 @@ namespace rope {
 namespace {
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
+constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
+constexpr double kMaxFloat = 3.4028234663852886e38;
 
 bool is_style(rope_style_t style) {
   return style == ROPE_STYLE_HALF || style == ROPE_STYLE_INTERLEAVED;
@@ -17,7 +19,7 @@ bool is_style(rope_style_t style) {
 
 rope_status_t check_geometry(const char *function, const rope_config_t &config) {
   if (config.flags != 0) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows no flag", function, config.flags);
+    return fail(kUnsupported, "%s: flags is 0x%x: this version knows no flag", function, config.flags);
   }
   if (config.layout < ROPE_LAYOUT_BSHD || config.layout > ROPE_LAYOUT_THD) {
     return fail(kInvalid,
@@ -43,6 +45,74 @@ rope_status_t check_geometry(const char *function, const rope_config_t &config) 
   if (config.rotary_offset < 0 || config.rotary_offset > config.head_dim - rotary_dim) {
     return fail(kInvalid, "%s: rotary_offset is %d: with rotary_dim %d it must be 0 to %d, inside head_dim %d",
                 function, config.rotary_offset, rotary_dim, config.head_dim - rotary_dim, config.head_dim);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t refuse_norm_fields(const char *function, const rope_config_t &config) {
+  const struct {
+    const char *field;
+    double value;
+  } fields[] = {{"norm_tensors", static_cast<double>(config.norm_tensors)},
+                {"norm_order", static_cast<double>(config.norm_order)},
+                {"norm_extent", static_cast<double>(config.norm_extent)},
+                {"norm_rounding", static_cast<double>(config.norm_rounding)},
+                {"norm_eps", config.norm_eps},
+                {"norm_weight_offset", config.norm_weight_offset}};
+  for (const auto &given : fields) {
+    if (given.value == 0.0) continue;
+    return fail(kInvalid, "%s: %s is %.10g: it must be 0 where norm is 0", function, given.field, given.value);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t check_norm(const char *function, const rope_config_t &config) {
+  if (config.norm == 0) return refuse_norm_fields(function, config);
+  if (config.norm != ROPE_NORM_RMS && config.norm != ROPE_NORM_LAYER) {
+    return fail(kInvalid, "%s: norm is %d: it must be ROPE_NORM_RMS or ROPE_NORM_LAYER, or 0 for none", function,
+                config.norm);
+  }
+  constexpr int32_t kTensors = ROPE_NORM_TENSOR_Q | ROPE_NORM_TENSOR_K | ROPE_NORM_TENSOR_V;
+  if ((config.norm_tensors & ~kTensors) != 0) {
+    return fail(kInvalid, "%s: norm_tensors is 0x%x: it must be ROPE_NORM_TENSOR_ bits (0x%x), or 0 for q and k",
+                function, static_cast<unsigned>(config.norm_tensors), static_cast<unsigned>(kTensors));
+  }
+  if (config.norm_order != ROPE_NORM_ORDER_BEFORE && config.norm_order != ROPE_NORM_ORDER_AFTER) {
+    return fail(kInvalid, "%s: norm_order is %d: it must be ROPE_NORM_ORDER_BEFORE or ROPE_NORM_ORDER_AFTER", function,
+                config.norm_order);
+  }
+  if (config.norm_extent != ROPE_NORM_EXTENT_HEAD && config.norm_extent != ROPE_NORM_EXTENT_TOKEN) {
+    return fail(kInvalid, "%s: norm_extent is %d: it must be ROPE_NORM_EXTENT_HEAD or ROPE_NORM_EXTENT_TOKEN", function,
+                config.norm_extent);
+  }
+  constexpr int32_t kRoundings = ROPE_NORM_ROUND_BEFORE_WEIGHT | ROPE_NORM_ROUND_AFTER_WEIGHT;
+  if ((config.norm_rounding & ~kRoundings) != 0) {
+    return fail(kUnsupported, "%s: norm_rounding is 0x%x: this version knows ROPE_NORM_ROUND_ bits 0x%x only", function,
+                static_cast<unsigned>(config.norm_rounding), static_cast<unsigned>(kRoundings));
+  }
+  const double eps = config.norm_eps;
+  const bool vanishes = config.dtype != ROPE_DTYPE_F64 && static_cast<float>(eps) == 0.0f;
+  if (!(eps > 0.0 && eps <= kMaxFloat) || vanishes) {
+    return fail(kInvalid, "%s: norm_eps is %g: it must be a finite number above 0 in fp32", function, eps);
+  }
+  if (!(fabs(config.norm_weight_offset) <= kMaxFloat)) {
+    return fail(kInvalid, "%s: norm_weight_offset is %g: it must be a finite number in fp32", function,
+                config.norm_weight_offset);
+  }
+  return fail(kUnsupported, "%s: norm is %d: this version does not normalise yet", function, config.norm);
+}
+
+rope_status_t check_roundings(const char *function, const rope_config_t &config) {
+  if (config.quant_rounding != 0) {
+    return fail(kUnsupported, "%s: quant_rounding is %d: this version does not quantise yet", function,
+                config.quant_rounding);
+  }
+  if (config.rotation_rounding != 0) {
+    return fail(kUnsupported, "%s: rotation_rounding is %d: this version does not round inside the rotation yet",
+                function, config.rotation_rounding);
+  }
+  if (config.reserved1 != 0) {
+    return fail(kUnsupported, "%s: reserved1 is %d: it must be 0", function, config.reserved1);
   }
   return ROPE_STATUS_SUCCESS;
 }
@@ -86,7 +156,7 @@ rope_status_t copy_frequencies(const char *function, const rope_config_t &config
   const int pairs = geometry->pairs();
   const double theta = config.theta;
   const double scale = config.attention_scale;
-  if (!(fabs(scale) <= 3.4028234663852886e38) || (scale != 0.0 && static_cast<float>(scale) == 0.0f)) {
+  if (!(fabs(scale) <= kMaxFloat) || (scale != 0.0 && static_cast<float>(scale) == 0.0f)) {
     return fail(kInvalid, "%s: attention_scale is %g: it must be a finite number other than 0 in fp32, or 0 for 1",
                 function, scale);
   }
@@ -121,7 +191,9 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   geometry->rotary_offset = config.rotary_offset;
   ROPE_TRY(copy_distances(function, config, geometry));
   ROPE_TRY(copy_axes(function, config, geometry));
-  return copy_frequencies(function, config, geometry);
+  ROPE_TRY(copy_frequencies(function, config, geometry));
+  ROPE_TRY(check_norm(function, config));
+  return check_roundings(function, config);
 }
 
 }  // namespace rope

@@ -94,6 +94,27 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
+constexpr uint32_t kLaterFlags = ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED | ROPE_FLAG_ACCUMULATE;
+
+// What the header has and calls do not serve yet. A group is refused before it is read.
+rope_status_t refuse_later(const char *function, const rope_args_t &args) {
+  const struct {
+    const char *field;
+    const void *group;
+    const char *rule;
+  } groups[] = {{"norm", args.norm, "this version does not normalise yet"},
+                {"cache", args.cache, "this version does not write caches yet"},
+                {"quant", args.quant, "this version does not quantise yet"},
+                {"input", args.input, "this version reads no pass and no row factors yet"}};
+  for (const auto &given : groups) {
+    if (given.group != nullptr) return fail(kUnsupported, "%s: %s is set: %s", function, given.field, given.rule);
+  }
+  return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve %s yet", function, args.flags,
+              (args.flags & ROPE_FLAG_UNROTATED) != 0     ? "ROPE_FLAG_UNROTATED"
+              : (args.flags & ROPE_FLAG_V_UNROTATED) != 0 ? "ROPE_FLAG_V_UNROTATED"
+                                                          : "ROPE_FLAG_ACCUMULATE");
+}
+
 // Reads a call's tensors one by one into a problem.
 class ProblemReader {
  public:
@@ -407,6 +428,9 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
+  const bool has_group =
+      args.norm != nullptr || args.cache != nullptr || args.quant != nullptr || args.input != nullptr;
+  if (has_group || (args.flags & kLaterFlags) != 0) return refuse_later(function, args);
   ROPE_TRY(check_call_flags(function, args.flags));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
   if (args.reserved0 != 0) {

@@ -176,6 +176,38 @@ class AxisMerger {
   int count_ = 0;
 };
 
+// What the header has and descriptors do not serve yet.
+rope_status_t refuse_later(const char *function, const swiglu_config_t &config) {
+  const struct {
+    const char *field;
+    double cap;
+  } caps[] = {{"gate_softcap", config.gate_softcap}, {"up_softcap", config.up_softcap}};
+  for (const auto &given : caps) {
+    if (given.cap == 0.0) continue;
+    return fail(kUnsupported, "%s: %s is %g: this version has no soft cap yet", function, given.field, given.cap);
+  }
+  const struct {
+    const char *field;
+    int32_t value;
+    const char *rule;
+  } options[] = {{"limit_rule", config.limit_rule, "this version limits the gate only"},
+                 {"activation", config.activation, "this version has SWIGLU_ACTIVATION_SWIGLU only"},
+                 {"product_rounding", config.product_rounding, "this version does not round inside the product yet"},
+                 {"quant_rounding", config.quant_rounding, "this version does not quantise yet"}};
+  for (const auto &given : options) {
+    if (given.value == 0) continue;
+    return fail(kUnsupported, "%s: %s is %d: %s", function, given.field, given.value, given.rule);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+// A group is refused before it is read.
+rope_status_t refuse_group(const char *function, const swiglu_args_t &args) {
+  const bool is_quant = args.quant != nullptr;
+  return fail(kUnsupported, "%s: %s is set: this version %s yet", function, is_quant ? "quant" : "input",
+              is_quant ? "does not quantise" : "reads no biases and no experts");
+}
+
 }  // namespace
 
 int64_t SwigluProblem::num_elements() const {
@@ -202,7 +234,9 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   } factors[] = {{"alpha", config.alpha},
                  {"limit", config.limit},
                  {"up_offset", config.up_offset},
-                 {"out_scale", config.out_scale}};
+                 {"out_scale", config.out_scale},
+                 {"gate_softcap", config.gate_softcap},
+                 {"up_softcap", config.up_softcap}};
   for (const auto &factor : factors) {
     const bool vanishes = factor.value != 0.0 && static_cast<float>(factor.value) == 0.0f;
     if (!(fabs(factor.value) <= static_cast<double>(kMaxFloat)) || vanishes) {
@@ -210,9 +244,25 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
                   function, factor.field, factor.value);
     }
   }
-  if (config.limit < 0.0) {
-    return fail(kInvalid, "%s: limit is %g: it must be above 0, or 0 for none", function, config.limit);
+  const struct {
+    const char *field;
+    double value;
+  } bounds[] = {{"limit", config.limit}, {"gate_softcap", config.gate_softcap}, {"up_softcap", config.up_softcap}};
+  for (const auto &bound : bounds) {
+    if (bound.value >= 0.0) continue;
+    return fail(kInvalid, "%s: %s is %g: it must be above 0, or 0 for none", function, bound.field, bound.value);
   }
+  if (config.limit_rule != SWIGLU_LIMIT_GATE && config.limit_rule != SWIGLU_LIMIT_ACTIVATION) {
+    return fail(kInvalid, "%s: limit_rule is %d: it must be SWIGLU_LIMIT_GATE or SWIGLU_LIMIT_ACTIVATION", function,
+                config.limit_rule);
+  }
+  if (config.activation < SWIGLU_ACTIVATION_SWIGLU || config.activation > SWIGLU_ACTIVATION_REGLU) {
+    return fail(kInvalid,
+                "%s: activation is %d: it must be SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF, "
+                "SWIGLU_ACTIVATION_GEGLU_TANH or SWIGLU_ACTIVATION_REGLU",
+                function, config.activation);
+  }
+  ROPE_TRY(refuse_later(function, config));
   const auto rounded = [&](double value) {
     return config.dtype == ROPE_DTYPE_F64 ? value : static_cast<double>(static_cast<float>(value));
   };
@@ -230,6 +280,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   problem->dtype = dtype;
   problem->form = form;
   problem->is_backward = is_backward;
+  if (args.quant != nullptr || args.input != nullptr) return refuse_group(function, args);
   ROPE_TRY(check_call_flags(function, args.flags));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 

@@ -21,6 +21,14 @@ const char *dtype_name(rope_dtype_t dtype) {
       return "I32";
     case ROPE_DTYPE_I64:
       return "I64";
+    case ROPE_DTYPE_F8_E4M3:
+      return "F8_E4M3";
+    case ROPE_DTYPE_F8_E5M2:
+      return "F8_E5M2";
+    case ROPE_DTYPE_F8_E8M0:
+      return "F8_E8M0";
+    case ROPE_DTYPE_F4_E2M1X2:
+      return "F4_E2M1X2";
     default:
       return "unknown";
   }
@@ -71,6 +79,10 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   }
   const int64_t size = dtype_size(tensor.dtype);
   if (size == 0) {
+    if (tensor.dtype >= ROPE_DTYPE_F8_E4M3 && tensor.dtype <= ROPE_DTYPE_F4_E2M1X2) {
+      return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
+                  dtype_name(tensor.dtype));
+    }
     return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32 or I64",
                 function, field, tensor.dtype);
   }

@@ -36,7 +36,7 @@ inline int64_t magnitude(int64_t stride) {
   return stride < 0 ? -stride : stride;
 }
 
-// In bytes, a power of two; 0 for an unknown type.
+// In bytes, a power of two; 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
   static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8};  // F32, F16, BF16, F64, I32, I64
   return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_I64 ? kSizes[dtype] : 0;
