@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/problem/import.hpp"
 #include "memory.hpp"
 
 namespace {
@@ -89,7 +90,7 @@ void fuzz_scaling(Input *input) {
   scaling.long_factor = is_longrope != input->chance(1) ? long_factor.get() : nullptr;
   scaling.pair_factors = is_factors != input->chance(1) ? pair_factors.get() : nullptr;
 
-  const StructBytes bytes(input, &scaling, sizeof scaling);
+  const StructBytes bytes(input, &scaling, rope::kRopeScalingFirstSize, sizeof scaling);
   std::vector<double> inv_freq = frequencies(pairs_of(width));
   double attention_scale = untouched;
   double *const out = input->chance(1) ? nullptr : inv_freq.data();
@@ -141,7 +142,7 @@ void fuzz_sections(Input *input) {
     left -= section;
   }
   input->lie(&sections);
-  const StructBytes bytes(input, &sections, sizeof sections);
+  const StructBytes bytes(input, &sections, rope::kRopeSectionsFirstSize, sizeof sections);
   std::vector<double> inv_freq = frequencies(pairs_of(width));
   const auto axes = std::vector<int32_t>(pairs_of(width), untouched_axis);
   std::vector<int32_t> pair_axis = axes;

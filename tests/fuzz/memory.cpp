@@ -146,7 +146,7 @@ bool Call::says(const char *words) {
   return std::strstr(rope_last_error(), words) != nullptr;
 }
 
-StructBytes::StructBytes(Input *input, const void *source, uint32_t size) {
+StructBytes::StructBytes(Input *input, void *source, uint32_t first_size, uint32_t size) {
   uint32_t told = size, lie_at = 0;
   uint8_t lie = 0;
   switch (input->below(48)) {
@@ -158,8 +158,8 @@ StructBytes::StructBytes(Input *input, const void *source, uint32_t size) {
       lie_at = static_cast<uint32_t>(input->between(size, told - 1));
       lie = static_cast<uint8_t>(input->between(1, 255));
       break;
-    case 46:
-      told = static_cast<uint32_t>(input->below(size));
+    case 46:  // an older header, or a mistake
+      told = static_cast<uint32_t>(input->chance(50) ? input->between(first_size, size) : input->below(size));
       break;
     case 47:
       told = static_cast<uint32_t>(input->raw(4));
@@ -172,6 +172,7 @@ StructBytes::StructBytes(Input *input, const void *source, uint32_t size) {
   std::memcpy(bytes_.get(), source, std::min(length, size));
   std::memcpy(bytes_.get(), &told, sizeof told);
   if (lie_at > 0 && lie_at < length) bytes_[lie_at] = lie;
+  if (told >= first_size && told < size) std::memset(static_cast<char *>(source) + told, 0, size - told);
 }
 
 bool has_known_shape(const rope_tensor_t &tensor) {

@@ -51,7 +51,8 @@ class Call {
 // header, or of none.
 class StructBytes {
  public:
-  StructBytes(Input *input, const void *source, uint32_t size);
+  // Members of the source that the bytes of an older header lack become zero; that of 0.1 had first_size bytes.
+  StructBytes(Input *input, void *source, uint32_t first_size, uint32_t size);
   // The bytes of a program's mistake: read up to where struct_size can be believed.
   static constexpr uint32_t max_size = 4096;
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "core/problem/import.hpp"
 #include "core/problem/rope_problem.hpp"
 #include "memory.hpp"
 #include "plan/rope_plan.hpp"
@@ -150,7 +151,7 @@ class Request {
   }
 
   void run(const rope_desc_t *desc) {
-    const StructBytes bytes(&in_, &args_, sizeof args_);
+    const StructBytes bytes(&in_, &args_, rope::kRopeArgsFirstSize, sizeof args_);
     const auto *args = bytes.as<rope_args_t>();
     const auto size = static_cast<size_t>(in_.one_of<int64_t>({256, 1, 5, 40}));
     const auto text = std::make_unique<char[]>(size);
@@ -845,8 +846,8 @@ class Tables {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   draw_float_environment(data, size);
   Input input(data, size);
-  const Config config(&input);
-  const StructBytes bytes(&input, &config.config, sizeof config.config);
+  Config config(&input);
+  const StructBytes bytes(&input, &config.config, rope::kRopeConfigFirstSize, sizeof config.config);
   rope_desc_t *desc = nullptr;
   const Call call("rope_desc_create");
   if (!call.returned(rope_desc_create(bytes.as<rope_config_t>(), &desc))) {

@@ -1,7 +1,7 @@
 // structs_fuzz.cpp - fuzzes the six structs byte by byte, struct_size included
 //
 // The input is the struct. It is handed over in a buffer of exactly struct_size bytes; only its pointers are replaced,
-// by ones to as much memory as the other members say.
+// by ones to as much memory as the other members say. Those to groups of operands stay: they are refused unread.
 #include <algorithm>
 #include <memory>
 #include <string>

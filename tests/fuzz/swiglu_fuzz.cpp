@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "core/problem/import.hpp"
 #include "core/problem/swiglu_problem.hpp"
 #include "memory.hpp"
 #include "plan/swiglu_plan.hpp"
@@ -85,7 +86,7 @@ class Request {
   }
 
   void run(const swiglu_desc_t *desc) {
-    const StructBytes bytes(&in_, &args_, sizeof args_);
+    const StructBytes bytes(&in_, &args_, rope::kSwigluArgsFirstSize, sizeof args_);
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
     // The library's own eyes look first at what is too large to be run.
@@ -372,8 +373,8 @@ class Request {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   draw_float_environment(data, size);
   Input input(data, size);
-  const swiglu_config_t config = draw_config(&input);
-  const StructBytes bytes(&input, &config, sizeof config);
+  swiglu_config_t config = draw_config(&input);
+  const StructBytes bytes(&input, &config, rope::kSwigluConfigFirstSize, sizeof config);
   swiglu_desc_t *desc = nullptr;
   const Call call("swiglu_desc_create");
   if (!call.returned(swiglu_desc_create(bytes.as<swiglu_config_t>(), &desc))) {
