@@ -202,7 +202,7 @@ rope_status_t refuse_later(const char *function, const swiglu_config_t &config) 
 }
 
 // A group is refused before it is read.
-rope_status_t refuse_group(const char *function, const swiglu_args_t &args) {
+__attribute__((cold, noinline)) rope_status_t refuse_group(const char *function, const swiglu_args_t &args) {
   const bool is_quant = args.quant != nullptr;
   return fail(kUnsupported, "%s: %s is set: this version %s yet", function, is_quant ? "quant" : "input",
               is_quant ? "does not quantise" : "reads no biases and no experts");
