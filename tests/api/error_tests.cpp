@@ -222,6 +222,11 @@ std::vector<RopeMisuse> misused_rope_configs() {
          r.use_norm(ROPE_NORM_LAYER);
          r.config.norm_extent = -1;
        }},
+      {"unknown norm_rounding", unsupported, "norm_rounding", "0x4",
+       [](R &r) {
+         r.use_norm(ROPE_NORM_RMS);
+         r.config.norm_rounding = 4;
+       }},
       {"norm without norm_eps", invalid, "norm_eps", "0", [](R &r) { r.config.norm = ROPE_NORM_RMS; }},
       {"negative norm_eps", invalid, "norm_eps", "-1", [](R &r) { r.use_norm(ROPE_NORM_RMS, -1); }},
       {"norm_eps NaN", invalid, "norm_eps", "nan", [](R &r) { r.use_norm(ROPE_NORM_RMS, nan); }},
