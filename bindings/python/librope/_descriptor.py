@@ -90,17 +90,15 @@ class Descriptor:
         return handle
 
     def _arguments(self) -> Dict[str, Any]:
-        """What the descriptor was made of; the names are those of the fields."""
+        """What the descriptor was made of, but for fields that are 0; the names are those of the fields."""
         kind, ordinal = self._device
         arguments: Dict[str, Any] = {
             "device": "cuda" if kind == Device.CUDA and ordinal is None else
             None if kind is None or ordinal is None else device_name(kind, ordinal)}
-        for field, ctype in self._config._fields_:
-            if field not in ("struct_size", "flags", "device", "device_index"):
-                is_array = issubclass(ctype, ctypes._Pointer)
-                arguments[field] = (
-                    list(self._arrays[field]) if field in self._arrays else
-                    None if is_array else getattr(self._config, field))
+        for field, _ in self._config._fields_:
+            value = getattr(self._config, field)
+            if value and field not in ("struct_size", "device", "device_index"):
+                arguments[field] = list(self._arrays[field]) if field in self._arrays else value
         return arguments
 
     def __reduce__(self) -> Tuple[Any, ...]:
