@@ -31,6 +31,10 @@ ROPE_DTYPE_BF16 = 3
 ROPE_DTYPE_F64 = 4
 ROPE_DTYPE_I32 = 5
 ROPE_DTYPE_I64 = 6
+ROPE_DTYPE_F8_E4M3 = 7
+ROPE_DTYPE_F8_E5M2 = 8
+ROPE_DTYPE_F8_E8M0 = 9
+ROPE_DTYPE_F4_E2M1X2 = 10
 
 rope_layout_t = c_int32
 ROPE_LAYOUT_BSHD = 1
@@ -44,10 +48,39 @@ ROPE_STYLE_INTERLEAVED = 2
 
 ROPE_TENSOR_STRIDED = 1
 ROPE_MAX_POSITION_AXES = 8
+
+rope_norm_type_t = c_int32
+ROPE_NORM_RMS = 1
+ROPE_NORM_LAYER = 2
+
+rope_norm_order_t = c_int32
+ROPE_NORM_ORDER_BEFORE = 0
+ROPE_NORM_ORDER_AFTER = 1
+
+rope_norm_extent_t = c_int32
+ROPE_NORM_EXTENT_HEAD = 0
+ROPE_NORM_EXTENT_TOKEN = 1
+
+ROPE_NORM_TENSOR_Q = 1
+ROPE_NORM_TENSOR_K = 2
+ROPE_NORM_TENSOR_V = 4
+
+ROPE_NORM_ROUND_BEFORE_WEIGHT = 1
+ROPE_NORM_ROUND_AFTER_WEIGHT = 2
+ROPE_QUANT_ROUND_FIRST = 1
+ROPE_ROTATION_ROUND_EACH = 1
+
 ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1
+ROPE_FLAG_UNROTATED = 2
+ROPE_FLAG_V_UNROTATED = 4
+ROPE_FLAG_ACCUMULATE = 8
 
 ROPE_TABLE_BY_POSITION = 0
 ROPE_TABLE_BY_TOKEN = 1
+
+ROPE_CACHE_FLAG_SKIP_SLOT_0 = 1
+ROPE_QUANT_FLAG_SCALE_MULTIPLIES = 1
+ROPE_QUANT_FLAG_POWER_OF_TWO = 2
 
 rope_scaling_type_t = c_int32
 ROPE_SCALING_NONE = 1
@@ -72,6 +105,19 @@ ROPE_SECTIONS_IMROPE = 3
 ROPE_SECTIONS_ERNIE = 4
 ROPE_SECTIONS_RESTARTED = 5
 ROPE_SECTIONS_VISION = 6
+
+SWIGLU_LIMIT_GATE = 0
+SWIGLU_LIMIT_ACTIVATION = 1
+
+SWIGLU_ACTIVATION_SWIGLU = 0
+SWIGLU_ACTIVATION_GEGLU_ERF = 1
+SWIGLU_ACTIVATION_GEGLU_TANH = 2
+SWIGLU_ACTIVATION_REGLU = 3
+
+SWIGLU_PRODUCT_ROUND_ACTIVATION = 1
+
+SWIGLU_SCALE_LAYOUT_STRIDED = 0
+SWIGLU_SCALE_LAYOUT_128X4 = 1
 
 # ---- Structs --------------------------------------------------------------------------------------------------------
 
@@ -111,6 +157,80 @@ class rope_config_t(Structure):
         ("pair_block", c_int32),
         ("num_threads", c_int32),
         ("out_style", rope_style_t),
+        ("norm", rope_norm_type_t),
+        ("norm_tensors", c_int32),
+        ("norm_order", rope_norm_order_t),
+        ("norm_extent", rope_norm_extent_t),
+        ("norm_rounding", c_int32),
+        ("quant_rounding", c_int32),
+        ("rotation_rounding", c_int32),
+        ("reserved1", c_int32),
+        ("norm_eps", c_double),
+        ("norm_weight_offset", c_double),
+    ]
+
+
+class rope_norm_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("q_weight", rope_tensor_t),
+        ("k_weight", rope_tensor_t),
+        ("q_bias", rope_tensor_t),
+        ("k_bias", rope_tensor_t),
+        ("q_in", rope_tensor_t),
+        ("k_in", rope_tensor_t),
+        ("v_in", rope_tensor_t),
+        ("grad_q_weight", rope_tensor_t),
+        ("grad_k_weight", rope_tensor_t),
+        ("grad_q_bias", rope_tensor_t),
+        ("grad_k_bias", rope_tensor_t),
+    ]
+
+
+class rope_cache_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("k_cache", rope_tensor_t),
+        ("v_cache", rope_tensor_t),
+        ("k_pass_cache", rope_tensor_t),
+        ("k_scales", rope_tensor_t),
+        ("v_scales", rope_tensor_t),
+        ("k_pass_scales", rope_tensor_t),
+        ("slots", rope_tensor_t),
+        ("page_table", rope_tensor_t),
+        ("page_indptr", rope_tensor_t),
+        ("sequence", rope_tensor_t),
+        ("positions", rope_tensor_t),
+    ]
+
+
+class rope_quant_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("scale_floor", c_double),
+        ("q_scale", rope_tensor_t),
+        ("k_scale", rope_tensor_t),
+        ("v_scale", rope_tensor_t),
+        ("k_pass_scale", rope_tensor_t),
+        ("q_scales_out", rope_tensor_t),
+        ("k_scales_out", rope_tensor_t),
+        ("v_scales_out", rope_tensor_t),
+        ("amax_out", rope_tensor_t),
+    ]
+
+
+class rope_input_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("q_pass", rope_tensor_t),
+        ("k_pass", rope_tensor_t),
+        ("q_row_factor", rope_tensor_t),
+        ("k_row_factor", rope_tensor_t),
+        ("v_row_factor", rope_tensor_t),
     ]
 
 
@@ -134,6 +254,10 @@ class rope_args_t(Structure):
         ("position_offset", c_int64),
         ("table_rows", c_int32),
         ("reserved0", c_int32),
+        ("norm", POINTER(rope_norm_args_t)),
+        ("cache", POINTER(rope_cache_args_t)),
+        ("quant", POINTER(rope_quant_args_t)),
+        ("input", POINTER(rope_input_args_t)),
     ]
 
 
@@ -184,6 +308,37 @@ class swiglu_config_t(Structure):
         ("limit", c_double),
         ("up_offset", c_double),
         ("out_scale", c_double),
+        ("gate_softcap", c_double),
+        ("up_softcap", c_double),
+        ("limit_rule", c_int32),
+        ("activation", c_int32),
+        ("product_rounding", c_int32),
+        ("quant_rounding", c_int32),
+    ]
+
+
+class swiglu_quant_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("scale_floor", c_double),
+        ("scale", rope_tensor_t),
+        ("scales_out", rope_tensor_t),
+        ("amax_out", rope_tensor_t),
+        ("scale_layout", c_int32),
+        ("reserved0", c_int32),
+    ]
+
+
+class swiglu_input_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("gate_bias", rope_tensor_t),
+        ("up_bias", rope_tensor_t),
+        ("expert_rows", rope_tensor_t),
+        ("expert_offsets", rope_tensor_t),
+        ("row_index", rope_tensor_t),
     ]
 
 
@@ -200,6 +355,8 @@ class swiglu_args_t(Structure):
         ("grad_gate", rope_tensor_t),
         ("grad_up", rope_tensor_t),
         ("grad_row_scale", rope_tensor_t),
+        ("quant", POINTER(swiglu_quant_args_t)),
+        ("input", POINTER(swiglu_input_args_t)),
     ]
 
 

@@ -22,6 +22,10 @@ class Dtype(IntEnum):
     F64 = _abi.ROPE_DTYPE_F64
     I32 = _abi.ROPE_DTYPE_I32
     I64 = _abi.ROPE_DTYPE_I64
+    F8_E4M3 = _abi.ROPE_DTYPE_F8_E4M3
+    F8_E5M2 = _abi.ROPE_DTYPE_F8_E5M2
+    F8_E8M0 = _abi.ROPE_DTYPE_F8_E8M0
+    F4_E2M1X2 = _abi.ROPE_DTYPE_F4_E2M1X2
 
 
 class Layout(IntEnum):

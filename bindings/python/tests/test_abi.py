@@ -6,7 +6,7 @@ import re
 import unittest
 from pathlib import Path
 
-from librope import _abi, _tensors
+from librope import _abi, _enums, _tensors
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "abi"
@@ -63,11 +63,22 @@ class AbiTest(unittest.TestCase):
         self.assertEqual(sorted(_abi.FUNCTIONS), sorted(symbols))
 
     def test_every_constant_of_the_header_and_no_other(self):
-        header = {name: int(number) for name, number in re.findall(r"\b(ROPE_[A-Z0-9_]+) = (\d+)", CODE)}
+        header = {name: int(number) for name, number in
+                  re.findall(r"\b((?:ROPE|SWIGLU)_[A-Z0-9_]+)\s*=\s*(\d+)", CODE)}
         header.update((name, int(number)) for name, number in
                       re.findall(r"#define (ROPE_VERSION_(?:MAJOR|MINOR|PATCH)) (\d+)", CODE))
-        mirror = {name: value for name, value in vars(_abi).items() if name.startswith("ROPE_")}
+        mirror = {name: value for name, value in vars(_abi).items() if name.startswith(("ROPE_", "SWIGLU_"))}
         self.assertEqual(mirror, header)
+
+    def test_every_enumerator_of_the_header_and_no_other(self):
+        for enum, prefix in ((_enums.Device, "ROPE_DEVICE_"), (_enums.Dtype, "ROPE_DTYPE_"),
+                             (_enums.Layout, "ROPE_LAYOUT_"), (_enums.Style, "ROPE_STYLE_"),
+                             (_enums.TableRows, "ROPE_TABLE_"), (_enums.Scaling, "ROPE_SCALING_"),
+                             (_enums.Sections, "ROPE_SECTIONS_")):
+            with self.subTest(prefix):
+                constants = {name: value for name, value in vars(_abi).items()
+                             if name.startswith(prefix) and "_FLAG_" not in name}
+                self.assertEqual({prefix + member.name: int(member) for member in enum}, constants)
 
     def test_every_prototype_of_the_header(self):
         prototypes = re.findall(r"ROPE_API\s+([\w\s]+?\**)(\w+)\(([^)]*)\);", CODE)
