@@ -33,6 +33,10 @@ pub const ROPE_DTYPE_BF16: rope_dtype_t = 3;
 pub const ROPE_DTYPE_F64: rope_dtype_t = 4;
 pub const ROPE_DTYPE_I32: rope_dtype_t = 5;
 pub const ROPE_DTYPE_I64: rope_dtype_t = 6;
+pub const ROPE_DTYPE_F8_E4M3: rope_dtype_t = 7;
+pub const ROPE_DTYPE_F8_E5M2: rope_dtype_t = 8;
+pub const ROPE_DTYPE_F8_E8M0: rope_dtype_t = 9;
+pub const ROPE_DTYPE_F4_E2M1X2: rope_dtype_t = 10;
 
 pub type rope_layout_t = i32;
 pub const ROPE_LAYOUT_BSHD: rope_layout_t = 1;
@@ -48,9 +52,37 @@ pub const ROPE_TENSOR_STRIDED: u16 = 1;
 
 pub const ROPE_MAX_POSITION_AXES: usize = 8;
 
+pub type rope_norm_type_t = i32;
+pub const ROPE_NORM_RMS: rope_norm_type_t = 1;
+pub const ROPE_NORM_LAYER: rope_norm_type_t = 2;
+
+pub type rope_norm_order_t = i32;
+pub const ROPE_NORM_ORDER_BEFORE: rope_norm_order_t = 0;
+pub const ROPE_NORM_ORDER_AFTER: rope_norm_order_t = 1;
+
+pub type rope_norm_extent_t = i32;
+pub const ROPE_NORM_EXTENT_HEAD: rope_norm_extent_t = 0;
+pub const ROPE_NORM_EXTENT_TOKEN: rope_norm_extent_t = 1;
+
+pub const ROPE_NORM_TENSOR_Q: i32 = 1;
+pub const ROPE_NORM_TENSOR_K: i32 = 2;
+pub const ROPE_NORM_TENSOR_V: i32 = 4;
+
+pub const ROPE_NORM_ROUND_BEFORE_WEIGHT: i32 = 1;
+pub const ROPE_NORM_ROUND_AFTER_WEIGHT: i32 = 2;
+pub const ROPE_QUANT_ROUND_FIRST: i32 = 1;
+pub const ROPE_ROTATION_ROUND_EACH: i32 = 1;
+
 pub const ROPE_TABLE_BY_POSITION: i32 = 0;
 pub const ROPE_TABLE_BY_TOKEN: i32 = 1;
 pub const ROPE_FLAG_PROGRAMMATIC_LAUNCH: u32 = 1;
+pub const ROPE_FLAG_UNROTATED: u32 = 2;
+pub const ROPE_FLAG_V_UNROTATED: u32 = 4;
+pub const ROPE_FLAG_ACCUMULATE: u32 = 8;
+
+pub const ROPE_CACHE_FLAG_SKIP_SLOT_0: u32 = 1;
+pub const ROPE_QUANT_FLAG_SCALE_MULTIPLIES: u32 = 1;
+pub const ROPE_QUANT_FLAG_POWER_OF_TWO: u32 = 2;
 
 pub type rope_scaling_type_t = i32;
 pub const ROPE_SCALING_NONE: rope_scaling_type_t = 1;
@@ -75,6 +107,19 @@ pub const ROPE_SECTIONS_IMROPE: rope_sections_type_t = 3;
 pub const ROPE_SECTIONS_ERNIE: rope_sections_type_t = 4;
 pub const ROPE_SECTIONS_RESTARTED: rope_sections_type_t = 5;
 pub const ROPE_SECTIONS_VISION: rope_sections_type_t = 6;
+
+pub const SWIGLU_LIMIT_GATE: i32 = 0;
+pub const SWIGLU_LIMIT_ACTIVATION: i32 = 1;
+
+pub const SWIGLU_ACTIVATION_SWIGLU: i32 = 0;
+pub const SWIGLU_ACTIVATION_GEGLU_ERF: i32 = 1;
+pub const SWIGLU_ACTIVATION_GEGLU_TANH: i32 = 2;
+pub const SWIGLU_ACTIVATION_REGLU: i32 = 3;
+
+pub const SWIGLU_PRODUCT_ROUND_ACTIVATION: i32 = 1;
+
+pub const SWIGLU_SCALE_LAYOUT_STRIDED: i32 = 0;
+pub const SWIGLU_SCALE_LAYOUT_128X4: i32 = 1;
 
 /// `struct CUstream_st`: a `cudaStream_t` or `CUstream`.
 pub type rope_stream_t = *mut c_void;
@@ -125,6 +170,80 @@ pub struct rope_config_t {
     pub pair_block: i32,
     pub num_threads: i32,
     pub out_style: rope_style_t,
+    pub norm: rope_norm_type_t,
+    pub norm_tensors: i32,
+    pub norm_order: rope_norm_order_t,
+    pub norm_extent: rope_norm_extent_t,
+    pub norm_rounding: i32,
+    pub quant_rounding: i32,
+    pub rotation_rounding: i32,
+    pub reserved1: i32,
+    pub norm_eps: f64,
+    pub norm_weight_offset: f64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct rope_norm_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub q_weight: rope_tensor_t,
+    pub k_weight: rope_tensor_t,
+    pub q_bias: rope_tensor_t,
+    pub k_bias: rope_tensor_t,
+    pub q_in: rope_tensor_t,
+    pub k_in: rope_tensor_t,
+    pub v_in: rope_tensor_t,
+    pub grad_q_weight: rope_tensor_t,
+    pub grad_k_weight: rope_tensor_t,
+    pub grad_q_bias: rope_tensor_t,
+    pub grad_k_bias: rope_tensor_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct rope_cache_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub k_cache: rope_tensor_t,
+    pub v_cache: rope_tensor_t,
+    pub k_pass_cache: rope_tensor_t,
+    pub k_scales: rope_tensor_t,
+    pub v_scales: rope_tensor_t,
+    pub k_pass_scales: rope_tensor_t,
+    pub slots: rope_tensor_t,
+    pub page_table: rope_tensor_t,
+    pub page_indptr: rope_tensor_t,
+    pub sequence: rope_tensor_t,
+    pub positions: rope_tensor_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct rope_quant_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub scale_floor: f64,
+    pub q_scale: rope_tensor_t,
+    pub k_scale: rope_tensor_t,
+    pub v_scale: rope_tensor_t,
+    pub k_pass_scale: rope_tensor_t,
+    pub q_scales_out: rope_tensor_t,
+    pub k_scales_out: rope_tensor_t,
+    pub v_scales_out: rope_tensor_t,
+    pub amax_out: rope_tensor_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct rope_input_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub q_pass: rope_tensor_t,
+    pub k_pass: rope_tensor_t,
+    pub q_row_factor: rope_tensor_t,
+    pub k_row_factor: rope_tensor_t,
+    pub v_row_factor: rope_tensor_t,
 }
 
 #[repr(C)]
@@ -148,6 +267,10 @@ pub struct rope_args_t {
     pub position_offset: i64,
     pub table_rows: i32,
     pub reserved0: i32,
+    pub norm: *const rope_norm_args_t,
+    pub cache: *const rope_cache_args_t,
+    pub quant: *const rope_quant_args_t,
+    pub input: *const rope_input_args_t,
 }
 
 #[repr(C)]
@@ -198,6 +321,37 @@ pub struct swiglu_config_t {
     pub limit: f64,
     pub up_offset: f64,
     pub out_scale: f64,
+    pub gate_softcap: f64,
+    pub up_softcap: f64,
+    pub limit_rule: i32,
+    pub activation: i32,
+    pub product_rounding: i32,
+    pub quant_rounding: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct swiglu_quant_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub scale_floor: f64,
+    pub scale: rope_tensor_t,
+    pub scales_out: rope_tensor_t,
+    pub amax_out: rope_tensor_t,
+    pub scale_layout: i32,
+    pub reserved0: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct swiglu_input_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub gate_bias: rope_tensor_t,
+    pub up_bias: rope_tensor_t,
+    pub expert_rows: rope_tensor_t,
+    pub expert_offsets: rope_tensor_t,
+    pub row_index: rope_tensor_t,
 }
 
 #[repr(C)]
@@ -214,6 +368,8 @@ pub struct swiglu_args_t {
     pub grad_gate: rope_tensor_t,
     pub grad_up: rope_tensor_t,
     pub grad_row_scale: rope_tensor_t,
+    pub quant: *const swiglu_quant_args_t,
+    pub input: *const swiglu_input_args_t,
 }
 
 extern "C" {

@@ -142,6 +142,16 @@ impl Desc {
             pair_block: 0,
             num_threads: 0,
             out_style: 0,
+            norm: 0,
+            norm_tensors: 0,
+            norm_order: 0,
+            norm_extent: 0,
+            norm_rounding: 0,
+            quant_rounding: 0,
+            rotation_rounding: 0,
+            reserved1: 0,
+            norm_eps: 0.0,
+            norm_weight_offset: 0.0,
         };
         DescBuilder { config, device, inv_freq: None, pair_axis: None }
     }
@@ -274,6 +284,10 @@ impl<'a> Args<'a> {
             position_offset: 0,
             table_rows: 0,
             reserved0: 0,
+            norm: null(),
+            cache: null(),
+            quant: null(),
+            input: null(),
         };
         Args { raw, memory: PhantomData }
     }

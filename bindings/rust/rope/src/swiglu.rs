@@ -4,7 +4,7 @@ use crate::{sys, Device, Dtype, Result, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::raw::c_void;
-use std::ptr::{null_mut, NonNull};
+use std::ptr::{null, null_mut, NonNull};
 
 /// What [`Swiglu`] is made from; `swiglu_config_t`. A setter that is not called leaves the field 0.
 #[derive(Clone, Debug)]
@@ -86,6 +86,12 @@ impl Swiglu {
             limit: 0.0,
             up_offset: 0.0,
             out_scale: 0.0,
+            gate_softcap: 0.0,
+            up_softcap: 0.0,
+            limit_rule: 0,
+            activation: 0,
+            product_rounding: 0,
+            quant_rounding: 0,
         };
         SwigluBuilder { config, device }
     }
@@ -149,6 +155,8 @@ impl<'a> SwigluArgs<'a> {
             grad_gate: ABSENT,
             grad_up: ABSENT,
             grad_row_scale: ABSENT,
+            quant: null(),
+            input: null(),
         };
         SwigluArgs { raw, memory: PhantomData }
     }
