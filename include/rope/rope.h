@@ -91,7 +91,7 @@ extern "C" {
 
 /* The version of this header. Everything else, the build files included, reads it from here. */
 #define ROPE_VERSION_MAJOR 0
-#define ROPE_VERSION_MINOR 1
+#define ROPE_VERSION_MINOR 2
 #define ROPE_VERSION_PATCH 0
 #define ROPE_VERSION (ROPE_VERSION_MAJOR * 10000 + ROPE_VERSION_MINOR * 100 + ROPE_VERSION_PATCH)
 
@@ -157,10 +157,9 @@ enum {
   ROPE_DTYPE_F8_E4M3 = 7, /* largest 448, NaN, no infinity (OCP OFP8; torch.float8_e4m3fn) */
   ROPE_DTYPE_F8_E5M2 = 8, /* largest 57344, NaN (OCP OFP8; torch.float8_e5m2) */
   ROPE_DTYPE_F8_E8M0 = 9, /* scales: 2^(byte - 127), 255 is NaN (OCP MX) */
-  ROPE_DTYPE_F4_E2M1X2 =
-      10 /* an element is a byte of two neighbouring channels, the even one in the low four bits: a row
-                               of D channels is D/2 elements, which shape and stride count. Largest 6; a NaN becomes 6
-                               (OCP MX; torch.float4_e2m1fn_x2) */
+  /* An element is a byte of two neighbouring channels, the even one in the low four bits: a row of D channels is D/2
+   * elements, which shape and stride count. Largest 6, which a NaN becomes too. (OCP MX; torch.float4_e2m1fn_x2) */
+  ROPE_DTYPE_F4_E2M1X2 = 10
 };
 
 /* The order of a tensor's axes: Batch, Sequence, Heads, head Dimension (channels). Strides say how they lie. */

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
 
 ROPE_VERSION_MAJOR = 0
-ROPE_VERSION_MINOR = 1
+ROPE_VERSION_MINOR = 2
 ROPE_VERSION_PATCH = 0
 
 # ---- Constants ------------------------------------------------------------------------------------------------------
