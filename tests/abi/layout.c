@@ -10,6 +10,7 @@
 #define INTEGER(type) printf("type %s %sint%d\n", #type, (type)-1 < 0 ? "" : "u", (int)sizeof(type) * 8)
 #define STRUCT(type) begin_struct(#type, sizeof(type))
 #define FIELD(type, field) print_field(#type, #field, offsetof(type, field), sizeof(((type *)0)->field))
+#define POINTER(type, field) print_field(#type, #field, offsetof(type, field), sizeof(void *))
 #define END(type) gap |= end != sizeof(type)
 
 static size_t end; /* of the last field */
@@ -176,10 +177,10 @@ int main(void) {
   FIELD(rope_args_t, position_offset);
   FIELD(rope_args_t, table_rows);
   FIELD(rope_args_t, reserved0);
-  FIELD(rope_args_t, norm);
-  FIELD(rope_args_t, cache);
-  FIELD(rope_args_t, quant);
-  FIELD(rope_args_t, input);
+  POINTER(rope_args_t, norm);
+  POINTER(rope_args_t, cache);
+  POINTER(rope_args_t, quant);
+  POINTER(rope_args_t, input);
   END(rope_args_t);
 
   STRUCT(rope_norm_args_t);
@@ -300,8 +301,8 @@ int main(void) {
   FIELD(swiglu_args_t, grad_gate);
   FIELD(swiglu_args_t, grad_up);
   FIELD(swiglu_args_t, grad_row_scale);
-  FIELD(swiglu_args_t, quant);
-  FIELD(swiglu_args_t, input);
+  POINTER(swiglu_args_t, quant);
+  POINTER(swiglu_args_t, input);
   END(swiglu_args_t);
 
   STRUCT(swiglu_quant_args_t);
