@@ -311,7 +311,8 @@ typedef struct rope_config {
   uint32_t flags;         /* 0 */
   rope_device_t device;   /* required */
   int32_t device_index;   /* CUDA ordinal as in cudaSetDevice; 0 for the CPU */
-  rope_dtype_t dtype;     /* required: F32, F16, BF16 or F64; q, k, v and their outputs have it */
+  rope_dtype_t dtype;     /* required: F32, F16, BF16 or F64; q, k and v have it, and their outputs, which for F32 may
+                             also be F16 or BF16 */
   rope_layout_t layout;   /* required */
   rope_style_t style;     /* required; there is no default because guessing it wrong goes unnoticed */
   int32_t head_dim;       /* required: channels per head, even, 2 to 1024 */
@@ -371,11 +372,13 @@ enum {
    * 0.1 to 0.3 us: leave it off there. (NVIDIA H200) */
   ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1,
 
-  /* RoPE: nothing is turned (layers without positions, a cache write alone). Positions and tables are not needed. What
-   * is neither normed nor scaled keeps its bits; style and out_style act as ever. */
+  /* RoPE: nothing is turned (layers without positions, a cache write alone). Frequencies and tables are not needed, and
+   * tables are refused. What is neither normed nor scaled keeps its bits; pairs of q and k still move from style to
+   * out_style. */
   ROPE_FLAG_UNROTATED = 2,
 
-  /* RoPE: v is not turned, q and k are. v may then have a number of channels of its own. */
+  /* RoPE: v is not turned, q and k are. With either flag v keeps the order of its channels, of which it may have a number
+   * of its own. */
   ROPE_FLAG_V_UNROTATED = 4,
 
   /* rope_backward: the gradients are added to what the outputs hold, instead of overwriting it. */
@@ -520,10 +523,12 @@ typedef struct rope_input_args {
 typedef struct rope_args {
   uint32_t struct_size; /* sizeof(rope_args_t) */
   uint32_t flags;       /* ROPE_FLAG_ values */
-  /* q is required; k and v are optional and rotated in the same launch. Axes as the layout says, B, S or T and D equal
-   * in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). Backward: q holds the gradient of the output, q_out
-   * receives that of the input. An absent *_out means in place: channels outside the rotated window are then neither
-   * read nor written; out of place they are copied. */
+  /* q, k and v are each optional, one is required; those that are given are served in one launch. Axes as the layout
+   * says, B and S or T equal in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). A tensor has D channels, or R,
+   * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs. Backward:
+   * q holds the gradient of the output, q_out receives that of the input. An absent *_out means in place: channels
+   * outside the rotated window are then neither read nor written, unless they are normed; out of place they are
+   * copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
   rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
                                     [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's
