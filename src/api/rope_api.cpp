@@ -3,6 +3,7 @@
 #include "api/descriptor.hpp"
 #include "core/problem/descriptor_checks.hpp"
 #include "core/problem/import.hpp"
+#include "core/problem/step_problem.hpp"
 #include "plan/explain.hpp"
 
 namespace rope {
@@ -36,6 +37,7 @@ rope_status_t create_rope(const rope_config_t *given, rope_desc **desc_out) {
 // The problem of a call, and how it runs; neither where the problem is empty.
 struct PlannedCall {
   RopeProblem problem;
+  StepProblem step;
   RopePlan plan;
 };
 
@@ -43,8 +45,8 @@ rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_
                         PlannedCall *call) {
   rope_args_t copy;
   const rope_args_t *args;
-  ROPE_TRY(import_args(function, given, kRopeArgsFirstSize, &copy, &args));
-  ROPE_TRY(make_rope_problem(function, desc->geometry, *args, is_transposed, &call->problem));
+  ROPE_TRY(import_args(function, "args", given, kRopeArgsFirstSize, &copy, &args));
+  ROPE_TRY(make_rope_problem(function, desc->geometry, *args, is_transposed, &call->problem, &call->step));
   if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
   return plan_rope(function, call->problem, desc->device, &call->plan);
 }

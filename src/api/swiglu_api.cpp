@@ -38,7 +38,7 @@ rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const 
   ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
   swiglu_args_t copy;
   const swiglu_args_t *args;
-  ROPE_TRY(import_args(function, given, kSwigluArgsFirstSize, &copy, &args));
+  ROPE_TRY(import_args(function, "args", given, kSwigluArgsFirstSize, &copy, &args));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
   SwigluProblem problem;
   ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, *args, is_backward, &problem));

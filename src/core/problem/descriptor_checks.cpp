@@ -39,12 +39,9 @@ rope_status_t check_data_type(const char *function, rope_dtype_t dtype) {
               dtype_name(dtype));
 }
 
-rope_status_t check_call_flags(const char *function, uint32_t flags) {
-  constexpr uint32_t kKnown = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
-  if ((flags & ~kKnown) == 0) return ROPE_STATUS_SUCCESS;
-  return fail(ROPE_STATUS_NOT_SUPPORTED,
-              "%s: flags is 0x%x: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x%x) only", function, flags,
-              kKnown);
+rope_status_t check_call_flags(const char *function, uint32_t flags, uint32_t known, const char *names) {
+  if ((flags & ~known) == 0) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: flags is 0x%x: this version knows %s only", function, flags, names);
 }
 
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {

@@ -7,9 +7,11 @@
 
 namespace rope {
 
-// Sizes of the structs in release 0.1. A smaller struct_size cannot come from any release's header.
+// Sizes of the structs in their first release. A smaller struct_size cannot come from any release's header.
 constexpr uint32_t kRopeConfigFirstSize = 88;
 constexpr uint32_t kRopeArgsFirstSize = 1064;
+constexpr uint32_t kRopeNormArgsFirstSize = 888;
+constexpr uint32_t kRopeCacheArgsFirstSize = 888;
 constexpr uint32_t kRopeScalingFirstSize = 144;
 constexpr uint32_t kRopeSectionsFirstSize = 48;
 constexpr uint32_t kSwigluConfigFirstSize = 56;
@@ -20,14 +22,16 @@ constexpr uint32_t kSwigluArgsFirstSize = 728;
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
                             void *target, uint32_t known_size);
 
-// The same for the arguments of a call: those of this version are read where they lie, others from `copy`.
+// The same for the arguments of a call and their groups: those of this version are read where they lie, others from
+// `copy`.
 template <typename Args>
-rope_status_t import_args(const char *function, const Args *given, uint32_t first_size, Args *copy, const Args **args) {
+rope_status_t import_args(const char *function, const char *name, const Args *given, uint32_t first_size, Args *copy,
+                          const Args **args) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(given) % alignof(Args) == 0;
   const bool is_known = given != nullptr && is_aligned && given->struct_size == sizeof *given;
   *args = is_known ? given : copy;
   if (is_known) return ROPE_STATUS_SUCCESS;
-  return import_struct(function, "args", given, first_size, copy, sizeof *copy);
+  return import_struct(function, name, given, first_size, copy, sizeof *copy);
 }
 
 }  // namespace rope

@@ -29,10 +29,12 @@ rope_status_t Operands::check_overlaps(const Operand &output) const {
     if (comes_first || (may_be_any_input && other.is_output() == shared->is_output())) shared = &other;
   }
   if (shared == nullptr) return ROPE_STATUS_SUCCESS;
-  return fail(ROPE_STATUS_INVALID_ARGUMENT,
-              "%s: %s at %p shares elements with %s at %p: an output must be %s or disjoint", function_, output.field,
-              static_cast<void *>(output.view.data), shared->field, static_cast<void *>(shared->view.data),
-              may_be_any_input ? "one of the inputs" : "its own input");
+  return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s at %p shares elements with %s at %p: an output must be %s",
+              function_, output.field, static_cast<void *>(output.view.data), shared->field,
+              static_cast<void *>(shared->view.data),
+              may_be_any_input                    ? "one of the inputs or disjoint"
+              : output.role == Role::kDisjointOut ? "disjoint"
+                                                  : "its own input or disjoint");
 }
 
 rope_status_t Operands::check_overlaps() const {
@@ -45,11 +47,10 @@ rope_status_t Operands::check_overlaps() const {
 rope_status_t Operands::check_loops() const {
   constexpr int64_t kAlwaysServed = int64_t{1} << 28;
   constexpr int64_t kServedPerByte = 64;
-  static_assert(kMaxOperands < 16, "a view spans 2^60 bytes at most, and 64 bits have to count those of all");
   uintptr_t bytes = 0;
   const Operand *longest = list_;
   for (const Operand &operand : *this) {
-    bytes += operand.view.end - operand.view.begin;
+    if (__builtin_add_overflow(bytes, operand.view.end - operand.view.begin, &bytes)) bytes = UINTPTR_MAX;
     if (operand.view.elements > longest->view.elements) longest = &operand;
   }
   const int64_t elements = longest->view.elements;

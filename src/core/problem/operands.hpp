@@ -10,6 +10,7 @@ enum class Role : uint8_t {
   kIn,
   kOut,            // its own input: the two are one operand then (Operands::join)
   kOutOrAnyInput,  // any of the inputs
+  kDisjointOut     // none
 };
 
 // In cache lines of its own, without which a call out of place takes 4 % longer.
@@ -55,7 +56,9 @@ class Operands {
   rope_status_t check_loops() const;
 
  private:
-  static constexpr int kMaxOperands = 13;  // of RoPE: q, k, v and their outputs, three of integers, three tables, fault
+  // Of RoPE: q, k, v and their outputs, three of integers, three tables, fault; four of the norm; two caches, and four
+  // that say the places in them.
+  static constexpr int kMaxOperands = 23;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);
 

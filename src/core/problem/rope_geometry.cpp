@@ -66,7 +66,7 @@ rope_status_t refuse_norm_fields(const char *function, const rope_config_t &conf
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t check_norm(const char *function, const rope_config_t &config) {
+rope_status_t copy_norm(const char *function, const rope_config_t &config, NormGeometry *norm) {
   if (config.norm == 0) return refuse_norm_fields(function, config);
   if (config.norm != ROPE_NORM_RMS && config.norm != ROPE_NORM_LAYER) {
     return fail(kInvalid, "%s: norm is %d: it must be ROPE_NORM_RMS or ROPE_NORM_LAYER, or 0 for none", function,
@@ -99,7 +99,15 @@ rope_status_t check_norm(const char *function, const rope_config_t &config) {
     return fail(kInvalid, "%s: norm_weight_offset is %g: it must be a finite number in fp32", function,
                 config.norm_weight_offset);
   }
-  return fail(kUnsupported, "%s: norm is %d: this version does not normalise yet", function, config.norm);
+  norm->type = config.norm;
+  norm->tensors = config.norm_tensors != 0 ? config.norm_tensors : ROPE_NORM_TENSOR_Q | ROPE_NORM_TENSOR_K;
+  norm->is_after = config.norm_order == ROPE_NORM_ORDER_AFTER;
+  norm->is_of_token = config.norm_extent == ROPE_NORM_EXTENT_TOKEN;
+  norm->rounds_before_weight = (config.norm_rounding & ROPE_NORM_ROUND_BEFORE_WEIGHT) != 0;
+  norm->rounds_after_weight = (config.norm_rounding & ROPE_NORM_ROUND_AFTER_WEIGHT) != 0;
+  norm->eps = eps;
+  norm->weight_offset = config.norm_weight_offset;
+  return ROPE_STATUS_SUCCESS;
 }
 
 rope_status_t check_roundings(const char *function, const rope_config_t &config) {
@@ -192,7 +200,7 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   ROPE_TRY(copy_distances(function, config, geometry));
   ROPE_TRY(copy_axes(function, config, geometry));
   ROPE_TRY(copy_frequencies(function, config, geometry));
-  ROPE_TRY(check_norm(function, config));
+  ROPE_TRY(copy_norm(function, config, &geometry->norm));
   return check_roundings(function, config);
 }
 

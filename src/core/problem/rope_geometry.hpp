@@ -15,6 +15,18 @@ inline int first_channel(int pair, int distance) {
   return pair + pair / distance * distance;
 }
 
+// The norm of heads or tokens around the rotation, numbers not yet in the arithmetic's type.
+struct NormGeometry {
+  rope_norm_type_t type;  // 0: none
+  int32_t tensors;        // ROPE_NORM_TENSOR_ bits
+  bool is_after;          // the rotation
+  bool is_of_token;       // over all heads of a tensor
+  bool rounds_before_weight;
+  bool rounds_after_weight;
+  double eps;
+  double weight_offset;
+};
+
 struct RopeGeometry {
   rope_dtype_t dtype;
   rope_layout_t layout;
@@ -30,6 +42,7 @@ struct RopeGeometry {
   uint64_t increments[kMaxPairs];  // per pair, turns per position * 2^64
 
   uint32_t used_axes;  // bit a: some pair turns with axis a
+  NormGeometry norm;
 
   int pairs() const { return rotary_dim / 2; }
   bool uses_axis(int axis) const { return (used_axes >> axis & 1u) != 0; }

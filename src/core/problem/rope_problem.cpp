@@ -5,6 +5,8 @@
 #include "core/problem/merge_axes.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
+#include "core/problem/rope_layout.hpp"
+#include "core/problem/step_reader.hpp"
 
 namespace rope {
 
@@ -12,49 +14,7 @@ namespace {
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
-
-// Where a layout keeps the canonical axes; -1: it has none (one batch).
-struct LayoutAxes {
-  const char *name;
-  const char *axes;  // in the words of rope.h
-  int ndim;
-  int axis[kNumAxes];
-};
-
-const LayoutAxes &axes_of(rope_layout_t layout) {
-  static constexpr LayoutAxes kLayouts[] = {{"BSHD", "[B, S, H, D]", 4, {0, 1, 2, 3}},
-                                            {"SBHD", "[S, B, H, D]", 4, {1, 0, 2, 3}},
-                                            {"BHSD", "[B, H, S, D]", 4, {0, 2, 1, 3}},
-                                            {"THD", "[T, H, D]", 3, {-1, 0, 1, 2}}};
-  return kLayouts[layout - ROPE_LAYOUT_BSHD];
-}
-
-int64_t length_of(const View &view, const LayoutAxes &layout, Axis axis) {
-  return layout.axis[axis] < 0 ? 1 : view.shape[layout.axis[axis]];
-}
-
-void canonical_strides(const View &view, const LayoutAxes &layout, int64_t *stride) {
-  for (int axis = 0; axis < kNumAxes; ++axis) stride[axis] = layout.axis[axis] < 0 ? 0 : view.stride[layout.axis[axis]];
-}
-
-struct ShapeText {
-  explicit ShapeText(const View &view) {
-    size_t used = 0;
-    for (int axis = 0; axis < view.ndim; ++axis) used = append(used, axis == 0 ? "[" : ", ", view.shape[axis]);
-    text[used] = ']';
-    text[used + 1] = '\0';
-  }
-  size_t append(size_t used, const char *separator, int64_t value) {
-    for (; *separator != '\0'; ++separator) text[used++] = *separator;
-    char digits[20];
-    int count = 0;
-    do digits[count++] = static_cast<char>('0' + value % 10);
-    while ((value /= 10) != 0);
-    while (count > 0) text[used++] = digits[--count];
-    return used;
-  }
-  char text[4 * 22];
-};
+constexpr uint32_t kRopeFlags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED;
 
 // A table's axis of position axes.
 rope_status_t check_leading_axis(const char *function, const char *field, const RopeGeometry &geometry,
@@ -94,26 +54,16 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-constexpr uint32_t kLaterFlags = ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED | ROPE_FLAG_ACCUMULATE;
-
-// What the header has and calls do not serve yet. A group is refused before it is read. Not inlined, which would take
-// 3 % of a call.
+// What the header has and calls do not serve yet. A group is refused before it is read.
 __attribute__((cold, noinline)) rope_status_t refuse_later(const char *function, const rope_args_t &args) {
-  const struct {
-    const char *field;
-    const void *group;
-    const char *rule;
-  } groups[] = {{"norm", args.norm, "this version does not normalise yet"},
-                {"cache", args.cache, "this version does not write caches yet"},
-                {"quant", args.quant, "this version does not quantise yet"},
-                {"input", args.input, "this version reads no pass and no row factors yet"}};
-  for (const auto &given : groups) {
-    if (given.group != nullptr) return fail(kUnsupported, "%s: %s is set: %s", function, given.field, given.rule);
+  if (args.quant != nullptr) {
+    return fail(kUnsupported, "%s: quant is set: this version does not quantise yet", function);
   }
-  return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve %s yet", function, args.flags,
-              (args.flags & ROPE_FLAG_UNROTATED) != 0     ? "ROPE_FLAG_UNROTATED"
-              : (args.flags & ROPE_FLAG_V_UNROTATED) != 0 ? "ROPE_FLAG_V_UNROTATED"
-                                                          : "ROPE_FLAG_ACCUMULATE");
+  if (args.input != nullptr) {
+    return fail(kUnsupported, "%s: input is set: this version reads no pass and no row factors yet", function);
+  }
+  return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve ROPE_FLAG_ACCUMULATE yet", function,
+              args.flags);
 }
 
 // Reads a call's tensors one by one into a problem.
@@ -124,10 +74,14 @@ class ProblemReader {
         geometry_(geometry),
         layout_(axes_of(geometry.layout)),
         problem_(problem),
-        operands_(function) {}
+        operands_(function),
+        step_(function, geometry, &operands_) {}
 
-  rope_status_t read_rotated(const char *field, const char *out_field, const rope_tensor_t &in_tensor,
-                             const rope_tensor_t &out_tensor) {
+  rope_status_t begin(const rope_args_t &args) { return step_.begin(args, problem_->is_transposed); }
+
+  rope_status_t read_tensor(TensorName name, const char *field, const char *out_field, const rope_tensor_t &in_tensor,
+                            const rope_tensor_t &out_tensor) {
+    const TensorUse use = step_.use_of(name);
     Operand *in, *out;
     ROPE_TRY(operands_.read(Role::kIn, field, in_tensor, &in));
     ROPE_TRY(operands_.read(Role::kOut, out_field, out_tensor, &out));
@@ -135,10 +89,16 @@ class ProblemReader {
       if (out == nullptr) return ROPE_STATUS_SUCCESS;
       return fail(kInvalid, "%s: %s is set but %s is absent: an output needs its input", function_, out_field, field);
     }
-    ROPE_TRY(check_shape(field, in->view));
-    if (out != nullptr) ROPE_TRY(check_alike(function_, out_field, out->view, field, in->view));
+    ROPE_TRY(check_shape(field, in->view, use));
+    if (out != nullptr) ROPE_TRY(check_output(out_field, out->view, field, in->view));
     const bool is_in_place = out == nullptr || is_same_view(in->view, out->view);
     Operand *written = is_in_place ? in : out;
+    const int64_t channels = length_of(in->view, layout_, kChannel);
+    if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
+    const bool changes =
+        use.is_turned || use.is_normed || (use.has_styles && problem_->in_distance != problem_->out_distance);
+    const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
+    tensors_[problem_->num_tensors] = {name, static_cast<int>(channels), written->view.dtype, is_written};
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
     tensor->in = in->view.data;
     tensor->out = written->view.data;
@@ -146,12 +106,21 @@ class ProblemReader {
     tensor->is_in_place = is_in_place;
     canonical_strides(in->view, layout_, tensor->in_stride);
     canonical_strides(written->view, layout_, tensor->out_stride);
+    if (out == nullptr && !is_written) return ROPE_STATUS_SUCCESS;
     if (is_in_place) {
       operands_.join(in, out);
       // Only the rotated window is read and written, so neighbours may live in the other channels.
-      in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
+      const bool is_window_alone = !use.is_normed && channels == geometry_.head_dim && !use.is_cached;
+      if (is_window_alone) in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
     }
     return check_output_strides(function_, written->field, written->view);
+  }
+
+  rope_status_t read_step(StepProblem *step) {
+    if (!step_.is_present()) return ROPE_STATUS_SUCCESS;
+    ROPE_TRY(step_.read(*problem_, tensors_, step));
+    problem_->step = step;
+    return ROPE_STATUS_SUCCESS;
   }
 
   rope_status_t read_sequences(const rope_args_t &args) {
@@ -215,6 +184,13 @@ class ProblemReader {
                   args.table_rows);
     }
     const bool is_by_token = args.table_rows == ROPE_TABLE_BY_TOKEN;
+    if (!step_.is_turned() && (angles != nullptr || cos != nullptr || is_by_token)) {
+      return fail(kInvalid, "%s: %s is set: with ROPE_FLAG_UNROTATED nothing is turned", function_,
+                  angles != nullptr ? "angles"
+                  : cos != nullptr  ? "cos"
+                                    : "table_rows");
+    }
+    if (!step_.is_turned()) return ROPE_STATUS_SUCCESS;
     if (angles == nullptr && cos == nullptr) {
       if (is_by_token) {
         return fail(kInvalid, "%s: table_rows is ROPE_TABLE_BY_TOKEN: it needs cos and sin, or angles", function_);
@@ -264,7 +240,32 @@ class ProblemReader {
   }
 
  private:
-  rope_status_t check_shape(const char *field, const View &view) {
+  // That of the input, whose type F32 may be narrowed.
+  rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in) const {
+    const bool is_narrower =
+        in.dtype == ROPE_DTYPE_F32 && (view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16);
+    if (!is_narrower) return check_alike(function_, field, view, in_field, in);
+    return check_same_shape(function_, field, view, in_field, in);
+  }
+
+  rope_status_t check_width(const char *field, int64_t channels, const TensorUse &use) const {
+    const int axis = layout_.axis[kChannel];
+    if (channels == geometry_.head_dim) return ROPE_STATUS_SUCCESS;
+    if (!use.has_styles) {
+      if (channels >= 1 && channels <= kMaxHeadDim) return ROPE_STATUS_SUCCESS;
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be 1 to %d", function_, field, axis, printable(channels),
+                  kMaxHeadDim);
+    }
+    if (channels == geometry_.rotary_dim) return ROPE_STATUS_SUCCESS;
+    if (geometry_.rotary_dim == geometry_.head_dim) {
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be head_dim, %d", function_, field, axis,
+                  printable(channels), geometry_.head_dim);
+    }
+    return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be head_dim, %d, or rotary_dim, %d", function_, field,
+                axis, printable(channels), geometry_.head_dim, geometry_.rotary_dim);
+  }
+
+  rope_status_t check_shape(const char *field, const View &view, const TensorUse &use) {
     if (view.dtype != geometry_.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
                   dtype_name(view.dtype), dtype_name(geometry_.dtype));
@@ -275,11 +276,7 @@ class ProblemReader {
           "%s: %s.ndim is %d: layout %s has %d axes, %s: pass that view of the same memory, by shape and stride",
           function_, field, view.ndim, layout_.name, layout_.ndim, layout_.axes);
     }
-    const int64_t channels = length_of(view, layout_, kChannel);
-    if (channels != geometry_.head_dim) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be head_dim, %d", function_, field,
-                  layout_.axis[kChannel], printable(channels), geometry_.head_dim);
-    }
+    ROPE_TRY(check_width(field, length_of(view, layout_, kChannel), use));
     const int64_t heads = length_of(view, layout_, kHead);
     if (heads > kMaxHeads) {
       return fail(kUnsupported, "%s: %s.shape[%d] is %lld: at most %lld heads are served", function_, field,
@@ -287,14 +284,15 @@ class ProblemReader {
     }
     const int64_t batches = length_of(view, layout_, kBatch), tokens = length_of(view, layout_, kToken);
     if (problem_->num_tensors == 0) {
+      first_field_ = field;
       problem_->batches = batches;
       problem_->tokens = tokens;
     } else if (batches != problem_->batches) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of q, %lld batches", function_, field,
-                  layout_.axis[kBatch], printable(batches), printable(problem_->batches));
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of %s, %lld batches", function_, field,
+                  layout_.axis[kBatch], printable(batches), first_field_, printable(problem_->batches));
     } else if (tokens != problem_->tokens) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of q, %lld tokens", function_, field,
-                  layout_.axis[kToken], printable(tokens), printable(problem_->tokens));
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of %s, %lld tokens", function_, field,
+                  layout_.axis[kToken], printable(tokens), first_field_, printable(problem_->tokens));
     }
     return ROPE_STATUS_SUCCESS;
   }
@@ -393,12 +391,12 @@ class ProblemReader {
     ROPE_TRY(read_columns(function_, field, geometry_, view, &table->width, &table->is_by_channel));
     if (has_axes) ROPE_TRY(check_leading_axis(function_, field, geometry_, view));
     if (has_batches && !is_or_serves(view.shape[first], problem_->batches)) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of q, %lld batches, or 1", function_, field,
-                  first, printable(view.shape[first]), printable(problem_->batches));
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be that of %s, %lld batches, or 1", function_, field,
+                  first, printable(view.shape[first]), first_field_, printable(problem_->batches));
     }
     if (table->is_by_token && view.shape[row_axis] != problem_->tokens) {
-      return fail(kInvalid, "%s: %s.shape[%d] is %lld: by token it must be that of q, %lld tokens", function_, field,
-                  row_axis, printable(view.shape[row_axis]), printable(problem_->tokens));
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: by token it must be that of %s, %lld tokens", function_, field,
+                  row_axis, printable(view.shape[row_axis]), first_field_, printable(problem_->tokens));
     }
     *columns = {view.data, has_axes ? view.stride[0] : 0, has_batches ? view.stride[first] : 0, view.stride[row_axis],
                 view.stride[row_axis + 1]};
@@ -411,7 +409,10 @@ class ProblemReader {
   const RopeGeometry &geometry_;
   const LayoutAxes &layout_;
   RopeProblem *problem_;
+  const char *first_field_ = "q";  // of the tensor that says how many batches and tokens there are
   Operands operands_;
+  StepReader step_;
+  ReadTensor tensors_[kNumTensorNames];
 };
 
 }  // namespace
@@ -423,31 +424,36 @@ int64_t RopeProblem::heads_per_token() const {
 }
 
 rope_status_t make_rope_problem(const char *function, const RopeGeometry &geometry, const rope_args_t &args,
-                                bool is_transposed, RopeProblem *problem) {
+                                bool is_transposed, RopeProblem *problem, StepProblem *step) {
   *problem = RopeProblem{};
   problem->geometry = &geometry;
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
-  const bool has_group =
-      args.norm != nullptr || args.cache != nullptr || args.quant != nullptr || args.input != nullptr;
-  if (has_group || (args.flags & kLaterFlags) != 0) return refuse_later(function, args);
-  ROPE_TRY(check_call_flags(function, args.flags));
+  if (args.quant != nullptr || args.input != nullptr || (args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
+    return refuse_later(function, args);
+  }
+  ROPE_TRY(check_call_flags(
+      function, args.flags, kRopeFlags,
+      "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4)"));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
   if (args.reserved0 != 0) {
     return fail(kUnsupported, "%s: reserved0 is %d: it must be 0", function, args.reserved0);
   }
   ProblemReader reader(function, geometry, problem);
-  if (args.q.ndim == 0 && args.q.data == nullptr) return fail(kInvalid, "%s: q is absent: it is required", function);
-  ROPE_TRY(reader.read_rotated("q", "q_out", args.q, args.q_out));
-  ROPE_TRY(reader.read_rotated("k", "k_out", args.k, args.k_out));
-  ROPE_TRY(reader.read_rotated("v", "v_out", args.v, args.v_out));
+  ROPE_TRY(reader.begin(args));
+  ROPE_TRY(reader.read_tensor(kQ, "q", "q_out", args.q, args.q_out));
+  ROPE_TRY(reader.read_tensor(kK, "k", "k_out", args.k, args.k_out));
+  ROPE_TRY(reader.read_tensor(kV, "v", "v_out", args.v, args.v_out));
+  if (problem->num_tensors == 0)
+    return fail(kInvalid, "%s: q is absent, and so are k and v: one is required", function);
   ROPE_TRY(reader.read_sequences(args));
   ROPE_TRY(reader.read_positions(args));
   ROPE_TRY(reader.read_angles(args));
   ROPE_TRY(reader.read_fault(args));
+  ROPE_TRY(reader.read_step(step));
   ROPE_TRY(reader.check_operands());
-  merge_axes(problem);
+  if (problem->step == nullptr) merge_axes(problem);
   return ROPE_STATUS_SUCCESS;
 }
 

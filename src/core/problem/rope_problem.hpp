@@ -80,8 +80,11 @@ struct FaultWords {
   int64_t stride;
 };
 
+struct StepProblem;
+
 struct RopeProblem {
   const RopeGeometry *geometry;
+  const StepProblem *step;  // what else the call does (core/problem/step_problem.hpp); NULL: it rotates alone
   bool is_transposed;
   bool is_programmatic;  // ROPE_FLAG_PROGRAMMATIC_LAUNCH
   int in_distance;       // of this direction
@@ -104,9 +107,9 @@ struct RopeProblem {
   bool is_empty() const { return batches == 0 || tokens == 0 || heads_per_token() == 0; }
 };
 
-// `args` is an imported struct.
+// `args` is an imported struct. *step is written where problem->step then points to it.
 rope_status_t make_rope_problem(const char *function, const RopeGeometry &geometry, const rope_args_t &args,
-                                bool is_transposed, RopeProblem *problem);
+                                bool is_transposed, RopeProblem *problem, StepProblem *step);
 
 // Tables to be written with the angles of positions 0 to rows - 1, the same for every axis.
 struct TableProblem {

@@ -281,7 +281,8 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   problem->form = form;
   problem->is_backward = is_backward;
   if (args.quant != nullptr || args.input != nullptr) return refuse_group(function, args);
-  ROPE_TRY(check_call_flags(function, args.flags));
+  ROPE_TRY(
+      check_call_flags(function, args.flags, ROPE_FLAG_PROGRAMMATIC_LAUNCH, "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1)"));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
 
   if (!is_backward) {

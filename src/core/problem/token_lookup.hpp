@@ -7,6 +7,7 @@
 #include "core/math/host_device.hpp"
 #include "core/problem/integers.hpp"
 #include "core/problem/rope_problem.hpp"
+#include "core/problem/step_problem.hpp"
 
 namespace rope {
 
@@ -61,6 +62,54 @@ ROPE_HOST_DEVICE uint64_t position_on(const Source &source, int axis, int64_t ba
   uint64_t position = source.positions.is_present ? read(source.positions) : index;
   if (source.start_positions.is_present) position += read(source.start_positions);
   return position + static_cast<uint64_t>(source.position_offset);
+}
+
+// ---- Places in caches ----
+
+struct CachePlace {
+  int64_t page;
+  int64_t entry;
+  bool is_cached;
+  bool is_faulty;
+};
+
+// The place with this number. Slots count entries through all pages.
+ROPE_HOST_DEVICE CachePlace place_in_page(const CachePlaces &places, int64_t page, int64_t entry) {
+  if (page < 0 || (places.skips_slot_0 && page == 0 && entry == 0)) return {0, 0, false, false};
+  const bool is_inside = page < places.pages;
+  return {page, entry, is_inside, !is_inside};
+}
+
+// Where a token of a batch goes, which is in `sequence` and has the rotation's position; any values lead inside the
+// caches or nowhere.
+ROPE_HOST_DEVICE CachePlace find_cache_place(const CachePlaces &places, int64_t batch, int64_t token, int64_t sequence,
+                                             int64_t position) {
+  constexpr CachePlace kNowhere = {0, 0, false, false}, kOutside = {0, 0, false, true};
+  if (token >= places.cached_tokens) return kNowhere;
+  const auto read = [&](const TokenIntegers &integers) {
+    return read_integer(integers.data, integers.is_64_bit,
+                        batch * integers.batch_stride + token * integers.token_stride);
+  };
+  const PageTable &table = places.table;
+  const int64_t number = places.slots.is_present       ? read(places.slots)
+                         : places.positions.is_present ? read(places.positions)
+                                                       : position;
+  int64_t row = sequence;
+  if (places.sequence.is_present) row = read(places.sequence);
+  if (number < 0 || row < 0) return kNowhere;
+  if (places.entries == 0) return kOutside;
+  const int64_t page = number / places.entries, entry = number % places.entries;
+  if (places.slots.is_present) return place_in_page(places, page, entry);
+  if (row >= table.rows) return kOutside;
+  int64_t begin = 0, end = table.columns;
+  if (table.indptr != nullptr) {
+    begin = read_integer(table.indptr, table.is_indptr_64_bit, row * table.indptr_stride);
+    end = read_integer(table.indptr, table.is_indptr_64_bit, (row + 1) * table.indptr_stride);
+    if (begin < 0 || end > table.columns) return kOutside;
+  }
+  if (end <= begin || page >= end - begin) return kOutside;
+  const int64_t at = row * table.row_stride + (begin + page) * table.column_stride;
+  return place_in_page(places, read_integer(table.data, table.is_64_bit, at), entry);
 }
 
 }  // namespace rope

@@ -1,0 +1,328 @@
+// step_reader.cpp - validates what a call asks for around the rotation
+#include "core/problem/step_reader.hpp"
+
+#include "core/problem/import.hpp"
+#include "core/problem/overlap.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
+constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
+
+constexpr int32_t kNormBits[kNumTensorNames] = {ROPE_NORM_TENSOR_Q, ROPE_NORM_TENSOR_K, ROPE_NORM_TENSOR_V};
+constexpr const char *kNames[kNumTensorNames] = {"q", "k", "v"};
+
+// The index of a tensor in the problem; -1: it is absent.
+int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tensors) {
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (tensors[i].name == name) return i;
+  }
+  return -1;
+}
+
+bool is_given(const rope_tensor_t &tensor) {
+  return !is_zeroed(tensor);
+}
+
+}  // namespace
+
+rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
+  is_unrotated_ = (args.flags & ROPE_FLAG_UNROTATED) != 0;
+  is_v_unrotated_ = is_unrotated_ || (args.flags & ROPE_FLAG_V_UNROTATED) != 0;
+  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || geometry_.norm.type != 0;
+  return is_present_ ? check_groups(args, is_transposed) : ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transposed) {
+  if ((args.norm != nullptr) != (geometry_.norm.type != 0)) {
+    return args.norm != nullptr ? fail(kInvalid, "%s: norm is set: it belongs to a descriptor with a norm", function_)
+                                : fail(kInvalid, "%s: norm is NULL: a descriptor with a norm needs it", function_);
+  }
+  if (is_transposed && args.norm != nullptr) {
+    return fail(kUnsupported, "%s: norm is set: this version has no gradients of norms yet", function_);
+  }
+  if (is_transposed && args.cache != nullptr) {
+    return fail(kUnsupported, "%s: cache is set: only forward writes caches", function_);
+  }
+  const bool has_group = args.norm != nullptr || args.cache != nullptr;
+  if (has_group && !is_v_unrotated_ && is_given(args.v)) {
+    return fail(kUnsupported,
+                "%s: v is set beside %s: it needs ROPE_FLAG_UNROTATED or ROPE_FLAG_V_UNROTATED, without which it would "
+                "be rotated",
+                function_, args.norm != nullptr ? "norm" : "cache");
+  }
+  if (args.norm != nullptr) {
+    ROPE_TRY(import_args(function_, "norm", args.norm, kRopeNormArgsFirstSize, &norm_copy_, &norm_));
+    if (norm_->flags != 0) {
+      return fail(kUnsupported, "%s: norm.flags is 0x%x: this version knows no flag", function_, norm_->flags);
+    }
+    ROPE_TRY(refuse_gradients());
+  }
+  if (args.cache == nullptr) return ROPE_STATUS_SUCCESS;
+  ROPE_TRY(import_args(function_, "cache", args.cache, kRopeCacheArgsFirstSize, &cache_copy_, &cache_));
+  if ((cache_->flags & ~uint32_t{ROPE_CACHE_FLAG_SKIP_SLOT_0}) != 0) {
+    return fail(kUnsupported, "%s: cache.flags is 0x%x: this version knows ROPE_CACHE_FLAG_SKIP_SLOT_0 (0x%x) only",
+                function_, cache_->flags, ROPE_CACHE_FLAG_SKIP_SLOT_0);
+  }
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } later[] = {{"k_pass_cache", cache_->k_pass_cache},
+               {"k_scales", cache_->k_scales},
+               {"v_scales", cache_->v_scales},
+               {"k_pass_scales", cache_->k_pass_scales}};
+  for (const auto &given : later) {
+    if (!is_given(given.tensor)) continue;
+    return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, given.field);
+  }
+  if (is_given(cache_->k_cache) || is_given(cache_->v_cache)) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: cache.k_cache is absent, and so is cache.v_cache: one of them is required", function_);
+}
+
+rope_status_t StepReader::refuse_gradients() const {
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } gradients[] = {{"q_in", norm_->q_in},
+                   {"k_in", norm_->k_in},
+                   {"v_in", norm_->v_in},
+                   {"grad_q_weight", norm_->grad_q_weight},
+                   {"grad_k_weight", norm_->grad_k_weight},
+                   {"grad_q_bias", norm_->grad_q_bias},
+                   {"grad_k_bias", norm_->grad_k_bias}};
+  for (const auto &given : gradients) {
+    if (!is_given(given.tensor)) continue;
+    return fail(kInvalid, "%s: norm.%s is set: it belongs to backward", function_, given.field);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+TensorUse StepReader::use_of(TensorName name) const {
+  TensorUse use;
+  use.is_turned = name == kV ? !is_v_unrotated_ : !is_unrotated_;
+  use.has_styles = name != kV || use.is_turned;
+  use.is_normed = (geometry_.norm.tensors & kNormBits[name]) != 0;
+  use.is_cached = cache_ != nullptr && name != kQ && is_given(name == kK ? cache_->k_cache : cache_->v_cache);
+  return use;
+}
+
+rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  step->is_turned = step->has_norm = step->has_caches = false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    StepTensor *tensor = &step->tensor[i];
+    describe(problem.tensor[i], tensors[i], tensor);
+    step->is_turned = step->is_turned || tensor->is_turned;
+    step->has_norm = step->has_norm || tensor->is_normed;
+  }
+  if (norm_ != nullptr) ROPE_TRY(read_norm(problem, tensors, step));
+  return cache_ != nullptr ? read_caches(problem, tensors, step) : ROPE_STATUS_SUCCESS;
+}
+
+void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const {
+  const TensorUse use = use_of(read.name);
+  *tensor = {};
+  tensor->channels = read.channels;
+  tensor->window_begin = read.channels == geometry_.head_dim ? geometry_.rotary_offset : 0;
+  tensor->is_turned = use.is_turned;
+  tensor->has_styles = use.has_styles;
+  tensor->is_normed = use.is_normed;
+  tensor->is_written = read.is_written;
+  tensor->is_whole = use.is_normed || !rotated.is_in_place;
+  tensor->out_dtype = read.out_dtype;
+}
+
+rope_status_t StepReader::read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  ROPE_TRY(read_channels("norm.q_weight", norm_->q_weight, kQ, problem, tensors, step, false));
+  ROPE_TRY(read_channels("norm.k_weight", norm_->k_weight, kK, problem, tensors, step, false));
+  ROPE_TRY(read_channels("norm.q_bias", norm_->q_bias, kQ, problem, tensors, step, true));
+  return read_channels("norm.k_bias", norm_->k_bias, kK, problem, tensors, step, true);
+}
+
+// A weight or bias of q or k.
+rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &given, TensorName name,
+                                        const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step,
+                                        bool is_bias) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const int index = index_of(name, problem, tensors);
+  if (index < 0) {
+    return fail(kInvalid, "%s: %s is set but %s is absent", function_, field, kNames[name]);
+  }
+  if (!step->tensor[index].is_normed) {
+    return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kNames[name]);
+  }
+  if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
+    return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
+  }
+  const View &view = operand->view;
+  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != geometry_.dtype) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
+                dtype_name(view.dtype), dtype_name(geometry_.dtype));
+  }
+  const int64_t heads = problem.tensor[index].heads, channels = step->tensor[index].channels;
+  const bool is_by_head = view.ndim == 2;
+  if ((view.ndim != 1 && !is_by_head) || view.shape[view.ndim - 1] != channels ||
+      (is_by_head && view.shape[0] != heads)) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [%lld], or [%lld, %lld] for each head", function_, field,
+                ShapeText(view).text, printable(channels), printable(heads), printable(channels));
+  }
+  ChannelNumbers *numbers = is_bias ? &step->tensor[index].bias : &step->tensor[index].weight;
+  *numbers = {view.data, view.dtype == ROPE_DTYPE_F32, is_by_head ? view.stride[0] : 0, view.stride[view.ndim - 1]};
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  step->has_caches = true;
+  step->places = {};
+  ROPE_TRY(read_cache("cache.k_cache", cache_->k_cache, kK, problem, tensors, step));
+  ROPE_TRY(read_cache("cache.v_cache", cache_->v_cache, kV, problem, tensors, step));
+  step->places.skips_slot_0 = (cache_->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) != 0;
+  return read_places(problem, &step->places);
+}
+
+rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &given, TensorName name,
+                                     const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const int index = index_of(name, problem, tensors);
+  if (index < 0) return fail(kInvalid, "%s: %s is set but %s is absent", function_, field, kNames[name]);
+  const View &view = operand->view;
+  const bool is_narrower =
+      geometry_.dtype == ROPE_DTYPE_F32 && (view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16);
+  if (view.dtype != geometry_.dtype && !is_narrower) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s%s", function_, field,
+                dtype_name(view.dtype), dtype_name(geometry_.dtype),
+                geometry_.dtype == ROPE_DTYPE_F32 ? ", or F16 or BF16" : "");
+  }
+  if (view.ndim != 4) {
+    return fail(kInvalid, "%s: %s.ndim is %d: it must be 4, [pages, entries, heads, channels]", function_, field,
+                view.ndim);
+  }
+  const int64_t heads = problem.tensor[index].heads, channels = step->tensor[index].channels;
+  if (view.shape[2] != heads || view.shape[3] != channels) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [pages, entries, %lld, %lld], as %s has heads and channels",
+                function_, field, ShapeText(view).text, printable(heads), printable(channels), kNames[name]);
+  }
+  CachePlaces *places = &step->places;
+  if (first_cache_ != nullptr && (view.shape[0] != places->pages || view.shape[1] != places->entries)) {
+    return fail(kInvalid, "%s: %s has %lld pages of %lld entries: all caches have those of %s, %lld of %lld", function_,
+                field, printable(view.shape[0]), printable(view.shape[1]), first_cache_, printable(places->pages),
+                printable(places->entries));
+  }
+  first_cache_ = field;
+  places->pages = view.shape[0];
+  places->entries = view.shape[1];
+  ROPE_TRY(check_output_strides(function_, field, view));
+  // A cache without memory has no place for a token either, so that its data is never read.
+  step->tensor[index].cache = {view.data, view.dtype, view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::read_places(const RopeProblem &problem, CachePlaces *places) {
+  places->cached_tokens = problem.tokens;
+  const bool has_slots = is_given(cache_->slots), has_table = is_given(cache_->page_table);
+  if (has_slots == has_table) {
+    return fail(kInvalid, "%s: cache.slots is %s: one of it and cache.page_table says where tokens go", function_,
+                has_slots ? "set beside cache.page_table" : "absent, and so is cache.page_table");
+  }
+  return has_slots ? read_slots(problem, places) : read_pages(problem, places);
+}
+
+rope_status_t StepReader::read_slots(const RopeProblem &problem, CachePlaces *places) {
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } others[] = {{"page_indptr", cache_->page_indptr}, {"sequence", cache_->sequence}, {"positions", cache_->positions}};
+  for (const auto &given : others) {
+    if (!is_given(given.tensor)) continue;
+    return fail(kInvalid, "%s: cache.%s is set: it belongs to cache.page_table, not to cache.slots", function_,
+                given.field);
+  }
+  return read_for_each_token("cache.slots", cache_->slots, problem, &places->slots, &places->cached_tokens);
+}
+
+rope_status_t StepReader::read_pages(const RopeProblem &problem, CachePlaces *places) {
+  Operand *table, *indptr;
+  ROPE_TRY(read_integers("cache.page_table", cache_->page_table, &table));
+  ROPE_TRY(read_integers("cache.page_indptr", cache_->page_indptr, &indptr));
+  const View &pages = table->view;
+  const bool is_list = indptr != nullptr;
+  if (pages.ndim != (is_list ? 1 : 2)) {
+    return fail(kInvalid, "%s: cache.page_table has shape %s: it must be %s", function_, ShapeText(pages).text,
+                is_list ? "one list, [any], with cache.page_indptr" : "[B, any], or have cache.page_indptr");
+  }
+  places->table = {pages.data,
+                   pages.dtype == ROPE_DTYPE_I64,
+                   is_list ? 0 : pages.stride[0],
+                   pages.stride[pages.ndim - 1],
+                   pages.shape[pages.ndim - 1],
+                   is_list ? 0 : pages.shape[0],
+                   nullptr,
+                   false,
+                   0};
+  if (is_list) {
+    const View &begins = indptr->view;
+    if (begins.ndim != 1 || begins.shape[0] == 0) {
+      return fail(kInvalid, "%s: cache.page_indptr has shape %s: it must be [B + 1]", function_,
+                  ShapeText(begins).text);
+    }
+    places->table.rows = begins.shape[0] - 1;
+    places->table.indptr = begins.data;
+    places->table.is_indptr_64_bit = begins.dtype == ROPE_DTYPE_I64;
+    places->table.indptr_stride = begins.stride[0];
+  }
+  int64_t tokens = problem.tokens;
+  ROPE_TRY(read_for_each_token("cache.sequence", cache_->sequence, problem, &places->sequence, &tokens));
+  if (places->sequence.is_present) places->cached_tokens = tokens;
+  ROPE_TRY(read_for_each_token("cache.positions", cache_->positions, problem, &places->positions, &tokens));
+  if (places->positions.is_present && tokens < places->cached_tokens) places->cached_tokens = tokens;
+  const int64_t sequences = problem.sequences.is_present ? problem.sequences.count : problem.batches;
+  if (!places->sequence.is_present && places->table.rows != sequences) {
+    return fail(kInvalid,
+                "%s: cache.%s has %lld sequences: without cache.sequence it must have those of the call, %lld",
+                function_, is_list ? "page_indptr" : "page_table", printable(places->table.rows), printable(sequences));
+  }
+  if (!places->positions.is_present && (geometry_.num_axes > 1 || problem.table.is_by_token)) {
+    return fail(kInvalid, "%s: cache.positions is absent: with %s it is required", function_,
+                geometry_.num_axes > 1 ? "several position axes" : "ROPE_TABLE_BY_TOKEN");
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::read_integers(const char *field, const rope_tensor_t &given, Operand **operand) {
+  ROPE_TRY(operands_->read(Role::kIn, field, given, operand));
+  if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const rope_dtype_t dtype = (*operand)->view.dtype;
+  if (dtype == ROPE_DTYPE_I32 || dtype == ROPE_DTYPE_I64) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(dtype));
+}
+
+// [B, S]; THD [T], or [N] for the first N tokens.
+rope_status_t StepReader::read_for_each_token(const char *field, const rope_tensor_t &given, const RopeProblem &problem,
+                                              TokenIntegers *integers, int64_t *tokens) {
+  Operand *operand;
+  ROPE_TRY(read_integers(field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const View &view = operand->view;
+  const bool is_thd = layout_.ndim == 3;
+  const bool fits = is_thd ? view.ndim == 1 && view.shape[0] <= problem.tokens
+                           : view.ndim == 2 && view.shape[0] == problem.batches && view.shape[1] == problem.tokens;
+  if (!fits && is_thd) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [T], [%lld], or [N] for the first N tokens", function_,
+                field, ShapeText(view).text, printable(problem.tokens));
+  }
+  if (!fits) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [B, S], [%lld, %lld]", function_, field,
+                ShapeText(view).text, printable(problem.batches), printable(problem.tokens));
+  }
+  *integers = {
+      view.data, true, view.dtype == ROPE_DTYPE_I64, 0, is_thd ? 0 : view.stride[0], view.stride[view.ndim - 1]};
+  *tokens = view.shape[view.ndim - 1];
+  return ROPE_STATUS_SUCCESS;
+}
+
+}  // namespace rope

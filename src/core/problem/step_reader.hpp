@@ -1,0 +1,83 @@
+// step_reader.hpp - validates what a call asks for around the rotation
+#pragma once
+
+#include "core/problem/operands.hpp"
+#include "core/problem/rope_layout.hpp"
+#include "core/problem/step_problem.hpp"
+
+namespace rope {
+
+enum TensorName {
+  kQ,
+  kK,
+  kV,
+  kNumTensorNames
+};
+
+// What a call does with q, k or v.
+struct TensorUse {
+  bool is_turned;
+  bool has_styles;  // pairs move from the style that is read to the one that is written
+  bool is_normed;
+  bool is_cached;
+};
+
+// A tensor that was read, in the order of RopeProblem's.
+struct ReadTensor {
+  TensorName name;
+  int channels;
+  rope_dtype_t out_dtype;
+  bool is_written;
+};
+
+// Reads a call's groups one by one into a problem.
+class StepReader {
+ public:
+  StepReader(const char *function, const RopeGeometry &geometry, Operands *operands)
+      : function_(function), geometry_(geometry), layout_(axes_of(geometry.layout)), operands_(operands) {}
+
+  // Reads what comes before the tensors: flags, and which groups there are.
+  rope_status_t begin(const rope_args_t &args, bool is_transposed);
+
+  bool is_present() const { return is_present_; }
+  // Where a tensor alone makes a step of the call: by its width or by the type of its output.
+  void require() { is_present_ = true; }
+  bool is_turned() const { return !is_unrotated_; }
+
+  TensorUse use_of(TensorName name) const;
+
+  // Fills *step once the tensors, the sequences and the positions of `problem` are read.
+  rope_status_t read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+
+ private:
+  rope_status_t check_groups(const rope_args_t &args, bool is_transposed);
+  rope_status_t refuse_gradients() const;
+  void describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const;
+  rope_status_t read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name,
+                              const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step, bool is_bias);
+  rope_status_t read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
+                           const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_places(const RopeProblem &problem, CachePlaces *places);
+  rope_status_t read_slots(const RopeProblem &problem, CachePlaces *places);
+  rope_status_t read_pages(const RopeProblem &problem, CachePlaces *places);
+  rope_status_t read_integers(const char *field, const rope_tensor_t &given, Operand **operand);
+  rope_status_t read_for_each_token(const char *field, const rope_tensor_t &given, const RopeProblem &problem,
+                                    TokenIntegers *integers, int64_t *tokens);
+
+  const char *function_;
+  const RopeGeometry &geometry_;
+  const LayoutAxes &layout_;
+  Operands *operands_;
+  bool is_present_ = false;
+  bool is_unrotated_ = false;
+  bool is_v_unrotated_ = false;
+  const rope_norm_args_t *norm_ = nullptr;
+  const rope_cache_args_t *cache_ = nullptr;
+  const char *first_cache_ = nullptr;  // the field of the cache that says how many pages and entries there are
+  rope_norm_args_t norm_copy_;         // unset unless a caller's struct has another size
+  rope_cache_args_t cache_copy_;
+};
+
+}  // namespace rope
