@@ -4,6 +4,7 @@
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/rope_catalogue.hpp"
+#include "plan/step_plan.hpp"
 
 namespace rope {
 
@@ -246,6 +247,10 @@ int64_t moved_bytes(const RopeProblem &problem) {
 
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   *plan = RopePlan{};
+  if (device.is_cuda && problem.step != nullptr) {
+    plan_step(problem, device, plan);
+    return ROPE_STATUS_SUCCESS;
+  }
   if (device.is_cuda) return plan_cuda(function, problem, device, plan);
   plan->num_tasks = count_cpu_tasks(moved_bytes(problem), device.num_threads);
   return ROPE_STATUS_SUCCESS;

@@ -7,6 +7,7 @@
 #include "plan/device_info.hpp"
 #include "plan/rope_facts.hpp"
 #include "plan/rope_kernels.hpp"
+#include "plan/step_kernels.hpp"
 
 namespace rope {
 
@@ -20,6 +21,14 @@ struct RopeBlocks {
 struct RopeRows {
   uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
   bool is_part_slowest;   // blocks of a part of all tokens follow each other, not those of a token
+};
+
+// StepKernel::kGeneral
+struct StepBlocks {
+  int row_channels;  // room for a head in shared memory
+  uint32_t warps;    // of a block, that have such a room
+  int64_t heads_per_block;
+  int64_t blocks_per_token;
 };
 
 // How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of
@@ -42,6 +51,8 @@ struct RopePlan {
   RopeRows rows;
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
+  StepBlocks general;
+  StepVariant step;  // in the place of `variant` where the problem has a step
 };
 
 // Bytes of q, k and v that are read and written, at most INT64_MAX.

@@ -18,7 +18,9 @@ constexpr uint32_t kMinShortThreads = 64;
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kTableThreads = 128;  // of a block that fills tables
+constexpr int kMaxStepThreads = 256;        // of a block of StepKernel::kShort and kLong
+constexpr int kStepResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
+constexpr int kTableThreads = 128;          // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // ---- RoPE on CUDA: what plans choose by ----
@@ -123,6 +125,18 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
   }
   return *found;
 }
+
+// ---- The step on CUDA ----
+
+// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting what is read or written once.
+struct StepTuning {
+  int64_t max_short_vectors;  // of launches of kShort
+  int64_t max_short_vectors_programmatic;
+  uint32_t short_threads;  // of a block of kShort, at most
+  uint32_t long_threads;   // of kLong
+};
+
+inline constexpr StepTuning kStepTuning = {300, 100, 128, 128};
 
 // ---- SwiGLU on CUDA ----
 

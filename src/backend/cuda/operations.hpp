@@ -13,10 +13,13 @@ constexpr int kVectorElements[] = {8, 4, 2, 1};
 
 // What the calls of a descriptor may need.
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader);
+void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader);
 void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader);
 
 // Members of Backend.
 rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
+                            int32_t device_index, rope_stream_t stream);
+rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream);
 rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
                                int32_t device_index, rope_stream_t stream);

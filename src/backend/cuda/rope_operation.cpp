@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/operations.hpp"
+#include "backend/cuda/param_parts.hpp"
 #include "core/problem/visit_dtype.hpp"
 #include "plan/rope_catalogue.hpp"
 #include "plan/tuning.hpp"
@@ -18,48 +19,9 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const Rope
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// Strides in bytes. An input is only read.
-RopeSide make_side(const char *data, const int64_t *stride, int64_t size) {
-  RopeSide side;
-  side.data = const_cast<char *>(data);
-  for (int axis = 0; axis < kNumAxes; ++axis) side.stride[axis] = stride[axis] * size;
-  return side;
-}
-
-// `heads_before` are those of the tensors before it.
-RopeRowSide make_row_side(const char *data, const int64_t *stride, int64_t size, int64_t heads_before) {
-  const int64_t head = stride[kHead] * size;
-  return {const_cast<char *>(data) - heads_before * head, static_cast<int32_t>(stride[kToken] * size),
-          static_cast<int32_t>(head), stride[kBatch] * size};
-}
-
-template <typename Params>
-void set_scales(const RopeProblem &problem, Params *params) {
-  const bool has_table = problem.angles == AngleSource::kTable;
-  params->cos_scale = has_table ? 1.0f : static_cast<float>(problem.geometry->attention_scale);
-  params->sin_scale = problem.is_transposed ? -params->cos_scale : params->cos_scale;
-}
-
-void set_position_params(const RopeProblem &problem, RopePositionParams *params) {
-  params->positions = problem.positions;
-  params->start_positions = problem.start_positions;
-  params->has_narrow_positions =
-      problem.positions.is_present && !problem.positions.is_64_bit && !problem.start_positions.is_present;
-  params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  set_scales(problem, params);
-}
-
-void copy_increments(const RopeGeometry &geometry, uint64_t *increments) {
-  memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
-}
-
 // ceil(2^32 / n), for 2 <= n
 uint32_t reciprocal_of(uint32_t n) {
   return 0xffffffffu / n + 1;
-}
-
-FastDivmod table_width_of(const AngleTable &table) {
-  return FastDivmod::by(table.width > 0 ? static_cast<uint32_t>(table.width) : 1);
 }
 
 // The tokens of a batch of which another lies tokens_ahead further on; 0 where positions are implicit.
@@ -251,7 +213,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeScalarPara
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
-  set_position_params(problem, params);
+  set_lookup_params(problem, params);
   uint32_t next_unit = 0;
   for (int i = 0; i < 3; ++i) {
     params->tensor_begins[i] = i < problem.num_tensors ? next_unit : ~uint32_t{0};
@@ -267,8 +229,6 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
   params->is_batch_fastest = plan.is_batch_fastest;
   const int64_t inner = plan.is_batch_fastest ? problem.batches : problem.tokens;
   params->inner = FastDivmod::by(params->has_one_batch ? 1 : static_cast<uint32_t>(inner));
-  params->num_tokens = problem.batches * problem.tokens;
-  params->tokens_per_batch = problem.tokens;
   params->tokens_per_block = plan.tokens_per_block;
   params->tokens_per_grid_row = plan.blocks.tokens_per_grid_row;
   params->outer_per_grid_row = plan.blocks.tokens_per_grid_row / inner;
@@ -276,26 +236,9 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
   params->rotary_units_per_head = plan.units.rotary_per_head;
   params->rotary_offset = geometry.rotary_offset;
   params->rotary_dim = geometry.rotary_dim;
-  params->pairs = FastDivmod::by(static_cast<uint32_t>(geometry.pairs()));
-  copy_increments(geometry, params->increments);
-  params->sequences = problem.sequences;
-  params->fault = problem.fault;
-  memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
-  params->scale = geometry.attention_scale;
   const int distance = problem.in_distance > problem.out_distance ? problem.in_distance : problem.out_distance;
   const int units_per_run = distance / plan.vector_elements;
   params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
-  params->table_width = table_width_of(problem.table);
-  params->table_distance = FastDivmod::by(static_cast<uint32_t>(geometry.out_distance));
-  params->in_distance = problem.in_distance;
-  params->out_distance = problem.out_distance;
-  params->num_axes = geometry.num_axes;
-  params->used_axes = geometry.used_axes;
-  params->angles = problem.angles;
-  params->is_transposed = problem.is_transposed;
-  params->has_token_info =
-      problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
-  params->table = problem.table;
 }
 
 template <typename Params>
@@ -357,6 +300,7 @@ void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
 
 rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream) {
+  if (problem.step != nullptr) return run_cuda_step(function, problem, plan, device_index, stream);
   return find_launch(plan.variant)(function, problem, plan, device_index, stream);
 }
 

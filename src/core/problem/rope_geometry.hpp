@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "core/math/frequencies.hpp"
+#include "core/math/host_device.hpp"
 #include "core/problem/status.hpp"
 
 namespace rope {
@@ -11,8 +12,16 @@ namespace rope {
 // Which channels of the rotated window are pair p: first_channel(p, distance), and the one `distance` further on.
 // INTERLEAVED has distance 1, HALF half its block. With distance 2:
 //   a b a b c d c d
-inline int first_channel(int pair, int distance) {
+ROPE_HOST_DEVICE int first_channel(int pair, int distance) {
   return pair + pair / distance * distance;
+}
+
+// Where a channel of the window lies if the channels of pairs are `to` apart and not `from`.
+ROPE_HOST_DEVICE int moved_channel(int channel, int from, int to) {
+  const int block = channel / (2 * from), in_block = channel % (2 * from);
+  const bool is_second = in_block >= from;
+  const int pair = block * from + (is_second ? in_block - from : in_block);
+  return first_channel(pair, to) + (is_second ? to : 0);
 }
 
 // The norm of heads or tokens around the rotation, numbers not yet in the arithmetic's type.

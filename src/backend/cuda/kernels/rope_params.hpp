@@ -181,8 +181,30 @@ struct RopeGeneralTensor {
   bool is_in_place;
 };
 
+// Everything that a token's angles are looked up and computed by.
+struct RopeLookupParams : RopePositionParams {
+  int64_t num_tokens;  // of all batches
+  int64_t tokens_per_batch;
+  FastDivmod pairs;
+  uint64_t increments[kMaxPairs];
+  Sequences sequences;
+  FaultWords fault;
+  uint8_t pair_axis[kMaxPairs];
+  double scale;  // of computed angles and of `angles`; cos_scale and sin_scale are not in use
+  FastDivmod table_width;
+  FastDivmod table_distance;  // between the columns of a pair, where a table has one for each channel
+  int in_distance;
+  int out_distance;
+  int num_axes;
+  uint32_t used_axes;
+  AngleSource angles;
+  bool is_transposed;
+  bool has_token_info;
+  AngleTable table;
+};
+
 // Any strides, any number of tokens.
-struct RopeGeneralParams : RopePositionParams {
+struct RopeGeneralParams : RopeLookupParams {
   FastDivmod units_per_token;
   FastDivmod blocks_per_token;
   FastDivmod inner;           // as in RopeRowGrid
@@ -195,28 +217,10 @@ struct RopeGeneralParams : RopePositionParams {
   bool has_one_batch;
   bool is_batch_fastest;
   RopeGeneralTensor tensor[3];
-  int64_t num_tokens;  // of all batches
   int64_t tokens_per_grid_row;
   int64_t outer_per_grid_row;
-  int64_t tokens_per_batch;
-  FastDivmod pairs;
-  uint64_t increments[kMaxPairs];
-  Sequences sequences;
-  FaultWords fault;
-  uint8_t pair_axis[kMaxPairs];
-  double scale;  // of computed angles and of `angles`; cos_scale and sin_scale are not in use
   FastDivmod
       units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
-  FastDivmod table_width;
-  FastDivmod table_distance;  // between the columns of a pair, where a table has one for each channel
-  int in_distance;
-  int out_distance;
-  int num_axes;
-  uint32_t used_axes;
-  AngleSource angles;
-  bool is_transposed;
-  bool has_token_info;
-  AngleTable table;
 };
 
 struct TableKernelParams {

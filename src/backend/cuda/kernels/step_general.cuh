@@ -1,0 +1,349 @@
+// step_general.cuh - norms, rotation and caches of everything: any strides, types, widths, sequences, tables and pages
+//
+// A block has a token, or some of its heads, `heads_per_block` of q's, k's and v's in this order; each of its warps takes
+// one head after another:
+//
+//   block b of the grid    token b / blocks_per_token, part b % blocks_per_token; then block b + gridDim.x, …
+//   warp w                 heads w, w + warps, … of the part; where a norm is over a token the part is all of it
+//   lane l                 channels l, l + 32, …
+//
+//   shared   the token's place; cosines and sines of its pairs, as rope_general.cuh has them; sums of heads; then for
+//            each warp a head three times: as it was read, as numbers in the order of the input, and in that of the output
+//
+//   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ store
+//
+// Moves each head once in and once out to each of its destinations; a norm over a token reads it once or twice more.
+#pragma once
+
+#include "backend/cuda/kernels/general_angles.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_params.hpp"
+#include "core/math/norm.hpp"
+
+namespace rope {
+
+struct StepToken {
+  TokenInfo info;
+  CachePlace place;
+};
+
+template <int N, typename Real, typename Term>
+__device__ __forceinline__ Real sum_run(const Term &term, int at) {
+  if constexpr (N == 1) {
+    return term(at);
+  } else {
+    return add_rounded(sum_run<N / 2, Real>(term, at), sum_run<N / 2, Real>(term, at + N / 2));
+  }
+}
+
+// The tree's sum of n terms, at most 1024, in every lane of the warp.
+template <typename Real, typename Term>
+__device__ __forceinline__ Real sum_by_warp(int n, const Term &given) {
+  constexpr uint32_t kAllLanes = 0xffffffffu;
+  const auto term = [&](int at) { return at < n ? given(at) : Real{0}; };
+  int count = 1;
+  while (count < n) count *= 2;
+  const int run = count > 32 ? count / 32 : 1, at = static_cast<int>(threadIdx.x % 32) * run;
+  Real sum = 0;
+  switch (run) {
+    case 1:
+      sum = sum_run<1, Real>(term, at);
+      break;
+    case 2:
+      sum = sum_run<2, Real>(term, at);
+      break;
+    case 4:
+      sum = sum_run<4, Real>(term, at);
+      break;
+    case 8:
+      sum = sum_run<8, Real>(term, at);
+      break;
+    case 16:
+      sum = sum_run<16, Real>(term, at);
+      break;
+    default:
+      sum = sum_run<32, Real>(term, at);
+  }
+  for (int step = 1; step < count / run; step *= 2) {
+    sum = add_rounded(sum, __shfl_xor_sync(kAllLanes, sum, step));
+  }
+  return __shfl_sync(kAllLanes, sum, 0);
+}
+
+template <typename Real>
+__device__ __forceinline__ Real load_number(const ChannelNumbers &numbers, rope_dtype_t dtype, int64_t head,
+                                            int channel) {
+  return load_real<Real>(numbers.data, numbers.is_f32 ? ROPE_DTYPE_F32 : dtype,
+                         head * numbers.head_stride + channel * numbers.channel_stride);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_rounded(char *address, rope_dtype_t dtype, RealOf<T> value) {
+  if constexpr (sizeof(T) == 4) {
+    if (dtype == ROPE_DTYPE_F16) {
+      *reinterpret_cast<uint16_t *>(address) = round_to<Float16>(value).bits;
+      return;
+    }
+    if (dtype == ROPE_DTYPE_BF16) {
+      *reinterpret_cast<uint16_t *>(address) = round_to<BFloat16>(value).bits;
+      return;
+    }
+  }
+  *reinterpret_cast<T *>(address) = round_to<T>(value);
+}
+
+template <typename T>
+constexpr rope_dtype_t kDtypeOf = ROPE_DTYPE_F32;
+template <>
+constexpr rope_dtype_t kDtypeOf<Float16> = ROPE_DTYPE_F16;
+template <>
+constexpr rope_dtype_t kDtypeOf<BFloat16> = ROPE_DTYPE_BF16;
+template <>
+constexpr rope_dtype_t kDtypeOf<double> = ROPE_DTYPE_F64;
+
+// A warp's head in shared memory, and what is done with it.
+template <typename T>
+class StepHead {
+ public:
+  using Real = RealOf<T>;
+
+  __device__ __forceinline__ StepHead(const StepGeneralParams &params, const StepGeneralTensor &tensor, BatchToken at,
+                                      bool is_turned, const GeneralAngles<Real> &angles, char *rows)
+      : params_(params), tensor_(tensor), at_(at), is_turned_(is_turned), angles_(angles) {
+    const uint32_t warp = threadIdx.x / 32;
+    const int room = params.row_channels;
+    char *const mine = rows + warp * room * (2 * sizeof(Real) + sizeof(T));
+    in_order_ = reinterpret_cast<Real *>(mine);
+    moved_ = in_order_ + room;
+    raw_ = reinterpret_cast<T *>(moved_ + room);
+  }
+
+  // The numbers that the norm sums up, and how many of them a head has.
+  __device__ __forceinline__ const Real *normed() const { return params_.is_after ? moved_ : in_order_; }
+
+  __device__ __forceinline__ void load(int64_t head) {
+    __syncwarp();
+    head_ = head;
+    const char *const data = address_in(tensor_.in, head);
+    for (int c = lane(); c < tensor_.channels; c += 32) {
+      raw_[c] = *reinterpret_cast<const T *>(data + c * tensor_.in.stride[kChannel]);
+      in_order_[c] = to_real<Real>(raw_[c]);
+    }
+    __syncwarp();
+    if (params_.is_after) rotate();
+  }
+
+  __device__ __forceinline__ Real sum(Real mean, bool of_squares) const {
+    const Real *const x = normed();
+    return sum_by_warp<Real>(tensor_.channels, [&](int c) {
+      const Real centred = params_.is_layer && of_squares ? add_rounded(x[c], -mean) : x[c];
+      return of_squares ? multiply_rounded(centred, centred) : centred;
+    });
+  }
+
+  __device__ __forceinline__ void normalise(const NormForm<Real> &form, Real mean, Real inverse) {
+    Real *const x = params_.is_after ? moved_ : in_order_;
+    for (int c = lane(); c < tensor_.channels; c += 32) {
+      Real y = form.is_layer ? add_rounded(x[c], -mean) : x[c];
+      y = scale_channel<T>(form, y, inverse);
+      if (tensor_.weight.data != nullptr) {
+        y = weigh_channel<T>(form, y, load_number<Real>(tensor_.weight, kDtypeOf<T>, head_, c));
+      } else if (form.rounds_after_weight) {
+        y = to_real<Real>(round_to<T>(y));
+      }
+      if (tensor_.bias.data != nullptr) {
+        y = add_bias<T>(form, y, load_number<Real>(tensor_.bias, kDtypeOf<T>, head_, c));
+      }
+      x[c] = y;
+    }
+    __syncwarp();
+  }
+
+  // From in_order_ to moved_.
+  __device__ __forceinline__ void rotate() {
+    const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
+    if (!is_turned_) {
+      for (int c = lane(); c < tensor_.channels; c += 32) moved_[c] = in_order_[source_of(c)];
+    } else {
+      for (int c = lane(); c < tensor_.channels; c += 32) {
+        if (c < begin || c >= end) moved_[c] = in_order_[c];
+      }
+      const int y_angle = params_.table.is_by_channel ? 1 : 0;
+      for (int pair = lane(); pair < params_.rotary_dim / 2; pair += 32) {
+        const int from = begin + first_channel(pair, params_.in_distance),
+                  to = begin + first_channel(pair, params_.out_distance);
+        const Pair<Real> out = rope::rotate<Real>({in_order_[from], in_order_[from + params_.in_distance]},
+                                                  {angles_.cos(0)[pair], angles_.sin(0)[pair]},
+                                                  {angles_.cos(y_angle)[pair], angles_.sin(y_angle)[pair]});
+        moved_[to] = out.x;
+        moved_[to + params_.out_distance] = out.y;
+      }
+    }
+    __syncwarp();
+  }
+
+  // What is neither normed nor turned keeps its bits.
+  __device__ __forceinline__ void store(const CachePlace &place) {
+    const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
+    char *out = nullptr, *cache = nullptr;
+    if (tensor_.is_written) out = address_in(tensor_.out, head_);
+    if (tensor_.cache.data != nullptr && place.is_cached) {
+      cache = tensor_.cache.data + place.page * tensor_.cache.page_stride + place.entry * tensor_.cache.entry_stride +
+              head_ * tensor_.cache.head_stride;
+    }
+    for (int c = lane(); c < tensor_.channels; c += 32) {
+      const bool is_inside = c >= begin && c < end, is_computed = tensor_.is_normed || (is_turned_ && is_inside);
+      if (out != nullptr && (tensor_.is_whole || is_inside)) {
+        store_channel(out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
+      }
+      if (cache != nullptr) {
+        store_channel(cache + c * tensor_.cache.channel_stride, tensor_.cache.dtype, c, is_computed);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+
+  __device__ __forceinline__ char *address_in(const RopeSide &side, int64_t head) const {
+    return side.data + at_.batch * side.stride[kBatch] + at_.token * side.stride[kToken] + head * side.stride[kHead];
+  }
+
+  // The channel of the input that an output's has where it is not turned.
+  __device__ __forceinline__ int source_of(int channel) const {
+    const int in_window = channel - tensor_.window_begin;
+    if (!tensor_.has_styles || in_window < 0 || in_window >= params_.rotary_dim) return channel;
+    return tensor_.window_begin + moved_channel(in_window, params_.out_distance, params_.in_distance);
+  }
+
+  __device__ __forceinline__ void store_channel(char *address, rope_dtype_t dtype, int channel, bool is_computed) {
+    if (!is_computed && dtype == kDtypeOf<T>) {
+      *reinterpret_cast<T *>(address) = raw_[source_of(channel)];
+    } else {
+      store_rounded<T>(address, dtype, moved_[channel]);
+    }
+  }
+
+  const StepGeneralParams &params_;
+  const StepGeneralTensor &tensor_;
+  const BatchToken at_;
+  const bool is_turned_;
+  const GeneralAngles<Real> angles_;
+  int64_t head_ = 0;
+  Real *in_order_;
+  Real *moved_;
+  T *raw_;
+};
+
+// The sum over all heads of a tensor, in every thread. The block's first thread adds the heads' sums up.
+template <typename T>
+__device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &params, int64_t heads, StepHead<T> *head,
+                                                  RealOf<T> mean, bool of_squares, RealOf<T> *head_sums) {
+  using Real = RealOf<T>;
+  const int64_t warp = threadIdx.x / 32;
+  TreeSum<Real> total;
+  for (int64_t first = 0; first < heads; first += kStepHeadSums) {
+    const int64_t end = heads - first < kStepHeadSums ? heads : first + kStepHeadSums;
+    if (warp < params.warps) {
+      for (int64_t number = first + warp; number < end; number += params.warps) {
+        head->load(number);
+        const Real sum = head->sum(mean, of_squares);
+        if (threadIdx.x % 32 == 0) head_sums[number - first] = sum;
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int64_t i = 0; i < end - first; ++i) total.add(head_sums[i]);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) head_sums[0] = total.total();
+  __syncthreads();
+  const Real sum = head_sums[0];
+  __syncthreads();
+  return sum;
+}
+
+template <typename T>
+__device__ __forceinline__ void run_heads(const StepGeneralParams &params, const StepGeneralTensor &tensor,
+                                          BatchToken at, const StepToken &token, const GeneralAngles<RealOf<T>> &angles,
+                                          RealOf<T> *head_sums, char *rows, int64_t first, int64_t end) {
+  using Real = RealOf<T>;
+  const NormForm<Real> form = {static_cast<Real>(params.eps),
+                               static_cast<Real>(tensor.inverse_count),
+                               static_cast<Real>(params.weight_offset),
+                               params.is_layer,
+                               params.rounds_before_weight,
+                               params.rounds_after_weight};
+  StepHead<T> head(params, tensor, at, tensor.is_turned && token.info.state == kRotated, angles, rows);
+  const bool is_of_token = tensor.is_normed && params.is_of_token;
+  Real mean = 0, inverse = 0;
+  if (is_of_token) {
+    if (params.is_layer) mean = mean_of(form, sum_of_token<T>(params, tensor.heads, &head, Real{0}, false, head_sums));
+    inverse = inverse_norm(form, sum_of_token<T>(params, tensor.heads, &head, mean, true, head_sums));
+  }
+  const int64_t warp = threadIdx.x / 32;
+  if (warp >= params.warps) return;
+  for (int64_t number = first + warp; number < end; number += params.warps) {
+    head.load(number);
+    if (tensor.is_normed && !is_of_token) {
+      mean = params.is_layer ? mean_of(form, head.sum(Real{0}, false)) : Real{0};
+      inverse = inverse_norm(form, head.sum(mean, true));
+    }
+    if (tensor.is_normed) head.normalise(form, mean, inverse);
+    if (!params.is_after) head.rotate();
+    head.store(token.place);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kStepGeneralThreads)
+    step_general_kernel(const __grid_constant__ StepGeneralParams params) {
+  using Real = RealOf<T>;
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  StepToken *const token = reinterpret_cast<StepToken *>(shared);
+  const uint32_t pairs = params.pairs.divisor;
+  static_assert(sizeof(StepToken) <= kStepTokenBytes, "");
+  const GeneralAngles<Real> angles = {reinterpret_cast<Real *>(reinterpret_cast<char *>(shared) + kStepTokenBytes),
+                                      params.is_turned ? pairs : 0};
+  Real *const head_sums = angles.cos(params.table.is_by_channel ? 2 : 1);
+  char *const rows = reinterpret_cast<char *>(head_sums + (params.is_of_token ? kStepHeadSums : 0));
+  wait_for_previous_launch();
+  check_sequences(params);
+  for (int64_t block = blockIdx.x; block < params.num_tokens * params.blocks_per_token; block += gridDim.x) {
+    const int64_t flat_token = block / params.blocks_per_token, part = block % params.blocks_per_token;
+    const BatchToken at = {flat_token / params.tokens_per_batch, flat_token % params.tokens_per_batch};
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      token->info = look_up_token(params, at, part == 0);
+      token->place = {};
+      if (params.has_caches && token->info.state != kAbsent) {
+        const uint64_t position = position_on(params, 0, token->info.batch, at.token, token->info.index);
+        token->place =
+            find_cache_place(params.places, at.batch, at.token, token->info.batch, static_cast<int64_t>(position));
+        if (token->place.is_faulty && part == 0) count_fault(params.fault, flat_token);
+      }
+    }
+    __syncthreads();
+    if (token->info.state == kAbsent) continue;
+    if (params.is_turned && token->info.state == kRotated) {
+      for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        share_general_angle(params, pair, pair, at, token->info, angles);
+      }
+    }
+    __syncthreads();
+    int64_t first = part * params.heads_per_block;  // of the part, counted from the first head of the tensor at hand
+    for (int i = 0; i < params.num_tensors; ++i) {
+      const StepGeneralTensor &tensor = params.tensor[i];
+      const int64_t end = first + params.heads_per_block;
+      if (first < tensor.heads && end > 0) {
+        run_heads<T>(params, tensor, at, *token, angles, head_sums, rows, first > 0 ? first : 0,
+                     end < tensor.heads ? end : tensor.heads);
+      }
+      first -= tensor.heads;
+    }
+  }
+}
+
+}  // namespace rope

@@ -1,0 +1,361 @@
+// step_rows.cuh - the kernels for norms, rotation and caches where heads are vectors: short launches and long ones
+//
+// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a token, three
+// parts of 128 threads.
+//
+//   part                                   0                                  │      1      │      2
+//   threadIdx.x    0        1      …       7     │    8     …    │ …  127     │   0   … 127 │   0   … 127
+//   head           0                             │    1          │     15     │  16   …  31 │  k 0 … 7, v 0 … 7
+//   low         0 …  7   8 … 15    …   56 …  63  │  0 …  7  …    │ 56 …  63   │             │
+//   high       64 … 71  72 … 79    …  120 … 127  │ 64 … 71  …    │120 … 127   │             │
+//
+//   grid x   blocks: parts of a group of blockDim.y tokens follow each other
+//   y        of a thread: the token of the group
+//
+// A head has 2^lanes_log2 threads, so that none lies in two warps; where its units are no power of two the last threads
+// have none. Units are those of rope_facts.hpp, both vectors of a copy unit side by side. In kShort (vectors of 8 bytes)
+// a warp has units of one token, finds all its angles and its slot by itself and waits for no other; in kLong a row of
+// threads does so together.
+//
+//   shared   for each row (kLong) or warp (kShort): StepShared, a cosine for each pair, then the sines
+//
+// The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels. Where the window is the
+// whole head, `low` of neighbouring threads are neighbours in the first half of the tree, and `high` in the second, and
+// two threads exchange one for the other; elsewhere the subtrees are put in order through shared memory.
+//
+// Moves each head once in and once out to each of its destinations. A token's slot, position and row of a table are read
+// once for each row of threads or warp.
+#pragma once
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/loaded_integer.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_params.hpp"
+#include "backend/cuda/kernels/table_rows.cuh"
+#include "backend/cuda/kernels/unit_rotation.cuh"
+#include "core/math/norm.hpp"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// What the threads of a token share beside its angles.
+struct StepShared {
+  int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache; negative: the token is not cached
+  uint32_t is_lost;      // it has no row of the table
+  uint32_t padding;
+};
+
+// Threads that share the angles of a token: a warp of kShort, a row of kLong.
+template <bool IsShort>
+struct Sharers {
+  static __device__ __forceinline__ uint32_t number() { return IsShort ? threadIdx.x % 32 : threadIdx.x; }
+  static __device__ __forceinline__ uint32_t count() { return IsShort ? 32 : blockDim.x; }
+  static __device__ __forceinline__ uint32_t group() {
+    return IsShort ? (threadIdx.y * blockDim.x + threadIdx.x) / 32 : threadIdx.y;
+  }
+  static __device__ __forceinline__ void meet() {
+    if (IsShort) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+};
+
+struct StepAt {
+  uint32_t flat;  // token, counted through all batches
+  uint32_t batch;
+  uint32_t token;  // of its batch
+};
+
+__device__ __forceinline__ LoadedInteger load_step_integer(const char *address, bool is_64_bit) {
+  const uint32_t *const words = reinterpret_cast<const uint32_t *>(address);
+  LoadedInteger integer = {words[0], 0};
+  if (is_64_bit) integer.high = words[1];
+  return integer;
+}
+
+// Writes where the token goes in the caches. Its slot may have any value.
+__device__ __forceinline__ void share_slot(const StepRowParams &params, const StepAt &at, LoadedInteger loaded,
+                                           bool counts_faults, StepShared *shared) {
+  const StepSlots &slots = params.slots;
+  const uint64_t slot = extend(loaded, slots.is_64_bit);
+  const bool is_inside = slot < slots.end;
+  int64_t row[2] = {-1, -1};
+  if (is_inside && !(slots.skips_slot_0 && slot == 0)) {
+    const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
+    for (int i = 0; i < 2; ++i) row[i] = place.quotient * slots.page_bytes[i] + place.remainder * slots.entry_bytes[i];
+  } else if (!is_inside && static_cast<int64_t>(slot) >= 0 && counts_faults) {
+    count_fault(params.fault, at.flat);
+  }
+  shared->cache_row[0] = row[0];
+  shared->cache_row[1] = row[1];
+}
+
+// N neighbouring numbers of a weight or of the data.
+template <typename T, int N>
+__device__ __forceinline__ void load_weights(const char *address, bool is_wide, float *weights) {
+  if (sizeof(T) == 4 || is_wide) {
+    to_floats<float, N>(load_vector<Vector<float, N>>(address), weights);
+  } else {
+    to_floats<T, N>(load_vector<Vector<T, N>>(address), weights);
+  }
+}
+
+// Where a unit lies in its head, in bytes.
+struct UnitPlace {
+  bool is_rotary;
+  int32_t low;
+  int32_t to_high;
+};
+
+template <int VectorBytes>
+__device__ __forceinline__ UnitPlace find_unit_place(const StepRowTensor &tensor, uint32_t unit) {
+  if (unit < tensor.rotary_units) {
+    return {true, tensor.window_begin + static_cast<int32_t>(unit) * VectorBytes, tensor.to_high};
+  }
+  const int32_t outside = static_cast<int32_t>(unit - tensor.rotary_units) * (2 * VectorBytes);
+  return {false, outside < tensor.window_begin ? outside : outside + tensor.window_size, VectorBytes};
+}
+
+template <int V>
+__device__ __forceinline__ float sum_of_squares(const float *x) {
+  float squares[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) squares[i] = multiply_rounded(x[i], x[i]);
+  return tree_sum<V>(squares);
+}
+
+// The sum over a head of what its threads have, `low` and `high`. All lanes of the warp take part.
+template <int VectorBytes>
+__device__ __forceinline__ float sum_of_head(const StepRowParams &params, const StepRowTensor &tensor,
+                                             const UnitPlace &place, uint32_t unit, float low, float high,
+                                             float *exchange) {
+  const uint32_t lanes = 1u << tensor.lanes_log2, lane = threadIdx.x % 32;
+  float sum;
+  if (params.is_full_window) {
+    if (lanes == 1) return add_rounded(low, high);
+    const bool is_odd = (unit & 1u) != 0;
+    const float other = __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1);
+    sum = add_rounded(is_odd ? high : low, other);
+  } else {
+    const bool has_unit = unit < tensor.units_per_head;
+    const uint32_t first_idle = 2 * tensor.units_per_head, idle = unit - tensor.units_per_head;
+    float *const runs = exchange + 2 * (lane - unit);
+    const uint32_t at_low = has_unit ? static_cast<uint32_t>(place.low) / VectorBytes : first_idle + 2 * idle;
+    const uint32_t at_high =
+        has_unit ? static_cast<uint32_t>(place.low + place.to_high) / VectorBytes : first_idle + 2 * idle + 1;
+    runs[at_low] = has_unit ? low : 0.0f;
+    runs[at_high] = has_unit ? high : 0.0f;
+    __syncwarp();
+    sum = add_rounded(runs[2 * unit], runs[2 * unit + 1]);
+    __syncwarp();
+  }
+  for (uint32_t step = params.is_full_window ? 2 : 1; step < 32; step *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, sum, step);
+    if (step < lanes) sum = add_rounded(sum, other);
+  }
+  if (params.is_full_window) {
+    const float other = __shfl_xor_sync(kAllLanes, sum, 1);
+    sum = add_rounded(sum, other);
+  }
+  return sum;
+}
+
+// A vector of a head times r and the weight.
+template <typename T, int V>
+__device__ __forceinline__ void normalise(const NormForm<float> &form, float inverse, const char *weight, bool is_wide,
+                                          float *x) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = multiply_rounded(x[i], inverse);
+  if (form.rounds_before_weight) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
+  }
+  constexpr int kStep = V < 4 ? V : 4;
+#pragma unroll
+  for (int i = 0; i < V && weight != nullptr; i += kStep) {
+    float weights[kStep];
+    load_weights<T, kStep>(weight + i * (is_wide ? 4 : static_cast<int>(sizeof(T))), is_wide, weights);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      x[i + j] = multiply_rounded(x[i + j], add_rounded(weights[j], form.weight_offset));
+    }
+  }
+  if (form.rounds_after_weight) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
+  }
+}
+
+template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles>
+__global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor(kStepResidentThreads, kMaxStepThreads))
+    step_rows_kernel(const __grid_constant__ StepRowParams params) {
+  constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
+  using Shares = Sharers<IsShort>;
+  begin_dependent_launch();
+  extern __shared__ float4 shared_bytes[];
+  StepShared *const shared = reinterpret_cast<StepShared *>(shared_bytes) + Shares::group();
+  const uint32_t groups = IsShort ? blockDim.y * blockDim.x / 32 : blockDim.y;
+  float *const cos = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared_bytes) + groups) +
+                     Shares::group() * (2 * params.pairs);
+  float *const exchange = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared_bytes) + groups) +
+                          groups * (2 * params.pairs) + (threadIdx.y * blockDim.x + threadIdx.x) / 32 * 64;
+
+  const DivmodResult block = params.parts.divmod(blockIdx.x);
+  StepAt at;
+  at.flat = block.quotient * blockDim.y + threadIdx.y;
+  const bool has_token = at.flat < params.num_tokens;
+  at.batch = 0, at.token = at.flat;
+  if (!params.has_one_batch) {
+    const DivmodResult place = params.tokens_per_batch.divmod(at.flat);
+    at.batch = place.quotient, at.token = place.remainder;
+  }
+  const uint32_t thread = block.remainder * blockDim.x + threadIdx.x;
+  const int which = (thread >= params.tensor[1].begin) + (thread >= params.tensor[2].begin);
+  const StepRowTensor &tensor = params.tensor[which];
+  const uint32_t in_tensor = thread - tensor.begin, head = in_tensor >> tensor.lanes_log2,
+                 unit = in_tensor & ((1u << tensor.lanes_log2) - 1);
+  const UnitPlace place = find_unit_place<kVectorBytes>(tensor, unit);
+  const bool is_active = has_token && thread < params.threads_per_token && unit < tensor.units_per_head &&
+                         (place.is_rotary || (tensor.flags & kReadsOutside) != 0);
+  const char *const in = step(step(tensor.in.data, at.token, tensor.in.token), head, tensor.in.head) +
+                         static_cast<int64_t>(at.batch) * tensor.in.batch + place.low;
+  const char *const slot_address =
+      step(step(params.slots.data, at.token, params.slots.token_bytes), at.batch, params.slots.batch_bytes);
+  const char *const position_address =
+      step(step(params.positions, at.token, params.position_bytes), at.batch, params.position_batch_bytes);
+  const bool finds_slot = Shares::number() == 0 && has_token && params.slots.data != nullptr;
+  const bool has_slot = finds_slot && at.token < params.slots.cached_tokens;
+
+  wait_for_previous_launch();
+  LoadedInteger position = {at.token, 0}, slot = {~0u, ~0u};
+  const bool has_pair = kAngles != StepAngles::kNone && has_token && Shares::number() < params.pairs;
+  if (kAngles != StepAngles::kNone && params.has_positions && has_token) {
+    position = load_step_integer(position_address, params.has_wide_positions);
+  }
+  if (has_slot) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+  Vector<T, V> low = {}, high = {};
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(in);
+    high = load_vector<Vector<T, V>>(in + place.to_high);
+  }
+  if (finds_slot) share_slot(params, at, slot, block.remainder == 0 && (!IsShort || threadIdx.x < 32), shared);
+  if constexpr (kAngles != StepAngles::kNone) {
+    const uint64_t index =
+        extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
+    if constexpr (kAngles == StepAngles::kComputed) {
+#pragma unroll 1
+      for (uint32_t pair = Shares::number(); has_pair && pair < params.pairs; pair += Shares::count()) {
+        const CosSin<float> angle = compute_angle(params, index, through_memory(params.increments)[pair]);
+        cos[pair] = angle.cos;
+        cos[params.pairs + pair] = angle.sin;
+      }
+    } else {
+      const bool is_lost = index >= static_cast<uint64_t>(params.table.rows);
+      if (Shares::number() == 0) {
+        shared->is_lost = is_lost;
+        const bool counts = is_lost && has_token && block.remainder == 0 && (!IsShort || threadIdx.x < 32);
+        if (counts) count_fault(params.fault, at.flat);
+      }
+#pragma unroll 1
+      for (uint32_t pair = Shares::number(); has_pair && !is_lost && pair < params.pairs; pair += Shares::count()) {
+        const LoadedAngle loaded = load_angle(params.table, 0, 0, static_cast<int64_t>(index), pair);
+        const float sin = entry_of(loaded.sin, params.table.dtype);
+        cos[pair] = entry_of(loaded.cos, params.table.dtype);
+        cos[params.pairs + pair] = params.sin_scale < 0.0f ? -sin : sin;
+      }
+    }
+  }
+  Shares::meet();
+
+  const bool is_normed = kNorm != StepNorm::kNone && (tensor.flags & kIsNormed) != 0;
+  bool is_turned = kAngles != StepAngles::kNone && place.is_rotary && (tensor.flags & kIsTurned) != 0;
+  if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && shared->is_lost == 0;
+  const bool is_computed = is_normed || is_turned;
+  if (kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed)) {
+    float x[V], y[V];
+    to_floats<T, V>(low, x);
+    to_floats<T, V>(high, y);
+    const auto norm = [&] {
+      const float sum =
+          sum_of_head<kVectorBytes>(params, tensor, place, unit, sum_of_squares<V>(x), sum_of_squares<V>(y), exchange);
+      if (!is_normed) return;
+      const float inverse = inverse_root(add_rounded(multiply_rounded(sum, tensor.inverse_count), params.norm.eps));
+      const bool is_wide = (tensor.flags & kHasWideWeight) != 0;
+      const int scale = is_wide ? 4 / static_cast<int>(sizeof(T)) : 1;
+      const char *weight = tensor.weight;
+      if (weight != nullptr && is_active) {
+        weight = step(weight, head, tensor.weight_head) + static_cast<int64_t>(place.low) * scale;
+      }
+      normalise<T, V>(params.norm, inverse, is_active ? weight : nullptr, is_wide, x);
+      normalise<T, V>(params.norm, inverse,
+                      is_active && weight != nullptr ? weight + static_cast<int64_t>(place.to_high) * scale : nullptr,
+                      is_wide, y);
+    };
+    if constexpr (kNorm == StepNorm::kBefore) norm();
+    if (is_turned) rotate_unit<V, IsInterleaved>(x, y, unit, params.pairs, cos, cos + params.pairs);
+    if constexpr (kNorm == StepNorm::kAfter) norm();
+    low = from_floats<T, V>(x);
+    high = from_floats<T, V>(y);
+    // Threads of another tensor in the warp: what keeps its bits is read again rather than kept in registers.
+    if (kNorm != StepNorm::kNone && !is_computed && is_active) {
+      low = load_vector<Vector<T, V>>(in);
+      high = load_vector<Vector<T, V>>(in + place.to_high);
+    }
+  }
+  if (!is_active) return;
+  if (tensor.out.data != nullptr && (place.is_rotary || (tensor.flags & kWritesOutside) != 0)) {
+    char *const out =
+        const_cast<char *>(step(step(tensor.out.data, at.token, tensor.out.token), head, tensor.out.head)) +
+        static_cast<int64_t>(at.batch) * tensor.out.batch + place.low;
+    store_vector(out, low);
+    store_vector(out + place.to_high, high);
+  }
+  if (tensor.cache == nullptr) return;
+  const int64_t row = shared->cache_row[tensor.cache_index];
+  if (row < 0) return;
+  char *const out = const_cast<char *>(step(tensor.cache + row, head, tensor.cache_head)) + place.low;
+  store_vector(out, low);
+  store_vector(out + place.to_high, high);
+}
+
+// The kernel, or NULL for vectors of another width.
+template <typename T, int VectorBytes, bool IsShort, bool IsInterleaved>
+const void *find_step_rows_kernel(const StepVariant &variant) {
+  constexpr int V = VectorBytes / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(norm, angles) \
+  reinterpret_cast<const void *>(step_rows_kernel<T, V, IsShort, IsInterleaved, StepNorm::norm, StepAngles::angles>)
+  switch (variant.norm) {
+    case StepNorm::kNone:
+      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kNone, kNone)
+             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kNone, kComputed)
+                                                       : ROPE_STEP_KERNEL(kNone, kTable);
+    case StepNorm::kBefore:
+      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
+             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kBefore, kComputed)
+                                                       : ROPE_STEP_KERNEL(kBefore, kTable);
+    default:
+      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
+             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kAfter, kComputed)
+                                                       : ROPE_STEP_KERNEL(kAfter, kTable);
+  }
+#undef ROPE_STEP_KERNEL
+}
+
+template <typename T>
+const void *find_step_rows_kernel(const StepVariant &variant) {
+  if (variant.kernel == StepKernel::kShort) {
+    return variant.is_interleaved ? find_step_rows_kernel<T, kShortStepVectorBytes, true, true>(variant)
+                                  : find_step_rows_kernel<T, kShortStepVectorBytes, true, false>(variant);
+  }
+  return variant.is_interleaved ? find_step_rows_kernel<T, kLongStepVectorBytes, false, true>(variant)
+                                : find_step_rows_kernel<T, kLongStepVectorBytes, false, false>(variant);
+}
+
+}  // namespace rope

@@ -1,0 +1,45 @@
+// step_kernels.hpp - the kinds of kernels for norms, caches and heads that are not turned, in words that planning and the
+// kernels share
+#pragma once
+
+#include <stdint.h>
+
+namespace rope {
+
+enum class StepKernel {
+  kShort,   // short launches: vectors of 8 bytes, each warp finds its own angles
+  kLong,    // vectors of 16 bytes, rows of threads share the angles of their token
+  kGeneral  // everything
+};
+
+enum class StepNorm {
+  kNone,
+  kBefore,  // the rotation
+  kAfter
+};
+
+enum class StepAngles {
+  kNone,      // nothing is turned
+  kComputed,  // from increments
+  kTable
+};
+
+// Which function of a kind a launch needs, for a type of data. kGeneral is one function for all.
+struct StepVariant {
+  StepKernel kernel;
+  StepNorm norm;
+  StepAngles angles;
+  bool is_interleaved;
+};
+
+constexpr int kShortStepVectorBytes = 8;
+constexpr int kLongStepVectorBytes = 16;
+
+// Pairs of a head, at most, for kShort and kLong.
+constexpr int kMaxStepPairs = 128;
+
+constexpr uint32_t kStepGeneralThreads = 128;  // of a block of kGeneral
+constexpr uint32_t kStepTokenBytes = 64;       // room for a token's place in its shared memory
+constexpr int kStepHeadSums = 256;             // heads whose sums a block of kGeneral keeps at a time
+
+}  // namespace rope
