@@ -2,7 +2,9 @@
 #include "plan/explain.hpp"
 
 #include <stdio.h>
+#include <string.h>
 
+#include "core/problem/step_problem.hpp"
 #include "core/problem/view.hpp"
 #include "plan/rope_catalogue.hpp"
 
@@ -19,6 +21,21 @@ const char *name_of_angles(const RopeVariant &variant) {
   return variant.angles == kComputedAngles ? " angles" : " table";
 }
 
+// What a step does, in its order.
+struct StepWords {
+  explicit StepWords(const StepProblem &step) {
+    if (step.has_norm) add("norm");
+    if (step.is_turned) add("rotation");
+    if (step.has_caches) add("cache");
+    if (text[0] == '\0') add("copy");
+  }
+  void add(const char *word) {
+    const size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ", " : "", word);
+  }
+  char text[32] = "";
+};
+
 }  // namespace
 
 void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size) {
@@ -30,6 +47,11 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
     return;
   }
   const double megabytes = static_cast<double>(moved_bytes(problem)) / 1e6;
+  if (!device.is_cuda && problem.step != nullptr) {
+    snprintf(text, size, "step %s %s on the CPU: %s: %d of %d threads, %.6g MB read and written", dtype, pairs,
+             StepWords(*problem.step).text, plan.num_tasks, device.num_threads, megabytes);
+    return;
+  }
   if (!device.is_cuda) {
     snprintf(text, size, "rope %s %s on the CPU: %d of %d threads, %.6g MB read and written", dtype, pairs,
              plan.num_tasks, device.num_threads, megabytes);

@@ -1,6 +1,7 @@
 // rope_plan.cpp - which kernel a RoPE call gets, and the grid and shared memory of its launch
 #include "plan/rope_plan.hpp"
 
+#include "core/problem/step_problem.hpp"
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/rope_catalogue.hpp"
@@ -232,6 +233,16 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   }
 }
 
+// Of a token's heads of a tensor; channels are read once, whatever is written.
+int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated, const StepTensor &tensor) {
+  if (!tensor.is_written && !tensor.is_cached()) return 0;
+  const int written = tensor.is_whole ? tensor.channels : geometry.rotary_dim;
+  int64_t bytes = (tensor.is_cached() ? tensor.channels : written) * dtype_size(geometry.dtype);
+  if (tensor.is_written) bytes += written * dtype_size(tensor.out_dtype);
+  if (tensor.is_cached()) bytes += tensor.channels * dtype_size(tensor.cache.dtype);
+  return rotated.heads * bytes;
+}
+
 }  // namespace
 
 int64_t moved_bytes(const RopeProblem &problem) {
@@ -239,6 +250,10 @@ int64_t moved_bytes(const RopeProblem &problem) {
   int64_t token_bytes = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
+    if (problem.step != nullptr) {
+      token_bytes += bytes_of_step(geometry, tensor, problem.step->tensor[i]);
+      continue;
+    }
     const int channels = tensor.is_in_place ? geometry.rotary_dim : geometry.head_dim;
     token_bytes += 2 * tensor.heads * channels * dtype_size(geometry.dtype);
   }

@@ -2,6 +2,7 @@
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_rope.hpp"
+#include "backend/cpu/cpu_step.hpp"
 #include "backend/cpu/processors.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
@@ -144,7 +145,11 @@ rope_status_t open_swiglu(const char *, rope_dtype_t, int32_t, int32_t num_threa
 }
 
 rope_status_t run_rope(const char *, const RopeProblem &problem, const RopePlan &plan, int32_t, rope_stream_t) {
-  run_cpu_rope(problem, plan.num_tasks);
+  if (problem.step != nullptr) {
+    run_cpu_step(problem, plan.num_tasks);
+  } else {
+    run_cpu_rope(problem, plan.num_tasks);
+  }
   return ROPE_STATUS_SUCCESS;
 }
 

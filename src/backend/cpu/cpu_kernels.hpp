@@ -4,7 +4,9 @@
 #include <stdint.h>
 
 #include "core/math/gating.hpp"
+#include "core/math/norm.hpp"
 #include "core/problem/status.hpp"
+#include "core/problem/step_problem.hpp"
 
 namespace rope {
 
@@ -24,6 +26,8 @@ struct PairAngles {
   const Real *sin_x;
   const Real *cos_y;
   const Real *sin_y;
+
+  ROPE_HOST PairAngles from(int pair) const { return {cos_x + pair, sin_x + pair, cos_y + pair, sin_y + pair}; }
 };
 
 // Where a run of pairs lies, and the same run of further heads: pair i of head h has its channels at
@@ -33,6 +37,38 @@ struct PairRun {
   void *y;
   int64_t step;
   int64_t head_stride;
+};
+
+// Where the step writes heads to. Strides count elements.
+struct StepTarget {
+  char *data;  // channel 0 of the first head
+  CpuType type;
+  int64_t head_stride;
+  int64_t channel_stride;
+  bool is_window_alone;  // other channels are not written
+};
+
+// Heads of one token and tensor on their way through the step.
+template <typename Real>
+struct StepRun {
+  const char *in;  // channel 0 of the first head
+  int64_t head_stride;
+  int64_t channel_stride;
+  int64_t heads;
+  int channels;
+  int window_begin;
+  int pairs;
+  int in_distance;  // unlike out_distance where pairs move
+  int out_distance;
+  bool is_turned;
+  PairAngles<Real> angles;
+  const NormForm<Real> *norm;  // NULL: none
+  bool is_norm_after;          // the rotation
+  bool is_norm_of_token;       // over all heads of the run
+  ChannelNumbers weight;       // of the first head on
+  ChannelNumbers bias;
+  StepTarget targets[2];  // at most one of them is the input
+  int num_targets;
 };
 
 // Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,
@@ -64,6 +100,12 @@ struct CpuKernels {
   using Rotate = void(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles);
   Rotate<float> *rotate[kCpuF64];  // of the types before it
   Rotate<double> *rotate_f64;
+
+  // Numbers that are neither normed nor turned keep their bits in targets of their type.
+  template <typename Real>
+  using Step = void(const StepRun<Real> &run);
+  Step<float> *step[kCpuF64];  // of the types before it
+  Step<double> *step_f64;
 
   using SwigluForward = void(const GatingRun &run, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];

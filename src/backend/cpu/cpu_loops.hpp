@@ -16,9 +16,11 @@
 #include "backend/cpu/cpu_gating.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_vectors.hpp"
+#include "backend/cpu/cpu_windows.hpp"
 #include "core/math/float16.hpp"
 #include "core/math/frequencies.hpp"
 #include "core/math/gating.hpp"
+#include "core/math/norm.hpp"
 #include "core/math/rotation.hpp"
 
 namespace rope {
@@ -471,6 +473,233 @@ void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<doubl
   }
 }
 
+// ---- The step ----
+
+// A head on its way, and what its channels are weighed by.
+template <typename Real>
+struct StepHead {
+  Real values[kMaxHeadDim];
+  Real window[kMaxHeadDim];  // as it was read, where pairs move
+  Real weight[kMaxHeadDim];
+  Real bias[kMaxHeadDim];
+};
+
+template <typename Real, typename Term>
+ROPE_LOOP Real tree_of_terms(int count, const Term &term) {
+  constexpr int kRun = 8;
+  TreeSum<Real> sum;
+  if (count <= kRun / 2) {
+    for (int i = 0; i < count; ++i) sum.add(term(i));
+    return sum.total();
+  }
+  for (int begin = 0; begin < count; begin += kRun) {
+    Real run[kRun] = {};
+    for (int i = 0; i < kRun && begin + i < count; ++i) run[i] = term(begin + i);
+    sum.add(tree_sum<kRun>(run));
+  }
+  return sum.total();
+}
+
+template <typename Real>
+Real sum_of_values(const Real *values, int count) {
+  return tree_of_terms<Real>(
+      count, [&](int i) __attribute__((always_inline)) { return values[i]; });
+}
+
+template <typename Real>
+Real sum_of_squares(const Real *values, int count) {
+  return tree_of_terms<Real>(
+      count, [&](int i) __attribute__((always_inline)) { return multiply_rounded(values[i], values[i]); });
+}
+
+template <typename Real>
+void subtract_mean(Real mean, Real *values, int count) {
+  for (int i = 0; i < count; ++i) values[i] = add_rounded(values[i], -mean);
+}
+
+// Numbers of head `head`; false where there are none.
+template <typename T, typename Real>
+bool read_numbers(const ChannelNumbers &given, int64_t head, int count, Real *numbers) {
+  if (given.data == nullptr) return false;
+  if (head > 0 && given.head_stride == 0) return true;  // they have been read
+  const int64_t offset = head * given.head_stride;
+  if (given.is_f32) {
+    read_elements<float>(given.data + offset * static_cast<int64_t>(sizeof(float)), given.channel_stride, 0, count,
+                         numbers);
+  } else {
+    read_elements<T>(given.data + offset * static_cast<int64_t>(sizeof(T)), given.channel_stride, 0, count, numbers);
+  }
+  return true;
+}
+
+template <typename T, typename Real>
+void weigh_values(const NormForm<Real> &form, Real inverse, const Real *weight, const Real *bias, Real *values,
+                  int count) {
+  for (int i = 0; i < count; ++i) {
+    Real value = scale_channel<T>(form, values[i], inverse);
+    if (weight != nullptr) value = weigh_channel<T>(form, value, weight[i]);
+    if (bias != nullptr) value = add_bias<T>(form, value, bias[i]);
+    values[i] = value;
+  }
+}
+
+// Turns the window, or moves its pairs alone.
+template <typename Real>
+void turn_values(const StepRun<Real> &run, StepHead<Real> *head) {
+  constexpr int64_t kSize = sizeof(Real);
+  char *window = reinterpret_cast<char *>(head->values + run.window_begin);
+  Window in = {window, 1, run.in_distance};
+  const Window out = {window, 1, run.out_distance};
+  const bool moves = run.in_distance != run.out_distance;
+  if (moves) {
+    in.data = reinterpret_cast<char *>(head->window);
+    memcpy(in.data, window, static_cast<size_t>(2 * run.pairs * kSize));
+  }
+  if (!run.is_turned) {
+    if (moves) move_pairs(in, out, kSize, run.pairs);
+    return;
+  }
+  const int length = pairs_of_run(in, out, run.pairs);
+  for (int pair = 0; pair < run.pairs; pair += length) {
+    rotate_run<Real, Real>(in.run_from(pair, kSize, 0), out.run_from(pair, kSize, 0), length, 1, run.angles.from(pair));
+  }
+}
+
+template <typename T, typename Real>
+ROPE_LOOP const char *head_of_run(const StepRun<Real> &run, int64_t head) {
+  return run.in + head * run.head_stride * static_cast<int64_t>(sizeof(T));
+}
+
+// The values that a norm is over, or those before the rotation.
+template <typename T, typename Real>
+void read_head(const StepRun<Real> &run, int64_t number, StepHead<Real> *head) {
+  read_elements<T>(head_of_run<T>(run, number), run.channel_stride, 0, run.channels, head->values);
+  if (run.is_norm_after) turn_values(run, head);
+}
+
+// Mean and inverse of a norm over all heads of a token.
+template <typename Real>
+struct TokenNorm {
+  Real mean;
+  Real inverse;
+};
+
+template <typename T, typename Real>
+TokenNorm<Real> norm_of_token(const StepRun<Real> &run, StepHead<Real> *head) {
+  const NormForm<Real> &form = *run.norm;
+  TreeSum<Real> sum, squares;
+  for (int64_t i = 0; form.is_layer && i < run.heads; ++i) {
+    read_head<T>(run, i, head);
+    sum.add(sum_of_values(head->values, run.channels));
+  }
+  const Real mean = form.is_layer ? mean_of(form, sum.total()) : 0;
+  for (int64_t i = 0; i < run.heads; ++i) {
+    read_head<T>(run, i, head);
+    if (form.is_layer) subtract_mean(mean, head->values, run.channels);
+    squares.add(sum_of_squares(head->values, run.channels));
+  }
+  return {mean, inverse_norm(form, squares.total())};
+}
+
+template <typename T, typename Real>
+void norm_values(const StepRun<Real> &run, int64_t number, const TokenNorm<Real> &of_token, StepHead<Real> *head) {
+  const NormForm<Real> &form = *run.norm;
+  const int count = run.channels;
+  if (form.is_layer) {
+    const Real mean = run.is_norm_of_token ? of_token.mean : mean_of(form, sum_of_values(head->values, count));
+    subtract_mean(mean, head->values, count);
+  }
+  const Real inverse =
+      run.is_norm_of_token ? of_token.inverse : inverse_norm(form, sum_of_squares(head->values, count));
+  const bool has_weight = read_numbers<T>(run.weight, number, count, head->weight);
+  const bool has_bias = read_numbers<T>(run.bias, number, count, head->bias);
+  weigh_values<T>(form, inverse, has_weight ? head->weight : nullptr, has_bias ? head->bias : nullptr, head->values,
+                  count);
+}
+
+template <typename T, typename Real>
+void write_channels(const StepTarget &target, int64_t head, const Real *values, int begin, int end) {
+  const int64_t offset = head * target.head_stride + begin * target.channel_stride;
+  write_elements<T>(values + begin, end - begin, target.data + offset * static_cast<int64_t>(sizeof(T)),
+                    target.channel_stride, 0);
+}
+
+template <typename T, typename Real>
+void write_values(const StepTarget &target, int64_t head, const Real *values, int begin, int end) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (target.type == kCpuF16) return write_channels<Float16>(target, head, values, begin, end);
+    if (target.type == kCpuBF16) return write_channels<BFloat16>(target, head, values, begin, end);
+  }
+  write_channels<T>(target, head, values, begin, end);
+}
+
+template <typename T>
+ROPE_LOOP Window window_of_target(const StepTarget &target, int64_t head, int begin, int distance) {
+  const int64_t offset = head * target.head_stride + begin * target.channel_stride;
+  return {target.data + offset * static_cast<int64_t>(sizeof(T)), target.channel_stride, distance};
+}
+
+// Channels outside the window as they are.
+template <typename T>
+void copy_others(const Window &in, const StepTarget &target, int64_t head, int window_begin, int window_end,
+                 int channels) {
+  if (target.is_window_alone) return;
+  const Window out = window_of_target<T>(target, head, 0, 0);
+  copy_channels(in, out, sizeof(T), 0, window_begin);
+  copy_channels(in, out, sizeof(T), window_end, channels);
+}
+
+// Heads that are neither normed nor turned, whose conversion would change NaNs.
+template <typename T, typename Real>
+void move_heads(const StepRun<Real> &run) {
+  constexpr int64_t kSize = sizeof(T);
+  T buffer[kMaxHeadDim];
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  for (int64_t head = 0; head < run.heads; ++head) {
+    Window in = {const_cast<char *>(head_of_run<T>(run, head)), run.channel_stride, run.in_distance};
+    if (run.in_distance != run.out_distance) {
+      const Window copy = {reinterpret_cast<char *>(buffer), 1, run.in_distance};
+      copy_channels(in, copy, kSize, 0, run.channels);
+      in = copy;
+    }
+    const Window window = {in.channel(begin, kSize), in.channel_stride, run.in_distance};
+    for (int i = 0; i < run.num_targets; ++i) {
+      const StepTarget &target = run.targets[i];
+      const Window out = window_of_target<T>(target, head, begin, run.out_distance);
+      if (run.in_distance != run.out_distance) {
+        move_pairs(window, out, kSize, run.pairs);
+      } else {
+        copy_channels(window, out, kSize, 0, end - begin);
+      }
+      copy_others<T>(in, target, head, begin, end, run.channels);
+    }
+  }
+}
+
+template <typename T>
+void run_step(const StepRun<RealOf<T>> &run) {
+  using Real = RealOf<T>;
+  constexpr bool kIsConverted = sizeof(T) < sizeof(Real);
+  if (kIsConverted && run.norm == nullptr && !run.is_turned) return move_heads<T>(run);
+  StepHead<Real> head;
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  TokenNorm<Real> of_token = {};
+  if (run.norm != nullptr && run.is_norm_of_token) of_token = norm_of_token<T>(run, &head);
+  for (int64_t i = 0; i < run.heads; ++i) {
+    read_head<T>(run, i, &head);
+    if (run.norm != nullptr) norm_values<T>(run, i, of_token, &head);
+    if (!run.is_norm_after) turn_values(run, &head);
+    for (int j = 0; j < run.num_targets; ++j) {
+      const StepTarget &target = run.targets[j];
+      const bool is_window_alone = target.is_window_alone || (kIsConverted && run.norm == nullptr);
+      write_values<T>(target, i, head.values, is_window_alone ? begin : 0, is_window_alone ? end : run.channels);
+      if (!kIsConverted || run.norm != nullptr) continue;
+      const Window in = {const_cast<char *>(head_of_run<T>(run, i)), run.channel_stride, 0};
+      copy_others<T>(in, target, i, begin, end, run.channels);
+    }
+  }
+}
+
 constexpr CpuKernels kernels_of_these_loops(const char *name) {
   return {
       name,
@@ -478,6 +707,8 @@ constexpr CpuKernels kernels_of_these_loops(const char *name) {
       fill_angles<double>,
       {rotate_run<float, float>, rotate_run<Float16, float>, rotate_run<BFloat16, float>},
       rotate_run<double, double>,
+      {run_step<float>, run_step<Float16>, run_step<BFloat16>},
+      run_step<double>,
       {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>, swiglu_forward<double>},
       {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>, swiglu_backward<double>},
   };

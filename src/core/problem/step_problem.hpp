@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "core/math/norm.hpp"
 #include "core/problem/rope_problem.hpp"
 
 namespace rope {
@@ -74,5 +75,21 @@ struct StepProblem {
   bool has_caches;  // some tensor is cached
   CachePlaces places;
 };
+
+// The norm of a tensor in the arithmetic's type. 1 / n is rounded once: up to 2^28 channels none of its quotients in
+// double lies where a second rounding would show.
+template <typename Real>
+NormForm<Real> norm_form(const RopeProblem &problem, int index) {
+  const NormGeometry &norm = problem.geometry->norm;
+  const int64_t heads = norm.is_of_token ? problem.tensor[index].heads : 1;
+  NormForm<Real> form;
+  form.eps = static_cast<Real>(norm.eps);
+  form.inverse_count = static_cast<Real>(1.0 / static_cast<double>(heads * problem.step->tensor[index].channels));
+  form.weight_offset = static_cast<Real>(norm.weight_offset);
+  form.is_layer = norm.type == ROPE_NORM_LAYER;
+  form.rounds_before_weight = norm.rounds_before_weight;
+  form.rounds_after_weight = norm.rounds_after_weight;
+  return form;
+}
 
 }  // namespace rope

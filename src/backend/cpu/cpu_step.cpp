@@ -1,0 +1,148 @@
+// cpu_step.cpp - walks the tokens and heads of a problem with a step: angles and a place in the caches once a token, then
+// the heads of each tensor by an inner loop
+#include "backend/cpu/cpu_step.hpp"
+
+#include "backend/cpu/cpu_kernels.hpp"
+#include "backend/cpu/cpu_tokens.hpp"
+#include "backend/cpu/thread_pool.hpp"
+#include "core/problem/view.hpp"
+
+namespace rope {
+
+namespace {
+
+CpuKernels::Step<float> *step_of(const CpuKernels &kernels, rope_dtype_t dtype, float) {
+  return kernels.step[cpu_type(dtype)];
+}
+
+CpuKernels::Step<double> *step_of(const CpuKernels &kernels, rope_dtype_t, double) {
+  return kernels.step_f64;
+}
+
+struct StepJob {
+  const RopeProblem *problem;
+  int num_tasks;
+};
+
+CachePlace find_cache_place(const RopeProblem &problem, int64_t batch, int64_t token, const TokenPlace &place) {
+  const CachePlaces &places = problem.step->places;
+  const bool is_by_position = !places.slots.is_present && !places.positions.is_present;
+  const uint64_t position = is_by_position ? position_on(problem, 0, place.batch, token, place.index) : 0;
+  return find_cache_place(places, batch, token, place.batch, static_cast<int64_t>(position));
+}
+
+// Where a token stands, what is counted of it, and its angles and place.
+template <typename Real>
+struct StepToken {
+  TokenState state;
+  CachePlace cache;
+  TokenAngles<Real> angles;
+
+  TokenState find(const RopeProblem &problem, int64_t batch, int64_t token, bool is_counted) {
+    const StepProblem &step = *problem.step;
+    // A position outside a table is a fault even if no tensor of the call is turned.
+    const bool has_angles = step.is_turned || problem.angles != AngleSource::kIncrements;
+    const TokenPlace place =
+        has_angles ? fill_token_angles(problem, batch, token, &angles) : find_place(problem.sequences, batch, token);
+    const int64_t flat_token = batch * problem.tokens + token;
+    if (place.is_faulty && is_counted) count_fault(problem.fault, flat_token);
+    state = place.state;
+    cache.is_cached = false;
+    if (state == kAbsent || !step.has_caches) return state;
+    cache = find_cache_place(problem, batch, token, place);
+    if (cache.is_faulty && is_counted) count_fault(problem.fault, flat_token);
+    return state;
+  }
+};
+
+ChannelNumbers numbers_from(const ChannelNumbers &given, int64_t head, rope_dtype_t dtype) {
+  ChannelNumbers numbers = given;
+  const int64_t size = dtype_size(given.is_f32 ? ROPE_DTYPE_F32 : dtype);
+  if (given.data != nullptr) numbers.data += head * given.head_stride * size;
+  return numbers;
+}
+
+template <typename Real>
+StepRun<Real> describe_run(const RopeProblem &problem, const HeadRun &heads, const StepToken<Real> &token) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const RotatedTensor &rotated = problem.tensor[heads.tensor];
+  const StepTensor &tensor = problem.step->tensor[heads.tensor];
+  const auto offset = [&](const int64_t *stride) {
+    return heads.batch * stride[kBatch] + heads.token * stride[kToken] + heads.head * stride[kHead];
+  };
+  StepRun<Real> run = {};
+  run.in = rotated.in + offset(rotated.in_stride) * dtype_size(geometry.dtype);
+  run.head_stride = rotated.in_stride[kHead];
+  run.channel_stride = rotated.in_stride[kChannel];
+  run.heads = heads.count;
+  run.channels = tensor.channels;
+  run.window_begin = tensor.window_begin;
+  run.pairs = tensor.has_styles ? geometry.pairs() : 0;
+  run.in_distance = tensor.has_styles ? problem.in_distance : 1;
+  run.out_distance = tensor.has_styles ? problem.out_distance : 1;
+  run.is_turned = tensor.is_turned && token.state == kRotated;
+  run.angles = token.angles.from(0, problem.table.is_by_channel);
+  run.is_norm_after = geometry.norm.is_after;
+  run.is_norm_of_token = geometry.norm.is_of_token;
+  run.weight = numbers_from(tensor.weight, heads.head, geometry.dtype);
+  run.bias = numbers_from(tensor.bias, heads.head, geometry.dtype);
+  const bool changes = tensor.is_normed || run.is_turned || run.in_distance != run.out_distance;
+  if (tensor.is_written && (changes || !rotated.is_in_place)) {
+    run.targets[run.num_targets++] = {rotated.out + offset(rotated.out_stride) * dtype_size(tensor.out_dtype),
+                                      cpu_type(tensor.out_dtype), rotated.out_stride[kHead],
+                                      rotated.out_stride[kChannel], !tensor.is_whole};
+  }
+  if (tensor.is_cached() && token.cache.is_cached) {
+    const CacheView &cache = tensor.cache;
+    const int64_t first =
+        token.cache.page * cache.page_stride + token.cache.entry * cache.entry_stride + heads.head * cache.head_stride;
+    run.targets[run.num_targets++] = {cache.data + first * dtype_size(cache.dtype), cpu_type(cache.dtype),
+                                      cache.head_stride, cache.channel_stride, false};
+  } else if (run.num_targets > 0 && !tensor.is_whole) {
+    // Other channels are not even read: they may be those of another tensor.
+    StepTarget &out = run.targets[0];
+    run.in += tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);
+    out.data += tensor.window_begin * out.channel_stride * dtype_size(tensor.out_dtype);
+    run.channels = 2 * run.pairs;
+    run.window_begin = 0;
+  }
+  return run;
+}
+
+// One part of the rows (token, head). Tokens that are normed as a whole are not parted.
+template <typename Real>
+void process_rows(void *context, int index) {
+  const StepJob &job = *static_cast<const StepJob *>(context);
+  const RopeProblem &problem = *job.problem;
+  const StepProblem &step = *problem.step;
+  CpuKernels::Step<Real> *const run_step = step_of(cpu_kernels(), problem.geometry->dtype, Real{});
+  if (index == 0) check_sequences(problem);
+
+  NormForm<Real> forms[3];
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (step.tensor[i].is_normed) forms[i] = norm_form<Real>(problem, i);
+  }
+  const bool has_whole_tokens = step.has_norm && problem.geometry->norm.is_of_token;
+  const int64_t tokens = problem.batches * problem.tokens, heads = problem.heads_per_token();
+  const int64_t unit = has_whole_tokens ? heads : 1;
+  Range rows = part_of(tokens * heads / unit, job.num_tasks, index);
+  rows = {rows.begin * unit, rows.end * unit};
+  StepToken<Real> token;
+  const auto begin = [&](int64_t batch, int64_t number, bool is_first) {
+    return token.find(problem, batch, number, is_first);
+  };
+  walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
+    StepRun<Real> run = describe_run(problem, heads_of_tensor, token);
+    if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
+    if (run.num_targets > 0) run_step(run);
+  });
+}
+
+}  // namespace
+
+void run_cpu_step(const RopeProblem &problem, int num_tasks) {
+  StepJob job = {&problem, num_tasks};
+  run_tasks(num_tasks, problem.geometry->dtype == ROPE_DTYPE_F64 ? process_rows<double> : process_rows<float>, &job);
+}
+
+}  // namespace rope
