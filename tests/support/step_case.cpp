@@ -1,0 +1,725 @@
+// step_case.cpp - builds the tensors of a StepCase, says what each element becomes, runs it everywhere and compares
+#include "step_case.hpp"
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <unordered_map>
+
+#include "cases.hpp"
+#include "norm_model.hpp"
+#include "tolerance.hpp"
+
+using oracle::Real;
+
+// What an element must hold after the call: these bits, or, where it is computed, any NaN in the place of a NaN.
+struct StepCase::Expectation {
+  const char *name;
+  rope_dtype_t dtype;
+  Index at;
+  Block *block;
+  void *element;
+  bool is_computed;
+  std::array<std::byte, 8> bits;
+  int64_t otherwise = -1;  // what it may hold instead: another token's, of the same place
+};
+
+struct StepCase::Scene {
+  explicit Scene(uint64_t seed) : workspace(seed) {}
+  Workspace workspace;
+  rope_args_t args = rope_args();
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
+  rope_tensor_t weights[3] = {}, biases[3] = {};
+  std::vector<Expectation> expected;
+  std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
+};
+
+bool StepCase::is_turned(int i) const {
+  return !(flags & ROPE_FLAG_UNROTATED) && !(i == 2 && flags & ROPE_FLAG_V_UNROTATED);
+}
+
+bool StepCase::is_normed(int i) const {
+  const int32_t bits = norm_tensors ? norm_tensors : ROPE_NORM_TENSOR_Q | ROPE_NORM_TENSOR_K;
+  return norm != 0 && (bits >> i & 1) != 0;
+}
+
+int32_t StepCase::width_of(int i) const {
+  if (operand(i).is_window) return window();
+  return operand(i).width ? operand(i).width : head_dim;
+}
+
+Shape StepCase::shape_of(int i) const {
+  const int64_t heads = operand(i).heads, width = width_of(i);
+  switch (layout) {
+    case ROPE_LAYOUT_SBHD:
+      return {tokens, batch, heads, width};
+    case ROPE_LAYOUT_BHSD:
+      return {batch, heads, tokens, width};
+    case ROPE_LAYOUT_THD:
+      return {tokens, heads, width};
+    default:
+      return {batch, tokens, heads, width};
+  }
+}
+
+Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t channel) const {
+  Index at = {};
+  if (layout != ROPE_LAYOUT_THD) at[batch_axis(layout)] = in_batch;
+  at[token_axis(layout)] = token;
+  at[head_axis(layout)] = head;
+  at[channel_axis(layout)] = channel;
+  return at;
+}
+
+// Tokens that are in no sequence.
+bool StepCase::is_absent(int64_t token) const {
+  return !cu_seqlens.empty() && (token < cu_seqlens.front() || token >= cu_seqlens.back());
+}
+
+int64_t StepCase::sequence_of(int64_t in_batch, int64_t token) const {
+  if (cu_seqlens.empty()) return in_batch;
+  int64_t sequence = 0;
+  while (token >= cu_seqlens[sequence + 1]) ++sequence;
+  return sequence;
+}
+
+int64_t StepCase::position_of(int64_t axis, int64_t in_batch, int64_t token) const {
+  const int64_t sequence = sequence_of(in_batch, token);
+  auto sum = static_cast<uint64_t>(token - (cu_seqlens.empty() ? 0 : cu_seqlens[sequence]));
+  if (positions) sum = static_cast<uint64_t>(positions(axis, in_batch, token));
+  if (!start_positions.empty()) sum += static_cast<uint64_t>(start_positions[sequence]);
+  return static_cast<int64_t>(sum + static_cast<uint64_t>(position_offset));
+}
+
+bool StepCase::has_row(int64_t in_batch, int64_t token) const {
+  if (table_rows < 0 || table_by_token) return true;
+  for (int pair = 0; pair < window() / 2; ++pair) {
+    const int64_t position = position_of(pair_axis.empty() ? 0 : pair_axis[pair], in_batch, token);
+    if (position < 0 || position >= table_rows) return false;
+  }
+  return true;
+}
+
+std::optional<int64_t> StepCase::slot_of(int64_t in_batch, int64_t token, bool *is_faulty) const {
+  *is_faulty = false;
+  const auto fault = [&]() -> std::optional<int64_t> { return *is_faulty = true, std::nullopt; };
+  const int64_t number = in_batch * tokens + token;
+  const auto is_past = [&](const std::optional<std::vector<int64_t>> &list) {
+    return list && number >= static_cast<int64_t>(list->size());
+  };
+  if (is_past(cache->slots) || is_past(cache->sequence) || is_past(cache->positions)) return std::nullopt;
+  int64_t slot = 0;
+  if (cache->slots) {
+    slot = (*cache->slots)[number];
+    if (slot < 0) return std::nullopt;
+    if (slot >= cache->pages * cache->entries) return fault();
+  } else {
+    const int64_t position = cache->positions ? (*cache->positions)[number] : position_of(0, in_batch, token);
+    const int64_t row = cache->sequence ? (*cache->sequence)[number] : sequence_of(in_batch, token);
+    if (position < 0 || row < 0) return std::nullopt;
+    const int64_t index_in_row = position / cache->entries;
+    int64_t page = 0;
+    if (cache->page_table) {
+      const auto &table = *cache->page_table;
+      if (row >= static_cast<int64_t>(table.size())) return fault();
+      if (index_in_row >= static_cast<int64_t>(table[row].size())) return fault();
+      page = table[row][index_in_row];
+    } else {
+      const auto &list = *cache->page_list, &indptr = *cache->page_indptr;
+      if (row + 1 >= static_cast<int64_t>(indptr.size())) return fault();
+      const int64_t begin = indptr[row], end = indptr[row + 1];
+      if (begin < 0 || end < begin || end > static_cast<int64_t>(list.size())) return fault();
+      if (index_in_row >= end - begin) return fault();
+      page = list[begin + index_in_row];
+    }
+    if (page < 0) return std::nullopt;
+    if (page >= cache->pages) return fault();
+    slot = page * cache->entries + position % cache->entries;
+  }
+  if (slot == 0 && cache->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) return std::nullopt;
+  return slot;
+}
+
+std::string StepCase::describe() const {
+  static const char *const layouts[] = {"?", "BSHD", "SBHD", "BHSD", "THD"};
+  static const char *const styles[] = {"same", "HALF", "INTERLEAVED"};
+  static const char *const outs[] = {"", " out = in", " out"};
+  std::ostringstream text;
+  text << name_of(direction) << ' ' << oracle::dtype_name(dtype) << ' ' << layouts[layout] << ' ' << styles[style]
+       << " to " << styles[out_style] << " B=" << batches() << " S=" << tokens << " D=" << head_dim << " R=" << window()
+       << " offset=" << rotary_offset << " block=" << pair_block << " flags=" << flags;
+  const auto list = [&](const char *name, const auto &values_of) {
+    text << "; " << name;
+    for (const auto &value : values_of) text << ' ' << value;
+  };
+  for (int i = 0; i < 3; ++i) {
+    const StepTensor &t = operand(i);
+    if (t.heads < 0) continue;
+    text << "; "
+         << "qkv"[i] << ": H=" << t.heads << " of " << width_of(i) << outs[static_cast<int>(t.out)];
+    if (t.out_dtype) text << ' ' << oracle::dtype_name(t.out_dtype);
+    text << t.in_placement.describe() << " ->" << t.out_placement.describe();
+    if (t.has_weight) text << " weight" << (t.weight_by_head ? " by head" : "");
+    if (t.has_bias) text << " bias" << (t.weight_by_head ? " by head" : "");
+    if (t.weight_dtype) text << ' ' << oracle::dtype_name(t.weight_dtype);
+    text << t.weight_placement.describe();
+  }
+  if (norm) {
+    text << "; " << (norm == ROPE_NORM_RMS ? "RMS" : "LAYER") << " tensors=" << norm_tensors
+         << " rounding=" << norm_rounding << (norm_order ? " after" : " before") << (norm_extent ? " token" : " head")
+         << " eps=" << norm_eps << " offset=" << norm_weight_offset;
+  }
+  if (table_rows >= 0) {
+    text << "; " << oracle::dtype_name(table_dtype) << " table M=" << table_rows << (table_by_token ? " by token" : "")
+         << (wide_table ? " W=R" : "");
+  } else {
+    text << "; theta=" << theta;
+  }
+  if (attention_scale != 0) text << " scale=" << attention_scale;
+  if (num_axes) text << "; num_axes=" << num_axes;
+  if (!pair_axis.empty()) list("pair_axis", pair_axis);
+  if (positions) text << "; positions";
+  if (!start_positions.empty()) list("start_positions", start_positions);
+  if (position_offset) text << "; position_offset=" << position_offset;
+  if (!cu_seqlens.empty()) list("cu_seqlens", cu_seqlens);
+  if (cache) {
+    text << "; cache" << (cache->has_k ? " k " : "")
+         << (cache->has_k && cache->k_dtype ? oracle::dtype_name(cache->k_dtype) : "") << (cache->has_v ? " v " : "")
+         << (cache->has_v && cache->v_dtype ? oracle::dtype_name(cache->v_dtype) : "") << " P=" << cache->pages
+         << " E=" << cache->entries << " storage " << static_cast<int>(cache->storage) << cache->k_placement.describe()
+         << cache->v_placement.describe() << " flags=" << cache->flags << ' '
+         << oracle::dtype_name(cache->integer_dtype) << cache->integer_placement.describe();
+    if (cache->slots) list("slots", *cache->slots);
+    if (cache->page_table) {
+      for (const auto &row : *cache->page_table) list("row", row);
+    }
+    if (cache->page_list) list("page_list", *cache->page_list);
+    if (cache->page_indptr) list("page_indptr", *cache->page_indptr);
+    if (cache->sequence) list("sequence", *cache->sequence);
+    if (cache->positions) list("positions", *cache->positions);
+  }
+  if (has_fault) text << "; fault";
+  return text.str();
+}
+
+void StepCase::fill_operand(int i, Scene *scene) const {
+  Workspace &workspace = scene->workspace;
+  const StepTensor &of = operand(i);
+  bool is_shared = false;
+  for (const bool expanded : of.in_placement.expanded_axis) is_shared = is_shared || expanded;
+  workspace.fill_bits(scene->in[i]);
+  for (int64_t b = 0; b < batches(); ++b) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      // What only moves stays random bits.
+      const bool turns = is_turned(i) && !is_absent(t) && has_row(b, t);
+      for (int64_t h = 0; h < of.heads; ++h) {
+        for (int64_t c = 0; c < width_of(i); ++c) {
+          const bool is_inside = c >= offset_of(i) && c < offset_of(i) + window();
+          void *element = element_at(scene->in[i], index(b, t, h, c));
+          if (values) {
+            oracle::encode(dtype, values(i, b * tokens + t, h, c), element);
+          } else if (is_shared || is_normed(i) || (turns && is_inside)) {
+            oracle::encode(dtype, workspace.random().mixed(), element);
+          }
+        }
+      }
+    }
+  }
+}
+
+void StepCase::build_cache(Scene *scene) const {
+  if (!cache) return;
+  Workspace &workspace = scene->workspace;
+  rope_cache_args_t &args = scene->cache;
+  args.flags = cache->flags;
+  const auto dtype_of = [&](int i) {
+    const rope_dtype_t given = i == 1 ? cache->k_dtype : cache->v_dtype;
+    return given ? given : dtype;
+  };
+  const int some = cache->has_k ? 1 : 2;
+  const int64_t heads = operand(some).heads, width = width_of(some);
+  if (cache->storage == CacheStorage::Stacked) {
+    const rope_tensor_t both = workspace.tensor(dtype_of(some), {cache->pages, 2 * cache->entries, heads, width});
+    scene->caches[1] = narrow(both, 1, 0, cache->entries);
+    scene->caches[2] = narrow(both, 1, cache->entries, cache->entries);
+  } else if (cache->storage == CacheStorage::SideBySide) {
+    const rope_tensor_t both = workspace.tensor(dtype_of(some), {cache->pages, cache->entries, heads, 2 * width},
+                                                Placement().order({0, 2, 1, 3}));
+    scene->caches[1] = narrow(both, 3, 0, width);
+    scene->caches[2] = narrow(both, 3, width, width);
+  } else {
+    for (int i = 1; i < 3; ++i) {
+      if (!is_cached(i)) continue;
+      Placement placement = i == 1 ? cache->k_placement : cache->v_placement;
+      if (cache->storage == CacheStorage::HeadsFirst) placement.order({0, 2, 1, 3});
+      scene->caches[i] =
+          workspace.tensor(dtype_of(i), {cache->pages, cache->entries, operand(i).heads, width_of(i)}, placement);
+    }
+  }
+  for (int i = 1; i < 3; ++i) {
+    if (is_cached(i)) {
+      workspace.fill_bits(scene->caches[i]);
+    } else {
+      scene->caches[i] = {};
+    }
+  }
+  args.k_cache = scene->caches[1];
+  args.v_cache = scene->caches[2];
+  const auto integers = [&](const Shape &shape, const auto &value) {
+    const rope_tensor_t view = workspace.tensor(cache->integer_dtype, shape, cache->integer_placement);
+    workspace.fill_integers(view, value);
+    return view;
+  };
+  const auto of_tokens = [&](const std::optional<std::vector<int64_t>> &list) -> rope_tensor_t {
+    if (!list) return {};
+    const bool is_flat = layout == ROPE_LAYOUT_THD;
+    return integers(is_flat ? Shape{static_cast<int64_t>(list->size())} : Shape{batch, tokens},
+                    [&](const Index &at) { return (*list)[is_flat ? at[0] : at[0] * tokens + at[1]]; });
+  };
+  const auto flat = [&](const std::vector<int64_t> &list) {
+    return integers({static_cast<int64_t>(list.size())}, [&](const Index &at) { return list[at[0]]; });
+  };
+  args.slots = of_tokens(cache->slots);
+  args.sequence = of_tokens(cache->sequence);
+  args.positions = of_tokens(cache->positions);
+  if (cache->page_table) {
+    const auto &table = *cache->page_table;
+    const auto columns = table.empty() ? cache->table_columns : static_cast<int64_t>(table[0].size());
+    args.page_table =
+        integers({static_cast<int64_t>(table.size()), columns}, [&](const Index &at) { return table[at[0]][at[1]]; });
+  }
+  if (cache->page_list) args.page_table = flat(*cache->page_list);
+  if (cache->page_indptr) args.page_indptr = flat(*cache->page_indptr);
+  scene->args.cache = &args;
+}
+
+void StepCase::build(Scene *scene) const {
+  Workspace &workspace = scene->workspace;
+  rope_args_t &args = scene->args;
+  args.flags = flags;
+  args.position_offset = position_offset;
+  if (positions) {
+    Shape shape = layout == ROPE_LAYOUT_THD ? Shape{tokens} : Shape{batch, tokens};
+    if (axes() > 1) shape.insert(shape.begin(), axes());
+    args.positions = workspace.tensor(ROPE_DTYPE_I64, shape);
+    workspace.fill_integers(args.positions, [&](const Index &at) {
+      const int first = axes() > 1 ? 1 : 0;
+      const int64_t axis = first ? at[0] : 0;
+      return layout == ROPE_LAYOUT_THD ? positions(axis, 0, at[first]) : positions(axis, at[first], at[first + 1]);
+    });
+  }
+  const auto list = [&](const std::vector<int64_t> &values_of) {
+    const rope_tensor_t view = workspace.tensor(ROPE_DTYPE_I32, {static_cast<int64_t>(values_of.size())});
+    workspace.fill_integers(view, [&](const Index &at) { return values_of[at[0]]; });
+    return view;
+  };
+  if (!start_positions.empty()) args.start_positions = list(start_positions);
+  if (!cu_seqlens.empty()) args.cu_seqlens = list(cu_seqlens);
+  if (table_rows >= 0) {
+    if (table_by_token) args.table_rows = ROPE_TABLE_BY_TOKEN;
+    Shape shape = {table_by_token ? tokens : table_rows, wide_table ? window() : window() / 2};
+    if (table_by_token && axes() > 1) shape.insert(shape.begin(), axes());
+    for (rope_tensor_t *table : {&args.cos, &args.sin}) {
+      *table = workspace.tensor(table_dtype, shape);
+      workspace.fill(*table, [&](const Index &) { return workspace.random().uniform(-1.5, 1.5); });
+    }
+  }
+  if (has_fault) {
+    args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
+    workspace.fill_integers(args.fault, [](const Index &) { return 0; });
+  }
+  for (int i = 0; i < 3; ++i) {
+    const StepTensor &of = operand(i);
+    if (of.heads < 0) continue;
+    scene->in[i] = workspace.tensor(dtype, shape_of(i), of.in_placement);
+    fill_operand(i, scene);
+    if (of.out == StepOut::Own) {
+      scene->out[i] = workspace.tensor(of.out_dtype ? of.out_dtype : dtype, shape_of(i), of.out_placement);
+    } else if (of.out == StepOut::Same || !is_cached(i)) {
+      scene->out[i] = scene->in[i];
+    }
+    const Shape shape = of.weight_by_head ? Shape{of.heads, width_of(i)} : Shape{width_of(i)};
+    const rope_dtype_t weight_dtype = of.weight_dtype ? of.weight_dtype : dtype;
+    if (of.has_weight) {
+      scene->weights[i] = workspace.tensor(weight_dtype, shape, of.weight_placement);
+      workspace.fill(scene->weights[i], [&](const Index &) { return workspace.random().uniform(-0.5, 2); });
+    }
+    if (of.has_bias) {
+      scene->biases[i] = workspace.tensor(weight_dtype, shape, of.weight_placement);
+      workspace.fill_normal(scene->biases[i]);
+    }
+  }
+  args.q = scene->in[0];
+  args.k = scene->in[1];
+  args.v = scene->in[2];
+  const auto out_of = [&](int i) { return operand(i).out == StepOut::Absent ? rope_tensor_t{} : scene->out[i]; };
+  args.q_out = out_of(0);
+  args.k_out = out_of(1);
+  args.v_out = out_of(2);
+  if (norm) {
+    scene->norm.q_weight = scene->weights[0];
+    scene->norm.k_weight = scene->weights[1];
+    scene->norm.q_bias = scene->biases[0];
+    scene->norm.k_bias = scene->biases[1];
+    args.norm = &scene->norm;
+  }
+  build_cache(scene);
+  workspace.freeze();
+}
+
+rope_config_t StepCase::config(const Device &device, int32_t threads) const {
+  rope_config_t config = rope_config_for(device, head_dim);
+  config.dtype = dtype;
+  config.layout = layout;
+  config.style = style;
+  config.out_style = out_style;
+  config.pair_block = pair_block;
+  config.rotary_dim = rotary_dim;
+  config.rotary_offset = rotary_offset;
+  config.theta = theta;
+  config.attention_scale = attention_scale;
+  config.num_axes = num_axes;
+  config.pair_axis = pair_axis.empty() ? nullptr : pair_axis.data();
+  config.num_threads = threads;
+  config.norm = norm;
+  if (norm) {
+    config.norm_tensors = norm_tensors;
+    config.norm_order = norm_order;
+    config.norm_extent = norm_extent;
+    config.norm_rounding = norm_rounding;
+    config.norm_eps = norm_eps;
+    config.norm_weight_offset = norm_weight_offset;
+  }
+  return config;
+}
+
+// What the step makes of each element. T is the arithmetic.
+template <typename T>
+struct StepCase::Model {
+  static constexpr rope_dtype_t arithmetic = std::is_same_v<T, double> ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+
+  struct Cell {
+    T value = 0;
+    bool is_computed = false;
+    const void *source = nullptr;  // where it is not computed
+  };
+  using Head = std::vector<Cell>;
+
+  // x of the output turns by the first two, y by the others.
+  struct Turn {
+    T cos_x, sin_x, cos_y, sin_y;
+  };
+
+  const StepCase &step;
+  Scene &scene;
+  rope_tensor_t probe = {};  // (cos, sin) of computed angles
+  std::unordered_map<const void *, int64_t> expectation_of;
+  Real distance_of_norm = 0;
+
+  Model(const StepCase &of, Scene *in) : step(of), scene(*in) {}
+
+  void expect_all() {
+    if (step.table_rows < 0 && !(step.flags & ROPE_FLAG_UNROTATED) && step.token_count() > 0) probe_angles();
+    for (int64_t b = 0; b < step.batches(); ++b) {
+      for (int64_t t = 0; t < step.tokens; ++t) {
+        if (!step.is_absent(t)) expect_token(b, t);
+      }
+    }
+    INFO("distance of the norm from the exact one: " << static_cast<double>(distance_of_norm));
+    CHECK(distance_of_norm <= 1);
+    if (step.has_fault) expect_fault();
+  }
+
+  // The rotation of (1, -0) by every angle of the call. It is held against the exact one.
+  void probe_angles() {
+    const int pairs = step.window() / 2;
+    Workspace &workspace = probe_workspace;
+    rope_config_t config = rope_config_for(devices()[0], step.window());
+    config.dtype = arithmetic;
+    config.style = ROPE_STYLE_INTERLEAVED;
+    config.theta = step.theta;
+    config.attention_scale = step.attention_scale;
+    config.num_axes = step.num_axes;
+    config.pair_axis = step.pair_axis.empty() ? nullptr : step.pair_axis.data();
+    config.num_threads = 1;
+    rope_args_t args = rope_args();
+    probe = args.q = workspace.tensor(arithmetic, {step.batches(), step.tokens, 1, step.window()});
+    workspace.fill(args.q, [](const Index &at) { return at[3] % 2 == 0 ? 1.0L : -0.0L; });
+    Shape shape = {step.batches(), step.tokens};
+    if (step.axes() > 1) shape.insert(shape.begin(), step.axes());
+    args.positions = workspace.tensor(ROPE_DTYPE_I64, shape);
+    workspace.fill_integers(args.positions, [&](const Index &at) {
+      const int first = step.axes() > 1 ? 1 : 0;
+      if (step.is_absent(at[first + 1])) return int64_t{0};
+      return step.position_of(first ? at[0] : 0, at[first], at[first + 1]);
+    });
+    const RopeDesc desc = create(config);
+    REQUIRE(rope_forward(desc.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+    const Real scale = step.attention_scale == 0 ? 1 : step.attention_scale;
+    int64_t wrong = 0;
+    for (int64_t b = 0; b < step.batches(); ++b) {
+      for (int64_t t = 0; t < step.tokens; ++t) {
+        for (int pair = 0; pair < pairs && !step.is_absent(t); ++pair) {
+          const int64_t position = step.position_of(step.pair_axis.empty() ? 0 : step.pair_axis[pair], b, t);
+          const Real frequency = oracle::frequency(step.theta, step.window(), pair);
+          const oracle::Rotation exact = oracle::rotation(position, frequency);
+          const Real slack =
+              tolerance::rope_slack(arithmetic, std::fabs(scale),
+                                    tolerance::angle(arithmetic, tolerance::phase(position, frequency), scale != 1));
+          wrong += !(std::fabs(value_at(probe, {b, t, 0, 2 * pair}) - exact.cos * scale) <= slack);
+          wrong += !(std::fabs(value_at(probe, {b, t, 0, 2 * pair + 1}) - exact.sin * scale) <= slack);
+        }
+      }
+    }
+    INFO("cosines and sines that are not those of the positions: " << wrong);
+    CHECK(wrong == 0);
+  }
+
+  Turn turn_of(int64_t b, int64_t t, int pair) const {
+    if (step.table_rows < 0) {
+      const auto cos = static_cast<T>(value_at(probe, {b, t, 0, 2 * pair}));
+      const auto sin = static_cast<T>(value_at(probe, {b, t, 0, 2 * pair + 1}));
+      return {cos, sin, cos, sin};
+    }
+    const int64_t axis = step.pair_axis.empty() ? 0 : step.pair_axis[pair];
+    const int64_t row = step.table_by_token ? t : step.position_of(axis, b, t);
+    const auto cell = [&](const rope_tensor_t &table, int member) {
+      const int64_t column = step.wide_table ? channel_of(step.written_style(), pair, member) : pair;
+      return static_cast<T>(value_at(table, table.ndim == 3 ? Index{axis, row, column} : Index{row, column}));
+    };
+    return {cell(scene.args.cos, 0), cell(scene.args.sin, 0), cell(scene.args.cos, 1), cell(scene.args.sin, 1)};
+  }
+
+  // In the window.
+  int32_t channel_of(rope_style_t style, int pair, int member) const {
+    return oracle::channel_in_window(style, step.pair_block ? step.pair_block : step.window(), pair, member);
+  }
+
+  void norm(int i, std::vector<Head> *heads) {
+    const norm_model::Form form = {step.norm, step.dtype, step.norm_rounding, step.norm_eps, step.norm_weight_offset};
+    const size_t together = step.norm_extent == ROPE_NORM_EXTENT_TOKEN ? heads->size() : 1;
+    for (size_t first = 0; first < heads->size(); first += together) {
+      norm_model::Heads<T> in, weights, biases;
+      const auto add = [&](const rope_tensor_t &from, size_t h, norm_model::Heads<T> *to) {
+        if (from.ndim == 0) return;
+        to->emplace_back();
+        for (int64_t c = 0; c < step.width_of(i); ++c) {
+          const auto head = static_cast<int64_t>(h);
+          to->back().push_back(static_cast<T>(value_at(from, from.ndim == 2 ? Index{head, c} : Index{c})));
+        }
+      };
+      for (size_t h = first; h < first + together; ++h) {
+        in.emplace_back();
+        for (const Cell &cell : (*heads)[h]) in.back().push_back(cell.value);
+        add(scene.weights[i], h, &weights);
+        add(scene.biases[i], h, &biases);
+      }
+      const norm_model::Heads<T> out = norm_model::rounded(form, in, weights, biases);
+      distance_of_norm = std::max(distance_of_norm, norm_model::distance_from_exact(form, in, weights, biases, out));
+      for (size_t h = 0; h < together; ++h) {
+        for (size_t c = 0; c < out[h].size(); ++c) (*heads)[first + h][c] = {out[h][c], true, nullptr};
+      }
+    }
+  }
+
+  // From the order in which channels are read to the one in which they are written.
+  Head rotated(int i, const Head &head, const std::vector<Turn> &turns) const {
+    const bool is_forward = step.direction == Direction::Forward;
+    if (i == 2 && !step.is_turned(i)) return head;
+    const rope_style_t read = is_forward ? step.style : step.written_style();
+    const rope_style_t written = is_forward ? step.written_style() : step.style;
+    const int32_t offset = step.offset_of(i);
+    Head result = head;
+    for (int pair = 0; pair < step.window() / 2; ++pair) {
+      const Cell &x = head[offset + channel_of(read, pair, 0)], &y = head[offset + channel_of(read, pair, 1)];
+      Cell &to_x = result[offset + channel_of(written, pair, 0)], &to_y = result[offset + channel_of(written, pair, 1)];
+      if (turns.empty()) {
+        to_x = x;
+        to_y = y;
+        continue;
+      }
+      const Turn &by = turns[pair];
+      if (is_forward) {
+        to_x = {x.value * by.cos_x - y.value * by.sin_x, true, nullptr};
+        to_y = {x.value * by.sin_y + y.value * by.cos_y, true, nullptr};
+      } else {
+        to_x = {x.value * by.cos_x + y.value * by.sin_y, true, nullptr};
+        to_y = {y.value * by.cos_y - x.value * by.sin_x, true, nullptr};
+      }
+    }
+    return result;
+  }
+
+  void expect_token(int64_t b, int64_t t) {
+    std::vector<Turn> turns;
+    if (!(step.flags & ROPE_FLAG_UNROTATED) && step.has_row(b, t)) {
+      for (int pair = 0; pair < step.window() / 2; ++pair) turns.push_back(turn_of(b, t, pair));
+    }
+    bool is_faulty = false;
+    const std::optional<int64_t> slot = step.cache ? step.slot_of(b, t, &is_faulty) : std::nullopt;
+    for (int i = 0; i < 3; ++i) {
+      const StepTensor &of = step.operand(i);
+      if (of.heads <= 0) continue;
+      std::vector<Head> heads;
+      for (int64_t h = 0; h < of.heads; ++h) {
+        heads.emplace_back();
+        for (int64_t c = 0; c < step.width_of(i); ++c) {
+          const void *element = element_at(scene.in[i], step.index(b, t, h, c));
+          heads.back().push_back({static_cast<T>(oracle::decode(step.dtype, element)), false, element});
+        }
+      }
+      if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_BEFORE) norm(i, &heads);
+      for (Head &head : heads) head = rotated(i, head, step.is_turned(i) ? turns : std::vector<Turn>());
+      if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_AFTER) norm(i, &heads);
+      static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
+      for (int64_t h = 0; h < of.heads; ++h) {
+        for (int64_t c = 0; c < step.width_of(i); ++c) {
+          if (scene.out[i].ndim != 0) expect(names[i], scene.out[i], step.index(b, t, h, c), heads[h][c]);
+          if (!step.is_cached(i) || !slot) continue;
+          const int64_t entries = step.cache->entries;
+          expect(cache_names[i], scene.caches[i], {*slot / entries, *slot % entries, h, c}, heads[h][c]);
+        }
+      }
+    }
+  }
+
+  void expect(const char *name, const rope_tensor_t &tensor, const Index &at, const Cell &cell) {
+    void *element = element_at(tensor, at);
+    Expectation expected = {name, tensor.dtype, at, nullptr, element, false, {}, -1};
+    if (!cell.is_computed && tensor.dtype == step.dtype) {
+      // In place without a norm nothing is written; the same bits are expected all the same.
+      std::memcpy(expected.bits.data(), cell.source, static_cast<size_t>(oracle::element_size(tensor.dtype)));
+    } else {
+      expected.is_computed = true;
+      oracle::encode(tensor.dtype, cell.value, expected.bits.data());
+    }
+    add(expected);
+  }
+
+  void add(Expectation expected) {
+    if (block_ == nullptr || !block_->contains(expected.element)) {
+      block_ = scene.workspace.block_of(expected.element);
+    }
+    expected.block = block_;
+    const auto number = static_cast<int64_t>(scene.expected.size());
+    const auto [found, is_new] = expectation_of.try_emplace(expected.element, number);
+    scene.expected.push_back(expected);
+    if (is_new) {
+      scene.first_of_elements.push_back(number);
+    } else {
+      scene.expected[number].otherwise = scene.expected[found->second].otherwise;
+      scene.expected[found->second].otherwise = number;
+    }
+  }
+
+  void expect_fault() {
+    int64_t count = 0, lowest = 0, heads = 0;
+    const auto add_token = [&](int64_t number) {
+      ++count;
+      lowest = lowest == 0 ? number + 1 : std::min(lowest, number + 1);
+    };
+    for (int i = 0; i < 3; ++i) heads += std::max<int64_t>(step.operand(i).heads, 0);
+    if (!step.cu_seqlens.empty() && step.cu_seqlens[0] != 0) add_token(step.cu_seqlens[0]);
+    for (int64_t b = 0; b < step.batches() && heads > 0; ++b) {
+      for (int64_t t = 0; t < step.tokens; ++t) {
+        bool is_faulty = false;
+        if (step.is_absent(t)) {
+          if (t < step.cu_seqlens[0]) add_token(t);
+          continue;
+        }
+        if (!(step.flags & ROPE_FLAG_UNROTATED) && !step.has_row(b, t)) add_token(b * step.tokens + t);
+        if (step.cache) step.slot_of(b, t, &is_faulty);
+        if (is_faulty) add_token(b * step.tokens + t);
+      }
+    }
+    for (int word = 0; word < 2; ++word) {
+      const int64_t value = word ? lowest : count;
+      Expectation expected = {"fault", ROPE_DTYPE_I64, {word}, nullptr, element_at(scene.args.fault, {word}), false, {},
+                              -1};
+      std::memcpy(expected.bits.data(), &value, sizeof value);
+      add(expected);
+    }
+  }
+
+ private:
+  Workspace probe_workspace{7};
+  Block *block_ = nullptr;
+};
+
+void StepCase::verify(Scene *scene) const {
+  const auto matches = [](const Expectation &expected) {
+    const auto size = static_cast<size_t>(oracle::element_size(expected.dtype));
+    if (std::memcmp(expected.element, expected.bits.data(), size) == 0) return true;
+    return expected.is_computed && std::isnan(oracle::decode(expected.dtype, expected.bits.data())) &&
+           std::isnan(oracle::decode(expected.dtype, expected.element));
+  };
+  int64_t wrong = 0;
+  for (const int64_t first : scene->first_of_elements) {
+    const Expectation &expected = scene->expected[first];
+    const auto size = static_cast<size_t>(oracle::element_size(expected.dtype));
+    bool is_right = false;
+    for (int64_t i = first; i >= 0 && !is_right; i = scene->expected[i].otherwise) {
+      is_right = matches(scene->expected[i]);
+    }
+    if (!is_right && ++wrong <= 3) {
+      const auto words = [&](const void *bytes) {
+        uint64_t bits = 0;
+        std::memcpy(&bits, bytes, size);
+        std::ostringstream text;
+        text << std::hex << bits;
+        if (expected.dtype != ROPE_DTYPE_I64) text << ' ' << static_cast<double>(oracle::decode(expected.dtype, bytes));
+        return text.str();
+      };
+      UNSCOPED_INFO(expected.name << '[' << expected.at[0] << ',' << expected.at[1] << ',' << expected.at[2] << ','
+                                  << expected.at[3] << "]: expected " << words(expected.bits.data())
+                                  << (expected.is_computed ? "" : " unchanged") << ", got " << words(expected.element));
+    }
+    expected.block->expect_as_now(expected.element, static_cast<int64_t>(size));
+  }
+  INFO(wrong << " of " << scene->first_of_elements.size() << " elements");
+  CHECK(wrong == 0);
+  std::string where;
+  const bool is_untouched = scene->workspace.untouched_elsewhere(&where);
+  INFO(where);
+  CHECK(is_untouched);
+}
+
+void StepCase::check() const {
+  const std::string description = describe();
+  INFO(description);
+  uint64_t seed = 1;
+  for (const char letter : description) seed = seed * 31 + static_cast<unsigned char>(letter);
+  Scene scene(seed);
+  build(&scene);
+  if (dtype == ROPE_DTYPE_F64) {
+    Model<double>(*this, &scene).expect_all();
+  } else {
+    Model<float>(*this, &scene).expect_all();
+  }
+  for (const Device &device : devices()) {
+    struct Variant {
+      int32_t threads;
+      uint32_t flags;
+    };
+    // The flag makes the CUDA backend choose other kernels.
+    const std::vector<Variant> variants = device.kind == ROPE_DEVICE_CPU
+                                              ? std::vector<Variant>{{1, 0}, {5, 0}, {0, 0}}
+                                              : std::vector<Variant>{{0, 0}, {0, ROPE_FLAG_PROGRAMMATIC_LAUNCH}};
+    for (const Variant &variant : variants) {
+      INFO("on " << device << ", num_threads " << variant.threads << ", flags " << variant.flags);
+      const RopeDesc desc = create(config(device, variant.threads));
+      scene.args.flags = flags | variant.flags;
+      scene.workspace.restore();
+      const rope_status_t status = run(device, desc.get(), direction, scene.args, scene.workspace);
+      if (status != ROPE_STATUS_SUCCESS) {
+        FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
+        return;
+      }
+      verify(&scene);
+    }
+  }
+}

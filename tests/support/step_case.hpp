@@ -1,0 +1,141 @@
+// step_case.hpp - one struct says a step: norm, rotation, caches; check() solves it everywhere and compares every bit
+//
+//   StepCase step;
+//   step.norm = ROPE_NORM_RMS;
+//   step.k.heads = 2;
+//   step.cache.emplace().slots = {5, 3, 9, -1, 0, 1, 2, 4, 6, 7};
+//   step.check();
+//
+// What a step writes follows from rope.h bit for bit, but for cos and sin of computed angles: these check() takes from a
+// plain rotation of (1, 0) and holds against the exact ones. check() runs on the CPU with one thread, five and all, and
+// on CUDA where there is a device. It holds every element of every destination against the model, every other byte
+// against what it was, and the fault words against a count of its own. The model of the norm it holds against the exact
+// norm.
+#ifndef ROPE_TESTS_SUPPORT_STEP_CASE_HPP
+#define ROPE_TESTS_SUPPORT_STEP_CASE_HPP
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device.hpp"
+#include "tensors.hpp"
+
+enum class StepOut {
+  Absent,  // in place, or cached only
+  Same,    // the very view of the input
+  Own
+};
+
+// q, k or v.
+struct StepTensor {
+  int64_t heads = -1;      // -1: absent
+  bool is_window = false;  // it has the R channels of the window alone
+  int32_t width = 0;       // of v, where it is not turned; 0: head_dim
+  StepOut out = StepOut::Absent;
+  rope_dtype_t out_dtype = 0;  // 0: that of the data
+  Placement in_placement, out_placement;
+  bool has_weight = false, has_bias = false;
+  bool weight_by_head = false;
+  rope_dtype_t weight_dtype = 0;  // of weight and bias; 0: that of the data
+  Placement weight_placement;
+};
+
+enum class CacheStorage {
+  Separate,    // as k_placement and v_placement say
+  HeadsFirst,  // [P, H, E, D]
+  Stacked,     // k and v in the second axis of [P, 2, E, H, D]
+  SideBySide   // k and v in the last axis of [P, H, E, 2 D]
+};
+
+// Lists of integers have an entry for each token, b * S + s or t; THD's may be shorter.
+struct StepCache {
+  bool has_k = true, has_v = false;
+  rope_dtype_t k_dtype = 0, v_dtype = 0;  // 0: that of the data
+  int64_t pages = 3, entries = 4;
+  CacheStorage storage = CacheStorage::Separate;  // the last two need the same heads, channels and types
+  Placement k_placement, v_placement;
+  uint32_t flags = 0;
+  rope_dtype_t integer_dtype = ROPE_DTYPE_I32;
+  Placement integer_placement;
+  std::optional<std::vector<int64_t>> slots, sequence, positions;
+  std::optional<std::vector<std::vector<int64_t>>> page_table;  // rows of one length
+  std::optional<std::vector<int64_t>> page_list, page_indptr;   // instead
+  int64_t table_columns = -1;                                   // of a page_table without rows
+};
+
+struct StepCase {
+  Direction direction = Direction::Forward;  // backward: without groups
+  rope_dtype_t dtype = ROPE_DTYPE_F32;
+  rope_layout_t layout = ROPE_LAYOUT_BSHD;
+  rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
+  int32_t pair_block = 0;
+  int64_t batch = 2, tokens = 5;
+  int32_t head_dim = 64, rotary_dim = 0, rotary_offset = 0;
+  double theta = 10000, attention_scale = 0;
+  int32_t num_axes = 0;
+  std::vector<int32_t> pair_axis;
+  uint32_t flags = 0;
+  StepTensor q, k, v;
+
+  rope_norm_type_t norm = 0;
+  int32_t norm_tensors = 0, norm_rounding = 0;
+  rope_norm_order_t norm_order = 0;
+  rope_norm_extent_t norm_extent = 0;
+  double norm_eps = 1e-6, norm_weight_offset = 0;
+
+  // cos and sin; rows of positions or of tokens. -1: computed angles.
+  int64_t table_rows = -1;
+  bool table_by_token = false, wide_table = false;
+  rope_dtype_t table_dtype = ROPE_DTYPE_F32;
+
+  // For each axis, batch and token; I64 and [B, S], THD [T], with a first axis of num_axes where that is above 1.
+  std::function<int64_t(int64_t axis, int64_t batch, int64_t token)> positions;
+  std::vector<int64_t> start_positions;  // [B]
+  int64_t position_offset = 0;
+  std::vector<int64_t> cu_seqlens;  // THD
+
+  std::optional<StepCache> cache;
+  bool has_fault = false;
+
+  // The value of each element of q, k and v, which are tensors 0 to 2, instead of random ones.
+  std::function<oracle::Real(int tensor, int64_t token_number, int64_t head, int64_t channel)> values;
+
+  void check() const;
+  std::string describe() const;
+
+ private:
+  struct Scene;
+  struct Expectation;
+  template <typename T>
+  struct Model;
+
+  int64_t batches() const { return layout == ROPE_LAYOUT_THD ? 1 : batch; }
+  int64_t token_count() const { return batches() * tokens; }
+  int32_t axes() const { return num_axes ? num_axes : 1; }
+  int32_t window() const { return rotary_dim ? rotary_dim : head_dim; }
+  rope_style_t written_style() const { return out_style ? out_style : style; }
+  const StepTensor &operand(int i) const { return i == 0 ? q : i == 1 ? k : v; }
+  bool is_turned(int i) const;
+  bool is_normed(int i) const;
+  bool is_cached(int i) const { return cache && (i == 1 ? cache->has_k : i == 2 && cache->has_v); }
+  int32_t width_of(int i) const;
+  int32_t offset_of(int i) const { return operand(i).is_window ? 0 : rotary_offset; }
+  Shape shape_of(int i) const;
+  Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
+  bool is_absent(int64_t token) const;
+  int64_t sequence_of(int64_t batch, int64_t token) const;
+  int64_t position_of(int64_t axis, int64_t batch, int64_t token) const;
+  bool has_row(int64_t batch, int64_t token) const;
+  // Where the token is cached, page * entries + entry; none: nowhere.
+  std::optional<int64_t> slot_of(int64_t batch, int64_t token, bool *is_faulty) const;
+
+  void build(Scene *scene) const;
+  void build_cache(Scene *scene) const;
+  void fill_operand(int i, Scene *scene) const;
+  rope_config_t config(const Device &device, int32_t threads) const;
+  void verify(Scene *scene) const;
+};
+
+#endif
