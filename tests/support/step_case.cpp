@@ -104,23 +104,23 @@ bool StepCase::has_row(int64_t in_batch, int64_t token) const {
   return true;
 }
 
-std::optional<int64_t> StepCase::slot_of(int64_t in_batch, int64_t token, bool *is_faulty) const {
+int64_t StepCase::slot_of(int64_t in_batch, int64_t token, bool *is_faulty) const {
   *is_faulty = false;
-  const auto fault = [&]() -> std::optional<int64_t> { return *is_faulty = true, std::nullopt; };
+  const auto fault = [&] { return *is_faulty = true, nowhere; };
   const int64_t number = in_batch * tokens + token;
   const auto is_past = [&](const std::optional<std::vector<int64_t>> &list) {
     return list && number >= static_cast<int64_t>(list->size());
   };
-  if (is_past(cache->slots) || is_past(cache->sequence) || is_past(cache->positions)) return std::nullopt;
+  if (is_past(cache->slots) || is_past(cache->sequence) || is_past(cache->positions)) return nowhere;
   int64_t slot = 0;
   if (cache->slots) {
     slot = (*cache->slots)[number];
-    if (slot < 0) return std::nullopt;
+    if (slot < 0) return nowhere;
     if (slot >= cache->pages * cache->entries) return fault();
   } else {
     const int64_t position = cache->positions ? (*cache->positions)[number] : position_of(0, in_batch, token);
     const int64_t row = cache->sequence ? (*cache->sequence)[number] : sequence_of(in_batch, token);
-    if (position < 0 || row < 0) return std::nullopt;
+    if (position < 0 || row < 0) return nowhere;
     const int64_t index_in_row = position / cache->entries;
     int64_t page = 0;
     if (cache->page_table) {
@@ -136,11 +136,11 @@ std::optional<int64_t> StepCase::slot_of(int64_t in_batch, int64_t token, bool *
       if (index_in_row >= end - begin) return fault();
       page = list[begin + index_in_row];
     }
-    if (page < 0) return std::nullopt;
+    if (page < 0) return nowhere;
     if (page >= cache->pages) return fault();
     slot = page * cache->entries + position % cache->entries;
   }
-  if (slot == 0 && cache->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) return std::nullopt;
+  if (slot == 0 && cache->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) return nowhere;
   return slot;
 }
 
@@ -560,7 +560,7 @@ struct StepCase::Model {
       for (int pair = 0; pair < step.window() / 2; ++pair) turns.push_back(turn_of(b, t, pair));
     }
     bool is_faulty = false;
-    const std::optional<int64_t> slot = step.cache ? step.slot_of(b, t, &is_faulty) : std::nullopt;
+    const int64_t slot = step.cache ? step.slot_of(b, t, &is_faulty) : nowhere;
     for (int i = 0; i < 3; ++i) {
       const StepTensor &of = step.operand(i);
       if (of.heads <= 0) continue;
@@ -579,9 +579,9 @@ struct StepCase::Model {
       for (int64_t h = 0; h < of.heads; ++h) {
         for (int64_t c = 0; c < step.width_of(i); ++c) {
           if (scene.out[i].ndim != 0) expect(names[i], scene.out[i], step.index(b, t, h, c), heads[h][c]);
-          if (!step.is_cached(i) || !slot) continue;
+          if (!step.is_cached(i) || slot == nowhere) continue;
           const int64_t entries = step.cache->entries;
-          expect(cache_names[i], scene.caches[i], {*slot / entries, *slot % entries, h, c}, heads[h][c]);
+          expect(cache_names[i], scene.caches[i], {slot / entries, slot % entries, h, c}, heads[h][c]);
         }
       }
     }

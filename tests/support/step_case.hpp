@@ -128,8 +128,9 @@ struct StepCase {
   int64_t sequence_of(int64_t batch, int64_t token) const;
   int64_t position_of(int64_t axis, int64_t batch, int64_t token) const;
   bool has_row(int64_t batch, int64_t token) const;
-  // Where the token is cached, page * entries + entry; none: nowhere.
-  std::optional<int64_t> slot_of(int64_t batch, int64_t token, bool *is_faulty) const;
+  // Where the token is cached, page * entries + entry, or nowhere.
+  static constexpr int64_t nowhere = -1;
+  int64_t slot_of(int64_t batch, int64_t token, bool *is_faulty) const;
 
   void build(Scene *scene) const;
   void build_cache(Scene *scene) const;

@@ -1,0 +1,321 @@
+// step_random_tests.cpp - seeded steps drawn from norms, rotations, outputs and caches together
+//
+// ROPE_STEP_CASES says how many (600), ROPE_STEP_SEED where they begin. A failing case names its seed:
+//   ROPE_STEP_CASES=1 ROPE_STEP_SEED=<that> rope_api_tests "[step][random]"
+// runs it alone.
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "support/step_case.hpp"
+
+namespace {
+
+constexpr int parts = 2;
+
+// How often draws contained what.
+using Coverage = std::map<std::string, int64_t>;
+
+const std::vector<std::string> features = {
+    "q absent",        "k absent",       "v absent",      "window alone", "v of its own width",
+    "in place",        "same view",      "out of place",  "16-bit out",   "RMS",
+    "LAYER",           "order after",    "token extent",  "weight",       "bias",
+    "weight by head",  "F32 weight",     "weight_offset", "roundings",    "v normed",
+    "unrotated",       "v unrotated",    "v turned",      "computed",     "table",
+    "table by token",  "wide table",     "several axes",  "cu_seqlens",   "out_style",
+    "pair_block",      "partial window", "k cached",      "v cached",     "16-bit cache",
+    "slots",           "fewer slots",    "page_table",    "page_indptr",  "sequence",
+    "cache positions", "skip slot 0",    "stacked",       "side by side", "heads first",
+    "strides",         "fault",          "expanded input"};
+
+class Draw {
+ public:
+  Draw(uint64_t seed, Coverage *coverage) : random_(seed * 0x9E3779B97F4A7C15u + 3), coverage_(coverage) {}
+
+  StepCase step() {
+    draw_geometry();
+    draw_tensors();
+    draw_norm();
+    draw_angles();
+    if (!v_is_turned_) draw_cache();
+    drawn_.has_fault = saw_if(chance(60), "fault");
+    return drawn_;
+  }
+
+ private:
+  void saw(const std::string &feature) {
+    const bool is_listed = std::find(features.begin(), features.end(), feature) != features.end();
+    INFO(feature);
+    CHECK(is_listed);
+    ++(*coverage_)[feature];
+  }
+  bool saw_if(bool condition, const char *feature) {
+    if (condition) saw(feature);
+    return condition;
+  }
+
+  bool chance(int percent) { return random_.below(100) < percent; }
+  int64_t between(int64_t low, int64_t high) { return low + random_.below(high - low + 1); }
+  template <class Value>
+  Value one_of(std::initializer_list<Value> values) {
+    return values.begin()[random_.below(static_cast<int64_t>(values.size()))];
+  }
+
+  bool is_thd() const { return drawn_.layout == ROPE_LAYOUT_THD; }
+  int64_t batches() const { return is_thd() ? 1 : drawn_.batch; }
+  int64_t sequences() const {
+    return drawn_.cu_seqlens.empty() ? batches() : static_cast<int64_t>(drawn_.cu_seqlens.size()) - 1;
+  }
+
+  void draw_geometry() {
+    drawn_.dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64});
+    drawn_.layout = one_of<rope_layout_t>({ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD});
+    drawn_.style = one_of<rope_style_t>({ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED});
+    if (saw_if(chance(40), "out_style"))
+      drawn_.out_style = one_of<rope_style_t>({ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED});
+    drawn_.batch = between(1, 3);
+    drawn_.tokens = between(1, is_thd() ? 12 : 6);
+    drawn_.head_dim = static_cast<int32_t>(chance(50) ? one_of<int64_t>({8, 16, 32, 64, 128, 256})
+                                                      : 2 * between(1, chance(15) ? 300 : 48));
+    int32_t window = drawn_.head_dim;
+    if (chance(50)) {
+      drawn_.rotary_dim = window = static_cast<int32_t>(2 * between(1, drawn_.head_dim / 2));
+      drawn_.rotary_offset = static_cast<int32_t>(between(0, drawn_.head_dim - window));
+      if (window < drawn_.head_dim) saw("partial window");
+    }
+    const bool has_half = drawn_.style == ROPE_STYLE_HALF || drawn_.out_style == ROPE_STYLE_HALF;
+    if (has_half && window % 4 == 0 && saw_if(chance(25), "pair_block")) drawn_.pair_block = window / 2;
+    if (saw_if(chance(15), "several axes")) {
+      drawn_.num_axes = static_cast<int32_t>(between(2, 4));
+      for (int32_t pair = 0; pair < window / 2; ++pair) {
+        drawn_.pair_axis.push_back(static_cast<int32_t>(random_.below(drawn_.num_axes)));
+      }
+    }
+    if (is_thd() && saw_if(chance(60), "cu_seqlens")) {
+      const int64_t first = chance(10) ? between(0, drawn_.tokens) : 0;
+      drawn_.cu_seqlens = {first};
+      const int64_t count = between(1, 4);
+      for (int64_t i = 0; i < count; ++i) drawn_.cu_seqlens.push_back(between(first, drawn_.tokens));
+      std::sort(drawn_.cu_seqlens.begin(), drawn_.cu_seqlens.end());
+    }
+  }
+
+  Placement placement(int rank, bool is_input) {
+    Placement placement;
+    if (chance(60)) return placement;
+    saw("strides");
+    if (chance(50)) {
+      std::vector<int> order(rank);
+      std::iota(order.begin(), order.end(), 0);
+      for (int i = rank - 1; i > 0; --i) std::swap(order[i], order[random_.below(i + 1)]);
+      placement.order(order);
+    }
+    for (int axis = 0; axis < rank; ++axis) {
+      if (chance(25)) placement.gap(axis, one_of<int64_t>({1, 2, 3, 8}));
+      if (chance(10)) placement.reversed(axis);
+    }
+    if (chance(30)) placement.at(between(1, 7));
+    if (is_input && saw_if(chance(15), "expanded input")) placement.expanded(static_cast<int>(random_.below(rank)));
+    return placement;
+  }
+
+  void draw_tensors() {
+    StepTensor *const tensors[] = {&drawn_.q, &drawn_.k, &drawn_.v};
+    const auto present = between(1, 7);
+    const int64_t flag = random_.below(100);
+    if (flag < 20) {
+      drawn_.flags = ROPE_FLAG_UNROTATED;
+      saw("unrotated");
+    } else if (flag < 80) {
+      drawn_.flags = ROPE_FLAG_V_UNROTATED;
+      saw("v unrotated");
+    }
+    // With q and k absent and v not turned nothing is turned, flag or not; that is said by UNROTATED.
+    if (present == 4 && drawn_.flags == ROPE_FLAG_V_UNROTATED) drawn_.flags = ROPE_FLAG_UNROTATED;
+    v_is_turned_ = saw_if(drawn_.flags == 0 && (present & 4) != 0, "v turned");
+    const int rank = is_thd() ? 3 : 4;
+    for (int i = 0; i < 3; ++i) {
+      static const char *const absent[] = {"q absent", "k absent", "v absent"};
+      if (saw_if((present >> i & 1) == 0, absent[i])) continue;
+      StepTensor &tensor = *tensors[i];
+      tensor.heads = one_of<int64_t>({1, 2, 3, 5});
+      const bool moves = i < 2 || v_is_turned_;
+      tensor.is_window = saw_if(drawn_.rotary_dim != 0 && chance(25), "window alone");
+      if (!moves && !tensor.is_window && saw_if(chance(40), "v of its own width")) {
+        tensor.width = static_cast<int32_t>(between(1, 70));
+      }
+      tensor.out = one_of({StepOut::Absent, StepOut::Same, StepOut::Own});
+      static const char *const outs[] = {"in place", "same view", "out of place"};
+      saw(outs[static_cast<int>(tensor.out)]);
+      if (tensor.out == StepOut::Own && drawn_.dtype == ROPE_DTYPE_F32 && saw_if(chance(40), "16-bit out")) {
+        tensor.out_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
+      }
+      tensor.in_placement = placement(rank, tensor.out == StepOut::Own);
+      tensor.out_placement = placement(rank, false);
+    }
+  }
+
+  void draw_norm() {
+    if (v_is_turned_ || chance(35)) return;
+    drawn_.norm = one_of<rope_norm_type_t>({ROPE_NORM_RMS, ROPE_NORM_LAYER});
+    saw(drawn_.norm == ROPE_NORM_RMS ? "RMS" : "LAYER");
+    drawn_.norm_tensors = static_cast<int32_t>(random_.below(8));
+    if (drawn_.v.heads > 0 && drawn_.norm_tensors & ROPE_NORM_TENSOR_V) saw("v normed");
+    if (saw_if(chance(40), "order after")) drawn_.norm_order = ROPE_NORM_ORDER_AFTER;
+    if (saw_if(chance(40), "token extent")) drawn_.norm_extent = ROPE_NORM_EXTENT_TOKEN;
+    if (saw_if(chance(40), "roundings")) drawn_.norm_rounding = static_cast<int32_t>(between(1, 3));
+    if (saw_if(chance(40), "weight_offset")) drawn_.norm_weight_offset = one_of({1.0, -0.5, 0.3});
+    drawn_.norm_eps = one_of({1e-6, 1e-5, 0.1, 1e-30});
+    for (int i = 0; i < 2; ++i) {
+      StepTensor &tensor = i == 0 ? drawn_.q : drawn_.k;
+      const int32_t bits = drawn_.norm_tensors ? drawn_.norm_tensors : 3;
+      if (tensor.heads < 0 || (bits >> i & 1) == 0) continue;
+      tensor.has_weight = saw_if(chance(70), "weight");
+      tensor.has_bias = saw_if(drawn_.norm == ROPE_NORM_LAYER && chance(60), "bias");
+      tensor.weight_by_head = saw_if(chance(40), "weight by head");
+      if (saw_if(chance(40), "F32 weight")) tensor.weight_dtype = ROPE_DTYPE_F32;
+      tensor.weight_placement = placement(tensor.weight_by_head ? 2 : 1, false);
+    }
+  }
+
+  // The same value for the same token, whoever asks.
+  auto values(int64_t low, int64_t high) {
+    const uint64_t seed = random_.bits();
+    return [=](int64_t axis, int64_t batch, int64_t token) {
+      return low + Random(seed + static_cast<uint64_t>(axis * 1000003 + batch * 1009 + token)).below(high - low + 1);
+    };
+  }
+
+  void draw_angles() {
+    const bool is_unrotated = (drawn_.flags & ROPE_FLAG_UNROTATED) != 0;
+    if (chance(30)) drawn_.attention_scale = random_.uniform(0.5, 2);
+    int64_t rows = 200000;
+    if (!is_unrotated && chance(60)) {
+      saw("table");
+      rows = drawn_.table_rows = between(1, 10);
+      drawn_.table_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64});
+      drawn_.wide_table = saw_if(chance(25), "wide table");
+      drawn_.table_by_token = saw_if(chance(30), "table by token");
+      if (drawn_.table_by_token) return;
+    } else {
+      saw("computed");
+    }
+    if (chance(70)) drawn_.positions = values(-2, chance(80) ? rows + 1 : rows - 1);
+    if (chance(30)) {
+      for (int64_t i = 0; i < sequences(); ++i) drawn_.start_positions.push_back(between(-1, 3));
+    }
+    if (chance(30)) drawn_.position_offset = between(-2, 2);
+  }
+
+  std::vector<int64_t> list(int64_t count, int64_t low, int64_t high) {
+    std::vector<int64_t> entries(count);
+    for (int64_t &entry : entries) entry = between(low, high);
+    return entries;
+  }
+
+  void draw_cache() {
+    const bool may_k = drawn_.k.heads > 0, may_v = drawn_.v.heads > 0;
+    if ((!may_k && !may_v) || chance(25)) return;
+    StepCache &cache = drawn_.cache.emplace();
+    cache.has_k = may_k && (!may_v || chance(75));
+    cache.has_v = may_v && (!cache.has_k || chance(75));
+    if (cache.has_k) saw("k cached");
+    if (cache.has_v) saw("v cached");
+    cache.pages = between(1, 6);
+    cache.entries = between(1, 5);
+    if (drawn_.dtype == ROPE_DTYPE_F32) {
+      cache.k_dtype = one_of<rope_dtype_t>({0, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
+      cache.v_dtype = one_of<rope_dtype_t>({0, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
+      if (cache.k_dtype || cache.v_dtype) saw("16-bit cache");
+    }
+    const auto width = [&](const StepTensor &of) {
+      const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
+      return of.is_window ? window : of.width ? of.width : drawn_.head_dim;
+    };
+    if (cache.has_k && cache.has_v && drawn_.k.heads == drawn_.v.heads && width(drawn_.k) == width(drawn_.v)) {
+      cache.v_dtype = cache.k_dtype;
+      cache.storage = one_of({CacheStorage::Stacked, CacheStorage::SideBySide});
+      saw(cache.storage == CacheStorage::Stacked ? "stacked" : "side by side");
+    } else {
+      if (saw_if(chance(30), "heads first")) cache.storage = CacheStorage::HeadsFirst;
+      cache.k_placement = placement(4, false);
+      cache.v_placement = placement(4, false);
+    }
+    if (saw_if(chance(20), "skip slot 0")) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+    cache.integer_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_I32, ROPE_DTYPE_I64});
+    draw_places(&cache);
+  }
+
+  void draw_places(StepCache *cache) {
+    const int64_t slots = cache->pages * cache->entries;
+    int64_t count = batches() * drawn_.tokens;
+    const bool is_shorter = is_thd() && chance(30);
+    if (is_shorter) count = random_.below(count + 1);
+    if (chance(50)) {
+      saw("slots");
+      if (is_shorter) saw("fewer slots");
+      cache->slots = list(count, -2, slots + 1);
+      return;
+    }
+    const bool has_sequence = saw_if(chance(40), "sequence");
+    const int64_t rows = has_sequence ? between(0, 4) : sequences();
+    if (saw_if(chance(50), "page_indptr")) {
+      cache->page_list = list(between(0, 8), -1, cache->pages);
+      cache->page_indptr = list(rows + 1, 0, static_cast<int64_t>(cache->page_list->size()));
+      if (chance(70)) std::sort(cache->page_indptr->begin(), cache->page_indptr->end());
+    } else {
+      saw("page_table");
+      cache->page_table.emplace();
+      cache->table_columns = between(0, 4);
+      for (int64_t i = 0; i < rows; ++i) {
+        cache->page_table->push_back(list(cache->table_columns, -1, cache->pages));
+      }
+    }
+    // Not both a negative number and one past the end: which of the two counts is not said.
+    if (has_sequence) cache->sequence = list(count, chance(50) ? -1 : 0, rows);
+    const bool needs_positions = drawn_.num_axes > 1 || drawn_.table_by_token;
+    if (needs_positions || saw_if(chance(40), "cache positions")) {
+      cache->positions = list(count, -1, 4 * cache->entries);
+    }
+  }
+
+  Random random_;
+  Coverage *coverage_;
+  StepCase drawn_;
+  bool v_is_turned_ = false;
+};
+
+int64_t from_environment(const char *name, int64_t otherwise) {
+  const char *text = std::getenv(name);
+  return text && *text ? std::strtoll(text, nullptr, 10) : otherwise;
+}
+
+void check_part(int part) {
+  const int64_t cases = from_environment("ROPE_STEP_CASES", 600);
+  const int64_t seed = from_environment("ROPE_STEP_SEED", 20261123);
+  Coverage coverage;
+  int64_t count = 0;
+  for (int64_t i = part; i < cases; i += parts, ++count) {
+    INFO("ROPE_STEP_CASES=1 ROPE_STEP_SEED=" << seed + i);
+    Draw(static_cast<uint64_t>(seed + i), &coverage).step().check();
+  }
+  if (count < 300) return;
+  for (const std::string &feature : features) {
+    INFO(feature << " in " << count << " draws");
+    CHECK(coverage[feature] >= 2);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("random steps, part 1 of 2", "[rope][step][random]") {
+  check_part(0);
+}
+
+TEST_CASE("random steps, part 2 of 2", "[rope][step][random]") {
+  check_part(1);
+}
