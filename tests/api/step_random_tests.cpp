@@ -157,6 +157,11 @@ class Draw {
       tensor.in_placement = placement(rank, tensor.out == StepOut::Own);
       tensor.out_placement = placement(rank, false);
     }
+    if ((present & 6) == 6 && chance(40)) {
+      drawn_.v.heads = drawn_.k.heads;
+      drawn_.v.is_window = drawn_.k.is_window;
+      drawn_.v.width = 0;
+    }
   }
 
   void draw_norm() {
