@@ -93,6 +93,55 @@ struct RopeRequest {
     config.norm_eps = eps;
   }
 
+  // With weights for q and k.
+  rope_norm_args_t &use_weights(rope_norm_type_t type = ROPE_NORM_RMS) {
+    use_norm(type);
+    norm.q_weight = tensor({16});
+    norm.k_weight = tensor({16});
+    args.norm = &norm;
+    return norm;
+  }
+
+  // k goes to slots of three pages of four entries.
+  rope_cache_args_t &use_cache() {
+    cache.k_cache = tensor({3, 4, 2, 16});
+    const bool has_batches = config.layout != ROPE_LAYOUT_THD;
+    cache.slots = workspace.tensor(ROPE_DTYPE_I32, has_batches ? Shape{2, 3} : Shape{6});
+    workspace.fill_integers(cache.slots, [](const Index &index) { return 3 * index[0] + index[1]; });
+    args.cache = &cache;
+    return cache;
+  }
+
+  // v beside k, each into a cache.
+  rope_cache_args_t &use_v() {
+    use_cache();
+    args.v = tensor({2, 3, 2, 16});
+    args.flags = ROPE_FLAG_V_UNROTATED;
+    cache.v_cache = tensor({3, 4, 2, 16});
+    return cache;
+  }
+
+  // Pages of each batch, or of each sequence.
+  rope_cache_args_t &use_pages() {
+    use_cache().slots = {};
+    cache.page_table = workspace.tensor(ROPE_DTYPE_I32, {2, 3});
+    workspace.fill_integers(cache.page_table, [](const Index &index) { return index[1]; });
+    return cache;
+  }
+
+  void use_page_list(int64_t indptr_entries) {
+    use_pages().page_table = workspace.tensor(ROPE_DTYPE_I32, {6});
+    cache.page_indptr = workspace.tensor(ROPE_DTYPE_I32, {indptr_entries});
+    workspace.fill_integers(cache.page_table, [](const Index &index) { return index[0] / 2; });
+    workspace.fill_integers(cache.page_indptr, [](const Index &index) { return 3 * index[0]; });
+  }
+
+  // Another type of q, k and their outputs.
+  void use_dtype(rope_dtype_t dtype) {
+    config.dtype = dtype;
+    for (rope_tensor_t *each : {&args.q, &args.q_out, &args.k, &args.k_out}) each->dtype = dtype;
+  }
+
   void use_fault() {
     args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});
     workspace.fill_integers(args.fault, [](const Index &) { return 0; });
@@ -102,6 +151,8 @@ struct RopeRequest {
   Workspace workspace;
   rope_config_t config = {};
   rope_args_t args = rope_args();
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   rope_stream_t stream = nullptr;
   bool null_args = false;
 };
@@ -270,7 +321,9 @@ std::vector<RopeMisuse> misused_rope_args() {
       {"a stream on the CPU", invalid, "stream", "",
        [](R &r) { r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16)); }, true},
 
-      {"q absent", invalid, "q", "", [](R &r) { r.args.q = r.args.q_out = {}; }},
+      {"q, k and v absent", invalid, "q", "",
+       [](R &r) { r.args.q = r.args.q_out = r.args.k = r.args.k_out = {}; }},
+      {"q_out without q", invalid, "q_out", "", [](R &r) { r.args.q = {}; }},
       {"q absent but with data", invalid, "q", "", [](R &r) { r.args.q.ndim = 0; }},
       {"v absent but with a dtype", invalid, "v", "", [](R &r) { r.args.v.dtype = ROPE_DTYPE_F32; }},
       {"positions absent but with a shape", invalid, "positions", "", [](R &r) { r.args.positions.ndim = 0; }},
@@ -730,6 +783,516 @@ std::vector<RopeMisuse> misused_rope_args() {
   return misuses;
 }
 
+std::vector<RopeMisuse> misused_steps() {
+  using R = RopeRequest;
+  const auto integers = [](R &r, const Shape &shape) { return r.workspace.tensor(ROPE_DTYPE_I32, shape); };
+  return {
+      {"norm without one in the descriptor", invalid, "norm", "", [](R &r) { r.args.norm = &r.norm; }},
+      {"a descriptor with a norm alone", invalid, "norm", "NULL", [](R &r) { r.use_norm(ROPE_NORM_RMS); }},
+      {"norm.struct_size 0", invalid, "norm.struct_size", "0", [](R &r) { r.use_weights().struct_size = 0; }},
+      {"norm.struct_size one short", invalid, "norm.struct_size", "887",
+       [](R &r) { r.use_weights().struct_size = 887; }},
+      {"norm.struct_size above 4096", invalid, "norm.struct_size", "4097",
+       [](R &r) { r.use_weights().struct_size = 4097; }},
+      {"norm with a flag", unsupported, "norm.flags", "0x1", [](R &r) { r.use_weights().flags = 1; }},
+      {"q_weight of rank 3", invalid, "norm.q_weight", "[1, 4, 16]",
+       [](R &r) {
+         r.use_weights().q_weight = r.tensor({1, 4, 16});
+       }},
+      {"q_weight of other channels", invalid, "norm.q_weight", "15",
+       [](R &r) { r.use_weights().q_weight = r.tensor({15}); }},
+      {"q_weight of the window, q of the head", invalid, "norm.q_weight", "8",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.use_weights().q_weight = r.tensor({8});
+       }},
+      {"q_weight of the head, q of the window", invalid, "norm.q_weight", "16",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.args.q = r.tensor({2, 3, 4, 8});
+         r.args.q_out = {};
+         r.use_weights();
+       }},
+      {"q_weight of other heads", invalid, "norm.q_weight", "2",
+       [](R &r) {
+         r.use_weights().q_weight = r.tensor({2, 16});
+       }},
+      {"k_weight of q's heads", invalid, "norm.k_weight", "4",
+       [](R &r) {
+         r.use_weights().k_weight = r.tensor({4, 16});
+       }},
+      {"q_weight with heads last", invalid, "norm.q_weight", "16",
+       [](R &r) {
+         r.use_weights().q_weight = r.tensor({16, 4});
+       }},
+      {"k_weight of F16 for F32 data", invalid, "norm.k_weight", "F16",
+       [](R &r) { r.use_weights().k_weight = r.workspace.tensor(ROPE_DTYPE_F16, {16}); }},
+      {"k_weight of F64 for F32 data", invalid, "norm.k_weight", "F64",
+       [](R &r) { r.use_weights().k_weight = r.workspace.tensor(ROPE_DTYPE_F64, {16}); }},
+      {"k_weight of I32", invalid, "norm.k_weight", "I32",
+       [](R &r) { r.use_weights().k_weight = r.workspace.tensor(ROPE_DTYPE_I32, {16}); }},
+      {"q_weight of 8 bits", unsupported, "norm.q_weight", "F8_E4M3",
+       [](R &r) { r.use_weights().q_weight.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"q_weight without data", invalid, "norm.q_weight", "NULL",
+       [](R &r) { r.use_weights().q_weight.data = nullptr; }},
+      {"q_weight misaligned", invalid, "norm.q_weight", "", [](R &r) { move(&r.use_weights().q_weight, 2); }},
+      {"q_weight absent but with data", invalid, "norm.q_weight", "", [](R &r) { r.use_weights().q_weight.ndim = 0; }},
+      {"q_weight with an undefined flag", unsupported, "norm.q_weight", "0x2",
+       [](R &r) { r.use_weights().q_weight.flags = 2; }},
+      {"q_weight with a negative size", invalid, "norm.q_weight", "-16",
+       [](R &r) { r.use_weights().q_weight.shape[0] = -16; }},
+      {"strides of q_weight that overflow", invalid, "norm.q_weight", "",
+       [](R &r) { r.use_weights().q_weight.stride[0] = huge; }},
+      {"k_weight without k", invalid, "norm.k_weight", "",
+       [](R &r) {
+         r.use_weights();
+         r.args.k = r.args.k_out = {};
+       }},
+      {"k_weight where k is not normed", invalid, "norm.k_weight", "",
+       [](R &r) {
+         r.use_weights();
+         r.config.norm_tensors = ROPE_NORM_TENSOR_Q;
+       }},
+      {"q_weight where q is not normed", invalid, "norm.q_weight", "",
+       [](R &r) {
+         r.use_weights();
+         r.config.norm_tensors = ROPE_NORM_TENSOR_K | ROPE_NORM_TENSOR_V;
+       }},
+      {"q_bias of RMS", invalid, "norm.q_bias", "", [](R &r) { r.use_weights().q_bias = r.tensor({16}); }},
+      {"k_bias of RMS", invalid, "norm.k_bias", "", [](R &r) { r.use_weights().k_bias = r.tensor({16}); }},
+      {"q_bias of other channels", invalid, "norm.q_bias", "8",
+       [](R &r) { r.use_weights(ROPE_NORM_LAYER).q_bias = r.tensor({8}); }},
+      {"k_bias of BF16 for F32 data", invalid, "norm.k_bias", "BF16",
+       [](R &r) { r.use_weights(ROPE_NORM_LAYER).k_bias = r.workspace.tensor(ROPE_DTYPE_BF16, {16}); }},
+      {"k_bias without k", invalid, "norm.k_bias", "",
+       [](R &r) {
+         rope_norm_args_t &norm = r.use_weights(ROPE_NORM_LAYER);
+         norm.k_bias = norm.k_weight;
+         norm.k_weight = {};
+         r.args.k = r.args.k_out = {};
+       }},
+      {"q_in in forward", invalid, "norm.q_in", "", [](R &r) { r.use_weights().q_in = r.args.q; }},
+      {"k_in in forward", invalid, "norm.k_in", "", [](R &r) { r.use_weights().k_in = r.args.k; }},
+      {"v_in in forward", invalid, "norm.v_in", "", [](R &r) { r.use_weights().v_in = r.args.k; }},
+      {"grad_q_weight in forward", invalid, "norm.grad_q_weight", "",
+       [](R &r) {
+         r.use_weights().grad_q_weight = r.tensor({1, 16});
+       }},
+      {"grad_k_weight in forward", invalid, "norm.grad_k_weight", "",
+       [](R &r) {
+         r.use_weights().grad_k_weight = r.tensor({1, 16});
+       }},
+      {"grad_q_bias in forward", invalid, "norm.grad_q_bias", "",
+       [](R &r) {
+         r.use_weights(ROPE_NORM_LAYER).grad_q_bias = r.tensor({1, 16});
+       }},
+      {"grad_k_bias in forward", invalid, "norm.grad_k_bias", "",
+       [](R &r) {
+         r.use_weights(ROPE_NORM_LAYER).grad_k_bias = r.tensor({1, 16});
+       }},
+      {"q_out in q_weight", invalid, "q_out", "norm.q_weight",
+       [](R &r) { r.use_weights().q_weight.data = r.args.q_out.data; }},
+      {"k in place in k_weight", invalid, "k", "norm.k_weight",
+       [](R &r) {
+         r.use_weights().k_weight.data = r.args.k.data;
+         r.args.k_out = {};
+       }},
+      {"k_out in q_bias", invalid, "k_out", "norm.q_bias",
+       [](R &r) {
+         rope_norm_args_t &norm = r.use_weights(ROPE_NORM_LAYER);
+         norm.q_bias = norm.q_weight;
+         norm.q_bias.data = r.args.k_out.data;
+       }},
+      {"q in place in channels that only its norm writes", invalid, "q", "norm.k_weight",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         rope_norm_args_t &norm = r.use_weights();
+         // Every third of q's rows is as long as two heads; k_weight lies outside of the windows.
+         norm.k_weight = r.args.q;
+         norm.k_weight.ndim = 2;
+         norm.k_weight.shape[0] = 2;
+         norm.k_weight.shape[1] = 16;
+         norm.k_weight.stride[0] = 8;
+         norm.k_weight.stride[1] = 0;
+         move(&norm.k_weight, 8 * 4);
+         r.args.q_out = {};
+       }},
+      {"v beside a norm without a flag", unsupported, "v", "",
+       [](R &r) {
+         r.use_weights();
+         r.args.v = r.tensor({2, 3, 2, 16});
+       }},
+      {"q_weight over the fault words", invalid, "fault", "norm.q_weight",
+       [](R &r) {
+         r.use_fault();
+         r.use_weights().q_weight.data = r.args.fault.data;
+         r.norm.q_weight.stride[0] = 0;
+       }},
+
+      {"cache.struct_size 0", invalid, "cache.struct_size", "0", [](R &r) { r.use_cache().struct_size = 0; }},
+      {"cache.struct_size one short", invalid, "cache.struct_size", "887",
+       [](R &r) { r.use_cache().struct_size = 887; }},
+      {"cache.struct_size above 4096", invalid, "cache.struct_size", "5000",
+       [](R &r) { r.use_cache().struct_size = 5000; }},
+      {"cache with an undefined flag", unsupported, "cache.flags", "0x3", [](R &r) { r.use_cache().flags = 3; }},
+      {"cache of neither k nor v", invalid, "cache.k_cache", "", [](R &r) { r.use_cache().k_cache = {}; }},
+      {"k_cache without k", invalid, "cache.k_cache", "",
+       [](R &r) {
+         r.use_cache();
+         r.args.k = r.args.k_out = {};
+       }},
+      {"v_cache without v", invalid, "cache.v_cache", "",
+       [](R &r) {
+         r.use_cache().v_cache = r.tensor({3, 4, 2, 16});
+       }},
+      {"v beside a cache without a flag", unsupported, "v", "",
+       [](R &r) {
+         r.use_cache();
+         r.args.v = r.tensor({2, 3, 2, 16});
+       }},
+      {"k_cache of rank 3", invalid, "cache.k_cache", "3",
+       [](R &r) {
+         r.use_cache().k_cache = r.tensor({12, 2, 16});
+       }},
+      {"k_cache of rank 5", invalid, "cache.k_cache", "5", [](R &r) { r.use_cache().k_cache.ndim = 5; }},
+      {"k_cache of other heads", invalid, "cache.k_cache", "4",
+       [](R &r) {
+         r.use_cache().k_cache = r.tensor({3, 4, 4, 16});
+       }},
+      {"k_cache with heads before entries in its shape", invalid, "cache.k_cache", "",
+       [](R &r) {
+         r.use_cache().k_cache = r.tensor({3, 2, 4, 16});
+       }},
+      {"k_cache of other channels", invalid, "cache.k_cache", "8",
+       [](R &r) {
+         r.use_cache().k_cache = r.tensor({3, 4, 2, 8});
+       }},
+      {"k_cache of the head, k of the window", invalid, "cache.k_cache", "16",
+       [](R &r) {
+         r.use_cache();
+         r.config.rotary_dim = 8;
+         r.args.k = r.tensor({2, 3, 2, 8});
+         r.args.k_out = {};
+       }},
+      {"v_cache of k's channels", invalid, "cache.v_cache", "16",
+       [](R &r) {
+         r.use_v();
+         r.args.v = r.tensor({2, 3, 2, 9});
+       }},
+      {"k_cache of F64 for F32 data", invalid, "cache.k_cache", "F64",
+       [](R &r) {
+         r.use_cache().k_cache = r.workspace.tensor(ROPE_DTYPE_F64, {3, 4, 2, 16});
+       }},
+      {"k_cache of I32", invalid, "cache.k_cache", "I32", [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_I32; }},
+      {"k_cache of F32 for BF16 data", invalid, "cache.k_cache", "F32",
+       [](R &r) {
+         r.use_cache();
+         r.use_dtype(ROPE_DTYPE_BF16);
+       }},
+      {"k_cache of F16 for BF16 data", invalid, "cache.k_cache", "F16",
+       [](R &r) {
+         r.use_cache().k_cache.dtype = ROPE_DTYPE_F16;
+         r.use_dtype(ROPE_DTYPE_BF16);
+       }},
+      {"k_cache of 8 bits", unsupported, "cache.k_cache", "F8_E4M3",
+       [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"k_cache of 4 bits", unsupported, "cache.k_cache", "F4_E2M1X2",
+       [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F4_E2M1X2; }},
+      {"k_cache of no dtype", invalid, "cache.k_cache", "0", [](R &r) { r.use_cache().k_cache.dtype = 0; }},
+      {"k_cache without data", invalid, "cache.k_cache", "NULL", [](R &r) { r.use_cache().k_cache.data = nullptr; }},
+      {"k_cache misaligned", invalid, "cache.k_cache", "", [](R &r) { move(&r.use_cache().k_cache, 2); }},
+      {"k_cache absent but with data", invalid, "cache.k_cache", "", [](R &r) { r.use_cache().k_cache.ndim = 0; }},
+      {"k_cache with a negative size", invalid, "cache.k_cache", "-3",
+       [](R &r) { r.use_cache().k_cache.shape[0] = -3; }},
+      {"strides of k_cache that overflow", invalid, "cache.k_cache", "",
+       [](R &r) { r.use_cache().k_cache.stride[0] = huge; }},
+      {"v_cache of other pages", invalid, "cache.v_cache", "5",
+       [](R &r) {
+         r.use_v().v_cache = r.tensor({5, 4, 2, 16});
+       }},
+      {"v_cache of other entries", invalid, "cache.v_cache", "6",
+       [](R &r) {
+         r.use_v().v_cache = r.tensor({3, 6, 2, 16});
+       }},
+      {"k_cache of one page repeated", invalid, "cache.k_cache", "", [](R &r) { r.use_cache().k_cache.stride[0] = 0; }},
+      {"k_cache of one entry repeated", invalid, "cache.k_cache", "",
+       [](R &r) { r.use_cache().k_cache.stride[1] = 0; }},
+      {"k_cache of one head repeated", invalid, "cache.k_cache", "", [](R &r) { r.use_cache().k_cache.stride[2] = 0; }},
+      {"v_cache of one channel repeated", invalid, "cache.v_cache", "", [](R &r) { r.use_v().v_cache.stride[3] = 0; }},
+      {"k_cache whose pages overlap", invalid, "cache.k_cache", "", [](R &r) { r.use_cache().k_cache.stride[0] = 32; }},
+      {"k_cache in k", invalid, "cache.k_cache", "k", [](R &r) { r.use_cache().k_cache.data = r.args.k.data; }},
+      {"k_cache that is k", invalid, "cache.k_cache", "k",
+       [](R &r) {
+         r.use_cache().k_cache = r.args.k;
+         r.args.k_out = {};
+       }},
+      {"k_cache that is k and k_out", invalid, "cache.k_cache", "",
+       [](R &r) { r.use_cache().k_cache = r.args.k_out = r.args.k; }},
+      {"k_cache that is k_out", invalid, "cache.k_cache", "k_out", [](R &r) { r.use_cache().k_cache = r.args.k_out; }},
+      {"k_cache in q", invalid, "cache.k_cache", "q", [](R &r) { r.use_cache().k_cache.data = r.args.q.data; }},
+      {"k_cache in q_out", invalid, "cache.k_cache", "q_out",
+       [](R &r) { r.use_cache().k_cache.data = r.args.q_out.data; }},
+      {"v_cache that is k_cache", invalid, "cache.v_cache", "cache.k_cache",
+       [](R &r) {
+         r.use_v();
+         r.cache.v_cache = r.cache.k_cache;
+       }},
+      {"v_cache in k_cache, one element on", invalid, "cache.v_cache", "cache.k_cache",
+       [](R &r) {
+         r.use_v();
+         r.cache.v_cache = r.cache.k_cache;
+         move(&r.cache.v_cache, 4);
+       }},
+      {"v_cache in v", invalid, "cache.v_cache", "v",
+       [](R &r) {
+         r.use_v();
+         r.cache.v_cache.data = r.args.v.data;
+       }},
+      {"v_cache in k", invalid, "cache.v_cache", "k", [](R &r) { r.use_v().v_cache.data = r.args.k.data; }},
+      {"k_cache in slots", invalid, "cache.k_cache", "cache.slots",
+       [](R &r) {
+         r.use_cache();
+         r.cache.slots.data = r.cache.k_cache.data;
+       }},
+      {"k_cache in positions", invalid, "cache.k_cache", "positions",
+       [](R &r) { r.use_cache().k_cache.data = r.args.positions.data; }},
+      {"k_cache in page_table", invalid, "cache.k_cache", "cache.page_table",
+       [](R &r) {
+         r.use_pages();
+         r.cache.page_table.data = r.cache.k_cache.data;
+       }},
+      {"k_cache in cos", invalid, "cache.k_cache", "cos",
+       [](R &r) {
+         r.use_tables();
+         r.use_cache().k_cache.data = r.args.cos.data;
+       }},
+      {"k_cache over the fault words", invalid, "fault", "cache.k_cache",
+       [](R &r) {
+         r.use_fault();
+         r.args.fault.data = r.use_cache().k_cache.data;
+       }},
+      {"k_cache in k_weight", invalid, "cache.k_cache", "norm.k_weight",
+       [](R &r) {
+         r.use_weights();
+         r.use_cache();
+         r.norm.k_weight.data = r.cache.k_cache.data;
+       }},
+      {"k_pass_cache", unsupported, "cache.k_pass_cache", "",
+       [](R &r) {
+         r.use_cache().k_pass_cache = r.tensor({3, 4, 2, 8});
+       }},
+      {"k_scales", unsupported, "cache.k_scales", "",
+       [](R &r) {
+         r.use_cache().k_scales = r.tensor({3, 4, 2, 1});
+       }},
+      {"v_scales", unsupported, "cache.v_scales", "",
+       [](R &r) {
+         r.use_cache().v_scales = r.tensor({3, 4, 2, 1});
+       }},
+      {"k_pass_scales", unsupported, "cache.k_pass_scales", "",
+       [](R &r) {
+         r.use_cache().k_pass_scales = r.tensor({3, 4, 2, 1});
+       }},
+
+      {"neither slots nor page_table", invalid, "cache.slots", "cache.page_table",
+       [](R &r) { r.use_cache().slots = {}; }},
+      {"slots beside page_table", invalid, "cache.slots", "cache.page_table",
+       [=](R &r) {
+         r.use_cache().page_table = integers(r, {2, 3});
+       }},
+      {"slots of F32", invalid, "cache.slots", "F32",
+       [](R &r) {
+         r.use_cache().slots = r.tensor({2, 3});
+       }},
+      {"slots of rank 1 beside batches", invalid, "cache.slots", "6",
+       [=](R &r) { r.use_cache().slots = integers(r, {6}); }},
+      {"slots with axes swapped", invalid, "cache.slots", "",
+       [=](R &r) {
+         r.use_cache().slots = integers(r, {3, 2});
+       }},
+      {"slots of one batch for all", invalid, "cache.slots", "1",
+       [=](R &r) {
+         r.use_cache().slots = integers(r, {1, 3});
+       }},
+      {"slots of fewer tokens beside batches", invalid, "cache.slots", "2",
+       [=](R &r) {
+         r.use_cache().slots = integers(r, {2, 2});
+       }},
+      {"slots of more tokens", invalid, "cache.slots", "7",
+       [=](R &r) {
+         r.use_sequences();
+         r.use_cache().slots = integers(r, {7});
+       }},
+      {"slots of rank 2 in THD", invalid, "cache.slots", "",
+       [=](R &r) {
+         r.use_sequences();
+         r.use_cache().slots = integers(r, {1, 6});
+       }},
+      {"slots without data", invalid, "cache.slots", "NULL", [](R &r) { r.use_cache().slots.data = nullptr; }},
+      {"slots misaligned", invalid, "cache.slots", "", [](R &r) { move(&r.use_cache().slots, 2); }},
+      {"slots absent but with data", invalid, "cache.slots", "", [](R &r) { r.use_cache().slots.ndim = 0; }},
+      {"page_indptr beside slots", invalid, "cache.page_indptr", "",
+       [=](R &r) { r.use_cache().page_indptr = integers(r, {3}); }},
+      {"sequence beside slots", invalid, "cache.sequence", "",
+       [=](R &r) {
+         r.use_cache().sequence = integers(r, {2, 3});
+       }},
+      {"cache.positions beside slots", invalid, "cache.positions", "",
+       [=](R &r) {
+         r.use_cache().positions = integers(r, {2, 3});
+       }},
+      {"page_indptr alone", invalid, "cache.page_table", "",
+       [=](R &r) {
+         r.use_cache().slots = {};
+         r.cache.page_indptr = integers(r, {3});
+       }},
+      {"page_table of F32", invalid, "cache.page_table", "F32",
+       [](R &r) {
+         r.use_pages().page_table = r.tensor({2, 3});
+       }},
+      {"page_table of rank 1", invalid, "cache.page_table", "6",
+       [=](R &r) { r.use_pages().page_table = integers(r, {6}); }},
+      {"page_table of rank 3", invalid, "cache.page_table", "1",
+       [=](R &r) {
+         r.use_pages().page_table = integers(r, {1, 2, 3});
+       }},
+      {"page_table of rank 2 beside page_indptr", invalid, "cache.page_table", "",
+       [=](R &r) { r.use_pages().page_indptr = integers(r, {3}); }},
+      {"page_table of other batches", invalid, "cache.page_table", "3",
+       [=](R &r) {
+         r.use_pages().page_table = integers(r, {3, 3});
+       }},
+      {"page_table of other sequences", invalid, "cache.page_table", "6",
+       [=](R &r) {
+         r.use_sequences();
+         r.use_pages().page_table = integers(r, {6, 3});
+       }},
+      {"page_table without data", invalid, "cache.page_table", "NULL",
+       [](R &r) { r.use_pages().page_table.data = nullptr; }},
+      {"page_indptr of F32", invalid, "cache.page_indptr", "F32",
+       [=](R &r) {
+         r.use_page_list(3);
+         r.cache.page_indptr = r.tensor({3});
+       }},
+      {"page_indptr of other batches", invalid, "cache.page_indptr", "3", [](R &r) { r.use_page_list(4); }},
+      {"page_indptr without an entry", invalid, "cache.page_indptr", "0", [](R &r) { r.use_page_list(0); }},
+      {"page_indptr of rank 2", invalid, "cache.page_indptr", "",
+       [=](R &r) {
+         r.use_page_list(3);
+         r.cache.page_indptr = integers(r, {1, 3});
+       }},
+      {"sequence of F32", invalid, "cache.sequence", "F32",
+       [](R &r) {
+         r.use_pages().sequence = r.tensor({2, 3});
+       }},
+      {"sequence of other tokens", invalid, "cache.sequence", "4",
+       [=](R &r) {
+         r.use_pages().sequence = integers(r, {2, 4});
+       }},
+      {"sequence of batches", invalid, "cache.sequence", "2", [=](R &r) { r.use_pages().sequence = integers(r, {2}); }},
+      {"cache.positions of F32", invalid, "cache.positions", "F32",
+       [](R &r) {
+         r.use_pages().positions = r.tensor({2, 3});
+       }},
+      {"cache.positions of other tokens", invalid, "cache.positions", "2",
+       [=](R &r) {
+         r.use_pages().positions = integers(r, {2, 2});
+       }},
+      {"cache.positions of rank 1 beside batches", invalid, "cache.positions", "3",
+       [=](R &r) { r.use_pages().positions = integers(r, {3}); }},
+      {"pages with several axes and no positions in the cache", invalid, "cache.positions", "",
+       [](R &r) {
+         r.use_axes(3);
+         r.use_pages();
+       }},
+      {"pages with a table by token and no positions in the cache", invalid, "cache.positions", "",
+       [](R &r) {
+         r.use_token_tables({3, 8});
+         r.use_pages();
+       }},
+
+      {"cos beside ROPE_FLAG_UNROTATED", invalid, "cos", "",
+       [](R &r) {
+         r.use_tables();
+         r.args.flags = ROPE_FLAG_UNROTATED;
+       }},
+      {"angles beside ROPE_FLAG_UNROTATED", invalid, "angles", "",
+       [](R &r) {
+         r.args.angles = r.tensor({5, 8});
+         r.args.flags = ROPE_FLAG_UNROTATED;
+       }},
+      {"table_rows by token beside ROPE_FLAG_UNROTATED", invalid, "table_rows", "",
+       [](R &r) {
+         r.args.positions = {};
+         r.args.table_rows = ROPE_TABLE_BY_TOKEN;
+         r.args.flags = ROPE_FLAG_UNROTATED;
+       }},
+      {"v of its own width without a flag", invalid, "v", "12",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 1, 12});
+       }},
+      {"v of more than 1024 channels", invalid, "v", "1025",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 1, 1025});
+         r.args.flags = ROPE_FLAG_V_UNROTATED;
+       }},
+      {"v of no channels", invalid, "v", "0",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 1, 0});
+         r.args.flags = ROPE_FLAG_V_UNROTATED;
+       }},
+      {"q of neither the head nor the window", invalid, "q", "12",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.args.q = r.tensor({2, 3, 4, 12});
+         r.args.q_out = {};
+       }},
+      {"k of neither the head nor the window beside ROPE_FLAG_UNROTATED", invalid, "k", "10",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.args.k = r.tensor({2, 3, 2, 10});
+         r.args.k_out = {};
+         r.args.flags = ROPE_FLAG_UNROTATED;
+       }},
+      {"q_out of the head, q of the window", invalid, "q_out", "16",
+       [](R &r) {
+         r.config.rotary_dim = 8;
+         r.args.q = r.tensor({2, 3, 4, 8});
+       }},
+      {"v_out of another width than v", invalid, "v_out", "16",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 2, 9});
+         r.args.v_out = r.tensor({2, 3, 2, 16});
+         r.args.flags = ROPE_FLAG_V_UNROTATED;
+       }},
+      {"q_out of F64 for F32 data", invalid, "q_out", "F64",
+       [](R &r) {
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F64, {2, 3, 4, 16});
+       }},
+      {"k_out of F32 for F16 data", invalid, "k_out", "F32",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_F16);
+         r.args.k_out = r.tensor({2, 3, 2, 16});
+       }},
+      {"q_out of BF16 for F16 data", invalid, "q_out", "BF16",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_F16);
+         r.args.q_out.dtype = ROPE_DTYPE_BF16;
+       }},
+      {"q_out of BF16 in q", invalid, "q_out", "q",
+       [](R &r) {
+         r.args.q_out.data = r.args.q.data;
+         r.args.q_out.dtype = ROPE_DTYPE_BF16;
+       }},
+      {"q_out of BF16 over q, element by element", invalid, "q_out", "q",
+       [](R &r) {
+         r.args.q_out = r.args.q;
+         r.args.q_out.dtype = ROPE_DTYPE_BF16;
+         for (int64_t &stride : r.args.q_out.stride) stride *= 2;
+       }},
+  };
+}
+
 void check_untouched(const Workspace &workspace) {
   std::string where;
   const bool untouched = workspace.untouched_elsewhere(&where);
@@ -812,6 +1375,45 @@ TEST_CASE("misused RoPE args", "[errors]") {
       check_message("rope_forward", misuse.field, misuse.value);
       CHECK(rope_backward(desc.get(), args, request.stream) == misuse.status);
       check_message("rope_backward", misuse.field, misuse.value);
+      check_untouched(request.workspace);
+    }
+  }
+}
+
+TEST_CASE("misused norms, caches and flags of a step", "[errors][step]") {
+  for (const Device &device : devices()) {
+    for (const RopeMisuse &misuse : misused_steps()) {
+      RopeRequest request(device);
+      misuse.commit(request);
+      request.workspace.freeze();
+      request.workspace.restore();
+      INFO(misuse.title << ", on " << device);
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_forward(desc.get(), &request.args, nullptr) == misuse.status);
+      check_message("rope_forward", misuse.field, misuse.value);
+      char text[8] = "#######";
+      CHECK(rope_explain(desc.get(), &request.args, text, sizeof text) == misuse.status);
+      check_message("rope_explain", misuse.field, misuse.value);
+      CHECK(std::string(text) == "#######");
+      check_untouched(request.workspace);
+    }
+  }
+}
+
+TEST_CASE("backward has no norms and caches yet", "[errors][step]") {
+  for (const Device &device : devices()) {
+    for (const bool has_norm : {true, false}) {
+      RopeRequest request(device);
+      if (has_norm) {
+        request.use_weights();
+      } else {
+        request.use_cache();
+      }
+      request.workspace.freeze();
+      request.workspace.restore();
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_backward(desc.get(), &request.args, nullptr) == unsupported);
+      check_message("rope_backward", has_norm ? "norm" : "cache", "");
       check_untouched(request.workspace);
     }
   }
@@ -1321,10 +1923,11 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
   };
   add("rope_desc_create", misused_rope_configs());
   add("rope_forward and rope_backward", misused_rope_args());
+  add("rope_forward of a step", misused_steps());
   add("swiglu_desc_create", misused_swiglu_configs());
   add("swiglu_forward and swiglu_backward", misused_swiglu_args());
   INFO(count << " misuses by name");
-  CHECK(count >= 250);
+  CHECK(count >= 400);
 }
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {
@@ -1436,8 +2039,10 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
         "rope_desc_create: out_style is 9: it must be ROPE_STYLE_HALF or ROPE_STYLE_INTERLEAVED, or 0 for style");
   CHECK(swiglu_error([](swiglu_config_t &config) { config.dtype = 0; }) ==
         "swiglu_desc_create: dtype is 0 (unknown): it must be F32, F16, BF16 or F64");
-  CHECK(args_error([](R &r) { r.args.flags = 0x60; }) ==
-        "rope_forward: flags is 0x60: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only");
+  CHECK(
+      args_error([](R &r) { r.args.flags = 0x60; }) ==
+      "rope_forward: flags is 0x60: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2) "
+      "and ROPE_FLAG_V_UNROTATED (0x4) only");
   CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
         "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
   CHECK(args_error([](R &r) { r.args.q.dtype = 11; }) ==
@@ -1486,12 +2091,6 @@ TEST_CASE("a config that this version does not serve yet is refused by name", "[
   using Rope = rope_config_t;
   using Swiglu = swiglu_config_t;
   const Refused<Rope> rope[] = {
-      {"norm is 1: this version does not normalise yet", [](Rope &c) { c.norm = ROPE_NORM_RMS, c.norm_eps = 1e-6; }},
-      {"norm is 2: this version does not normalise yet",
-       [](Rope &c) {
-         c.norm = ROPE_NORM_LAYER, c.norm_eps = 1e-60, c.dtype = ROPE_DTYPE_F64;
-         c.norm_tensors = 7, c.norm_order = 1, c.norm_extent = 1, c.norm_rounding = 3, c.norm_weight_offset = -1;
-       }},
       {"quant_rounding is 1: this version does not quantise yet",
        [](Rope &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
       {"rotation_rounding is 1: this version does not round inside the rotation yet",
@@ -1535,16 +2134,9 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   using Rope = rope_args_t;
   using Swiglu = swiglu_args_t;
   const Refused<Rope> rope[] = {
-      {"norm is set: this version does not normalise yet", [](Rope &a) { a.norm = unreadable<rope_norm_args_t>(); }},
-      {"cache is set: this version does not write caches yet",
-       [](Rope &a) { a.cache = unreadable<rope_cache_args_t>(); }},
       {"quant is set: this version does not quantise yet", [](Rope &a) { a.quant = unreadable<rope_quant_args_t>(); }},
       {"input is set: this version reads no pass and no row factors yet",
        [](Rope &a) { a.input = unreadable<rope_input_args_t>(); }},
-      {"flags is 0x2: this version does not serve ROPE_FLAG_UNROTATED yet",
-       [](Rope &a) { a.flags = ROPE_FLAG_UNROTATED; }},
-      {"flags is 0x5: this version does not serve ROPE_FLAG_V_UNROTATED yet",
-       [](Rope &a) { a.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_V_UNROTATED; }},
       {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
        [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
       {"q_out.dtype is F8_E4M3: this version does not serve it yet",
