@@ -149,7 +149,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   const int index = index_of(name, problem, tensors);
   if (index < 0) {
-    return fail(kInvalid, "%s: %s is set but %s is absent", function_, field, kNames[name]);
+    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
   }
   if (!step->tensor[index].is_normed) {
     return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kNames[name]);
@@ -189,7 +189,8 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
   ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   const int index = index_of(name, problem, tensors);
-  if (index < 0) return fail(kInvalid, "%s: %s is set but %s is absent", function_, field, kNames[name]);
+  if (index < 0)
+    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
   const View &view = operand->view;
   const bool is_narrower =
       geometry_.dtype == ROPE_DTYPE_F32 && (view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16);
