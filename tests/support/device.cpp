@@ -210,14 +210,16 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   rope_args_t there = args;
   mirror.translate({&there.q, &there.q_out, &there.k, &there.k_out, &there.v, &there.v_out, &there.positions,
                     &there.start_positions, &there.cu_seqlens, &there.cos, &there.sin, &there.angles, &there.fault});
+  // Structs of older headers end before their groups.
+  const bool has_groups = args.struct_size >= sizeof args;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
-  if (args.norm != nullptr) {
+  if (has_groups && args.norm != nullptr) {
     norm = *args.norm;
     there.norm = &norm;
     mirror.translate({&norm.q_weight, &norm.k_weight, &norm.q_bias, &norm.k_bias});
   }
-  if (args.cache != nullptr) {
+  if (has_groups && args.cache != nullptr) {
     cache = *args.cache;
     there.cache = &cache;
     mirror.translate({&cache.k_cache, &cache.v_cache, &cache.slots, &cache.page_table, &cache.page_indptr,
