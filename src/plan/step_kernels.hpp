@@ -38,6 +38,10 @@ constexpr int kLongStepVectorBytes = 16;
 // Pairs of a head, at most, for kShort and kLong.
 constexpr int kMaxStepPairs = 128;
 
+// What the threads of a token share beside its angles, and where a warp puts the sums of a head in order.
+constexpr uint32_t kStepSharedBytes = 32;
+constexpr uint32_t kStepExchangeBytes = 256;
+
 constexpr uint32_t kStepGeneralThreads = 128;  // of a block of kGeneral
 constexpr uint32_t kStepTokenBytes = 64;       // room for a token's place in its shared memory
 constexpr int kStepHeadSums = 256;             // heads whose sums a block of kGeneral keeps at a time

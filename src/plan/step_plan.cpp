@@ -93,6 +93,8 @@ bool fit_vectors(const RopeProblem &problem, int64_t vector_bytes) {
 int64_t threads_of_token(const RopeProblem &problem, int vector_elements) {
   int64_t threads = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads == 0) continue;
+    threads = step_tensor_begin(problem, i, vector_elements, threads);
     threads += problem.tensor[i].heads << step_lanes_log2(problem.step->tensor[i].channels, vector_elements);
   }
   return threads;
@@ -110,11 +112,10 @@ void shape_rows(const StepTuning &tuning, bool is_short, int64_t threads_per_tok
 
 // Sharers of angles have those of a token, and its place; warps a room to put a head's sums in order.
 uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const RopePlan &plan) {
-  constexpr uint32_t kPlaceBytes = 24, kRoomBytes = 256;
   const uint32_t warps = plan.threads * plan.thread_rows / kWarpThreads;
   const uint32_t groups = is_short ? warps : plan.thread_rows;
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
-  return groups * (kPlaceBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kRoomBytes;
+  return groups * (kStepSharedBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kStepExchangeBytes;
 }
 
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
@@ -191,6 +192,11 @@ int step_lanes_log2(int channels, int vector_elements) {
   int log2 = 0;
   while ((vector_elements * 2) << log2 < channels) ++log2;
   return log2;
+}
+
+int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elements, int64_t threads) {
+  const int64_t lanes = int64_t{1} << step_lanes_log2(problem.step->tensor[index].channels, vector_elements);
+  return (threads + lanes - 1) / lanes * lanes;
 }
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {

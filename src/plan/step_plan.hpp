@@ -8,6 +8,9 @@ namespace rope {
 // The threads of a head, as a power of two, where each takes two vectors.
 int step_lanes_log2(int channels, int vector_elements);
 
+// The first thread of a tensor, among those of a token, behind so many: no head lies in two warps.
+int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elements, int64_t threads);
+
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
 
 }  // namespace rope

@@ -33,6 +33,7 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
                   flag(step.is_normed || step.is_whole || step.is_cached(), kReadsOutside) |
                   flag(step.is_whole, kWritesOutside);
   params->begin = begin;
+  params->heads = static_cast<uint32_t>(tensor.heads);
   params->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(step.channels, V));
   params->units_per_head = static_cast<uint32_t>(step.channels / (2 * V));
   params->in = make_row_side(tensor.in, tensor.in_stride, size, 0);
@@ -91,6 +92,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
     if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
     const StepTensor &tensor = step.tensor[i];
     StepRowTensor *const mine = &params->tensor[i];
+    begin = static_cast<uint32_t>(step_tensor_begin(problem, i, plan.vector_elements, begin));
     set_row_tensor(problem, plan, i, begin, caches, mine);
     begin += static_cast<uint32_t>(problem.tensor[i].heads) << mine->lanes_log2;
     if (tensor.is_cached()) {

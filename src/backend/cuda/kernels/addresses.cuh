@@ -7,8 +7,12 @@ namespace rope {
 
 // address + number * stride. Of the product the compiler would make more than this instruction.
 __device__ __forceinline__ const char *step(const char *address, uint32_t number, int32_t stride) {
+#if defined(__CUDA_ARCH__)
   int64_t product;
   asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(number), "r"(stride));
+#else
+  const int64_t product = static_cast<int64_t>(static_cast<int32_t>(number)) * stride;
+#endif
   return address + product;
 }
 

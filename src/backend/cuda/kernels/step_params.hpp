@@ -23,6 +23,7 @@ enum StepFlags : uint32_t {
 struct StepRowTensor {
   uint32_t flags;
   uint32_t begin;  // its first thread among those of a token; all ones where there is no tensor
+  uint32_t heads;
   uint32_t lanes_log2;
   uint32_t units_per_head;
   RopeRowSide in;

@@ -43,12 +43,13 @@ namespace rope {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// What the threads of a token share beside its angles.
-struct StepShared {
-  int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache; negative: the token is not cached
-  uint32_t is_lost;      // it has no row of the table
-  uint32_t padding;
+// What the threads of a token share beside its angles, which follow it.
+struct alignas(16) StepShared {
+  int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache
+  bool is_cached;
+  bool is_lost;  // it has no row of the table
 };
+static_assert(sizeof(StepShared) == kStepSharedBytes, "");
 
 // Threads that share the angles of a token: a warp of kShort, a row of kLong.
 template <bool IsShort>
@@ -86,15 +87,13 @@ __device__ __forceinline__ void share_slot(const StepRowParams &params, const St
   const StepSlots &slots = params.slots;
   const uint64_t slot = extend(loaded, slots.is_64_bit);
   const bool is_inside = slot < slots.end;
-  int64_t row[2] = {-1, -1};
-  if (is_inside && !(slots.skips_slot_0 && slot == 0)) {
-    const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
-    for (int i = 0; i < 2; ++i) row[i] = place.quotient * slots.page_bytes[i] + place.remainder * slots.entry_bytes[i];
-  } else if (!is_inside && static_cast<int64_t>(slot) >= 0 && counts_faults) {
-    count_fault(params.fault, at.flat);
+  shared->is_cached = is_inside && !(slots.skips_slot_0 && slot == 0);
+  const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    shared->cache_row[i] = place.quotient * slots.page_bytes[i] + place.remainder * slots.entry_bytes[i];
   }
-  shared->cache_row[0] = row[0];
-  shared->cache_row[1] = row[1];
+  if (!is_inside && static_cast<int64_t>(slot) >= 0 && counts_faults) count_fault(params.fault, at.flat);
 }
 
 // N neighbouring numbers of a weight or of the data.
@@ -199,13 +198,13 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
   begin_dependent_launch();
-  extern __shared__ float4 shared_bytes[];
-  StepShared *const shared = reinterpret_cast<StepShared *>(shared_bytes) + Shares::group();
+  extern __shared__ float4 shared[];
+  const uint32_t warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
   const uint32_t groups = IsShort ? blockDim.y * blockDim.x / 32 : blockDim.y;
-  float *const cos = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared_bytes) + groups) +
-                     Shares::group() * (2 * params.pairs);
-  float *const exchange = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared_bytes) + groups) +
-                          groups * (2 * params.pairs) + (threadIdx.y * blockDim.x + threadIdx.x) / 32 * 64;
+  StepShared *const of_group = reinterpret_cast<StepShared *>(shared) + Shares::group();
+  float *const angles = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared) + groups);
+  float *const cos = angles + Shares::group() * (2 * params.pairs);
+  float *const exchange = angles + groups * (2 * params.pairs) + warp * 64;
 
   const DivmodResult block = params.parts.divmod(blockIdx.x);
   StepAt at;
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
   const uint32_t in_tensor = thread - tensor.begin, head = in_tensor >> tensor.lanes_log2,
                  unit = in_tensor & ((1u << tensor.lanes_log2) - 1);
   const UnitPlace place = find_unit_place<kVectorBytes>(tensor, unit);
-  const bool is_active = has_token && thread < params.threads_per_token && unit < tensor.units_per_head &&
+  const bool is_active = has_token && head < tensor.heads && unit < tensor.units_per_head &&
                          (place.is_rotary || (tensor.flags & kReadsOutside) != 0);
   const char *const in = step(step(tensor.in.data, at.token, tensor.in.token), head, tensor.in.head) +
                          static_cast<int64_t>(at.batch) * tensor.in.batch + place.low;
@@ -245,7 +244,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + place.to_high);
   }
-  if (finds_slot) share_slot(params, at, slot, block.remainder == 0 && (!IsShort || threadIdx.x < 32), shared);
+  if (finds_slot) share_slot(params, at, slot, block.remainder == 0 && (!IsShort || threadIdx.x < 32), of_group);
   if constexpr (kAngles != StepAngles::kNone) {
     const uint64_t index =
         extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
     } else {
       const bool is_lost = index >= static_cast<uint64_t>(params.table.rows);
       if (Shares::number() == 0) {
-        shared->is_lost = is_lost;
+        of_group->is_lost = is_lost;
         const bool counts = is_lost && has_token && block.remainder == 0 && (!IsShort || threadIdx.x < 32);
         if (counts) count_fault(params.fault, at.flat);
       }
@@ -276,7 +275,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
 
   const bool is_normed = kNorm != StepNorm::kNone && (tensor.flags & kIsNormed) != 0;
   bool is_turned = kAngles != StepAngles::kNone && place.is_rotary && (tensor.flags & kIsTurned) != 0;
-  if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && shared->is_lost == 0;
+  if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && !of_group->is_lost;
   const bool is_computed = is_normed || is_turned;
   if (kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed)) {
     float x[V], y[V];
@@ -317,9 +316,8 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
     store_vector(out, low);
     store_vector(out + place.to_high, high);
   }
-  if (tensor.cache == nullptr) return;
-  const int64_t row = shared->cache_row[tensor.cache_index];
-  if (row < 0) return;
+  if (tensor.cache == nullptr || !of_group->is_cached) return;
+  const int64_t row = of_group->cache_row[tensor.cache_index];
   char *const out = const_cast<char *>(step(tensor.cache + row, head, tensor.cache_head)) + place.low;
   store_vector(out, low);
   store_vector(out + place.to_high, high);

@@ -1,0 +1,82 @@
+// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step
+//
+// Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
+#include <cstdlib>
+
+#include "backend/backend.hpp"
+#include "backend/cpu/cpu_rope.hpp"
+#include "backend/cuda/kernels.hpp"
+#include "backend/cuda/kernels/step_params.hpp"
+#include "backend/cuda/operations.hpp"
+#include "simulated_gpu.hpp"
+
+namespace rope {
+
+// For load_step_kernels, which has nothing to load.
+void Preloader::load(const void *) {}
+
+rope_status_t launch(const char *, const Launch &what, void *params, int32_t, rope_stream_t) {
+  const StepVariant general = {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false};
+  const void *const generals[] = {step_kernel_of(float{}, general), step_kernel_of(Float16{}, general),
+                                  step_kernel_of(BFloat16{}, general), step_kernel_of(double{}, general)};
+  bool is_general = false;
+  for (const void *kernel : generals) is_general = is_general || kernel == what.kernel;
+  const auto call = [&] {
+    if (is_general) {
+      reinterpret_cast<void (*)(StepGeneralParams)>(const_cast<void *>(what.kernel))(
+          *static_cast<StepGeneralParams *>(params));
+    } else {
+      reinterpret_cast<void (*)(StepRowParams)>(const_cast<void *>(what.kernel))(*static_cast<StepRowParams *>(params));
+    }
+  };
+  simulation::run(call, what.grid, what.block, what.shared_bytes);
+  return ROPE_STATUS_SUCCESS;
+}
+
+namespace {
+
+int32_t count_devices(const char *) {
+  return 1;
+}
+
+// Few multiprocessors make launches long that tests can afford.
+rope_status_t open_rope(const char *, const RopeGeometry &, int32_t, int32_t, DeviceInfo *device) {
+  const char *const multiprocessors = std::getenv("ROPE_SIMULATED_MULTIPROCESSORS");
+  *device = {true, 1, multiprocessors != nullptr ? std::atoi(multiprocessors) : 132, 90, 6016};
+  return ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t refuse(const char *function) {
+  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: device is CUDA: the simulated GPU has the step alone", function);
+}
+
+rope_status_t open_swiglu(const char *function, rope_dtype_t, int32_t, int32_t, DeviceInfo *) {
+  return refuse(function);
+}
+
+rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
+                       rope_stream_t stream) {
+  if (problem.step == nullptr) {
+    run_cpu_rope(problem, 1);
+    return ROPE_STATUS_SUCCESS;
+  }
+  return run_cuda_step(function, problem, plan, device_index, stream);
+}
+
+rope_status_t fill_tables(const char *function, const TableProblem &, const DeviceInfo &, int32_t, rope_stream_t) {
+  return refuse(function);
+}
+
+rope_status_t run_swiglu(const char *function, const SwigluProblem &, const SwigluPlan &, int32_t, rope_stream_t) {
+  return refuse(function);
+}
+
+const char *describe() {
+  return "simulated";
+}
+
+}  // namespace
+
+const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, describe};
+
+}  // namespace rope

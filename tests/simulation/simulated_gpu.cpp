@@ -1,0 +1,187 @@
+// simulated_gpu.cpp - fibers, and what they wait for
+#include "simulated_gpu.hpp"
+
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// The arrays of shared memory that the kernels declare, with room for a guard.
+namespace rope {
+alignas(16) float4 shared[simulation::max_shared_bytes / sizeof(float4) + 64];
+}
+
+namespace simulation {
+
+namespace {
+
+constexpr size_t stack_bytes = 128 * 1024;
+constexpr unsigned char garbage = 0xcd;
+
+enum class State {
+  Ready,
+  AtBlock,
+  AtWarp,
+  Ended
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  uint3 place;
+  State state;
+  uint32_t mask;        // of the lanes that it waits for
+  uint64_t given;       // to the other lanes
+  uint64_t received[32];  // from all lanes, once they have met
+};
+
+std::vector<Fiber> fibers;
+ucontext_t scheduler;
+Fiber *current = nullptr;
+const std::function<void()> *kernel_of_fibers = nullptr;
+std::mt19937 order(1);
+
+[[noreturn]] void fail(const char *what) {
+  std::fprintf(stderr, "simulated GPU: %s (block %u, thread %u, %u)\n", what, blockIdx.x, threadIdx.x, threadIdx.y);
+  std::abort();
+}
+
+void run_fiber() {
+  (*kernel_of_fibers)();
+  current->state = State::Ended;
+  swapcontext(&current->context, &scheduler);
+}
+
+void wait_as(State state) {
+  current->state = state;
+  swapcontext(&current->context, &scheduler);
+}
+
+void start(Fiber *fiber, uint3 place) {
+  if (fiber->stack == nullptr) fiber->stack = std::make_unique<char[]>(stack_bytes);
+  fiber->place = place;
+  fiber->state = State::Ready;
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = fiber->stack.get();
+  fiber->context.uc_stack.ss_size = stack_bytes;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, run_fiber, 0);
+}
+
+// Lets the lanes of a warp go on that have all met.
+bool release_lanes(size_t first, size_t count) {
+  bool has_released = false;
+  for (size_t lane = 0; lane < count; ++lane) {
+    const Fiber &asking = fibers[first + lane];
+    if (asking.state != State::AtWarp) continue;
+    const uint32_t mask = asking.mask & (count < 32 ? (1u << count) - 1 : ~0u);
+    bool have_met = true;
+    for (size_t other = 0; other < count; ++other) {
+      if ((mask >> other & 1u) == 0) continue;
+      const Fiber &wanted = fibers[first + other];
+      if (wanted.state == State::Ended) fail("a lane that others wait for has ended");
+      have_met = have_met && wanted.state == State::AtWarp && wanted.mask == asking.mask;
+    }
+    if (!have_met) continue;
+    uint64_t given[32] = {};
+    for (size_t other = 0; other < count; ++other) given[other] = fibers[first + other].given;
+    for (size_t other = 0; other < count; ++other) {
+      if ((mask >> other & 1u) == 0) continue;
+      std::memcpy(fibers[first + other].received, given, sizeof given);
+      fibers[first + other].state = State::Ready;
+    }
+    has_released = true;
+  }
+  return has_released;
+}
+
+bool release_block(size_t threads) {
+  for (size_t i = 0; i < threads; ++i) {
+    if (fibers[i].state != State::AtBlock && fibers[i].state != State::Ended) return false;
+  }
+  bool has_released = false;
+  for (size_t i = 0; i < threads; ++i) {
+    if (fibers[i].state != State::AtBlock) continue;
+    fibers[i].state = State::Ready;
+    has_released = true;
+  }
+  return has_released;
+}
+
+void run_block(size_t threads) {
+  std::vector<size_t> turns(threads);
+  std::iota(turns.begin(), turns.end(), size_t{0});
+  for (;;) {
+    std::shuffle(turns.begin(), turns.end(), order);
+    bool has_run = false;
+    for (const size_t i : turns) {
+      if (fibers[i].state != State::Ready) continue;
+      current = &fibers[i];
+      threadIdx = current->place;
+      swapcontext(&scheduler, &current->context);
+      has_run = true;
+    }
+    for (size_t first = 0; first < threads; first += 32) {
+      has_run = release_lanes(first, threads - first < 32 ? threads - first : 32) || has_run;
+    }
+    has_run = release_block(threads) || has_run;
+    if (!has_run) break;
+  }
+  for (size_t i = 0; i < threads; ++i) {
+    if (fibers[i].state != State::Ended) fail("threads wait for one another for ever");
+  }
+}
+
+}  // namespace
+
+void wait_for_block() {
+  wait_as(State::AtBlock);
+}
+
+uint64_t exchange(uint32_t mask, uint64_t value, uint32_t source) {
+  current->mask = mask;
+  current->given = value;
+  wait_as(State::AtWarp);
+  return current->received[source % 32];
+}
+
+uint32_t vote(uint32_t mask, bool value) {
+  exchange(mask, value ? 1 : 0, 0);
+  uint32_t bits = 0;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1u) != 0 && current->received[lane] != 0) bits |= 1u << lane;
+  }
+  return bits;
+}
+
+void run(const std::function<void()> &kernel, dim3 grid, dim3 block, uint32_t shared_bytes) {
+  const size_t threads = size_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > 1024 || shared_bytes > max_shared_bytes) fail("a launch that no GPU takes");
+  if (fibers.size() < threads) fibers.resize(threads);
+  kernel_of_fibers = &kernel;
+  gridDim = grid;
+  blockDim = block;
+  char *const shared = reinterpret_cast<char *>(rope::shared);
+  for (uint32_t y = 0; y < grid.y; ++y) {
+    for (uint32_t x = 0; x < grid.x; ++x) {
+      blockIdx = {x, y, 0};
+      std::memset(shared, garbage, sizeof rope::shared);
+      for (size_t i = 0; i < threads; ++i) {
+        start(&fibers[i], {static_cast<uint32_t>(i % block.x), static_cast<uint32_t>(i / block.x), 0});
+      }
+      run_block(threads);
+      for (size_t i = shared_bytes; i < sizeof rope::shared; ++i) {
+        if (static_cast<unsigned char>(shared[i]) != garbage) fail("a write past the shared memory of the launch");
+      }
+    }
+  }
+}
+
+}  // namespace simulation

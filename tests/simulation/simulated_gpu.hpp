@@ -1,0 +1,102 @@
+// simulated_gpu.hpp - runs the code of CUDA kernels on the CPU: every thread of a block is a fiber
+//
+// A fiber runs until it waits for its block or for lanes of its warp, or ends; the order in which those that may run take
+// turns is another one in each pass, so that what a barrier should have ordered shows. Shared memory begins as garbage.
+// Arithmetic is the host's: intrinsics stand for what IEEE 754 says of them.
+#ifndef ROPE_TESTS_SIMULATION_SIMULATED_GPU_HPP
+#define ROPE_TESTS_SIMULATION_SIMULATED_GPU_HPP
+
+#include <vector_types.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+// What device code sees of its place.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+namespace simulation {
+
+constexpr int max_shared_bytes = 48 * 1024;
+
+// Runs every block of the grid, one after another. Ends the program, with a message, where threads wait for one another
+// for ever or where a block wrote past its shared memory.
+void run(const std::function<void()> &kernel, dim3 grid, dim3 block, uint32_t shared_bytes);
+
+void wait_for_block();
+
+// Waits for all lanes of the mask; returns what this lane and `source` have given.
+uint64_t exchange(uint32_t mask, uint64_t value, uint32_t source);
+
+// A bit for each lane of the mask that has given something other than 0.
+uint32_t vote(uint32_t mask, bool value);
+
+template <typename T>
+T exchange_as(uint32_t mask, T value, uint32_t source) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = exchange(mask, bits, source);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t lane() {
+  return (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+}
+
+}  // namespace simulation
+
+// ---- What the kernels use of CUDA's language and intrinsics ----
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+
+inline void __syncthreads() {
+  simulation::wait_for_block();
+}
+inline void __syncwarp(uint32_t mask = 0xffffffffu) {
+  simulation::vote(mask, false);
+}
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int source) {
+  return simulation::exchange_as(mask, value, static_cast<uint32_t>(source));
+}
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, uint32_t bits) {
+  return simulation::exchange_as(mask, value, simulation::lane() ^ bits);
+}
+inline uint32_t __ballot_sync(uint32_t mask, bool value) {
+  return simulation::vote(mask, value);
+}
+inline int __any_sync(uint32_t mask, bool value) {
+  return simulation::vote(mask, value) != 0;
+}
+inline int __clz(int value) {
+  return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value));
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
+}
+inline double __hiloint2double(int high, int low) {
+  const uint64_t bits = static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low);
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+template <typename Word>
+Word atomicAdd(Word *address, Word value) {
+  const Word before = *address;
+  *address += value;
+  return before;
+}
+template <typename Word>
+Word atomicCAS(Word *address, Word expected, Word wanted) {
+  const Word before = *address;
+  if (before == expected) *address = wanted;
+  return before;
+}
+
+#endif
