@@ -205,8 +205,8 @@ TEST_CASE("heads that are converted in place are never cut", "[rope plan]") {
               scene.args.q = fake_tensor(uintptr_t{1} << 61, dtype, shape, strides);
               scene.args.k = fake_tensor(uintptr_t{2} << 61, dtype, shape, strides);
               if (is_beside_copies) scene.args.k_out = fake_tensor(uintptr_t{3} << 61, dtype, shape, strides);
-              REQUIRE(rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem) ==
-                      ROPE_STATUS_SUCCESS);
+              REQUIRE(rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem,
+                                              &scene.step) == ROPE_STATUS_SUCCESS);
               for (const rope::DeviceInfo &device : {kDevices[0], kDevices[4]}) {
                 const rope::RopePlan plan = plan_of(scene, device);
                 INFO(describe(scene) << ": " << describe(plan));
@@ -329,8 +329,8 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
                 scene.args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F16, shape);
               }
               if (has_sequences) scene.args.cu_seqlens = compact_tensor(far_address(2), ROPE_DTYPE_I32, {4});
-              const rope_status_t status =
-                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              const rope_status_t status = rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false,
+                                                                   &scene.problem, &scene.step);
               INFO(rope::last_error());
               REQUIRE(status == ROPE_STATUS_SUCCESS);
               const rope::RopePlan plan = plan_of(scene, device);
@@ -423,8 +423,8 @@ TEST_CASE("long launches do each piece of work once", "[rope plan]") {
                 scene.args.cos = compact_tensor(far_address(0), table, shape);
                 scene.args.sin = compact_tensor(far_address(1), table, shape);
               }
-              const rope_status_t status =
-                  rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+              const rope_status_t status = rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false,
+                                                                   &scene.problem, &scene.step);
               INFO(rope::last_error());
               REQUIRE(status == ROPE_STATUS_SUCCESS);
               const rope::RopePlan plan = plan_of(scene, kDevices[6]);
@@ -541,8 +541,8 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
               }
               for (const bool has_flag : {false, true}) {
                 scene.args.flags = has_flag ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
-                const rope_status_t status =
-                    rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false, &scene.problem);
+                const rope_status_t status = rope::make_rope_problem("rope_forward", scene.geometry, scene.args, false,
+                                                                     &scene.problem, &scene.step);
                 INFO(rope::last_error());
                 REQUIRE(status == ROPE_STATUS_SUCCESS);
                 // Blocks of few threads, of more and of most.

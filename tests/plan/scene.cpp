@@ -171,8 +171,8 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
     draw_operands(random, config, batches, tokens, width, &scene->args);
   }
   if (random->below(2) == 0) scene->args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
-  return rope::make_rope_problem("rope_forward", scene->geometry, scene->args, random->below(2) == 0,
-                                 &scene->problem) == ROPE_STATUS_SUCCESS &&
+  return rope::make_rope_problem("rope_forward", scene->geometry, scene->args, random->below(2) == 0, &scene->problem,
+                                 &scene->step) == ROPE_STATUS_SUCCESS &&
          !scene->problem.is_empty();
 }
 
@@ -195,7 +195,7 @@ void set_problem(Scene *scene, const rope_config_t &config, const std::vector<in
   scene->args.struct_size = sizeof scene->args;
   scene->args.q = compact_tensor(uintptr_t{1} << 61, config.dtype, shape);
   const rope_status_t status =
-      rope::make_rope_problem("rope_forward", scene->geometry, scene->args, false, &scene->problem);
+      rope::make_rope_problem("rope_forward", scene->geometry, scene->args, false, &scene->problem, &scene->step);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/problem/step_problem.hpp"
 #include "plan/rope_catalogue.hpp"
 #include "plan/rope_plan.hpp"
 #include "support/oracle.hpp"
@@ -32,6 +33,7 @@ struct Scene {
   rope::RopeGeometry geometry = {};
   rope_args_t args = {};
   rope::RopeProblem problem = {};
+  rope::StepProblem step = {};  // where the problem has one
 
   Scene() = default;
   Scene(const Scene &) = delete;

@@ -152,7 +152,8 @@ rope::DeviceInfo read_words(const std::string &line, Scene *scene) {
   if (words.sequences != 0) args.cu_seqlens = compact_tensor(far_address(4), ROPE_DTYPE_I32, {words.sequences + 1});
   if (words.has_fault) args.fault = compact_tensor(far_address(5), ROPE_DTYPE_I64, {2});
   if (words.is_programmatic) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
-  const rope_status_t status = rope::make_rope_problem("rope_forward", scene->geometry, args, false, &scene->problem);
+  const rope_status_t status =
+      rope::make_rope_problem("rope_forward", scene->geometry, args, false, &scene->problem, &scene->step);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   for (const auto &[name, by] : words.changes) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/problem/rope_problem.hpp"
+#include "core/problem/step_problem.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 
@@ -75,7 +76,8 @@ rope_tensor_t scattered_tensor(Random *random, uintptr_t address, rope_dtype_t d
 
 rope::RopeProblem problem_of(const rope::RopeGeometry &geometry, const rope_args_t &args, bool is_transposed = false) {
   rope::RopeProblem problem;
-  const rope_status_t status = rope::make_rope_problem("rope_forward", geometry, args, is_transposed, &problem);
+  rope::StepProblem step;
+  const rope_status_t status = rope::make_rope_problem("rope_forward", geometry, args, is_transposed, &problem, &step);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   return problem;
@@ -131,7 +133,8 @@ std::string refusal_of(const rope_config_t &config) {
 
 std::string refusal_of(const rope::RopeGeometry &geometry, const rope_args_t &args) {
   rope::RopeProblem problem;
-  return refusal(rope::make_rope_problem("rope_forward", geometry, args, false, &problem));
+  rope::StepProblem step;
+  return refusal(rope::make_rope_problem("rope_forward", geometry, args, false, &problem, &step));
 }
 
 rope::TableProblem table_problem_of(const rope::RopeGeometry &geometry, const rope_tensor_t &cos,
@@ -237,10 +240,13 @@ TEST_CASE("only what is touched in place counts as overlap", "[rope problem]") {
   CHECK(problem_of(geometry, args).num_tensors == 2);
   args.k.data = at_address(region(0) + 7 * 2);
   rope::RopeProblem problem;
-  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem) == ROPE_STATUS_INVALID_ARGUMENT);
+  rope::StepProblem step;
+  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem, &step) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
   args.k.data = at_address(region(0) + 8 * 2);
   args.k_out = fake_tensor(region(1), ROPE_DTYPE_BF16, {kTokens, 1, kChannels}, {16, 16, 1});
-  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem) == ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem, &step) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
 }
 
 TEST_CASE("positions by token, and by batch and token", "[rope problem]") {
@@ -294,7 +300,8 @@ TEST_CASE("start positions of rank 1 belong to batches and never to tokens", "[r
   CHECK(problem.start_positions.token_stride == 0);
 
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[0], 2, 3, 4));
-  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem) == ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem, &step) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
   args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I32, {3, 4}, {0, 6});
   problem = problem_of(geometry, args);
   CHECK(problem.start_positions.batch_stride == 0);
