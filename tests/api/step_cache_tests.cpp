@@ -290,7 +290,7 @@ TEST_CASE("rows of the page table by token", "[rope][step][cache]") {
   cache.positions->resize(7);
   step.check();
   // As many rows as the caller likes, none included.
-  cache.page_table = {};
+  cache.page_table.emplace();
   cache.table_columns = 3;
   step.check();
 }
