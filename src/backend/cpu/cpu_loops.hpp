@@ -537,7 +537,11 @@ void weigh_values(const NormForm<Real> &form, Real inverse, const Real *weight, 
                   int count) {
   for (int i = 0; i < count; ++i) {
     Real value = scale_channel<T>(form, values[i], inverse);
-    if (weight != nullptr) value = weigh_channel<T>(form, value, weight[i]);
+    if (weight != nullptr) {
+      value = weigh_channel<T>(form, value, weight[i]);
+    } else if (form.rounds_after_weight) {
+      value = to_real<Real>(round_to<T>(value));
+    }
     if (bias != nullptr) value = add_bias<T>(form, value, bias[i]);
     values[i] = value;
   }
