@@ -169,6 +169,93 @@ std::string hash_of_tables(const Device &device, rope_dtype_t dtype, rope_dtype_
   return hash.text();
 }
 
+// What stands around the rotation.
+struct Step {
+  const char *name;
+  rope_norm_type_t norm;
+  rope_norm_order_t order;
+  rope_norm_extent_t extent;
+  int32_t rounding;
+  double weight_offset;
+  bool changes_style, is_cached;
+  uint32_t flags;
+};
+
+constexpr Step steps[] = {
+    {"RMS before", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, false, false, 0},
+    {"RMS before, rounded", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD,
+     ROPE_NORM_ROUND_BEFORE_WEIGHT | ROPE_NORM_ROUND_AFTER_WEIGHT, 1, false, false, 0},
+    {"RMS of tokens after", ROPE_NORM_RMS, ROPE_NORM_ORDER_AFTER, ROPE_NORM_EXTENT_TOKEN, 0, 0, true, false, 0},
+    {"LAYER after", ROPE_NORM_LAYER, ROPE_NORM_ORDER_AFTER, ROPE_NORM_EXTENT_HEAD, 0, 0, false, false, 0},
+    {"LAYER of tokens before, rounded", ROPE_NORM_LAYER, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_TOKEN,
+     ROPE_NORM_ROUND_AFTER_WEIGHT, 0, true, false, 0},
+    {"cached", 0, 0, 0, 0, 0, false, true, ROPE_FLAG_V_UNROTATED},
+    {"RMS before, cached", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, true, true,
+     ROPE_FLAG_V_UNROTATED},
+    {"unrotated, cached", 0, 0, 0, 0, 0, true, true, ROPE_FLAG_UNROTATED}};
+
+std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place) {
+  Workspace workspace(3);
+  rope_args_t args = rope_args();
+  args.flags = step.flags;
+  const auto tensor = [&](const Shape &shape, uint64_t seed) {
+    const rope_tensor_t view = workspace.tensor(dtype, shape);
+    fill_floats(view, seed, -10, 16);
+    return view;
+  };
+  args.q = tensor({batches, tokens, q_heads, head_dim}, 1);
+  args.k = tensor({batches, tokens, k_heads, head_dim}, 2);
+  if (step.is_cached) args.v = tensor({batches, tokens, k_heads, head_dim}, 3);
+  if (!is_in_place) {
+    args.q_out = tensor({batches, tokens, q_heads, head_dim}, 4);
+    if (!step.is_cached) args.k_out = tensor({batches, tokens, k_heads, head_dim}, 5);
+  }
+  Random random(6);
+  if (!(step.flags & ROPE_FLAG_UNROTATED)) {
+    args.positions = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
+    workspace.fill_integers(args.positions, [&](const Index &) { return static_cast<int64_t>(random.bits() >> 44); });
+  }
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  if (step.norm) {
+    norm.q_weight = tensor({head_dim}, 7);
+    norm.k_weight = tensor({k_heads, head_dim}, 8);
+    if (step.norm == ROPE_NORM_LAYER) norm.q_bias = norm.k_bias = tensor({head_dim}, 9);
+    args.norm = &norm;
+  }
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  if (step.is_cached) {
+    cache.k_cache = tensor({16, 8, k_heads, head_dim}, 10);
+    cache.v_cache = tensor({16, 8, k_heads, head_dim}, 11);
+    cache.slots = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
+    // Each place once, and some before the first and behind the last.
+    workspace.fill_integers(cache.slots, [](const Index &at) { return (at[0] * tokens + at[1]) * 7 % 131 - 2; });
+    args.cache = &cache;
+  }
+  workspace.freeze();
+  workspace.restore();
+  rope_config_t config = config_of(device, {dtype, style, style, Direction::Forward, Source::Computed});
+  if (step.changes_style) config.out_style = oracle::other_style(style);
+  config.norm = step.norm;
+  config.norm_order = step.order;
+  config.norm_extent = step.extent;
+  config.norm_rounding = step.rounding;
+  config.norm_weight_offset = step.weight_offset;
+  config.norm_eps = step.norm ? 0x1p-20 : 0;
+  const RopeDesc desc = create(config);
+  const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace);
+  INFO(rope_last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  Hash hash;
+  hash.add(is_in_place ? args.q : args.q_out);
+  if (step.is_cached) {
+    hash.add(cache.k_cache);
+    hash.add(cache.v_cache);
+  } else {
+    hash.add(is_in_place ? args.k : args.k_out);
+  }
+  return hash.text();
+}
+
 // What golden.txt would say of a device.
 std::string golden_text_of(const Device &device) {
   std::ostringstream text;
@@ -191,6 +278,18 @@ std::string golden_text_of(const Device &device) {
   }
   for (const rope_dtype_t dtype : dtypes) {
     text << "tables " << oracle::dtype_name(dtype) << ": " << hash_of_tables(device, ROPE_DTYPE_F32, dtype) << "\n";
+  }
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_style_t style : styles) {
+      for (const Step &step : steps) {
+        const std::string in_place = hash_of(device, dtype, style, step, true);
+        const std::string name = std::string("step ") + oracle::dtype_name(dtype) +
+                                 (style == ROPE_STYLE_HALF ? " half " : " interleaved ") + step.name;
+        INFO(name);
+        CHECK(hash_of(device, dtype, style, step, false) == in_place);
+        text << name << ": " << in_place << "\n";
+      }
+    }
   }
   return text.str();
 }
