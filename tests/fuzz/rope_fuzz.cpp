@@ -10,6 +10,7 @@
 
 #include "core/problem/import.hpp"
 #include "core/problem/rope_problem.hpp"
+#include "core/problem/step_problem.hpp"
 #include "memory.hpp"
 #include "plan/rope_plan.hpp"
 #include "support/oracle.hpp"
@@ -143,6 +144,8 @@ class Request {
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     draw_stray_length();
     in_.lie(&args_);
+    args_.norm = nullptr;  // groups are step_fuzz's; a lie about their address is no request
+    args_.cache = nullptr;
     place();
     is_small_ = memory_.allocate();
     lie_about_data();
@@ -164,8 +167,8 @@ class Request {
     const bool is_served = call.returned(rope_explain(desc, args, text.get(), size));
     if (is_served) {
       expect(!has_bad_data_, "served without memory, or where elements cannot lie");
-      expect(!args_.norm && !args_.cache && !args_.quant && !args_.input, "served a group");
-      expect(args_.flags <= ROPE_FLAG_PROGRAMMATIC_LAUNCH, "served flags");
+      expect(!args_.quant && !args_.input, "served a group");
+      expect(args_.flags < ROPE_FLAG_ACCUMULATE, "served flags");
       expect(std::find(&text[0], &text[size], '\0') != &text[size], "rope_explain ends its text");
       plan();
     }
@@ -462,7 +465,9 @@ class Request {
   // The part of a tensor that a call may read or write.
   rope_tensor_t touched(int member) const {
     rope_tensor_t view = args_.*members[member];
-    if (member >= num_rotated || !is_in_place(member)) return view;
+    if (member >= num_rotated || !is_in_place(member) || view.shape[view.ndim - 1] != config_.config.head_dim) {
+      return view;
+    }
     rope_tensor_t window = {};
     expect(rope_tensor_narrow(&view, view.ndim - 1, config_.config.rotary_offset, config_.rotated_width(), &window) ==
                ROPE_STATUS_SUCCESS,
@@ -474,7 +479,9 @@ class Request {
     rope::RopeGeometry geometry = {};
     expect(rope::make_rope_geometry("", config_.config, &geometry) == ROPE_STATUS_SUCCESS, "the geometry, again");
     rope::RopeProblem problem;
-    expect(rope::make_rope_problem("", geometry, args_, false, &problem) == ROPE_STATUS_SUCCESS, "the problem, again");
+    rope::StepProblem step;
+    expect(rope::make_rope_problem("", geometry, args_, false, &problem, &step) == ROPE_STATUS_SUCCESS,
+           "the problem, again");
     if (problem.is_empty()) return;
     for (const rope::DeviceInfo &gpu : gpus) {
       rope::RopePlan plan = {};
@@ -655,6 +662,25 @@ class Request {
     return false;
   }
 
+  // What a lie made of a rotation of whole heads: step_fuzz and the tests of steps look at what it computes.
+  bool is_step() const {
+    if ((args_.flags & ~uint32_t{ROPE_FLAG_PROGRAMMATIC_LAUNCH}) != 0 || !is_present(0)) return true;
+    for (int i = 0; i < num_rotated; ++i) {
+      const rope_tensor_t &tensor = args_.*members[i];
+      if (!is_present(i)) continue;
+      if (tensor.shape[tensor.ndim - 1] != config_.config.head_dim || tensor.dtype != config_.config.dtype) return true;
+    }
+    return false;
+  }
+
+  void accept_step() {
+    for (int i = 0; i < num_rotated; i += 2) {
+      const rope_tensor_t &out = args_.*members[is_present(i + 1) ? i + 1 : i];
+      for_each_index(out, [&](const Index &index) { memory_.may_have_changed(out, index); });
+    }
+    for_each_index(args_.fault, [&](const Index &word) { memory_.may_have_changed(args_.fault, word); });
+  }
+
   int64_t num_elements() const {
     int64_t count = 0;
     for (int i = 0; i < num_rotated; i += 2) count += element_count(args_.*members[i]);
@@ -662,6 +688,7 @@ class Request {
   }
 
   void verify(bool is_forward) {
+    if (is_step()) return accept_step();
     const rope_config_t &config = config_.config;
     const bool has_overlaps = has_overlap();
     const bool has_sequences = args_.cu_seqlens.ndim == 0 || has_good_sequences();
