@@ -167,6 +167,7 @@ StructBytes::StructBytes(Input *input, void *source, uint32_t first_size, uint32
     default:
       break;
   }
+  if (told >= first_size && told < size) told -= told % 8;  // no header ends inside a pointer
   const uint32_t length = told < sizeof told || told > max_size ? sizeof told : told;
   bytes_ = std::make_unique<uint8_t[]>(length);
   std::memcpy(bytes_.get(), source, std::min(length, size));
