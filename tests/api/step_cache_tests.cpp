@@ -404,6 +404,27 @@ TEST_CASE("many tokens are cached by threads that share them", "[rope][step][cac
   }
 }
 
+// Few tokens of many heads, so that threads meet inside of tokens.
+TEST_CASE("a token's heads are shared by threads", "[rope][step][cache][norm]") {
+  for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
+    for (const rope_norm_type_t norm : std::vector<rope_norm_type_t>{0, ROPE_NORM_RMS, ROPE_NORM_LAYER}) {
+      if (norm == 0 && extent != 0) continue;
+      StepCase step = cached(ROPE_LAYOUT_THD);
+      step.norm = norm;
+      step.norm_extent = extent;
+      step.tokens = 7;
+      step.head_dim = 128;
+      step.q.heads = 451;
+      step.k.heads = step.v.heads = 97;
+      step.q.has_weight = step.k.has_weight = norm != 0;
+      step.q.weight_by_head = step.k.weight_by_head = true;
+      step.table_rows = 5;
+      step.cache->slots = {20, 27, 25, 0, 33, 22, 40};
+      step.check();
+    }
+  }
+}
+
 TEST_CASE("slots may change between two calls", "[rope][step][cache]") {
   for (const Device &device : devices()) {
     INFO(device);
