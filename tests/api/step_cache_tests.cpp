@@ -414,8 +414,9 @@ TEST_CASE("a token's heads are shared by threads", "[rope][step][cache][norm]") 
       step.norm_extent = extent;
       step.tokens = 7;
       step.head_dim = 128;
-      step.q.heads = 451;
-      step.k.heads = step.v.heads = 97;
+      step.q.heads = 97;
+      step.k.heads = 451;
+      step.v.heads = 97;
       step.q.has_weight = step.k.has_weight = norm != 0;
       step.q.weight_by_head = step.k.weight_by_head = true;
       step.table_rows = 5;
