@@ -153,6 +153,31 @@ Formula &RopeCall::formula(const Array &in, const Array &out) {
   return operands_.back().formula;
 }
 
+Outcome &RopeCall::outcome(const Array &out) {
+  outcomes_.push_back({out, {}});
+  return outcomes_.back().second;
+}
+
+void RopeCall::expect_no_fault() {
+  args.fault = positions(ROPE_DTYPE_I64, {2}, [](const Shape &) { return 0; }).tensor();
+}
+
+int64_t RopeCall::wrong_outcomes() {
+  int64_t wrong = 0;
+  for (const auto &[array, outcome] : outcomes_) {
+    for (const auto &[element, range] : outcome) {
+      const Real actual = value_at(array.memory, {element});
+      const Real middle = (range.low + range.high) / 2, slack = (range.high - range.low) / 2;
+      if (!tolerance::accepts(array.memory.dtype, actual, middle, slack) && ++wrong <= 3) {
+        UNSCOPED_INFO("element " << element << ": expected " << static_cast<double>(middle) << " +- "
+                                 << static_cast<double>(slack) << ", got " << static_cast<double>(actual));
+      }
+      workspace_.accept(array.memory, {element});
+    }
+  }
+  return wrong;
+}
+
 int64_t RopeCall::wrong_elements(Direction direction) {
   int64_t wrong = 0;
   for (const Operand &operand : operands_) {
@@ -196,11 +221,18 @@ void RopeCall::check(Direction direction) {
     swap_if_both(directed.k, directed.k_out);
     swap_if_both(directed.v, directed.v_out);
   }
-  std::vector<std::byte> first;
+  std::vector<std::pair<Device, int32_t>> ways;  // with num_threads
   for (const Device &device : devices()) {
-    INFO(oracle::dtype_name(config.dtype) << " " << name_of(direction) << " on " << device);
+    ways.push_back({device, 0});
+    if (device.kind == ROPE_DEVICE_CPU) ways.push_back({device, 5});
+  }
+  std::vector<std::byte> first;
+  for (const auto &[device, num_threads] : ways) {
+    INFO(oracle::dtype_name(config.dtype)
+         << " " << name_of(direction) << " on " << device << ", num_threads " << num_threads);
     config.device = device.kind;
     config.device_index = device.index;
+    config.num_threads = num_threads;
     const RopeDesc desc = create(config);
     workspace_.restore();
     const rope_status_t status = run(device, desc.get(), direction, directed, workspace_);
@@ -208,7 +240,7 @@ void RopeCall::check(Direction direction) {
       FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
       continue;
     }
-    const int64_t wrong = wrong_elements(direction);
+    const int64_t wrong = wrong_elements(direction) + wrong_outcomes();
     INFO(wrong << " elements are wrong");
     CHECK(wrong == 0);
     std::string where;

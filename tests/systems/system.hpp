@@ -12,7 +12,11 @@
 //
 // check() runs forward against the formula and backward against its transpose on every device. Elements that the
 // formula does not name, and every byte that no view reaches, must stay as they were; elements that it copies must keep
-// their bits.
+// their bits. What is no linear map, a norm, is said element by element, and checked with forward alone:
+//
+//   Outcome &outcome = call.outcome(x);
+//   outcome.push_back({x.at({s, h, c}), value});
+//   call.check(Direction::Forward);
 #ifndef ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 #define ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 
@@ -87,6 +91,14 @@ class Formula {
   Rows rows_;
 };
 
+// A number that is known to lie between two.
+struct Range {
+  Real low, high;
+};
+
+// What forward must leave in elements of an array.
+using Outcome = std::vector<std::pair<int64_t, Range>>;
+
 class RopeCall {
  public:
   RopeCall(rope_dtype_t dtype, int32_t head_dim);
@@ -106,6 +118,11 @@ class RopeCall {
   Formula &formula(const Array &in) { return formula(in, in); }
   Formula &formula(const Array &in, const Array &out);
 
+  Outcome &outcome(const Array &out);
+
+  // Gives the call a `fault`, in which it must count nothing.
+  void expect_no_fault();
+
   void check();
   void check(Direction direction);
 
@@ -115,10 +132,12 @@ class RopeCall {
     Formula formula;
   };
   int64_t wrong_elements(Direction direction);
+  int64_t wrong_outcomes();
 
   Workspace workspace_;
   bool frozen_ = false;
   std::list<Operand> operands_;
+  std::list<std::pair<Array, Outcome>> outcomes_;
 };
 
 // theta^(-2i/width): the frequency of pair i, written as the systems write it.

@@ -1,0 +1,119 @@
+// step_system.hpp - the step around the rotation as other systems write it down: norms, rotations and the places of a
+// paged cache
+//
+// Numbers are ranges: every operation of the contract (rope.h) is done on both ends and widened by the rounding that it
+// may cost, and a rounding to a type rounds both ends. So a test states a system's formula, and its tolerance follows.
+#ifndef ROPE_TESTS_SYSTEMS_STEP_SYSTEM_HPP
+#define ROPE_TESTS_SYSTEMS_STEP_SYSTEM_HPP
+
+#include "system.hpp"
+
+namespace systems {
+
+// What serving systems keep activations in; they do not compute with F64.
+constexpr rope_dtype_t serving[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+
+// The channels of a head, or of all heads of a token.
+using Row = std::vector<Range>;
+
+struct TurnRange {
+  Range cos, sin;
+};
+using TurnRanges = std::function<TurnRange(int64_t pair)>;
+
+// A norm, in the words of its formula: y = x * r * (weight + offset) + bias.
+struct Norm {
+  rope_norm_type_t type = ROPE_NORM_RMS;
+  Real eps = 1e-6;
+  Real weight_offset = 0;
+  int32_t rounding = 0;  // ROPE_NORM_ROUND_ bits
+
+  void fill(rope_config_t &config) const;
+};
+
+// Arithmetic with data of the type: fp32, with F64 fp64, each result rounded once.
+class Arithmetic {
+ public:
+  explicit Arithmetic(rope_dtype_t dtype);
+
+  // A number that the arithmetic may have to round.
+  Range number(Real value) const;
+  Range rounded_to_dtype(Range value) const;
+
+  // An absent weight or bias is an empty row.
+  Row normed(const Norm &norm, Row x, const Row &weight, const Row &bias = {}) const;
+
+  // Turns the pairs of `width` channels from `first` on.
+  Row rotated(rope_style_t style, int64_t first, int64_t width, Row x, const TurnRanges &turn) const;
+
+  // cos and sin of an angle that librope computes, times its attention_scale.
+  TurnRange computed(int64_t position, Real inv_freq, Real scale = 1) const;
+
+ private:
+  Range rounded(Range value, Real roundings = 1) const;
+  Range plus(Range a, Range b) const;
+  Range minus(Range a, Range b) const;
+  Range times(Range a, Range b) const;
+  Range sum(const Row &terms) const;
+
+  rope_dtype_t dtype_;
+  Real unit_;
+};
+
+// `count` elements from `first` on, as they are before the call.
+Row read(const Array &array, int64_t first, int64_t count);
+void expect(Outcome &outcome, int64_t first, const Row &row);
+// `count` elements that keep their bits, and the pairs of as many.
+void copy(Formula &formula, int64_t to, int64_t from, int64_t count);
+void rotate(Formula &formula, rope_style_t style, int64_t to, int64_t from, int64_t count, const Turn &turn);
+
+// Tables cos | sin [rows, rotary_dim] with a column for each pair, as serving systems keep them.
+void take_cos_sin(RopeCall &call, const Array &table);
+Turn turns_of(const Array &table, int64_t row);
+TurnRanges turns_of(const Arithmetic &arithmetic, const Array &table, int64_t row);
+
+// How the caches of k and v lie, with P pages, E entries, H heads and D channels.
+enum class CacheLayout {
+  Nhd,              // two of [P, E, H, D]
+  Hnd,              // two of [P, H, E, D]
+  Stacked,          // [2, P, E, H, D]
+  StackedPages,     // [P, 2, E, H, D]
+  StackedPagesHnd,  // [P, 2, H, E, D]
+  Packed,           // [P, H, E, 2D]: k and v of a head side by side
+  CrossLayer        // [P, layers, 2, E, H, D]: a page of one layer is a part of a page of all
+};
+
+constexpr CacheLayout cache_layouts[] = {CacheLayout::Nhd,
+                                         CacheLayout::Hnd,
+                                         CacheLayout::Stacked,
+                                         CacheLayout::StackedPages,
+                                         CacheLayout::StackedPagesHnd,
+                                         CacheLayout::Packed,
+                                         CacheLayout::CrossLayer};
+
+struct CacheShape {
+  int64_t pages, entries, heads, channels;
+};
+
+// Caches of k and v in a layout, full of old values.
+struct PagedCaches {
+  PagedCaches(RopeCall &call, CacheLayout layout, CacheShape shape);
+
+  const Array &of(bool is_v) const { return arrays[arrays.size() == 2 && is_v]; }
+  // The first channel of a head, in of(is_v).
+  int64_t at(bool is_v, int64_t page, int64_t entry, int64_t head) const;
+  // [P, E, H, D]
+  rope_tensor_t view(bool is_v) const;
+
+  CacheLayout layout;
+  CacheShape shape;
+  std::vector<Array> arrays;
+};
+
+rope_cache_args_t cache_args(const PagedCaches &caches);
+// With weights of all heads in one, [D].
+rope_norm_args_t norm_args(const Array &q_weight, const Array &k_weight);
+
+}  // namespace systems
+
+#endif
