@@ -1,0 +1,167 @@
+// flashinfer_page_tests.cpp - flashinfer's paged cache: the pages of all sequences in one list with bounds, and for each
+// token its sequence and its position there
+//
+// A negative batch index leaves the token out of the cache. With rope in the same pass flashinfer then leaves out its q
+// too; librope writes q.
+#include <catch2/catch_test_macros.hpp>
+#include <vector>
+
+#include "step_system.hpp"
+
+using namespace systems;
+
+namespace {
+
+constexpr int64_t batch = 3, nnz = 13, page_size = 4, max_num_pages = 9;
+
+// Sequences of 7, 0 and 11 tokens in the cache, of which 5, none and 6 are appended, beside 2 tokens of padding.
+constexpr int64_t indptr_values[] = {0, 2, 2, 5}, page_values[] = {7, 2, 5, 0, 8};
+
+int64_t sequence_of(int64_t token) {
+  return token == 4 || token == 12 ? -1 : token < 6 ? 0 : 2;
+}
+
+int64_t position_of(int64_t token) {
+  return token < 6 ? 1 + token : 5 + (token - 6);
+}
+
+struct PageTable {
+  PageTable(RopeCall &call, rope_dtype_t dtype)
+      : batch_indices(call.positions(dtype, {nnz}, [](const Shape &at) { return sequence_of(at[0]); })),
+        positions(call.positions(dtype, {nnz}, [](const Shape &at) { return position_of(at[0]); })),
+        kv_indices(call.positions(dtype, {5}, [](const Shape &at) { return page_values[at[0]]; })),
+        kv_indptr(call.positions(dtype, {batch + 1}, [](const Shape &at) { return indptr_values[at[0]]; })) {}
+
+  void take(rope_cache_args_t &cache) const {
+    cache.page_table = kv_indices.tensor();
+    cache.page_indptr = kv_indptr.tensor();
+    cache.sequence = batch_indices.tensor();
+    cache.positions = positions.tensor();
+  }
+
+  // Tokens that are cached, each with its page and entry: page = indices[(indptr[b] * page_size + pos) / page_size].
+  void for_each_token(const std::function<void(int64_t token, int64_t page, int64_t entry)> &visit) const {
+    for (int64_t t = 0; t < nnz; ++t) {
+      const int64_t b = batch_indices.integer({t});
+      if (b < 0) continue;
+      const int64_t at = kv_indptr.integer({b}) * page_size + positions.integer({t});
+      visit(t, kv_indices.integer({at / page_size}), at % page_size);
+    }
+  }
+
+  Array batch_indices, positions, kv_indices, kv_indptr;
+};
+
+constexpr CacheLayout layouts[] = {CacheLayout::Nhd, CacheLayout::Hnd, CacheLayout::StackedPages,
+                                   CacheLayout::StackedPagesHnd};
+
+}  // namespace
+
+TEST_CASE("flashinfer append_paged_kv_cache: NHD and HND, apart and stacked", "[systems][step]") {
+  const int64_t heads = 2, head_dim = 128;
+  for (rope_dtype_t dtype : serving) {
+    for (CacheLayout layout : layouts) {
+      for (rope_dtype_t index_dtype : integers) {
+        RopeCall call(dtype, head_dim);
+        call.config.layout = ROPE_LAYOUT_THD;
+        const PagedCaches caches(call, layout, {max_num_pages, page_size, heads, head_dim});
+        const Array append_key = call.data({nnz, heads, head_dim}), append_value = call.data({nnz, heads, head_dim});
+        const PageTable table(call, index_dtype);
+        rope_cache_args_t cache = cache_args(caches);
+        table.take(cache);
+        call.args.flags = ROPE_FLAG_UNROTATED;
+        call.args.k = append_key.tensor();
+        call.args.v = append_value.tensor();
+        call.args.cache = &cache;
+        call.expect_no_fault();
+        for (bool is_v : {false, true}) {
+          const Array &from = is_v ? append_value : append_key;
+          Formula &formula = call.formula(from, caches.of(is_v));
+          table.for_each_token([&](int64_t t, int64_t page, int64_t entry) {
+            for (int64_t h = 0; h < heads; ++h) {
+              copy(formula, caches.at(is_v, page, entry, h), from.at({t, h, 0}), head_dim);
+            }
+          });
+        }
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
+// ckv and kpe have caches of their own, [pages, page_size, 512] and [.., 64].
+TEST_CASE("flashinfer append_paged_mla_kv_cache: ckv and kpe apart", "[systems][step]") {
+  const int64_t rank = 512, rotary_dim = 64;
+  for (rope_dtype_t dtype : serving) {
+    RopeCall call(dtype, rotary_dim);
+    call.config.layout = ROPE_LAYOUT_THD;
+    const Array append_ckv = call.data({nnz, rank}), append_kpe = call.data({nnz, rotary_dim});
+    const Array ckv_cache = call.data({max_num_pages, page_size, rank});
+    const Array kpe_cache = call.data({max_num_pages, page_size, rotary_dim});
+    const PageTable table(call, ROPE_DTYPE_I32);
+    rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+    cache.k_cache = kpe_cache.as({max_num_pages, page_size, 1, rotary_dim});
+    cache.v_cache = ckv_cache.as({max_num_pages, page_size, 1, rank});
+    table.take(cache);
+    call.args.flags = ROPE_FLAG_UNROTATED;
+    call.args.k = append_kpe.as({nnz, 1, rotary_dim});
+    call.args.v = append_ckv.as({nnz, 1, rank});
+    call.args.cache = &cache;
+    call.expect_no_fault();
+    Formula &kpe = call.formula(append_kpe, kpe_cache), &ckv = call.formula(append_ckv, ckv_cache);
+    table.for_each_token([&](int64_t t, int64_t page, int64_t entry) {
+      copy(kpe, kpe_cache.at({page, entry, 0}), append_kpe.at({t, 0}), rotary_dim);
+      copy(ckv, ckv_cache.at({page, entry, 0}), append_ckv.at({t, 0}), rank);
+    });
+    call.check(Direction::Forward);
+  }
+}
+
+// What rope_quantize_fp8_append_paged_kv_cache does, with caches of the data's type; positions serve both, the rotation
+// and the cache.
+TEST_CASE("flashinfer rope and append: q out, k and v to the pages", "[systems][step]") {
+  const int64_t heads = 4, k_heads = 2, head_dim = 128, rotary_dim = 64, max_position = 20;
+  for (rope_dtype_t dtype : serving) {
+    for (CacheLayout layout : layouts) {
+      for (rope_style_t style : styles) {
+        RopeCall call(dtype, head_dim);
+        call.config.layout = ROPE_LAYOUT_THD;
+        call.config.style = style;
+        call.config.rotary_dim = rotary_dim;
+        const PagedCaches caches(call, layout, {max_num_pages, page_size, k_heads, head_dim});
+        const Array q = call.data({nnz, heads, head_dim}), q_out = call.data({nnz, heads, head_dim});
+        const Array k = call.data({nnz, k_heads, head_dim}), v = call.data({nnz, k_heads, head_dim});
+        const Array cos_sin = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
+        const PageTable table(call, ROPE_DTYPE_I32);
+        rope_cache_args_t cache = cache_args(caches);
+        table.take(cache);
+        cache.positions = {};
+        call.args.flags = ROPE_FLAG_V_UNROTATED;
+        call.args.q = q.tensor();
+        call.args.q_out = q_out.tensor();
+        call.args.k = k.tensor();
+        call.args.v = v.tensor();
+        call.args.positions = table.positions.tensor();
+        call.args.cache = &cache;
+        call.expect_no_fault();
+        take_cos_sin(call, cos_sin);
+        const auto turn = [&](Formula &formula, int64_t t, int64_t to, int64_t from) {
+          rotate(formula, style, to, from, rotary_dim, turns_of(cos_sin, position_of(t)));
+          copy(formula, to + rotary_dim, from + rotary_dim, head_dim - rotary_dim);
+        };
+        Formula &q_formula = call.formula(q, q_out), &k_formula = call.formula(k, caches.of(false));
+        Formula &v_formula = call.formula(v, caches.of(true));
+        for_each({nnz, heads}, [&](const Shape &at) {
+          turn(q_formula, at[0], q_out.at({at[0], at[1], 0}), q.at({at[0], at[1], 0}));
+        });
+        table.for_each_token([&](int64_t t, int64_t page, int64_t entry) {
+          for (int64_t h = 0; h < k_heads; ++h) {
+            turn(k_formula, t, caches.at(false, page, entry, h), k.at({t, h, 0}));
+            copy(v_formula, caches.at(true, page, entry, h), v.at({t, h, 0}), head_dim);
+          }
+        });
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}

@@ -1,0 +1,292 @@
+// sglang_step_tests.cpp - sglang's token pool, one row for each token and slot 0 reserved for padding, and its kernels
+// of norm and rope
+//
+// table_qk_norm_rope and Muse round to the data's type between norm and rotation, which norm_rounding says; librope's
+// rotation rounds no products, as that of the diffusion kernel qknorm_rope does.
+#include <catch2/catch_test_macros.hpp>
+#include <vector>
+
+#include "step_system.hpp"
+
+using namespace systems;
+
+namespace {
+
+constexpr int64_t T = 9, max_position = 23, pool_size = 17;
+
+// Rows of the pool; padding tokens 3 and 7 name row 0.
+Array out_loc_of(RopeCall &call, rope_dtype_t dtype) {
+  return call.positions(dtype, {T},
+                        [](const Shape &at) { return at[0] % 4 == 3 ? 0 : 1 + at[0] * 5 % (pool_size - 1); });
+}
+
+Array positions_of(RopeCall &call, rope_dtype_t dtype) {
+  return call.positions(dtype, {T}, [](const Shape &at) { return (at[0] * 9 + 4) % max_position; });
+}
+
+// A pool [size, heads, channels] as pages of one entry.
+rope_tensor_t pages_of(const Array &pool, int64_t heads, int64_t channels) {
+  return pool.as({pool.shape[0], 1, heads, channels});
+}
+
+void check_fused_store(rope_dtype_t dtype, rope_dtype_t index_dtype, rope_style_t style, bool is_reserved,
+                       bool is_k_in_place) {
+  const int64_t heads = 4, k_heads = 2, head_dim = 128, rotary_dim = 64;
+  RopeCall call(dtype, head_dim);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = style;
+  call.config.rotary_dim = rotary_dim;
+  const Array q = call.data({T, heads, head_dim}), k = call.data({T, k_heads, head_dim});
+  const Array v = call.data({T, k_heads, head_dim});
+  const Array k_pool = call.data({pool_size, k_heads * head_dim});
+  const Array v_pool = call.data({pool_size, k_heads * head_dim});
+  const Array table = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
+  const Array positions = positions_of(call, index_dtype);
+  // Without a reserved slot no two tokens share one.
+  const Array out_loc = is_reserved ? out_loc_of(call, index_dtype)
+                                    : call.positions(index_dtype, {T}, [](const Shape &at) { return at[0] * 2; });
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.flags = is_reserved ? ROPE_CACHE_FLAG_SKIP_SLOT_0 : 0;
+  cache.k_cache = pages_of(k_pool, k_heads, head_dim);
+  cache.v_cache = pages_of(v_pool, k_heads, head_dim);
+  cache.slots = out_loc.tensor();
+  call.args.flags = ROPE_FLAG_V_UNROTATED;
+  call.args.q = q.tensor();
+  call.args.k = k.tensor();
+  if (is_k_in_place) call.args.k_out = k.tensor();
+  call.args.v = v.tensor();
+  call.args.positions = positions.tensor();
+  call.args.cache = &cache;
+  call.expect_no_fault();
+  take_cos_sin(call, table);
+  const auto turn = [&](Formula &formula, int64_t t, int64_t to, int64_t from) {
+    rotate(formula, style, to, from, rotary_dim, turns_of(table, positions.integer({t})));
+  };
+  Formula &q_formula = call.formula(q), &k_in_place = call.formula(k);
+  Formula &k_formula = call.formula(k, k_pool), &v_formula = call.formula(v, v_pool);
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t h = 0; h < heads; ++h) turn(q_formula, t, q.at({t, h, 0}), q.at({t, h, 0}));
+    for (int64_t h = 0; is_k_in_place && h < k_heads; ++h) turn(k_in_place, t, k.at({t, h, 0}), k.at({t, h, 0}));
+    const int64_t row = out_loc.integer({t});
+    if (is_reserved && row == 0) continue;
+    for (int64_t h = 0; h < k_heads; ++h) {
+      const int64_t to = k_pool.at({row, h * head_dim}), from = k.at({t, h, 0});
+      turn(k_formula, t, to, from);
+      copy(k_formula, to + rotary_dim, from + rotary_dim, head_dim - rotary_dim);
+      copy(v_formula, v_pool.at({row, h * head_dim}), v.at({t, h, 0}), head_dim);
+    }
+  }
+  call.check(Direction::Forward);
+}
+
+}  // namespace
+
+TEST_CASE("sglang set_kv_buffer: a pool of tokens, slot 0 reserved", "[systems][step]") {
+  const int64_t heads = 2, head_dim = 128;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t loc_dtype : integers) {
+      RopeCall call(dtype, head_dim);
+      call.config.layout = ROPE_LAYOUT_THD;
+      const Array k = call.data({T, heads * head_dim}), v = call.data({T, heads * head_dim});
+      const Array k_buffer = call.data({pool_size, heads, head_dim}),
+                  v_buffer = call.data({pool_size, heads, head_dim});
+      const Array loc = out_loc_of(call, loc_dtype);
+      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+      cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+      cache.k_cache = pages_of(k_buffer, heads, head_dim);
+      cache.v_cache = pages_of(v_buffer, heads, head_dim);
+      cache.slots = loc.tensor();
+      call.args.flags = ROPE_FLAG_UNROTATED;
+      call.args.k = k.as({T, heads, head_dim});
+      call.args.v = v.as({T, heads, head_dim});
+      call.args.cache = &cache;
+      call.expect_no_fault();
+      for (bool is_v : {false, true}) {
+        const Array &from = is_v ? v : k, &to = is_v ? v_buffer : k_buffer;
+        Formula &formula = call.formula(from, to);
+        for (int64_t t = 0; t < T; ++t) {
+          const int64_t row = loc.integer({t});
+          if (row != 0) copy(formula, to.at({row, 0, 0}), from.at({t, 0}), heads * head_dim);
+        }
+      }
+      call.check(Direction::Forward);
+    }
+  }
+}
+
+TEST_CASE("sglang set_mla_kv_buffer: nope and rope in one row", "[systems][step]") {
+  const int64_t rank = 512, rotary_dim = 64;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t loc_dtype : integers) {
+      RopeCall call(dtype, rotary_dim);
+      call.config.layout = ROPE_LAYOUT_THD;
+      const Array k_nope = call.data({T, 1, rank}), k_rope = call.data({T, 1, rotary_dim});
+      const Array kv_buffer = call.data({pool_size, 1, rank + rotary_dim});
+      const Array loc = out_loc_of(call, loc_dtype);
+      const rope_tensor_t rows = pages_of(kv_buffer, 1, rank + rotary_dim);
+      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+      cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+      cache.v_cache = narrow(rows, 3, 0, rank);
+      cache.k_cache = narrow(rows, 3, rank, rotary_dim);
+      cache.slots = loc.tensor();
+      call.args.flags = ROPE_FLAG_UNROTATED;
+      call.args.k = k_rope.tensor();
+      call.args.v = k_nope.tensor();
+      call.args.cache = &cache;
+      call.expect_no_fault();
+      Formula &nope = call.formula(k_nope, kv_buffer), &rope = call.formula(k_rope, kv_buffer);
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t row = loc.integer({t});
+        if (row == 0) continue;
+        copy(nope, kv_buffer.at({row, 0, 0}), k_nope.at({t, 0, 0}), rank);
+        copy(rope, kv_buffer.at({row, 0, rank}), k_rope.at({t, 0, 0}), rotary_dim);
+      }
+      call.check(Direction::Forward);
+    }
+  }
+}
+
+// q is turned in place, k in place or not, and both go to the pool with v. Its kernel knows no reserved slot, so that
+// the padding of a captured graph needs a row of its own; the flag says it here.
+TEST_CASE("sglang fused rope and store: q, or q and k, in place, k and v to the pool", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t index_dtype : integers) {
+      for (rope_style_t style : styles) {
+        for (bool is_reserved : {false, true}) {
+          for (bool is_k_in_place : {false, true}) {
+            check_fused_store(dtype, index_dtype, style, is_reserved, is_k_in_place);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Rounded to the data's type between norm and rotation; q and k in place, each with a row stride of its own.
+TEST_CASE("sglang table_qk_norm_rope: rounded before the rotation", "[systems][step]") {
+  const int64_t heads = 3, k_heads = 1, head_dim = 128;
+  for (rope_dtype_t dtype : serving) {
+    RopeCall call(dtype, head_dim);
+    const Arithmetic arithmetic(dtype);
+    Norm norm;
+    norm.rounding = ROPE_NORM_ROUND_AFTER_WEIGHT;
+    norm.fill(call.config);
+    call.config.layout = ROPE_LAYOUT_THD;
+    const int64_t columns = heads + 2 * k_heads;
+    const Array qkv = call.data({T, columns, head_dim});
+    const Array q_weight = call.data({head_dim}), k_weight = call.data({head_dim});
+    const Array table = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+    const Array positions = positions_of(call, ROPE_DTYPE_I64);
+    const rope_norm_args_t norms = norm_args(q_weight, k_weight);
+    call.args.q = narrow(qkv.tensor(), 1, 0, heads);
+    call.args.k = narrow(qkv.tensor(), 1, heads, k_heads);
+    call.args.positions = positions.tensor();
+    call.args.norm = &norms;
+    take_cos_sin(call, table);
+    Outcome &outcome = call.outcome(qkv);
+    for_each({T, heads + k_heads}, [&](const Shape &at) {
+      const int64_t head = qkv.at({at[0], at[1], 0});
+      const Row weight = read(at[1] < heads ? q_weight : k_weight, 0, head_dim);
+      const Row row = arithmetic.normed(norm, read(qkv, head, head_dim), weight);
+      const TurnRanges turns = turns_of(arithmetic, table, positions.integer({at[0]}));
+      expect(outcome, head, arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, row, turns));
+    });
+    call.check(Direction::Forward);
+  }
+}
+
+// One row holds q, k, v, and q and k of the indexer: two calls, one for each pair of weights.
+TEST_CASE("sglang fused_gemma_qknorm_rope: MiniMax-M3, 1 + w, in two calls", "[systems][step]") {
+  const int64_t head_dim = 128, rotary_dim = 64;
+  const int64_t first[] = {0, 4, 8, 10}, heads[] = {4, 2, 2, 1}, columns = 11;  // v: 6 and 7
+  for (rope_dtype_t dtype : serving) {
+    for (int pair : {0, 1}) {
+      RopeCall call(dtype, head_dim);
+      const Arithmetic arithmetic(dtype);
+      Norm norm;
+      norm.weight_offset = 1;
+      norm.fill(call.config);
+      call.config.layout = ROPE_LAYOUT_THD;
+      call.config.rotary_dim = rotary_dim;
+      const Array qkv = call.data({T, columns, head_dim});
+      const Array q_weight = call.data({head_dim}), k_weight = call.data({head_dim});
+      const Array table = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
+      const Array positions = positions_of(call, ROPE_DTYPE_I64);
+      const rope_norm_args_t norms = norm_args(q_weight, k_weight);
+      call.args.q = narrow(qkv.tensor(), 1, first[2 * pair], heads[2 * pair]);
+      call.args.k = narrow(qkv.tensor(), 1, first[2 * pair + 1], heads[2 * pair + 1]);
+      call.args.positions = positions.tensor();
+      call.args.norm = &norms;
+      take_cos_sin(call, table);
+      Outcome &outcome = call.outcome(qkv);
+      for (bool is_k : {false, true}) {
+        const Row weight = read(is_k ? k_weight : q_weight, 0, head_dim);
+        for_each({T, heads[2 * pair + is_k]}, [&](const Shape &at) {
+          const int64_t head = qkv.at({at[0], first[2 * pair + is_k] + at[1], 0});
+          const Row row = arithmetic.normed(norm, read(qkv, head, head_dim), weight);
+          const TurnRanges turns = turns_of(arithmetic, table, positions.integer({at[0]}));
+          expect(outcome, head, arithmetic.rotated(ROPE_STYLE_HALF, 0, rotary_dim, row, turns));
+        });
+      }
+      call.check(Direction::Forward);
+    }
+  }
+}
+
+// Without weights, rounded before the rotation, into q_out, k_out and the pool, and v beside it.
+TEST_CASE("sglang muse_spark_qk_norm_rope_store: no weights, rounded before the rotation", "[systems][step]") {
+  const int64_t heads = 4, k_heads = 2, head_dim = 128;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t loc_dtype : integers) {
+      RopeCall call(dtype, head_dim);
+      const Arithmetic arithmetic(dtype);
+      Norm norm;
+      norm.rounding = ROPE_NORM_ROUND_BEFORE_WEIGHT;
+      norm.fill(call.config);
+      call.config.layout = ROPE_LAYOUT_THD;
+      call.config.style = ROPE_STYLE_INTERLEAVED;
+      const Array q = call.data({T, heads, head_dim}), q_out = call.data({T, heads, head_dim});
+      const Array k = call.data({T, k_heads, head_dim}), k_out = call.data({T, k_heads, head_dim});
+      const Array v = call.data({T, k_heads, head_dim});
+      const Array k_pool = call.data({pool_size, k_heads, head_dim}),
+                  v_pool = call.data({pool_size, k_heads, head_dim});
+      const Array table = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+      const Array positions = positions_of(call, ROPE_DTYPE_I64), out_loc = out_loc_of(call, loc_dtype);
+      const rope_norm_args_t norms = ROPE_NORM_ARGS_INIT;
+      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+      cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+      cache.k_cache = pages_of(k_pool, k_heads, head_dim);
+      cache.v_cache = pages_of(v_pool, k_heads, head_dim);
+      cache.slots = out_loc.tensor();
+      call.args.flags = ROPE_FLAG_V_UNROTATED;
+      call.args.q = q.tensor();
+      call.args.q_out = q_out.tensor();
+      call.args.k = k.tensor();
+      call.args.k_out = k_out.tensor();
+      call.args.v = v.tensor();
+      call.args.positions = positions.tensor();
+      call.args.norm = &norms;
+      call.args.cache = &cache;
+      call.expect_no_fault();
+      take_cos_sin(call, table);
+      const auto result = [&](const Array &array, int64_t t, int64_t h) {
+        return arithmetic.rotated(ROPE_STYLE_INTERLEAVED, 0, head_dim,
+                                  arithmetic.normed(norm, read(array, array.at({t, h, 0}), head_dim), {}),
+                                  turns_of(arithmetic, table, positions.integer({t})));
+      };
+      Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out), &cached = call.outcome(k_pool);
+      Formula &v_formula = call.formula(v, v_pool);
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t row = out_loc.integer({t});
+        for (int64_t h = 0; h < heads; ++h) expect(q_outcome, q_out.at({t, h, 0}), result(q, t, h));
+        for (int64_t h = 0; h < k_heads; ++h) {
+          expect(k_outcome, k_out.at({t, h, 0}), result(k, t, h));
+          if (row == 0) continue;
+          expect(cached, k_pool.at({row, h, 0}), result(k, t, h));
+          copy(v_formula, v_pool.at({row, h, 0}), v.at({t, h, 0}), head_dim);
+        }
+      }
+      call.check(Direction::Forward);
+    }
+  }
+}

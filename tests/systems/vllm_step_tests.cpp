@@ -1,0 +1,278 @@
+// vllm_step_tests.cpp - vLLM's cache writes and its norm with rope: slots of each token, -1 for padding, and a slot
+// mapping that may be shorter than the padded batch
+//
+// concat_and_cache_mla_rope_fused rotates in the data's type; librope computes in fp32 and rounds once.
+#include <catch2/catch_test_macros.hpp>
+#include <vector>
+
+#include "step_system.hpp"
+
+using namespace systems;
+
+namespace {
+
+constexpr int64_t T = 9, mapped = 7, max_position = 23;  // the last tokens are padding that slot_mapping leaves out
+
+// Slots of `count` tokens, no two the same; token 2 has none.
+Array slot_mapping(RopeCall &call, rope_dtype_t dtype, int64_t count, int64_t num_slots) {
+  return call.positions(dtype, {count},
+                        [&](const Shape &at) { return at[0] == 2 ? -1 : (at[0] * 11 + 3) % num_slots; });
+}
+
+// Tokens that are cached, each with its page and entry.
+void for_each_slot(const Array &slots, int64_t entries,
+                   const std::function<void(int64_t token, int64_t page, int64_t entry)> &visit) {
+  for (int64_t t = 0; t < slots.shape[0]; ++t) {
+    const int64_t slot = slots.integer({t});
+    if (slot >= 0) visit(t, slot / entries, slot % entries);
+  }
+}
+
+Array positions_of(RopeCall &call, int64_t tokens = T) {
+  return call.positions(ROPE_DTYPE_I64, {tokens}, [](const Shape &at) { return (at[0] * 9 + 4) % max_position; });
+}
+
+void check_packed(rope_dtype_t dtype, rope_dtype_t table_dtype, rope_style_t style, int32_t head_dim,
+                  int32_t rotary_dim) {
+  const int64_t heads = 3, k_heads = 2;
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  const Norm norm;
+  norm.fill(call.config);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = style;
+  call.config.rotary_dim = rotary_dim;
+  const Array qkv = call.data({T, (heads + 2 * k_heads) * head_dim});
+  const Array q_weight = call.data({head_dim}), k_weight = call.data({head_dim});
+  const Array table = call.table(table_dtype, {max_position, rotary_dim});
+  const Array positions = positions_of(call);
+  const rope_norm_args_t norms = norm_args(q_weight, k_weight);
+  const rope_tensor_t all = qkv.as({T, heads + 2 * k_heads, head_dim});
+  call.args.q = narrow(all, 1, 0, heads);
+  call.args.k = narrow(all, 1, heads, k_heads);
+  call.args.positions = positions.tensor();
+  call.args.norm = &norms;
+  take_cos_sin(call, table);
+  Outcome &outcome = call.outcome(qkv);
+  for_each({T, heads + k_heads}, [&](const Shape &at) {
+    const int64_t head = qkv.at({at[0], at[1] * head_dim});
+    const Row weight = read(at[1] < heads ? q_weight : k_weight, 0, head_dim);
+    const Row row = arithmetic.normed(norm, read(qkv, head, head_dim), weight);
+    const TurnRanges turns = turns_of(arithmetic, table, positions.integer({at[0]}));
+    expect(outcome, head, arithmetic.rotated(style, 0, rotary_dim, row, turns));
+  });
+  call.check(Direction::Forward);
+}
+
+// vllm#57682: qkv is only read, q and k go to tensors of their own, and k and v to the cache. A token without a slot is
+// normed and rotated, not cached.
+void check_write_cache(rope_dtype_t dtype, CacheLayout layout, rope_style_t style, int64_t tokens) {
+  const int64_t heads = 4, k_heads = 2, head_dim = 128;
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  const Norm norm;
+  norm.fill(call.config);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = style;
+  const PagedCaches caches(call, layout, {tokens / 4 + 3, 4, k_heads, head_dim});
+  const Array qkv = call.data({tokens, heads + 2 * k_heads, head_dim});
+  const Array q_out = call.data({tokens, heads, head_dim}), k_out = call.data({tokens, k_heads, head_dim});
+  const Array q_weight = call.data({head_dim}), k_weight = call.data({head_dim});
+  const Array table = call.table(dtype, {max_position, head_dim});
+  const Array positions = positions_of(call, tokens), slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, tokens);
+  const rope_norm_args_t norms = norm_args(q_weight, k_weight);
+  rope_cache_args_t cache = cache_args(caches);
+  cache.slots = slots.tensor();
+  call.args.flags = ROPE_FLAG_V_UNROTATED;
+  call.args.q = narrow(qkv.tensor(), 1, 0, heads);
+  call.args.k = narrow(qkv.tensor(), 1, heads, k_heads);
+  call.args.v = narrow(qkv.tensor(), 1, heads + k_heads, k_heads);
+  call.args.q_out = q_out.tensor();
+  call.args.k_out = k_out.tensor();
+  call.args.positions = positions.tensor();
+  call.args.norm = &norms;
+  call.args.cache = &cache;
+  call.expect_no_fault();
+  take_cos_sin(call, table);
+  const auto result = [&](int64_t t, int64_t head, const Array &weight) {
+    const Row row = read(qkv, qkv.at({t, head, 0}), head_dim);
+    return arithmetic.rotated(style, 0, head_dim, arithmetic.normed(norm, row, read(weight, 0, head_dim)),
+                              turns_of(arithmetic, table, positions.integer({t})));
+  };
+  Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out);
+  for_each({tokens, heads}, [&](const Shape &at) {
+    expect(q_outcome, q_out.at({at[0], at[1], 0}), result(at[0], at[1], q_weight));
+  });
+  for_each({tokens, k_heads}, [&](const Shape &at) {
+    expect(k_outcome, k_out.at({at[0], at[1], 0}), result(at[0], heads + at[1], k_weight));
+  });
+  Outcome &cached = call.outcome(caches.of(false));
+  Formula &copied = call.formula(qkv, caches.of(true));
+  for_each_slot(slots, caches.shape.entries, [&](int64_t t, int64_t page, int64_t entry) {
+    for (int64_t h = 0; h < k_heads; ++h) {
+      expect(cached, caches.at(false, page, entry, h), result(t, heads + h, k_weight));
+      copy(copied, caches.at(true, page, entry, h), qkv.at({t, heads + k_heads + h, 0}), head_dim);
+    }
+  });
+  call.check(Direction::Forward);
+}
+
+}  // namespace
+
+TEST_CASE("vLLM reshape_and_cache_flash: every cache layout", "[systems][step]") {
+  const int64_t heads = 2, head_size = 64;
+  for (rope_dtype_t dtype : serving) {
+    for (CacheLayout layout : cache_layouts) {
+      for (rope_dtype_t slot_dtype : integers) {
+        RopeCall call(dtype, head_size);
+        call.config.layout = ROPE_LAYOUT_THD;
+        call.config.theta = 0;
+        const PagedCaches caches(call, layout, {4, 5, heads, head_size});
+        // key and value are slices of one qkv with 3 heads of q
+        const int64_t q_heads = 3;
+        const Array qkv = call.data({T, q_heads + 2 * heads, head_size});
+        const Array slots = slot_mapping(call, slot_dtype, mapped, 20);
+        rope_cache_args_t cache = cache_args(caches);
+        cache.slots = slots.tensor();
+        call.args.flags = ROPE_FLAG_UNROTATED;
+        call.args.k = narrow(qkv.tensor(), 1, q_heads, heads);
+        call.args.v = narrow(qkv.tensor(), 1, q_heads + heads, heads);
+        call.args.cache = &cache;
+        call.expect_no_fault();
+        for (bool is_v : {false, true}) {
+          Formula &formula = call.formula(qkv, caches.of(is_v));
+          for_each_slot(slots, caches.shape.entries, [&](int64_t t, int64_t page, int64_t entry) {
+            for (int64_t h = 0; h < heads; ++h) {
+              copy(formula, caches.at(is_v, page, entry, h), qkv.at({t, q_heads + is_v * heads + h, 0}), head_size);
+            }
+          });
+        }
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
+// Enough bytes for several threads.
+TEST_CASE("vLLM reshape_and_cache_flash: a prompt of many pages", "[systems][step]") {
+  const int64_t heads = 4, head_size = 128, tokens = 400, pages = 28, entries = 16;
+  RopeCall call(ROPE_DTYPE_F32, head_size);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.theta = 0;
+  const PagedCaches caches(call, CacheLayout::StackedPages, {pages, entries, heads, head_size});
+  const Array key = call.data({tokens, heads, head_size}), value = call.data({tokens, heads, head_size});
+  const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens, pages * entries);
+  rope_cache_args_t cache = cache_args(caches);
+  cache.slots = slots.tensor();
+  call.args.flags = ROPE_FLAG_UNROTATED;
+  call.args.k = key.tensor();
+  call.args.v = value.tensor();
+  call.args.cache = &cache;
+  call.expect_no_fault();
+  for (bool is_v : {false, true}) {
+    const Array &from = is_v ? value : key;
+    Formula &formula = call.formula(from, caches.of(is_v));
+    for_each_slot(slots, caches.shape.entries, [&](int64_t t, int64_t page, int64_t entry) {
+      for (int64_t h = 0; h < heads; ++h) {
+        copy(formula, caches.at(is_v, page, entry, h), from.at({t, h, 0}), head_size);
+      }
+    });
+  }
+  call.check(Direction::Forward);
+}
+
+TEST_CASE("vLLM fused_qk_norm_rope: packed qkv in place, tables of any type", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t table_dtype : floating) {
+      for (rope_style_t style : styles) {
+        check_packed(dtype, table_dtype, style, 64, 64);
+        check_packed(dtype, table_dtype, style, 128, 32);
+        check_packed(dtype, table_dtype, style, 256, 128);
+      }
+    }
+  }
+}
+
+TEST_CASE("vLLM fused_qk_norm_rope: into q, k and the cache", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (CacheLayout layout : cache_layouts) {
+      for (rope_style_t style : styles) check_write_cache(dtype, layout, style, T);
+    }
+  }
+  // enough bytes for several threads
+  check_write_cache(ROPE_DTYPE_F32, CacheLayout::Nhd, ROPE_STYLE_HALF, 400);
+}
+
+// A row of the latent cache is kv_c, then k_pe: two caches over one buffer, of one head each.
+TEST_CASE("vLLM concat_and_cache_mla: kv_c and k_pe in one row", "[systems][step]") {
+  const int64_t rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t slot_dtype : integers) {
+      RopeCall call(dtype, rotary_dim);
+      call.config.layout = ROPE_LAYOUT_THD;
+      call.config.theta = 0;
+      const Array kv_c = call.data({T, rank}), k_pe = call.data({T, rotary_dim});
+      const Array kv_cache = call.data({pages, entries, row_width});
+      const Array slots = slot_mapping(call, slot_dtype, mapped, pages * entries);
+      const rope_tensor_t rows = kv_cache.as({pages, entries, 1, row_width});
+      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+      cache.v_cache = narrow(rows, 3, 0, rank);
+      cache.k_cache = narrow(rows, 3, rank, rotary_dim);
+      cache.slots = slots.tensor();
+      call.args.flags = ROPE_FLAG_UNROTATED;
+      call.args.k = k_pe.as({T, 1, rotary_dim});
+      call.args.v = kv_c.as({T, 1, rank});
+      call.args.cache = &cache;
+      call.expect_no_fault();
+      Formula &latent = call.formula(kv_c, kv_cache), &tail = call.formula(k_pe, kv_cache);
+      for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+        copy(latent, kv_cache.at({page, entry, 0}), kv_c.at({t, 0}), rank);
+        copy(tail, kv_cache.at({page, entry, rank}), k_pe.at({t, 0}), rotary_dim);
+      });
+      call.check(Direction::Forward);
+    }
+  }
+}
+
+TEST_CASE("vLLM concat_and_cache_mla_rope_fused: q_pe and k_pe turned on the way", "[systems][step]") {
+  const int64_t heads = 4, rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_style_t style : styles) {
+      RopeCall call(dtype, rotary_dim);
+      call.config.layout = ROPE_LAYOUT_THD;
+      call.config.style = style;
+      const Array q_pe = call.data({T, heads, rotary_dim}), k_pe = call.data({T, rotary_dim});
+      const Array kv_c = call.data({T, rank}), kv_cache = call.data({pages, entries, row_width});
+      const Array table = call.table(dtype, {max_position, rotary_dim});
+      const Array positions = positions_of(call);
+      const Array slots = slot_mapping(call, ROPE_DTYPE_I64, mapped, pages * entries);
+      const rope_tensor_t rows = kv_cache.as({pages, entries, 1, row_width});
+      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+      cache.v_cache = narrow(rows, 3, 0, rank);
+      cache.k_cache = narrow(rows, 3, rank, rotary_dim);
+      cache.slots = slots.tensor();
+      call.args.flags = ROPE_FLAG_V_UNROTATED;
+      call.args.q = q_pe.tensor();
+      call.args.k = call.args.k_out = k_pe.as({T, 1, rotary_dim});
+      call.args.v = kv_c.as({T, 1, rank});
+      call.args.positions = positions.tensor();
+      call.args.cache = &cache;
+      call.expect_no_fault();
+      take_cos_sin(call, table);
+      const auto turn = [&](Formula &formula, int64_t t, int64_t to, int64_t from) {
+        rotate(formula, style, to, from, rotary_dim, turns_of(table, positions.integer({t})));
+      };
+      Formula &q_formula = call.formula(q_pe), &k_formula = call.formula(k_pe);
+      Formula &tail = call.formula(k_pe, kv_cache), &latent = call.formula(kv_c, kv_cache);
+      for (int64_t t = 0; t < T; ++t) {
+        turn(k_formula, t, k_pe.at({t, 0}), k_pe.at({t, 0}));
+        for (int64_t h = 0; h < heads; ++h) turn(q_formula, t, q_pe.at({t, h, 0}), q_pe.at({t, h, 0}));
+      }
+      for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+        copy(latent, kv_cache.at({page, entry, 0}), kv_c.at({t, 0}), rank);
+        turn(tail, t, kv_cache.at({page, entry, rank}), k_pe.at({t, 0}));
+      });
+      call.check(Direction::Forward);
+    }
+  }
+}
