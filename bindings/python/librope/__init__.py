@@ -20,8 +20,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._enums import Device, Dtype, Layout, Scaling, Sections, Style, TableRows
+from ._enums import (Device, Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Scaling,
+                     Sections, Style, TableRows)
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
+from ._groups import Cache, Norm
 from ._hf_config import from_hf_config
 from ._library import (CudaError, Error, InternalError, InvalidArgument, NoDevice, NotSupported, OutOfMemory,
                        __version__, build_info, version)
@@ -29,6 +31,7 @@ from ._rope import RopeDesc
 from ._swiglu import SwigluDesc, swiglu, swiglu_backward
 
 __all__ = [
+    "Cache",
     "CudaError",
     "Device",
     "Dtype",
@@ -37,6 +40,12 @@ __all__ = [
     "InvalidArgument",
     "Layout",
     "NoDevice",
+    "Norm",
+    "NormExtent",
+    "NormOrder",
+    "NormRounding",
+    "NormTensors",
+    "NormType",
     "NotSupported",
     "OutOfMemory",
     "RopeDesc",

@@ -7,7 +7,8 @@ import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
-from ._enums import Device, Dtype, Layout, Style, device_name, parse_device
+from ._enums import (Device, Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Style,
+                     device_name, parse_device)
 from ._integers import fill
 from ._tensors import Reader
 
@@ -25,7 +26,9 @@ class _Handle:
         self._destroy(self.pointer)
 
 
-_ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style}
+_ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, "norm": NormType,
+          "norm_order": NormOrder, "norm_extent": NormExtent}
+_FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding}
 _MAX_SHOWN = 4  # entries of an array
 
 
@@ -33,6 +36,9 @@ def _text_of(name: str, value: Any) -> str:
     """An argument as users write it."""
     if name in _ENUMS:
         return repr(_ENUMS[name](value).name.lower())
+    if name in _FLAGS:
+        names = [key.lower() for key, flag in _FLAGS[name].__members__.items() if value & flag]
+        return repr(names[0] if len(names) == 1 else tuple(names))
     if isinstance(value, list) and len(value) > _MAX_SHOWN:
         return f"[{', '.join(map(repr, value[:_MAX_SHOWN - 1]))}, ..., {value[-1]!r}]"
     return repr(value)

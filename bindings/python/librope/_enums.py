@@ -1,8 +1,8 @@
 # _enums.py - the header's enumerations, and the names that users write for them
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Any, Dict, Optional, Tuple, Type, Union
+from enum import IntEnum, IntFlag
+from typing import Any, Dict, Iterable, Optional, Tuple, Type, Union
 
 from . import _abi
 from ._integers import integer
@@ -51,6 +51,42 @@ class TableRows(IntEnum):
     BY_TOKEN = _abi.ROPE_TABLE_BY_TOKEN
 
 
+class NormType(IntEnum):
+    """What a norm makes of a head: x / sqrt(mean(x^2) + eps), or x minus its mean first."""
+
+    RMS = _abi.ROPE_NORM_RMS
+    LAYER = _abi.ROPE_NORM_LAYER
+
+
+class NormOrder(IntEnum):
+    """Whether the norm comes before the rotation or after it."""
+
+    BEFORE = _abi.ROPE_NORM_ORDER_BEFORE
+    AFTER = _abi.ROPE_NORM_ORDER_AFTER
+
+
+class NormExtent(IntEnum):
+    """Which channels one norm is over: those of each head, or of all heads of the tensor in the call."""
+
+    HEAD = _abi.ROPE_NORM_EXTENT_HEAD
+    TOKEN = _abi.ROPE_NORM_EXTENT_TOKEN
+
+
+class NormTensors(IntFlag):
+    """Which tensors are normed; V without weight and bias."""
+
+    Q = _abi.ROPE_NORM_TENSOR_Q
+    K = _abi.ROPE_NORM_TENSOR_K
+    V = _abi.ROPE_NORM_TENSOR_V
+
+
+class NormRounding(IntFlag):
+    """What the norm rounds to the descriptor's dtype: x * r before the weight, and the results of weight and bias."""
+
+    BEFORE_WEIGHT = _abi.ROPE_NORM_ROUND_BEFORE_WEIGHT
+    AFTER_WEIGHT = _abi.ROPE_NORM_ROUND_AFTER_WEIGHT
+
+
 class Scaling(IntEnum):
     """Recipes of context scaling; the header has their formulas."""
 
@@ -80,13 +116,18 @@ class Sections(IntEnum):
     VISION = _abi.ROPE_SECTIONS_VISION
 
 
-def _names(enum: Type[IntEnum]) -> Dict[str, int]:
-    return {member.name.lower(): int(member) for member in enum}
+def _names(enum: Union[Type[IntEnum], Type[IntFlag]]) -> Dict[str, int]:
+    return {name.lower(): int(member) for name, member in enum.__members__.items()}
 
 
 STYLES = _names(Style)
 LAYOUTS = _names(Layout)
 TABLE_ROWS = _names(TableRows)
+NORM_TYPES = _names(NormType)
+NORM_ORDERS = _names(NormOrder)
+NORM_EXTENTS = _names(NormExtent)
+NORM_TENSORS = _names(NormTensors)
+NORM_ROUNDINGS = _names(NormRounding)
 SCALINGS = _names(Scaling)
 SECTIONS = _names(Sections)
 DTYPES = {
@@ -108,6 +149,16 @@ def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
         except KeyError:
             raise ValueError(f"{field} is {value!r}: it must be one of {', '.join(names)}") from None
     return integer(field, value)
+
+
+def bits_of(names: Dict[str, int], field: str, value: Union[str, int, Iterable[Union[str, int]]]) -> int:
+    """The bits of one enumerator, as for number_of, or of several."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return number_of(names, field, value)  # type: ignore[arg-type]
+    bits = 0
+    for one in value:
+        bits |= number_of(names, field, one)
+    return bits
 
 
 def dtype_number(value: Any) -> int:

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, o
 
 from . import _abi
 from ._descriptor import Descriptor
-from ._enums import LAYOUTS, STYLES, TABLE_ROWS, TableRows, dtype_number, number_of
+from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
+                     NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
+from ._groups import Cache, Norm
 from ._integers import fill, integers_for
 from ._library import check, lib
 from ._tensors import Reader
-from ._types import AnyDtype, AnyLayout, AnyStyle, AnyTableRows, K, Q, Rotation, Tensor, V
+from ._types import (AnyDtype, AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType,
+                     AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,8 +27,13 @@ def as_list(values: Any) -> List[Any]:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def flags_of(programmatic_launch: bool) -> int:
-    return _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH if programmatic_launch else 0
+def flags_of(programmatic_launch: bool, unrotated: bool = False, v_unrotated: bool = False) -> int:
+    flags = _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH if programmatic_launch else 0
+    if unrotated:
+        flags |= _abi.ROPE_FLAG_UNROTATED
+    if v_unrotated:
+        flags |= _abi.ROPE_FLAG_V_UNROTATED
+    return flags
 
 
 class RopeDesc(Descriptor):
@@ -51,6 +59,14 @@ class RopeDesc(Descriptor):
     pair_block:      pairs of "half" stay inside blocks of so many channels
     out_style:       style of the outputs
     num_threads:     CPU: most threads that a call may use
+    norm:            "rms" or "layer": every call of forward then gives its operands. 0: none
+    norm_tensors:    which tensors are normed: "q", "k", "v", or several of them. 0: q and k
+    norm_order:      "before" the rotation (Qwen3, Gemma 3) or "after" it (Llama 4, HunYuan)
+    norm_extent:     one norm is over the channels of each "head", or of all heads of the tensor in the call, "token"
+                     (OLMo-2)
+    norm_rounding:   what is rounded to dtype inside the norm: "before_weight" (Llama, Qwen3), "after_weight", or both
+    norm_eps:        above 0 with a norm
+    norm_weight_offset: added to every weight (Gemma: 1)
 
     Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
     """
@@ -76,6 +92,13 @@ class RopeDesc(Descriptor):
         pair_block: int = 0,
         out_style: AnyStyle = 0,
         num_threads: int = 0,
+        norm: AnyNormType = 0,
+        norm_tensors: AnyNormTensors = 0,
+        norm_order: AnyNormOrder = NormOrder.BEFORE,
+        norm_extent: AnyNormExtent = NormExtent.HEAD,
+        norm_rounding: AnyNormRounding = 0,
+        norm_eps: float = 0.0,
+        norm_weight_offset: float = 0.0,
     ) -> None:
         config = fill(
             _abi.rope_config_t(), "rope_desc_create",
@@ -92,6 +115,13 @@ class RopeDesc(Descriptor):
             pair_block=pair_block,
             num_threads=num_threads,
             out_style=number_of(STYLES, "out_style", out_style),
+            norm=number_of(NORM_TYPES, "norm", norm),
+            norm_tensors=bits_of(NORM_TENSORS, "norm_tensors", norm_tensors),
+            norm_order=number_of(NORM_ORDERS, "norm_order", norm_order),
+            norm_extent=number_of(NORM_EXTENTS, "norm_extent", norm_extent),
+            norm_rounding=bits_of(NORM_ROUNDINGS, "norm_rounding", norm_rounding),
+            norm_eps=norm_eps,
+            norm_weight_offset=norm_weight_offset,
         )
         # The library cannot see how long an array is.
         num_pairs = (config.rotary_dim or config.head_dim) // 2
@@ -110,19 +140,31 @@ class RopeDesc(Descriptor):
         super().__init__(config, device)
 
     @overload
-    def forward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Rotation]) -> Q: ...
+    def forward(self, q: None = None, *, k: K, v: None = None, **keywords: Unpack[Step]) -> K: ...
     @overload
-    def forward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Rotation]) -> Tuple[Q, K]: ...
+    def forward(self, q: None, k: K, v: None = None, **keywords: Unpack[Step]) -> K: ...
     @overload
-    def forward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    def forward(self, q: None = None, k: None = None, *, v: V, **keywords: Unpack[Step]) -> V: ...
     @overload
-    def forward(self, q: Q, k: None, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    def forward(self, q: None, k: None, v: V, **keywords: Unpack[Step]) -> V: ...
     @overload
-    def forward(self, q: Q, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, K, V]: ...
+    def forward(self, q: None = None, *, k: K, v: V, **keywords: Unpack[Step]) -> Tuple[K, V]: ...
+    @overload
+    def forward(self, q: None, k: K, v: V, **keywords: Unpack[Step]) -> Tuple[K, V]: ...
+    @overload
+    def forward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Step]) -> Q: ...
+    @overload
+    def forward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Step]) -> Tuple[Q, K]: ...
+    @overload
+    def forward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Step]) -> Tuple[Q, V]: ...
+    @overload
+    def forward(self, q: Q, k: None, v: V, **keywords: Unpack[Step]) -> Tuple[Q, V]: ...
+    @overload
+    def forward(self, q: Q, k: K, v: V, **keywords: Unpack[Step]) -> Tuple[Q, K, V]: ...
 
     def forward(
         self,
-        q: Tensor,
+        q: Optional[Tensor] = None,
         k: Optional[Tensor] = None,
         v: Optional[Tensor] = None,
         *,
@@ -134,16 +176,23 @@ class RopeDesc(Descriptor):
         sin: Optional[Tensor] = None,
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
+        norm: Optional[Norm] = None,
+        cache: Optional[Cache] = None,
         position_offset: int = 0,
         table_rows: AnyTableRows = TableRows.BY_POSITION,
+        unrotated: bool = False,
+        v_unrotated: bool = False,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
-        """Rotates q, and k and v where given, in one launch, each token by the angles of its position.
+        """Rotates those of q, k and v that are given, at least one, in one launch, each token by the angles of its
+        position; norms them, and writes k and v to caches, where asked.
 
-        q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
+        q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own. D is
+                         head_dim, or rotary_dim: the window alone
         out:             None: new tensors of the framework of q, k and v. Otherwise one tensor for each of q, k and v
-                         that is given, in their order, None for a new one; q itself rotates q in place
+                         that is given, in their order, None for a new one; q itself rotates q in place. False for k
+                         with a k_cache and for v with a v_cache: cached only, None is returned
         positions:       I32 or I64 [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index
                          of the token in its sequence
         start_positions: I32 or I64 [B], or one for each token; added
@@ -152,20 +201,36 @@ class RopeDesc(Descriptor):
         cos, sin:        [M, W], [A, M, W] or by token, W = R/2, R or R/(2A): tables instead of computed angles
         angles:          the same shapes: angles in radians
         fault:           I64 [2], zeroed by the caller: number of tokens with a position outside the table, and the
-                         lowest of them + 1
+                         lowest of them + 1; with a cache also the tokens whose place is outside it
+        norm:            a Norm, with the descriptor's norm and only then
+        cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
+        unrotated:       nothing is turned: layers without positions, a write to caches alone
+        v_unrotated:     v is not turned, q and k are
         position_offset: added to every position
         table_rows:      "by_position" or "by_token": which row of the tables a token takes
         stream:          CUDA: a handle, or a stream of torch, CuPy or cuda.core. None: the stream that the framework of
                          q works on
         programmatic_launch: CUDA: ROPE_FLAG_PROGRAMMATIC_LAUNCH
 
-        Returns the outputs: one tensor for q alone, otherwise a tuple in the order of q, k, v. All tensors lie on one
+        Returns the outputs: one tensor where one is given, otherwise a tuple in the order of q, k, v. All tensors lie on one
         device; none is copied. With JAX arrays on a GPU the call waits for its end, because JAX cannot be told to.
         """
         return self._rotate(
             "rope_forward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream)
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, norm, cache)
 
+    @overload
+    def backward(self, q: None = None, *, k: K, v: None = None, **keywords: Unpack[Rotation]) -> K: ...
+    @overload
+    def backward(self, q: None, k: K, v: None = None, **keywords: Unpack[Rotation]) -> K: ...
+    @overload
+    def backward(self, q: None = None, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> V: ...
+    @overload
+    def backward(self, q: None, k: None, v: V, **keywords: Unpack[Rotation]) -> V: ...
+    @overload
+    def backward(self, q: None = None, *, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[K, V]: ...
+    @overload
+    def backward(self, q: None, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[K, V]: ...
     @overload
     def backward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Rotation]) -> Q: ...
     @overload
@@ -179,7 +244,7 @@ class RopeDesc(Descriptor):
 
     def backward(
         self,
-        q: Tensor,
+        q: Optional[Tensor] = None,
         k: Optional[Tensor] = None,
         v: Optional[Tensor] = None,
         *,
@@ -193,6 +258,8 @@ class RopeDesc(Descriptor):
         fault: Optional[Tensor] = None,
         position_offset: int = 0,
         table_rows: AnyTableRows = TableRows.BY_POSITION,
+        unrotated: bool = False,
+        v_unrotated: bool = False,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
@@ -202,9 +269,11 @@ class RopeDesc(Descriptor):
         """
         return self._rotate(
             "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream)
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated)
 
-    def explain(self, q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None, **arguments: Any) -> str:
+    def explain(
+        self, q: Optional[Tensor] = None, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
+        **arguments: Any) -> str:
         """How forward and backward would run these arguments: kernel, vector width, grid, bytes that must move.
 
         Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated.
@@ -231,34 +300,32 @@ class RopeDesc(Descriptor):
             handle.pointer, ctypes.byref(args.cos), ctypes.byref(args.sin), reader.stream or None))
         reader.finish()
 
-    def _rotate(
-            self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
-            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: int, table_rows: Any,
-            programmatic_launch: bool, stream: Any) -> Any:
-        reader, args, handle, results = self._read(
-            function, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, position_offset,
-            table_rows, programmatic_launch, stream)
+    def _rotate(self, function: str, *arguments: Any) -> Any:
+        reader, args, handle, results = self._read(function, *arguments)
         check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
-        return results[0] if k is None and v is None else results
+        return results[0] if len(results) == 1 else results
 
     def _read(
             self, function: str, q: Any, k: Any, v: Any, out: Any = None, positions: Any = None,
             start_positions: Any = None, cu_seqlens: Any = None, cos: Any = None, sin: Any = None, angles: Any = None,
             fault: Any = None, position_offset: int = 0, table_rows: Any = TableRows.BY_POSITION,
-            programmatic_launch: bool = False, stream: Any = None,
+            programmatic_launch: bool = False, stream: Any = None, unrotated: bool = False, v_unrotated: bool = False,
+            norm: Optional[Norm] = None, cache: Optional[Cache] = None,
             is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
-        args.flags = flags_of(programmatic_launch)
+        args.flags = flags_of(programmatic_launch, unrotated, v_unrotated)
         if type(position_offset) is not int or position_offset != 0:  # a new struct has 0
             fill(args, function, position_offset=position_offset)
         if table_rows is not TableRows.BY_POSITION:
             fill(args, function, table_rows=number_of(TABLE_ROWS, "table_rows", table_rows))
-        reader = Reader(function, "q", q, stream)
-        handle = self._handle_for(reader)
 
         inputs = [(field, x) for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
+        if not inputs:
+            raise TypeError(f"{function}: q, k and v are None: one of them must be given")
+        reader = Reader(function, *inputs[0], stream)
+        handle = self._handle_for(reader)
         if out is None:
             outputs = [None] * len(inputs)
         elif isinstance(out, (tuple, list)):
@@ -268,8 +335,17 @@ class RopeDesc(Descriptor):
         if len(outputs) != len(inputs):
             raise ValueError(
                 f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
+        cached = () if cache is None else _read_cache(args, reader, cache, is_dry)
         results = []
         for (field, x), output in zip(inputs, outputs):
+            if output is False:
+                if field not in cached:
+                    raise ValueError(
+                        f"{function}: out is False for {field}: it must be a tensor or None where there is no "
+                        f"{field}_cache")
+                reader.read(args, field, x)
+                results.append(None)
+                continue
             is_in_place = output is x
             reader.read(args, field, x, is_output=is_in_place and not is_dry)
             if not is_in_place:
@@ -277,6 +353,8 @@ class RopeDesc(Descriptor):
                 if is_ours:
                     output = reader.new_like(field, x, zeroed=cu_seqlens is not None)
                 reader.read(args, field + "_out", output, is_output=True, is_ours=is_ours or is_dry)
+            elif field in cached:  # an absent output would mean: cached only
+                setattr(args, field + "_out", getattr(args, field))
             results.append(output)
         for field, x in (("positions", positions), ("start_positions", start_positions), ("cu_seqlens", cu_seqlens),
                          ("cos", cos), ("sin", sin), ("angles", angles)):
@@ -284,4 +362,36 @@ class RopeDesc(Descriptor):
                 reader.read(args, field, x)
         if fault is not None:
             reader.read(args, "fault", fault, is_output=True, is_ours=is_dry)
+        if norm is not None:
+            _read_norm(args, reader, norm)
         return reader, args, handle, tuple(results)
+
+
+def _read_norm(args: Any, reader: Reader, norm: Any) -> None:
+    if not isinstance(norm, Norm):
+        raise TypeError(f"{reader.function}: norm is {norm!r}: it must be a librope.Norm")
+    struct = _abi.rope_norm_args_t(struct_size=ctypes.sizeof(_abi.rope_norm_args_t))
+    for field, x in norm._asdict().items():
+        if x is not None:
+            reader.read(struct, field, x, group="norm.")
+    args.norm = ctypes.pointer(struct)
+
+
+def _read_cache(args: Any, reader: Reader, cache: Any, is_dry: bool) -> List[str]:
+    """Which of k and v are cached."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"{reader.function}: cache is {cache!r}: it must be a librope.Cache")
+    struct = _abi.rope_cache_args_t(struct_size=ctypes.sizeof(_abi.rope_cache_args_t))
+    operands = cache._asdict()
+    if operands.pop("skip_slot_0"):
+        struct.flags = _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0
+    cached = []
+    for field, x in operands.items():
+        if x is None:
+            continue
+        is_cache = field.endswith("_cache")
+        reader.read(struct, field, x, is_output=is_cache, is_ours=is_cache and is_dry, group="cache.")
+        if is_cache:
+            cached.append(field[0])
+    args.cache = ctypes.pointer(struct)
+    return cached

@@ -377,8 +377,11 @@ class Reader:
     def _explained(self, field: str, error: Exception) -> Exception:
         return type(error)(f"{self.function}: {field}: {error}")
 
-    def read(self, args: Any, field: str, x: Any, is_output: bool = False, is_ours: bool = False) -> None:
-        """Fills the rope_tensor_t `field` of args. is_ours: a new tensor, made for this call."""
+    def read(
+            self, args: Any, field: str, x: Any, is_output: bool = False, is_ours: bool = False,
+            group: str = "") -> None:
+        """Fills the rope_tensor_t `field` of args. is_ours: a new tensor, made for this call. group: what errors call
+        args, with a dot, where it is a group of operands."""
         try:
             framework = framework_of(x)
             if framework.is_jax:
@@ -397,7 +400,7 @@ class Reader:
             if ndim == 0 or ndim > MAX_NDIM:
                 raise ValueError(f"it has {ndim} axes: librope takes 1 to {MAX_NDIM}")
         except (TypeError, ValueError, BufferError) as error:
-            raise self._explained(field, error) from None
+            raise self._explained(group + field, error) from None
         padding = (0,) * (MAX_NDIM - ndim)
         try:
             PACKED_TENSOR.pack_into(
@@ -405,7 +408,7 @@ class Reader:
                 *view.shape, *padding, *view.stride, *padding)
         except struct.error as error:
             raise ValueError(
-                f"{self.function}: {field}: its shape is {tuple(view.shape)} and its strides are {view.stride}, at "
+                f"{self.function}: {group}{field}: its shape is {tuple(view.shape)} and its strides are {view.stride}, at "
                 f"{view.data:#x}: {error}") from None
         if view.owner is not None:
             self.owners.append(view.owner)

@@ -1,9 +1,13 @@
 # _types.py - what the signatures say to type checkers
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
 
-from ._enums import Dtype, Layout, Scaling, Sections, Style, TableRows
+from ._enums import (Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Scaling, Sections, Style,
+                     TableRows)
+
+if TYPE_CHECKING:
+    from ._groups import Cache, Norm
 
 # A tensor of any framework. A new output has the type of the input that it belongs to.
 Tensor = Any
@@ -25,6 +29,13 @@ AnyTableRows = Union[TableRows, Literal["by_position", "by_token"], int]
 AnyDtype = Union[
     Dtype, Literal["f32", "f16", "bf16", "f64", "float32", "float16", "bfloat16", "float64"], DtypeObject, Type[Any],
     int]
+AnyNormType = Union[NormType, Literal["rms", "layer"], int]
+AnyNormOrder = Union[NormOrder, Literal["before", "after"], int]
+AnyNormExtent = Union[NormExtent, Literal["head", "token"], int]
+_NormTensor = Literal["q", "k", "v"]
+AnyNormTensors = Union[NormTensors, _NormTensor, Sequence[_NormTensor], int]
+_NormRounding = Literal["before_weight", "after_weight"]
+AnyNormRounding = Union[NormRounding, _NormRounding, Sequence[_NormRounding], int]
 AnyScaling = Union[Scaling, Literal[
     "none", "linear", "dynamic_ntk", "dynamic_ntk_fixed", "ntk_alpha", "ntk_fixed", "ntk_mixed", "yarn", "yarn_log",
     "llama3", "longrope", "proportional", "factors"]]
@@ -46,11 +57,20 @@ class Operands(TypedDict, total=False):
 
 
 class Rotation(Operands, total=False):
-    """Of RopeDesc.forward and backward"""
+    """Of RopeDesc.backward"""
 
     out: Union[Tensor, Sequence[Optional[Tensor]], None]
     fault: Optional[Tensor]
+    unrotated: bool
+    v_unrotated: bool
     stream: Any
+
+
+class Step(Rotation, total=False):
+    """Of RopeDesc.forward"""
+
+    norm: Optional[Norm]
+    cache: Optional[Cache]
 
 
 class _Pairing(TypedDict):

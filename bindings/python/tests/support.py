@@ -65,6 +65,18 @@ def rotate(x, positions, inv_freq, style, out_style=None, offset=0, scale=1.0, t
     return result
 
 
+def norm(x, weight=None, bias=None, offset=0.0, eps=1e-6, layer=False, extent="head"):
+    """x [..., H, D], normed over D, or over H and D."""
+    x = numpy.asarray(x, dtype=numpy.float64)
+    axes = (-1,) if extent == "head" else (-2, -1)
+    if layer:
+        x = x - x.mean(axis=axes, keepdims=True)
+    y = x / numpy.sqrt((x * x).mean(axis=axes, keepdims=True) + eps)
+    if weight is not None:
+        y = y * (numpy.asarray(weight, dtype=numpy.float64) + offset)
+    return y if bias is None else y + numpy.asarray(bias, dtype=numpy.float64)
+
+
 def sigmoid(x):
     return 1.0 / (1.0 + numpy.exp(-x))
 

@@ -74,10 +74,13 @@ class AbiTest(unittest.TestCase):
         for enum, prefix in ((_enums.Device, "ROPE_DEVICE_"), (_enums.Dtype, "ROPE_DTYPE_"),
                              (_enums.Layout, "ROPE_LAYOUT_"), (_enums.Style, "ROPE_STYLE_"),
                              (_enums.TableRows, "ROPE_TABLE_"), (_enums.Scaling, "ROPE_SCALING_"),
-                             (_enums.Sections, "ROPE_SECTIONS_")):
+                             (_enums.Sections, "ROPE_SECTIONS_"), (_enums.NormType, "ROPE_NORM_"),
+                             (_enums.NormOrder, "ROPE_NORM_ORDER_"), (_enums.NormExtent, "ROPE_NORM_EXTENT_"),
+                             (_enums.NormTensors, "ROPE_NORM_TENSOR_"), (_enums.NormRounding, "ROPE_NORM_ROUND_")):
             with self.subTest(prefix):
+                others = "(FLAG|ORDER|EXTENT|TENSOR|ROUND)_" if prefix == "ROPE_NORM_" else "FLAG_"
                 constants = {name: value for name, value in vars(_abi).items()
-                             if name.startswith(prefix) and "_FLAG_" not in name}
+                             if name.startswith(prefix) and not re.match(others, name[len(prefix):])}
                 self.assertEqual({prefix + member.name: int(member) for member in enum}, constants)
 
     def test_every_prototype_of_the_header(self):

@@ -327,7 +327,7 @@ class ErrorTest(unittest.TestCase):
         misfit = numpy.zeros((5, 2, 16), dtype=[("a", "f4"), ("b", "i2")])["a"]
         for error, text, arguments in (
                 (TypeError, "rope_forward: q: it is a builtins.list", dict(q=[1.0])),
-                (TypeError, "q: it is a builtins.NoneType", dict(q=None)),
+                (TypeError, "rope_forward: q, k and v are None: one of them must be given", dict(q=None)),
                 (TypeError, "q: its dtype is int8", dict(q=x.astype(numpy.int8))),
                 (TypeError, "byte order", dict(q=x.astype(">f4"))),
                 (ValueError, "q_out: it is read-only", dict(q=x, out=read_only)),

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import unittest
 
-from librope import Layout, RopeDesc, Style, SwigluDesc
+from librope import Layout, NormTensors, NormType, RopeDesc, Style, SwigluDesc
 
 REQUIRED = {"head_dim": 8, "style": "half", "layout": "thd", "dtype": "f32"}
 REQUIRED_TEXT = "RopeDesc(head_dim=8, style='half', layout='thd', dtype='f32'"
@@ -30,6 +30,17 @@ class ReprTest(unittest.TestCase):
         self.check(
             SwigluDesc(dtype="f16", alpha=1.702, limit=7, up_offset=1, out_scale=2, num_threads=1),
             "SwigluDesc(dtype='f16', alpha=1.702, limit=7.0, up_offset=1.0, out_scale=2.0, num_threads=1)")
+
+    def test_a_norm(self):
+        self.check(
+            RopeDesc(**REQUIRED, theta=1e4, norm="rms", norm_tensors=["q", "v"], norm_order="after",
+                     norm_extent="token", norm_rounding="before_weight", norm_eps=0.5, norm_weight_offset=1),
+            REQUIRED_TEXT + ", theta=10000.0, norm='rms', norm_tensors=('q', 'v'), norm_order='after', "
+            "norm_extent='token', norm_rounding='before_weight', norm_eps=0.5, norm_weight_offset=1.0)")
+        flags = NormTensors.Q | NormTensors.K
+        self.check(
+            RopeDesc(**REQUIRED, theta=1e4, norm=NormType.LAYER, norm_tensors=flags, norm_eps=0.5),
+            REQUIRED_TEXT + ", theta=10000.0, norm='layer', norm_tensors=('q', 'k'), norm_eps=0.5)")
 
     def test_a_device(self):
         self.check(RopeDesc(**REQUIRED, device="cuda"), REQUIRED_TEXT + ", device='cuda')")

@@ -21,11 +21,21 @@ def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, m
     assert_type(desc.forward(q, None, v), Tuple[Array, jax.Array])
     assert_type(desc.forward(q, v=v, out=(q, None)), Tuple[Array, jax.Array])
     assert_type(desc.forward(q, maybe), Union[Array, Tuple[Array, Array]])
+    assert_type(desc.forward(k=k), torch.Tensor)
+    assert_type(desc.forward(None, q), Array)
+    assert_type(desc.forward(v=v, unrotated=True), jax.Array)
+    assert_type(desc.forward(k=k, v=v, v_unrotated=True), Tuple[torch.Tensor, jax.Array])
+    assert_type(desc.forward(None, q, v), Tuple[Array, jax.Array])
+    assert_type(
+        desc.forward(q, k, norm=librope.Norm(q_weight=q), cache=librope.Cache(k, slots=k, skip_slot_0=True)),
+        Tuple[Array, torch.Tensor])
     assert_type(desc.backward(q), Array)
     assert_type(desc.backward(k, k, stream=7), Tuple[torch.Tensor, torch.Tensor])
     assert_type(desc.explain(q, k), str)
     desc.forward()  # type: ignore[call-overload]
     desc.forward(q, position=k)  # type: ignore[call-overload]
+    desc.forward(q, norm=q, cache=librope.Norm())  # type: ignore[call-overload]
+    desc.backward(q, norm=librope.Norm())  # type: ignore[call-overload]
     desc.backward(q, table_rows="by_row")  # type: ignore[call-overload]
 
 
@@ -62,6 +72,11 @@ def configs() -> None:
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=numpy.float32)
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=numpy.dtype("float32"))
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=jax.numpy.bfloat16)
+    librope.RopeDesc(
+        head_dim=64, style="half", layout="thd", dtype="f32", norm="rms", norm_tensors=("q", "k"), norm_order="after",
+        norm_extent=librope.NormExtent.TOKEN, norm_rounding=["before_weight"], norm_eps=1e-6)
+    librope.RopeDesc(
+        head_dim=64, style="half", layout="thd", dtype="f32", norm="batch")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="float16")
     librope.RopeDesc(head_dim=64, style="neox", layout="thd", dtype="f32")  # type: ignore[arg-type]
     librope.RopeDesc(head_dim=64, style="half", layout="hdt", dtype="f32")  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+# _groups.py - the operand groups of RopeDesc.forward: rope_norm_args_t and rope_cache_args_t
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from ._types import Tensor
+
+
+class Norm(NamedTuple):
+    """Operands of a descriptor's norm. A model without weights gives Norm().
+
+    q_weight, k_weight: F32 or the descriptor's dtype, [D], or [H, D] with a weight for each head; None: 1, and
+                        norm_weight_offset is not added
+    q_bias, k_bias:     the same, "layer" only; None: 0
+    """
+
+    q_weight: Optional[Tensor] = None
+    k_weight: Optional[Tensor] = None
+    q_bias: Optional[Tensor] = None
+    k_bias: Optional[Tensor] = None
+
+
+class Cache(NamedTuple):
+    """Paged caches that k and v are written to, and where each token goes: `slots`, or `page_table`, one of them.
+
+    k_cache, v_cache: [P, E, H, D]: pages, entries of a page, heads, channels, with any strides, in the descriptor's
+                      dtype, or F16 or BF16 of F32 data
+    slots:            I32 or I64 [B, S], "thd" [T], or [N] for the first N tokens: page * E + entry
+    page_table:       I32 or I64 [B, any]: pages of each sequence; with page_indptr one list for all, [any]
+    page_indptr:      I32 or I64 [B + 1]: sequence b has entries page_indptr[b] to page_indptr[b + 1] - 1
+    sequence:         I32 or I64, shape of slots: the row of page_table of each token; None: its batch, or its sequence
+                      in cu_seqlens
+    positions:        I32 or I64, shape of slots: the token's position in the cache; None: that of the rotation
+    skip_slot_0:      slot 0 is not written
+
+    A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and
+    counted in `fault`.
+    """
+
+    k_cache: Optional[Tensor] = None
+    v_cache: Optional[Tensor] = None
+    slots: Optional[Tensor] = None
+    page_table: Optional[Tensor] = None
+    page_indptr: Optional[Tensor] = None
+    sequence: Optional[Tensor] = None
+    positions: Optional[Tensor] = None
+    skip_slot_0: bool = False

@@ -1,0 +1,269 @@
+# test_step.py - norms and paged caches around the rotation, on NumPy's arrays
+from __future__ import annotations
+
+import unittest
+
+import support
+from support import numpy
+
+import librope
+from librope import Cache, InvalidArgument, Norm, NotSupported, RopeDesc
+
+random = numpy.random.default_rng(20261123)
+HEAD_DIM = 16
+INV_FREQ = support.frequencies(HEAD_DIM, 10000.0)
+
+
+def normal(*shape, dtype=numpy.float32):
+    return random.standard_normal(shape).astype(dtype)
+
+
+def make_desc(**overrides):
+    arguments = dict(head_dim=HEAD_DIM, theta=10000.0, style="half", layout="thd", dtype="f32")
+    arguments.update(overrides)
+    return RopeDesc(**arguments)
+
+
+def rotated(x, positions):
+    return support.rotate(x, numpy.asarray(positions)[..., None], INV_FREQ, "half")
+
+
+class StepTest(unittest.TestCase):
+    def assert_close(self, actual, expected, tolerance=1e-5):
+        self.assertEqual(actual.shape, expected.shape)
+        numpy.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+
+
+class NormTest(StepTest):
+    def test_rms_before_the_rotation(self):
+        q, k = normal(5, 4, HEAD_DIM), normal(5, 2, HEAD_DIM)
+        q_weight, k_weight = normal(HEAD_DIM), normal(2, HEAD_DIM)
+        positions = random.integers(0, 1000, 5)
+        desc = make_desc(norm="rms", norm_eps=1e-3, norm_weight_offset=1)
+        for weights in ((q_weight, k_weight), (q_weight.astype(numpy.float32), None), (None, None)):
+            results = desc.forward(q, k, positions=positions, norm=Norm(*weights))
+            for x, weight, result in zip((q, k), weights, results):
+                expected = rotated(support.norm(x, weight, offset=1, eps=1e-3), positions)
+                self.assert_close(result, expected)
+
+    def test_layer_norm_after_the_rotation(self):
+        q, k = normal(5, 4, HEAD_DIM), normal(5, 2, HEAD_DIM)
+        weight, bias, k_bias = normal(4, HEAD_DIM), normal(HEAD_DIM), normal(2, HEAD_DIM)
+        desc = make_desc(norm="layer", norm_order="after", norm_eps=1e-5)
+        q_out, k_out = desc.forward(q, k, norm=Norm(q_weight=weight, q_bias=bias, k_bias=k_bias))
+        tokens = numpy.arange(5)
+        self.assert_close(q_out, support.norm(rotated(q, tokens), weight, bias, eps=1e-5, layer=True))
+        self.assert_close(k_out, support.norm(rotated(k, tokens), None, k_bias, eps=1e-5, layer=True))
+
+    def test_over_all_heads_and_of_chosen_tensors(self):
+        q, k, v = normal(5, 4, HEAD_DIM), normal(5, 2, HEAD_DIM), normal(5, 2, HEAD_DIM)
+        weight = normal(4, HEAD_DIM)
+        desc = make_desc(norm="rms", norm_extent="token", norm_tensors=("q", "v"), norm_eps=1e-6)
+        q_out, k_out, v_out = desc.forward(q, k, v, norm=Norm(weight), v_unrotated=True)
+        tokens = numpy.arange(5)
+        self.assert_close(q_out, rotated(support.norm(q, weight, extent="token"), tokens))
+        self.assert_close(k_out, rotated(k, tokens))
+        self.assert_close(v_out, support.norm(v, extent="token"))
+
+    def test_in_place(self):
+        q = normal(5, 4, HEAD_DIM)
+        desc = make_desc(norm="rms", norm_eps=1e-6, rotary_dim=8)
+        expected = desc.forward(q, norm=Norm())
+        self.assertIs(desc.forward(q, out=q, norm=Norm()), q)
+        numpy.testing.assert_array_equal(q, expected)
+
+    def test_refusals(self):
+        x = normal(5, 2, HEAD_DIM)
+        desc = make_desc(norm="rms", norm_eps=1e-6)
+        with self.assertRaisesRegex(InvalidArgument, "norm"):
+            desc.forward(x)
+        with self.assertRaisesRegex(InvalidArgument, "norm"):
+            make_desc().forward(x, norm=Norm())
+        with self.assertRaisesRegex(InvalidArgument, "rope_forward: norm.q_weight"):
+            desc.forward(x, norm=Norm(normal(3)))
+        with self.assertRaisesRegex(InvalidArgument, "rope_forward: norm.q_bias"):
+            desc.forward(x, norm=Norm(q_bias=normal(HEAD_DIM)))
+        with self.assertRaisesRegex(NotSupported, "rope_backward"):
+            desc.backward(x)
+        with self.assertRaisesRegex(TypeError, "rope_forward: norm is 'rms': it must be a librope.Norm"):
+            desc.forward(x, norm="rms")
+        with self.assertRaisesRegex(TypeError, "rope_forward: norm.k_weight: it is a builtins.list"):
+            desc.forward(x, x.copy(), norm=Norm(k_weight=[1.0]))
+        with self.assertRaisesRegex(InvalidArgument, "norm_eps"):
+            make_desc(norm="rms")
+        with self.assertRaisesRegex(ValueError, "norm is 'batch': it must be one of rms, layer"):
+            make_desc(norm="batch", norm_eps=1e-6)
+        with self.assertRaisesRegex(ValueError, "norm_tensors is 'w': it must be one of q, k, v"):
+            make_desc(norm="rms", norm_eps=1e-6, norm_tensors=["q", "w"])
+
+
+class CacheTest(StepTest):
+    PAGES, ENTRIES = 4, 3
+
+    def setUp(self):
+        self.tokens = numpy.arange(5)
+        self.q, self.k, self.v = normal(5, 4, HEAD_DIM), normal(5, 2, HEAD_DIM), normal(5, 2, HEAD_DIM)
+        self.k_cache, self.v_cache = (
+            numpy.full((self.PAGES, self.ENTRIES, 2, HEAD_DIM), numpy.nan, dtype=numpy.float32) for _ in range(2))
+        self.rows = self.k_cache.reshape(-1, 2, HEAD_DIM), self.v_cache.reshape(-1, 2, HEAD_DIM)
+
+    def check(self, slots, k_rows, v_rows):
+        """Rows are where slots say, and nothing else was written."""
+        for rows, expected in zip(self.rows, (k_rows, v_rows)):
+            for token, slot in enumerate(slots):
+                if slot >= 0:
+                    self.assert_close(rows[slot], expected[token])
+            others = numpy.setdiff1d(numpy.arange(self.PAGES * self.ENTRIES), slots)
+            self.assertTrue(numpy.isnan(rows[others]).all())
+
+    def test_slots(self):
+        slots = numpy.array([7, 2, -1, 0, 11])
+        before = [x.copy() for x in (self.q, self.k, self.v)]
+        results = make_desc().forward(
+            self.q, self.k, self.v, v_unrotated=True, cache=Cache(self.k_cache, self.v_cache, slots=slots))
+        self.check(slots, rotated(self.k, self.tokens), self.v)
+        self.assert_close(results[0], rotated(self.q, self.tokens))
+        self.assert_close(results[1], rotated(self.k, self.tokens))
+        numpy.testing.assert_array_equal(results[2], self.v)
+        for x, old in zip((self.q, self.k, self.v), before):
+            numpy.testing.assert_array_equal(x, old)
+
+    def test_cached_only_and_in_place(self):
+        slots = numpy.array([7, 2, 5, 0, 11], dtype=numpy.int32)
+        k = self.k.copy()
+        q_out, k_out, v_out = make_desc().forward(
+            self.q, self.k, self.v, out=(self.q, False, False), v_unrotated=True,
+            cache=Cache(self.k_cache, self.v_cache, slots=slots))
+        self.assertIs(q_out, self.q)
+        self.assertIsNone(k_out)
+        self.assertIsNone(v_out)
+        numpy.testing.assert_array_equal(self.k, k)
+        self.check(slots, rotated(k, self.tokens), self.v)
+        # In place as well
+        self.k_cache[:] = numpy.nan
+        result = make_desc().forward(k=self.k, out=self.k, cache=Cache(self.k_cache, slots=slots))
+        self.assertIs(result, self.k)
+        self.assert_close(self.k, rotated(k, self.tokens))
+        self.check(slots, rotated(k, self.tokens), self.v)
+
+    def test_page_table(self):
+        # Two sequences of 3 and 2 tokens that go on at positions 2 and 4 of their pages.
+        positions = numpy.array([2, 3, 4, 4, 5])
+        slots = [3 * 3 + 2, 1 * 3 + 0, 1 * 3 + 1, 0 * 3 + 1, 0 * 3 + 2]
+        cu_seqlens = numpy.array([0, 3, 5], dtype=numpy.int32)
+        table = numpy.array([[3, 1], [2, 0]], dtype=numpy.int32)
+        flat = dict(page_table=numpy.array([3, 1, 2, 0]), page_indptr=numpy.array([0, 2, 4]))
+        sequence = numpy.array([1, 1, 1, 0, 0])
+        for cache, arguments in (
+                (dict(page_table=table), dict(cu_seqlens=cu_seqlens, positions=positions)),
+                (flat, dict(cu_seqlens=cu_seqlens, positions=positions)),
+                (dict(page_table=table[::-1], sequence=sequence), dict(positions=positions)),
+                (dict(page_table=table, positions=positions), dict(cu_seqlens=cu_seqlens, positions=positions + 7))):
+            with self.subTest(cache):
+                self.setUp()
+                make_desc().forward(
+                    self.q, self.k, self.v, out=(None, False, False), v_unrotated=True,
+                    cache=Cache(self.k_cache, self.v_cache, **cache), **arguments)
+                self.check(slots, rotated(self.k, arguments["positions"]), self.v)
+
+    def test_caches_that_are_views(self):
+        # Heads before entries, k and v side by side.
+        both = numpy.full((self.PAGES, 2, self.ENTRIES, 2 * HEAD_DIM), numpy.nan, dtype=numpy.float32)
+        k_cache = both.transpose(0, 2, 1, 3)[..., :HEAD_DIM]
+        v_cache = both.transpose(0, 2, 1, 3)[..., HEAD_DIM:]
+        slots = numpy.array([7, 2, 5, 0, 11])
+        make_desc().forward(
+            k=self.k, v=self.v, out=(False, False), unrotated=True, cache=Cache(k_cache, v_cache, slots=slots))
+        for cache, x in ((k_cache, self.k), (v_cache, self.v)):
+            numpy.testing.assert_array_equal(cache[slots // 3, slots % 3], x)
+        self.assertEqual(numpy.isnan(both).sum(), both.size - 2 * self.k.size)
+
+    def test_a_norm_before_it_and_caches_of_16_bits(self):
+        weight = normal(HEAD_DIM)
+        slots = numpy.array([7, 2, 5, 0, 11])
+        k_cache = self.k_cache.astype(numpy.float16)
+        desc = make_desc(norm="rms", norm_tensors="k", norm_eps=1e-6)
+        k_out = desc.forward(k=self.k, norm=Norm(k_weight=weight), cache=Cache(k_cache, slots=slots))
+        expected = rotated(support.norm(self.k, weight), self.tokens)
+        self.assert_close(k_out, expected)
+        numpy.testing.assert_array_equal(k_cache.reshape(-1, 2, HEAD_DIM)[slots], k_out.astype(numpy.float16))
+
+    def test_a_reserved_slot_and_faults(self):
+        slots = numpy.array([7, 0, 12, 99, 3])
+        fault = numpy.zeros(2, dtype=numpy.int64)
+        make_desc().forward(
+            k=self.k, out=False, fault=fault, cache=Cache(self.k_cache, slots=slots, skip_slot_0=True))
+        self.assertEqual(fault.tolist(), [2, 3])
+        expected = rotated(self.k, self.tokens)
+        for token, slot in ((0, 7), (4, 3)):
+            self.assert_close(self.rows[0][slot], expected[token])
+        self.assertEqual(numpy.isnan(self.rows[0]).all(axis=(1, 2)).sum(), 10)
+
+    def test_refusals(self):
+        desc = make_desc()
+        slots = numpy.zeros(5, dtype=numpy.int64)
+        read_only = self.k_cache.copy()
+        read_only.flags.writeable = False
+        both = dict(q=self.q, k=self.k)
+        for error, text, arguments in (
+                (NotSupported, "v", dict(v=self.v, cache=Cache(v_cache=self.v_cache, slots=slots))),
+                (InvalidArgument, "rope_forward: cache.", dict(both, cache=Cache(self.k_cache))),
+                (InvalidArgument, "rope_forward: cache.", dict(both, cache=Cache(slots=slots))),
+                (InvalidArgument, "rope_forward: cache.slots", dict(
+                    both, cache=Cache(self.k_cache, slots=slots.astype(numpy.float32)))),
+                (ValueError, "rope_forward: cache.k_cache: it is read-only", dict(
+                    both, cache=Cache(read_only, slots=slots))),
+                (TypeError, "rope_forward: cache is .*: it must be a librope.Cache", dict(
+                    both, cache=self.k_cache)),
+                (ValueError, "rope_forward: out is False for q: it must be a tensor or None where there is no q_cache",
+                 dict(both, out=(False, None))),
+                (ValueError, "rope_forward: out is False for v: ", dict(
+                    v=self.v, out=False, unrotated=True, cache=Cache(self.k_cache, slots=slots)))):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                desc.forward(**arguments)
+        self.assertTrue(numpy.isnan(self.k_cache).all())
+        with self.assertRaisesRegex(TypeError, "unexpected keyword argument 'cache'"):
+            desc.backward(self.q, cache=Cache(self.k_cache, slots=slots))
+
+    def test_explain(self):
+        read_only = self.k_cache.copy()
+        read_only.flags.writeable = False
+        text = make_desc().explain(k=self.k, cache=Cache(read_only, slots=numpy.zeros(5, dtype=numpy.int64)))
+        self.assertRegex(text, "bytes")
+        self.assertTrue(numpy.isnan(read_only).all())
+
+
+class UnrotatedTest(StepTest):
+    def test_nothing_is_turned(self):
+        q, v = normal(5, 4, HEAD_DIM), normal(5, 2, HEAD_DIM)
+        desc = make_desc(theta=0.0)
+        for call in (desc.forward, desc.backward):
+            for x, result in zip((q, v), call(q, None, v, unrotated=True)):
+                numpy.testing.assert_array_equal(result, x)
+
+    def test_v_of_another_width_is_not_turned(self):
+        q, v = normal(5, 4, HEAD_DIM), normal(5, 2, 6)
+        q_out, v_out = make_desc().forward(q, v=v, v_unrotated=True)
+        self.assert_close(q_out, rotated(q, numpy.arange(5)))
+        numpy.testing.assert_array_equal(v_out, v)
+
+    def test_outputs_of_16_bits(self):
+        q = normal(5, 4, HEAD_DIM)
+        out = numpy.empty_like(q, dtype=numpy.float16)
+        make_desc().forward(q, out=out)
+        numpy.testing.assert_array_equal(out, make_desc().forward(q).astype(numpy.float16))
+
+    def test_each_of_q_k_and_v_alone(self):
+        x = normal(5, 2, HEAD_DIM)
+        desc = make_desc()
+        expected = desc.forward(x)
+        for arguments in (dict(k=x), dict(v=x)):
+            numpy.testing.assert_array_equal(desc.forward(**arguments), expected)
+        k_out, v_out = desc.forward(None, x, x.copy())
+        numpy.testing.assert_array_equal(k_out, expected)
+        numpy.testing.assert_array_equal(v_out, expected)
+        self.assertIn("bytes", desc.explain(k=x))
+
+
+if __name__ == "__main__":
+    unittest.main()
