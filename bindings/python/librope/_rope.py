@@ -367,9 +367,16 @@ class RopeDesc(Descriptor):
         return reader, args, handle, tuple(results)
 
 
+def _check_group(function: str, field: str, group: Any, cls: type) -> None:
+    if not isinstance(group, cls):
+        given = type(group)
+        raise TypeError(
+            f"{function}: {field}: it is a {given.__module__}.{given.__qualname__}: it must be a librope."
+            f"{cls.__name__}")
+
+
 def _read_norm(args: Any, reader: Reader, norm: Any) -> None:
-    if not isinstance(norm, Norm):
-        raise TypeError(f"{reader.function}: norm is {norm!r}: it must be a librope.Norm")
+    _check_group(reader.function, "norm", norm, Norm)
     struct = _abi.rope_norm_args_t(struct_size=ctypes.sizeof(_abi.rope_norm_args_t))
     for field, x in norm._asdict().items():
         if x is not None:
@@ -379,8 +386,7 @@ def _read_norm(args: Any, reader: Reader, norm: Any) -> None:
 
 def _read_cache(args: Any, reader: Reader, cache: Any, is_dry: bool) -> List[str]:
     """Which of k and v are cached."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"{reader.function}: cache is {cache!r}: it must be a librope.Cache")
+    _check_group(reader.function, "cache", cache, Cache)
     struct = _abi.rope_cache_args_t(struct_size=ctypes.sizeof(_abi.rope_cache_args_t))
     operands = cache._asdict()
     if operands.pop("skip_slot_0"):

@@ -83,9 +83,9 @@ class NormTest(StepTest):
             desc.forward(x, norm=Norm(normal(3)))
         with self.assertRaisesRegex(InvalidArgument, "rope_forward: norm.q_bias"):
             desc.forward(x, norm=Norm(q_bias=normal(HEAD_DIM)))
-        with self.assertRaisesRegex(NotSupported, "rope_backward"):
+        with self.assertRaisesRegex(librope.Error, "rope_backward: norm"):
             desc.backward(x)
-        with self.assertRaisesRegex(TypeError, "rope_forward: norm is 'rms': it must be a librope.Norm"):
+        with self.assertRaisesRegex(TypeError, "rope_forward: norm: it is a builtins.str: it must be a librope.Norm"):
             desc.forward(x, norm="rms")
         with self.assertRaisesRegex(TypeError, "rope_forward: norm.k_weight: it is a builtins.list"):
             desc.forward(x, x.copy(), norm=Norm(k_weight=[1.0]))
@@ -213,7 +213,7 @@ class CacheTest(StepTest):
                     both, cache=Cache(self.k_cache, slots=slots.astype(numpy.float32)))),
                 (ValueError, "rope_forward: cache.k_cache: it is read-only", dict(
                     both, cache=Cache(read_only, slots=slots))),
-                (TypeError, "rope_forward: cache is .*: it must be a librope.Cache", dict(
+                (TypeError, "rope_forward: cache: it is a numpy.ndarray: it must be a librope.Cache", dict(
                     both, cache=self.k_cache)),
                 (ValueError, "rope_forward: out is False for q: it must be a tensor or None where there is no q_cache",
                  dict(both, out=(False, None))),
@@ -229,7 +229,7 @@ class CacheTest(StepTest):
         read_only = self.k_cache.copy()
         read_only.flags.writeable = False
         text = make_desc().explain(k=self.k, cache=Cache(read_only, slots=numpy.zeros(5, dtype=numpy.int64)))
-        self.assertRegex(text, "bytes")
+        self.assertIn("read and written", text)
         self.assertTrue(numpy.isnan(read_only).all())
 
 
@@ -262,7 +262,7 @@ class UnrotatedTest(StepTest):
         k_out, v_out = desc.forward(None, x, x.copy())
         numpy.testing.assert_array_equal(k_out, expected)
         numpy.testing.assert_array_equal(v_out, expected)
-        self.assertIn("bytes", desc.explain(k=x))
+        self.assertIn("read and written", desc.explain(k=x))
 
 
 if __name__ == "__main__":
