@@ -1,7 +1,8 @@
 # torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
 """apply_rotary and swiglu return new tensors and are differentiable in reverse mode, apply_rotary any number of times.
-Their operators, torch.ops.librope.rotate, swiglu and swiglu_backward, run on the current stream, never break a graph
-and refuse tangents of forward mode. Descriptors are made on first use and kept."""
+rotary_step is for inference: with a norm and paged caches in the same launch. The operators, torch.ops.librope.rotate,
+step, swiglu and swiglu_backward, run on the current stream, never break a graph and refuse tangents of forward mode.
+Descriptors are made on first use and kept."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, overload
 import torch
 from torch import Tensor
 
-from ._enums import LAYOUTS, STYLES, TABLE_ROWS, TableRows, dtype_number, number_of
+from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
+                     NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
+from ._groups import Cache, Norm
 from ._rope import RopeDesc
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
-from ._types import AnyLayout, AnyStyle, AnyTableRows, TorchRotation
+from ._types import (AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType, AnyStyle,
+                     AnyTableRows, TorchRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["apply_rotary", "swiglu"]
+__all__ = ["apply_rotary", "rotary_step", "swiglu"]
 
-_UNCHANGED = ()  # no operator writes to its inputs
+_UNCHANGED = ()  # the operator writes to none of its inputs
 
 # ---- Forward mode ---------------------------------------------------------------------------------------------------
 
@@ -59,11 +63,11 @@ _NUM_ROTATE_INPUTS = 22
 def _rope_desc(
         dtype: torch.dtype, head_dim: int, layout: int, style: int, out_style: int, rotary_dim: int, rotary_offset: int,
         theta: float, inv_freq: Optional[Tuple[float, ...]], attention_scale: float, num_axes: int,
-        pair_axis: Optional[Tuple[int, ...]], pair_block: int) -> RopeDesc:
+        pair_axis: Optional[Tuple[int, ...]], pair_block: int, **norm: Any) -> RopeDesc:
     return RopeDesc(
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
         rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
-        pair_axis=pair_axis, pair_block=pair_block)
+        pair_axis=pair_axis, pair_block=pair_block, **norm)
 
 
 def _as_tuple(values: Optional[Sequence[Any]]) -> Optional[Tuple[Any, ...]]:
@@ -178,6 +182,139 @@ def apply_rotary(
         number_of(STYLES, "style", style), number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta,
         inv_freq, attention_scale, num_axes, pair_axis, pair_block, programmatic_launch, False)
     return results[0] if len(tensors) == 1 else tuple(results)
+
+
+# ---- The step: norm, rotation, caches -------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "librope::step",
+    mutates_args=("q_out", "k_out", "v_out", "k_cache", "v_cache", "fault"),
+    schema="(Tensor? q, Tensor? k, Tensor? v, Tensor(a!)? q_out, Tensor(b!)? k_out, Tensor(c!)? v_out, "
+    "Tensor? q_weight, Tensor? k_weight, Tensor? q_bias, Tensor? k_bias, Tensor(d!)? k_cache, Tensor(e!)? v_cache, "
+    "Tensor? slots, Tensor? page_table, Tensor? page_indptr, Tensor? sequence, Tensor? cache_positions, "
+    "bool skip_slot_0, Tensor? positions, Tensor? start_positions, Tensor? cu_seqlens, Tensor? cos, Tensor? sin, "
+    "Tensor? angles, Tensor(f!)? fault, SymInt position_offset, int table_rows, int layout, int style, int out_style, "
+    "int rotary_dim, int rotary_offset, float theta, float[]? inv_freq, float attention_scale, int num_axes, "
+    "int[]? pair_axis, int pair_block, int norm, int norm_tensors, int norm_order, int norm_extent, "
+    "int norm_rounding, float norm_eps, float norm_weight_offset, bool unrotated, bool v_unrotated, "
+    "bool programmatic_launch) -> ()",
+)
+def _step(
+        q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
+        k_out: Optional[Tensor], v_out: Optional[Tensor], q_weight: Optional[Tensor], k_weight: Optional[Tensor],
+        q_bias: Optional[Tensor], k_bias: Optional[Tensor], k_cache: Optional[Tensor], v_cache: Optional[Tensor],
+        slots: Optional[Tensor], page_table: Optional[Tensor], page_indptr: Optional[Tensor],
+        sequence: Optional[Tensor], cache_positions: Optional[Tensor], skip_slot_0: bool, positions: Optional[Tensor],
+        start_positions: Optional[Tensor], cu_seqlens: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor],
+        angles: Optional[Tensor], fault: Optional[Tensor], position_offset: int, table_rows: int, layout: int,
+        style: int, out_style: int, rotary_dim: int, rotary_offset: int, theta: float,
+        inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int, pair_axis: Optional[Sequence[int]],
+        pair_block: int, norm: int, norm_tensors: int, norm_order: int, norm_extent: int, norm_rounding: int,
+        norm_eps: float, norm_weight_offset: float, unrotated: bool, v_unrotated: bool,
+        programmatic_launch: bool) -> None:
+    given = [(x, out) for x, out in ((q, q_out), (k, k_out), (v, v_out)) if x is not None]
+    first = given[0][0]
+    desc = _rope_desc(
+        first.dtype, first.shape[-1], layout, style, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
+        attention_scale, num_axes, _as_tuple(pair_axis), pair_block, norm=norm, norm_tensors=norm_tensors,
+        norm_order=norm_order, norm_extent=norm_extent, norm_rounding=norm_rounding, norm_eps=norm_eps,
+        norm_weight_offset=norm_weight_offset)
+    weights = Norm(q_weight, k_weight, q_bias, k_bias)
+    cache = Cache(k_cache, v_cache, slots, page_table, page_indptr, sequence, cache_positions, skip_slot_0)
+    desc.forward(
+        q, k, v, out=[False if out is None else out for _, out in given], positions=positions,
+        start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles, fault=fault,
+        norm=weights if norm or any(x is not None for x in weights) else None,
+        cache=cache if any(x is not None for x in cache[:-1]) else None, position_offset=position_offset,
+        table_rows=table_rows, unrotated=unrotated, v_unrotated=v_unrotated, programmatic_launch=programmatic_launch)
+
+
+@_step.register_fake
+def _(*arguments: Any) -> None:
+    pass
+
+
+_refuse_tangents(_step)
+
+
+def rotary_step(
+    q: Optional[Tensor] = None,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
+    *,
+    style: AnyStyle,
+    layout: AnyLayout,
+    theta: float = 0.0,
+    inv_freq: Optional[Sequence[float]] = None,
+    attention_scale: float = 0.0,
+    rotary_dim: int = 0,
+    rotary_offset: int = 0,
+    out_style: AnyStyle = 0,
+    num_axes: int = 0,
+    pair_axis: Optional[Sequence[int]] = None,
+    pair_block: int = 0,
+    norm: AnyNormType = 0,
+    norm_tensors: AnyNormTensors = 0,
+    norm_order: AnyNormOrder = NormOrder.BEFORE,
+    norm_extent: AnyNormExtent = NormExtent.HEAD,
+    norm_rounding: AnyNormRounding = 0,
+    norm_eps: float = 0.0,
+    norm_weight_offset: float = 0.0,
+    q_weight: Optional[Tensor] = None,
+    k_weight: Optional[Tensor] = None,
+    q_bias: Optional[Tensor] = None,
+    k_bias: Optional[Tensor] = None,
+    cache: Optional[Cache] = None,
+    cached_only: bool = False,
+    positions: Optional[Tensor] = None,
+    start_positions: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
+    cos: Optional[Tensor] = None,
+    sin: Optional[Tensor] = None,
+    angles: Optional[Tensor] = None,
+    fault: Optional[Tensor] = None,
+    position_offset: int = 0,
+    table_rows: AnyTableRows = TableRows.BY_POSITION,
+    unrotated: bool = False,
+    v_unrotated: bool = False,
+    programmatic_launch: bool = False,
+) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    """Norms and rotates q and k, and writes k and v to paged caches, in one launch. For inference: there is no gradient,
+    and tensors that require grad are refused while grad mode is on.
+
+    q, k, v:     as for apply_rotary, one at least; q_weight and the others: as those of librope.Norm
+    cache:       a librope.Cache, whose k_cache and v_cache are written
+    cached_only: k and v get no output where they are cached
+    The other arguments are RopeDesc's and RopeDesc.forward's. Returns new tensors in the place of q, k and v, None for
+    what is not given or cached only.
+    """
+    if q is None and k is None and v is None:
+        raise TypeError("rotary_step: q, k and v are None: one of them must be given")
+    if cache is None:
+        cache = Cache()
+    if torch.is_grad_enabled():
+        for field, x in (("q", q), ("k", k), ("v", v), ("q_weight", q_weight), ("k_weight", k_weight),
+                         ("q_bias", q_bias), ("k_bias", k_bias), ("k_cache", cache.k_cache),
+                         ("v_cache", cache.v_cache), ("cos", cos), ("sin", sin), ("angles", angles)):
+            if x is not None and x.requires_grad:
+                raise ValueError(
+                    f"rotary_step: {field}: it requires grad, and the step has no gradient: use apply_rotary, "
+                    "torch.no_grad() or detach()")
+    make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
+    caches = (None, cache.k_cache, cache.v_cache) if cached_only else (None, None, None)
+    q_out, k_out, v_out = (
+        make(x) if x is not None and cached is None else None for x, cached in zip((q, k, v), caches))
+    torch.ops.librope.step(
+        q, k, v, q_out, k_out, v_out, q_weight, k_weight, q_bias, k_bias, *cache, positions, start_positions,
+        cu_seqlens, cos, sin, angles, fault, position_offset, number_of(TABLE_ROWS, "table_rows", table_rows),
+        number_of(LAYOUTS, "layout", layout), number_of(STYLES, "style", style),
+        number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
+        num_axes, pair_axis, pair_block, number_of(NORM_TYPES, "norm", norm),
+        bits_of(NORM_TENSORS, "norm_tensors", norm_tensors), number_of(NORM_ORDERS, "norm_order", norm_order),
+        number_of(NORM_EXTENTS, "norm_extent", norm_extent), bits_of(NORM_ROUNDINGS, "norm_rounding", norm_rounding),
+        norm_eps, norm_weight_offset, unrotated, v_unrotated, programmatic_launch)
+    return q_out, k_out, v_out
 
 
 # ---- SwiGLU ---------------------------------------------------------------------------------------------------------

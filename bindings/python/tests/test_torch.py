@@ -199,6 +199,128 @@ class OperatorTest(unittest.TestCase):
             lambda g, u, r: swiglu(g, u, row_scale=r, num_rows=num_rows), (gate, up, scale)))
 
 
+def normed(x, weight=None, offset=0.0, eps=1e-6):
+    """RMS norm of heads, in fp64."""
+    x = x.double()
+    y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return y if weight is None else y * (weight.double() + offset)
+
+
+def rotated(x, positions, theta=10000.0):
+    """In the half style, in fp64; positions broadcast against x's other axes."""
+    half = x.shape[-1] // 2
+    angles = positions.double()[..., None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    a, b = x.double().split(half, dim=-1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+
+
+class StepTest(unittest.TestCase):
+    THD = dict(style="half", layout="thd", theta=10000.0)
+    RMS = dict(norm="rms", norm_eps=1e-6)
+
+    def setUp(self):
+        self.q, self.k, self.v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+        self.q_weight, self.k_weight = torch.nn.Parameter(torch.randn(16)), torch.nn.Parameter(torch.randn(16))
+        self.k_cache, self.v_cache = (torch.full((4, 3, 2, 16), torch.nan) for _ in range(2))
+        self.slots = torch.tensor([7, 2, -1, 0, 11])
+        self.positions = torch.tensor([3, 1000, 7, 0, 2])
+
+    def assert_close(self, actual, expected, tolerance=1e-5):
+        self.assertEqual(actual.shape, expected.shape)
+        self.assertLess((actual.double() - expected).abs().max().item(), tolerance)
+
+    def assert_cached(self, k, v):
+        for cache, x in ((self.k_cache, k), (self.v_cache, v)):
+            rows = cache.flatten(0, 1)
+            self.assert_close(rows[self.slots[self.slots >= 0]], x[self.slots >= 0])
+            self.assertEqual(rows.isnan().all(-1).all(-1).sum(), 8)
+
+    def step(self, q, k, v, k_cache, v_cache, slots, q_weight, k_weight, positions):
+        return librope.torch.rotary_step(
+            q, k, v, q_weight=q_weight, k_weight=k_weight, positions=positions, v_unrotated=True, cached_only=True,
+            cache=librope.Cache(k_cache, v_cache, slots=slots), **self.RMS, **self.THD)
+
+    def arguments(self):
+        return (self.q, self.k, self.v, self.k_cache, self.v_cache, self.slots, self.q_weight, self.k_weight,
+                self.positions)
+
+    def expected(self, x, weight):
+        return rotated(normed(x, weight), self.positions[:, None])
+
+    def test_norm_rotation_and_caches(self):
+        with torch.no_grad():
+            q, k, v = self.step(*self.arguments())
+        self.assertIsNone(k)
+        self.assertIsNone(v)
+        self.assert_close(q, self.expected(self.q, self.q_weight))
+        self.assert_cached(self.expected(self.k, self.k_weight), self.v)
+
+    def test_a_norm_alone(self):
+        with torch.no_grad():
+            q, k, v = librope.torch.rotary_step(
+                self.q, self.k, q_weight=self.q_weight, positions=self.positions, norm_weight_offset=1.0, **self.RMS,
+                **self.THD)
+            self.assertIsNone(v)
+            self.assert_close(q, rotated(normed(self.q, self.q_weight, offset=1.0), self.positions[:, None]))
+            self.assert_close(k, self.expected(self.k, None))
+            half = [x.bfloat16() for x in (self.q, self.k)]
+            for x, y in zip(half, librope.torch.rotary_step(
+                    *half, positions=self.positions, norm_rounding="before_weight", **self.RMS, **self.THD)):
+                self.assertEqual(y.dtype, torch.bfloat16)
+                self.assert_close(y, rotated(normed(x).bfloat16(), self.positions[:, None]), 0.02)
+
+    def test_no_norm_and_no_cache(self):
+        results = librope.torch.rotary_step(self.q, self.k, positions=self.positions, **self.THD)
+        for x, y in zip(results, apply_rotary(self.q, self.k, positions=self.positions, **self.THD)):
+            self.assertTrue(torch.equal(x, y))
+        x = torch.randn(7, 2, 16)
+        cu_seqlens = torch.tensor([0, 2, 5])
+        self.assertEqual(librope.torch.rotary_step(x, cu_seqlens=cu_seqlens, **self.THD)[0][5:].abs().max(), 0)
+
+    def test_what_is_written_is_seen_by_autograd(self):
+        versions = [x._version for x in (self.k_cache, self.v_cache, self.q, self.k, self.v)]
+        desc = RopeDesc(head_dim=16, dtype="f32", **self.THD)
+        cache = librope.Cache(self.k_cache, self.v_cache, slots=self.slots)
+        desc.forward(self.q, self.k, self.v, v_unrotated=True, cache=cache)
+        self.assertEqual([x._version for x in (self.k_cache, self.v_cache, self.q, self.k, self.v)],
+                         [versions[0] + 1, versions[1] + 1, *versions[2:]])
+        weight = torch.ones((), requires_grad=True)
+        product = weight * self.k_cache
+        with torch.no_grad():
+            self.step(*self.arguments())
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            product.sum().backward()
+
+    def test_what_requires_grad_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "rotary_step: q_weight: it requires grad, and the step has no grad"):
+            self.step(*self.arguments())
+        with self.assertRaisesRegex(ValueError, "rotary_step: k: it requires grad"):
+            librope.torch.rotary_step(k=self.k.requires_grad_(), **self.THD)
+        with self.assertRaisesRegex(TypeError, "rotary_step: q, k and v are None"):
+            librope.torch.rotary_step(**self.THD)
+        with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: cache.slots"):
+            librope.torch.rotary_step(k=self.v, cache=librope.Cache(self.k_cache), **self.THD)
+        self.assertTrue(self.k_cache.isnan().all())
+        with self.assertRaisesRegex(ValueError, "librope::step: k: it has a tangent of forward-mode AD"):
+            torch.func.jvp(lambda x: librope.torch.rotary_step(k=x, **self.THD)[1], (self.v,), (self.v,))
+
+    def test_the_operator(self):
+        tensors = [x.detach() for x in self.arguments()]
+        q, k, v, k_cache, v_cache, slots, q_weight, k_weight, positions = tensors
+        torch.library.opcheck(torch.ops.librope.step.default, (
+            q, k, v, torch.empty_like(q), None, None, q_weight, k_weight, None, None, torch.zeros_like(k_cache),
+            torch.zeros_like(v_cache), slots, None, None, None, None, False, positions, None, None, None, None, None,
+            None, 0, 0, 4, 1, 0, 0, 0, 1e4, None, 0.0, 0, None, 0, 1, 0, 0, 0, 0, 1e-6, 0.0, False, True, False))
+
+    def test_compiled_in_one_graph(self):
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        with torch.no_grad():
+            q = torch.compile(lambda *x: self.step(*x)[0] * 2, fullgraph=True)(*self.arguments())
+        self.assert_close(q, 2 * self.expected(self.q, self.q_weight), 2e-5)
+        self.assert_cached(self.expected(self.k, self.k_weight), self.v)
+
+
 class ForwardModeTest(unittest.TestCase):
     """Tangents are refused: torch gives zeros where it knows no formula of an operator."""
 

@@ -60,6 +60,10 @@ def operators(q: torch.Tensor) -> None:
     assert_type(
         librope.torch.apply_rotary(q, q, q, style="half", layout="thd"),
         Tuple[torch.Tensor, torch.Tensor, torch.Tensor])
+    assert_type(
+        librope.torch.rotary_step(q, k=q, style="half", layout="thd", norm="rms", cache=librope.Cache(q, slots=q)),
+        Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]])
+    librope.torch.rotary_step(q, style="half", layout="thd", cache=q)  # type: ignore[arg-type]
     assert_type(librope.torch.swiglu(q, q), torch.Tensor)
     librope.torch.apply_rotary(q, layout="thd")  # type: ignore[call-overload]
     librope.torch.apply_rotary(q, style="neox", layout="thd")  # type: ignore[call-overload]
