@@ -4,25 +4,30 @@
     model = AutoModelForCausalLM.from_pretrained(...)
     librope.transformers.patch(model)
 
-Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3, Phi-3, GPT-NeoX and DeepSeek-V3. Angles are computed from the frequencies
-that the model's rotary embedding holds, in place of cos and sin tables that it rounds to the model's dtype. An MLP is
-changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's routed experts
-the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
+Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3, OLMo-2 and Cohere. Angles are computed from
+the frequencies that the model's rotary embedding holds, in place of cos and sin tables that it rounds to the model's
+dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's
+routed experts the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
+
+The norms of q and k of Qwen3, Gemma 3, OLMo-2 and Cohere are part of the rotation's launch in inference: where no
+gradient is recorded, their weights have the dtype of q and they have no hooks. Elsewhere they run as they are. OLMo-2's
+are over all heads of a token; tensor-parallel models of it, where a rank may have a part of them, are refused.
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
-from ._enums import Style
+from ._enums import NormExtent, NormRounding, NormType, Style
 from ._hf_config import from_hf_config
-from .torch import apply_rotary, swiglu
+from .torch import apply_rotary, rotary_step, swiglu
 
 __all__ = ["from_hf_config", "patch", "unpatch"]
 
@@ -30,6 +35,7 @@ __all__ = ["from_hf_config", "patch", "unpatch"]
 # which they read and write pairs
 _HALF = {"apply_rotary_pos_emb": (Style.HALF, Style.HALF)}
 _FAMILIES = {
+    "modeling_cohere": ("Cohere", {"apply_rotary_pos_emb": (Style.INTERLEAVED, Style.INTERLEAVED)}),
     "modeling_deepseek_v3": (
         "DeepseekV3", {**_HALF, "apply_rotary_pos_emb_interleave": (Style.INTERLEAVED, Style.HALF)}),
     "modeling_gemma": ("Gemma", _HALF),
@@ -38,9 +44,21 @@ _FAMILIES = {
     "modeling_gpt_neox": ("GPTNeoX", _HALF),
     "modeling_llama": ("Llama", _HALF),
     "modeling_mistral": ("Mistral", _HALF),
+    "modeling_olmo2": ("Olmo2", _HALF),
     "modeling_phi3": ("Phi3", _HALF),
     "modeling_qwen2": ("Qwen2", _HALF),
     "modeling_qwen3": ("Qwen3", _HALF),
+}
+
+# modeling_<name>: the class of its attention's q_norm and k_norm, and what that computes
+_NORMS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "modeling_cohere": ("CohereLayerNorm", dict(norm=NormType.LAYER, norm_rounding=NormRounding.AFTER_WEIGHT)),
+    "modeling_gemma3": ("Gemma3RMSNorm", dict(
+        norm=NormType.RMS, norm_rounding=NormRounding.AFTER_WEIGHT, norm_weight_offset=1.0)),
+    "modeling_olmo2": ("Olmo2RMSNorm", dict(
+        norm=NormType.RMS, norm_rounding=NormRounding.AFTER_WEIGHT, norm_extent=NormExtent.TOKEN)),
+    "modeling_qwen3": ("Qwen3RMSNorm", dict(
+        norm=NormType.RMS, norm_rounding=NormRounding.BEFORE_WEIGHT | NormRounding.AFTER_WEIGHT)),
 }
 
 # ---- Rotation -------------------------------------------------------------------------------------------------------
@@ -102,14 +120,134 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) -> Callable[..., Any]:
     def apply_rotary_pos_emb(q, k, cos, sin, *arguments, unsqueeze_dim=1, **keywords):
+        norms = None
+        if isinstance(sin, _Norms):
+            norms, sin = sin, sin.frequencies
         if not isinstance(sin, _Frequencies):  # of a model that is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
-        return apply_rotary(
-            q, k, style=style, out_style=out_style, layout="bhsd" if unsqueeze_dim == 1 else "bshd",
-            inv_freq=sin.inv_freq, rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale, positions=cos)
+        rotation = dict(
+            style=style, out_style=out_style, layout="bhsd" if unsqueeze_dim == 1 else "bshd", inv_freq=sin.inv_freq,
+            rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale, positions=cos)
+        if norms is not None:
+            heads = 1 if unsqueeze_dim == 1 else 2
+            if norms.are_fused(q, k):
+                return rotary_step(q, k, **norms.arguments(q, k, heads), **rotation)[:2]
+            q, k = norms.q(q, heads), norms.k(k, heads)
+        return apply_rotary(q, k, **rotation)
 
     setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb
+
+
+# ---- Norms of q and k -----------------------------------------------------------------------------------------------
+
+
+class _Norm:
+    """The norm of q or k of one attention, on tensors that are laid out for the rotation."""
+
+    __slots__ = ("module", "cls", "is_of_token")
+
+    def __init__(self, module: Any, cls: Any, is_of_token: bool) -> None:
+        self.module = module
+        self.cls = cls
+        self.is_of_token = is_of_token
+
+    def __call__(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """As the model computes it: on [B, S, H, D], or on [B, S, H * D]."""
+        x = x.transpose(heads, 2)
+        x = self.module(x.flatten(2)).unflatten(2, x.shape[2:]) if self.is_of_token else self.module(x)
+        return x.transpose(heads, 2)
+
+    def is_fused(self, x: torch.Tensor) -> bool:
+        module = self.module
+        return (
+            type(module) is self.cls and "forward" not in module.__dict__ and not module._forward_hooks
+            and not module._forward_pre_hooks and module.weight.dtype == x.dtype
+            and not (torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)))
+
+    def weight(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        weight = self.module.weight
+        if not self.is_of_token:
+            return weight
+        if weight.numel() != x.shape[heads] * x.shape[3]:
+            raise ValueError(
+                f"{self.cls.__name__} is over all heads of a token, {weight.numel()} channels, of which this rank has "
+                f"{x.shape[heads] * x.shape[3]}: unpatch tensor-parallel models")
+        return weight.view(x.shape[heads], x.shape[3])
+
+
+class _Norms:
+    """What a patched attention hands on in place of sin: the frequencies, and the norms that it left out."""
+
+    __slots__ = ("frequencies", "q", "k", "config")
+
+    def __init__(self, frequencies: _Frequencies, attention: torch.nn.Module, cls: Any, config: Dict[str, Any]) -> None:
+        is_of_token = config.get("norm_extent") == NormExtent.TOKEN
+        self.frequencies = frequencies
+        self.q = _Norm(attention.q_norm, cls, is_of_token)
+        self.k = _Norm(attention.k_norm, cls, is_of_token)
+        self.config = config
+
+    def are_fused(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        return self.q.is_fused(q) and self.k.is_fused(k) and _eps_of(self.q.module) == _eps_of(self.k.module)
+
+    def arguments(self, q: torch.Tensor, k: torch.Tensor, heads: int) -> Any:
+        """Of rotary_step."""
+        return dict(
+            self.config, norm_eps=_eps_of(self.q.module), q_weight=self.q.weight(q, heads),
+            k_weight=self.k.weight(k, heads))
+
+
+def _eps_of(norm: Any) -> float:
+    return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+
+
+class _WithoutNorms:
+    """An attention whose norms do nothing."""
+
+    def __init__(self, attention: torch.nn.Module) -> None:
+        self._attention = attention
+
+    @staticmethod
+    def q_norm(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    k_norm = q_norm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)
+
+
+def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    modeling = sys.modules[original.__module__]
+    name, config = _NORMS[modeling.__name__.rpartition(".")[2]]
+    cls = getattr(modeling, name)
+
+    @functools.wraps(original)
+    def forward(self, hidden_states, position_embeddings=None, *arguments, **keywords):
+        if position_embeddings is not None and hasattr(self, "q_norm"):
+            positions, frequencies = position_embeddings
+            if isinstance(frequencies, _Frequencies):
+                position_embeddings = positions, _Norms(frequencies, self, cls, config)
+                self = _WithoutNorms(self)
+        return original(self, hidden_states, position_embeddings, *arguments, **keywords)
+
+    return forward
+
+
+def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
+    """Norms over all heads of a token need all heads."""
+    for module in target.modules():
+        plan = _plan_for(type(module))
+        if plan is None or plan[2] is not _make_attention_forward:
+            continue
+        config = _NORMS[plan[0].__name__.rpartition(".")[2]][1]
+        is_parallel = (getattr(target, "_tp_size", None) or 1) > 1 or any(
+            hasattr(parameter, "device_mesh") for parameter in module.parameters())
+        if is_parallel and config.get("norm_extent") == NormExtent.TOKEN:
+            raise ValueError(
+                f"{type(module).__name__} norms q and k over all heads of a token, and in a tensor-parallel model a "
+                "rank may have a part of them: such models are not patched")
 
 
 class _Replacement:
@@ -199,6 +337,8 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
             return modeling, "forward", _make_rotary_forward
         if base.__name__ == prefix + "MLP" and prefix != "GPTNeoX":
             return modeling, "forward", _make_mlp_forward
+        if base.__name__ == prefix + "Attention" and modeling.__name__.rpartition(".")[2] in _NORMS:
+            return modeling, "forward", _make_attention_forward
         if base.__name__ == prefix + "Experts" and hasattr(cls, "_apply_gate"):
             return modeling, "_apply_gate", _make_apply_gate
     return None
@@ -234,7 +374,8 @@ def _patch_instance(module: torch.nn.Module) -> bool:
         return False
     modeling, method, make = plan
     is_rotary = make is _make_rotary_forward
-    if not is_rotary and not _has_silu(module):
+    is_changed = hasattr(module, "q_norm") if make is _make_attention_forward else is_rotary or _has_silu(module)
+    if not is_changed:
         return False
     # accelerate's hooks keep what they wrap under another name.
     place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
@@ -303,13 +444,15 @@ def patch(target: Any) -> Any:
 
     target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
             such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
-    Raises ValueError where there is nothing to patch. Patching twice is harmless.
+    Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads. Patching
+    twice is harmless.
     """
     classes = _classes_of(target) if isinstance(target, types.ModuleType) else None
     try:
         if classes is not None:
             found = [_patch_class(target, cls) for cls in classes]
         else:
+            _refuse_tensor_parallel(target)
             found = [_patch_instance(module) for module in target.modules()]
     except BaseException:
         unpatch(target)  # all of it or nothing

@@ -1,6 +1,7 @@
 # test_transformers.py - small models with random weights before and after librope.transformers.patch
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -49,13 +50,16 @@ MODELS = {
     "llama, dynamic": ("LlamaConfig", dict(
         max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}), 3),
     "qwen2": ("Qwen2Config", {}, 3),
-    "qwen3": ("Qwen3Config", dict(head_dim=32), 3),
+    "qwen3": ("Qwen3Config", dict(head_dim=32), 5),
     "mistral": ("MistralConfig", dict(head_dim=16), 3),
     "gemma": ("GemmaConfig", dict(head_dim=16), 1),
     "gemma2": ("Gemma2Config", dict(head_dim=16), 1),
-    "gemma3": ("Gemma3TextConfig", dict(head_dim=16, layer_types=["sliding_attention", "full_attention"]), 1),
+    "gemma3": ("Gemma3TextConfig", dict(head_dim=16, layer_types=["sliding_attention", "full_attention"]), 3),
     "phi3": ("Phi3Config", PHI3, 3),
     "gpt_neox": ("GPTNeoXConfig", {}, 1),
+    "olmo2": ("Olmo2Config", {}, 5),
+    "cohere": ("CohereConfig", dict(use_qk_norm=True), 5),
+    "cohere, without norms": ("CohereConfig", {}, 3),
     "deepseek_v3": ("DeepseekV3Config", DEEPSEEK, 4),
     "deepseek_v3, half": ("DeepseekV3Config", dict(DEEPSEEK, rope_interleave=False), 4),
 }
@@ -106,6 +110,14 @@ def distance(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
+@contextlib.contextmanager
+def rotations():
+    """For each rotation of the code inside: whether it had a norm."""
+    seen = []
+    with support.seen_args(lambda function, args: function == "rope_forward" and seen.append(bool(args.norm))):
+        yield seen
+
+
 class PatchTest(unittest.TestCase):
     def test_logits_and_gradients(self):
         for name, (_, _, num_patched) in MODELS.items():
@@ -127,6 +139,80 @@ class PatchTest(unittest.TestCase):
                         if dtype == torch.float32:
                             other = run(model, position_ids=torch.arange(13, device=device)[None] * 2)
                             self.assertGreater(distance(other[0], before[0]), 100 * TOLERANCES[dtype][0])
+
+    def test_norms_in_inference(self):
+        for name in ("qwen3", "gemma3", "olmo2", "cohere"):
+            for device in DEVICES:
+                for dtype in (torch.float32, torch.bfloat16):
+                    with self.subTest(name, device=device, dtype=dtype):
+                        model = make_model(name, device, dtype)
+                        with torch.no_grad():
+                            for module in model.modules():  # weights of 1 would hide where they are
+                                if type(module).__name__.endswith("Norm"):
+                                    module.weight.add_(torch.randn_like(module.weight), alpha=0.3)
+                        ids = torch.randint(1, 97, (2, 13), device=device)
+                        with torch.no_grad(), rotations() as seen:
+                            expected = model(ids).logits.double()
+                            patched(self, model)
+                            actual = model(ids).logits.double()
+                        self.assertEqual(seen, [True, True])
+                        self.assertLess(distance(actual, expected), TOLERANCES[dtype][0])
+                        # With gradients: the model's own norms, and the rotation.
+                        with rotations() as seen:
+                            actual, _ = run(model)
+                        self.assertEqual(seen, [False, False])
+                        unpatch(model)
+                        self.assertLess(distance(actual, run(model)[0]), TOLERANCES[dtype][0])
+
+    def test_norms_that_are_not_as_the_model_has_them(self):
+        model = patched(self, make_model("qwen3"))
+        attention = model.model.layers[0].self_attn
+
+        def rotate():
+            with torch.no_grad(), rotations() as seen:
+                model(torch.ones(2, 13, dtype=torch.int64))
+            return seen
+
+        self.assertEqual(rotate(), [True, True])
+        shapes = []
+        hook = attention.k_norm.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+        self.assertEqual(rotate(), [False, True])
+        self.assertEqual(shapes, [(2, 13, 2, 32)])
+        hook.remove()
+        self.assertEqual(rotate(), [True, True])
+        attention.q_norm = torch.nn.Identity()
+        self.assertEqual(rotate(), [False, True])
+
+    def test_norms_over_all_heads_and_tensor_parallelism(self):
+        model = make_model("olmo2")
+        model._tp_size = 2
+        with self.assertRaisesRegex(ValueError, "Olmo2Attention norms q and k over all heads .* are not patched"):
+            patch(model)
+        self.assertFalse([key for m in model.modules() for key in m.__dict__ if "_librope" in key])
+        model._tp_size = 1
+        patched(self, model)
+        for layer in model.model.layers:  # half of the heads, as on a rank of two
+            for name in ("q_proj", "k_proj", "v_proj"):
+                projection = getattr(layer.self_attn, name)
+                projection.weight = torch.nn.Parameter(projection.weight[:projection.out_features // 2])
+        with torch.no_grad(), self.assertRaisesRegex(
+                ValueError, "Olmo2RMSNorm is over all heads of a token, 64 channels, of which this rank has 32"):
+            model(torch.randint(1, 97, (2, 13)))
+        other = make_model("qwen3")  # a norm of each head does not care
+        other._tp_size = 2
+        patched(self, other)
+
+    def test_norms_compiled_in_one_graph(self):
+        from test_torch import has_compiler
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        model = make_model("qwen3")
+        ids = torch.randint(1, 97, (2, 13))
+        with torch.no_grad():
+            expected = model(ids, use_cache=False).logits.double()
+            patched(self, model)
+            actual = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.double()
+        self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
 
     def test_positions_of_each_sequence_and_a_cache(self):
         model = make_model("llama")
@@ -179,7 +265,7 @@ class PatchTest(unittest.TestCase):
         self.assertIs(transformers.models.llama.modeling_llama.apply_rotary_pos_emb, original)
 
     def test_a_modeling_module(self):
-        for family in ("llama", "deepseek_v3"):
+        for family in ("llama", "deepseek_v3", "qwen3"):
             with self.subTest(family):
                 modeling = sys.modules[f"transformers.models.{family}.modeling_{family}"]
                 before = run(make_model(family))
@@ -244,7 +330,7 @@ class PatchTest(unittest.TestCase):
         self.assertTrue(torch.equal(run(twin.eval())[0], run(model)[0]))
 
     def test_saved_whole(self):
-        for name in ("llama", "llama, dynamic", "gemma3", "deepseek_v3"):
+        for name in ("llama", "llama, dynamic", "gemma3", "deepseek_v3", "olmo2"):
             with self.subTest(name):
                 model = patched(self, make_model(name))
                 expected, num_patched = run(model), MODELS[name][2]
