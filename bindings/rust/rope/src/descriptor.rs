@@ -58,8 +58,51 @@ pub enum TableRows {
     ByToken = sys::ROPE_TABLE_BY_TOKEN,
 }
 
+/// What a norm makes of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum NormType {
+    Rms = sys::ROPE_NORM_RMS,
+    Layer = sys::ROPE_NORM_LAYER,
+}
+
+/// Whether the norm comes before the rotation or after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum NormOrder {
+    /// Qwen3, Gemma 3.
+    Before = sys::ROPE_NORM_ORDER_BEFORE,
+    /// Llama 4, HunYuan.
+    After = sys::ROPE_NORM_ORDER_AFTER,
+}
+
+/// Which channels one norm is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum NormExtent {
+    /// Those of each head.
+    Head = sys::ROPE_NORM_EXTENT_HEAD,
+    /// Those of all heads of the tensor in the call (OLMo-2).
+    Token = sys::ROPE_NORM_EXTENT_TOKEN,
+}
+
+/// Bits of [`norm_tensors`](crate::DescBuilder::norm_tensors).
+pub const NORM_Q: i32 = sys::ROPE_NORM_TENSOR_Q;
+pub const NORM_K: i32 = sys::ROPE_NORM_TENSOR_K;
+pub const NORM_V: i32 = sys::ROPE_NORM_TENSOR_V;
+
+/// Bits of [`norm_rounding`](crate::DescBuilder::norm_rounding).
+pub const NORM_ROUND_BEFORE_WEIGHT: i32 = sys::ROPE_NORM_ROUND_BEFORE_WEIGHT;
+pub const NORM_ROUND_AFTER_WEIGHT: i32 = sys::ROPE_NORM_ROUND_AFTER_WEIGHT;
+
 /// A flag of calls: `ROPE_FLAG_PROGRAMMATIC_LAUNCH`.
 pub const PROGRAMMATIC_LAUNCH: u32 = sys::ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+
+/// A flag of calls on a [`Desc`](crate::Desc): nothing is turned.
+pub const UNROTATED: u32 = sys::ROPE_FLAG_UNROTATED;
+
+/// A flag of calls on a [`Desc`](crate::Desc): v is not turned, q and k are.
+pub const V_UNROTATED: u32 = sys::ROPE_FLAG_V_UNROTATED;
 
 /// The version of the loaded library: major * 10000 + minor * 100 + patch.
 pub fn version() -> u32 {

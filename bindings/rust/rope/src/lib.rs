@@ -28,15 +28,20 @@
 mod descriptor;
 mod error;
 mod frequencies;
+mod groups;
 mod rotary;
 mod swiglu;
 mod view;
 
-pub use descriptor::{build_info, device_count, version, Device, Layout, Style, TableRows, PROGRAMMATIC_LAUNCH};
+pub use descriptor::{
+    build_info, device_count, version, Device, Layout, NormExtent, NormOrder, NormType, Style, TableRows, NORM_K,
+    NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V, PROGRAMMATIC_LAUNCH, UNROTATED, V_UNROTATED,
+};
 pub use error::{Error, Result, Status};
 pub use frequencies::{
     scaled_frequencies, section_axes, ScaledFrequencies, Scaling, ScalingType, SectionAxes, SectionsType,
 };
+pub use groups::{Cache, Norm};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};

@@ -1,6 +1,9 @@
 use crate::error::check;
 use crate::view::ABSENT;
-use crate::{sys, Device, Dtype, Error, Layout, Result, Style, TableRows, View, ViewMut};
+use crate::{
+    sys, Cache, Device, Dtype, Error, Layout, Norm, NormExtent, NormOrder, NormType, Result, Style, TableRows, View,
+    ViewMut,
+};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::raw::{c_char, c_void};
@@ -73,6 +76,45 @@ impl<'a> DescBuilder<'a> {
     /// The style that outputs are written in, where it is another.
     pub fn out_style(mut self, style: Style) -> Self {
         self.config.out_style = style as i32;
+        self
+    }
+
+    /// Norms q and k; every forward call then gives a [`Norm`]. eps is above 0.
+    pub fn norm(mut self, norm: NormType, eps: f64) -> Self {
+        self.config.norm = norm as i32;
+        self.config.norm_eps = eps;
+        self
+    }
+
+    /// Which tensors are normed: [`NORM_Q`](crate::NORM_Q), [`NORM_K`](crate::NORM_K) and [`NORM_V`](crate::NORM_V),
+    /// as bits. 0: q and k.
+    pub fn norm_tensors(mut self, bits: i32) -> Self {
+        self.config.norm_tensors = bits;
+        self
+    }
+
+    /// Whether the norm comes before the rotation, which is so where nothing is said.
+    pub fn norm_order(mut self, order: NormOrder) -> Self {
+        self.config.norm_order = order as i32;
+        self
+    }
+
+    /// Which channels one norm is over: of each head, where nothing is said.
+    pub fn norm_extent(mut self, extent: NormExtent) -> Self {
+        self.config.norm_extent = extent as i32;
+        self
+    }
+
+    /// What is rounded to the dtype inside the norm: [`NORM_ROUND_BEFORE_WEIGHT`](crate::NORM_ROUND_BEFORE_WEIGHT) and
+    /// [`NORM_ROUND_AFTER_WEIGHT`](crate::NORM_ROUND_AFTER_WEIGHT), as bits.
+    pub fn norm_rounding(mut self, bits: i32) -> Self {
+        self.config.norm_rounding = bits;
+        self
+    }
+
+    /// Added to every weight (Gemma: 1).
+    pub fn norm_weight_offset(mut self, offset: f64) -> Self {
+        self.config.norm_weight_offset = offset;
         self
     }
 
@@ -180,7 +222,7 @@ impl Desc {
     /// `stream` is a stream of the descriptor's device. Until it has run the call, the memory of every view stays valid
     /// on that device; what the call writes is used by nothing else, and what it reads is written by nothing else.
     pub unsafe fn enqueue_forward(&self, args: &mut Args<'_>, stream: *mut c_void) -> Result<()> {
-        check(sys::rope_forward(self.desc.as_ptr(), &args.raw, stream))
+        check(sys::rope_forward(self.desc.as_ptr(), &args.whole("rope_forward")?, stream))
     }
 
     /// The transpose on a stream.
@@ -188,7 +230,7 @@ impl Desc {
     /// # Safety
     /// As for [`enqueue_forward`](Self::enqueue_forward).
     pub unsafe fn enqueue_backward(&self, args: &mut Args<'_>, stream: *mut c_void) -> Result<()> {
-        check(sys::rope_backward(self.desc.as_ptr(), &args.raw, stream))
+        check(sys::rope_backward(self.desc.as_ptr(), &args.whole("rope_backward")?, stream))
     }
 
     /// Writes cos and sin at positions 0 to M - 1, on the CPU.
@@ -213,21 +255,22 @@ impl Desc {
 
     /// How a call would run: kernel, vector width, grid, bytes moved.
     pub fn explain(&self, args: &Args<'_>) -> Result<String> {
+        let whole = args.whole("rope_explain")?;
         let mut text = [0u8; 512];
         // SAFETY: no tensor is touched, and the text ends inside the buffer.
-        check(unsafe {
-            sys::rope_explain(self.desc.as_ptr(), &args.raw, text.as_mut_ptr() as *mut c_char, text.len())
-        })?;
+        check(unsafe { sys::rope_explain(self.desc.as_ptr(), &whole, text.as_mut_ptr() as *mut c_char, text.len()) })?;
         let length = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
         Ok(String::from_utf8_lossy(&text[..length]).into_owned())
     }
 }
 
-/// A tensor that is rotated, where it lies or into another.
+/// A tensor that is rotated, where it lies, into another, or into a cache alone.
 #[derive(Debug)]
 pub enum Operand<'a> {
     InPlace(ViewMut<'a>),
     OutOfPlace(View<'a>, ViewMut<'a>),
+    /// k with [`Cache::k_cache`], v with [`Cache::v_cache`].
+    CachedOnly(View<'a>),
 }
 
 impl<'a> From<ViewMut<'a>> for Operand<'a> {
@@ -242,11 +285,20 @@ impl<'a> From<(View<'a>, ViewMut<'a>)> for Operand<'a> {
     }
 }
 
+impl<'a> From<View<'a>> for Operand<'a> {
+    fn from(view: View<'a>) -> Self {
+        Operand::CachedOnly(view)
+    }
+}
+
 impl Operand<'_> {
+    /// The input and the output. An input that is its own output is rotated in place; one without an output is cached
+    /// only.
     fn raw(self) -> (sys::rope_tensor_t, sys::rope_tensor_t) {
         match self {
-            Operand::InPlace(view) => (view.raw, ABSENT),
+            Operand::InPlace(view) => (view.raw, view.raw),
             Operand::OutOfPlace(from, to) => (from.raw, to.raw),
+            Operand::CachedOnly(view) => (view.raw, ABSENT),
         }
     }
 }
@@ -255,6 +307,8 @@ impl Operand<'_> {
 #[derive(Debug)]
 pub struct Args<'a> {
     raw: sys::rope_args_t,
+    norm: Option<Norm<'a>>,
+    cache: Option<Cache<'a>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -262,14 +316,21 @@ pub struct Args<'a> {
 unsafe impl Send for Args<'_> {}
 
 impl<'a> Args<'a> {
-    /// The tensor q: a [`ViewMut`], rotated in place, or a [`View`] and the [`ViewMut`] that takes the result.
+    /// The tensor q: a [`ViewMut`], rotated in place, or a [`View`] and the [`ViewMut`] that takes the result. k and v,
+    /// where they are cached, may be a [`View`] alone.
     pub fn new(q: impl Into<Operand<'a>>) -> Self {
-        let (q, q_out) = q.into().raw();
+        let mut args = Args::without_q();
+        (args.raw.q, args.raw.q_out) = q.into().raw();
+        args
+    }
+
+    /// For k, v, or both alone.
+    pub fn without_q() -> Self {
         let raw = sys::rope_args_t {
             struct_size: size_of::<sys::rope_args_t>() as u32,
             flags: 0,
-            q,
-            q_out,
+            q: ABSENT,
+            q_out: ABSENT,
             k: ABSENT,
             k_out: ABSENT,
             v: ABSENT,
@@ -289,7 +350,31 @@ impl<'a> Args<'a> {
             quant: null(),
             input: null(),
         };
-        Args { raw, memory: PhantomData }
+        Args { raw, norm: None, cache: None, memory: PhantomData }
+    }
+
+    /// What C takes: with the groups, which are borrowed.
+    fn whole(&self, call: &str) -> Result<sys::rope_args_t> {
+        let mut whole = self.raw;
+        let (has_k_cache, has_v_cache) = self
+            .cache
+            .as_ref()
+            .map_or((false, false), |cache| (cache.raw.k_cache.ndim != 0, cache.raw.v_cache.ndim != 0));
+        for (field, input, output, is_cached) in [
+            ("q", &whole.q, &whole.q_out, false),
+            ("k", &whole.k, &whole.k_out, has_k_cache),
+            ("v", &whole.v, &whole.v_out, has_v_cache),
+        ] {
+            // Without an output and a cache C takes it for one in place, and would write to it.
+            if input.ndim != 0 && output.ndim == 0 && !is_cached {
+                return Err(Error::invalid(format!(
+                    "{call}: {field} is a View without a ViewMut: it must have one where it is not cached"
+                )));
+            }
+        }
+        whole.norm = self.norm.as_ref().map_or(null(), |norm| &norm.raw);
+        whole.cache = self.cache.as_ref().map_or(null(), |cache| &cache.raw);
+        Ok(whole)
     }
 
     /// A second tensor, rotated in the same launch.
@@ -304,7 +389,21 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// Flags of the call: 0 or [`PROGRAMMATIC_LAUNCH`](crate::PROGRAMMATIC_LAUNCH).
+    /// Operands of the descriptor's norm, and of no other's.
+    pub fn norm(mut self, norm: Norm<'a>) -> Self {
+        self.norm = Some(norm);
+        self
+    }
+
+    /// Caches that k and v are written to. With one, or a norm, v needs [`V_UNROTATED`](crate::V_UNROTATED) or
+    /// [`UNROTATED`](crate::UNROTATED).
+    pub fn cache(mut self, cache: Cache<'a>) -> Self {
+        self.cache = Some(cache);
+        self
+    }
+
+    /// Flags of the call, as bits: [`PROGRAMMATIC_LAUNCH`](crate::PROGRAMMATIC_LAUNCH),
+    /// [`UNROTATED`](crate::UNROTATED), [`V_UNROTATED`](crate::V_UNROTATED).
     pub fn flags(mut self, flags: u32) -> Self {
         self.raw.flags = flags;
         self

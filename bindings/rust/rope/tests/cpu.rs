@@ -236,6 +236,12 @@ fn each_field_of_a_config_arrives() {
         (f32s().num_axes(99), "num_axes is 99:"),
         (f32s().pair_block(5), "pair_block is 5:"),
         (f32s().num_threads(-4), "num_threads is -4:"),
+        (f32s().norm(NormType::Layer, -1.5), "norm_eps is -1.5:"),
+        (f32s().norm_tensors(NORM_Q | NORM_V), "norm_tensors is 5:"),
+        (f32s().norm_order(NormOrder::After), "norm_order is 1:"),
+        (f32s().norm_extent(NormExtent::Token), "norm_extent is 1:"),
+        (f32s().norm_rounding(NORM_ROUND_BEFORE_WEIGHT | NORM_ROUND_AFTER_WEIGHT), "norm_rounding is 3:"),
+        (f32s().norm_weight_offset(0.5), "norm_weight_offset is 0.5:"),
         (f32s().pair_axis(&[1; PAIRS]), "pair_axis[0] is 1:"),
         (f32s().theta(0.0).inv_freq(&[f64::INFINITY; PAIRS]), "inv_freq[0] is inf:"),
         (Desc::builder(Device::Cuda(-5), Dtype::F32, Layout::Thd, Style::Half, 32), "device_index is -5:"),
@@ -282,6 +288,135 @@ fn another_style_and_flags_arrive() {
     let mut args = SwigluArgs::forward_over_up(gate, ViewMut::new(&mut up, &[4]).unwrap()).flags(1 << 31);
     let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).build().unwrap();
     assert_refused(swiglu.forward(&mut args), Status::NotSupported, "swiglu_forward: flags is 0x80000000:");
+}
+
+/// RMS norm of each head with weights plus 1.
+fn normed(data: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
+    let mut out = data.to_vec();
+    for head in out.chunks_mut(HEAD_DIM) {
+        let squares: f64 = head.iter().map(|&x| x as f64 * x as f64).sum();
+        let factor = 1.0 / (squares / HEAD_DIM as f64 + eps).sqrt();
+        for (x, w) in head.iter_mut().zip(weight) {
+            *x = (*x as f64 * factor * (*w as f64 + 1.0)) as f32;
+        }
+    }
+    out
+}
+
+#[test]
+fn norms_and_caches() {
+    const PAGES: usize = 4;
+    const ENTRIES: usize = 2;
+    let desc = builder(Dtype::F32).theta(1e4).norm(NormType::Rms, 1e-3).norm_weight_offset(1.0).build().unwrap();
+    let (q_weight, k_weight) = (numbers(HEAD_DIM), numbers(2 * HEAD_DIM)[HEAD_DIM..].to_vec());
+    let given = numbers(3 * 4 * HEAD_DIM);
+    let part = |head: usize, heads: usize| -> Vec<f32> {
+        (0..3).flat_map(|t| given[(t * 4 + head) * HEAD_DIM..][..heads * HEAD_DIM].to_vec()).collect()
+    };
+    let wanted_q = rotated(&normed(&part(0, 2), &q_weight, 1e-3), 2, |token| token as i64 + 1, 1.0);
+    let wanted_k = rotated(&normed(&part(2, 1), &k_weight, 1e-3), 1, |token| token as i64 + 1, 1.0);
+    let wanted_v = part(3, 1);
+
+    // Positions 1, 2 and 3 in pages 3 and 1: page 3 entry 1, page 1 entries 0 and 1.
+    let slots = [7i64, 2, 3];
+    let (table, list, indptr) = ([9i32, 9, 3, 1], [9i64, 3, 1], [1i64, 3]);
+    let (sequence, positions) = ([1i32; 3], [1i64, 2, 3]);
+    for by in 0..3 {
+        let cache = match by {
+            0 => Cache::by_slots(View::new(&slots, &[3]).unwrap()),
+            1 => Cache::by_page_table(View::new(&table, &[2, 2]).unwrap())
+                .sequence(View::new(&sequence, &[3]).unwrap())
+                .positions(View::new(&positions, &[3]).unwrap()),
+            _ => Cache::by_page_list(View::new(&list, &[3]).unwrap(), View::new(&indptr, &[2]).unwrap()),
+        };
+        let mut qkv = given.clone();
+        let mut k_out = vec![0.0f32; 3 * HEAD_DIM];
+        let mut pages = vec![f32::NAN; 2 * PAGES * ENTRIES * HEAD_DIM];
+        {
+            let packed = ViewMut::new(&mut qkv, &[3, 4, HEAD_DIM]).unwrap();
+            let (q, rest) = packed.split_at(1, 2).unwrap();
+            let (k, v) = rest.split_at(1, 1).unwrap();
+            let both = ViewMut::new(&mut pages, &[PAGES, ENTRIES, 1, 2 * HEAD_DIM]).unwrap();
+            let (k_cache, v_cache) = both.split_at(3, HEAD_DIM).unwrap();
+            let norm = Norm::new()
+                .q_weight(View::new(&q_weight, &[HEAD_DIM]).unwrap())
+                .k_weight(View::new(&k_weight, &[HEAD_DIM]).unwrap());
+            let k_out = ViewMut::new(&mut k_out, &[3, 1, HEAD_DIM]).unwrap();
+            let mut args = Args::new(q)
+                .k((k.as_view(), k_out))
+                .v(v.as_view())
+                .flags(V_UNROTATED)
+                .position_offset(1)
+                .norm(norm)
+                .cache(cache.k_cache(k_cache).v_cache(v_cache));
+            desc.forward(&mut args).unwrap();
+        }
+        assert_near(&k_out, &wanted_k);
+        for token in 0..3 {
+            let heads = &qkv[token * 4 * HEAD_DIM..][..4 * HEAD_DIM];
+            assert_near(&heads[..2 * HEAD_DIM], &wanted_q[token * 2 * HEAD_DIM..][..2 * HEAD_DIM]);
+            assert_near(&heads[2 * HEAD_DIM..], &given[(token * 4 + 2) * HEAD_DIM..][..2 * HEAD_DIM]);
+            let row = &pages[slots[token] as usize * 2 * HEAD_DIM..][..2 * HEAD_DIM];
+            assert_near(&row[..HEAD_DIM], &wanted_k[token * HEAD_DIM..][..HEAD_DIM]);
+            assert_near(&row[HEAD_DIM..], &wanted_v[token * HEAD_DIM..][..HEAD_DIM]);
+        }
+        assert_eq!(pages.iter().filter(|x| x.is_nan()).count(), (PAGES * ENTRIES - 3) * 2 * HEAD_DIM);
+    }
+}
+
+#[test]
+fn a_cached_tensor_is_read_only_or_rotated_in_place_as_well() {
+    let desc = thd(Dtype::F32);
+    let given = numbers(2 * HEAD_DIM);
+    let slots = [0i32, 1];
+    let shape = [2, 1, HEAD_DIM];
+    for skips in [false, true] {
+        let (mut k, mut cache) = (given.clone(), vec![0.0f32; 2 * HEAD_DIM]);
+        let mut place = Cache::by_slots(View::new(&slots, &[2]).unwrap())
+            .k_cache(ViewMut::new(&mut cache, &[1, 2, 1, HEAD_DIM]).unwrap());
+        if skips {
+            place = place.skip_slot_0();
+        }
+        let mut args = Args::without_q().k(ViewMut::new(&mut k, &shape).unwrap()).position_offset(7).cache(place);
+        desc.forward(&mut args).unwrap();
+        let wanted = rotated(&given, 1, |token| token as i64 + 7, 1.0);
+        assert_near(&k, &wanted);
+        assert_near(&cache[HEAD_DIM..], &wanted[HEAD_DIM..]);
+        assert_eq!(cache[0] == 0.0, skips);
+    }
+
+    let k = View::new(&given, &shape).unwrap();
+    let mut cache = vec![0.0f32; 2 * HEAD_DIM];
+    let text = message(desc.forward(&mut Args::without_q().k(k)));
+    assert!(text.starts_with("rope_forward: k is a View without a ViewMut"), "{text}");
+    let place = || Cache::by_slots(View::new(&slots, &[2]).unwrap());
+    let cache = ViewMut::new(&mut cache, &[1, 2, 1, HEAD_DIM]).unwrap();
+    let mut args = Args::without_q().k(k).v(k).flags(UNROTATED).cache(place().k_cache(cache));
+    let text = message(desc.forward(&mut args));
+    assert!(text.starts_with("rope_forward: v is a View without a ViewMut"), "{text}");
+    let text = message(desc.forward(&mut Args::new(k)));
+    assert!(text.starts_with("rope_forward: q is a View without a ViewMut"), "{text}");
+    let mut q = given.clone();
+    let text = message(desc.forward(&mut Args::new(ViewMut::new(&mut q, &shape).unwrap()).cache(place())));
+    assert!(text.starts_with("rope_forward: cache.k_cache is absent"), "{text}");
+}
+
+#[test]
+fn each_weight_of_a_norm_arrives() {
+    let desc = builder(Dtype::F32).theta(1e4).norm(NormType::Rms, 1e-6).build().unwrap();
+    let (mut q, mut k, wrong) = (numbers(HEAD_DIM), numbers(HEAD_DIM), numbers(3));
+    let wrong = View::new(&wrong, &[3]).unwrap();
+    for (norm, words) in [
+        (Norm::new().q_weight(wrong), "rope_forward: norm.q_weight has shape [3]:"),
+        (Norm::new().k_weight(wrong), "rope_forward: norm.k_weight has shape [3]:"),
+        (Norm::new().q_bias(wrong), "rope_forward: norm.q_bias is set:"),
+        (Norm::new().k_bias(wrong), "rope_forward: norm.k_bias is set:"),
+    ] {
+        let mut args = Args::new(ViewMut::new(&mut q, &[1, 1, HEAD_DIM]).unwrap())
+            .k(ViewMut::new(&mut k, &[1, 1, HEAD_DIM]).unwrap())
+            .norm(norm);
+        assert_refused(desc.forward(&mut args), Status::InvalidArgument, words);
+    }
 }
 
 #[test]

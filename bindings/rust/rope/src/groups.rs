@@ -1,0 +1,146 @@
+use crate::view::ABSENT;
+use crate::{sys, View, ViewMut};
+use std::marker::PhantomData;
+use std::mem::size_of;
+
+/// Operands of a descriptor's norm; `rope_norm_args_t`. A model without weights gives `Norm::new()`.
+#[derive(Debug)]
+pub struct Norm<'a> {
+    pub(crate) raw: sys::rope_norm_args_t,
+    memory: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for Norm<'_> {}
+
+impl Default for Norm<'_> {
+    fn default() -> Self {
+        Norm::new()
+    }
+}
+
+impl<'a> Norm<'a> {
+    pub fn new() -> Self {
+        let raw = sys::rope_norm_args_t {
+            struct_size: size_of::<sys::rope_norm_args_t>() as u32,
+            flags: 0,
+            q_weight: ABSENT,
+            k_weight: ABSENT,
+            q_bias: ABSENT,
+            k_bias: ABSENT,
+            q_in: ABSENT,
+            k_in: ABSENT,
+            v_in: ABSENT,
+            grad_q_weight: ABSENT,
+            grad_k_weight: ABSENT,
+            grad_q_bias: ABSENT,
+            grad_k_bias: ABSENT,
+        };
+        Norm { raw, memory: PhantomData }
+    }
+
+    /// `[D]`, or `[H, D]` with a weight for each head. Not given: 1.
+    pub fn q_weight(mut self, weight: View<'a>) -> Self {
+        self.raw.q_weight = weight.raw;
+        self
+    }
+
+    pub fn k_weight(mut self, weight: View<'a>) -> Self {
+        self.raw.k_weight = weight.raw;
+        self
+    }
+
+    /// For [`NormType::Layer`](crate::NormType::Layer). Not given: 0.
+    pub fn q_bias(mut self, bias: View<'a>) -> Self {
+        self.raw.q_bias = bias.raw;
+        self
+    }
+
+    pub fn k_bias(mut self, bias: View<'a>) -> Self {
+        self.raw.k_bias = bias.raw;
+        self
+    }
+}
+
+/// Paged caches that k and v are written to, `[P, E, H, D]`, and where each token goes: `slots`, or `page_table`, one of
+/// them; `rope_cache_args_t`.
+#[derive(Debug)]
+pub struct Cache<'a> {
+    pub(crate) raw: sys::rope_cache_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for Cache<'_> {}
+
+impl<'a> Cache<'a> {
+    fn new() -> Self {
+        let raw = sys::rope_cache_args_t {
+            struct_size: size_of::<sys::rope_cache_args_t>() as u32,
+            flags: 0,
+            k_cache: ABSENT,
+            v_cache: ABSENT,
+            k_pass_cache: ABSENT,
+            k_scales: ABSENT,
+            v_scales: ABSENT,
+            k_pass_scales: ABSENT,
+            slots: ABSENT,
+            page_table: ABSENT,
+            page_indptr: ABSENT,
+            sequence: ABSENT,
+            positions: ABSENT,
+        };
+        Cache { raw, memory: PhantomData }
+    }
+
+    /// The slot of each token, page * E + entry: `[T]`, or `[N]` for the first N tokens, or `[B, S]`.
+    pub fn by_slots(slots: View<'a>) -> Self {
+        let mut cache = Cache::new();
+        cache.raw.slots = slots.raw;
+        cache
+    }
+
+    /// The pages of each sequence: `[B, any]`.
+    pub fn by_page_table(pages: View<'a>) -> Self {
+        let mut cache = Cache::new();
+        cache.raw.page_table = pages.raw;
+        cache
+    }
+
+    /// One list of pages for all, `[any]`: sequence b has entries `indptr[b]` to `indptr[b + 1] - 1`.
+    pub fn by_page_list(pages: View<'a>, indptr: View<'a>) -> Self {
+        let mut cache = Cache::by_page_table(pages);
+        cache.raw.page_indptr = indptr.raw;
+        cache
+    }
+
+    /// Receives k.
+    pub fn k_cache(mut self, cache: ViewMut<'a>) -> Self {
+        self.raw.k_cache = cache.raw;
+        self
+    }
+
+    /// Receives v.
+    pub fn v_cache(mut self, cache: ViewMut<'a>) -> Self {
+        self.raw.v_cache = cache.raw;
+        self
+    }
+
+    /// The row of the page table of each token. Not given: its batch, or its sequence.
+    pub fn sequence(mut self, rows: View<'a>) -> Self {
+        self.raw.sequence = rows.raw;
+        self
+    }
+
+    /// Each token's position in the cache. Not given: that of the rotation.
+    pub fn positions(mut self, positions: View<'a>) -> Self {
+        self.raw.positions = positions.raw;
+        self
+    }
+
+    /// Slot 0 is not written.
+    pub fn skip_slot_0(mut self) -> Self {
+        self.raw.flags |= sys::ROPE_CACHE_FLAG_SKIP_SLOT_0;
+        self
+    }
+}
