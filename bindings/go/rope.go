@@ -102,8 +102,52 @@ const (
 	TableByToken    TableRows = C.ROPE_TABLE_BY_TOKEN
 )
 
-// ProgrammaticLaunch is a flag of calls.
-const ProgrammaticLaunch uint32 = C.ROPE_FLAG_PROGRAMMATIC_LAUNCH
+// NormType is what a norm makes of a head.
+type NormType int32
+
+const (
+	NormRMS   NormType = C.ROPE_NORM_RMS
+	NormLayer NormType = C.ROPE_NORM_LAYER
+)
+
+// NormOrder says whether the norm comes before the rotation or after it.
+type NormOrder int32
+
+const (
+	NormBefore NormOrder = C.ROPE_NORM_ORDER_BEFORE // Qwen3, Gemma 3
+	NormAfter  NormOrder = C.ROPE_NORM_ORDER_AFTER  // Llama 4, HunYuan
+)
+
+// NormExtent says which channels one norm is over.
+type NormExtent int32
+
+const (
+	NormOfHead  NormExtent = C.ROPE_NORM_EXTENT_HEAD
+	NormOfToken NormExtent = C.ROPE_NORM_EXTENT_TOKEN // all heads of the tensor in the call: OLMo-2
+)
+
+// Bits of Config.NormTensors
+const (
+	NormQ int32 = C.ROPE_NORM_TENSOR_Q
+	NormK int32 = C.ROPE_NORM_TENSOR_K
+	NormV int32 = C.ROPE_NORM_TENSOR_V // without weight and bias
+)
+
+// Bits of Config.NormRounding
+const (
+	NormRoundBeforeWeight int32 = C.ROPE_NORM_ROUND_BEFORE_WEIGHT
+	NormRoundAfterWeight  int32 = C.ROPE_NORM_ROUND_AFTER_WEIGHT
+)
+
+// Flags of calls
+const (
+	ProgrammaticLaunch uint32 = C.ROPE_FLAG_PROGRAMMATIC_LAUNCH
+	Unrotated          uint32 = C.ROPE_FLAG_UNROTATED   // of a Desc: nothing is turned
+	VUnrotated         uint32 = C.ROPE_FLAG_V_UNROTATED // of a Desc: v is not turned, q and k are
+)
+
+// CacheSkipSlot0 is a flag of Cache: slot 0 is not written.
+const CacheSkipSlot0 uint32 = C.ROPE_CACHE_FLAG_SKIP_SLOT_0
 
 // Version is the version of the loaded library: major * 10000 + minor * 100 + patch.
 func Version() uint32 { return uint32(C.rope_version()) }
@@ -137,6 +181,14 @@ type Config struct {
 	PairBlock      int32 // 0: RotaryDim
 	NumThreads     int32 // CPU; 0: as many processors as the thread may run on
 	OutStyle       Style // 0: Style
+
+	Norm             NormType // 0: none; otherwise every Forward gives Args.Norm
+	NormTensors      int32    // NormQ, NormK and NormV, as bits; 0: q and k
+	NormOrder        NormOrder
+	NormExtent       NormExtent
+	NormRounding     int32 // NormRoundBeforeWeight and NormRoundAfterWeight, as bits
+	NormEps          float64
+	NormWeightOffset float64 // added to every weight; Gemma: 1
 }
 
 // Desc is a rotation: device, type, layout, geometry and frequencies.
@@ -176,6 +228,14 @@ func NewDesc(config Config) (*Desc, error) {
 		pair_block:      C.int32_t(config.PairBlock),
 		num_threads:     C.int32_t(config.NumThreads),
 		out_style:       C.rope_style_t(config.OutStyle),
+
+		norm:               C.rope_norm_type_t(config.Norm),
+		norm_tensors:       C.int32_t(config.NormTensors),
+		norm_order:         C.rope_norm_order_t(config.NormOrder),
+		norm_extent:        C.rope_norm_extent_t(config.NormExtent),
+		norm_rounding:      C.int32_t(config.NormRounding),
+		norm_eps:           C.double(config.NormEps),
+		norm_weight_offset: C.double(config.NormWeightOffset),
 	}
 	var text errorText
 	desc := &Desc{device: config.Device}
@@ -196,7 +256,8 @@ func (d *Desc) Close() {
 	runtime.SetFinalizer(d, nil)
 }
 
-// Args is rope_args_t, and the stream. Q is required; an absent output means in place.
+// Args is rope_args_t, and the stream. Q, K and V are each optional, one is required; an absent output means in place,
+// or, where Cache has the cache of K or V, cached only.
 type Args struct {
 	Flags                     uint32
 	Q, QOut, K, KOut, V, VOut Tensor
@@ -207,25 +268,58 @@ type Args struct {
 	Fault                     Tensor // I64 [2]
 	PositionOffset            int64
 	TableRows                 TableRows
+	Norm                      *Norm   // with Config.Norm, and only then
+	Cache                     *Cache  // nil: no cache is written
 	Stream                    uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
-// operands of a call: the C views, without their memory, and the memory.
+// Norm is rope_norm_args_t: [D], or [H, D] with a weight for each head.
+type Norm struct {
+	QWeight, KWeight Tensor // the zero Tensor: 1
+	QBias, KBias     Tensor // NormLayer
+}
+
+// Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and where each token goes,
+// by Slots or by PageTable.
+type Cache struct {
+	Flags          uint32
+	KCache, VCache Tensor
+	Slots          Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
+	PageTable      Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
+	PageIndptr     Tensor // I32 or I64 [B + 1]
+	Sequence       Tensor // the row of PageTable of each token; the zero Tensor: its batch or sequence
+	Positions      Tensor // in the cache; the zero Tensor: those of the rotation
+}
+
+const maxOperands = 24 // of rope_args_t and its groups
+
+// operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
+// C may hold Go pointers only where they are pinned, which needs Go 1.21.
 type operands struct {
-	views     []*C.rope_tensor_t
-	hosts     [13]unsafe.Pointer
-	addresses [13]C.uint64_t
+	hosts     [maxOperands]unsafe.Pointer
+	addresses [maxOperands]C.uint64_t
 }
 
-func (o *operands) add(call string, field string, device Device, tensor *Tensor, view *C.rope_tensor_t) error {
-	at := len(o.views)
-	host, address, err := tensor.fill(call, field, device, view)
-	o.views = append(o.views, view)
-	o.hosts[at], o.addresses[at] = host, C.uint64_t(address)
-	return err
+// operand is a tensor and its C view, which has all but the memory.
+type operand struct {
+	field  string
+	tensor *Tensor
+	view   *C.rope_tensor_t
 }
 
-func (d *Desc) operands(call string, args *Args) (*C.rope_args_t, *operands, error) {
+// add fills the views, and keeps their memory from the index `at` on.
+func (o *operands) add(call string, device Device, at int, group []operand) error {
+	for i, operand := range group {
+		host, address, err := operand.tensor.fill(call, operand.field, device, operand.view)
+		if err != nil {
+			return err
+		}
+		o.hosts[at+i], o.addresses[at+i] = host, C.uint64_t(address)
+	}
+	return nil
+}
+
+func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText) error {
 	c := &C.rope_args_t{
 		struct_size:     C.sizeof_rope_args_t,
 		flags:           C.uint32_t(args.Flags),
@@ -233,11 +327,7 @@ func (d *Desc) operands(call string, args *Args) (*C.rope_args_t, *operands, err
 		table_rows:      C.int32_t(args.TableRows),
 	}
 	o := &operands{}
-	for _, operand := range []struct {
-		field  string
-		tensor *Tensor
-		view   *C.rope_tensor_t
-	}{
+	err := o.add(call, d.device, 0, []operand{
 		{"q", &args.Q, &c.q}, {"q_out", &args.QOut, &c.q_out},
 		{"k", &args.K, &c.k}, {"k_out", &args.KOut, &c.k_out},
 		{"v", &args.V, &c.v}, {"v_out", &args.VOut, &c.v_out},
@@ -246,46 +336,60 @@ func (d *Desc) operands(call string, args *Args) (*C.rope_args_t, *operands, err
 		{"cu_seqlens", &args.CuSeqlens, &c.cu_seqlens},
 		{"cos", &args.Cos, &c.cos}, {"sin", &args.Sin, &c.sin}, {"angles", &args.Angles, &c.angles},
 		{"fault", &args.Fault, &c.fault},
-	} {
-		if err := o.add(call, operand.field, d.device, operand.tensor, operand.view); err != nil {
-			return nil, nil, err
-		}
-	}
-	return c, o, nil
-}
-
-func (d *Desc) rotate(direction C.int, call string, args *Args) error {
-	c, o, err := d.operands(call, args)
+	})
 	if err != nil {
 		return err
 	}
-	var text errorText
+	var norm *C.rope_norm_args_t
+	if n := args.Norm; n != nil {
+		norm = &C.rope_norm_args_t{struct_size: C.sizeof_rope_norm_args_t}
+		err := o.add(call, d.device, 13, []operand{
+			{"norm.q_weight", &n.QWeight, &norm.q_weight}, {"norm.k_weight", &n.KWeight, &norm.k_weight},
+			{"norm.q_bias", &n.QBias, &norm.q_bias}, {"norm.k_bias", &n.KBias, &norm.k_bias},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var cache *C.rope_cache_args_t
+	if n := args.Cache; n != nil {
+		cache = &C.rope_cache_args_t{struct_size: C.sizeof_rope_cache_args_t, flags: C.uint32_t(n.Flags)}
+		err := o.add(call, d.device, 17, []operand{
+			{"cache.k_cache", &n.KCache, &cache.k_cache}, {"cache.v_cache", &n.VCache, &cache.v_cache},
+			{"cache.slots", &n.Slots, &cache.slots},
+			{"cache.page_table", &n.PageTable, &cache.page_table},
+			{"cache.page_indptr", &n.PageIndptr, &cache.page_indptr},
+			{"cache.sequence", &n.Sequence, &cache.sequence},
+			{"cache.positions", &n.Positions, &cache.positions},
+		})
+		if err != nil {
+			return err
+		}
+	}
 	h := &o.hosts
-	status := C.rope_go_rotate(direction, d.desc, c, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
-		h[8], h[9], h[10], h[11], h[12], C.uint64_t(args.Stream), text.pointer(), text.size())
+	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
+		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19], h[20], h[21],
+		h[22], h[23], C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }
 
-// Forward rotates Q, and K and V where given. On the CPU the tensors are written when it returns; on CUDA the work is
-// on the stream, and the memory must stay as it is until the stream has done it.
-func (d *Desc) Forward(args Args) error { return d.rotate(C.ROPE_GO_FORWARD, "rope_forward", &args) }
+// Forward rotates those of Q, K and V that are given, norms them, and writes K and V to caches, where asked. On the CPU
+// the tensors are written when it returns; on CUDA the work is on the stream, and the memory must stay as it is until the
+// stream has done it.
+func (d *Desc) Forward(args Args) error {
+	return d.rotate(C.ROPE_GO_FORWARD, "rope_forward", &args, &errorText{})
+}
 
 // Backward is the transpose: Q holds gradients of the outputs, QOut receives those of the inputs.
-func (d *Desc) Backward(args Args) error { return d.rotate(C.ROPE_GO_BACKWARD, "rope_backward", &args) }
+func (d *Desc) Backward(args Args) error {
+	return d.rotate(C.ROPE_GO_BACKWARD, "rope_backward", &args, &errorText{})
+}
 
 // Explain says how a call would run: kernel, vector width, grid, bytes moved.
 func (d *Desc) Explain(args Args) (string, error) {
-	c, o, err := d.operands("rope_explain", &args)
-	if err != nil {
-		return "", err
-	}
 	var text errorText
-	h := &o.hosts
-	status := C.rope_go_explain(d.desc, c, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7], h[8], h[9],
-		h[10], h[11], h[12], text.pointer(), text.size())
-	runtime.KeepAlive(d)
-	if err := text.of(status); err != nil {
+	if err := d.rotate(C.ROPE_GO_EXPLAIN, "rope_explain", &args, &text); err != nil {
 		return "", err
 	}
 	return C.GoString(text.pointer()), nil
@@ -295,13 +399,9 @@ func (d *Desc) Explain(args Args) (string, error) {
 func (d *Desc) FillTables(cos, sin Tensor, stream uintptr) error {
 	var c [2]C.rope_tensor_t
 	o := &operands{}
-	for i, operand := range []struct {
-		field  string
-		tensor *Tensor
-	}{{"cos_out", &cos}, {"sin_out", &sin}} {
-		if err := o.add("rope_fill_tables", operand.field, d.device, operand.tensor, &c[i]); err != nil {
-			return err
-		}
+	err := o.add("rope_fill_tables", d.device, 0, []operand{{"cos_out", &cos, &c[0]}, {"sin_out", &sin, &c[1]}})
+	if err != nil {
+		return err
 	}
 	var text errorText
 	status := C.rope_go_fill_tables(d.desc, &c[0], &c[1], &o.addresses[0], o.hosts[0], o.hosts[1], C.uint64_t(stream),

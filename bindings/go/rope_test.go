@@ -121,6 +121,126 @@ func TestPackedTensor(t *testing.T) {
 	}
 }
 
+// normed is the RMS norm of each head, with weights plus 1.
+func normed(data, weight []float32, eps float64) []float32 {
+	out := append([]float32(nil), data...)
+	for row := 0; row*headDim < len(out); row++ {
+		head := out[row*headDim : (row+1)*headDim]
+		squares := 0.0
+		for _, x := range head {
+			squares += float64(x) * float64(x)
+		}
+		factor := 1 / math.Sqrt(squares/headDim+eps)
+		for i := range head {
+			head[i] = float32(float64(head[i]) * factor * (float64(weight[i]) + 1))
+		}
+	}
+	return out
+}
+
+// heads of a packed tensor of three tokens and four heads
+func part(packed []float32, first, heads int) []float32 {
+	var out []float32
+	for token := 0; token < 3; token++ {
+		out = append(out, packed[(token*4+first)*headDim:(token*4+first+heads)*headDim]...)
+	}
+	return out
+}
+
+func TestNormsAndCaches(t *testing.T) {
+	config := thdConfig(F32)
+	config.Norm, config.NormEps, config.NormWeightOffset = NormRMS, 1e-3, 1
+	desc := newDesc(t, config)
+	weights := numbers(2 * headDim)
+	qWeight, kWeight := weights[:headDim], weights[headDim:]
+	given := numbers(3 * 4 * headDim)
+	position := func(token int) int64 { return int64(token) + 1 }
+	wantedQ := rotated(normed(part(given, 0, 2), qWeight, 1e-3), 2, position)
+	wantedK := rotated(normed(part(given, 2, 1), kWeight, 1e-3), 1, position)
+	wantedV := part(given, 3, 1)
+
+	// Positions 1, 2 and 3 in pages 3 and 1 of two entries.
+	const pages, entries = 4, 2
+	slots := []int64{7, 2, 3}
+	for name, cache := range map[string]Cache{
+		"slots": {Slots: Of(slots, 3)},
+		"page table": {PageTable: Of([]int32{9, 9, 3, 1}, 2, 2), Sequence: Of([]int32{1, 1, 1}, 3),
+			Positions: Of([]int64{1, 2, 3}, 3)},
+		"page list": {PageTable: Of([]int64{9, 3, 1}, 3), PageIndptr: Of([]int64{1, 3}, 2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			qkv := append([]float32(nil), given...)
+			kOut := make([]float32, 3*headDim)
+			memory := make([]float32, pages*entries*2*headDim)
+			both := Of(memory, pages, entries, 1, 2*headDim)
+			cache.KCache, cache.VCache = both.Narrow(3, 0, headDim), both.Narrow(3, headDim, headDim)
+			packed := Of(qkv, 3, 4, headDim)
+			must(t, desc.Forward(Args{Flags: VUnrotated, Q: packed.Narrow(1, 0, 2), K: packed.Narrow(1, 2, 1),
+				KOut: Of(kOut, 3, 1, headDim), V: packed.Narrow(1, 3, 1), PositionOffset: 1,
+				Norm:  &Norm{QWeight: Of(qWeight, headDim), KWeight: Of(kWeight, headDim)},
+				Cache: &cache}))
+			near(t, part(qkv, 0, 2), wantedQ)
+			near(t, part(qkv, 2, 2), part(given, 2, 2))
+			near(t, kOut, wantedK)
+			wanted := make([]float32, len(memory))
+			for token, slot := range slots {
+				row := wanted[slot*2*headDim:]
+				copy(row[:headDim], wantedK[token*headDim:])
+				copy(row[headDim:2*headDim], wantedV[token*headDim:])
+			}
+			near(t, memory, wanted)
+		})
+	}
+}
+
+func TestOperandsOfGroups(t *testing.T) {
+	config := thdConfig(F32)
+	config.Norm, config.NormEps = NormRMS, 1e-6
+	desc, plain := newDesc(t, config), newDesc(t, thdConfig(F32))
+	x, y := numbers(headDim), numbers(headDim)
+	args := Args{Q: Of(x, 1, 1, headDim), K: Of(y, 1, 1, headDim)}
+	wrong := Of(numbers(3), 3)
+	for words, norm := range map[string]Norm{
+		"norm.q_weight has shape [3]": {QWeight: wrong},
+		"norm.k_weight has shape [3]": {KWeight: wrong},
+		"norm.q_bias is set":          {QBias: wrong},
+		"norm.k_bias is set":          {KBias: wrong},
+		"norm.q_weight: tensor: ":     {QWeight: Of(x, 99)},
+	} {
+		args.Norm = &norm
+		refused(t, desc.Forward(args), words)
+	}
+	args.Norm = nil
+	caches := Of(numbers(headDim), 1, 1, 1, headDim)
+	slots := Of([]int64{0}, 1)
+	for words, cache := range map[string]Cache{
+		"cache.k_cache is absent":   {Slots: slots},
+		"cache.slots is absent":     {KCache: caches},
+		"cache.page_indptr is set":  {KCache: caches, Slots: slots, PageIndptr: slots},
+		"cache.v_cache is set":      {VCache: caches, Slots: slots},
+		"cache.positions: tensor: ": {KCache: caches, Slots: slots, Positions: Of(x, 99)},
+	} {
+		cache := cache
+		args.Cache = &cache
+		refused(t, plain.Forward(args), words)
+	}
+	for flags, wanted := range map[uint32]float32{0: 1, CacheSkipSlot0: 0} {
+		memory := make([]float32, headDim)
+		ones := []float32{1, 1}
+		ones = append(ones, make([]float32, headDim-2)...)
+		must(t, plain.Forward(Args{Flags: Unrotated, V: Of(ones, 1, 1, headDim),
+			Cache: &Cache{Flags: flags, VCache: Of(memory, 1, 1, 1, headDim), Slots: slots}}))
+		if memory[0] != wanted || memory[1] != wanted {
+			t.Errorf("with flags %d the cache is %v", flags, memory)
+		}
+	}
+	text, err := plain.Explain(Args{K: Of(x, 1, 1, headDim), Cache: &Cache{KCache: caches, Slots: slots}})
+	must(t, err)
+	if !strings.Contains(text, "cache") {
+		t.Errorf("it would run as '%s'", text)
+	}
+}
+
 func TestEveryDtype(t *testing.T) {
 	f64 := make([]float64, headDim)
 	f64[0] = 1
@@ -226,6 +346,13 @@ func TestEachFieldOfAConfig(t *testing.T) {
 		"theta is -1.5:":                        func(c *Config) { c.Theta = -1.5 },
 		"attention_scale is nan:":               func(c *Config) { c.AttentionScale = math.NaN() },
 		"num_axes is 99:":                       func(c *Config) { c.NumAxes = 99 },
+		"norm is 9:":                            func(c *Config) { c.Norm = 9 },
+		"norm_tensors is 5:":                    func(c *Config) { c.NormTensors = NormQ | NormV },
+		"norm_order is 1:":                      func(c *Config) { c.NormOrder = NormAfter },
+		"norm_extent is 1:":                     func(c *Config) { c.NormExtent = NormOfToken },
+		"norm_rounding is 3:":                   func(c *Config) { c.NormRounding = NormRoundBeforeWeight | NormRoundAfterWeight },
+		"norm_eps is 0.5:":                      func(c *Config) { c.NormEps = 0.5 },
+		"norm_weight_offset is 0.5:":            func(c *Config) { c.NormWeightOffset = 0.5 },
 		"pair_block is 5:":                      func(c *Config) { c.PairBlock = 5 },
 		"num_threads is -4:":                    func(c *Config) { c.NumThreads = -4 },
 		"out_style is 77:":                      func(c *Config) { c.OutStyle = 77 },

@@ -1,7 +1,7 @@
 /* shim.h - calls of librope with flat arguments
  *
  * A Go struct that holds Go pointers may not cross into C; pointers by themselves may. So structs cross without their
- * pointers and are completed here, on the C stack. A tensor's memory is a pointer into a Go slice, or an address on a
+ * pointers and are completed here, on the C stack, groups of operands like the args that point to them. A tensor's memory is a pointer into a Go slice, or an address on a
  * device, which Go keeps as a number. The text of an error is fetched in the same call, because the goroutine may run
  * on another thread in the next one.
  */
@@ -13,7 +13,8 @@
 
 enum {
   ROPE_GO_FORWARD,
-  ROPE_GO_BACKWARD
+  ROPE_GO_BACKWARD,
+  ROPE_GO_EXPLAIN
 };
 
 static inline rope_status_t rope_go_noted(rope_status_t status, char *error, size_t size) {
@@ -39,48 +40,79 @@ static inline rope_status_t rope_go_desc_create(const rope_config_t *config, dou
   return rope_go_noted(rope_desc_create(&whole, desc), error, size);
 }
 
-/* Completes args. `addresses` has an entry for each tensor, in the order of the struct. */
-static inline rope_args_t rope_go_args(const rope_args_t *args, const uint64_t *addresses, void *q, void *q_out,
-                                       void *k, void *k_out, void *v, void *v_out, void *positions,
-                                       void *start_positions, void *cu_seqlens, void *cos, void *sin, void *angles,
-                                       void *fault) {
-  rope_args_t whole = *args;
-  rope_go_place(&whole.q, q, addresses[0]);
-  rope_go_place(&whole.q_out, q_out, addresses[1]);
-  rope_go_place(&whole.k, k, addresses[2]);
-  rope_go_place(&whole.k_out, k_out, addresses[3]);
-  rope_go_place(&whole.v, v, addresses[4]);
-  rope_go_place(&whole.v_out, v_out, addresses[5]);
-  rope_go_place(&whole.positions, positions, addresses[6]);
-  rope_go_place(&whole.start_positions, start_positions, addresses[7]);
-  rope_go_place(&whole.cu_seqlens, cu_seqlens, addresses[8]);
-  rope_go_place(&whole.cos, cos, addresses[9]);
-  rope_go_place(&whole.sin, sin, addresses[10]);
-  rope_go_place(&whole.angles, angles, addresses[11]);
-  rope_go_place(&whole.fault, fault, addresses[12]);
-  return whole;
+/* A call's args and the groups that they may point to. */
+typedef struct rope_go_operands {
+  rope_args_t args;
+  rope_norm_args_t norm;
+  rope_cache_args_t cache;
+} rope_go_operands_t;
+
+/* Completes args and its groups, of which an absent one is NULL. `addresses` has an entry for each tensor, in the order
+ * of the structs. */
+static inline void rope_go_complete(rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm,
+                                    const rope_cache_args_t *cache, const uint64_t *addresses, void *q, void *q_out,
+                                    void *k, void *k_out, void *v, void *v_out, void *positions, void *start_positions,
+                                    void *cu_seqlens, void *cos, void *sin, void *angles, void *fault, void *q_weight,
+                                    void *k_weight, void *q_bias, void *k_bias, void *k_cache, void *v_cache,
+                                    void *slots, void *page_table, void *page_indptr, void *sequence,
+                                    void *cache_positions) {
+  whole->args = *args;
+  rope_go_place(&whole->args.q, q, addresses[0]);
+  rope_go_place(&whole->args.q_out, q_out, addresses[1]);
+  rope_go_place(&whole->args.k, k, addresses[2]);
+  rope_go_place(&whole->args.k_out, k_out, addresses[3]);
+  rope_go_place(&whole->args.v, v, addresses[4]);
+  rope_go_place(&whole->args.v_out, v_out, addresses[5]);
+  rope_go_place(&whole->args.positions, positions, addresses[6]);
+  rope_go_place(&whole->args.start_positions, start_positions, addresses[7]);
+  rope_go_place(&whole->args.cu_seqlens, cu_seqlens, addresses[8]);
+  rope_go_place(&whole->args.cos, cos, addresses[9]);
+  rope_go_place(&whole->args.sin, sin, addresses[10]);
+  rope_go_place(&whole->args.angles, angles, addresses[11]);
+  rope_go_place(&whole->args.fault, fault, addresses[12]);
+  if (norm != NULL) {
+    whole->norm = *norm;
+    rope_go_place(&whole->norm.q_weight, q_weight, addresses[13]);
+    rope_go_place(&whole->norm.k_weight, k_weight, addresses[14]);
+    rope_go_place(&whole->norm.q_bias, q_bias, addresses[15]);
+    rope_go_place(&whole->norm.k_bias, k_bias, addresses[16]);
+    whole->args.norm = &whole->norm;
+  }
+  if (cache != NULL) {
+    whole->cache = *cache;
+    rope_go_place(&whole->cache.k_cache, k_cache, addresses[17]);
+    rope_go_place(&whole->cache.v_cache, v_cache, addresses[18]);
+    rope_go_place(&whole->cache.slots, slots, addresses[19]);
+    rope_go_place(&whole->cache.page_table, page_table, addresses[20]);
+    rope_go_place(&whole->cache.page_indptr, page_indptr, addresses[21]);
+    rope_go_place(&whole->cache.sequence, sequence, addresses[22]);
+    rope_go_place(&whole->cache.positions, cache_positions, addresses[23]);
+    whole->args.cache = &whole->cache;
+  }
 }
 
-static inline rope_status_t rope_go_rotate(int direction, const rope_desc_t *desc, const rope_args_t *args,
+/* `text` receives the words of an error, and those of rope_explain. */
+static inline rope_status_t rope_go_rotate(int call, const rope_desc_t *desc, const rope_args_t *args,
+                                           const rope_norm_args_t *norm, const rope_cache_args_t *cache,
                                            const uint64_t *addresses, void *q, void *q_out, void *k, void *k_out,
                                            void *v, void *v_out, void *positions, void *start_positions,
                                            void *cu_seqlens, void *cos, void *sin, void *angles, void *fault,
-                                           uint64_t stream, char *error, size_t size) {
-  const rope_args_t whole = rope_go_args(args, addresses, q, q_out, k, k_out, v, v_out, positions, start_positions,
-                                         cu_seqlens, cos, sin, angles, fault);
+                                           void *q_weight, void *k_weight, void *q_bias, void *k_bias, void *k_cache,
+                                           void *v_cache, void *slots, void *page_table, void *page_indptr,
+                                           void *sequence, void *cache_positions, uint64_t stream, char *text,
+                                           size_t size) {
+  rope_go_operands_t whole;
+  rope_go_complete(&whole, args, norm, cache, addresses, q, q_out, k, k_out, v, v_out, positions, start_positions,
+                   cu_seqlens, cos, sin, angles, fault, q_weight, k_weight, q_bias, k_bias, k_cache, v_cache, slots,
+                   page_table, page_indptr, sequence, cache_positions);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
-  const rope_status_t status =
-      direction == ROPE_GO_FORWARD ? rope_forward(desc, &whole, on) : rope_backward(desc, &whole, on);
-  return rope_go_noted(status, error, size);
-}
-
-static inline rope_status_t rope_go_explain(const rope_desc_t *desc, const rope_args_t *args, const uint64_t *addresses,
-                                            void *q, void *q_out, void *k, void *k_out, void *v, void *v_out,
-                                            void *positions, void *start_positions, void *cu_seqlens, void *cos,
-                                            void *sin, void *angles, void *fault, char *text, size_t size) {
-  const rope_args_t whole = rope_go_args(args, addresses, q, q_out, k, k_out, v, v_out, positions, start_positions,
-                                         cu_seqlens, cos, sin, angles, fault);
-  return rope_go_noted(rope_explain(desc, &whole, text, size), text, size);
+  rope_status_t status;
+  if (call == ROPE_GO_EXPLAIN) {
+    status = rope_explain(desc, &whole.args, text, size);
+  } else {
+    status = call == ROPE_GO_FORWARD ? rope_forward(desc, &whole.args, on) : rope_backward(desc, &whole.args, on);
+  }
+  return rope_go_noted(status, text, size);
 }
 
 static inline rope_status_t rope_go_fill_tables(const rope_desc_t *desc, const rope_tensor_t *cos,

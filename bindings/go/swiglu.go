@@ -69,19 +69,14 @@ type SwigluArgs struct {
 func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs) error {
 	c := &C.swiglu_args_t{struct_size: C.sizeof_swiglu_args_t, flags: C.uint32_t(args.Flags)}
 	o := &operands{}
-	for _, operand := range []struct {
-		field  string
-		tensor *Tensor
-		view   *C.rope_tensor_t
-	}{
+	err := o.add(call, s.device, 0, []operand{
 		{"gate", &args.Gate, &c.gate}, {"up", &args.Up, &c.up}, {"out", &args.Out, &c.out},
 		{"row_scale", &args.RowScale, &c.row_scale}, {"num_rows", &args.NumRows, &c.num_rows},
 		{"grad_out", &args.GradOut, &c.grad_out}, {"grad_gate", &args.GradGate, &c.grad_gate},
 		{"grad_up", &args.GradUp, &c.grad_up}, {"grad_row_scale", &args.GradRowScale, &c.grad_row_scale},
-	} {
-		if err := o.add(call, operand.field, s.device, operand.tensor, operand.view); err != nil {
-			return err
-		}
+	})
+	if err != nil {
+		return err
 	}
 	var text errorText
 	h := &o.hosts

@@ -20,9 +20,12 @@ func TestLayoutIsTheGoldenOne(t *testing.T) {
 }
 
 func TestEachTensorOnADeviceHasItsOwnAddress(t *testing.T) {
-	addresses := []uint64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130}
+	addresses := make([]uint64, 24)
+	for i := range addresses {
+		addresses[i] = uint64(10 * (i + 1))
+	}
 	if found := OnDevice(addresses, false); !reflect.DeepEqual(found, addresses) {
-		t.Errorf("rope_args_t has %v", found)
+		t.Errorf("rope_args_t and its groups have %v", found)
 	}
 	if found := OnDevice(addresses[:9], true); !reflect.DeepEqual(found, addresses[:9]) {
 		t.Errorf("swiglu_args_t has %v", found)

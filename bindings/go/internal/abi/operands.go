@@ -12,9 +12,15 @@ static void note(const rope_tensor_t *first, int tensors, uint64_t *found) {
 
 static void note_rope(const uint64_t *addresses, uint64_t *found) {
   const rope_args_t args = {0};
-  const rope_args_t whole = rope_go_args(&args, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                         NULL, NULL, NULL);
-  note(&whole.q, 13, found);
+  const rope_norm_args_t norm = {0};
+  const rope_cache_args_t cache = {0};
+  rope_go_operands_t whole;
+  rope_go_complete(&whole, &args, &norm, &cache, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  note(&whole.args.q, 13, found);
+  note(&whole.args.norm->q_weight, 4, found + 13);
+  note(&whole.args.cache->k_cache, 2, found + 17);
+  note(&whole.args.cache->slots, 5, found + 19);
 }
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
@@ -26,8 +32,8 @@ static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
 */
 import "C"
 
-// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t or swiglu_args_t, for addresses
-// in that order.
+// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t and its groups or swiglu_args_t,
+// for addresses in that order.
 func OnDevice(addresses []uint64, swiglu bool) []uint64 {
 	found := make([]uint64, len(addresses))
 	given, taken := (*C.uint64_t)(&addresses[0]), (*C.uint64_t)(&found[0])
