@@ -26,6 +26,7 @@ enum {
   MAX_PAIRS = 64,
   MAX_THREADS = 256,
   CHECKED_TOKENS = 32,
+  PAGE_TOKENS = 16,
   TIMED_SAMPLES = 9,
   CHUNK_BYTES = 1 << 20,
   SERIAL_COPY_BYTES = 1 << 20, /* below it, starting threads costs more than they save */
@@ -43,19 +44,22 @@ typedef struct model {
   int mlp_width;
   int64_t cpu_tokens; /* default on the CPU: under 1 GiB of memory and a few seconds on two cores */
   const char *note;
+  double norm_eps; /* of the RMS norm of q and k heads before the rotation; 0: none */
 } model_t;
 
 static const model_t MODELS[] = {
     {"llama-3.1-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 8.0, 131072, 14336, 4096,
-     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq"},
-    {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta"},
+     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq", 0.0},
+    {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta", 0.0},
     {"gpt-j-6b", 16, 16, 256, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 2048, 16384, 2048,
-     "its own MLP has no gate: SwiGLU runs at its width only"},
-    {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta"},
+     "its own MLP has no gate: SwiGLU runs at its width only", 0.0},
+    {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta", 0.0},
+    {"qwen3-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 40960, 12288, 4096,
+     "q and k normed before the rotation, k and v written to a paged cache, in one call", 1e-6},
     {"deepseek-v3", 128, 1, 64, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 4096, 18432, 2048,
-     "the rotated channels of its heads alone, before their context is scaled"},
+     "the rotated channels of its heads alone, before their context is scaled", 0.0},
     {"gpt-oss-120b", 64, 8, 64, 64, ROPE_STYLE_HALF, 150000.0, 0.0, 4096, 2880, 4096,
-     "before its context is scaled, and SwiGLU without its limit"},
+     "before its context is scaled, and SwiGLU without its limit", 0.0},
 };
 #define NUM_MODELS ((int)(sizeof(MODELS) / sizeof(MODELS[0])))
 
@@ -305,7 +309,10 @@ typedef enum {
   DATA_GRAD_K,
   DATA_GATE,
   DATA_UP,
-  DATA_GRAD_OUT
+  DATA_GRAD_OUT,
+  DATA_V,
+  DATA_Q_WEIGHT,
+  DATA_K_WEIGHT
 } data_t;
 
 /* Element `index` of a tensor: either sign, magnitude from 1/4 to 4. */
@@ -411,6 +418,65 @@ static double rope_error(const device_t *device, const rotation_t *rotation, dat
   return worst;
 }
 
+/* Where a token lies in a cache whose pages are handed out from the last one on. */
+static int64_t slot_of(int64_t token, int64_t pages) {
+  return (pages - 1 - token / PAGE_TOKENS) * PAGE_TOKENS + token % PAGE_TOKENS;
+}
+
+/* Of heads that are normed and rotated over their full width, in the half style. */
+static double step_error(const device_t *device, const rotation_t *rotation, data_t data, data_t weight_data, int heads,
+                         const uint16_t *rows, int64_t pages) {
+  const int head_dim = rotation->model->head_dim, pairs = head_dim / 2;
+  const size_t row = (size_t)heads * (size_t)head_dim;
+  uint16_t *outputs = malloc(row * sizeof(*outputs));
+  if (outputs == NULL) fail("not enough memory", "for the check");
+  double worst = 0.0;
+  for (int i = 0; i < num_checked(rotation->tokens); ++i) {
+    const int64_t token = checked_token(i, rotation->tokens);
+    const long double position = (long double)(rotation->first_position + token);
+    read_memory(device, outputs, rows + (size_t)(pages == 0 ? token : slot_of(token, pages)) * row,
+                row * sizeof(*outputs));
+    for (int head = 0; head < heads; ++head) {
+      const uint64_t first = (uint64_t)token * row + (uint64_t)(head * head_dim);
+      long double squares = 0.0L;
+      for (int channel = 0; channel < head_dim; ++channel) {
+        const long double x = value_of(bf16_data(data, first + (uint64_t)channel));
+        squares += x * x;
+      }
+      const long double factor = 1.0L / sqrtl(squares / head_dim + (long double)rotation->model->norm_eps);
+      for (int pair = 0; pair < pairs; ++pair) {
+        const long double angle = position * rotation->inv_freq[pair];
+        const uint64_t low = (uint64_t)pair, high = (uint64_t)(pair + pairs);
+        const long double x = value_of(bf16_data(data, first + low)) * factor * value_of(bf16_data(weight_data, low));
+        const long double y = value_of(bf16_data(data, first + high)) * factor * value_of(bf16_data(weight_data, high));
+        const long double fp32_error = 7e-7L * sqrtl(x * x + y * y);
+        const uint16_t *output = outputs + head * head_dim;
+        worst = fmax(worst, error_share(output[low], x * cosl(angle) - y * sinl(angle), fp32_error));
+        worst = fmax(worst, error_share(output[high], x * sinl(angle) + y * cosl(angle), fp32_error));
+      }
+    }
+  }
+  free(outputs);
+  return worst;
+}
+
+/* Of values, which a cache holds as they are. */
+static double copy_error(const device_t *device, int64_t tokens, data_t data, size_t row, const uint16_t *rows,
+                         int64_t pages) {
+  uint16_t *outputs = malloc(row * sizeof(*outputs));
+  if (outputs == NULL) fail("not enough memory", "for the check");
+  double worst = 0.0;
+  for (int i = 0; i < num_checked(tokens); ++i) {
+    const int64_t token = checked_token(i, tokens);
+    read_memory(device, outputs, rows + (size_t)slot_of(token, pages) * row, row * sizeof(*outputs));
+    for (size_t at = 0; at < row; ++at) {
+      if (outputs[at] != bf16_data(data, (uint64_t)token * row + at)) worst = INFINITY;
+    }
+  }
+  free(outputs);
+  return worst;
+}
+
 /* An output of SwiGLU, and the magnitude of the largest term that is added up for it. */
 typedef struct exact {
   long double value, largest_term;
@@ -485,6 +551,20 @@ static int report(const device_t *device, const char *name, double worst_error, 
   return right;
 }
 
+/* Positions of the tokens, or, with pages, their slots. */
+static rope_tensor_t allocate_places(const device_t *device, const rotation_t *rotation, int64_t pages) {
+  const size_t bytes = (size_t)rotation->tokens * sizeof(int64_t);
+  int64_t *host_places = malloc(bytes);
+  if (host_places == NULL) fail("not enough memory", "try a smaller --tokens");
+  for (int64_t i = 0; i < rotation->tokens; ++i) {
+    host_places[i] = pages == 0 ? rotation->first_position + i : slot_of(i, pages);
+  }
+  void *places = allocate(device, bytes);
+  write_memory(device, places, host_places, bytes);
+  free(host_places);
+  return (rope_tensor_t){.data = places, .dtype = ROPE_DTYPE_I64, .ndim = 1, .shape = {rotation->tokens}};
+}
+
 static int demonstrate_rope(const device_t *device, const rope_desc_t *desc, const rotation_t *rotation) {
   const model_t *model = rotation->model;
   const int64_t tokens = rotation->tokens;
@@ -493,17 +573,10 @@ static int demonstrate_rope(const device_t *device, const rope_desc_t *desc, con
   const size_t element_bytes = 2 * sizeof(uint16_t); /* read and written */
   const size_t position_bytes = (size_t)tokens * sizeof(int64_t);
 
-  int64_t *host_positions = malloc(position_bytes);
-  if (host_positions == NULL) fail("not enough memory", "try a smaller --tokens");
-  for (int64_t i = 0; i < tokens; ++i) host_positions[i] = rotation->first_position + i;
-  void *positions = allocate(device, position_bytes);
-  write_memory(device, positions, host_positions, position_bytes);
-  free(host_positions);
-
   operation_t operation = {.kind = ROPE_FORWARD, .rope = desc};
   rope_args_t *args = &operation.rope_args;
   args->struct_size = sizeof(*args);
-  args->positions = (rope_tensor_t){.data = positions, .dtype = ROPE_DTYPE_I64, .ndim = 1, .shape = {tokens}};
+  args->positions = allocate_places(device, rotation, 0);
 
   void *q = allocate_data(device, DATA_Q, q_elements);
   void *k = allocate_data(device, DATA_K, k_elements);
@@ -536,9 +609,62 @@ static int demonstrate_rope(const device_t *device, const rope_desc_t *desc, con
   release(device, grad_k);
   release(device, grad_q_in);
   release(device, grad_k_in);
-  release(device, positions);
+  release(device, args->positions.data);
   const size_t all = (size_t)(q_elements + k_elements) * element_bytes;
   return report(device, "RoPE backward, out of place", worst, seconds, all + position_bytes) && right;
+}
+
+/* What a layer does between its projections and attention: q and k are normed and rotated, k and v go into a cache. */
+static int demonstrate_step(const device_t *device, const rope_config_t *rotation_config, const rotation_t *rotation) {
+  const model_t *model = rotation->model;
+  const int64_t tokens = rotation->tokens, head_dim = model->head_dim;
+  const int64_t pages = (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  const int64_t q_elements = tokens * model->q_heads * head_dim, k_elements = tokens * model->k_heads * head_dim;
+  const size_t cache_bytes = (size_t)(pages * PAGE_TOKENS * model->k_heads * head_dim) * sizeof(uint16_t);
+
+  rope_config_t config = *rotation_config;
+  config.norm = ROPE_NORM_RMS;
+  config.norm_eps = model->norm_eps;
+  rope_desc_t *desc = NULL;
+  check(rope_desc_create(&config, &desc), "rope_desc_create");
+
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  norm.q_weight = bf16_tensor(allocate_data(device, DATA_Q_WEIGHT, head_dim), 1, head_dim, 0, 0);
+  norm.k_weight = bf16_tensor(allocate_data(device, DATA_K_WEIGHT, head_dim), 1, head_dim, 0, 0);
+
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = (rope_tensor_t){.data = allocate(device, cache_bytes),
+                                  .dtype = ROPE_DTYPE_BF16,
+                                  .ndim = 4,
+                                  .shape = {pages, PAGE_TOKENS, model->k_heads, head_dim}};
+  cache.v_cache = cache.k_cache;
+  cache.v_cache.data = allocate(device, cache_bytes);
+  cache.slots = allocate_places(device, rotation, pages);
+
+  operation_t operation = {.kind = ROPE_FORWARD, .rope = desc};
+  rope_args_t *args = &operation.rope_args;
+  args->struct_size = sizeof(*args);
+  args->flags = ROPE_FLAG_V_UNROTATED;
+  args->q = bf16_tensor(allocate_data(device, DATA_Q, q_elements), 3, tokens, model->q_heads, head_dim);
+  args->k = bf16_tensor(allocate_data(device, DATA_K, k_elements), 3, tokens, model->k_heads, head_dim);
+  args->v = bf16_tensor(allocate_data(device, DATA_V, k_elements), 3, tokens, model->k_heads, head_dim);
+  args->positions = allocate_places(device, rotation, 0);
+  args->norm = &norm;
+  args->cache = &cache;
+  run(device, &operation);
+  double worst = step_error(device, rotation, DATA_Q, DATA_Q_WEIGHT, model->q_heads, args->q.data, 0);
+  worst = fmax(worst, step_error(device, rotation, DATA_K, DATA_K_WEIGHT, model->k_heads, cache.k_cache.data, pages));
+  worst =
+      fmax(worst, copy_error(device, tokens, DATA_V, (size_t)(model->k_heads * head_dim), cache.v_cache.data, pages));
+  /* The timed calls norm the same q on and on, which keeps its magnitude. */
+  const double seconds = median_seconds(device, &operation);
+  void *const memory[] = {args->q.data,         args->k.data,       args->v.data,
+                          args->positions.data, norm.q_weight.data, norm.k_weight.data,
+                          cache.k_cache.data,   cache.v_cache.data, cache.slots.data};
+  for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); ++i) release(device, memory[i]);
+  rope_desc_destroy(desc);
+  const size_t bytes = (size_t)(q_elements + 2 * k_elements) * 2 * sizeof(uint16_t);
+  return report(device, "norm, RoPE and paged cache", worst, seconds, bytes + 2 * (size_t)tokens * sizeof(int64_t));
 }
 
 static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc, int64_t tokens, int width) {
@@ -723,6 +849,7 @@ int main(int argc, char **argv) {
                  (long long)tokens, (long long)rotation.first_position, num_checked(tokens));
   printf("\n%-27s %9s %12s %12s %9s\n", "operation", "max error", "time", "rate", "of a copy");
   int right = demonstrate_rope(&device, rope, &rotation);
+  if (model->norm_eps != 0.0) right = demonstrate_step(&device, &config, &rotation) && right;
   right = demonstrate_swiglu(&device, swiglu, tokens, model->mlp_width) && right;
   rope_desc_destroy(rope);
   swiglu_desc_destroy(swiglu);
@@ -730,8 +857,8 @@ int main(int argc, char **argv) {
   putchar('\n');
   print_labelled("max error",
                  "largest |output - exact| as a share of what librope promises: half a bf16 ulp for the "
-                 "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE) or 8 ulp of fp32 "
-                 "(SwiGLU); above 1 is wrong");
+                 "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE), 7e-7 of it (with a "
+                 "norm) or 8 ulp of fp32 (SwiGLU); above 1 is wrong");
   print_labelled("time", "median of repeated calls");
   print_labelled("rate", "bytes that must be read and written at least, divided by the time");
   print_labelled("of a copy", "the rate as a share of that of %s moving as many bytes",
