@@ -1,4 +1,6 @@
-/* A step of decoding: one new token of each of three sequences, at its own position, its key appended to a paged cache.
+/* Steps of decoding: one new token of each of three sequences, at its own position, through the layers of a model whose
+ * q and k are normed. One call a layer norms and rotates q in place, norms and rotates k into a paged cache, and copies v
+ * into another.
  *
  * The keys lie rotated in the cache, so a score q . k depends on how far the two tokens are apart, and that is checked.
  */
@@ -6,16 +8,18 @@
 #include <rope/rope.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#define LAYERS 2
 #define SEQUENCES 3
 #define Q_HEADS 4 /* all of them share the one key head */
 #define HEADS (Q_HEADS + 2)
 #define HEAD_DIM 64
 #define PAGES 8
 #define PAGE_TOKENS 4
+#define TABLE_PAGES 2
 #define STEPS 7
 #define THETA 10000.0
+#define NORM_EPS 1e-6
 
 static void check(rope_status_t status) {
   if (status == ROPE_STATUS_SUCCESS) return;
@@ -23,29 +27,46 @@ static void check(rope_status_t status) {
   exit(1);
 }
 
-/* What a model computed for a token: its q heads, its key, its value. */
-static float projected(int sequence, int64_t position, int head, int channel) {
-  return sinf(1.7f * (float)sequence + 0.3f * (float)position + 2.1f * (float)head + 0.9f * (float)channel);
+/* What a layer computed for a token: its q heads, its key, its value. */
+static float projected(int layer, int sequence, int64_t position, int head, int channel) {
+  return sinf(0.8f * (float)layer + 1.7f * (float)sequence + 0.3f * (float)position + 2.1f * (float)head +
+              0.9f * (float)channel);
 }
 
-/* q . k of a query at distance `d` from the key, both as they were before rotation. */
-static double score(int sequence, int64_t q_position, int head, int64_t k_position) {
-  double sum = 0.0;
+static float weight(int layer, int is_key, int channel) {
+  return 1.0f + 0.5f * sinf(0.4f * (float)(layer + 3 * is_key) + 0.7f * (float)channel);
+}
+
+/* A head as it is before the rotation: x / sqrt(mean(x^2) + eps) times the weights. */
+static void normed(int layer, int sequence, int64_t position, int head, double out[HEAD_DIM]) {
+  double squares = 0.0;
+  for (int c = 0; c < HEAD_DIM; ++c) {
+    out[c] = projected(layer, sequence, position, head, c);
+    squares += out[c] * out[c];
+  }
+  const double factor = 1.0 / sqrt(squares / HEAD_DIM + NORM_EPS);
+  for (int c = 0; c < HEAD_DIM; ++c) out[c] *= factor * (double)weight(layer, head == Q_HEADS, c);
+}
+
+/* q . k of two tokens, from what they were before the rotation. */
+static double score(int layer, int sequence, int64_t q_position, int head, int64_t k_position) {
+  double q[HEAD_DIM], k[HEAD_DIM], sum = 0.0;
+  normed(layer, sequence, q_position, head, q);
+  normed(layer, sequence, k_position, Q_HEADS, k);
   for (int i = 0; i < HEAD_DIM / 2; ++i) {
+    const int j = i + HEAD_DIM / 2;
     const double angle = (double)(q_position - k_position) * pow(THETA, -2.0 * i / HEAD_DIM);
-    const double qx = projected(sequence, q_position, head, i);
-    const double qy = projected(sequence, q_position, head, i + HEAD_DIM / 2);
-    const double kx = projected(sequence, k_position, Q_HEADS, i);
-    const double ky = projected(sequence, k_position, Q_HEADS, i + HEAD_DIM / 2);
-    sum += cos(angle) * (qx * kx + qy * ky) + sin(angle) * (qx * ky - qy * kx);
+    sum += cos(angle) * (q[i] * k[i] + q[j] * k[j]) + sin(angle) * (q[i] * k[j] - q[j] * k[i]);
   }
   return sum;
 }
 
 int main(void) {
-  static float qkv[SEQUENCES][HEADS][HEAD_DIM], pages[PAGES][PAGE_TOKENS][HEAD_DIM];
-  const int page_table[SEQUENCES][2] = {{6, 1}, {3, 4}, {0, 7}};
-  int64_t positions[SEQUENCES] = {0, 0, 0};
+  static float qkv[SEQUENCES][HEADS][HEAD_DIM], weights[LAYERS][2][HEAD_DIM];
+  static float k_pages[LAYERS][PAGES][PAGE_TOKENS][HEAD_DIM], v_pages[LAYERS][PAGES][PAGE_TOKENS][HEAD_DIM];
+  int32_t page_table[SEQUENCES][TABLE_PAGES] = {{6, 1}, {3, 4}, {0, 7}};
+  int32_t rows[SEQUENCES] = {0, 1, 2}; /* of page_table, one for each token */
+  int64_t positions[SEQUENCES], cache_positions[SEQUENCES];
   const int64_t first[SEQUENCES] = {0, 1000, 131065}; /* of the window that the cache still holds */
 
   rope_config_t config = {.struct_size = sizeof(config),
@@ -54,41 +75,85 @@ int main(void) {
                           .layout = ROPE_LAYOUT_THD,
                           .style = ROPE_STYLE_HALF,
                           .head_dim = HEAD_DIM,
-                          .theta = THETA};
+                          .theta = THETA,
+                          .norm = ROPE_NORM_RMS,
+                          .norm_eps = NORM_EPS};
   rope_desc_t *desc;
   check(rope_desc_create(&config, &desc));
 
-  /* Pointers and shapes stay as they are, so the arguments are filled once; on CUDA the call could be captured. */
-  const rope_tensor_t packed = {.data = qkv, .dtype = ROPE_DTYPE_F32, .ndim = 3, .shape = {SEQUENCES, HEADS, HEAD_DIM}};
-  rope_args_t args = {
-      .struct_size = sizeof(args),
-      .positions = {.data = positions, .dtype = ROPE_DTYPE_I64, .ndim = 1, .shape = {SEQUENCES}},
-  };
-  check(rope_tensor_narrow(&packed, 1, 0, Q_HEADS, &args.q));
-  check(rope_tensor_narrow(&packed, 1, Q_HEADS, 1, &args.k));
+  /* Pointers and shapes stay as they are, so the arguments are filled once; on CUDA the calls could be captured. */
+  rope_norm_args_t norm[LAYERS];
+  rope_cache_args_t cache[LAYERS];
+  rope_args_t args[LAYERS];
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    for (int c = 0; c < HEAD_DIM; ++c) {
+      for (int is_key = 0; is_key < 2; ++is_key) weights[layer][is_key][c] = weight(layer, is_key, c);
+    }
+    norm[layer] = (rope_norm_args_t){
+        .struct_size = sizeof(norm[layer]),
+        .q_weight = {.data = weights[layer][0], .dtype = ROPE_DTYPE_F32, .ndim = 1, .shape = {HEAD_DIM}},
+        .k_weight = {.data = weights[layer][1], .dtype = ROPE_DTYPE_F32, .ndim = 1, .shape = {HEAD_DIM}},
+    };
+    cache[layer] = (rope_cache_args_t){
+        .struct_size = sizeof(cache[layer]),
+        .k_cache = {.data = k_pages[layer],
+                    .dtype = ROPE_DTYPE_F32,
+                    .ndim = 4,
+                    .shape = {PAGES, PAGE_TOKENS, 1, HEAD_DIM}},
+        .v_cache = {.data = v_pages[layer],
+                    .dtype = ROPE_DTYPE_F32,
+                    .ndim = 4,
+                    .shape = {PAGES, PAGE_TOKENS, 1, HEAD_DIM}},
+        .page_table = {.data = page_table, .dtype = ROPE_DTYPE_I32, .ndim = 2, .shape = {SEQUENCES, TABLE_PAGES}},
+        .sequence = {.data = rows, .dtype = ROPE_DTYPE_I32, .ndim = 1, .shape = {SEQUENCES}},
+        .positions = {.data = cache_positions, .dtype = ROPE_DTYPE_I64, .ndim = 1, .shape = {SEQUENCES}},
+    };
+    args[layer] = (rope_args_t){
+        .struct_size = sizeof(args[layer]),
+        .flags = ROPE_FLAG_V_UNROTATED,
+        .positions = {.data = positions, .dtype = ROPE_DTYPE_I64, .ndim = 1, .shape = {SEQUENCES}},
+        .norm = &norm[layer],
+        .cache = &cache[layer],
+    };
+    const rope_tensor_t packed = {
+        .data = qkv, .dtype = ROPE_DTYPE_F32, .ndim = 3, .shape = {SEQUENCES, HEADS, HEAD_DIM}};
+    check(rope_tensor_narrow(&packed, 1, 0, Q_HEADS, &args[layer].q));
+    check(rope_tensor_narrow(&packed, 1, Q_HEADS, 1, &args[layer].k));
+    check(rope_tensor_narrow(&packed, 1, Q_HEADS + 1, 1, &args[layer].v));
+  }
 
   double worst = 0.0;
+  int wrong_values = 0;
   for (int step = 0; step < STEPS; ++step) {
     for (int b = 0; b < SEQUENCES; ++b) {
       positions[b] = first[b] + step;
-      for (int h = 0; h < HEADS; ++h)
-        for (int c = 0; c < HEAD_DIM; ++c) qkv[b][h][c] = projected(b, positions[b], h, c);
+      cache_positions[b] = step;
     }
-    check(rope_forward(desc, &args, NULL));
+    for (int layer = 0; layer < LAYERS; ++layer) {
+      for (int b = 0; b < SEQUENCES; ++b) {
+        for (int h = 0; h < HEADS; ++h)
+          for (int c = 0; c < HEAD_DIM; ++c) qkv[b][h][c] = projected(layer, b, positions[b], h, c);
+      }
+      check(rope_forward(desc, &args[layer], NULL));
 
-    for (int b = 0; b < SEQUENCES; ++b) {
-      memcpy(pages[page_table[b][step / PAGE_TOKENS]][step % PAGE_TOKENS], qkv[b][Q_HEADS], sizeof(qkv[b][Q_HEADS]));
-      for (int past = 0; past <= step; ++past) {
-        const float *key = pages[page_table[b][past / PAGE_TOKENS]][past % PAGE_TOKENS];
-        for (int h = 0; h < Q_HEADS; ++h) {
-          double sum = 0.0;
-          for (int c = 0; c < HEAD_DIM; ++c) sum += (double)qkv[b][h][c] * key[c];
-          worst = fmax(worst, fabs(sum - score(b, positions[b], h, first[b] + past)));
+      for (int b = 0; b < SEQUENCES; ++b) {
+        for (int past = 0; past <= step; ++past) {
+          const int page = page_table[b][past / PAGE_TOKENS], entry = past % PAGE_TOKENS;
+          const float *key = k_pages[layer][page][entry], *value = v_pages[layer][page][entry];
+          for (int h = 0; h < Q_HEADS; ++h) {
+            double sum = 0.0;
+            for (int c = 0; c < HEAD_DIM; ++c) sum += (double)qkv[b][h][c] * (double)key[c];
+            worst = fmax(worst, fabs(sum - score(layer, b, positions[b], h, first[b] + past)));
+          }
+          for (int c = 0; c < HEAD_DIM; ++c) {
+            wrong_values += value[c] != projected(layer, b, first[b] + past, Q_HEADS + 1, c);
+          }
         }
       }
     }
   }
   rope_desc_destroy(desc);
-  printf("%d steps of %d sequences: scores are within %.1e of the formula\n", STEPS, SEQUENCES, worst);
-  return worst < 1e-5 ? 0 : 1;
+  printf("%d steps of %d sequences through %d layers: scores are within %.1e of the formula, %d values are wrong\n",
+         STEPS, SEQUENCES, LAYERS, worst, wrong_values);
+  return worst < 1e-4 && wrong_values == 0 ? 0 : 1;
 }
