@@ -235,6 +235,12 @@ def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _is_split(parameter: Any) -> bool:
+    """A DTensor of a mesh that has tensor parallelism; FSDP's are whole when the module runs."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and "tp" in (mesh.mesh_dim_names or ())
+
+
 def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
     """Norms over all heads of a token need all heads."""
     for module in target.modules():
@@ -242,9 +248,8 @@ def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
         if plan is None or plan[2] is not _make_attention_forward:
             continue
         config = _NORMS[plan[0].__name__.rpartition(".")[2]][1]
-        is_parallel = (getattr(target, "_tp_size", None) or 1) > 1 or any(
-            hasattr(parameter, "device_mesh") for parameter in module.parameters())
-        if is_parallel and config.get("norm_extent") == NormExtent.TOKEN:
+        if config.get("norm_extent") == NormExtent.TOKEN and (
+                (getattr(target, "_tp_size", None) or 1) > 1 or any(map(_is_split, module.parameters()))):
             raise ValueError(
                 f"{type(module).__name__} norms q and k over all heads of a token, and in a tensor-parallel model a "
                 "rank may have a part of them: such models are not patched")

@@ -202,6 +202,24 @@ class PatchTest(unittest.TestCase):
         other._tp_size = 2
         patched(self, other)
 
+    def test_norms_over_all_heads_and_distributed_tensors(self):
+        from torch.distributed import destroy_process_group, init_process_group
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor, Shard
+        init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(destroy_process_group)
+        for name, is_refused in (("tp", True), ("fsdp", False)):
+            with self.subTest(name):
+                model = make_model("olmo2")
+                projection = model.model.layers[1].self_attn.q_proj
+                mesh = DeviceMesh("cpu", [0], mesh_dim_names=(name,))
+                projection.weight = torch.nn.Parameter(DTensor.from_local(projection.weight.detach(), mesh, [Shard(0)]))
+                if is_refused:
+                    with self.assertRaisesRegex(ValueError, "in a tensor-parallel model a rank may have a part of them"):
+                        patch(model)
+                else:
+                    patched(self, model)
+
     def test_norms_compiled_in_one_graph(self):
         from test_torch import has_compiler
         if not has_compiler():
