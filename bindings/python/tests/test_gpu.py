@@ -138,6 +138,50 @@ class TorchTest(unittest.TestCase):
                 graph.replay()
                 self.assertTrue(torch.equal(result, function(x)))
 
+    def step(self, device, slots):
+        """Arguments of a step of decoding, on a device."""
+        torch = self.torch
+        torch.manual_seed(1)
+        q, k, v = (torch.randn(5, heads, 64).bfloat16().to(device) for heads in (8, 2, 2))
+        weights = librope.Norm(*(torch.randn(64).bfloat16().to(device) for _ in range(2)))
+        caches = [torch.zeros(4, 3, 2, 64, dtype=torch.bfloat16, device=device) for _ in range(2)]
+        return (q, k, v), dict(
+            positions=torch.arange(5, device=device) * 1000, v_unrotated=True, norm=weights, out=(None, None, False),
+            cache=librope.Cache(*caches, slots=slots.to(device)))
+
+    def test_a_step(self):
+        torch = self.torch
+        slots = torch.tensor([7, 2, -1, 0, 11])
+        desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6)
+        seen = []
+        for device in ("cpu", "cuda"):
+            tensors, arguments = self.step(device, slots)
+            results = desc.forward(*tensors, **arguments)
+            seen.append([x.cpu() for x in (*results[:2], *arguments["cache"][:2])])
+        for expected, actual in zip(*seen):
+            self.assertTrue(torch.equal(actual, expected))
+
+    def test_a_step_in_a_graph_whose_slots_change(self):
+        torch = self.torch
+        desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6, device="cuda:0")
+        tensors, arguments = self.step("cuda", torch.tensor([0, 1, 2, 3, 4]))
+        cache = arguments["cache"]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _, k, _ = desc.forward(*tensors, **arguments)
+        for slots in ([0, 1, 2, 3, 4], [11, 9, -1, 5, 0]):
+            cache.slots.copy_(torch.tensor(slots))
+            for x in cache[:2]:
+                x.zero_()
+            graph.replay()
+            for x, source in ((cache.k_cache, k), (cache.v_cache, tensors[2])):
+                expected = torch.zeros_like(x)
+                for token, slot in enumerate(slots):
+                    if slot >= 0:
+                        expected.view(12, 2, 64)[slot] = source[token]
+                self.assertTrue(torch.equal(x, expected))
+
     def test_compiled_with_cuda_graphs(self):
         torch = self.torch
 

@@ -55,6 +55,24 @@ class JaxTest(unittest.TestCase):
             for given in (positions, positions[None]):  # [S] and [1, S]
                 numpy.testing.assert_array_equal(numpy.asarray(self.desc.forward(x, positions=given)), self.expected)
 
+    def test_a_norm_and_caches(self):
+        desc = RopeDesc(head_dim=16, theta=10000.0, style="half", layout="bshd", dtype="f32", norm="rms", norm_eps=1e-6)
+        weight = random.standard_normal(16).astype(numpy.float32)
+        expected = desc.forward(self.x, norm=librope.Norm(q_weight=weight))
+        cache = numpy.zeros((2, 5, 3, 16), dtype=numpy.float32)
+        slots = numpy.arange(10).reshape(2, 5)
+        for x in self.arrays():
+            weights = librope.Norm(q_weight=jax.device_put(weight, list(x.devices())[0]))
+            result = desc.forward(x, norm=weights)
+            self.assertIsInstance(result, jax.Array)
+            numpy.testing.assert_array_equal(numpy.asarray(result), expected)
+            place = librope.Cache(jax.device_put(cache, list(x.devices())[0]), slots=slots)
+            with self.assertRaisesRegex(TypeError, "rope_forward: cache.k_cache: a JAX array is immutable"):
+                self.desc.forward(k=x, cache=place)
+        k_out = self.desc.forward(k=jnp.asarray(self.x), cache=librope.Cache(cache, slots=slots))
+        numpy.testing.assert_array_equal(cache, self.expected)
+        numpy.testing.assert_array_equal(numpy.asarray(k_out), self.expected)
+
     def test_bfloat16(self):
         desc = RopeDesc(head_dim=16, theta=10000.0, style="half", layout="bshd", dtype=jnp.bfloat16)
         for x in self.arrays():
