@@ -104,6 +104,35 @@ func TestPackedQkvOnADevice(t *testing.T) {
 	packedQkv(t, f64)
 }
 
+func TestNormsAndCachesOnADevice(t *testing.T) {
+	onDevice(t)
+	const tokens, qHeads, kHeads, heads, rows = 37, 4, 2, 8, 48
+	given, weight := numbers(tokens*heads*headDim), numbers(headDim)
+	positions, slots := make([]int64, tokens), make([]int32, tokens)
+	for token := range positions {
+		positions[token] = int64(token*token*77 - 1000)
+		slots[token] = int32(token*7%rows - 1) // the first: not cached
+	}
+	step := func(device Device, packed, weight, positions, slots, caches Tensor, stream uintptr) {
+		config := thdConfig(F32)
+		config.Device, config.Norm, config.NormEps = device, NormRMS, 1e-6
+		must(t, newDesc(t, config).Forward(Args{Flags: VUnrotated, Q: packed.Narrow(1, 0, qHeads),
+			K: packed.Narrow(1, qHeads, kHeads), V: packed.Narrow(1, qHeads+kHeads, kHeads), Positions: positions,
+			Norm: &Norm{QWeight: weight}, Cache: &Cache{Slots: slots, KCache: caches.Narrow(3, 0, headDim),
+				VCache: caches.Narrow(3, headDim, headDim)}, Stream: stream}))
+	}
+	onHost, cached := append([]float32(nil), given...), make([]float32, rows*kHeads*2*headDim)
+	there, cachedThere := newBuffer(t, given), newBuffer(t, cached)
+	step(CPU, Of(onHost, tokens, heads, headDim), Of(weight, headDim), Of(positions, tokens), Of(slots, tokens),
+		Of(cached, rows/16, 16, kHeads, 2*headDim), 0)
+	stream := newStream(t)
+	step(CUDA, there.at(tokens, heads, headDim), newBuffer(t, weight).at(headDim), newBuffer(t, positions).at(tokens),
+		newBuffer(t, slots).at(tokens), cachedThere.at(rows/16, 16, kHeads, 2*headDim), stream)
+	if !reflect.DeepEqual(there.after(stream), onHost) || !reflect.DeepEqual(cachedThere.after(stream), cached) {
+		t.Error("other bits than on the CPU")
+	}
+}
+
 func TestTablesAndTheFaultCounterOnADevice(t *testing.T) {
 	onDevice(t)
 	const tokens, rows = 37, 30

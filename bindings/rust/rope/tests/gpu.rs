@@ -206,6 +206,61 @@ fn packed_qkv_in_every_dtype() {
     packed_qkv(Dtype::F64, &given.iter().map(|&x| x as f64).collect::<Vec<_>>());
 }
 
+/// q, k and v of a packed tensor in place, k and v also in one buffer of caches.
+fn step<'a>(
+    packed: ViewMut<'a>,
+    weight: View<'a>,
+    positions: View<'a>,
+    slots: View<'a>,
+    caches: ViewMut<'a>,
+) -> Args<'a> {
+    let (q, rest) = packed.split_at(1, Q_HEADS).unwrap();
+    let (k, v) = rest.split_at(1, K_HEADS).unwrap();
+    let (k_cache, v_cache) = caches.split_at(3, HEAD_DIM).unwrap();
+    Args::new(q)
+        .k(k)
+        .v(v)
+        .flags(V_UNROTATED)
+        .positions(positions)
+        .norm(Norm::new().q_weight(weight))
+        .cache(Cache::by_slots(slots).k_cache(k_cache).v_cache(v_cache))
+}
+
+fn norms_and_caches() {
+    const ROWS: usize = 48;
+    let (shape, pages) = ([TOKENS, HEADS, HEAD_DIM], [ROWS / 16, 16, K_HEADS, 2 * HEAD_DIM]);
+    let (given, positions, weight) = (numbers(TOKENS * HEADS * HEAD_DIM), positions(), numbers(HEAD_DIM));
+    let slots: Vec<i32> = (0..TOKENS).map(|token| (token * 7 % ROWS) as i32 - 1).collect(); // the first: not cached
+    let mut on_host = given.clone();
+    let mut cached = vec![0.0f32; pages.iter().product()];
+    let there = (Buffer::of(&given), Buffer::of(&positions), Buffer::of(&weight), Buffer::of(&slots));
+    let cached_there = Buffer::of(&cached);
+
+    let of = |device| builder(device, Dtype::F32).norm(NormType::Rms, 1e-6).build().unwrap();
+    let mut args = step(
+        ViewMut::new(&mut on_host, &shape).unwrap(),
+        View::new(&weight, &[HEAD_DIM]).unwrap(),
+        View::new(&positions, &[TOKENS]).unwrap(),
+        View::new(&slots, &[TOKENS]).unwrap(),
+        ViewMut::new(&mut cached, &pages).unwrap(),
+    );
+    of(Device::Cpu).forward(&mut args).unwrap();
+
+    let stream = Stream::new();
+    let mut args = step(
+        view_mut(&there.0, Dtype::F32, &shape),
+        view(&there.2, Dtype::F32, &[HEAD_DIM]),
+        view(&there.1, Dtype::I64, &[TOKENS]),
+        view(&there.3, Dtype::I32, &[TOKENS]),
+        view_mut(&cached_there, Dtype::F32, &pages),
+    );
+    // SAFETY: the buffers live until the stream was waited for.
+    unsafe { of(CUDA).enqueue_forward(&mut args, stream.handle()) }.unwrap();
+    assert_eq!(there.0.after(&stream), on_host);
+    assert_eq!(cached_there.after(&stream), cached);
+    assert_ne!(cached[HEAD_DIM..2 * HEAD_DIM], [0.0; HEAD_DIM]);
+}
+
 fn tables_and_the_fault_counter() {
     const ROWS: usize = 30; // fewer than tokens
     let shape = [TOKENS, 1, HEAD_DIM];
@@ -352,9 +407,10 @@ fn main() {
     }
     let context = Context::of_first_device();
     packed_qkv_in_every_dtype();
+    norms_and_caches();
     tables_and_the_fault_counter();
     swiglu_forward_and_backward();
     threads_with_streams_of_their_own_share_a_descriptor(context);
     what_is_refused();
-    println!("gpu: 5 passed");
+    println!("gpu: 6 passed");
 }
