@@ -229,7 +229,9 @@ class PatchTest(unittest.TestCase):
         with torch.no_grad():
             expected = model(ids, use_cache=False).logits.double()
             patched(self, model)
-            actual = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.double()
+            with rotations() as seen:
+                actual = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.double()
+        self.assertEqual(seen, [True, True])
         self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
 
     def test_positions_of_each_sequence_and_a_cache(self):
