@@ -138,7 +138,7 @@ TEST_CASE("arguments of this version are read where they lie, others are copied"
   const Known own = {sizeof(Known), 1001, 1002, 1003};
   Known copy = {};
   const Known *args = nullptr;
-  CHECK(rope::import_args("some_function", &own, kFirstSize, &copy, &args) == ROPE_STATUS_SUCCESS);
+  CHECK(rope::import_args("some_function", "args", &own, kFirstSize, &copy, &args) == ROPE_STATUS_SUCCESS);
   CHECK(args == &own);
 
   // older, newer, and off the alignment of the struct
@@ -147,12 +147,12 @@ TEST_CASE("arguments of this version are read where they lie, others are copied"
   shifted.insert(shifted.begin(), 0);
   for (const unsigned char *given : {older.data(), newer.data(), const_cast<const unsigned char *>(&shifted[1])}) {
     const auto *source = static_cast<const Known *>(static_cast<const void *>(given));
-    CHECK(rope::import_args("some_function", source, kFirstSize, &copy, &args) == ROPE_STATUS_SUCCESS);
+    CHECK(rope::import_args("some_function", "args", source, kFirstSize, &copy, &args) == ROPE_STATUS_SUCCESS);
     CHECK(args == &copy);
     CHECK(copy.second == 1002);
     CHECK(copy.third == (given == older.data() ? 0u : 1003u));
   }
 
-  CHECK(rope::import_args<Known>("some_function", nullptr, kFirstSize, &copy, &args) == ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(rope::import_args<Known>("some_function", "args", nullptr, kFirstSize, &copy, &args) == ROPE_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(rope::last_error()) == "some_function: args is NULL: it is required");
 }

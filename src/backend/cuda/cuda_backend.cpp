@@ -23,11 +23,10 @@ rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo
 
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
-  return open_device(function, device_index, device,
-                     [&](Preloader *preloader) {
-                       load_rope_kernels(geometry, preloader);
-                       load_step_kernels(geometry, preloader);
-                     });
+  return open_device(function, device_index, device, [&](Preloader *preloader) {
+    load_rope_kernels(geometry, preloader);
+    load_step_kernels(geometry, preloader);
+  });
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
