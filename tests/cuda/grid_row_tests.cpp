@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "core/problem/step_problem.hpp"
 #include "scenes.hpp"
 
 namespace {
@@ -97,7 +98,8 @@ void check_rope_rows(const RowCase &row_case) {
   require_served(rope::kCudaBackend.open_rope("test", geometry, 0, 0, &device));
   device.multiprocessors = row_case.is_small_launch ? 1 << 20 : 1;
   rope::RopeProblem problem;
-  require_served(rope::make_rope_problem("test", geometry, args, false, &problem));
+  rope::StepProblem step;
+  require_served(rope::make_rope_problem("test", geometry, args, false, &problem, &step));
   rope::RopePlan plan;
   require_served(rope::plan_rope("test", problem, device, &plan));
   // Rows of threads know one grid row only, whatever its length.

@@ -300,6 +300,7 @@ TEST_CASE("start positions of rank 1 belong to batches and never to tokens", "[r
   CHECK(problem.start_positions.token_stride == 0);
 
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[0], 2, 3, 4));
+  rope::StepProblem step;
   CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &problem, &step) ==
         ROPE_STATUS_INVALID_ARGUMENT);
   args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I32, {3, 4}, {0, 6});
@@ -373,7 +374,9 @@ TEST_CASE("tables keep their strides", "[rope problem]") {
   CHECK(problem.table.sin.column_stride == -1);
   args.cos = args.sin = {};
   rope::RopeProblem refused;
-  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &refused) == ROPE_STATUS_INVALID_ARGUMENT);
+  rope::StepProblem step;
+  CHECK(rope::make_rope_problem("rope_forward", geometry, args, false, &refused, &step) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
 }
 
 TEST_CASE("an empty axis makes an empty problem", "[rope problem]") {
@@ -792,9 +795,11 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
   using Args = rope_args_t;
   check_refusals(
       some_config(ROPE_LAYOUT_BSHD), kLayouts[0],
-      {{"unsupported; rope_forward: flags is 0x10: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
+      {{"unsupported; rope_forward: flags is 0x10: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), "
+        "ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4) only",
         [](Args &args) { args.flags = 0x10; }},
-       {"unsupported; rope_forward: flags is 0x80000001: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only",
+       {"unsupported; rope_forward: flags is 0x80000001: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), "
+        "ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4) only",
         [](Args &args) { args.flags = 0x80000000u | ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},
        {"invalid; rope_forward: positions.dtype is F32: it must be I32 or I64",

@@ -36,12 +36,12 @@ rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
 }
 
 rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transposed) {
+  if (is_transposed && geometry_.norm.type != 0) {
+    return fail(kUnsupported, "%s: desc has a norm: this version has no gradients of norms yet", function_);
+  }
   if ((args.norm != nullptr) != (geometry_.norm.type != 0)) {
     return args.norm != nullptr ? fail(kInvalid, "%s: norm is set: it belongs to a descriptor with a norm", function_)
                                 : fail(kInvalid, "%s: norm is NULL: a descriptor with a norm needs it", function_);
-  }
-  if (is_transposed && args.norm != nullptr) {
-    return fail(kUnsupported, "%s: norm is set: this version has no gradients of norms yet", function_);
   }
   if (is_transposed && args.cache != nullptr) {
     return fail(kUnsupported, "%s: cache is set: only forward writes caches", function_);
