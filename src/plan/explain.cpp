@@ -2,7 +2,6 @@
 #include "plan/explain.hpp"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "core/problem/step_problem.hpp"
 #include "core/problem/view.hpp"
@@ -21,19 +20,27 @@ const char *name_of_angles(const RopeVariant &variant) {
   return variant.angles == kComputedAngles ? " angles" : " table";
 }
 
-// What a step does, in its order.
-struct StepWords {
-  explicit StepWords(const StepProblem &step) {
-    if (step.has_norm) add("norm");
-    if (step.is_turned) add("rotation");
-    if (step.has_caches) add("cache");
-    if (text[0] == '\0') add("copy");
+// What a call does besides, in its order; nothing where it rotates alone.
+const char *name_of_work(const StepProblem *step) {
+  static constexpr const char *kWork[] = {"copy: ",  "norm: ",        "rotation: ",        "norm, rotation: ",
+                                          "cache: ", "norm, cache: ", "rotation, cache: ", "norm, rotation, cache: "};
+  if (step == nullptr) return "";
+  return kWork[(step->has_norm ? 1 : 0) + (step->is_turned ? 2 : 0) + (step->has_caches ? 4 : 0)];
+}
+
+struct KernelName {
+  explicit KernelName(const RopeProblem &problem, const RopePlan &plan) {
+    if (problem.step == nullptr) {
+      snprintf(text, sizeof text, "%s%s", algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant));
+      return;
+    }
+    static constexpr const char *kNames[] = {"short", "long", "general"};
+    static constexpr const char *kAngles[] = {"", " angles", " table"};
+    const StepVariant &step = plan.step;
+    const char *angles = step.kernel == StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
+    snprintf(text, sizeof text, "%s%s", kNames[static_cast<int>(step.kernel)], angles);
   }
-  void add(const char *word) {
-    const size_t used = strlen(text);
-    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ", " : "", word);
-  }
-  char text[32] = "";
+  char text[48];
 };
 
 }  // namespace
@@ -47,20 +54,16 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
     return;
   }
   const double megabytes = static_cast<double>(moved_bytes(problem)) / 1e6;
-  if (!device.is_cuda && problem.step != nullptr) {
-    snprintf(text, size, "step %s %s on the CPU: %s: %d of %d threads, %.6g MB read and written", dtype, pairs,
-             StepWords(*problem.step).text, plan.num_tasks, device.num_threads, megabytes);
-    return;
-  }
+  const char *call = problem.step != nullptr ? "step" : "rope";
   if (!device.is_cuda) {
-    snprintf(text, size, "rope %s %s on the CPU: %d of %d threads, %.6g MB read and written", dtype, pairs,
-             plan.num_tasks, device.num_threads, megabytes);
+    snprintf(text, size, "%s %s %s on the CPU: %s%d of %d threads, %.6g MB read and written", call, dtype, pairs,
+             name_of_work(problem.step), plan.num_tasks, device.num_threads, megabytes);
     return;
   }
   snprintf(text, size,
-           "rope %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes "
-           "shared, %.6g MB read and written",
-           dtype, pairs, algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant),
+           "%s %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes shared, %.6g MB "
+           "read and written",
+           call, dtype, pairs, name_of_work(problem.step), KernelName(problem, plan).text,
            plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)), plan.grid_x, plan.grid_y,
            plan.threads * plan.thread_rows, plan.shared_bytes, megabytes);
 }

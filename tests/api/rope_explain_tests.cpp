@@ -185,7 +185,7 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
       {"rope_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.struct_size = 8; }},
       {"rope_explain: flags is 0x10: ", ROPE_STATUS_NOT_SUPPORTED, [](rope_args_t &args) { args.flags = 0x10; }},
-      {"rope_explain: q is absent: ", ROPE_STATUS_INVALID_ARGUMENT,
+      {"rope_explain: q is absent, and so are k and v: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.q = args.k = args.k_out = {}; }},
       {"rope_explain: k_out is set but k is absent: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.k = {}; }},
