@@ -122,6 +122,58 @@ __device__ __forceinline__ UnitPlace find_unit_place(const StepRowTensor &tensor
   return {false, outside < tensor.window_begin ? outside : outside + tensor.window_size, VectorBytes};
 }
 
+// What a thread has: a unit of a head of a token. Nothing of it stays in registers while a head is computed: the kernel
+// finds it twice.
+template <int VectorBytes>
+struct StepUnit {
+  StepAt at;
+  bool has_token;
+  bool is_first_part;  // of the blocks that share the token
+  int tensor;
+  uint32_t head;
+  uint32_t number;  // in its head
+  UnitPlace place;
+  bool is_active;
+
+  __device__ __forceinline__ StepUnit(const StepRowParams &params, uint32_t thread_of_row) {
+    const DivmodResult block = params.parts.divmod(blockIdx.x);
+    at.flat = block.quotient * blockDim.y + threadIdx.y;
+    at.batch = 0, at.token = at.flat;
+    if (!params.has_one_batch) {
+      const DivmodResult in_batch = params.tokens_per_batch.divmod(at.flat);
+      at.batch = in_batch.quotient, at.token = in_batch.remainder;
+    }
+    has_token = at.flat < params.num_tokens;
+    is_first_part = block.remainder == 0;
+    const uint32_t thread = block.remainder * blockDim.x + thread_of_row;
+    tensor = (thread >= params.tensor[1].begin) + (thread >= params.tensor[2].begin);
+    const StepRowTensor &mine = params.tensor[tensor];
+    const uint32_t in_tensor = thread - mine.begin;
+    head = in_tensor >> mine.lanes_log2;
+    number = in_tensor & ((1u << mine.lanes_log2) - 1);
+    place = find_unit_place<VectorBytes>(mine, number);
+    is_active = has_token && head < mine.heads && number < mine.units_per_head &&
+                (place.is_rotary || (mine.flags & kReadsOutside) != 0);
+  }
+
+  // Where it lies on one side of its tensor.
+  __device__ __forceinline__ char *address_in(const RopeRowSide &side) const {
+    return const_cast<char *>(step(step(side.data, at.token, side.token), head, side.head)) +
+           static_cast<int64_t>(at.batch) * side.batch + place.low;
+  }
+};
+
+// threadIdx.x, of which the compiler does not know that it was read before.
+__device__ __forceinline__ uint32_t reread_thread() {
+#if defined(__CUDA_ARCH__)
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+#else
+  return threadIdx.x;
+#endif
+}
+
 template <int V>
 __device__ __forceinline__ float sum_of_squares(const float *x) {
   float squares[V];
@@ -206,45 +258,30 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
   float *const cos = angles + Shares::group() * (2 * params.pairs);
   float *const exchange = angles + groups * (2 * params.pairs) + warp * 64;
 
-  const DivmodResult block = params.parts.divmod(blockIdx.x);
-  StepAt at;
-  at.flat = block.quotient * blockDim.y + threadIdx.y;
-  const bool has_token = at.flat < params.num_tokens;
-  at.batch = 0, at.token = at.flat;
-  if (!params.has_one_batch) {
-    const DivmodResult place = params.tokens_per_batch.divmod(at.flat);
-    at.batch = place.quotient, at.token = place.remainder;
-  }
-  const uint32_t thread = block.remainder * blockDim.x + threadIdx.x;
-  const int which = (thread >= params.tensor[1].begin) + (thread >= params.tensor[2].begin);
-  const StepRowTensor &tensor = params.tensor[which];
-  const uint32_t in_tensor = thread - tensor.begin, head = in_tensor >> tensor.lanes_log2,
-                 unit = in_tensor & ((1u << tensor.lanes_log2) - 1);
-  const UnitPlace place = find_unit_place<kVectorBytes>(tensor, unit);
-  const bool is_active = has_token && head < tensor.heads && unit < tensor.units_per_head &&
-                         (place.is_rotary || (tensor.flags & kReadsOutside) != 0);
-  const char *const in = step(step(tensor.in.data, at.token, tensor.in.token), head, tensor.in.head) +
-                         static_cast<int64_t>(at.batch) * tensor.in.batch + place.low;
+  const StepUnit<kVectorBytes> mine(params, threadIdx.x);
+  const StepAt &at = mine.at;
+  const StepRowTensor &tensor = params.tensor[mine.tensor];
+  const char *const in = mine.address_in(tensor.in);
   const char *const slot_address =
       step(step(params.slots.data, at.token, params.slots.token_bytes), at.batch, params.slots.batch_bytes);
   const char *const position_address =
       step(step(params.positions, at.token, params.position_bytes), at.batch, params.position_batch_bytes);
-  const bool finds_slot = Shares::number() == 0 && has_token && params.slots.data != nullptr;
+  const bool finds_slot = Shares::number() == 0 && mine.has_token && params.slots.data != nullptr;
   const bool has_slot = finds_slot && at.token < params.slots.cached_tokens;
 
   wait_for_previous_launch();
   LoadedInteger position = {at.token, 0}, slot = {~0u, ~0u};
-  const bool has_pair = kAngles != StepAngles::kNone && has_token && Shares::number() < params.pairs;
-  if (kAngles != StepAngles::kNone && params.has_positions && has_token) {
+  const bool has_pair = kAngles != StepAngles::kNone && mine.has_token && Shares::number() < params.pairs;
+  if (kAngles != StepAngles::kNone && params.has_positions && mine.has_token) {
     position = load_step_integer(position_address, params.has_wide_positions);
   }
   if (has_slot) slot = load_step_integer(slot_address, params.slots.is_64_bit);
   Vector<T, V> low = {}, high = {};
-  if (is_active) {
+  if (mine.is_active) {
     low = load_vector<Vector<T, V>>(in);
-    high = load_vector<Vector<T, V>>(in + place.to_high);
+    high = load_vector<Vector<T, V>>(in + mine.place.to_high);
   }
-  if (finds_slot) share_slot(params, at, slot, block.remainder == 0 && (!IsShort || threadIdx.x < 32), of_group);
+  if (finds_slot) share_slot(params, at, slot, mine.is_first_part && (!IsShort || threadIdx.x < 32), of_group);
   if constexpr (kAngles != StepAngles::kNone) {
     const uint64_t index =
         extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
@@ -259,7 +296,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
       const bool is_lost = index >= static_cast<uint64_t>(params.table.rows);
       if (Shares::number() == 0) {
         of_group->is_lost = is_lost;
-        const bool counts = is_lost && has_token && block.remainder == 0 && (!IsShort || threadIdx.x < 32);
+        const bool counts = is_lost && mine.has_token && mine.is_first_part && (!IsShort || threadIdx.x < 32);
         if (counts) count_fault(params.fault, at.flat);
       }
 #pragma unroll 1
@@ -274,53 +311,56 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
   Shares::meet();
 
   const bool is_normed = kNorm != StepNorm::kNone && (tensor.flags & kIsNormed) != 0;
-  bool is_turned = kAngles != StepAngles::kNone && place.is_rotary && (tensor.flags & kIsTurned) != 0;
+  bool is_turned = kAngles != StepAngles::kNone && mine.place.is_rotary && (tensor.flags & kIsTurned) != 0;
   if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && !of_group->is_lost;
   const bool is_computed = is_normed || is_turned;
-  if (kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed)) {
+  const bool computes = kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed) != 0;
+  if (computes) {
     float x[V], y[V];
     to_floats<T, V>(low, x);
     to_floats<T, V>(high, y);
     const auto norm = [&] {
-      const float sum =
-          sum_of_head<kVectorBytes>(params, tensor, place, unit, sum_of_squares<V>(x), sum_of_squares<V>(y), exchange);
+      const float sum = sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, sum_of_squares<V>(x),
+                                                  sum_of_squares<V>(y), exchange);
       if (!is_normed) return;
       const float inverse = inverse_root(add_rounded(multiply_rounded(sum, tensor.inverse_count), params.norm.eps));
       const bool is_wide = (tensor.flags & kHasWideWeight) != 0;
       const int scale = is_wide ? 4 / static_cast<int>(sizeof(T)) : 1;
       const char *weight = tensor.weight;
-      if (weight != nullptr && is_active) {
-        weight = step(weight, head, tensor.weight_head) + static_cast<int64_t>(place.low) * scale;
+      if (weight != nullptr && mine.is_active) {
+        weight = step(weight, mine.head, tensor.weight_head) + static_cast<int64_t>(mine.place.low) * scale;
       }
-      normalise<T, V>(params.norm, inverse, is_active ? weight : nullptr, is_wide, x);
-      normalise<T, V>(params.norm, inverse,
-                      is_active && weight != nullptr ? weight + static_cast<int64_t>(place.to_high) * scale : nullptr,
-                      is_wide, y);
+      normalise<T, V>(params.norm, inverse, mine.is_active ? weight : nullptr, is_wide, x);
+      normalise<T, V>(
+          params.norm, inverse,
+          mine.is_active && weight != nullptr ? weight + static_cast<int64_t>(mine.place.to_high) * scale : nullptr,
+          is_wide, y);
     };
     if constexpr (kNorm == StepNorm::kBefore) norm();
-    if (is_turned) rotate_unit<V, IsInterleaved>(x, y, unit, params.pairs, cos, cos + params.pairs);
+    if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
     if constexpr (kNorm == StepNorm::kAfter) norm();
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
-    // Threads of another tensor in the warp: what keeps its bits is read again rather than kept in registers.
-    if (kNorm != StepNorm::kNone && !is_computed && is_active) {
-      low = load_vector<Vector<T, V>>(in);
-      high = load_vector<Vector<T, V>>(in + place.to_high);
-    }
   }
-  if (!is_active) return;
-  if (tensor.out.data != nullptr && (place.is_rotary || (tensor.flags & kWritesOutside) != 0)) {
-    char *const out =
-        const_cast<char *>(step(step(tensor.out.data, at.token, tensor.out.token), head, tensor.out.head)) +
-        static_cast<int64_t>(at.batch) * tensor.out.batch + place.low;
+  const StepUnit<kVectorBytes> again(params, kNorm == StepNorm::kNone ? threadIdx.x : reread_thread());
+  if (!again.is_active) return;
+  const StepRowTensor &target = params.tensor[again.tensor];
+  // A thread of another tensor in a warp that normed: what keeps its bits is read again.
+  if (kNorm != StepNorm::kNone && computes && !is_computed) {
+    const char *const in_again = again.address_in(target.in);
+    low = load_vector<Vector<T, V>>(in_again);
+    high = load_vector<Vector<T, V>>(in_again + again.place.to_high);
+  }
+  if (target.out.data != nullptr && (again.place.is_rotary || (target.flags & kWritesOutside) != 0)) {
+    char *const out = again.address_in(target.out);
     store_vector(out, low);
-    store_vector(out + place.to_high, high);
+    store_vector(out + again.place.to_high, high);
   }
-  if (tensor.cache == nullptr || !of_group->is_cached) return;
-  const int64_t row = of_group->cache_row[tensor.cache_index];
-  char *const out = const_cast<char *>(step(tensor.cache + row, head, tensor.cache_head)) + place.low;
+  if (target.cache == nullptr || !of_group->is_cached) return;
+  char *const row = target.cache + of_group->cache_row[target.cache_index];
+  char *const out = const_cast<char *>(step(row, again.head, target.cache_head)) + again.place.low;
   store_vector(out, low);
-  store_vector(out + place.to_high, high);
+  store_vector(out + again.place.to_high, high);
 }
 
 // The kernel, or NULL for vectors of another width.
