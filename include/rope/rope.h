@@ -246,8 +246,12 @@ enum {
  * ROPE_FLAG_V_UNROTATED, else NOT_SUPPORTED: without a flag v would be rotated, and a server that forgot it would cache
  * rotated values.
  *
- * In place, a call without norm and row factor neither reads nor writes channels outside the window; with either it
- * reads and writes all of them. */
+ * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
+ * written; one that is cached has them read, and one that is normed or scaled has them written too.
+ *
+ * This version serves norms and caches of 16, 32 and 64 bits in rope_forward, and what is not turned. The rest is
+ * refused by name, with NOT_SUPPORTED: the groups `quant` and `input`, k_pass_cache and scales, types of 8 and 4 bits,
+ * ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding, gradients of norms, and the fields that SwiGLU has gained. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -346,7 +350,7 @@ typedef struct rope_config {
   int32_t rotation_rounding;      /* ROPE_ROTATION_ROUND_EACH or 0 */
   int32_t reserved1;              /* 0 */
   double norm_eps;                /* eps, rounded to fp32 (F64: taken as it is); above 0 with a norm */
-  double norm_weight_offset;      /* added to every weight in fp32, not to an absent one; 1: Gemma; 0 */
+  double norm_weight_offset;      /* rounded and added to every weight as eps is to v, not to an absent one; 1: Gemma */
 } rope_config_t;
 
 /* A rope_config_t whose members are 0, but for struct_size. */
@@ -372,9 +376,9 @@ enum {
    * 0.1 to 0.3 us: leave it off there. (NVIDIA H200) */
   ROPE_FLAG_PROGRAMMATIC_LAUNCH = 1,
 
-  /* RoPE: nothing is turned (layers without positions, a cache write alone). Frequencies and tables are not needed, and
-   * tables are refused. What is neither normed nor scaled keeps its bits; pairs of q and k still move from style to
-   * out_style. */
+  /* RoPE: nothing is turned (layers without positions, a cache write alone). Frequencies are not needed and
+   * tables are refused; positions may be given, for a page_table. What is neither normed nor scaled keeps its bits; pairs
+   * of q and k still move from style to out_style. */
   ROPE_FLAG_UNROTATED = 2,
 
   /* RoPE: v is not turned, q and k are. With either flag v keeps the order of its channels, of which it may have a number
@@ -403,7 +407,7 @@ typedef struct rope_norm_args {
   uint32_t struct_size;             /* sizeof(rope_norm_args_t) */
   uint32_t flags;                   /* 0 */
   rope_tensor_t q_weight, k_weight; /* absent: 1, and norm_weight_offset is not added */
-  rope_tensor_t q_bias, k_bias;     /* LAYER only; absent: 0 */
+  rope_tensor_t q_bias, k_bias;     /* LAYER only; absent: nothing is added */
   /* Backward: shapes and dtype of q, k and v, required for normed tensors. Forward: absent. */
   rope_tensor_t q_in, k_in, v_in;
   /* Backward: gradients of the weights, F32 (F64: F64), [N, D] or [N, H, D]; absent: not wanted. Tokens, numbered
@@ -433,7 +437,7 @@ enum {
  * means: not cached. Any other outside its range is not cached either, and the token is counted in `fault`, once for
  * its angle and once for its place, whatever heads and destinations it has. No value writes outside a cache. Where two
  * tokens have one place each element is that of either. A token that has no row of a table is cached unrotated, but
- * normed. Tokens past cu_seqlens[B] are not cached. Values are read where they lie when the kernel runs, so they may
+ * normed. Tokens outside of cu_seqlens are not cached. Values are read where they lie when the kernel runs, so they may
  * change between replays of a CUDA graph.
  *   With k_cache an absent k_out means: cached only, and k is not written; a k_out that is k means in place as well. So
  * for v. A cache shares no element with another tensor of the call. */
@@ -448,7 +452,8 @@ typedef struct rope_cache_args {
    * so that scales inside a cache's rows are views of it. */
   rope_tensor_t k_scales, v_scales, k_pass_scales;
   rope_tensor_t slots; /* I32/I64 [B, S], THD [T], or [N] with N at most T for the first N tokens: page * E + entry */
-  rope_tensor_t page_table;  /* I32/I64 [B, any]: pages of each sequence; with page_indptr one list for all, [any] */
+  rope_tensor_t page_table;  /* I32/I64 [B, any]: pages of each sequence, with `sequence` of any number of them; with
+                                page_indptr one list for all, [any] */
   rope_tensor_t page_indptr; /* I32/I64 [B + 1]: sequence b has entries page_indptr[b] to page_indptr[b + 1] - 1 */
   /* I32/I64, shape of slots: the row of page_table of each token. Absent: its batch, or its sequence in cu_seqlens. */
   rope_tensor_t sequence;
@@ -527,8 +532,8 @@ typedef struct rope_args {
    * says, B and S or T equal in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). A tensor has D channels, or R,
    * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs. Backward:
    * q holds the gradient of the output, q_out receives that of the input. An absent *_out means in place: channels
-   * outside the rotated window are then neither read nor written, unless they are normed; out of place they are
-   * copied. */
+   * outside the rotated window are then neither read nor written, unless they are normed or cached (read alone);
+   * out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
   rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
                                     [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's
@@ -552,7 +557,8 @@ typedef struct rope_args {
                                     position outside the table or before cu_seqlens[0], and entries of cu_seqlens that
                                     break its rule; [1] the lowest of these tokens + 1, counted b * S + s or t, for an
                                     entry the token that it names, held within 0 to T. Tokens in sequences that
-                                    cu_seqlens does not say count in any of them */
+                                    cu_seqlens does not say count in any of them. With a cache also tokens whose place
+                                    is outside of it (rope_cache_args_t) */
   int64_t position_offset;       /* added to every position; sums wrap in 64 bits */
   int32_t table_rows;            /* a ROPE_TABLE_ value */
   int32_t reserved0;             /* 0 */

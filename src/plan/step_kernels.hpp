@@ -35,8 +35,9 @@ struct StepVariant {
 constexpr int kShortStepVectorBytes = 8;
 constexpr int kLongStepVectorBytes = 16;
 
-// Pairs of a head, at most, for kShort and kLong.
-constexpr int kMaxStepPairs = 128;
+// Pairs of a head, at most.
+constexpr uint32_t kMaxShortStepPairs = 128;
+constexpr uint32_t kMaxLongStepPairs = 256;
 
 // What the threads of a token share beside its angles, and where a warp puts the sums of a head in order.
 constexpr uint32_t kStepSharedBytes = 32;

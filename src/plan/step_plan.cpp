@@ -9,28 +9,24 @@ namespace rope {
 
 namespace {
 
-constexpr int64_t kMaxBytes = INT32_MAX;  // of strides that have 32 bits
+constexpr int64_t kMaxInt32 = INT32_MAX;  // of strides in bytes, and of what is counted in 32 bits
 
 bool fits(int64_t stride, int64_t size) {
-  return magnitude(stride) <= kMaxBytes / size;
+  return magnitude(stride) <= kMaxInt32 / size;
 }
 
 // Whether the kernels of rows serve what is asked for, whatever the sizes of vectors.
 bool takes_rows(const RopeProblem &problem) {
-  const RopeGeometry &geometry = *problem.geometry;
   const StepProblem &step = *problem.step;
-  if (geometry.dtype == ROPE_DTYPE_F64) return false;
-  if (problem.in_distance != problem.out_distance) return false;
-  if (problem.in_distance != 1 && problem.in_distance != geometry.pairs()) return false;
-  if (geometry.pairs() > kMaxStepPairs || geometry.num_axes > 1) return false;
-  if (step.has_norm && (geometry.norm.type != ROPE_NORM_RMS || geometry.norm.is_of_token)) return false;
+  if (!may_have_rows(*problem.geometry) || (step.has_norm && !may_norm_rows(*problem.geometry))) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
   if (!fits(positions.token_stride, 8) || !fits(positions.batch_stride, 8)) return false;
-  if (step.is_turned && problem.angles != AngleSource::kIncrements) {
+  if (problem.angles != AngleSource::kIncrements) {
     const AngleTable &table = problem.table;
-    if (problem.angles != AngleSource::kTable || table.dtype == ROPE_DTYPE_F64 || table.is_by_channel ||
-        table.is_by_token || table.width != geometry.pairs()) {
+    // Where nothing is turned faults are counted all the same.
+    if (!step.is_turned || problem.angles != AngleSource::kTable || table.dtype == ROPE_DTYPE_F64 ||
+        table.is_by_channel || table.is_by_token || table.width != problem.geometry->pairs()) {
       return false;
     }
   }
@@ -39,7 +35,7 @@ bool takes_rows(const RopeProblem &problem) {
   if (!places.slots.is_present || !fits(places.slots.token_stride, 8) || !fits(places.slots.batch_stride, 8)) {
     return false;
   }
-  return places.entries > 0 && places.pages <= kMaxBytes / places.entries;
+  return places.entries > 0 && places.pages <= kMaxInt32 / places.entries;
 }
 
 // Whether vectors of so many bytes fit a tensor and everything that it is written to.
@@ -70,8 +66,11 @@ bool fits_vectors(const RopeProblem &problem, int index, int64_t vector_bytes) {
   if (step.weight.data != nullptr) {
     const int64_t weight_size = step.weight.is_f32 ? 4 : size;
     if (step.weight.channel_stride != 1 || !fits(step.weight.head_stride, weight_size)) return false;
-    bytes.add(step.weight.data);
-    bytes.add(step.weight.head_stride * weight_size);
+    VectorBytes of_weight;
+    of_weight.add(step.weight.data);
+    of_weight.add(step.weight.head_stride * weight_size);
+    const int64_t at_a_time = vector_bytes / size < 4 ? vector_bytes / size : 4;
+    if (of_weight.value() < at_a_time * weight_size) return false;
   }
   const int64_t unit = 2 * vector_bytes;
   if (step.channels * size % unit != 0 ||
@@ -121,16 +120,17 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   if (!takes_rows(problem)) return false;
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
-  if (tokens > kMaxBytes) return false;
+  if (tokens > kMaxInt32) return false;
   const StepTuning &tuning = kStepTuning;
   const int64_t limit = plan->is_programmatic ? tuning.max_short_vectors_programmatic : tuning.max_short_vectors;
   bool is_short = moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
-  if (is_short && !fit_vectors(problem, kShortStepVectorBytes)) is_short = false;
+  const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
+  if (is_short && (pairs > kMaxShortStepPairs || !fit_vectors(problem, kShortStepVectorBytes))) is_short = false;
   const int64_t bytes = is_short ? kShortStepVectorBytes : kLongStepVectorBytes;
   if (!is_short && !fit_vectors(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
   const int64_t threads = threads_of_token(problem, plan->vector_elements);
-  if (threads > kMaxBytes) return false;
+  if (threads > kMaxInt32) return false;
   shape_rows(tuning, is_short, threads, plan);
   plan->units.per_token = static_cast<uint32_t>(threads);
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
@@ -187,6 +187,16 @@ void plan_general(const RopeProblem &problem, RopePlan *plan) {
 }
 
 }  // namespace
+
+bool may_have_rows(const RopeGeometry &geometry) {
+  const bool has_one_block = geometry.in_distance == 1 || geometry.in_distance == geometry.pairs();
+  return geometry.dtype != ROPE_DTYPE_F64 && geometry.in_distance == geometry.out_distance && has_one_block &&
+         geometry.num_axes == 1 && static_cast<uint32_t>(geometry.pairs()) <= kMaxLongStepPairs;
+}
+
+bool may_norm_rows(const RopeGeometry &geometry) {
+  return geometry.norm.type == ROPE_NORM_RMS && !geometry.norm.is_of_token;
+}
 
 int step_lanes_log2(int channels, int vector_elements) {
   int log2 = 0;

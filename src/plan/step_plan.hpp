@@ -5,6 +5,10 @@
 
 namespace rope {
 
+// Whether calls of such a descriptor may get kShort and kLong, and with a norm.
+bool may_have_rows(const RopeGeometry &geometry);
+bool may_norm_rows(const RopeGeometry &geometry);
+
 // The threads of a head, as a power of two, where each takes two vectors.
 int step_lanes_log2(int channels, int vector_elements);
 

@@ -2,6 +2,8 @@
 //
 // Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
 #include <cstdlib>
+#include <initializer_list>
+#include <map>
 
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_rope.hpp"
@@ -15,21 +17,44 @@ namespace rope {
 // For load_step_kernels, which has nothing to load.
 void Preloader::load(const void *) {}
 
-rope_status_t launch(const char *, const Launch &what, void *params, int32_t, rope_stream_t) {
-  const StepVariant general = {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false};
-  const void *const generals[] = {step_kernel_of(float{}, general), step_kernel_of(Float16{}, general),
-                                  step_kernel_of(BFloat16{}, general), step_kernel_of(double{}, general)};
-  bool is_general = false;
-  for (const void *kernel : generals) is_general = is_general || kernel == what.kernel;
-  const auto call = [&] {
-    if (is_general) {
-      reinterpret_cast<void (*)(StepGeneralParams)>(const_cast<void *>(what.kernel))(
-          *static_cast<StepGeneralParams *>(params));
-    } else {
-      reinterpret_cast<void (*)(StepRowParams)>(const_cast<void *>(what.kernel))(*static_cast<StepRowParams *>(params));
+namespace {
+
+template <typename Params>
+void call(const void *kernel, void *params) {
+  reinterpret_cast<void (*)(Params)>(const_cast<void *>(kernel))(*static_cast<Params *>(params));
+}
+
+using Call = void (*)(const void *kernel, void *params);
+
+// By the params that a kernel takes.
+std::map<const void *, Call> find_calls() {
+  std::map<const void *, Call> calls;
+  const auto add = [&](auto element) {
+    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false})] =
+        call<StepGeneralParams>;
+    for (const StepKernel kernel : {StepKernel::kShort, StepKernel::kLong}) {
+      for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter}) {
+        for (const bool is_interleaved : {false, true}) {
+          const auto address = [&](StepAngles angles) {
+            return step_kernel_of(element, {kernel, norm, angles, is_interleaved});
+          };
+          calls[address(StepAngles::kNone)] = calls[address(StepAngles::kTable)] = call<StepRowParams>;
+          calls[address(StepAngles::kComputed)] =
+              kernel == StepKernel::kShort ? call<StepShortAngleParams> : call<StepLongAngleParams>;
+        }
+      }
     }
   };
-  simulation::run(call, what.grid, what.block, what.shared_bytes);
+  add(float{}), add(Float16{}), add(BFloat16{}), add(double{});
+  return calls;
+}
+
+}  // namespace
+
+rope_status_t launch(const char *, const Launch &what, void *params, int32_t, rope_stream_t) {
+  static const std::map<const void *, Call> calls = find_calls();
+  const Call call_kernel = calls.at(what.kernel);
+  simulation::run([&] { call_kernel(what.kernel, params); }, what.grid, what.block, what.shared_bytes);
   return ROPE_STATUS_SUCCESS;
 }
 

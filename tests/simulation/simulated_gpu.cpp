@@ -37,8 +37,9 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   uint3 place;
   State state;
-  uint32_t mask;        // of the lanes that it waits for
-  uint64_t given;       // to the other lanes
+  Meeting meeting;        // of the lanes that it waits for
+  uint32_t mask;          // of these lanes
+  uint64_t given;         // to the other lanes
   uint64_t received[32];  // from all lanes, once they have met
 };
 
@@ -87,7 +88,9 @@ bool release_lanes(size_t first, size_t count) {
       if ((mask >> other & 1u) == 0) continue;
       const Fiber &wanted = fibers[first + other];
       if (wanted.state == State::Ended) fail("a lane that others wait for has ended");
-      have_met = have_met && wanted.state == State::AtWarp && wanted.mask == asking.mask;
+      have_met = have_met && wanted.state == State::AtWarp;
+      if (wanted.state != State::AtWarp) continue;
+      if (wanted.mask != asking.mask || wanted.meeting != asking.meeting) fail("lanes meet that wait for other things");
     }
     if (!have_met) continue;
     uint64_t given[32] = {};
@@ -145,15 +148,16 @@ void wait_for_block() {
   wait_as(State::AtBlock);
 }
 
-uint64_t exchange(uint32_t mask, uint64_t value, uint32_t source) {
+uint64_t exchange(Meeting meeting, uint32_t mask, uint64_t value, uint32_t source) {
+  current->meeting = meeting;
   current->mask = mask;
   current->given = value;
   wait_as(State::AtWarp);
   return current->received[source % 32];
 }
 
-uint32_t vote(uint32_t mask, bool value) {
-  exchange(mask, value ? 1 : 0, 0);
+uint32_t vote(Meeting meeting, uint32_t mask, bool value) {
+  exchange(meeting, mask, value ? 1 : 0, 0);
   uint32_t bits = 0;
   for (uint32_t lane = 0; lane < 32; ++lane) {
     if ((mask >> lane & 1u) != 0 && current->received[lane] != 0) bits |= 1u << lane;

@@ -26,17 +26,23 @@ void run(const std::function<void()> &kernel, dim3 grid, dim3 block, uint32_t sh
 
 void wait_for_block();
 
-// Waits for all lanes of the mask; returns what this lane and `source` have given.
-uint64_t exchange(uint32_t mask, uint64_t value, uint32_t source);
+enum class Meeting {
+  Sync,
+  Shuffle,
+  Vote
+};
+
+// Waits for all lanes of the mask at a meeting of this kind; returns what `source` has given.
+uint64_t exchange(Meeting meeting, uint32_t mask, uint64_t value, uint32_t source);
 
 // A bit for each lane of the mask that has given something other than 0.
-uint32_t vote(uint32_t mask, bool value);
+uint32_t vote(Meeting meeting, uint32_t mask, bool value);
 
 template <typename T>
 T exchange_as(uint32_t mask, T value, uint32_t source) {
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = exchange(mask, bits, source);
+  bits = exchange(Meeting::Shuffle, mask, bits, source);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -58,7 +64,7 @@ inline void __syncthreads() {
   simulation::wait_for_block();
 }
 inline void __syncwarp(uint32_t mask = 0xffffffffu) {
-  simulation::vote(mask, false);
+  simulation::vote(simulation::Meeting::Sync, mask, false);
 }
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source) {
@@ -69,10 +75,10 @@ T __shfl_xor_sync(uint32_t mask, T value, uint32_t bits) {
   return simulation::exchange_as(mask, value, simulation::lane() ^ bits);
 }
 inline uint32_t __ballot_sync(uint32_t mask, bool value) {
-  return simulation::vote(mask, value);
+  return simulation::vote(simulation::Meeting::Vote, mask, value);
 }
 inline int __any_sync(uint32_t mask, bool value) {
-  return simulation::vote(mask, value) != 0;
+  return simulation::vote(simulation::Meeting::Vote, mask, value) != 0;
 }
 inline int __clz(int value) {
   return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value));

@@ -9,8 +9,9 @@
 namespace rope {
 
 // The kernel for data of the first argument's type and vectors of so many elements, NULL where the type has none. RoPE
-// kernels take the params of their kind (RopeShortAngleParams and so on), those of the step a StepRowParams or, for
-// kGeneral, a StepGeneralParams, those that fill tables a TableKernelParams, SwiGLU kernels a SwigluKernelParams or, for row sums, a SwigluRowKernelParams.
+// kernels take the params of their kind (RopeShortAngleParams and so on), as do those of the step (StepRowParams and so
+// on), those that fill tables a TableKernelParams, SwiGLU kernels a SwigluKernelParams or, for row sums, a
+// SwigluRowKernelParams.
 const void *rope_kernel_of(float, int vector_elements, const RopeVariant &variant);
 const void *rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant);
 const void *rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant);

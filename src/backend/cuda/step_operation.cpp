@@ -14,12 +14,6 @@ const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
   return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
 }
 
-// How many channels a norm of the tensor is over.
-int64_t normed_channels(const RopeProblem &problem, int index) {
-  const int64_t channels = problem.step->tensor[index].channels;
-  return problem.geometry->norm.is_of_token ? channels * problem.tensor[index].heads : channels;
-}
-
 void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index, uint32_t begin, uint32_t cache_index,
                     StepRowTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -48,16 +42,17 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   params->window_begin = step.has_styles ? static_cast<int32_t>(step.window_begin * size) : 0;
   params->window_size = step.has_styles ? static_cast<int32_t>(geometry.rotary_dim * size) : 0;
   params->to_high = static_cast<int32_t>(geometry.pairs() * size);
-  params->inverse_count = 1.0f / static_cast<float>(normed_channels(problem, index));
+  params->inverse_count = norm_form<float>(problem, index).inverse_count;
 }
 
 void set_slots(const RopeProblem &problem, StepSlots *params) {
   const StepProblem &step = *problem.step;
   const CachePlaces &places = step.places;
   const int64_t integer = places.slots.is_64_bit ? 8 : 4;
-  params->data = step.has_caches ? places.slots.data : nullptr;
+  params->has_caches = step.has_caches;
   params->entries = FastDivmod::by(1);
   if (!step.has_caches) return;
+  params->data = places.slots.data;
   params->token_bytes = static_cast<int32_t>(places.slots.token_stride * integer);
   params->batch_bytes = static_cast<int32_t>(places.slots.batch_stride * integer);
   params->is_64_bit = places.slots.is_64_bit;
@@ -72,7 +67,6 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   const StepProblem &step = *problem.step;
   const int64_t size = dtype_size(geometry.dtype);
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
-  params->threads_per_token = plan.units.per_token;
   params->parts = FastDivmod::by(plan.blocks_per_token);
   params->tokens_per_batch = FastDivmod::by(static_cast<uint32_t>(problem.tokens));
   params->has_one_batch = problem.batches == 1;
@@ -89,7 +83,9 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   for (int i = 0; i < 3; ++i) {
     params->tensor[i] = {};
     params->tensor[i].begin = ~uint32_t{0};
-    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
+    if (i >= problem.num_tensors) continue;
+    params->tensor[i].begin = begin;
+    if (problem.tensor[i].heads == 0) continue;
     const StepTensor &tensor = step.tensor[i];
     StepRowTensor *const mine = &params->tensor[i];
     begin = static_cast<uint32_t>(step_tensor_begin(problem, i, plan.vector_elements, begin));
@@ -104,17 +100,17 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   }
   for (; caches < 2; ++caches) params->slots.page_bytes[caches] = params->slots.entry_bytes[caches] = 0;
   params->fault = problem.fault;
-  params->norm = {static_cast<float>(geometry.norm.eps),
-                  0.0f,
-                  static_cast<float>(geometry.norm.weight_offset),
-                  false,
-                  geometry.norm.rounds_before_weight,
-                  geometry.norm.rounds_after_weight};
+  params->norm = norm_form<float>(problem, 0);
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   set_scales(problem, params);
   params->table = problem.table;
-  copy_increments(geometry, params->increments);
+}
+
+template <uint32_t kPairs>
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepAngleParams<kPairs> *params) {
+  set_params(problem, plan, static_cast<StepRowParams *>(params));
+  copy_increments(*problem.geometry, params->increments);
 }
 
 // In bytes where `size` is an element's.
@@ -145,9 +141,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     mine->bias = of_step.bias;
     mine->out_dtype = of_step.out_dtype;
     mine->heads = tensor.heads;
-    const int64_t channels = normed_channels(problem, i);
-    mine->inverse_count =
-        geometry.dtype == ROPE_DTYPE_F64 ? 1.0 / static_cast<double>(channels) : 1.0f / static_cast<float>(channels);
+    mine->norm = norm_form<double>(problem, i);
+    if (geometry.dtype != ROPE_DTYPE_F64) mine->norm.inverse_count = norm_form<float>(problem, i).inverse_count;
     mine->channels = of_step.channels;
     mine->window_begin = of_step.window_begin;
     mine->is_turned = of_step.is_turned;
@@ -163,13 +158,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
   params->heads_per_block = plan.general.heads_per_block;
   params->is_turned = step.is_turned;
   params->has_caches = step.has_caches;
-  params->is_layer = geometry.norm.type == ROPE_NORM_LAYER;
   params->is_after = geometry.norm.is_after;
   params->is_of_token = step.has_norm && geometry.norm.is_of_token;
-  params->rounds_before_weight = geometry.norm.rounds_before_weight;
-  params->rounds_after_weight = geometry.norm.rounds_after_weight;
-  params->eps = geometry.dtype == ROPE_DTYPE_F64 ? geometry.norm.eps : static_cast<float>(geometry.norm.eps);
-  params->weight_offset = geometry.norm.weight_offset;
   if (step.has_caches) params->places = step.places;
 }
 
@@ -187,28 +177,28 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
 }  // namespace
 
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
-  const StepNorm norm = geometry.norm.type == 0  ? StepNorm::kNone
-                        : geometry.norm.is_after ? StepNorm::kAfter
-                                                 : StepNorm::kBefore;
-  preloader->load(find_step_kernel(geometry.dtype, {StepKernel::kGeneral, norm, StepAngles::kNone, false}));
-  if (geometry.dtype == ROPE_DTYPE_F64 || geometry.in_distance != geometry.out_distance) return;
+  const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
+  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false});
+  if (!may_have_rows(geometry)) return;
   constexpr StepKernel kKernels[] = {StepKernel::kShort, StepKernel::kLong};
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
-  // A call without the tensors that are normed has no norm to do.
-  const StepNorm norms[] = {StepNorm::kNone, norm};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
-      for (const StepNorm used : norms) {
-        preloader->load(find_step_kernel(geometry.dtype, {kernel, used, angles, geometry.in_distance == 1}));
-      }
+      // A call without the tensors that are normed has no norm to do.
+      load({kernel, StepNorm::kNone, angles, geometry.in_distance == 1});
+      const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
+      if (may_norm_rows(geometry)) load({kernel, norm, angles, geometry.in_distance == 1});
     }
   }
 }
 
 rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream) {
-  const auto launch_it =
-      plan.step.kernel == StepKernel::kGeneral ? launch_step<StepGeneralParams> : launch_step<StepRowParams>;
+  const bool is_computed = plan.step.angles == StepAngles::kComputed;
+  const auto launch_it = plan.step.kernel == StepKernel::kGeneral ? launch_step<StepGeneralParams>
+                         : !is_computed                           ? launch_step<StepRowParams>
+                         : plan.step.kernel == StepKernel::kShort ? launch_step<StepShortAngleParams>
+                                                                  : launch_step<StepLongAngleParams>;
   return launch_it(function, problem, plan, device_index, stream);
 }
 

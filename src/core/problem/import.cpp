@@ -27,7 +27,8 @@ rope_status_t import_struct(const char *function, const char *name, const void *
                   function, name, i, ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR, ROPE_VERSION_PATCH, known_size);
     }
   }
-  const uint32_t shared = size < known_size ? size : known_size;
+  // Fields that came later are taken by words of eight bytes: half a pointer would lead anywhere.
+  const uint32_t shared = size < known_size ? size - (size - first_size) % 8 : known_size;
   memcpy(target, source, shared);
   memset(static_cast<char *>(target) + shared, 0, known_size - shared);
   return ROPE_STATUS_SUCCESS;

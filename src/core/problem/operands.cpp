@@ -16,6 +16,15 @@ rope_status_t Operands::read_present(Role role, const char *field, const rope_te
   return ROPE_STATUS_SUCCESS;
 }
 
+rope_status_t Operands::read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand) {
+  ROPE_TRY(read(Role::kIn, field, tensor, operand));
+  if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const rope_dtype_t dtype = (*operand)->view.dtype;
+  if (dtype == ROPE_DTYPE_I32 || dtype == ROPE_DTYPE_I64) return ROPE_STATUS_SUCCESS;
+  return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %s: it must be I32 or I64", function_, field,
+              dtype_name(dtype));
+}
+
 rope_status_t Operands::check_overlaps(const Operand &output) const {
   const bool may_be_any_input = output.role == Role::kOutOrAnyInput;
   const Operand *shared = nullptr;

@@ -34,6 +34,9 @@ class Operands {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // The same of an input of I32 or I64.
+  rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand);
+
   // Makes of an input and the output that equals it, read just before, one output; NULL: of the input alone.
   void join(Operand *input, const Operand *output) {
     input->role = Role::kOut;

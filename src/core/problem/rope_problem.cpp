@@ -125,7 +125,7 @@ class ProblemReader {
 
   rope_status_t read_sequences(const rope_args_t &args) {
     Operand *operand;
-    ROPE_TRY(read_integers("cu_seqlens", args.cu_seqlens, &operand));
+    ROPE_TRY(operands_.read_integers("cu_seqlens", args.cu_seqlens, &operand));
     if (operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = operand->view;
     if (!is_thd()) {
@@ -140,8 +140,8 @@ class ProblemReader {
 
   rope_status_t read_positions(const rope_args_t &args) {
     Operand *positions, *start_positions;
-    ROPE_TRY(read_integers("positions", args.positions, &positions));
-    ROPE_TRY(read_integers("start_positions", args.start_positions, &start_positions));
+    ROPE_TRY(operands_.read_integers("positions", args.positions, &positions));
+    ROPE_TRY(operands_.read_integers("start_positions", args.start_positions, &start_positions));
     if (positions != nullptr) {
       if (!is_for_each_token(positions->view)) {
         return fail(kInvalid, "%s: positions has shape %s: it must be %s", function_, ShapeText(positions->view).text,
@@ -295,14 +295,6 @@ class ProblemReader {
                   layout_.axis[kToken], printable(tokens), first_field_, printable(problem_->tokens));
     }
     return ROPE_STATUS_SUCCESS;
-  }
-
-  rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand) {
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
-    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
-    const rope_dtype_t dtype = (*operand)->view.dtype;
-    if (dtype == ROPE_DTYPE_I32 || dtype == ROPE_DTYPE_I64) return ROPE_STATUS_SUCCESS;
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(dtype));
   }
 
   bool is_thd() const { return layout_.ndim == 3; }

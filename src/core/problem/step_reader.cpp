@@ -22,10 +22,6 @@ int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tens
   return -1;
 }
 
-bool is_given(const rope_tensor_t &tensor) {
-  return !is_zeroed(tensor);
-}
-
 }  // namespace
 
 rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
@@ -47,7 +43,7 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     return fail(kUnsupported, "%s: cache is set: only forward writes caches", function_);
   }
   const bool has_group = args.norm != nullptr || args.cache != nullptr;
-  if (has_group && !is_v_unrotated_ && is_given(args.v)) {
+  if (has_group && !is_v_unrotated_ && !is_zeroed(args.v)) {
     return fail(kUnsupported,
                 "%s: v is set beside %s: it needs ROPE_FLAG_UNROTATED or ROPE_FLAG_V_UNROTATED, without which it would "
                 "be rotated",
@@ -74,10 +70,10 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
                {"v_scales", cache_->v_scales},
                {"k_pass_scales", cache_->k_pass_scales}};
   for (const auto &given : later) {
-    if (!is_given(given.tensor)) continue;
+    if (is_zeroed(given.tensor)) continue;
     return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, given.field);
   }
-  if (is_given(cache_->k_cache) || is_given(cache_->v_cache)) return ROPE_STATUS_SUCCESS;
+  if (!is_zeroed(cache_->k_cache) || !is_zeroed(cache_->v_cache)) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: cache.k_cache is absent, and so is cache.v_cache: one of them is required", function_);
 }
 
@@ -93,7 +89,7 @@ rope_status_t StepReader::refuse_gradients() const {
                    {"grad_q_bias", norm_->grad_q_bias},
                    {"grad_k_bias", norm_->grad_k_bias}};
   for (const auto &given : gradients) {
-    if (!is_given(given.tensor)) continue;
+    if (is_zeroed(given.tensor)) continue;
     return fail(kInvalid, "%s: norm.%s is set: it belongs to backward", function_, given.field);
   }
   return ROPE_STATUS_SUCCESS;
@@ -104,7 +100,7 @@ TensorUse StepReader::use_of(TensorName name) const {
   use.is_turned = name == kV ? !is_v_unrotated_ : !is_unrotated_;
   use.has_styles = name != kV || use.is_turned;
   use.is_normed = (geometry_.norm.tensors & kNormBits[name]) != 0;
-  use.is_cached = cache_ != nullptr && name != kQ && is_given(name == kK ? cache_->k_cache : cache_->v_cache);
+  use.is_cached = cache_ != nullptr && name != kQ && !is_zeroed(name == kK ? cache_->k_cache : cache_->v_cache);
   return use;
 }
 
@@ -113,7 +109,7 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];
     describe(problem.tensor[i], tensors[i], tensor);
-    step->is_turned = step->is_turned || tensor->is_turned;
+    step->is_turned = step->is_turned || (tensor->is_turned && problem.tensor[i].heads > 0);
     step->has_norm = step->has_norm || tensor->is_normed;
   }
   if (norm_ != nullptr) ROPE_TRY(read_norm(problem, tensors, step));
@@ -225,7 +221,7 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
 
 rope_status_t StepReader::read_places(const RopeProblem &problem, CachePlaces *places) {
   places->cached_tokens = problem.tokens;
-  const bool has_slots = is_given(cache_->slots), has_table = is_given(cache_->page_table);
+  const bool has_slots = !is_zeroed(cache_->slots), has_table = !is_zeroed(cache_->page_table);
   if (has_slots == has_table) {
     return fail(kInvalid, "%s: cache.slots is %s: one of it and cache.page_table says where tokens go", function_,
                 has_slots ? "set beside cache.page_table" : "absent, and so is cache.page_table");
@@ -239,7 +235,7 @@ rope_status_t StepReader::read_slots(const RopeProblem &problem, CachePlaces *pl
     const rope_tensor_t &tensor;
   } others[] = {{"page_indptr", cache_->page_indptr}, {"sequence", cache_->sequence}, {"positions", cache_->positions}};
   for (const auto &given : others) {
-    if (!is_given(given.tensor)) continue;
+    if (is_zeroed(given.tensor)) continue;
     return fail(kInvalid, "%s: cache.%s is set: it belongs to cache.page_table, not to cache.slots", function_,
                 given.field);
   }
@@ -248,8 +244,8 @@ rope_status_t StepReader::read_slots(const RopeProblem &problem, CachePlaces *pl
 
 rope_status_t StepReader::read_pages(const RopeProblem &problem, CachePlaces *places) {
   Operand *table, *indptr;
-  ROPE_TRY(read_integers("cache.page_table", cache_->page_table, &table));
-  ROPE_TRY(read_integers("cache.page_indptr", cache_->page_indptr, &indptr));
+  ROPE_TRY(operands_->read_integers("cache.page_table", cache_->page_table, &table));
+  ROPE_TRY(operands_->read_integers("cache.page_indptr", cache_->page_indptr, &indptr));
   const View &pages = table->view;
   const bool is_list = indptr != nullptr;
   if (pages.ndim != (is_list ? 1 : 2)) {
@@ -294,19 +290,11 @@ rope_status_t StepReader::read_pages(const RopeProblem &problem, CachePlaces *pl
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t StepReader::read_integers(const char *field, const rope_tensor_t &given, Operand **operand) {
-  ROPE_TRY(operands_->read(Role::kIn, field, given, operand));
-  if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
-  const rope_dtype_t dtype = (*operand)->view.dtype;
-  if (dtype == ROPE_DTYPE_I32 || dtype == ROPE_DTYPE_I64) return ROPE_STATUS_SUCCESS;
-  return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(dtype));
-}
-
 // [B, S]; THD [T], or [N] for the first N tokens.
 rope_status_t StepReader::read_for_each_token(const char *field, const rope_tensor_t &given, const RopeProblem &problem,
                                               TokenIntegers *integers, int64_t *tokens) {
   Operand *operand;
-  ROPE_TRY(read_integers(field, given, &operand));
+  ROPE_TRY(operands_->read_integers(field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   const View &view = operand->view;
   const bool is_thd = layout_.ndim == 3;

@@ -62,7 +62,6 @@ class StepReader {
   rope_status_t read_places(const RopeProblem &problem, CachePlaces *places);
   rope_status_t read_slots(const RopeProblem &problem, CachePlaces *places);
   rope_status_t read_pages(const RopeProblem &problem, CachePlaces *places);
-  rope_status_t read_integers(const char *field, const rope_tensor_t &given, Operand **operand);
   rope_status_t read_for_each_token(const char *field, const rope_tensor_t &given, const RopeProblem &problem,
                                     TokenIntegers *integers, int64_t *tokens);
 

@@ -73,7 +73,7 @@ struct CachePlace {
   bool is_faulty;
 };
 
-// The place with this number. Slots count entries through all pages.
+// An entry of a page, both of which may have any value.
 ROPE_HOST_DEVICE CachePlace place_in_page(const CachePlaces &places, int64_t page, int64_t entry) {
   if (page < 0 || (places.skips_slot_0 && page == 0 && entry == 0)) return {0, 0, false, false};
   const bool is_inside = page < places.pages;
@@ -81,7 +81,7 @@ ROPE_HOST_DEVICE CachePlace place_in_page(const CachePlaces &places, int64_t pag
 }
 
 // Where a token of a batch goes, which is in `sequence` and has the rotation's position; any values lead inside the
-// caches or nowhere.
+// caches or nowhere. Slots count entries through all pages.
 ROPE_HOST_DEVICE CachePlace find_cache_place(const CachePlaces &places, int64_t batch, int64_t token, int64_t sequence,
                                              int64_t position) {
   constexpr CachePlace kNowhere = {0, 0, false, false}, kOutside = {0, 0, false, true};
@@ -97,6 +97,7 @@ ROPE_HOST_DEVICE CachePlace find_cache_place(const CachePlaces &places, int64_t 
   int64_t row = sequence;
   if (places.sequence.is_present) row = read(places.sequence);
   if (number < 0 || row < 0) return kNowhere;
+  if (places.skips_slot_0 && places.slots.is_present && number == 0) return kNowhere;
   if (places.entries == 0) return kOutside;
   const int64_t page = number / places.entries, entry = number % places.entries;
   if (places.slots.is_present) return place_in_page(places, page, entry);

@@ -110,6 +110,9 @@ class StepHead {
   __device__ __forceinline__ StepHead(const StepGeneralParams &params, const StepGeneralTensor &tensor, BatchToken at,
                                       bool is_turned, const GeneralAngles<Real> &angles, char *rows)
       : params_(params), tensor_(tensor), at_(at), is_turned_(is_turned), angles_(angles) {
+    const bool has_window_alone = !tensor.is_whole && tensor.cache.data == nullptr;
+    begin_ = has_window_alone ? tensor.window_begin : 0;
+    end_ = has_window_alone ? tensor.window_begin + params.rotary_dim : tensor.channels;
     const uint32_t warp = threadIdx.x / 32;
     const int room = params.row_channels;
     char *const mine = rows + warp * room * (2 * sizeof(Real) + sizeof(T));
@@ -118,14 +121,14 @@ class StepHead {
     raw_ = reinterpret_cast<T *>(moved_ + room);
   }
 
-  // The numbers that the norm sums up, and how many of them a head has.
-  __device__ __forceinline__ const Real *normed() const { return params_.is_after ? moved_ : in_order_; }
+  // The numbers that the norm is of.
+  __device__ __forceinline__ Real *normed() const { return params_.is_after ? moved_ : in_order_; }
 
   __device__ __forceinline__ void load(int64_t head) {
     __syncwarp();
     head_ = head;
     const char *const data = address_in(tensor_.in, head);
-    for (int c = lane(); c < tensor_.channels; c += 32) {
+    for (int c = begin_ + lane(); c < end_; c += 32) {
       raw_[c] = *reinterpret_cast<const T *>(data + c * tensor_.in.stride[kChannel]);
       in_order_[c] = to_real<Real>(raw_[c]);
     }
@@ -136,13 +139,13 @@ class StepHead {
   __device__ __forceinline__ Real sum(Real mean, bool of_squares) const {
     const Real *const x = normed();
     return sum_by_warp<Real>(tensor_.channels, [&](int c) {
-      const Real centred = params_.is_layer && of_squares ? add_rounded(x[c], -mean) : x[c];
+      const Real centred = tensor_.norm.is_layer && of_squares ? add_rounded(x[c], -mean) : x[c];
       return of_squares ? multiply_rounded(centred, centred) : centred;
     });
   }
 
   __device__ __forceinline__ void normalise(const NormForm<Real> &form, Real mean, Real inverse) {
-    Real *const x = params_.is_after ? moved_ : in_order_;
+    Real *const x = normed();
     for (int c = lane(); c < tensor_.channels; c += 32) {
       Real y = form.is_layer ? add_rounded(x[c], -mean) : x[c];
       y = scale_channel<T>(form, y, inverse);
@@ -163,9 +166,9 @@ class StepHead {
   __device__ __forceinline__ void rotate() {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     if (!is_turned_) {
-      for (int c = lane(); c < tensor_.channels; c += 32) moved_[c] = in_order_[source_of(c)];
+      for (int c = begin_ + lane(); c < end_; c += 32) moved_[c] = in_order_[source_of(c)];
     } else {
-      for (int c = lane(); c < tensor_.channels; c += 32) {
+      for (int c = begin_ + lane(); c < end_; c += 32) {
         if (c < begin || c >= end) moved_[c] = in_order_[c];
       }
       const int y_angle = params_.table.is_by_channel ? 1 : 0;
@@ -191,7 +194,7 @@ class StepHead {
       cache = tensor_.cache.data + place.page * tensor_.cache.page_stride + place.entry * tensor_.cache.entry_stride +
               head_ * tensor_.cache.head_stride;
     }
-    for (int c = lane(); c < tensor_.channels; c += 32) {
+    for (int c = begin_ + lane(); c < end_; c += 32) {
       const bool is_inside = c >= begin && c < end, is_computed = tensor_.is_normed || (is_turned_ && is_inside);
       if (out != nullptr && (tensor_.is_whole || is_inside)) {
         store_channel(out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
@@ -229,6 +232,8 @@ class StepHead {
   const BatchToken at_;
   const bool is_turned_;
   const GeneralAngles<Real> angles_;
+  int begin_;  // channels that are read, from there
+  int end_;
   int64_t head_ = 0;
   Real *in_order_;
   Real *moved_;
@@ -269,17 +274,18 @@ __device__ __forceinline__ void run_heads(const StepGeneralParams &params, const
                                           BatchToken at, const StepToken &token, const GeneralAngles<RealOf<T>> &angles,
                                           RealOf<T> *head_sums, char *rows, int64_t first, int64_t end) {
   using Real = RealOf<T>;
-  const NormForm<Real> form = {static_cast<Real>(params.eps),
-                               static_cast<Real>(tensor.inverse_count),
-                               static_cast<Real>(params.weight_offset),
-                               params.is_layer,
-                               params.rounds_before_weight,
-                               params.rounds_after_weight};
+  const NormForm<double> &norm = tensor.norm;
+  const NormForm<Real> form = {static_cast<Real>(norm.eps),
+                               static_cast<Real>(norm.inverse_count),
+                               static_cast<Real>(norm.weight_offset),
+                               norm.is_layer,
+                               norm.rounds_before_weight,
+                               norm.rounds_after_weight};
   StepHead<T> head(params, tensor, at, tensor.is_turned && token.info.state == kRotated, angles, rows);
   const bool is_of_token = tensor.is_normed && params.is_of_token;
   Real mean = 0, inverse = 0;
   if (is_of_token) {
-    if (params.is_layer) mean = mean_of(form, sum_of_token<T>(params, tensor.heads, &head, Real{0}, false, head_sums));
+    if (form.is_layer) mean = mean_of(form, sum_of_token<T>(params, tensor.heads, &head, Real{0}, false, head_sums));
     inverse = inverse_norm(form, sum_of_token<T>(params, tensor.heads, &head, mean, true, head_sums));
   }
   const int64_t warp = threadIdx.x / 32;
@@ -287,7 +293,7 @@ __device__ __forceinline__ void run_heads(const StepGeneralParams &params, const
   for (int64_t number = first + warp; number < end; number += params.warps) {
     head.load(number);
     if (tensor.is_normed && !is_of_token) {
-      mean = params.is_layer ? mean_of(form, head.sum(Real{0}, false)) : Real{0};
+      mean = form.is_layer ? mean_of(form, head.sum(Real{0}, false)) : Real{0};
       inverse = inverse_norm(form, head.sum(mean, true));
     }
     if (tensor.is_normed) head.normalise(form, mean, inverse);

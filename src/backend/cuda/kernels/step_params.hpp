@@ -42,7 +42,8 @@ struct StepRowTensor {
 
 // Slots, of which `end` and later ones are outside.
 struct StepSlots {
-  const char *data;  // NULL: nothing is cached
+  bool has_caches;  // else nothing below is read
+  const char *data;
   int32_t token_bytes;
   int32_t batch_bytes;
   bool is_64_bit;
@@ -56,13 +57,12 @@ struct StepSlots {
 
 struct StepRowParams {
   uint32_t num_tokens;
-  uint32_t threads_per_token;
   FastDivmod parts;  // blocks of a token
   FastDivmod tokens_per_batch;
   bool has_one_batch;
   bool has_positions;
   bool has_wide_positions;  // of 64 bits
-  bool is_full_window;      // of all tensors: the window is the head, whose units are a power of two
+  bool is_full_window;      // of all normed tensors: it is the head, whose units are a power of two
   const char *positions;
   int32_t position_bytes;  // strides
   int32_t position_batch_bytes;
@@ -75,8 +75,16 @@ struct StepRowParams {
   float cos_scale;  // of computed angles; 1 for a table
   float sin_scale;  // negative for the transpose
   AngleTable table;
-  uint64_t increments[kMaxStepPairs];
 };
+
+// For computed angles.
+template <uint32_t kPairs>
+struct StepAngleParams : StepRowParams {
+  uint64_t increments[kPairs];
+};
+
+using StepShortAngleParams = StepAngleParams<kMaxShortStepPairs>;
+using StepLongAngleParams = StepAngleParams<kMaxLongStepPairs>;
 
 // ---- kGeneral ----
 
@@ -89,7 +97,7 @@ struct StepGeneralTensor {
   ChannelNumbers bias;
   rope_dtype_t out_dtype;
   int64_t heads;
-  double inverse_count;  // 1 / n, rounded to the arithmetic's type
+  NormForm<double> norm;  // numbers that the arithmetic's type holds, or that are rounded to it
   int channels;
   int window_begin;
   bool is_turned;
@@ -109,13 +117,8 @@ struct StepGeneralParams : RopeLookupParams {
   int64_t heads_per_block;
   bool is_turned;
   bool has_caches;
-  bool is_layer;
   bool is_after;
   bool is_of_token;
-  bool rounds_before_weight;
-  bool rounds_after_weight;
-  double eps;
-  double weight_offset;
   CachePlaces places;
 };
 

@@ -27,6 +27,8 @@
 // once for each row of threads or warp.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/faults.cuh"
@@ -87,13 +89,14 @@ __device__ __forceinline__ void share_slot(const StepRowParams &params, const St
   const StepSlots &slots = params.slots;
   const uint64_t slot = extend(loaded, slots.is_64_bit);
   const bool is_inside = slot < slots.end;
-  shared->is_cached = is_inside && !(slots.skips_slot_0 && slot == 0);
+  const bool is_skipped = slots.skips_slot_0 && slot == 0;
+  shared->is_cached = is_inside && !is_skipped;
   const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     shared->cache_row[i] = place.quotient * slots.page_bytes[i] + place.remainder * slots.entry_bytes[i];
   }
-  if (!is_inside && static_cast<int64_t>(slot) >= 0 && counts_faults) count_fault(params.fault, at.flat);
+  if (!is_inside && !is_skipped && static_cast<int64_t>(slot) >= 0 && counts_faults) count_fault(params.fault, at.flat);
 }
 
 // N neighbouring numbers of a weight or of the data.
@@ -190,7 +193,6 @@ __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const 
   const uint32_t lanes = 1u << tensor.lanes_log2, lane = threadIdx.x % 32;
   float sum;
   if (params.is_full_window) {
-    if (lanes == 1) return add_rounded(low, high);
     const bool is_odd = (unit & 1u) != 0;
     const float other = __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1);
     sum = add_rounded(is_odd ? high : low, other);
@@ -213,12 +215,13 @@ __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const 
   }
   if (params.is_full_window) {
     const float other = __shfl_xor_sync(kAllLanes, sum, 1);
-    sum = add_rounded(sum, other);
+    sum = lanes == 1 ? add_rounded(low, high) : add_rounded(sum, other);
   }
   return sum;
 }
 
-// A vector of a head times r and the weight.
+// A vector of a head times r and the weight: scale_channel and weigh_channel, the roundings of all channels behind one
+// branch.
 template <typename T, int V>
 __device__ __forceinline__ void normalise(const NormForm<float> &form, float inverse, const char *weight, bool is_wide,
                                           float *x) {
@@ -244,9 +247,13 @@ __device__ __forceinline__ void normalise(const NormForm<float> &form, float inv
   }
 }
 
+template <bool IsShort, StepAngles kAngles>
+using StepParams = std::conditional_t<kAngles != StepAngles::kComputed, StepRowParams,
+                                      std::conditional_t<IsShort, StepShortAngleParams, StepLongAngleParams>>;
+
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor(kStepResidentThreads, kMaxStepThreads))
-    step_rows_kernel(const __grid_constant__ StepRowParams params) {
+    step_rows_kernel(const __grid_constant__ StepParams<IsShort, kAngles> params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
   begin_dependent_launch();
@@ -266,7 +273,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
       step(step(params.slots.data, at.token, params.slots.token_bytes), at.batch, params.slots.batch_bytes);
   const char *const position_address =
       step(step(params.positions, at.token, params.position_bytes), at.batch, params.position_batch_bytes);
-  const bool finds_slot = Shares::number() == 0 && mine.has_token && params.slots.data != nullptr;
+  const bool finds_slot = Shares::number() == 0 && mine.has_token && params.slots.has_caches;
   const bool has_slot = finds_slot && at.token < params.slots.cached_tokens;
 
   wait_for_previous_launch();
@@ -312,7 +319,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
 
   const bool is_normed = kNorm != StepNorm::kNone && (tensor.flags & kIsNormed) != 0;
   bool is_turned = kAngles != StepAngles::kNone && mine.place.is_rotary && (tensor.flags & kIsTurned) != 0;
-  if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && !of_group->is_lost;
+  if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && mine.has_token && !of_group->is_lost;
   const bool is_computed = is_normed || is_turned;
   const bool computes = kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed) != 0;
   if (computes) {
@@ -323,7 +330,9 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor
       const float sum = sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, sum_of_squares<V>(x),
                                                   sum_of_squares<V>(y), exchange);
       if (!is_normed) return;
-      const float inverse = inverse_root(add_rounded(multiply_rounded(sum, tensor.inverse_count), params.norm.eps));
+      NormForm<float> form = params.norm;
+      form.inverse_count = tensor.inverse_count;
+      const float inverse = inverse_norm(form, sum);
       const bool is_wide = (tensor.flags & kHasWideWeight) != 0;
       const int scale = is_wide ? 4 / static_cast<int>(sizeof(T)) : 1;
       const char *weight = tensor.weight;
