@@ -83,9 +83,59 @@ std::string name_of(const std::string &pattern, const Words &words, const std::s
 
 std::string suffix_of(const Words &words, bool is_swiglu) {
   std::string suffix = "/" + value_of(words, "dtype", "bf16");
-  if (!is_swiglu) suffix += "/" + value_of(words, "angles", "computed") + "/" + value_of(words, "place", "in-place");
+  const bool is_rotation = !is_swiglu && value_of(words, "rotated") != "no";
+  if (is_rotation) suffix += "/" + value_of(words, "angles", "computed") + "/" + value_of(words, "place", "in-place");
   if (value_of(words, "launch") == "pdl") suffix += "/pdl";
   return suffix;
+}
+
+void read_heads(const Words &words, Case *item) {
+  const std::vector<std::string> heads = split(value_of(words, "heads", "0+0"), '+');
+  if (heads.size() < 2 || heads.size() > 3) refuse(text_of(words), "heads is not Q+K or Q+K+V");
+  item->q_heads = std::atoll(heads[0].c_str());
+  item->k_heads = std::atoll(heads[1].c_str());
+  item->v_heads = heads.size() > 2 ? std::atoll(heads[2].c_str()) : 0;
+}
+
+void read_step(const Words &words, bool is_tiny, Case *item) {
+  const auto require = [&](bool is_so, const char *rule) {
+    if (!is_so) refuse(text_of(words), rule);
+  };
+  item->norm = choice_of(words, "norm", {"none", "rms", "layer"});
+  item->norm_order = choice_of(words, "norm-order", {"before", "after"});
+  item->norm_extent = choice_of(words, "norm-extent", {"head", "token"});
+  const rope_dtype_t weight_dtypes[] = {item->dtype, ROPE_DTYPE_F32, 0};
+  const int weight = choice_of(words, "weight", {"data", "f32", "none"});
+  item->weight_dtype = item->norm != 0 ? weight_dtypes[weight] : 0;
+  for (const char *key : {"norm-order", "norm-extent", "weight"})
+    require(item->norm != 0 || value_of(words, key).empty(), "a word of the norm without norm=");
+
+  item->cache = static_cast<CacheLayout>(choice_of(words, "cache", {"none", "nhd", "hnd", "packed"}));
+  const bool has_cache = item->cache != CacheLayout::kNone;
+  constexpr rope_dtype_t kSlotDtypes[] = {0, ROPE_DTYPE_I32, ROPE_DTYPE_I64};
+  item->slot_dtype = kSlotDtypes[choice_of(words, "slots", {"none", "i32", "i64"})];
+  item->has_k_out = choice_of(words, "k-out", {"cached-only", "written"}) == 1 || !has_cache;
+  require(has_cache == (item->slot_dtype != 0), "cache= and slots= stand together");
+  require(!has_cache || (item->k_heads > 0 && item->v_heads > 0), "a cache takes k and v");
+  require(has_cache || item->v_heads == 0, "v without a cache");
+  require(has_cache || value_of(words, "k-out").empty(), "k-out= without a cache");
+  require(item->cache != CacheLayout::kPacked || item->k_heads == item->v_heads, "packed: k and v have as many heads");
+
+  item->is_unrotated = choice_of(words, "rotated", {"yes", "no"}) == 1;
+  require(!item->is_unrotated || item->angles == Angles::kComputed, "a table that nothing is turned by");
+  require(!item->is_unrotated || item->norm != 0 || (has_cache && item->q_heads == 0), "q that nothing is done to");
+  item->is_beside_separate = choice_of(words, "beside", {"none", "separate"}) == 1;
+  const int num_parts = (item->norm != 0) + !item->is_unrotated + has_cache;
+  require(!item->is_beside_separate || (num_parts > 1 && !item->is_out_of_place && item->out_style == 0),
+          "separate calls: of two or more, in place and of one style");
+  require(!is_step(*item) || (!item->is_swiglu && !item->is_backward), "a step other than RoPE forward");
+  require(!item->is_packed || item->v_heads == 0 || item->v_heads == item->k_heads, "packed=qkv: heads of v are k's");
+
+  // Twice as many pages as are written; in decode, where each token has a page of its own, more than an L2 cache holds.
+  const int64_t rows = item->batches * item->tokens;
+  item->has_page_per_token = item->measure == Measure::kResident || item->measure == Measure::kLatency;
+  item->cache_pages = 2 * ((rows + kPageEntries - 1) / kPageEntries);
+  if (item->has_page_per_token) item->cache_pages = std::max<int64_t>(2 * rows, is_tiny ? 0 : 2048);
 }
 
 Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
@@ -93,9 +143,9 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   item.words = words;
   item.group = value_of(words, "class");
   item.is_swiglu = !value_of(words, "columns").empty();
-  item.measure = static_cast<Measure>(choice_of(
-      words, "measure",
-      {"stream", "resident", "cpu", "latency", "create-cold", "first-call", "create", "call", "between-gemms"}));
+  item.measure = static_cast<Measure>(choice_of(words, "measure",
+                                                {"stream", "resident", "cpu", "latency", "create-cold", "first-call",
+                                                 "create", "create-next", "call", "between-gemms"}));
   const bool has_suffix = item.measure == Measure::kStream || item.measure == Measure::kResident;
   item.name = name_of(pattern, words, has_suffix ? suffix_of(words, item.is_swiglu) : "");
   constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32};
@@ -115,10 +165,7 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
                                            (choice_of(words, "layout", {"thd", "bshd", "sbhd", "bhsd"}) + 3) % 4);
   item.batches = integer_of(words, "batch", 1);
   item.tokens = integer_of(words, "tokens", 0);
-  const std::vector<std::string> heads = split(value_of(words, "heads", "0+0"), '+');
-  if (heads.size() != 2) refuse(text_of(words), "heads is not Q+K");
-  item.q_heads = std::atoll(heads[0].c_str());
-  item.k_heads = std::atoll(heads[1].c_str());
+  read_heads(words, &item);
   item.head_dim = static_cast<int>(integer_of(words, "dim", 0));
   item.rotary_dim = static_cast<int>(integer_of(words, "rotary", item.head_dim));
   item.rotary_offset = static_cast<int>(integer_of(words, "offset", 0));
@@ -146,6 +193,7 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
     item.rows = std::min<int64_t>(item.rows, 5);
     item.columns = std::min<int64_t>(item.columns, 264);
   }
+  read_step(words, is_tiny, &item);
   return item;
 }
 
@@ -169,7 +217,9 @@ struct Rule {
 
 bool fits(const Rule &rule, const Case &item) {
   Words facts = {
-      {"op", item.is_swiglu ? "swiglu" : "rope"},
+      {"op", item.is_swiglu  ? "swiglu"
+             : is_step(item) ? "step"
+                             : "rope"},
       {"data", item.dtype == ROPE_DTYPE_F32 ? "32" : "16"},
       {"span", is_partial(item) ? "partial" : "full"},
       {"heads-in-all", std::to_string(item.q_heads + item.k_heads)},
@@ -177,7 +227,8 @@ bool fits(const Rule &rule, const Case &item) {
   };
   facts.insert(facts.end(), item.words.begin(), item.words.end());
   const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
-                          {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"}};
+                          {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
+                          {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -195,11 +246,17 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",     "measure",   "layout", "batch",  "tokens",  "heads",     "dim",     "rotary", "offset",
-      "style",     "theta",     "angles", "place",  "packed",  "positions", "rows",    "axes",   "sequences",
-      "out-style", "scaling",   "pitch",  "from",   "view",    "alpha",     "columns", "gate",   "limit",
-      "up-offset", "direction", "dtype",  "launch", "threads", "margin"};
+      "class",     "measure",   "layout", "batch",  "tokens",  "heads",     "dim",     "rotary",     "offset",
+      "style",     "theta",     "angles", "place",  "packed",  "positions", "rows",    "axes",       "sequences",
+      "out-style", "scaling",   "pitch",  "from",   "view",    "alpha",     "columns", "gate",       "limit",
+      "up-offset", "direction", "dtype",  "launch", "threads", "margin",    "norm",    "norm-order", "norm-extent",
+      "weight",    "cache",     "slots",  "k-out",  "rotated", "beside"};
   return keys;
+}
+
+// Of a head that is read and written to q_out or k_out.
+int64_t touched_channels(const Case &item) {
+  return item.is_out_of_place || item.norm != 0 ? item.head_dim : item.rotary_dim;
 }
 
 }  // namespace
@@ -220,12 +277,27 @@ int64_t size_of(rope_dtype_t dtype) {
 double bytes_moved(const Case &item) {
   const double size = static_cast<double>(size_of(item.dtype));
   if (item.is_swiglu) return static_cast<double>(item.rows * item.columns) * size * (item.is_backward ? 5 : 3);
-  const int64_t heads = item.batches * item.tokens * (item.q_heads + item.k_heads);
-  return 2 * size * static_cast<double>(heads * (item.is_out_of_place ? item.head_dim : item.rotary_dim));
+  const double tokens = static_cast<double>(item.batches * item.tokens);
+  if (item.cache == CacheLayout::kNone)
+    return 2 * size * tokens * static_cast<double>((item.q_heads + item.k_heads) * touched_channels(item));
+  const int64_t out_channels = (item.q_heads * 2 + (item.has_k_out ? item.k_heads : 0)) * touched_channels(item);
+  const int64_t cached_channels = 2 * (item.k_heads + item.v_heads) * item.head_dim;
+  return size * tokens * static_cast<double>(out_channels + cached_channels);
+}
+
+double bytes_in_place(const Case &item) {
+  if (item.is_swiglu || item.is_out_of_place) return 0;
+  const int64_t heads = item.batches * item.tokens * (item.q_heads + (item.has_k_out ? item.k_heads : 0));
+  return static_cast<double>(size_of(item.dtype) * heads * touched_channels(item));
+}
+
+bool is_step(const Case &item) {
+  return item.norm != 0 || item.cache != CacheLayout::kNone || item.is_unrotated;
 }
 
 bool is_partial(const Case &item) {
-  return !item.is_swiglu && !item.is_odd_view && (item.rotary_dim < item.head_dim || item.q_pitch > item.head_dim);
+  return !item.is_swiglu && !item.is_odd_view && !is_step(item) &&
+         (item.rotary_dim < item.head_dim || item.q_pitch > item.head_dim);
 }
 
 std::vector<Case> all_cases(bool is_tiny) {
@@ -256,12 +328,17 @@ std::vector<Case> all_cases(bool is_tiny) {
     } else if (kind == "demand" && !words.empty()) {
       const Words first = {words.front()};
       Rule rule;
-      constexpr const char *kMetrics[] = {"", "share", "scale-share", "us", "us-above"};
-      for (int i = 1; i < 5; ++i) {
+      constexpr const char *kMetrics[] = {"", "share", "scale-share", "us", "us-above", "us-scaled", "separate-share"};
+      for (int i = 1; i < 7; ++i) {
         if (first[0].first == kMetrics[i]) rule.demand.metric = static_cast<Metric>(i);
       }
       if (rule.demand.metric == Metric::kNone) refuse(line, "the first word is not a metric");
       rule.demand.bound = std::strtod(first[0].second.c_str(), nullptr);
+      const bool is_scaled = rule.demand.metric == Metric::kMicrosecondsScaled;
+      const std::vector<std::string> fraction = split(first[0].second, '/');
+      if (fraction.size() != (is_scaled ? 2 : 1)) refuse(line, is_scaled ? "not BOUND/COPY" : "not a number");
+      if (is_scaled) rule.demand.copy_us = std::strtod(fraction[1].c_str(), nullptr);
+      if (is_scaled && !(rule.demand.copy_us > 0)) refuse(line, "COPY is not above 0");
       rule.conditions.assign(words.begin() + 1, words.end());
       rules.push_back(rule);
     } else {

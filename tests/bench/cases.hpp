@@ -18,6 +18,7 @@ enum class Measure {
   kCreateCold,
   kFirstCall,
   kCreate,
+  kCreateNext,
   kCall,
   kBetweenGemms
 };
@@ -34,6 +35,13 @@ enum class Axes {
   kMrope
 };
 
+enum class CacheLayout {
+  kNone,
+  kNhd,
+  kHnd,
+  kPacked
+};
+
 enum class Gate {
   kSeparate,
   kPacked,
@@ -45,12 +53,15 @@ enum class Metric {
   kShare,
   kScaleShare,
   kMicroseconds,
-  kMicrosecondsAbove
+  kMicrosecondsAbove,
+  kMicrosecondsScaled,
+  kSeparateShare
 };
 
 struct Demand {
   Metric metric = Metric::kNone;
   double bound = 0;
+  double copy_us = 0;  // scaled: what the programmatic copy takes where the bound is as it stands
 };
 
 // In the order of the line. A case is also one such list, without lists in it: the geometry that results carry along.
@@ -69,7 +80,7 @@ struct Case {
   // RoPE
   rope_layout_t layout = ROPE_LAYOUT_THD;
   int64_t batches = 1, tokens = 0;
-  int64_t q_heads = 0, k_heads = 0;
+  int64_t q_heads = 0, k_heads = 0, v_heads = 0;
   int head_dim = 0, rotary_dim = 0, rotary_offset = 0;
   rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
   double theta = 0;
@@ -81,17 +92,36 @@ struct Case {
   int64_t q_pitch = 0, q_from = 0;
   bool is_odd_view = false;
 
+  // The step around the rotation
+  rope_norm_type_t norm = 0;
+  rope_norm_order_t norm_order = ROPE_NORM_ORDER_BEFORE;
+  rope_norm_extent_t norm_extent = ROPE_NORM_EXTENT_HEAD;
+  rope_dtype_t weight_dtype = 0;  // 0: no weights
+  CacheLayout cache = CacheLayout::kNone;
+  int64_t cache_pages = 0;
+  bool has_page_per_token = false;
+  rope_dtype_t slot_dtype = 0;
+  bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
+
   // SwiGLU
   int64_t rows = 0, columns = 0;
   Gate gate = Gate::kSeparate;
   double alpha = 0, limit = 0, up_offset = 0;
 };
 
+constexpr int64_t kPageEntries = 16;
+
 int64_t size_of(rope_dtype_t dtype);
 
-// The least that the operation can move: every element that it touches read once and written once, without positions
-// and tables.
+// The least that the operation can move: every element that it touches read once, and written once to each of its
+// destinations, without positions, tables, weights and slots.
 double bytes_moved(const Case &item);
+
+// Those of them that are written where they were read.
+double bytes_in_place(const Case &item);
+
+// A norm, a cache, or nothing that turns.
+bool is_step(const Case &item);
 
 // Whether only a part of every head's row in memory is touched.
 bool is_partial(const Case &item);

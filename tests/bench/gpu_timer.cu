@@ -19,11 +19,6 @@ void check(cudaError_t error, const char *what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-__global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *source, size_t vectors) {
-  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (i < vectors) target[i] = source[i];
-}
-
 // Vectors of a row come in a power of two or a few times one; the division costs nothing beside the memory.
 __global__ void __launch_bounds__(256) scale_kernel(char *data, unsigned vectors_in_row, size_t pitch, size_t vectors) {
   const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
@@ -46,6 +41,13 @@ __device__ void begin_early() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
   }
 #endif
+}
+
+template <bool is_programmatic>
+__global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *source, size_t vectors) {
+  begin_early<is_programmatic>();
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < vectors) target[i] = source[i];
 }
 
 template <bool is_programmatic>
@@ -286,11 +288,12 @@ std::vector<Spread> time_on_host(int calls, const std::vector<std::function<void
   return spreads_of(times);
 }
 
-void enqueue_copy(void *target, const void *source, size_t bytes, rope_stream_t stream) {
-  const size_t vectors = bytes / 16;
-  copy_kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(static_cast<uint4 *>(target),
-                                                            static_cast<const uint4 *>(source), vectors);
-  check(cudaGetLastError(), "copy_kernel");
+void enqueue_copy(void *target, const void *source, size_t bytes, bool is_programmatic, rope_stream_t stream) {
+  size_t vectors = bytes / 16;
+  void *arguments[] = {&target, &source, &vectors};
+  const void *kernel = is_programmatic ? reinterpret_cast<const void *>(&copy_kernel<true>)
+                                       : reinterpret_cast<const void *>(&copy_kernel<false>);
+  launch(kernel, blocks_for(vectors, 256), 256, arguments, is_programmatic, stream, "copy_kernel");
 }
 
 void enqueue_scale(void *data, size_t rows, size_t touched, size_t pitch, rope_stream_t stream) {

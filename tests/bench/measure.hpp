@@ -22,12 +22,13 @@ struct Row {
   double bytes = 0;
   Spread time;  // between two matrix products: what the call adds to them
   // What it is compared with; a median of 0 is absent.
-  Spread copy, scale, empty, load_store;
+  Spread copy, scale, empty, load_store, programmatic_copy, separate;
   bool has_error = false;
   double relative_error = 0, largest_error = 0;
 
   // In the metric of the demand: a share, or microseconds.
   double reached() const;
+  double bound() const;
   bool has_verdict() const;
   bool is_met() const;
 };

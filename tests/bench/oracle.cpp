@@ -37,6 +37,27 @@ std::vector<double> rotated(const RopeWindow &window, const std::vector<double> 
   return result;
 }
 
+void norm(const NormForm &form, const std::vector<double> &weights, std::vector<std::vector<double>> *heads) {
+  const size_t count = form.extent == ROPE_NORM_EXTENT_TOKEN ? heads->size() : 1;
+  for (size_t first = 0; first < heads->size(); first += count) {
+    const double channels = static_cast<double>(count * heads->front().size());
+    double mean = 0, squares = 0;
+    for (size_t h = first; form.type == ROPE_NORM_LAYER && h < first + count; ++h) {
+      for (const double x : (*heads)[h]) mean += x / channels;
+    }
+    for (size_t h = first; h < first + count; ++h) {
+      for (const double x : (*heads)[h]) squares += (x - mean) * (x - mean);
+    }
+    const double factor = 1 / std::sqrt(squares / channels + form.eps);
+    for (size_t h = first; h < first + count; ++h) {
+      for (size_t c = 0; c < (*heads)[h].size(); ++c) {
+        double &x = (*heads)[h][c];
+        x = (x - mean) * factor * (weights.empty() ? 1 : weights[c]);
+      }
+    }
+  }
+}
+
 double gated(const GateNumbers &numbers, double gate, double up) {
   if (numbers.limit > 0) gate = std::min(gate, numbers.limit);
   if (numbers.limit > 0) up = std::max(-numbers.limit, std::min(up, numbers.limit));

@@ -1,4 +1,4 @@
-// oracle.hpp - RoPE and SwiGLU in double, from the formulas at the top of rope.h
+// oracle.hpp - RoPE, norms and SwiGLU in double, from the formulas at the top of rope.h
 #pragma once
 
 #include <vector>
@@ -16,6 +16,15 @@ struct RopeWindow {
 // One head: channels outside the window pass. cosine and sine have an entry for each pair.
 std::vector<double> rotated(const RopeWindow &window, const std::vector<double> &cosine,
                             const std::vector<double> &sine, const std::vector<double> &head);
+
+struct NormForm {
+  rope_norm_type_t type;
+  rope_norm_extent_t extent;
+  double eps;
+};
+
+// The heads of one token. A weight for each channel, or none.
+void norm(const NormForm &form, const std::vector<double> &weights, std::vector<std::vector<double>> *heads);
 
 struct GateNumbers {
   double alpha = 1, limit = 0, up_offset = 0;

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <deque>
+#include <numeric>
 
 #if defined(ROPE_BENCH_CUDA)
 #include "gpu_timer.hpp"
@@ -17,6 +19,7 @@ namespace {
 constexpr int64_t kCheckedTokens = 16;
 constexpr int64_t kCheckedRows = 4;
 constexpr int64_t kDecodePositions = 8192;
+constexpr double kNormEps = 1e-6;
 
 void synchronize(rope_device_t device) {
 #if defined(ROPE_BENCH_CUDA)
@@ -99,54 +102,97 @@ class PreparedRope : public PreparedCase {
  public:
   PreparedRope(const Case &item, Memory &memory, int sets) : item_(item), memory_(memory) {
     fill_config();
-    rope_desc_t *desc = nullptr;
+    norm_.struct_size = sizeof norm_;
     const auto begin = std::chrono::steady_clock::now();
-    require(rope_desc_create(&config_, &desc));
+    one_.desc = created(config_);
     create_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-    desc_.reset(desc);
     fill_positions();
     make_table();
-    for (int i = 0; i < sets; ++i) args_.push_back(make_args());
+    if (item_.weight_dtype != 0) make_weights();
+    if (item_.cache != CacheLayout::kNone) make_slots();
+    for (int i = 0; i < sets; ++i) one_.args.push_back(make_args());
+    if (item_.is_beside_separate) make_separate();
   }
 
-  void create_once() const override {
-    rope_desc_t *desc = nullptr;
-    require(rope_desc_create(&config_, &desc));
-    rope_desc_destroy(desc);
-  }
+  void create_once() const override { created(config_); }
 
   void call(int set, rope_stream_t stream) const override {
-    const rope_args_t *args = &args_[static_cast<size_t>(set)];
-    require(item_.is_backward ? rope_backward(desc_.get(), args, stream) : rope_forward(desc_.get(), args, stream));
+    const rope_args_t *args = &one_.args[static_cast<size_t>(set)];
+    require(item_.is_backward ? rope_backward(one_.desc.get(), args, stream)
+                              : rope_forward(one_.desc.get(), args, stream));
+  }
+
+  void call_separately(int set, rope_stream_t stream) const override {
+    for (const Calls &part : separate_)
+      require(rope_forward(part.desc.get(), &part.args[static_cast<size_t>(set)], stream));
   }
 
   std::string explanation() const override {
     char text[256] = "";
-    return rope_explain(desc_.get(), &args_[0], text, sizeof text) == ROPE_STATUS_SUCCESS ? text : "";
+    return rope_explain(one_.desc.get(), &one_.args[0], text, sizeof text) == ROPE_STATUS_SUCCESS ? text : "";
   }
 
   Accuracy check() const override {
-    // Launches that overlap must still wait for each other, which one alone cannot show.
-    const int repeats = item_.is_programmatic && !item_.is_out_of_place ? 4 : 1;
-    const rope_args_t &args = args_[0];
-    const std::vector<int64_t> tokens = samples_of(item_.batches * item_.tokens, kCheckedTokens);
-    const Heads q = read_heads(args.q, item_.q_heads, tokens), k = read_heads(args.k, item_.k_heads, tokens);
-    for (const rope_tensor_t *out : {&args.q_out, &args.k_out}) {
-      if (out->ndim != 0) memory_.poison(out->data, bytes_of(*out));
+    const Accuracy accuracy = accuracy_of(false);
+    require_accuracy(accuracy, allowed_error(item_.dtype) * std::sqrt(num_repeats()));
+    if (!separate_.empty()) {
+      // Each call rounds what it stores.
+      const double roundings = static_cast<double>(separate_.size()) * num_repeats();
+      require_accuracy(accuracy_of(true), allowed_error(item_.dtype) * std::sqrt(roundings));
     }
-    synchronize(memory_.device());
-    for (int i = 0; i < repeats; ++i) call(0, memory_.stream());
-    synchronize(memory_.device());
-
-    Accuracy accuracy;
-    compare(q, args.q_out.ndim != 0 ? args.q_out : args.q, item_.q_heads, tokens, repeats, &accuracy);
-    compare(k, args.k_out.ndim != 0 ? args.k_out : args.k, item_.k_heads, tokens, repeats, &accuracy);
-    require_accuracy(accuracy, allowed_error(item_.dtype) * std::sqrt(repeats));
     return accuracy;
   }
 
  private:
   using Heads = std::vector<std::vector<double>>;  // token after token
+  using Descriptor = std::unique_ptr<rope_desc_t, void (*)(rope_desc_t *)>;
+
+  struct Calls {
+    Descriptor desc{nullptr, rope_desc_destroy};
+    std::vector<rope_args_t> args;  // of each set
+  };
+
+  struct Block {
+    void *data;
+    size_t bytes;
+  };
+
+  static Descriptor created(const rope_config_t &config) {
+    rope_desc_t *desc = nullptr;
+    require(rope_desc_create(&config, &desc));
+    return Descriptor(desc, rope_desc_destroy);
+  }
+
+  // Launches that overlap must still wait for each other, which one alone cannot show.
+  int num_repeats() const { return item_.is_programmatic && !item_.is_out_of_place ? 4 : 1; }
+
+  Accuracy accuracy_of(bool is_separate) const {
+    const int repeats = num_repeats();
+    const rope_args_t &args = one_.args[0];
+    const std::vector<int64_t> tokens = samples_of(num_tokens(), kCheckedTokens);
+    const Heads q = read_heads(args.q, item_.q_heads, tokens), k = read_heads(args.k, item_.k_heads, tokens);
+    const Heads v = read_heads(args.v, item_.v_heads, tokens);
+    for (const Block &output : outputs_) memory_.poison(output.data, output.bytes);
+    synchronize(memory_.device());
+    for (int i = 0; i < repeats; ++i) is_separate ? call_separately(0, memory_.stream()) : call(0, memory_.stream());
+    synchronize(memory_.device());
+
+    Accuracy accuracy;
+    const rope_tensor_t &q_out = args.q_out.ndim != 0 ? args.q_out : args.q;
+    compare(q, read_heads(q_out, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_, &accuracy);
+    // Calls of their own find in k what those before them left there.
+    const int k_repeats = item_.has_k_out || is_separate ? repeats : 1;
+    if (item_.has_k_out) {
+      const rope_tensor_t &k_out = args.k_out.ndim != 0 ? args.k_out : args.k;
+      compare(k, read_heads(k_out, item_.k_heads, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
+    }
+    if (item_.cache != CacheLayout::kNone) {
+      const rope_cache_args_t &cache = *args.cache;
+      compare(k, read_cached(cache.k_cache, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
+      compare(v, read_cached(cache.v_cache, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
+    }
+    return accuracy;
+  }
 
   void fill_config() {
     config_.struct_size = sizeof config_;
@@ -160,6 +206,10 @@ class PreparedRope : public PreparedCase {
     config_.rotary_offset = item_.rotary_offset;
     config_.theta = item_.theta;
     config_.num_threads = memory_.device() == ROPE_DEVICE_CPU ? item_.num_threads : 0;
+    config_.norm = item_.norm;
+    config_.norm_order = item_.norm_order;
+    config_.norm_extent = item_.norm_extent;
+    config_.norm_eps = item_.norm != 0 ? kNormEps : 0;
     const int num_pairs = item_.rotary_dim / 2;
     for (int i = 0; i < num_pairs; ++i) inv_freq_.push_back(std::pow(item_.theta, -2.0 * i / item_.rotary_dim));
     pair_axis_.assign(static_cast<size_t>(num_pairs), 0);
@@ -235,15 +285,7 @@ class PreparedRope : public PreparedCase {
     num_rows_ = *std::max_element(positions_.begin(), positions_.end()) + 1;
     if (item_.measure == Measure::kResident) num_rows_ = kDecodePositions;
     if (item_.position_dtype != 0) {
-      const size_t bytes = positions_.size() * static_cast<size_t>(size_of(item_.position_dtype));
-      void *memory = memory_.allocate(bytes);
-      if (item_.position_dtype == ROPE_DTYPE_I64) {
-        memory_.upload(memory, positions_.data(), bytes);
-      } else {
-        const std::vector<int32_t> narrow(positions_.begin(), positions_.end());
-        memory_.upload(memory, narrow.data(), bytes);
-      }
-      position_tensor_ = tensor(memory, item_.position_dtype, {});
+      position_tensor_ = make_integers(positions_, item_.position_dtype);
       if (num_axes() > 1) position_tensor_.shape[position_tensor_.ndim++] = static_cast<int64_t>(num_axes());
       if (item_.layout != ROPE_LAYOUT_THD) position_tensor_.shape[position_tensor_.ndim++] = item_.batches;
       position_tensor_.shape[position_tensor_.ndim++] = item_.tokens;
@@ -255,6 +297,19 @@ class PreparedRope : public PreparedCase {
     }
   }
 
+  // Without a shape.
+  rope_tensor_t make_integers(const std::vector<int64_t> &values, rope_dtype_t dtype) {
+    const size_t bytes = values.size() * static_cast<size_t>(size_of(dtype));
+    void *memory = memory_.allocate(bytes);
+    if (dtype == ROPE_DTYPE_I64) {
+      memory_.upload(memory, values.data(), bytes);
+    } else {
+      const std::vector<int32_t> narrow(values.begin(), values.end());
+      memory_.upload(memory, narrow.data(), bytes);
+    }
+    return tensor(memory, dtype, {});
+  }
+
   // cos and sin side by side in one row, as serving engines keep them.
   void make_table() {
     if (item_.angles == Angles::kComputed) return;
@@ -263,8 +318,47 @@ class PreparedRope : public PreparedCase {
     void *memory = memory_.allocate(static_cast<size_t>(num_rows_ * width * size_of(dtype)));
     table_ = tensor(memory, dtype, {num_rows_, width});
     const rope_tensor_t cosine = narrowed(table_, 1, 0, width / 2), sine = narrowed(table_, 1, width / 2, width / 2);
-    require(rope_fill_tables(desc_.get(), &cosine, &sine, memory_.stream()));
+    require(rope_fill_tables(one_.desc.get(), &cosine, &sine, memory_.stream()));
     synchronize(memory_.device());
+  }
+
+  // Of magnitude 1: after many calls in place weights of others would leave nothing but the largest.
+  void make_weights() {
+    for (const bool is_k : {false, true}) {
+      std::vector<double> &weights = is_k ? k_weights_ : q_weights_;
+      for (int i = 0; i < item_.head_dim; ++i)
+        weights.push_back((scramble(static_cast<uint64_t>(2 * i + is_k)) & 1) != 0 ? 1 : -1);
+      void *memory = memory_.allocate(weights.size() * static_cast<size_t>(size_of(item_.weight_dtype)));
+      upload_weights(weights, memory);
+      (is_k ? norm_.k_weight : norm_.q_weight) = tensor(memory, item_.weight_dtype, {item_.head_dim});
+    }
+  }
+
+  void upload_weights(const std::vector<double> &weights, void *memory) {
+    if (item_.weight_dtype == ROPE_DTYPE_F32) {
+      const std::vector<float> words(weights.begin(), weights.end());
+      return memory_.upload(memory, words.data(), words.size() * sizeof(float));
+    }
+    const unsigned one = item_.weight_dtype == ROPE_DTYPE_BF16 ? 0x3f80 : 0x3c00;
+    std::vector<uint16_t> words;
+    for (const double weight : weights) words.push_back(static_cast<uint16_t>(one | (weight < 0 ? 0x8000u : 0u)));
+    memory_.upload(memory, words.data(), words.size() * sizeof(uint16_t));
+  }
+
+  // Pages in a random order of which every second is left out, or an entry of a page of its own for each token.
+  void make_slots() {
+    std::vector<int64_t> pages(static_cast<size_t>(item_.cache_pages));
+    std::iota(pages.begin(), pages.end(), 0);
+    for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[scramble(i) % i]);
+    for (int64_t token = 0; token < num_tokens(); ++token) {
+      const bool is_alone = item_.has_page_per_token;
+      const int64_t page = pages[static_cast<size_t>(is_alone ? token : token / kPageEntries)];
+      const int64_t entry = is_alone ? static_cast<int64_t>(scramble(static_cast<uint64_t>(token))) : token;
+      slots_.push_back(page * kPageEntries + entry % kPageEntries);
+    }
+    slot_tensor_ = make_integers(slots_, item_.slot_dtype);
+    if (item_.layout != ROPE_LAYOUT_THD) slot_tensor_.shape[slot_tensor_.ndim++] = item_.batches;
+    slot_tensor_.shape[slot_tensor_.ndim++] = item_.tokens;
   }
 
   // q, k or their outputs: heads of `pitch` channels, all compact.
@@ -288,20 +382,28 @@ class PreparedRope : public PreparedCase {
   rope_args_t make_args() {
     rope_args_t args = {};
     args.struct_size = sizeof args;
-    args.flags = item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+    args.flags = launch_flag();
+    if (item_.is_unrotated) args.flags |= ROPE_FLAG_UNROTATED;
+    if (item_.v_heads > 0) args.flags |= ROPE_FLAG_V_UNROTATED;
     if (item_.is_packed) {
       const rope_tensor_t qkv = make_tensor(item_.q_heads + 2 * item_.k_heads, item_.head_dim);
       args.q = narrowed(qkv, head_axis(), 0, item_.q_heads);
       args.k = narrowed(qkv, head_axis(), item_.q_heads, item_.k_heads);
+      if (item_.v_heads > 0) args.v = narrowed(qkv, head_axis(), item_.q_heads + item_.k_heads, item_.v_heads);
     } else {
-      args.q = make_tensor(item_.q_heads, item_.q_pitch);
+      if (item_.q_heads > 0) args.q = make_tensor(item_.q_heads, item_.q_pitch);
       if (item_.q_pitch != item_.head_dim) args.q = narrowed(args.q, args.q.ndim - 1, item_.q_from, item_.head_dim);
       if (item_.k_heads > 0) args.k = make_tensor(item_.k_heads, item_.head_dim);
+      if (item_.v_heads > 0) args.v = make_tensor(item_.v_heads, item_.head_dim);
     }
     if (item_.is_out_of_place) {
-      args.q_out = make_tensor(item_.q_heads, item_.head_dim);
-      if (item_.k_heads > 0) args.k_out = make_tensor(item_.k_heads, item_.head_dim);
+      args.q_out = make_output(item_.q_heads);
+      if (item_.k_heads > 0 && item_.has_k_out) args.k_out = make_output(item_.k_heads);
+    } else if (item_.cache != CacheLayout::kNone && item_.has_k_out) {
+      args.k_out = args.k;
     }
+    if (item_.norm != 0) args.norm = &norm_;
+    if (item_.cache != CacheLayout::kNone) args.cache = make_cache();
     args.positions = position_tensor_;
     args.cu_seqlens = sequence_tensor_;
     if (table_.ndim != 0) {
@@ -319,10 +421,96 @@ class PreparedRope : public PreparedCase {
     return args;
   }
 
-  static size_t bytes_of(const rope_tensor_t &compact) {
-    int64_t count = 1;
-    for (int axis = 0; axis < compact.ndim; ++axis) count *= compact.shape[axis];
-    return static_cast<size_t>(count * size_of(compact.dtype));
+  uint32_t launch_flag() const { return item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0; }
+
+  void keep_output(void *data, int64_t elements) {
+    const bool is_checked = one_.args.empty();
+    if (is_checked) outputs_.push_back({data, static_cast<size_t>(elements * size_of(item_.dtype))});
+  }
+
+  rope_tensor_t make_output(int64_t num_heads) {
+    const rope_tensor_t result = make_tensor(num_heads, item_.head_dim);
+    keep_output(result.data, num_tokens() * num_heads * item_.head_dim);
+    return result;
+  }
+
+  // [P, E, H, D] of rows of `pitch` channels.
+  rope_tensor_t make_pages(int64_t num_heads, int64_t pitch) {
+    const int64_t heads_of_page = kPageEntries * num_heads, elements = item_.cache_pages * heads_of_page * pitch;
+    void *memory = memory_.allocate(static_cast<size_t>(elements * size_of(item_.dtype)));
+    keep_output(memory, elements);
+    rope_tensor_t pages = tensor(memory, item_.dtype, {item_.cache_pages, kPageEntries, num_heads, item_.head_dim});
+    pages.flags = ROPE_TENSOR_STRIDED;
+    const bool is_nhd = item_.cache == CacheLayout::kNhd;
+    pages.stride[0] = heads_of_page * pitch;
+    pages.stride[1] = is_nhd ? num_heads * pitch : pitch;
+    pages.stride[2] = is_nhd ? pitch : kPageEntries * pitch;
+    pages.stride[3] = 1;
+    return pages;
+  }
+
+  const rope_cache_args_t *make_cache() {
+    rope_cache_args_t cache = {};
+    cache.struct_size = sizeof cache;
+    cache.slots = slot_tensor_;
+    if (item_.cache == CacheLayout::kPacked) {
+      cache.k_cache = cache.v_cache = make_pages(item_.k_heads, 2 * item_.head_dim);
+      cache.v_cache.data = static_cast<char *>(cache.v_cache.data) + item_.head_dim * size_of(item_.dtype);
+    } else {
+      cache.k_cache = make_pages(item_.k_heads, item_.head_dim);
+      cache.v_cache = make_pages(item_.v_heads, item_.head_dim);
+    }
+    caches_.push_back(cache);
+    return &caches_.back();
+  }
+
+  // The norm in place, the rotation in place, the cache: those that the case has, each in a call of its own.
+  void make_separate() {
+    rope_config_t config = config_;
+    if (item_.norm != 0) {
+      add_separate(config, [&](rope_args_t *part, const rope_args_t &all) {
+        part->flags |= ROPE_FLAG_UNROTATED;
+        part->q = all.q;
+        part->k = all.k;
+        part->norm = all.norm;
+      });
+    }
+    config = config_;
+    config.norm = 0;
+    config.norm_order = config.norm_extent = 0;
+    config.norm_eps = 0;
+    if (!item_.is_unrotated) {
+      add_separate(config, [&](rope_args_t *part, const rope_args_t &all) {
+        *part = all;
+        part->flags &= ~static_cast<uint32_t>(ROPE_FLAG_V_UNROTATED);
+        part->v = part->k_out = {};
+        part->norm = nullptr;
+        part->cache = nullptr;
+      });
+      if (item_.norm_order == ROPE_NORM_ORDER_AFTER && item_.norm != 0) std::swap(separate_[0], separate_[1]);
+    }
+    if (item_.cache != CacheLayout::kNone) {
+      add_separate(config, [&](rope_args_t *part, const rope_args_t &all) {
+        part->flags |= ROPE_FLAG_UNROTATED;
+        part->k = all.k;
+        part->v = all.v;
+        part->cache = all.cache;
+      });
+    }
+  }
+
+  template <typename Take>
+  void add_separate(const rope_config_t &config, const Take &take) {
+    Calls part;
+    part.desc = created(config);
+    for (const rope_args_t &all : one_.args) {
+      rope_args_t args = {};
+      args.struct_size = sizeof args;
+      args.flags = launch_flag();
+      take(&args, all);
+      part.args.push_back(args);
+    }
+    separate_.push_back(std::move(part));
   }
 
   // Where channel 0 of a head of a token lies, in elements from `data`.
@@ -347,12 +535,28 @@ class PreparedRope : public PreparedCase {
   }
 
   Heads read_heads(const rope_tensor_t &from, int64_t num_heads, const std::vector<int64_t> &tokens) const {
-    std::vector<int64_t> indices;
+    std::vector<int64_t> firsts;
     for (int64_t token : tokens) {
-      for (int64_t head = 0; head < num_heads; ++head) {
-        const int64_t first = place_of(from, token, head);
-        for (int64_t channel = 0; channel < item_.head_dim; ++channel) indices.push_back(first + channel);
-      }
+      for (int64_t head = 0; head < num_heads; ++head) firsts.push_back(place_of(from, token, head));
+    }
+    return read_rows(from, firsts);
+  }
+
+  Heads read_cached(const rope_tensor_t &pages, const std::vector<int64_t> &tokens) const {
+    std::vector<int64_t> firsts;
+    for (int64_t token : tokens) {
+      const int64_t slot = slots_[static_cast<size_t>(token)];
+      const int64_t place = slot / kPageEntries * pages.stride[0] + slot % kPageEntries * pages.stride[1];
+      for (int64_t head = 0; head < pages.shape[2]; ++head) firsts.push_back(place + head * pages.stride[2]);
+    }
+    return read_rows(pages, firsts);
+  }
+
+  // Heads by the places of their first channels.
+  Heads read_rows(const rope_tensor_t &from, const std::vector<int64_t> &firsts) const {
+    std::vector<int64_t> indices;
+    for (const int64_t first : firsts) {
+      for (int64_t channel = 0; channel < item_.head_dim; ++channel) indices.push_back(first + channel);
     }
     Heads heads;
     if (indices.empty()) return heads;
@@ -365,8 +569,9 @@ class PreparedRope : public PreparedCase {
   void angles_of(int64_t token, std::vector<double> *cosine, std::vector<double> *sine) const {
     const size_t num_pairs = inv_freq_.size();
     std::vector<int64_t> indices;
-    cosine->clear();
-    sine->clear();
+    cosine->assign(item_.is_unrotated ? num_pairs : 0, 1);
+    sine->assign(item_.is_unrotated ? num_pairs : 0, 0);
+    if (item_.is_unrotated) return;
     for (size_t i = 0; i < num_pairs; ++i) {
       const int64_t position = positions_[static_cast<size_t>(pair_axis_[i] * num_tokens() + token)];
       cosine->push_back(std::cos(static_cast<double>(position) * inv_freq_[i]));
@@ -385,9 +590,9 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  void compare(const Heads &before, const rope_tensor_t &out, int64_t num_heads, const std::vector<int64_t> &tokens,
-               int repeats, Accuracy *accuracy) const {
-    if (num_heads == 0) return;
+  // `repeats` 0: with what was read.
+  void compare(const Heads &before, const Heads &after, int64_t num_heads, const std::vector<int64_t> &tokens,
+               int repeats, const std::vector<double> &weights, Accuracy *accuracy) const {
     RopeWindow window = {};
     window.style = item_.style;
     window.out_style = item_.out_style != 0 ? item_.out_style : item_.style;
@@ -395,28 +600,41 @@ class PreparedRope : public PreparedCase {
     window.rotary_offset = item_.rotary_offset;
     window.pair_block = config_.pair_block != 0 ? config_.pair_block : item_.rotary_dim;
     window.is_backward = item_.is_backward;
-    const Heads after = read_heads(out, num_heads, tokens);
+    const NormForm form = {item_.norm, item_.norm_extent, kNormEps};
+    const bool is_normed_after = item_.norm_order == ROPE_NORM_ORDER_AFTER;
     std::vector<double> cosine, sine;
-    for (size_t i = 0; i < after.size(); ++i) {
-      if (i % static_cast<size_t>(num_heads) == 0)
-        angles_of(tokens[i / static_cast<size_t>(num_heads)], &cosine, &sine);
-      std::vector<double> exact = before[i];
-      for (int repeat = 0; repeat < repeats; ++repeat) exact = rotated(window, cosine, sine, exact);
-      for (size_t channel = 0; channel < exact.size(); ++channel) accuracy->add(after[i][channel], exact[channel]);
+    for (size_t first = 0; first < before.size(); first += static_cast<size_t>(num_heads)) {
+      angles_of(tokens[first / static_cast<size_t>(num_heads)], &cosine, &sine);
+      Heads exact(before.begin() + static_cast<std::ptrdiff_t>(first),
+                  before.begin() + static_cast<std::ptrdiff_t>(first) + num_heads);
+      for (int repeat = 0; repeat < repeats; ++repeat) {
+        if (item_.norm != 0 && !is_normed_after) norm(form, weights, &exact);
+        for (std::vector<double> &head : exact) head = rotated(window, cosine, sine, head);
+        if (item_.norm != 0 && is_normed_after) norm(form, weights, &exact);
+      }
+      for (size_t head = 0; head < exact.size(); ++head) {
+        for (size_t channel = 0; channel < exact[head].size(); ++channel)
+          accuracy->add(after[first + head][channel], exact[head][channel]);
+      }
     }
   }
 
   const Case &item_;
   Memory &memory_;
   rope_config_t config_ = {};
-  std::unique_ptr<rope_desc_t, void (*)(rope_desc_t *)> desc_{nullptr, rope_desc_destroy};
   std::vector<double> inv_freq_;
   std::vector<int32_t> pair_axis_;
   std::vector<int64_t> positions_;  // axis after axis
   std::vector<int32_t> sequences_;
+  std::vector<int64_t> slots_;
+  std::vector<double> q_weights_, k_weights_;
   int64_t num_rows_ = 0;
-  rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {};
-  std::vector<rope_args_t> args_;
+  rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {}, slot_tensor_ = {};
+  rope_norm_args_t norm_ = {};
+  std::deque<rope_cache_args_t> caches_;
+  std::vector<Block> outputs_;  // of set 0, beside what is in place
+  Calls one_;
+  std::vector<Calls> separate_;
 };
 
 // ---- SwiGLU ----

@@ -32,10 +32,12 @@ class PreparedCase {
   virtual void create_once() const = 0;
   // Buffers of set number `set`.
   virtual void call(int set, rope_stream_t stream) const = 0;
+  // The calls that the one replaces, for a case beside them.
+  virtual void call_separately(int /*set*/, rope_stream_t /*stream*/) const {}
   // What rope_explain says; "" for SwiGLU.
   virtual std::string explanation() const = 0;
-  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle. Throws where the
-  // results are further off than the type allows.
+  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle; so with the separate
+  // calls. Throws where the results are further off than the type allows.
   virtual Accuracy check() const = 0;
 
  protected:

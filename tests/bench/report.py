@@ -53,12 +53,32 @@ ROWS = [
     ("|the same without", "rope/*/decode-*/table-f32/in-place"),
     ("|decode of 1, 8, 64, 256 tokens, computed angles, programmatic launch", "rope/*/decode-*/computed/in-place/pdl"),
     ("|the same without", "rope/*/decode-*/computed/in-place"),
+    ("norm and rotation in place, computed angles", "step/norm-rope/*/computed/in-place"),
+    ("the same from an F32 table", "step/norm-rope/*/table-f32/in-place"),
+    ("rotation and cache, computed angles", "step/rope-cache/*/computed/in-place"),
+    ("the same from an F32 table", "step/rope-cache/*/table-f32/in-place"),
+    ("norm, rotation and cache, computed angles", "step/norm-rope-cache/*/computed/in-place"),
+    ("the same from an F32 table", "step/norm-rope-cache/*/table-f32/in-place"),
+    ("k and v to a cache alone", "step/cache-alone/*/bf16"),
+    ("|norm and rotation of 1, 8, 64, 256 tokens, programmatic launch", "step/norm-rope/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/norm-rope/decode-*/table-f32/*"),
+    ("|rotation and cache of 1, 8, 64, 256 tokens, programmatic launch", "step/rope-cache/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/rope-cache/decode-*/table-f32/*"),
+    ("|norm, rotation and cache of 1, 8, 64, 256 tokens, programmatic launch",
+     "step/norm-rope-cache/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/norm-rope-cache/decode-*/table-f32/*"),
+    ("|k and v of 1, 8, 64, 256 tokens to a cache alone, programmatic launch", "step/cache-alone/decode-*"),
+    ("decode: the rate of one call over that of separate ones", "step/beside/*/decode-*"),
+    ("prefill: the same", "step/beside/*"),
     ("SwiGLU, separate or packed", "swiglu/*/separate/*", "swiglu/*/packed/*", "swiglu/f32/f32"),
     ("SwiGLU, interleaved", "swiglu/*/interleaved/*"),
     ("SwiGLU, backward", "swiglu/*backward*"),
     ("|SwiGLU of 1, 8, 64, 256 rows of 14336, programmatic launch", "swiglu/*/decode-*/pdl"),
     ("host time of a call above an empty launch", "host/*/call*"),
     ("creating a descriptor, warm", "host/*/create"),
+    ("creating the first descriptor with a norm", "host/step/create-next"),
+    ("CPU, norm, rotation and cache, all cores, 64 MiB, of memcpy", "cpu/step/*/threads-all"),
+    ("CPU, the rate of one call over that of separate ones", "cpu/step/beside/*"),
     ("CPU, all cores, 64 MiB, of memcpy", "cpu/*/threads-all"),
     ("CPU, decode of one token", "cpu/*/decode-*"),
 ]
@@ -78,6 +98,11 @@ TIMES = [
     ("backward, SBHD: 2 x 4096 tokens, 32 + 32 heads, bf16", "rope/train/sbhd/backward/bf16/computed/in-place"),
     ("decode of 1 token, 64 + 8 heads, programmatic launch", "rope/llama3-70b/decode-1/bf16/computed/in-place/pdl"),
     ("decode of 64 tokens, programmatic launch", "rope/llama3-70b/decode-64/bf16/computed/in-place/pdl"),
+    ("norm and rotation: 16 384 tokens, 64 + 8 heads of 128, bf16", "step/norm-rope/64+8/half/bf16/computed/in-place"),
+    ("rotation and cache: 64 + 8 + 8 heads", "step/rope-cache/64+8+8/half/nhd-i64/bf16/computed/in-place"),
+    ("norm, rotation and cache: 64 + 8 + 8 heads",
+     "step/norm-rope-cache/64+8+8/half/nhd-i64/bf16/computed/in-place"),
+    ("k and v of 8 + 8 heads to a cache alone", "step/cache-alone/0+8+8/nhd-i64/bf16"),
     ("SwiGLU, 8192 x 14336, packed, bf16", "swiglu/llama3-8b/packed/bf16"),
     ("SwiGLU backward, 8192 x 14336, bf16", "swiglu/llama3-8b/backward-separate/bf16"),
 ]
@@ -92,7 +117,8 @@ SUMMARY = {
     "swiglu/llama3-8b/backward-separate/bf16",
 }
 
-UNITS = {"share": "", "scale-share": "", "us": " us", "us-above": " us"}
+UNITS = {"share": "", "scale-share": "", "separate-share": "", "us": " us", "us-above": " us", "us-scaled": " us"}
+SHARES = ("share", "scale-share", "separate-share")
 
 
 def read(paths):
@@ -116,7 +142,7 @@ def read(paths):
 
 
 def number(value, metric):
-    digits = 3 if metric in ("share", "scale-share") else 2 if value < 100 else 1
+    digits = 3 if metric in SHARES else 2 if value < 100 else 1
     return f"{value:.{digits}f}"
 
 
@@ -168,7 +194,7 @@ def reached_text(judged, one_by_one):
 
 def demand_text(judged, one_by_one):
     metric = judged[0]["demand"]["metric"]
-    sign = "≥ " if metric in ("share", "scale-share") else "≤ "
+    sign = "≥ " if metric in SHARES else "≤ "
     bounds = [row["demand"]["bound"] for row in judged]
     if one_by_one and len(set(bounds)) > 1:
         return sign + " / ".join(number(bound, metric) for bound in bounds) + UNITS[metric]

@@ -45,6 +45,10 @@ const char *metric_name(Metric metric) {
       return "us";
     case Metric::kMicrosecondsAbove:
       return "us-above";
+    case Metric::kMicrosecondsScaled:
+      return "us-scaled";
+    case Metric::kSeparateShare:
+      return "separate-share";
     case Metric::kNone:
       break;
   }
@@ -63,16 +67,20 @@ const char *outcome_name(Outcome outcome) {
   return "failed";
 }
 
-std::string demand_text(const Demand &demand) {
-  switch (demand.metric) {
+std::string demand_text(const Row &row) {
+  const double bound = row.bound();
+  switch (row.item->demand.metric) {
     case Metric::kShare:
-      return format(">= %.3f", demand.bound);
+      return format(">= %.3f", bound);
     case Metric::kScaleShare:
-      return format(">= %.3f of scale", demand.bound);
+      return format(">= %.3f of scale", bound);
+    case Metric::kSeparateShare:
+      return format(">= %.3f of separate calls", bound);
     case Metric::kMicroseconds:
-      return format("<= %.2f us", demand.bound);
+    case Metric::kMicrosecondsScaled:
+      return format("<= %.2f us", bound);
     case Metric::kMicrosecondsAbove:
-      return format("<= %.2f us above", demand.bound);
+      return format("<= %.2f us above", bound);
     case Metric::kNone:
       break;
   }
@@ -83,7 +91,9 @@ std::string demand_text(const Demand &demand) {
 std::string beside_text(const Row &row) {
   std::string text;
   if (row.scale.median_us > 0) text = format("%.3f of scale", row.scale.median_us / row.time.median_us);
-  if (row.load_store.median_us > 0) {
+  if (row.separate.median_us > 0) {
+    text = format("%.3f of separate", row.separate.median_us / row.time.median_us);
+  } else if (row.load_store.median_us > 0) {
     text = format("%.2fx empty, %.2fx ld+st", row.time.median_us / row.empty.median_us,
                   row.time.median_us / row.load_store.median_us);
   } else if (row.empty.median_us > 0) {
@@ -94,7 +104,7 @@ std::string beside_text(const Row &row) {
 
 std::string verdict_text(const Row &row) {
   if (!row.has_verdict()) return "";
-  return demand_text(row.item->demand) + (row.is_met() ? "  met" : "  MISSED");
+  return demand_text(row) + (row.is_met() ? "  met" : "  MISSED");
 }
 
 void print_row(const Row &row, int width) {
@@ -150,7 +160,8 @@ std::string row_json(const Row &row) {
   text += ", \"bytes\": " + number(row.bytes);
   if (row.outcome == Outcome::kMeasured) {
     text += spread_json("us", row.time) + spread_json("copy_us", row.copy) + spread_json("scale_us", row.scale) +
-            spread_json("empty_us", row.empty) + spread_json("load_store_us", row.load_store);
+            spread_json("empty_us", row.empty) + spread_json("load_store_us", row.load_store) +
+            spread_json("programmatic_copy_us", row.programmatic_copy) + spread_json("separate_us", row.separate);
     if (row.copy.median_us > 0) {
       text += ", \"gb_per_s\": " + number(row.bytes / row.time.median_us / 1e3) +
               ", \"share\": " + number(row.copy.median_us / row.time.median_us);
@@ -162,7 +173,7 @@ std::string row_json(const Row &row) {
   }
   if (item.demand.metric != Metric::kNone) {
     text += ", \"demand\": {\"metric\": " + quoted(metric_name(item.demand.metric)) +
-            ", \"bound\": " + number(item.demand.bound) + "}";
+            ", \"bound\": " + number(row.bound()) + "}";
   }
   if (row.has_verdict()) {
     text += ", \"reached\": " + number(row.reached()) + ", \"met\": " + (row.is_met() ? "true" : "false");
@@ -222,8 +233,7 @@ void print_table(const Setting &setting, const std::vector<Row> &rows) {
   std::printf("\n%zu cases, %zu not served, %zu failed", rows.size(), not_served, failed);
   std::printf("; %zu demands, %zu missed%s\n", judged, misses.size(), misses.empty() ? "" : ":");
   for (const Row *row : misses) {
-    std::printf("  %-*s %10.3f  %s\n", width, row->item->name.c_str(), row->reached(),
-                demand_text(row->item->demand).c_str());
+    std::printf("  %-*s %10.3f  %s\n", width, row->item->name.c_str(), row->reached(), demand_text(*row).c_str());
   }
   for (const Row &row : rows) {
     if (row.outcome == Outcome::kFailed) std::printf("failed: %s: %s\n", row.item->name.c_str(), row.message.c_str());

@@ -85,7 +85,13 @@ bool is_for(const Case &item, rope_device_t device, bool is_tiny) {
 }
 
 void list(const std::vector<Case> &cases, const std::vector<std::string> &globs) {
-  constexpr const char *kBounds[] = {"", "share >= ", "scale-share >= ", "us <= ", "us above empty <= "};
+  constexpr const char *kBounds[] = {"",
+                                     "share >= ",
+                                     "scale-share >= ",
+                                     "us <= ",
+                                     "us above empty <= ",
+                                     "us, scaled, <= ",
+                                     "share of separate calls >= "};
   for (const Case &item : cases) {
     if (!is_wanted(item, globs)) continue;
     std::printf("%-64s %9.1f MB  %s", item.name.c_str(), bench::bytes_moved(item) / 1e6,
