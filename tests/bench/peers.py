@@ -28,6 +28,7 @@ import datetime
 import fnmatch
 import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import math
@@ -81,50 +82,19 @@ def variants_of(workload, cases):
     return {name: case for name, case in cases.items() if name == workload or name.startswith(workload + "/")}
 
 
-# ---- librope through ctypes: the structs of rope.h ----
+# ---- librope through ctypes: the package's mirror of rope.h, which needs nothing else of it ----
+
+ABI_FILE = os.path.join(HERE, "..", "..", "bindings", "python", "librope", "_abi.py")
+abi_spec = importlib.util.spec_from_file_location("rope_abi", ABI_FILE)
+abi = importlib.util.module_from_spec(abi_spec)
+abi_spec.loader.exec_module(abi)
 
 DTYPES = {"f32": (1, torch.float32), "f16": (2, torch.float16), "bf16": (3, torch.bfloat16)}
 CODES = {torch_dtype: code for code, torch_dtype in DTYPES.values()}
-CODES[torch.int64] = 6
+CODES[torch.int32] = abi.ROPE_DTYPE_I32
+CODES[torch.int64] = abi.ROPE_DTYPE_I64
 LAYOUTS = {"bshd": 1, "sbhd": 2, "bhsd": 3, "thd": 4}
 STYLES = {"half": 1, "interleaved": 2}
-NOT_SUPPORTED = 2
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_uint16),
-                ("flags", ctypes.c_uint16), ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
-
-
-class Config(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("device", "device_index", "dtype", "layout", "style", "head_dim",
-                                                     "rotary_dim", "rotary_offset")]
-    _fields_ += [("theta", ctypes.c_double), ("attention_scale", ctypes.c_double), ("inv_freq", ctypes.c_void_p),
-                 ("pair_axis", ctypes.c_void_p)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("num_axes", "pair_block", "num_threads", "out_style")]
-
-
-class Args(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
-    _fields_ += [(name, Tensor) for name in ("q", "q_out", "k", "k_out", "v", "v_out", "positions", "start_positions",
-                                             "cu_seqlens", "cos", "sin", "angles", "fault")]
-    _fields_ += [("position_offset", ctypes.c_int64), ("table_rows", ctypes.c_int32), ("reserved0", ctypes.c_int32)]
-
-
-class GateConfig(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
-    _fields_ += [(name, ctypes.c_int32) for name in ("device", "device_index", "dtype", "num_threads")]
-    _fields_ += [(name, ctypes.c_double) for name in ("alpha", "limit", "up_offset", "out_scale")]
-
-
-class GateArgs(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
-    _fields_ += [(name, Tensor) for name in ("gate", "up", "out", "row_scale", "num_rows", "grad_out", "grad_gate",
-                                             "grad_up", "grad_row_scale")]
-
-
-assert [ctypes.sizeof(struct) for struct in (Tensor, Config, Args, GateConfig, GateArgs)] == [80, 88, 1064, 56, 728]
 
 
 class NotHere(Exception):
@@ -135,10 +105,7 @@ class Library:
 
     def __init__(self, path):
         self.functions = ctypes.CDLL(path)
-        self.functions.rope_last_error.restype = ctypes.c_char_p
-        self.functions.rope_build_info.restype = ctypes.c_char_p
-        for name in ("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward"):
-            getattr(self.functions, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        abi.bind(self.functions)
         self.kept = []  # descriptors point to nothing of ours, arguments are read in each call
 
     def build_info(self):
@@ -148,23 +115,22 @@ class Library:
         if status == 0:
             return
         text = self.functions.rope_last_error().decode()
-        raise NotHere(text) if status == NOT_SUPPORTED else RuntimeError(text)
+        raise NotHere(text) if status == abi.ROPE_STATUS_NOT_SUPPORTED else RuntimeError(text)
 
     def create(self, function, config):
         config.struct_size = ctypes.sizeof(config)
         descriptor = ctypes.c_void_p()
-        self.check(getattr(self.functions, function)(ctypes.byref(config), ctypes.byref(descriptor)))
+        self.check(getattr(self.functions, function)(config, descriptor))
         return descriptor
 
     def caller(self, function, descriptor, args_of_sets, on_gpu):
         """set -> None, with nothing left to do but the call."""
         call, check = getattr(self.functions, function), self.check
-        addresses = [ctypes.addressof(args) for args in args_of_sets]
         self.kept.append(args_of_sets)
 
         def run(i):
             stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
-            status = call(descriptor, addresses[i], stream)
+            status = call(descriptor, args_of_sets[i], stream)
             if status != 0:
                 check(status)
 
@@ -172,7 +138,7 @@ class Library:
 
 
 def view_of(tensor):
-    view = Tensor(data=tensor.data_ptr(), dtype=CODES[tensor.dtype], ndim=tensor.dim(), flags=1)
+    view = abi.rope_tensor_t(data=tensor.data_ptr(), dtype=CODES[tensor.dtype], ndim=tensor.dim(), flags=1)
     view.shape[:tensor.dim()] = tensor.shape
     view.stride[:tensor.dim()] = tensor.stride()
     return view
@@ -383,10 +349,10 @@ def librope(library, workload, case):
     is_out_of_place = case.get("place") == "out-of-place"
     given = workload.given_outputs() if is_out_of_place or "columns" in case else None
     if "columns" in case:
-        descriptor = library.create("swiglu_desc_create", GateConfig(**common))
+        descriptor = library.create("swiglu_desc_create", abi.swiglu_config_t(**common))
         args_of_sets = []
         for i in range(workload.sets):
-            args = GateArgs(struct_size=ctypes.sizeof(GateArgs), flags=flags)
+            args = abi.swiglu_args_t(struct_size=ctypes.sizeof(abi.swiglu_args_t), flags=flags)
             args.gate, args.up = view_of(workload.gate[i]), view_of(workload.up[i])
             if workload.is_backward:
                 args.grad_out = view_of(workload.grad_out[i])
@@ -396,13 +362,14 @@ def librope(library, workload, case):
             args_of_sets.append(args)
         function = "swiglu_backward" if workload.is_backward else "swiglu_forward"
     else:
-        config = Config(layout=LAYOUTS[workload.layout], style=STYLES[case.get("style", "half")],
-                        head_dim=workload.head_dim, rotary_dim=workload.rotary_dim, theta=workload.theta, **common)
+        config = abi.rope_config_t(layout=LAYOUTS[workload.layout], style=STYLES[case.get("style", "half")],
+                                   head_dim=workload.head_dim, rotary_dim=workload.rotary_dim, theta=workload.theta,
+                                   **common)
         descriptor = library.create("rope_desc_create", config)
         angles = case.get("angles", "computed")
         args_of_sets = []
         for i in range(workload.sets):
-            args = Args(struct_size=ctypes.sizeof(Args), flags=flags)
+            args = abi.rope_args_t(struct_size=ctypes.sizeof(abi.rope_args_t), flags=flags)
             args.q = view_of(workload.q[i])
             if workload.k[i] is not None:
                 args.k = view_of(workload.k[i])
