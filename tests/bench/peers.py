@@ -13,7 +13,8 @@ usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FI
 
 Compared are torch eager and torch.compile (default and max-autotune-no-cudagraphs) with formulas as in Hugging Face's
 models, Triton kernels as the tutorials write them, librope through ctypes, and flash-attn, Liger, vLLM, sglang,
-flashinfer and TransformerEngine where they are installed. What an implementation needs prepared (tables of cosines,
+flashinfer and TransformerEngine where they are installed; for norm, rotation and cache as few kernels of vLLM, sglang
+and flashinfer as they have, one behind the other. What an implementation needs prepared (tables of cosines,
 gathered rows of them, flat views) is prepared outside of the measurement.
 
 Method: each implementation is checked against a reference in double first, with memory poisoned by NaN where it
@@ -52,8 +53,12 @@ WORKLOADS = [
     "rope/train/bshd/backward/bf16", "rope/train/sbhd/backward/bf16", "swiglu/llama3-8b/separate/bf16",
     "swiglu/llama3-8b/packed/bf16", "swiglu/llama3-8b/decode-1/bf16", "swiglu/llama3-8b/decode-8/bf16",
     "swiglu/llama3-8b/decode-64/bf16", "swiglu/llama3-8b/decode-256/bf16", "swiglu/f32/f32",
-    "swiglu/llama3-8b/backward-separate/bf16"
-]
+    "swiglu/llama3-8b/backward-separate/bf16", "step/norm-rope/32+8/half/bf16", "step/norm-rope/64+8/half/bf16",
+    "step/rope-cache/32+8+8/half/nhd-i64/bf16", "step/rope-cache/64+8+8/half/nhd-i64/bf16",
+    "step/norm-rope-cache/32+8+8/half/nhd-i64/bf16", "step/norm-rope-cache/64+8+8/half/nhd-i64/bf16",
+    "step/cache-alone/0+8+8/nhd-i64/bf16"
+] + [f"step/{step}/decode-{tokens}/bf16" for step in ("norm-rope", "rope-cache", "norm-rope-cache", "cache-alone")
+     for tokens in (1, 8, 64, 256)]
 
 
 def read_cases():
@@ -70,7 +75,7 @@ def read_cases():
                 if case.get("measure", "stream") not in ("stream", "resident"):
                     continue
                 name = words[1].format(**case) + "/" + case.get("dtype", "bf16")
-                if "columns" not in case:
+                if "columns" not in case and case.get("rotated") != "no":
                     name += "/" + case.get("angles", "computed") + "/" + case.get("place", "in-place")
                 if case.get("launch") == "pdl":
                     name += "/pdl"
@@ -95,6 +100,8 @@ CODES[torch.int32] = abi.ROPE_DTYPE_I32
 CODES[torch.int64] = abi.ROPE_DTYPE_I64
 LAYOUTS = {"bshd": 1, "sbhd": 2, "bhsd": 3, "thd": 4}
 STYLES = {"half": 1, "interleaved": 2}
+PAGE_ENTRIES = 16
+NORM_EPS = 1e-6
 
 
 class NotHere(Exception):
@@ -165,6 +172,9 @@ class Workload:
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         return tensor.uniform_(-2, 2, generator=self.generator)
 
+    def poison(self):
+        """Writes NaN to the outputs of set 0 that every implementation is given."""
+
     def count_sets(self, footprint):
         if self.is_tiny:
             return 2
@@ -186,7 +196,7 @@ class RopeWorkload(Workload):
         self.batch, self.tokens = int(case.get("batch", 1)), int(case["tokens"])
         if self.is_tiny:
             self.batch, self.tokens = min(self.batch, 2), min(self.tokens, 19)
-        self.q_heads, self.k_heads = (int(heads) for heads in case["heads"].split("+"))
+        self.q_heads, self.k_heads, self.v_heads = (int(heads) for heads in (case["heads"] + "+0").split("+")[:3])
         self.head_dim = int(case["dim"])
         self.rotary_dim = int(case.get("rotary", self.head_dim))
         self.pairs = self.rotary_dim // 2
@@ -195,7 +205,7 @@ class RopeWorkload(Workload):
         exponents = torch.arange(self.pairs, dtype=torch.float64, device=self.device) * (-2.0 / self.rotary_dim)
         self.inv_freq = self.theta**exponents
         size = torch.empty(0, dtype=self.dtype).element_size()
-        rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads
+        rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads + self.v_heads
         self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
         self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
         # Positions of tokens b * S + s, and of rows as they lie in memory.
@@ -213,9 +223,12 @@ class RopeWorkload(Workload):
         self.cos, self.sin = self.cos32.to(self.dtype), self.sin32.to(self.dtype)
         del angles
         self.sets = self.count_sets(self.bytes_in_place / 2)
+        self.make_inputs()
+        self.outputs = None
+
+    def make_inputs(self):
         self.q = [self.random(*self.shape(self.q_heads)) for _ in range(self.sets)]
         self.k = [self.random(*self.shape(self.k_heads)) if self.k_heads else None for _ in range(self.sets)]
-        self.outputs = None
 
     def shape(self, heads):
         if self.layout == "thd":
@@ -242,10 +255,13 @@ class RopeWorkload(Workload):
         """[rows in memory, H, D]"""
         return tensor.view(-1, *tensor.shape[-2:])
 
+    def sampled_tokens(self):
+        count = self.batch * self.tokens
+        return torch.linspace(0, count - 1, min(count, 16), device=self.device, dtype=torch.float64).long()
+
     def sampled(self, tensor):
         """Sampled tokens in double: [n, H, D], and their positions."""
-        count = self.batch * self.tokens
-        tokens = torch.linspace(0, count - 1, min(count, 16), device=self.device, dtype=torch.float64).long()
+        tokens = self.sampled_tokens()
         rows = self.as_bshd(tensor)[tokens // self.tokens, tokens % self.tokens]
         return rows.double().clone(), self.positions[tokens]
 
@@ -272,6 +288,64 @@ class RopeWorkload(Workload):
 
     def got(self, outputs):
         return [self.sampled(tensor)[0] for tensor in (self.inputs(0) if outputs is None else outputs)]
+
+
+class StepWorkload(RopeWorkload):
+    """RMS norm, rotation and cache, those of them that the case has, of views of one packed tensor."""
+
+    def make_inputs(self):
+        self.has_norm, self.has_cache = "norm" in self.case, "cache" in self.case
+        self.is_turned = self.case.get("rotated") != "no"
+        heads = [self.q_heads, self.k_heads, self.v_heads]
+        self.packed = [self.random(self.tokens, sum(heads), self.head_dim) for _ in range(self.sets)]
+        parts = [packed.split(heads, 1) for packed in self.packed]
+        self.q, self.k, self.v = ([part[i] if heads[i] else None for part in parts] for i in range(3))
+        # Of magnitude 1: after many calls in place weights of others would leave nothing but the largest.
+        self.weights = [self.random(self.head_dim).sign() for _ in range(2)]
+        if self.has_cache:
+            self.make_caches()
+
+    def make_caches(self):
+        """Pages in a random order, twice as many as are written; decode: one for each token."""
+        self.num_pages = 2 * -(-self.tokens // PAGE_ENTRIES)
+        if self.is_resident:
+            self.num_pages = max(2 * self.tokens, 0 if self.is_tiny else 2048)
+        self.pages = torch.randperm(self.num_pages, device=self.device, generator=self.generator)
+        token = torch.arange(self.tokens, device=self.device)
+        if self.is_resident:
+            self.entries = torch.randint(0, PAGE_ENTRIES, (self.tokens,), device=self.device, generator=self.generator)
+            self.slots = self.pages[token] * PAGE_ENTRIES + self.entries
+        else:
+            self.entries = token % PAGE_ENTRIES
+            self.slots = self.pages[token // PAGE_ENTRIES] * PAGE_ENTRIES + self.entries
+        self.k_cache, self.v_cache = ([
+            torch.empty(self.num_pages, PAGE_ENTRIES, heads, self.head_dim, dtype=self.dtype, device=self.device)
+            for _ in range(self.sets)
+        ] for heads in (self.k_heads, self.v_heads))
+
+    def inputs(self, i):
+        return [tensors[i] for tensors in (self.q, self.k, self.v) if tensors[i] is not None]
+
+    def poison(self):
+        for cache in (self.k_cache[0], self.v_cache[0]) if self.has_cache else ():
+            cache.fill_(math.nan)
+
+    def exact(self, before):
+        unturned = before[-1:] if self.v_heads else []
+        turned = before[:len(before) - len(unturned)]
+        if self.has_norm:
+            turned = [(rows * (rows.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt() * weight, positions)
+                      for (rows, positions), weight in zip(turned, self.weights)]
+        results = super().exact(turned) if self.is_turned else [rows for rows, _ in turned]
+        return results + [rows for rows, _ in unturned]
+
+    def got(self, outputs):
+        given = self.inputs(0) if outputs is None else outputs
+        in_place = given[:(self.q[0] is not None) + (not self.has_cache)]
+        rows = [self.sampled(tensor)[0] for tensor in in_place]
+        slots = self.slots[self.sampled_tokens()] if self.has_cache else None
+        caches = (self.k_cache[0], self.v_cache[0]) if self.has_cache else ()
+        return rows + [cache.flatten(0, 1)[slots].double() for cache in caches]
 
 
 class SwigluWorkload(Workload):
@@ -327,7 +401,8 @@ class SwigluWorkload(Workload):
 
 
 def make_workload(name, case, options):
-    return (SwigluWorkload if "columns" in case else RopeWorkload)(name, case, options)
+    kind = SwigluWorkload if "columns" in case else StepWorkload if "norm" in case or "cache" in case else RopeWorkload
+    return kind(name, case, options)
 
 
 # ---- Implementations: workload -> run(set), which returns new outputs, or None where it works in place ----
@@ -339,6 +414,22 @@ class Implementation:
         self.run = run
         self.in_place = in_place
         self.poison = poison  # writes NaN to set 0's outputs, where they are given
+
+
+def take_step(args, workload, i):
+    """What the step adds to the arguments of a rotation."""
+    if not workload.is_turned:
+        args.flags |= abi.ROPE_FLAG_UNROTATED
+    if workload.has_norm:
+        q_weight, k_weight = (view_of(weight) for weight in workload.weights)
+        norm = abi.rope_norm_args_t(ctypes.sizeof(abi.rope_norm_args_t), q_weight=q_weight, k_weight=k_weight)
+        args.norm = ctypes.pointer(norm)
+    if workload.has_cache:
+        args.flags |= abi.ROPE_FLAG_V_UNROTATED
+        args.v = view_of(workload.v[i])
+        cache = abi.rope_cache_args_t(ctypes.sizeof(abi.rope_cache_args_t), slots=view_of(workload.slots))
+        cache.k_cache, cache.v_cache = view_of(workload.k_cache[i]), view_of(workload.v_cache[i])
+        args.cache = ctypes.pointer(cache)
 
 
 def librope(library, workload, case):
@@ -365,14 +456,20 @@ def librope(library, workload, case):
         config = abi.rope_config_t(layout=LAYOUTS[workload.layout], style=STYLES[case.get("style", "half")],
                                    head_dim=workload.head_dim, rotary_dim=workload.rotary_dim, theta=workload.theta,
                                    **common)
+        is_step = isinstance(workload, StepWorkload)
+        if is_step and workload.has_norm:
+            config.norm, config.norm_eps = abi.ROPE_NORM_RMS, NORM_EPS
         descriptor = library.create("rope_desc_create", config)
         angles = case.get("angles", "computed")
         args_of_sets = []
         for i in range(workload.sets):
             args = abi.rope_args_t(struct_size=ctypes.sizeof(abi.rope_args_t), flags=flags)
-            args.q = view_of(workload.q[i])
+            if workload.q[i] is not None:
+                args.q = view_of(workload.q[i])
             if workload.k[i] is not None:
                 args.k = view_of(workload.k[i])
+            if is_step:
+                take_step(args, workload, i)
             if is_out_of_place:
                 args.q_out = view_of(given[i][0])
                 if workload.k[i] is not None:
@@ -445,10 +542,38 @@ def formula(workload):
         window = x[..., :width]
         return torch.cat((window * cos + turned(window) * sin, x[..., width:]), -1)
 
+    if isinstance(workload, StepWorkload):
+        return step_formula(workload, rotated, cos, sin)
     if workload.k_heads:
         return (lambda q, k, cos, sin: (rotated(q, cos, sin), rotated(k, cos, sin))
                 ), lambda i: (workload.q[i], workload.k[i], cos, sin)
     return (lambda q, cos, sin: (rotated(q, cos, sin),)), lambda i: (workload.q[i], cos, sin)
+
+
+def step_formula(workload, rotated, cos, sin):
+    has_norm, is_turned, has_cache = workload.has_norm, workload.is_turned, workload.has_cache
+
+    def normed(x, weight):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)).to(x.dtype) * weight
+
+    def step(q, k, v, q_weight, k_weight, cos, sin, k_rows, v_rows, slots):
+        if has_norm:
+            q, k = normed(q, q_weight), normed(k, k_weight)
+        if is_turned:
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        if not has_cache:
+            return q, k
+        k_rows.index_copy_(0, slots, k)
+        v_rows.index_copy_(0, slots, v)
+        return () if q is None else (q,)
+
+    def inputs(i):
+        cache = (workload.k_cache[i].flatten(0, 1), workload.v_cache[i].flatten(0, 1), workload.slots
+                 ) if has_cache else (None, None, None)
+        return workload.q[i], workload.k[i], workload.v[i], *workload.weights, cos, sin, *cache
+
+    return step, inputs
 
 
 def torch_eager(workload):
@@ -544,7 +669,7 @@ def require_triton(workload):
 def triton_rope(in_place, heads_of_program):
 
     def make(workload):
-        if isinstance(workload, SwigluWorkload):
+        if isinstance(workload, (SwigluWorkload, StepWorkload)):
             raise NotHere("not of this case")
         require_triton(workload)
         if not in_place and workload.rotary_dim < workload.head_dim:
@@ -597,7 +722,7 @@ def imported(name, attribute):
 
 
 def rope_only(workload, backward=False, interleaved=True, partial=True, needs_k=False):
-    if isinstance(workload, SwigluWorkload):
+    if isinstance(workload, (SwigluWorkload, StepWorkload)):
         raise NotHere("not of this case")
     if workload.device != "cuda":
         raise NotHere("no GPU")
@@ -753,6 +878,99 @@ def flashinfer_swiglu():
     return lambda out, packed: function(packed, out)
 
 
+def step_of(find_parts):
+    """A library's own kernels for the step, as few of them as it has, one behind the other."""
+
+    def make(workload):
+        if not isinstance(workload, StepWorkload):
+            raise NotHere("not of this case")
+        if workload.device != "cuda":
+            raise NotHere("no GPU")
+        parts = find_parts(workload)
+
+        def run(i):
+            for part in parts:
+                part(i)
+
+        return Implementation(run, in_place=True)
+
+    return make
+
+
+def vllm_step(workload):
+    parts = []
+    table, positions = torch.cat((workload.cos, workload.sin), -1), workload.positions
+    size, is_neox = workload.head_dim, not workload.is_interleaved
+    if workload.has_norm:
+        norm_rope = imported("vllm._custom_ops", "fused_qk_norm_rope")
+        heads = workload.q_heads, workload.k_heads, workload.v_heads
+        parts.append(lambda i: norm_rope(workload.packed[i].flatten(1), *heads, size, NORM_EPS, *workload.weights, table,
+                                         is_neox, positions))
+    elif workload.is_turned:
+        rope = vllm_rope()
+        parts.append(lambda i: rope(positions, workload.q[i].flatten(1), workload.k[i].flatten(1), size, table,
+                                    is_neox))
+    if workload.has_cache:
+        store = imported("vllm._custom_ops", "reshape_and_cache_flash")
+        one = torch.ones(1, device="cuda")
+        parts.append(lambda i: store(workload.k[i], workload.v[i], workload.k_cache[i], workload.v_cache[i],
+                                     workload.slots, "auto", one, one))
+    return parts
+
+
+def sglang_step(workload):
+    parts = []
+    if workload.has_norm:
+        norm = imported("sglang.jit_kernel.norm", "fused_inplace_qknorm")
+        parts.append(lambda i: norm(workload.q[i], workload.k[i], *workload.weights, NORM_EPS))
+    # The pool has a row for each token.
+    rows = [[cache.flatten(0, 1).flatten(1) for cache in caches]
+            for caches in ((workload.k_cache, workload.v_cache) if workload.has_cache else ())]
+    if workload.is_turned:
+        rope, options = sglang_rope(), [{} for _ in range(workload.sets)]
+        if workload.has_cache:
+            argument = imported("sgl_kernel", "FusedSetKVBufferArg")
+            options = [{"fused_set_kv_buffer_arg": argument(
+                value=workload.v[i].flatten(1), k_buffer=rows[0][i], v_buffer=rows[1][i], k_scale=None, v_scale=None,
+                cache_loc=workload.slots)} for i in range(workload.sets)]
+        table = torch.cat((workload.cos32, workload.sin32), -1)
+        parts.append(lambda i: rope(workload.positions, workload.q[i].flatten(1), workload.k[i].flatten(1),
+                                    workload.head_dim, table, not workload.is_interleaved, **options[i]))
+    elif workload.has_cache:
+        store = imported("sglang.jit_kernel.kvcache", "store_cache")
+        parts.append(lambda i: store(workload.k[i].flatten(1), workload.v[i].flatten(1), rows[0][i], rows[1][i],
+                                     workload.slots))
+    return parts
+
+
+def flashinfer_step(workload):
+    parts = []
+    if workload.has_norm:
+        norm = imported("flashinfer.norm", "rmsnorm")
+        for tensors, weight in zip((workload.q, workload.k), workload.weights):
+            parts.append(lambda i, x=tensors, weight=weight: norm(x[i], weight, NORM_EPS, out=x[i]))
+    if workload.is_turned:
+        rope, table = flashinfer_rope(), torch.cat((workload.cos32, workload.sin32), -1)
+        parts.append(lambda i: rope(workload.positions, workload.q[i].flatten(1), workload.k[i].flatten(1),
+                                    workload.head_dim, table, not workload.is_interleaved))
+    if workload.has_cache:
+        store = imported("flashinfer.page", "append_paged_kv_cache")
+        token = torch.arange(workload.tokens, dtype=torch.int32, device="cuda")
+        entries, pages = workload.entries.to(torch.int32), workload.pages.to(torch.int32)
+        if workload.is_resident:  # a sequence of one page for each token
+            bounds = torch.arange(workload.tokens + 1, dtype=torch.int32, device="cuda")
+            place = token, entries
+            table = pages[:workload.tokens].contiguous(), bounds, entries + 1
+        else:
+            count = -(-workload.tokens // PAGE_ENTRIES)
+            place = torch.zeros_like(token), token
+            table = pages[:count].contiguous(), torch.tensor([0, count], dtype=torch.int32, device="cuda"), (
+                entries[-1:] + 1)
+        parts.append(lambda i: store(workload.k[i], workload.v[i], *place, (workload.k_cache[i], workload.v_cache[i]),
+                                     *table, "NHD"))
+    return parts
+
+
 def transformer_engine_rope(workload):
     rope_only(workload)
     if workload.is_resident:
@@ -800,6 +1018,9 @@ PEERS = [
     ("flashinfer", "flashinfer-python", cached_rope(flashinfer_rope, True)),
     ("flashinfer, computed angles", "flashinfer-python", flashinfer_computed),
     ("flashinfer", "flashinfer-python", packed_swiglu(flashinfer_swiglu)),
+    ("vLLM", "vllm", step_of(vllm_step)),
+    ("sglang", "sgl-kernel", step_of(sglang_step)),
+    ("flashinfer", "flashinfer-python", step_of(flashinfer_step)),
     ("TransformerEngine", "transformer-engine", transformer_engine_rope),
     ("TransformerEngine", "transformer-engine", transformer_engine_swiglu),
 ]
@@ -817,6 +1038,7 @@ def version_of(package):
 
 def relative_error(workload, implementation):
     before = workload.before()
+    workload.poison()
     if implementation.poison is not None:
         implementation.poison()
     elif not implementation.in_place:
