@@ -119,6 +119,7 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(!has_cache || (item->k_heads > 0 && item->v_heads > 0), "a cache takes k and v");
   require(has_cache || item->v_heads == 0, "v without a cache");
   require(has_cache || value_of(words, "k-out").empty(), "k-out= without a cache");
+  require(item->measure != Measure::kCreateNext || item->norm != 0, "create-next without a norm");
   require(item->cache != CacheLayout::kPacked || item->k_heads == item->v_heads, "packed: k and v have as many heads");
 
   item->is_unrotated = choice_of(words, "rotated", {"yes", "no"}) == 1;

@@ -904,8 +904,8 @@ def vllm_step(workload):
     if workload.has_norm:
         norm_rope = imported("vllm._custom_ops", "fused_qk_norm_rope")
         heads = workload.q_heads, workload.k_heads, workload.v_heads
-        parts.append(lambda i: norm_rope(workload.packed[i].flatten(1), *heads, size, NORM_EPS, *workload.weights, table,
-                                         is_neox, positions))
+        parts.append(lambda i: norm_rope(workload.packed[i].flatten(1), *heads, size, NORM_EPS, *workload.weights,
+                                         table, is_neox, positions))
     elif workload.is_turned:
         rope = vllm_rope()
         parts.append(lambda i: rope(positions, workload.q[i].flatten(1), workload.k[i].flatten(1), size, table,
