@@ -345,7 +345,7 @@ class PreparedRope : public PreparedCase {
     memory_.upload(memory, words.data(), words.size() * sizeof(uint16_t));
   }
 
-  // Pages in a random order of which every second is left out, or an entry of a page of its own for each token.
+  // Pages in a random order, of which half are left out, or for each token an entry of a page of its own.
   void make_slots() {
     std::vector<int64_t> pages(static_cast<size_t>(item_.cache_pages));
     std::iota(pages.begin(), pages.end(), 0);
@@ -475,7 +475,6 @@ class PreparedRope : public PreparedCase {
         part->norm = all.norm;
       });
     }
-    config = config_;
     config.norm = 0;
     config.norm_order = config.norm_extent = 0;
     config.norm_eps = 0;
