@@ -116,7 +116,9 @@ TEST_CASE("a norm of any of q, k and v, in any layout", "[rope][step][norm]") {
         step.check();
         step.v.out = StepOut::Same;
         step.q.out = step.k.out = StepOut::Own;
-        step.q.out_placement.order({1, 0, 2, 3}).gap(2, 3);
+        step.q.out_placement.order(layout == ROPE_LAYOUT_THD ? std::vector<int>{1, 0, 2}
+                                                             : std::vector<int>{1, 0, 2, 3});
+        step.q.out_placement.gap(2, 3);
         step.k.in_placement.reversed(1).gap(layout == ROPE_LAYOUT_THD ? 2 : 3, 1);
         step.check();
       }
