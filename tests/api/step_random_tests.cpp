@@ -187,7 +187,7 @@ class Draw {
     }
   }
 
-  // The same value for the same token, whoever asks.
+  // The same value for the same token each time.
   auto values(int64_t low, int64_t high) {
     const uint64_t seed = random_.bits();
     return [=](int64_t axis, int64_t batch, int64_t token) {
