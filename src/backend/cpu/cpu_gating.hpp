@@ -105,18 +105,9 @@ ROPE_VECTOR __m512i line_of<Float16>(const Vector<16> *vectors) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(first), reinterpret_cast<__m256i>(to_float16(vectors[1])), 1);
 }
 
-// The bits of write_interleaved with 5 instructions instead of 8: the halves of words change places first, and what is
-// rounded are 32 elements at once, up where their lower halves are above 0x8000, or equal to it and the result odd.
 template <>
 ROPE_VECTOR __m512i line_of<BFloat16>(const Vector<16> *vectors) {
-  const __m512i swap_halves = _mm512_set4_epi32(0x0d0c0f0e, 0x09080b0a, 0x05040706, 0x01000302);
-  const __m512i first = _mm512_castps_si512(vectors[0].values), second = _mm512_castps_si512(vectors[1].values);
-  const __m512i upper = _mm512_mask_shuffle_epi8(second, 0x3333333333333333u, first, swap_halves);
-  const __m512i lower = _mm512_mask_shuffle_epi8(first, 0xccccccccccccccccu, second, swap_halves);
-  // 0x8000 | (~upper & 1)
-  const __m512i bound = _mm512_ternarylogic_epi32(upper, _mm512_set1_epi16(1), _mm512_set1_epi16(-0x8000), 0xae);
-  const __mmask32 is_up = _mm512_cmpge_epu16_mask(lower, bound);
-  return _mm512_mask_sub_epi16(upper, is_up, upper, _mm512_set1_epi16(-1));
+  return reinterpret_cast<__m512i>(words_of(vectors[0], vectors[1]));
 }
 
 // Streamed, whole lines of the caches go past these, and are not read before they are written.

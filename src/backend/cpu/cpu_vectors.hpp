@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include <type_traits>
+
 #include "core/math/float16.hpp"
 
 #if defined(__AVX2__) && defined(__F16C__)
@@ -135,21 +137,22 @@ ROPE_VECTOR void read_vector(const Float16 *from, Vector<kLanes> *vector) {
   *vector = from_float16(load_lanes<Halves<kLanes>>(from));
 }
 
-template <int kLanes>
-ROPE_VECTOR void write_vector(Vector<kLanes> vector, float *to) {
-  vector.store(to);
+// The bits of elements of a type.
+template <typename T, int kLanes>
+ROPE_VECTOR auto elements_of(Vector<kLanes> vector) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return narrow(to_upper_halves(vector) >> 16);
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    return to_float16(vector);
+  } else {
+    return vector.values;
+  }
 }
 
-template <int kLanes>
-ROPE_VECTOR void write_vector(Vector<kLanes> vector, BFloat16 *to) {
-  const Halves<kLanes> halves = narrow(to_upper_halves(vector) >> 16);
-  memcpy(to, &halves, sizeof halves);
-}
-
-template <int kLanes>
-ROPE_VECTOR void write_vector(Vector<kLanes> vector, Float16 *to) {
-  const Halves<kLanes> halves = to_float16(vector);
-  memcpy(to, &halves, sizeof halves);
+template <typename T, int kLanes>
+ROPE_VECTOR void write_vector(Vector<kLanes> vector, T *to) {
+  const auto elements = elements_of<T>(vector);
+  memcpy(to, &elements, sizeof elements);
 }
 
 // ---- Interleaved elements: the lower and the upper halves of words ----
@@ -170,8 +173,29 @@ ROPE_VECTOR void read_interleaved(const Float16 *from, Vector<kLanes> *first, Ve
 
 // Of NaNs as round_to_upper_half has them.
 template <int kLanes>
+ROPE_VECTOR Words<kLanes> words_of(Vector<kLanes> first, Vector<kLanes> second) {
+  return round_to_upper_halves(first) >> 16 | (round_to_upper_halves(second) & 0xffff0000u);
+}
+
+#if defined(__AVX512BW__)
+// With 5 instructions instead of 8: the halves of words change places first, and what is rounded are 32 elements at once,
+// up where their lower halves are above 0x8000, or equal to it and the result odd.
+template <>
+ROPE_VECTOR Words<16> words_of(Vector<16> first, Vector<16> second) {
+  const __m512i swap_halves = _mm512_set4_epi32(0x0d0c0f0e, 0x09080b0a, 0x05040706, 0x01000302);
+  const __m512i low = _mm512_castps_si512(first.values), high = _mm512_castps_si512(second.values);
+  const __m512i upper = _mm512_mask_shuffle_epi8(high, 0x3333333333333333u, low, swap_halves);
+  const __m512i lower = _mm512_mask_shuffle_epi8(low, 0xccccccccccccccccu, high, swap_halves);
+  // 0x8000 | (~upper & 1)
+  const __m512i bound = _mm512_ternarylogic_epi32(upper, _mm512_set1_epi16(1), _mm512_set1_epi16(-0x8000), 0xae);
+  const __mmask32 is_up = _mm512_cmpge_epu16_mask(lower, bound);
+  return reinterpret_cast<Words<16>>(_mm512_mask_sub_epi16(upper, is_up, upper, _mm512_set1_epi16(-1)));
+}
+#endif
+
+template <int kLanes>
 ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, BFloat16 *to) {
-  const Words<kLanes> words = round_to_upper_halves(first) >> 16 | (round_to_upper_halves(second) & 0xffff0000u);
+  const Words<kLanes> words = words_of(first, second);
   memcpy(to, &words, sizeof words);
 }
 
