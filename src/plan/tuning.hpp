@@ -156,4 +156,7 @@ constexpr int64_t kBytesPerCpuTask = int64_t{1} << 20;
 // Of a SwiGLU output that AVX-512 writes past the caches, where it would not stay in them.
 constexpr int64_t kMinStreamedCpuBytes = int64_t{32} << 20;
 
+// Read and written by a step whose destinations vectors write past the caches.
+constexpr int64_t kMinStreamedStepBytes = int64_t{64} << 20;
+
 }  // namespace rope

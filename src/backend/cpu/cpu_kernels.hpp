@@ -46,6 +46,7 @@ struct StepTarget {
   int64_t head_stride;
   int64_t channel_stride;
   bool is_window_alone;  // other channels are not written
+  bool is_streamed;      // it may go past the caches, and not be seen by others until a store fence
 };
 
 // Heads of one token and tensor on their way through the step.
@@ -67,7 +68,7 @@ struct StepRun {
   bool is_norm_of_token;       // over all heads of the run
   ChannelNumbers weight;       // of the first head on
   ChannelNumbers bias;
-  StepTarget targets[2];  // at most one of them is the input
+  StepTarget targets[2];  // the first may be the input
   int num_targets;
 };
 

@@ -1,6 +1,6 @@
 // cpu_kernels_x86_v3.cpp - the inner loops for x86-64-v3: AVX2 and what came with it
 #define ROPE_INSTRUCTION_SET "x86_v3"
-#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_kernel_table.hpp"
 
 namespace rope {
 

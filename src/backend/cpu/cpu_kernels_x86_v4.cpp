@@ -1,6 +1,6 @@
 // cpu_kernels_x86_v4.cpp - the inner loops for x86-64-v4: AVX-512 and what came with it
 #define ROPE_INSTRUCTION_SET "x86_v4"
-#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_kernel_table.hpp"
 
 namespace rope {
 

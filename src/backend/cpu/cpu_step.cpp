@@ -6,6 +6,12 @@
 #include "backend/cpu/cpu_tokens.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/problem/view.hpp"
+#include "plan/rope_plan.hpp"
+#include "plan/tuning.hpp"
+
+#if defined(ROPE_X86_KERNELS)
+#include <xmmintrin.h>
+#endif
 
 namespace rope {
 
@@ -22,6 +28,7 @@ CpuKernels::Step<double> *step_of(const CpuKernels &kernels, rope_dtype_t, doubl
 struct StepJob {
   const RopeProblem *problem;
   int num_tasks;
+  bool is_streamed;  // destinations other than the input go past the caches
 };
 
 CachePlace find_cache_place(const RopeProblem &problem, int64_t batch, int64_t token, const TokenPlace &place) {
@@ -63,7 +70,8 @@ ChannelNumbers numbers_from(const ChannelNumbers &given, int64_t head, rope_dtyp
 }
 
 template <typename Real>
-StepRun<Real> describe_run(const RopeProblem &problem, const HeadRun &heads, const StepToken<Real> &token) {
+StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepToken<Real> &token) {
+  const RopeProblem &problem = *job.problem;
   const RopeGeometry &geometry = *problem.geometry;
   const RotatedTensor &rotated = problem.tensor[heads.tensor];
   const StepTensor &tensor = problem.step->tensor[heads.tensor];
@@ -89,15 +97,22 @@ StepRun<Real> describe_run(const RopeProblem &problem, const HeadRun &heads, con
   const bool changes = tensor.is_normed || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {
     run.targets[run.num_targets++] = {rotated.out + offset(rotated.out_stride) * dtype_size(tensor.out_dtype),
-                                      cpu_type(tensor.out_dtype), rotated.out_stride[kHead],
-                                      rotated.out_stride[kChannel], !tensor.is_whole};
+                                      cpu_type(tensor.out_dtype),
+                                      rotated.out_stride[kHead],
+                                      rotated.out_stride[kChannel],
+                                      !tensor.is_whole,
+                                      job.is_streamed && !rotated.is_in_place};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
     const CacheView &cache = tensor.cache;
     const int64_t first =
         token.cache.page * cache.page_stride + token.cache.entry * cache.entry_stride + heads.head * cache.head_stride;
-    run.targets[run.num_targets++] = {cache.data + first * dtype_size(cache.dtype), cpu_type(cache.dtype),
-                                      cache.head_stride, cache.channel_stride, false};
+    run.targets[run.num_targets++] = {cache.data + first * dtype_size(cache.dtype),
+                                      cpu_type(cache.dtype),
+                                      cache.head_stride,
+                                      cache.channel_stride,
+                                      false,
+                                      job.is_streamed};
   } else if (run.num_targets > 0 && !tensor.is_whole) {
     // Other channels are not even read: they may be those of another tensor.
     StepTarget &out = run.targets[0];
@@ -132,16 +147,20 @@ void process_rows(void *context, int index) {
     return token.find(problem, batch, number, is_first);
   };
   walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
-    StepRun<Real> run = describe_run(problem, heads_of_tensor, token);
+    StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
     if (run.num_targets > 0) run_step(run);
   });
+#if defined(ROPE_X86_KERNELS)
+  // Without it a reader that is told that the call is done might read what was there before.
+  if (job.is_streamed) _mm_sfence();
+#endif
 }
 
 }  // namespace
 
 void run_cpu_step(const RopeProblem &problem, int num_tasks) {
-  StepJob job = {&problem, num_tasks};
+  StepJob job = {&problem, num_tasks, moved_bytes(problem) >= kMinStreamedStepBytes};
   run_tasks(num_tasks, problem.geometry->dtype == ROPE_DTYPE_F64 ? process_rows<double> : process_rows<float>, &job);
 }
 

@@ -1,0 +1,27 @@
+// cpu_kernel_table.hpp - the table of the inner loops of one instruction set
+#pragma once
+
+#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_step_loops.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr CpuKernels kernels_of_these_loops(const char *name) {
+  return {
+      name,
+      fill_angles<float>,
+      fill_angles<double>,
+      {rotate_run<float, float>, rotate_run<Float16, float>, rotate_run<BFloat16, float>},
+      rotate_run<double, double>,
+      {run_step<float>, run_step<Float16>, run_step<BFloat16>},
+      run_step<double>,
+      {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>, swiglu_forward<double>},
+      {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>, swiglu_backward<double>},
+  };
+}
+
+}  // namespace
+
+}  // namespace rope

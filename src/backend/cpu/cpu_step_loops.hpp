@@ -1,0 +1,294 @@
+// cpu_step_loops.hpp - the inner loops of the step: heads go from their input through a buffer of numbers to all their
+// destinations, or straight there where cpu_step_vectors.hpp can
+//
+// In an unnamed namespace, as cpu_loops.hpp says.
+#pragma once
+
+#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_norm.hpp"
+#include "backend/cpu/cpu_step_vectors.hpp"
+#include "backend/cpu/cpu_windows.hpp"
+#include "core/math/norm.hpp"
+
+namespace rope {
+
+namespace {
+
+// Heads go through each loop together, as many as fit, so that the latency of one's sum is hidden behind the others'.
+constexpr int kStepValues = kMaxHeadDim;
+constexpr int kMaxStepHeads = kStepValues / kSumRun;
+
+template <typename Real>
+struct StepHeads {
+  Real values[kStepValues];
+  Real before[kStepValues];  // the rotation, where pairs move
+  Real weight[kMaxHeadDim];  // plus the offset
+  Real bias[kMaxHeadDim];
+  Real mean[kMaxStepHeads];
+  Real inverse[kMaxStepHeads];
+  int64_t first;  // of the run
+  int count;
+  int stride;  // of `values`
+
+  ROPE_LOOP Real *head(int number) { return values + number * stride; }
+};
+
+// To the data's type and back.
+template <typename T, typename Real>
+void round_values(Real *values, int count) {
+  if constexpr (sizeof(T) == sizeof(Real)) return;
+  int i = 0;
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (sizeof(T) == 2) {
+    T rounded[8];
+    for (Vector<8> vector; i + 8 <= count; i += 8) {
+      write_vector(Vector<8>::load(values + i), rounded);
+      read_vector(rounded, &vector);
+      vector.store(values + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) values[i] = to_real<Real>(round_to<T>(values[i]));
+}
+
+template <typename T, typename Real>
+ROPE_LOOP void weigh_values(const NormForm<Real> &form, const Real inverse, const Real *weight, const Real *bias,
+                            Real *values, const int count) {
+  if (weight != nullptr && !form.rounds_before_weight) {
+    for (int i = 0; i < count; ++i) {
+      values[i] = multiply_rounded(multiply_rounded(values[i], inverse), weight[i]);
+    }
+  } else {
+    for (int i = 0; i < count; ++i) values[i] = multiply_rounded(values[i], inverse);
+    if (form.rounds_before_weight) round_values<T>(values, count);
+    if (weight != nullptr) {
+      for (int i = 0; i < count; ++i) values[i] = multiply_rounded(values[i], weight[i]);
+    }
+  }
+  if (form.rounds_after_weight) round_values<T>(values, count);
+  if (bias == nullptr) return;
+  for (int i = 0; i < count; ++i) values[i] = add_rounded(values[i], bias[i]);
+  if (form.rounds_after_weight) round_values<T>(values, count);
+}
+
+// Turns the windows, or moves their pairs alone.
+template <typename Real>
+void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
+  constexpr int64_t kSize = sizeof(Real);
+  const bool moves = run.in_distance != run.out_distance;
+  if (!run.is_turned && !moves) return;
+  Real *source = heads->values;
+  if (moves) {
+    source = heads->before;
+    memcpy(source, heads->values, static_cast<size_t>(heads->count * heads->stride * kSize));
+  }
+  const Window in = {reinterpret_cast<char *>(source + run.window_begin), 1, run.in_distance};
+  const Window out = {reinterpret_cast<char *>(heads->values + run.window_begin), 1, run.out_distance};
+  if (run.is_turned) {
+    const int length = pairs_of_run(in, out, run.pairs);
+    for (int pair = 0; pair < run.pairs; pair += length) {
+      rotate_run<Real, Real>(in.run_from(pair, kSize, heads->stride), out.run_from(pair, kSize, heads->stride), length,
+                             heads->count, run.angles.from(pair));
+    }
+    return;
+  }
+  for (int64_t i = 0; i < heads->count; ++i) {
+    const int64_t offset = i * heads->stride * kSize;
+    move_pairs({in.data + offset, 1, in.distance}, {out.data + offset, 1, out.distance}, kSize, run.pairs);
+  }
+}
+
+template <typename T, typename Real>
+ROPE_LOOP const T *head_of_run(const StepRun<Real> &run, int64_t head) {
+  return reinterpret_cast<const T *>(run.in) + head * run.head_stride;
+}
+
+// Reads heads from `first` on, as what a norm is over, or as what is before the rotation.
+template <typename T, typename Real>
+void read_heads(const StepRun<Real> &run, int64_t first, StepHeads<Real> *heads) {
+  const int max = kStepValues / heads->stride;
+  heads->first = first;
+  heads->count = run.heads - first < max ? static_cast<int>(run.heads - first) : max;
+  const bool is_contiguous =
+      run.channel_stride == 1 && run.head_stride == run.channels && heads->stride == run.channels;
+  if (is_contiguous) {
+    read_elements<T>(head_of_run<T>(run, first), 1, 0, int64_t{heads->count} * run.channels, heads->values);
+  } else {
+    for (int i = 0; i < heads->count; ++i) {
+      read_elements<T>(head_of_run<T>(run, first + i), run.channel_stride, 0, run.channels, heads->head(i));
+    }
+  }
+  if (run.is_norm_after) turn_heads(run, heads);
+}
+
+template <typename Real>
+void subtract_means(const StepRun<Real> &run, bool is_of_token, Real mean_of_token, StepHeads<Real> *heads) {
+  for (int head = 0; head < heads->count; ++head) {
+    Real *values = heads->head(head);
+    pad_terms(values, run.channels);
+    const Real mean = is_of_token ? mean_of_token : mean_of(*run.norm, sum_of_terms(values, run.channels, Value()));
+    for (int i = 0; i < run.channels; ++i) values[i] = add_rounded(values[i], -mean);
+  }
+}
+
+template <typename Real>
+ROPE_LOOP Real sum_of_squares(const StepRun<Real> &run, StepHeads<Real> *heads, int head) {
+  pad_terms(heads->head(head), run.channels);
+  return sum_of_terms(heads->head(head), run.channels, Square());
+}
+
+// Of a norm over all heads.
+template <typename Real>
+struct TokenNorm {
+  Real mean;
+  Real inverse;
+};
+
+template <typename T, typename Real>
+TokenNorm<Real> norm_of_token(const StepRun<Real> &run, StepHeads<Real> *heads) {
+  const NormForm<Real> &form = *run.norm;
+  TreeSum<Real> sum, squares;
+  for (int64_t first = 0; form.is_layer && first < run.heads; first += heads->count) {
+    read_heads<T>(run, first, heads);
+    for (int i = 0; i < heads->count; ++i) {
+      pad_terms(heads->head(i), run.channels);
+      sum.add(sum_of_terms(heads->head(i), run.channels, Value()));
+    }
+  }
+  const Real mean = form.is_layer ? mean_of(form, sum.total()) : 0;
+  for (int64_t first = 0; first < run.heads; first += heads->count) {
+    read_heads<T>(run, first, heads);
+    if (form.is_layer) subtract_means(run, true, mean, heads);
+    for (int i = 0; i < heads->count; ++i) squares.add(sum_of_squares(run, heads, i));
+  }
+  return {mean, inverse_norm(form, squares.total())};
+}
+
+template <typename T, typename Real>
+void norm_heads(const StepRun<Real> &run, const TokenNorm<Real> &of_token, StepHeads<Real> *heads) {
+  const NormForm<Real> &form = *run.norm;
+  const int count = run.channels;
+  if (form.is_layer) subtract_means(run, run.is_norm_of_token, of_token.mean, heads);
+  for (int i = 0; i < heads->count; ++i) {
+    heads->inverse[i] = run.is_norm_of_token ? of_token.inverse : sum_of_squares(run, heads, i);
+  }
+  if (!run.is_norm_of_token) {
+    for (int i = 0; i < heads->count; ++i) heads->inverse[i] = inverse_norm(form, heads->inverse[i]);
+  }
+  for (int i = 0; i < heads->count; ++i) {
+    const Real *weight = read_numbers<T>(run.weight, heads->first + i, count, form.weight_offset, heads->weight);
+    const Real *bias = read_numbers<T>(run.bias, heads->first + i, count, -Real{0}, heads->bias);
+    weigh_values<T>(form, heads->inverse[i], weight, bias, heads->head(i), count);
+  }
+}
+
+template <typename T, typename Real>
+void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
+  T *out = reinterpret_cast<T *>(target.data) + heads->first * target.head_stride;
+  const bool is_contiguous =
+      target.channel_stride == 1 && target.head_stride == heads->stride && begin == 0 && end == heads->stride;
+  if (is_contiguous) return write_elements<T>(heads->values, int64_t{heads->count} * end, out, 1, 0);
+  for (int i = 0; i < heads->count; ++i, out += target.head_stride) {
+    write_elements<T>(heads->head(i) + begin, end - begin, out, target.channel_stride, begin);
+  }
+}
+
+template <typename T, typename Real>
+void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (target.type == kCpuF16) return write_channels<Float16>(target, heads, begin, end);
+    if (target.type == kCpuBF16) return write_channels<BFloat16>(target, heads, begin, end);
+  }
+  write_channels<T>(target, heads, begin, end);
+}
+
+template <typename T>
+ROPE_LOOP Window window_of_target(const StepTarget &target, int64_t head, int begin, int distance) {
+  const int64_t offset = head * target.head_stride + begin * target.channel_stride;
+  return {target.data + offset * static_cast<int64_t>(sizeof(T)), target.channel_stride, distance};
+}
+
+template <typename T, typename Real>
+ROPE_LOOP Window window_of_head(const StepRun<Real> &run, int64_t head) {
+  char *data = const_cast<char *>(run.in) + head * run.head_stride * static_cast<int64_t>(sizeof(T));
+  return {data, run.channel_stride, run.in_distance};
+}
+
+// Channels outside the window as they are.
+template <typename T>
+void copy_others(const Window &in, const StepTarget &target, int64_t head, int window_begin, int window_end,
+                 int channels) {
+  const Window out = window_of_target<T>(target, head, 0, 0);
+  copy_channels(in, out, sizeof(T), 0, window_begin);
+  copy_channels(in, out, sizeof(T), window_end, channels);
+}
+
+// Heads that are neither normed nor turned, whose conversion would change NaNs.
+template <typename T, typename Real>
+void move_heads(const StepRun<Real> &run) {
+  constexpr int64_t kSize = sizeof(T);
+  T buffer[kMaxHeadDim];
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  for (int64_t head = 0; head < run.heads; ++head) {
+    Window in = window_of_head<T>(run, head);
+    if (run.in_distance != run.out_distance) {
+      const Window copy = {reinterpret_cast<char *>(buffer), 1, run.in_distance};
+      copy_channels(in, copy, kSize, 0, run.channels);
+      in = copy;
+    }
+    const Window window = {in.channel(begin, kSize), in.channel_stride, run.in_distance};
+    for (int i = 0; i < run.num_targets; ++i) {
+      const StepTarget &target = run.targets[i];
+      const Window out = window_of_target<T>(target, head, begin, run.out_distance);
+      if (run.in_distance != run.out_distance) {
+        move_pairs(window, out, kSize, run.pairs);
+      } else {
+        copy_channels(window, out, kSize, 0, end - begin);
+      }
+      if (!target.is_window_alone) copy_others<T>(in, target, head, begin, end, run.channels);
+    }
+  }
+}
+
+// As run_step.
+template <typename T>
+void step_through_buffers(const StepRun<RealOf<T>> &run) {
+  using Real = RealOf<T>;
+  const bool is_normed = run.norm != nullptr;
+  // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
+  const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed;
+  if (keeps_others && !run.is_turned) return move_heads<T>(run);
+  StepHeads<Real> heads;
+  heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  TokenNorm<Real> of_token = {};
+  if (is_normed && run.is_norm_of_token) of_token = norm_of_token<T>(run, &heads);
+  for (int64_t first = 0; first < run.heads; first += heads.count) {
+    read_heads<T>(run, first, &heads);
+    if (is_normed) norm_heads<T>(run, of_token, &heads);
+    if (!run.is_norm_after) turn_heads(run, &heads);
+    for (int i = 0; i < run.num_targets; ++i) {
+      const StepTarget &target = run.targets[i];
+      const bool has_others = !target.is_window_alone && !keeps_others;
+      write_heads<T>(target, &heads, has_others ? 0 : begin, has_others ? run.channels : end);
+      if (!keeps_others || target.is_window_alone) continue;
+      for (int64_t head = first; head < first + heads.count; ++head) {
+        copy_others<T>(window_of_head<T>(run, head), target, head, begin, end, run.channels);
+      }
+    }
+  }
+}
+
+template <typename T>
+void run_step(const StepRun<RealOf<T>> &run) {
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (std::is_same_v<RealOf<T>, float>) {
+    if (is_contiguous(run)) return step_contiguous<T>(run);
+  }
+#endif
+  step_through_buffers<T>(run);
+}
+
+}  // namespace
+
+}  // namespace rope
