@@ -137,6 +137,168 @@ int64_t count_different_rotations(Random *random, rope_dtype_t dtype, const Way 
   return different;
 }
 
+// ---- The step ----
+
+// A run of the step over memory of its own. Heads lie `head_stride` apart, more or less aligned.
+struct StepScene {
+  rope_dtype_t dtype, out_dtype, cache_dtype;
+  int channels, window_begin, pairs;
+  int64_t heads, channel_stride, head_stride;
+  bool is_in_place;
+  Elements in, out, cache, weight, bias;
+  std::vector<double> angles[4];
+  rope::NormForm<double> norm;
+  bool has_norm, has_cache;
+  rope::ChannelNumbers weight_view, bias_view;
+  bool is_turned, is_norm_after, is_norm_of_token, is_streamed, is_window_alone;
+  int in_distance, out_distance;
+
+  bool is_kept() const { return !has_norm && !is_turned && in_distance == out_distance; }
+};
+
+// Elements at a line of the caches, so that they may be streamed, while it lives.
+class Aligned {
+ public:
+  explicit Aligned(Elements *elements) : elements_(elements), lines_(elements->size() / 64 + 1) {
+    std::memcpy(lines_.data(), elements->data(), elements->size());
+  }
+  ~Aligned() { std::memcpy(elements_->data(), lines_.data(), elements_->size()); }
+  Aligned(const Aligned &) = delete;
+  Aligned &operator=(const Aligned &) = delete;
+
+  char *data() { return reinterpret_cast<char *>(lines_.data()); }
+
+ private:
+  struct alignas(64) Line {
+    unsigned char bytes[64];
+  };
+  Elements *elements_;
+  std::vector<Line> lines_;
+};
+
+rope::ChannelNumbers random_numbers(Random *random, const StepScene &scene, Elements *elements) {
+  elements->clear();
+  if (random->below(3) == 0) return {nullptr, false, 0, 0};
+  const bool is_f32 = random->below(2) == 0;
+  const int64_t stride = 1 + random->below(2), head_stride = random->below(2) * scene.channels * stride;
+  *elements = random_elements(random, is_f32 ? ROPE_DTYPE_F32 : scene.dtype,
+                              static_cast<size_t>(scene.channels * stride * scene.heads), random->below(4) == 0);
+  return {reinterpret_cast<const char *>(elements->data()), is_f32, head_stride, stride};
+}
+
+StepScene random_scene(Random *random, rope_dtype_t dtype) {
+  constexpr int kChannels[] = {2, 6, 16, 24, 64, 72, 96, 128, 192, 256, 320, 576, 1024};
+  const auto draw_type = [&] {
+    const rope_dtype_t types[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+    return dtype == ROPE_DTYPE_F32 ? types[random->below(4)] : dtype;
+  };
+  StepScene scene = {};
+  scene.dtype = dtype;
+  scene.channels = kChannels[random->below(13)];
+  scene.heads = 1 + random->below(11);
+  scene.channel_stride = random->below(4) == 0 ? 2 : 1;
+  scene.head_stride = scene.channels * scene.channel_stride + (random->below(3) == 0 ? random->below(9) : 0);
+  const int half = scene.channels / 2;
+  scene.pairs = random->below(2) == 0 ? half : 1 + static_cast<int>(random->below(half));
+  scene.window_begin = static_cast<int>(random->below(scene.channels - 2 * scene.pairs + 1));
+  const auto draw_distance = [&] {
+    const bool has_blocks = scene.pairs % 4 == 0 && random->below(3) == 0;
+    return random->below(2) == 0 ? 1 : has_blocks ? scene.pairs / 4 : scene.pairs;
+  };
+  scene.in_distance = draw_distance();
+  scene.out_distance = random->below(4) == 0 ? draw_distance() : scene.in_distance;
+  scene.is_turned = random->below(4) != 0;
+  scene.has_norm = random->below(3) != 0;
+  scene.norm.eps = 1e-5;
+  scene.norm.weight_offset = static_cast<double>(random->below(2));
+  scene.norm.is_layer = random->below(3) == 0;
+  scene.norm.rounds_before_weight = random->below(3) == 0;
+  scene.norm.rounds_after_weight = random->below(3) == 0;
+  scene.is_norm_after = random->below(3) == 0;
+  scene.is_norm_of_token = random->below(3) == 0;
+  scene.norm.inverse_count = 1.0 / static_cast<double>(scene.channels * (scene.is_norm_of_token ? scene.heads : 1));
+  scene.is_streamed = random->below(2) == 0;
+  scene.is_in_place = random->below(2) == 0;
+  scene.is_window_alone = scene.is_in_place && !scene.has_norm;
+  scene.has_cache = random->below(2) == 0;
+  scene.out_dtype = scene.is_in_place ? dtype : draw_type();
+  scene.cache_dtype = draw_type();
+  const auto length = static_cast<size_t>(scene.heads * scene.head_stride + 80);
+  scene.in = random_elements(random, dtype, length, random->below(2) == 0);
+  scene.out = random_elements(random, scene.out_dtype, length, true);
+  scene.cache = random_elements(random, scene.cache_dtype, length, true);
+  scene.weight_view = random_numbers(random, scene, &scene.weight);
+  if (scene.norm.is_layer) scene.bias_view = random_numbers(random, scene, &scene.bias);
+  for (std::vector<double> &of : scene.angles) {
+    for (int pair = 0; pair < scene.pairs; ++pair) of.push_back(static_cast<float>(random->uniform(-1.5, 1.5)));
+  }
+  return scene;
+}
+
+template <typename Real>
+void step(const rope::CpuKernels &kernels, StepScene *scene) {
+  std::vector<Real> angles[4];
+  for (int i = 0; i < 4; ++i) angles[i].assign(scene->angles[i].begin(), scene->angles[i].end());
+  const rope::NormForm<Real> norm = {static_cast<Real>(scene->norm.eps),
+                                     static_cast<Real>(scene->norm.inverse_count),
+                                     static_cast<Real>(scene->norm.weight_offset),
+                                     scene->norm.is_layer,
+                                     scene->norm.rounds_before_weight,
+                                     scene->norm.rounds_after_weight};
+  Aligned in(&scene->in), out(&scene->out), cache(&scene->cache);
+  rope::StepRun<Real> run = {};
+  run.in = in.data();
+  run.head_stride = scene->head_stride;
+  run.channel_stride = scene->channel_stride;
+  run.heads = scene->heads;
+  run.channels = scene->channels;
+  run.window_begin = scene->window_begin;
+  run.pairs = scene->pairs;
+  run.in_distance = scene->in_distance;
+  run.out_distance = scene->out_distance;
+  run.is_turned = scene->is_turned;
+  run.angles = {angles[0].data(), angles[1].data(), angles[2].data(), angles[3].data()};
+  run.norm = scene->has_norm ? &norm : nullptr;
+  run.is_norm_after = scene->is_norm_after;
+  run.is_norm_of_token = scene->is_norm_of_token;
+  run.weight = scene->weight_view;
+  run.bias = scene->bias_view;
+  if (!scene->is_in_place || !scene->is_kept()) {
+    run.targets[run.num_targets++] = {scene->is_in_place ? in.data() : out.data(),
+                                      rope::cpu_type(scene->out_dtype),
+                                      scene->head_stride,
+                                      scene->channel_stride,
+                                      scene->is_window_alone,
+                                      scene->is_streamed && !scene->is_in_place};
+  }
+  if (scene->has_cache) {
+    run.targets[run.num_targets++] = {
+        cache.data(),      rope::cpu_type(scene->cache_dtype), scene->head_stride, scene->channel_stride, false,
+        scene->is_streamed};
+  }
+  if constexpr (sizeof(Real) == sizeof(double)) {
+    kernels.step_f64(run);
+  } else {
+    kernels.step[rope::cpu_type(scene->dtype)](run);
+  }
+}
+
+// Channels that are neither normed nor turned, in memory of the input's type, that have lost a bit.
+int64_t count_changed(const StepScene &before, const Elements &target) {
+  const size_t size = size_of(before.dtype);
+  int64_t changed = 0;
+  for (int64_t head = 0; head < before.heads; ++head) {
+    for (int channel = 0; channel < before.channels; ++channel) {
+      const bool is_inside = channel >= before.window_begin && channel < before.window_begin + 2 * before.pairs;
+      if (before.has_norm || (is_inside && !before.is_kept())) continue;
+      const int64_t element = head * before.head_stride + channel * before.channel_stride;
+      const size_t offset = static_cast<size_t>(element) * size;
+      changed += std::memcmp(&before.in[offset], &target[offset], size) != 0;
+    }
+  }
+  return changed;
+}
+
 struct SwigluRun {
   std::vector<Elements> in, out;
   std::vector<int64_t> in_stride, out_stride;
@@ -258,6 +420,31 @@ TEST_CASE("every instruction set rotates to the same bits", "[cpu kernels]") {
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("every instruction set makes the same step to the bit", "[cpu kernels]") {
+  Random random(14);
+  for (int number = 0; number < 6000; ++number) {
+    const rope_dtype_t dtype = kDtypes[number % 4];
+    const StepScene scene = random_scene(&random, dtype);
+    INFO("step " << number << ": dtype " << dtype << ", " << scene.heads << " heads of " << scene.channels);
+    StepScene expected;
+    for (const rope::CpuKernels *kernels : kernels_here()) {
+      StepScene done = scene;
+      if (dtype == ROPE_DTYPE_F64) {
+        step<double>(*kernels, &done);
+      } else {
+        step<float>(*kernels, &done);
+      }
+      INFO(kernels->name);
+      if (done.out_dtype == dtype) REQUIRE(count_changed(scene, done.is_in_place ? done.in : done.out) == 0);
+      if (done.has_cache && done.cache_dtype == dtype) REQUIRE(count_changed(scene, done.cache) == 0);
+      if (kernels == kernels_here()[0]) expected = done;
+      REQUIRE(count_different(dtype, done.in, expected.in) == 0);
+      REQUIRE(count_different(scene.out_dtype, done.out, expected.out) == 0);
+      REQUIRE(count_different(scene.cache_dtype, done.cache, expected.cache) == 0);
     }
   }
 }
