@@ -195,6 +195,64 @@ TEST_CASE("no tokens and no heads to cache", "[rope][step][cache]") {
   }
 }
 
+TEST_CASE("heads of none beside others", "[rope][step][cache]") {
+  for (const int none : {0, 1, 2}) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      for (const bool has_norm : {false, true}) {
+        StepCase step = cached();
+        step.dtype = dtype;
+        step.norm = has_norm ? ROPE_NORM_RMS : 0;
+        StepTensor *const tensors[] = {&step.q, &step.k, &step.v};
+        tensors[none]->heads = 0;
+        for (StepTensor *tensor : tensors) tensor->out = StepOut::Own;
+        step.has_fault = none == 0;
+        step.check();
+        step.cache.reset();
+        step.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("slots of no token", "[rope][step][cache]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    StepCase step = cached(ROPE_LAYOUT_THD);
+    step.dtype = dtype;
+    step.cache->slots->clear();
+    step.check();
+    step.k.out = StepOut::Own;
+    step.check();
+  }
+}
+
+TEST_CASE("slot 0 that is skipped is no fault, whatever there is of the cache", "[rope][step][cache]") {
+  for (const auto &size : {std::vector<int64_t>{0, 4}, {4, 0}, {0, 0}, {5, 4}}) {
+    StepCase step = cached();
+    step.cache->flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+    step.cache->pages = size[0];
+    step.cache->entries = size[1];
+    step.check();
+  }
+}
+
+TEST_CASE("tensors of other widths share warps", "[rope][step][cache][norm]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const int32_t width : {4, 8, 16, 24, 40, 48, 128}) {
+      for (const int32_t tensors : {1, 2, 4, 7}) {
+        StepCase step = cached();
+        step.dtype = dtype;
+        step.head_dim = 48;
+        step.rotary_dim = 16;
+        step.k.is_window = true;
+        step.v.width = width;
+        step.norm = ROPE_NORM_RMS;
+        step.norm_tensors = tensors;
+        step.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("padding is neither written nor cached", "[rope][step][cache]") {
   for (const bool by_slots : {false, true}) {
     for (const rope_norm_type_t norm : std::vector<rope_norm_type_t>{0, ROPE_NORM_RMS}) {

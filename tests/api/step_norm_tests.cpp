@@ -395,6 +395,37 @@ TEST_CASE("norms with several position axes and sequences", "[rope][step][norm]"
   }
 }
 
+TEST_CASE("weights of F32 lie anywhere", "[rope][step][norm]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const int64_t tokens : {1, 40}) {
+      for (int64_t start = 0; start < 5; ++start) {
+        StepCase step;
+        step.dtype = dtype;
+        step.tokens = tokens;
+        step.norm = ROPE_NORM_RMS;
+        step.q.heads = 2;
+        step.q.has_weight = true;
+        step.q.weight_dtype = ROPE_DTYPE_F32;
+        step.q.weight_placement.at(start);
+        step.check();
+        step.q.weight_by_head = true;
+        step.q.weight_placement.gap(0, start);
+        step.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("tokens outside of a table that turns nothing are faults", "[rope][step]") {
+  StepCase step;
+  step.flags = ROPE_FLAG_V_UNROTATED;
+  step.v.heads = 3;
+  step.v.out = StepOut::Own;
+  step.table_rows = 3;
+  step.has_fault = true;
+  step.check();
+}
+
 TEST_CASE("a norm of nothing", "[rope][step][norm]") {
   for (const rope_layout_t layout : layouts) {
     StepCase step = normed();

@@ -116,6 +116,7 @@ int64_t StepCase::slot_of(int64_t in_batch, int64_t token, bool *is_faulty) cons
   if (cache->slots) {
     slot = (*cache->slots)[number];
     if (slot < 0) return nowhere;
+    if (slot == 0 && (cache->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) != 0) return nowhere;
     if (slot >= cache->pages * cache->entries) return fault();
   } else {
     const int64_t position = cache->positions ? (*cache->positions)[number] : position_of(0, in_batch, token);

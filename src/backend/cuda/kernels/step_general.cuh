@@ -110,9 +110,10 @@ class StepHead {
   __device__ __forceinline__ StepHead(const StepGeneralParams &params, const StepGeneralTensor &tensor, BatchToken at,
                                       bool is_turned, const GeneralAngles<Real> &angles, char *rows)
       : params_(params), tensor_(tensor), at_(at), is_turned_(is_turned), angles_(angles) {
-    const bool has_window_alone = !tensor.is_whole && tensor.cache.data == nullptr;
-    begin_ = has_window_alone ? tensor.window_begin : 0;
-    end_ = has_window_alone ? tensor.window_begin + params.rotary_dim : tensor.channels;
+    const bool is_cached = tensor.cache.data != nullptr, has_window_alone = tensor.is_written && !tensor.is_whole;
+    begin_ = has_window_alone && !is_cached ? tensor.window_begin : 0;
+    end_ = has_window_alone && !is_cached ? tensor.window_begin + params.rotary_dim : tensor.channels;
+    if (!tensor.is_written && !is_cached) end_ = begin_;
     const uint32_t warp = threadIdx.x / 32;
     const int room = params.row_channels;
     char *const mine = rows + warp * room * (2 * sizeof(Real) + sizeof(T));
