@@ -350,7 +350,9 @@ PARTS = {
                   "src/core/problem/rope_problem.hpp", "src/core/problem/swiglu_problem.hpp",
                   "src/core/problem/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
                   "src/backend/cpu/cpu_gating.hpp", "src/backend/cpu/cpu_kernels.hpp", "src/backend/cpu/cpu_loops.hpp",
-                  "src/backend/cpu/cpu_vectors.hpp", "src/backend/cpu/task_range.hpp"],
+                  "src/backend/cpu/cpu_norm.hpp", "src/backend/cpu/cpu_step_loops.hpp",
+                  "src/backend/cpu/cpu_step_vectors.hpp", "src/backend/cpu/cpu_tokens.hpp",
+                  "src/backend/cpu/cpu_vectors.hpp", "src/backend/cpu/cpu_windows.hpp", "src/backend/cpu/task_range.hpp"],
         "judge": Library,
         "suites": [
             (UNIT, ["[views],[rope problem],[swiglu problem],[import],[frequencies]"], "src/core/"),

@@ -593,7 +593,11 @@ void step_contiguous(const StepRun<float> &run) {
              is_of_head = run.norm != nullptr && !is_of_token;
   if (is_of_token) {
     TreeSum<float> sum;
-    for (int64_t head = 0; head < run.heads; ++head) sum.add(sum_of_squares(head_of<T>(run, head), run.channels));
+    for (int64_t first = 0; first < run.heads; first += kMaxBlockHeads) {
+      const int count = run.heads - first < kMaxBlockHeads ? static_cast<int>(run.heads - first) : kMaxBlockHeads;
+      sums_of_squares<T>(run, first, count, inverse);
+      for (int i = 0; i < count; ++i) sum.add(inverse[i]);
+    }
     const float of_token = inverse_norm(*run.norm, sum.total());
     for (float &of_head : inverse) of_head = of_token;
   }
