@@ -1061,10 +1061,10 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_pages();
          r.cache.page_table.data = r.cache.k_cache.data;
        }},
-      {"k_cache in cos", invalid, "cache.k_cache", "cos",
+      {"cos in k_cache", invalid, "cache.k_cache", "cos",
        [](R &r) {
          r.use_tables();
-         r.use_cache().k_cache.data = r.args.cos.data;
+         r.args.cos.data = r.use_cache().k_cache.data;
        }},
       {"k_cache over the fault words", invalid, "fault", "cache.k_cache",
        [](R &r) {

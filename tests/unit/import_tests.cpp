@@ -74,7 +74,8 @@ TEST_CASE("what an older caller does not know is zero", "[import]") {
     INFO("size " << size);
     CHECK(result.status == ROPE_STATUS_SUCCESS);
     CHECK(result.known.first == 1001);
-    CHECK(result.known.second == (size >= 12 ? 1002u : 0u));
+    // Words of eight bytes come whole or not at all.
+    CHECK(result.known.second == 0);
     CHECK(result.known.third == 0);
   }
 }
@@ -149,7 +150,7 @@ TEST_CASE("arguments of this version are read where they lie, others are copied"
     const auto *source = static_cast<const Known *>(static_cast<const void *>(given));
     CHECK(rope::import_args("some_function", "args", source, kFirstSize, &copy, &args) == ROPE_STATUS_SUCCESS);
     CHECK(args == &copy);
-    CHECK(copy.second == 1002);
+    CHECK(copy.second == (given == older.data() ? 0u : 1002u));
     CHECK(copy.third == (given == older.data() ? 0u : 1003u));
   }
 
