@@ -154,6 +154,7 @@ TEST_CASE("arguments of this version are read where they lie, others are copied"
     CHECK(copy.third == (given == older.data() ? 0u : 1003u));
   }
 
-  CHECK(rope::import_args<Known>("some_function", "args", nullptr, kFirstSize, &copy, &args) == ROPE_STATUS_INVALID_ARGUMENT);
+  CHECK(rope::import_args<Known>("some_function", "args", nullptr, kFirstSize, &copy, &args) ==
+        ROPE_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(rope::last_error()) == "some_function: args is NULL: it is required");
 }

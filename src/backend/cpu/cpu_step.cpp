@@ -31,7 +31,7 @@ struct StepJob {
   bool is_streamed;  // destinations other than the input go past the caches
 };
 
-CachePlace find_cache_place(const RopeProblem &problem, int64_t batch, int64_t token, const TokenPlace &place) {
+CachePlace place_of_token(const RopeProblem &problem, int64_t batch, int64_t token, const TokenPlace &place) {
   const CachePlaces &places = problem.step->places;
   const bool is_by_position = !places.slots.is_present && !places.positions.is_present;
   const uint64_t position = is_by_position ? position_on(problem, 0, place.batch, token, place.index) : 0;
@@ -56,7 +56,7 @@ struct StepToken {
     state = place.state;
     cache.is_cached = false;
     if (state == kAbsent || !step.has_caches) return state;
-    cache = find_cache_place(problem, batch, token, place);
+    cache = place_of_token(problem, batch, token, place);
     if (cache.is_faulty && is_counted) count_fault(problem.fault, flat_token);
     return state;
   }

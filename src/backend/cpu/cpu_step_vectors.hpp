@@ -602,11 +602,11 @@ void step_contiguous(const StepRun<float> &run) {
     for (float &of_head : inverse) of_head = of_token;
   }
   const bool has_weights_of_heads = run.weight.head_stride != 0;
-  int most = kMaxBlockBytes / static_cast<int>(sizeof(float)) / run.channels;
-  if (most > kMaxBlockHeads) most = kMaxBlockHeads;
-  if (has_weights_of_heads) most = 1;
-  for (int64_t first = 0; first < run.heads; first += most) {
-    const int count = run.heads - first < most ? static_cast<int>(run.heads - first) : most;
+  int max_heads = kMaxBlockBytes / static_cast<int>(sizeof(float)) / run.channels;
+  if (max_heads > kMaxBlockHeads) max_heads = kMaxBlockHeads;
+  if (has_weights_of_heads) max_heads = 1;
+  for (int64_t first = 0; first < run.heads; first += max_heads) {
+    const int count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
     if (first == 0 || has_weights_of_heads) order_weights(run, first, &numbers);
     if (is_of_head) {
       sums_of_squares<T>(run, first, count, inverse);
