@@ -86,7 +86,7 @@ ROPE_VECTOR __m128 add_lots(__m512 a, __m128 *upper) {
 template <typename T, typename Term>
 ROPE_VECTOR __m128 sums_of_sixteen(const T *elements, const Term &term) {
 #if defined(__AVX512BW__)
-  const auto read = [&](int i) __attribute__((always_inline)) {
+  const auto read = [&](int64_t i) __attribute__((always_inline)) {
     Vector<16> vector;
     read_vector(elements + 16 * i, &vector);
     return term(vector).values;
@@ -96,7 +96,7 @@ ROPE_VECTOR __m128 sums_of_sixteen(const T *elements, const Term &term) {
       add_lots(add_neighbours(add_neighbours(read(0), read(1)), add_neighbours(read(2), read(3))), &upper);
   return _mm_add_ps(lower, upper);
 #else
-  const auto read = [&](int i) __attribute__((always_inline)) {
+  const auto read = [&](int64_t i) __attribute__((always_inline)) {
     Vector<8> vector;
     read_vector(elements + 8 * i, &vector);
     return term(vector).values;
@@ -115,9 +115,9 @@ ROPE_VECTOR __m128 sums_of_sixteen(const BFloat16 *elements, const Term &term) {
 #else
   constexpr int kLanes = 8;
 #endif
-  const auto read = [&](int i) __attribute__((always_inline)) {
+  const auto read = [&](int64_t i) __attribute__((always_inline)) {
     Vector<kLanes> even, odd;
-    read_interleaved(elements + 2 * kLanes * i, &even, &odd);
+    read_interleaved(elements + int64_t{2} * kLanes * i, &even, &odd);
     return add_rounded(term(even), term(odd)).values;
   };
 #if defined(__AVX512BW__)
@@ -142,7 +142,7 @@ constexpr int kElementsOfLots<BFloat16> = 128;
 
 template <typename T, typename Term>
 ROPE_VECTOR __m512 lots_of(const T *elements, const Term &term) {
-  const auto read = [&](int i) __attribute__((always_inline)) {
+  const auto read = [&](int64_t i) __attribute__((always_inline)) {
     Vector<16> vector;
     read_vector(elements + 16 * i, &vector);
     return term(vector).values;
@@ -152,7 +152,7 @@ ROPE_VECTOR __m512 lots_of(const T *elements, const Term &term) {
 
 template <typename Term>
 ROPE_VECTOR __m512 lots_of(const BFloat16 *elements, const Term &term) {
-  const auto read = [&](int i) __attribute__((always_inline)) {
+  const auto read = [&](int64_t i) __attribute__((always_inline)) {
     Vector<16> even, odd;
     read_interleaved(elements + 32 * i, &even, &odd);
     return add_rounded(term(even), term(odd)).values;

@@ -242,9 +242,9 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
     const T *in = rows.read(head, 0);
     U *out = rows.out + head * rows.out_stride;
     for (int i = begin; i < end; ++i) {
-      const int x = run.x + i * step, y = run.y + i * step;
-      const Pair<float> pair = {rows.weigh(head, to_float(in[x]), run.weights_x[i * step]),
-                                rows.weigh(head, to_float(in[y]), run.weights_y[i * step])};
+      const int64_t at = int64_t{i} * step, x = run.x + at, y = run.y + at;
+      const Pair<float> pair = {rows.weigh(head, to_float(in[x]), run.weights_x[at]),
+                                rows.weigh(head, to_float(in[y]), run.weights_y[at])};
       const Pair<float> turned =
           rotate<float>(pair, {angles.cos_x[i], angles.sin_x[i]}, {angles.cos_y[i], angles.sin_y[i]});
       out[x] = round_to<U>(turned.x);
@@ -290,7 +290,7 @@ void order_angles(const StepRun<float> &run, StepNumbers<T> *numbers) {
     angles.sin_y = is_shared ? angles.sin_x : order(given.sin_y, numbers->ordered_angles[1] + kMaxPairs);
   } else if (!is_half) {
     float *__restrict of_itself = numbers->ordered_angles[0], *__restrict of_other = numbers->ordered_angles[1];
-    for (int pair = 0; pair < run.pairs; ++pair) {
+    for (int64_t pair = 0; pair < run.pairs; ++pair) {
       of_itself[2 * pair] = given.cos_x[pair];
       of_itself[2 * pair + 1] = given.cos_y[pair];
       of_other[2 * pair] = -given.sin_x[pair];
@@ -313,7 +313,7 @@ void order_weights(const StepRun<float> &run, int64_t head, StepNumbers<T> *numb
   const float *weights = numbers->weights + run.window_begin;
   float *__restrict x = numbers->ordered_weights, *__restrict y = numbers->ordered_weights + kMaxPairs;
   if (run.in_distance == 1) {
-    for (int pair = 0; pair < run.pairs; ++pair) {
+    for (int64_t pair = 0; pair < run.pairs; ++pair) {
       x[pair] = arranged(weights[2 * pair]);
       y[pair] = arranged(weights[2 * pair + 1]);
     }

@@ -1,0 +1,227 @@
+// step_plan_tests.cpp - which kernel serves which step, and that its launch is legal
+#include <catch2/catch_test_macros.hpp>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "plan/scene.hpp"
+#include "plan/step_plan.hpp"
+#include "plan/tuning.hpp"
+
+namespace {
+
+struct Work {
+  const char *name;
+  rope_norm_type_t norm;
+  rope_norm_order_t order;
+  rope_norm_extent_t extent;
+  bool is_turned;
+  bool has_cache;
+  bool has_pages;  // in the place of slots
+};
+
+const Work kWorks[] = {
+    {"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false, false},
+    {"rotation, norm", ROPE_NORM_RMS, ROPE_NORM_ORDER_AFTER, 0, true, false, false},
+    {"norm, rotation, cache", ROPE_NORM_RMS, 0, 0, true, true, false},
+    {"rotation, cache", 0, 0, 0, true, true, false},
+    {"cache", 0, 0, 0, false, true, false},
+    {"norm, cache", ROPE_NORM_RMS, 0, 0, false, true, false},
+    {"layer norm, rotation", ROPE_NORM_LAYER, 0, 0, true, false, false},
+    {"token norm, rotation", ROPE_NORM_RMS, 0, ROPE_NORM_EXTENT_TOKEN, true, false, false},
+    {"rotation, pages", 0, 0, 0, true, true, true},
+};
+
+constexpr int32_t kHeadDims[] = {2, 40, 64, 80, 96, 128, 192, 256, 512, 576, 1024};
+
+struct StepSizes {
+  int64_t tokens;
+  int64_t heads[3];
+  int32_t head_dim;
+};
+
+uintptr_t address_of(int number) {
+  return (uintptr_t{1} << 45) + (static_cast<uintptr_t>(number) << 43);
+}
+
+// q in place, k and v in place or only cached, compact.
+void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const StepSizes &sizes, Scene *scene) {
+  rope_config_t config = ROPE_CONFIG_INIT;
+  config.device = ROPE_DEVICE_CUDA;
+  config.dtype = dtype;
+  config.layout = layout;
+  config.style = ROPE_STYLE_HALF;
+  config.head_dim = sizes.head_dim;
+  config.theta = 10000;
+  config.norm = work.norm;
+  config.norm_order = work.order;
+  config.norm_extent = work.extent;
+  config.norm_eps = work.norm != 0 ? 1e-6 : 0;
+  scene->geometry = {};
+  REQUIRE(rope::make_rope_geometry("test", config, &scene->geometry) == ROPE_STATUS_SUCCESS);
+  const bool is_thd = layout == ROPE_LAYOUT_THD;
+  const auto tensor = [&](int number, int64_t heads) {
+    const int64_t tokens = sizes.tokens, channels = sizes.head_dim;
+    const std::vector<int64_t> shape = is_thd                       ? std::vector<int64_t>{tokens, heads, channels}
+                                       : layout == ROPE_LAYOUT_BSHD ? std::vector<int64_t>{2, tokens, heads, channels}
+                                       : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{tokens, 2, heads, channels}
+                                                                    : std::vector<int64_t>{2, heads, tokens, channels};
+    return compact_tensor(address_of(number), dtype, shape);
+  };
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  scene->args = ROPE_ARGS_INIT;
+  scene->args.q = tensor(0, sizes.heads[0]);
+  scene->args.k = tensor(1, sizes.heads[1]);
+  scene->args.v = tensor(2, sizes.heads[2]);
+  scene->args.flags = work.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED;
+  if (work.norm != 0) scene->args.norm = &norm;
+  if (work.has_cache) {
+    const int64_t pages = 7 + sizes.tokens / 8;
+    cache.k_cache = compact_tensor(address_of(3), dtype, {pages, 16, sizes.heads[1], sizes.head_dim});
+    cache.v_cache = compact_tensor(address_of(4), dtype, {pages, 16, sizes.heads[2], sizes.head_dim});
+    const std::vector<int64_t> of_tokens =
+        is_thd ? std::vector<int64_t>{sizes.tokens} : std::vector<int64_t>{2, sizes.tokens};
+    if (work.has_pages) {
+      cache.page_table = compact_tensor(address_of(5), ROPE_DTYPE_I32, {is_thd ? 1 : 2, pages});
+    } else {
+      cache.slots = compact_tensor(address_of(5), ROPE_DTYPE_I64, of_tokens);
+    }
+    scene->args.cache = &cache;
+  }
+  const rope_status_t status =
+      rope::make_rope_problem("test", scene->geometry, scene->args, false, &scene->problem, &scene->step);
+  INFO(rope::last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  scene->args.norm = nullptr;
+  scene->args.cache = nullptr;
+}
+
+char letter_of(rope::StepKernel kernel) {
+  return kernel == rope::StepKernel::kShort ? 's' : kernel == rope::StepKernel::kLong ? 'l' : '-';
+}
+
+const char *name_of(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F32 ? "F32" : dtype == ROPE_DTYPE_F16 ? "F16" : dtype == ROPE_DTYPE_BF16 ? "BF16" : "F64";
+}
+
+}  // namespace
+
+// Each letter is a head_dim of kHeadDims, first of one token and then of 4096: s short, l long, - the general kernel. A layout makes
+// no difference, and nothing is refused.
+TEST_CASE("a table says which kernel serves which step", "[step plan]") {
+  std::ostringstream table;
+  Scene scene;
+  for (const Work &work : kWorks) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      std::string letters;
+      for (const int64_t tokens : {1, 4096}) {
+        for (const int32_t head_dim : kHeadDims) {
+          std::string of_layouts;
+          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
+            make_step(work, dtype, layout, {tokens, {8, 2, 2}, head_dim}, &scene);
+            rope::RopePlan plan = {};
+            REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+            of_layouts += letter_of(plan.step.kernel);
+          }
+          INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
+          CHECK(of_layouts == std::string(4, of_layouts[0]));
+          letters += of_layouts[0];
+        }
+        if (tokens == 1) letters += ' ';
+      }
+      table << work.name << " " << name_of(dtype) << ": " << letters << "\n";
+    }
+  }
+  CHECK(table.str() == R"(norm, rotation F32: -sssssll--- -lllllll---
+norm, rotation F16: -sssssssl-- --lllllll--
+norm, rotation BF16: -sssssssl-- --lllllll--
+norm, rotation F64: ----------- -----------
+rotation, norm F32: -sssssll--- -lllllll---
+rotation, norm F16: -sssssssl-- --lllllll--
+rotation, norm BF16: -sssssssl-- --lllllll--
+rotation, norm F64: ----------- -----------
+norm, rotation, cache F32: -sssssll--- -lllllll---
+norm, rotation, cache F16: -sssssssl-- --lllllll--
+norm, rotation, cache BF16: -sssssssl-- --lllllll--
+norm, rotation, cache F64: ----------- -----------
+rotation, cache F32: -sssssll--- -lllllll---
+rotation, cache F16: -sssssssl-- --lllllll--
+rotation, cache BF16: -sssssssl-- --lllllll--
+rotation, cache F64: ----------- -----------
+cache F32: -sssssll--- -lllllll---
+cache F16: -sssssssl-- --lllllll--
+cache BF16: -sssssssl-- --lllllll--
+cache F64: ----------- -----------
+norm, cache F32: -sssssll--- -lllllll---
+norm, cache F16: -sssssssl-- --lllllll--
+norm, cache BF16: -sssssssl-- --lllllll--
+norm, cache F64: ----------- -----------
+layer norm, rotation F32: ----------- -----------
+layer norm, rotation F16: ----------- -----------
+layer norm, rotation BF16: ----------- -----------
+layer norm, rotation F64: ----------- -----------
+token norm, rotation F32: ----------- -----------
+token norm, rotation F16: ----------- -----------
+token norm, rotation BF16: ----------- -----------
+token norm, rotation F64: ----------- -----------
+rotation, pages F32: ----------- -----------
+rotation, pages F16: ----------- -----------
+rotation, pages BF16: ----------- -----------
+rotation, pages F64: ----------- -----------
+)");
+}
+
+TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each", "[step plan]") {
+  Random random(3);
+  Scene scene;
+  int rows = 0, general = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const Work &work = kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
+    const rope_dtype_t dtype = static_cast<rope_dtype_t>(ROPE_DTYPE_F32 + random.below(4));
+    const rope_layout_t layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD + random.below(4));
+    const int64_t tokens = random.below(3) == 0 ? 1 + random.below(1 << 22) : 1 + random.below(300);
+    const int64_t max_heads = tokens < 300 && random.below(10) == 0 ? 70000 : 70;
+    const auto heads = [&] { return random.below(max_heads); };
+    const StepSizes sizes = {
+        tokens, {1 + heads(), 1 + heads(), 1 + heads()}, static_cast<int32_t>(2 + 2 * random.below(300))};
+    make_step(work, dtype, layout, sizes, &scene);
+    for (const rope::DeviceInfo &device : kDevices) {
+      rope::RopePlan plan = {};
+      REQUIRE(rope::plan_rope("test", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
+      INFO(work.name << " " << name_of(dtype) << ", head_dim " << sizes.head_dim << ", " << tokens << " tokens of "
+                     << sizes.heads[0] << ", " << sizes.heads[1] << ", " << sizes.heads[2] << " heads");
+      const uint32_t threads = plan.threads * plan.thread_rows;
+      REQUIRE(plan.grid_x >= 1);
+      REQUIRE(plan.grid_x <= kMaxGridX);
+      REQUIRE(plan.grid_y == 1);
+      REQUIRE(plan.shared_bytes <= 48 * 1024);
+      REQUIRE(plan.threads % 32 == 0);
+      if (plan.step.kernel == rope::StepKernel::kGeneral) {
+        ++general;
+        REQUIRE(threads == rope::kStepGeneralThreads);
+        REQUIRE(plan.general.warps >= 1);
+        REQUIRE(plan.general.warps <= threads / 32);
+        REQUIRE(plan.general.heads_per_block * plan.general.blocks_per_token >= scene.problem.heads_per_token());
+        continue;
+      }
+      ++rows;
+      REQUIRE(threads <= static_cast<uint32_t>(rope::kMaxStepThreads));
+      const uint64_t tokens_of_grid = uint64_t{plan.grid_x} / plan.blocks_per_token * plan.tokens_per_block;
+      REQUIRE(tokens_of_grid >= static_cast<uint64_t>(scene.num_tokens()));
+      int64_t begin = 0;
+      for (int i = 0; i < scene.problem.num_tensors; ++i) {
+        const int64_t lanes = int64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
+        begin = rope::step_tensor_begin(scene.problem, i, plan.vector_elements, begin);
+        REQUIRE(lanes <= 32);
+        REQUIRE(lanes * 2 * plan.vector_elements >= sizes.head_dim);
+        REQUIRE(begin % lanes == 0);
+        begin += scene.problem.tensor[i].heads * lanes;
+      }
+      REQUIRE(static_cast<uint64_t>(plan.threads) * plan.blocks_per_token >= static_cast<uint64_t>(begin));
+    }
+  }
+  CHECK(rows > 1000);
+  CHECK(general > 1000);
+}
