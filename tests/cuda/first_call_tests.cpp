@@ -45,6 +45,33 @@ Scenes scenes_of_each_kernel() {
   return scenes;
 }
 
+// Each kernel of the step: few tokens and many, norms before and after the rotation, by angles and by tables.
+void add_steps(Scenes *scenes) {
+  uint64_t seed = 100;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int64_t tokens : {5, 2501}) {
+        for (const rope_norm_type_t norm : {0, int{ROPE_NORM_RMS}, int{ROPE_NORM_LAYER}}) {
+          for (const rope_norm_order_t order : {int{ROPE_NORM_ORDER_BEFORE}, int{ROPE_NORM_ORDER_AFTER}}) {
+            for (const int angles : {0, 1, 2}) {
+              StepSetup setup;
+              setup.dtype = dtype;
+              setup.style = style;
+              setup.tokens = tokens;
+              setup.norm = norm;
+              setup.norm_order = order;
+              setup.is_turned = angles > 0;
+              setup.has_table = angles > 1;
+              setup.seed = ++seed;
+              scenes->push_back(std::make_unique<StepScene>(setup));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // Small launches take vectors of half the width, so the widest ones need many tokens: these are no small launches on up
 // to 160 multiprocessors.
 void add_wide_scenes(Scenes *scenes) {
@@ -66,6 +93,7 @@ void capture_first_calls(cudaStreamCaptureMode mode) {
   need_gpus();
   Scenes scenes = scenes_of_each_kernel();
   if (mode == cudaStreamCaptureModeGlobal) add_wide_scenes(&scenes);
+  if (mode == cudaStreamCaptureModeRelaxed) add_steps(&scenes);
   const Graph graph(
       [&](cudaStream_t stream) {
         for (const auto &scene : scenes) require_call(*scene, stream);

@@ -56,6 +56,27 @@ TEST_CASE("in every capture mode a call is one kernel and runs at the replay", "
   }
 }
 
+TEST_CASE("slots may change between the replays of a graph", "[cuda][graphs][step]") {
+  need_gpus();
+  for (const rope_norm_type_t norm : {int{ROPE_NORM_RMS}, int{ROPE_NORM_LAYER}}) {
+    for (const uint32_t flags : {0u, static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH)}) {
+      StepSetup setup;
+      setup.dtype = ROPE_DTYPE_BF16;
+      setup.norm = norm;
+      setup.flags = flags;
+      StepScene scene(setup);
+      const Graph graph([&](cudaStream_t stream) { require_call(scene, stream); });
+      CHECK(graph.node_types() == std::vector<cudaGraphNodeType>{cudaGraphNodeTypeKernel});
+      for (const int64_t by : {0, 3, 1, 9}) {
+        scene.image().reset();
+        if (by != 0) scene.move_slots(by);
+        launch_and_wait(graph);
+        scene.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("empty and refused calls leave nothing in a capture and do not end it", "[cuda][graphs]") {
   need_gpus();
   RopeScene scene{RopeSetup()};

@@ -369,8 +369,120 @@ std::string SwigluScene::describe() const {
   return text.str();
 }
 
+namespace {
+
+rope_config_t config_for(const StepSetup &setup, const Device &device) {
+  rope_config_t config = rope_config_for(device, channels);
+  config.layout = ROPE_LAYOUT_THD;
+  config.dtype = setup.dtype;
+  config.style = setup.style;
+  config.theta = theta;
+  config.norm = setup.norm;
+  config.norm_order = setup.norm != 0 ? setup.norm_order : 0;
+  config.norm_eps = setup.norm != 0 ? 1e-6 : 0;
+  return config;
+}
+
+}  // namespace
+
+StepScene::StepScene(const StepSetup &setup)
+    : Scene(setup.seed), setup_(setup), desc_(share(config_for(setup, {ROPE_DEVICE_CUDA, setup.device_index, ""}))) {
+  const int64_t pages = setup.tokens / 4 + 3;
+  rope_args_t &args = host_args_;
+  for (const auto &[tensor, heads] : {std::pair(&args.q, 3), {&args.k, 2}, {&args.v, 2}}) {
+    *tensor = workspace_.tensor(setup.dtype, {setup.tokens, heads, channels});
+    workspace_.fill_normal(*tensor);
+  }
+  args.flags = setup.flags | (setup.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED);
+  if (setup.norm != 0) {
+    for (rope_tensor_t *weight : {&norm_.q_weight, &norm_.k_weight}) {
+      *weight = workspace_.tensor(setup.dtype, {channels});
+      workspace_.fill_normal(*weight);
+    }
+    args.norm = &norm_;
+  }
+  if (setup.has_cache) {
+    for (rope_tensor_t *cache : {&cache_.k_cache, &cache_.v_cache}) {
+      *cache = workspace_.tensor(setup.dtype, {pages, 4, 2, channels});
+    }
+    cache_.slots = workspace_.tensor(ROPE_DTYPE_I64, {setup.tokens});
+    workspace_.fill_integers(cache_.slots, [](const Index &at) { return at[0]; });
+    args.cache = &cache_;
+  }
+  if (setup.has_table) {
+    const auto rotation = [](const Index &at) {
+      return oracle::rotation(at[0], oracle::frequency(theta, channels, static_cast<int>(at[1])));
+    };
+    args.cos = workspace_.tensor(ROPE_DTYPE_F32, {setup.tokens, channels / 2});
+    args.sin = workspace_.tensor(ROPE_DTYPE_F32, {setup.tokens, channels / 2});
+    workspace_.fill(args.cos, [&](const Index &at) { return rotation(at).cos; });
+    workspace_.fill(args.sin, [&](const Index &at) { return rotation(at).sin; });
+  }
+  workspace_.freeze();
+  place(setup.device_index);
+  device_args_ = args;
+  device_norm_ = norm_;
+  device_cache_ = cache_;
+  for (rope_tensor_t *tensor :
+       {&device_args_.q, &device_args_.k, &device_args_.v, &device_args_.cos, &device_args_.sin, &device_norm_.q_weight,
+        &device_norm_.k_weight, &device_cache_.k_cache, &device_cache_.v_cache, &device_cache_.slots}) {
+    *tensor = image_->there(*tensor);
+  }
+  if (setup.norm != 0) device_args_.norm = &device_norm_;
+  if (setup.has_cache) device_args_.cache = &device_cache_;
+  expect(0);
+}
+
+rope_status_t StepScene::call(rope_stream_t stream) const {
+  return rope_forward(desc_.get(), &device_args_, stream);
+}
+
+void StepScene::expect(int64_t slots_moved_by) {
+  workspace_.restore();
+  if (slots_moved_by != 0) {
+    workspace_.fill_integers(cache_.slots, [&](const Index &at) { return at[0] + slots_moved_by; });
+  }
+  const RopeDesc on_cpu = create(config_for(setup_, {ROPE_DEVICE_CPU, 0, ""}));
+  rope_args_t args = host_args_;
+  args.flags &= ~static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH);
+  INFO(describe());
+  REQUIRE(rope_forward(on_cpu.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+  expected_ = workspace_.image();
+}
+
+void StepScene::move_slots(int64_t by) {
+  expect(by);
+  std::vector<int64_t> slots(static_cast<size_t>(setup_.tokens));
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int64_t>(i) + by;
+  REQUIRE_CUDA(
+      cudaMemcpy(device_cache_.slots.data, slots.data(), slots.size() * sizeof slots[0], cudaMemcpyHostToDevice));
+}
+
+void StepScene::check_fetched() {
+  image_->copy_to_workspace();
+  INFO(describe());
+  CHECK(workspace_.image() == expected_);
+}
+
+std::string StepScene::describe() const {
+  std::ostringstream text;
+  text << "step " << oracle::dtype_name(setup_.dtype) << " style " << setup_.style << ", norm " << setup_.norm
+       << " order " << setup_.norm_order << (setup_.is_turned ? "" : ", not turned")
+       << (setup_.has_cache ? ", cached" : "") << (setup_.has_table ? " by tables" : "") << ", " << setup_.tokens
+       << " tokens, flags " << setup_.flags << ", device " << setup_.device_index;
+  return text.str();
+}
+
 Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index) {
   Scenes scenes;
+  StepSetup step;
+  step.dtype = dtype;
+  step.device_index = device_index;
+  for (const bool has_table : {false, true}) {
+    step.has_table = has_table;
+    ++step.seed;
+    scenes.push_back(std::make_unique<StepScene>(step));
+  }
   RopeSetup rope;
   rope.dtype = dtype;
   rope.device_index = device_index;

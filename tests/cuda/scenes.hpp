@@ -145,12 +145,52 @@ class SwigluScene : public Scene {
   swiglu_args_t host_args_ = swiglu_args(), device_args_ = swiglu_args();
 };
 
+// q of 3, k and v of 2 heads of 64 channels, all rotated but v's; with a cache k and v go into pages of 4 entries.
+struct StepSetup {
+  rope_dtype_t dtype = ROPE_DTYPE_F32;
+  rope_style_t style = ROPE_STYLE_HALF;
+  rope_norm_type_t norm = ROPE_NORM_RMS;  // LAYER has the general kernel
+  rope_norm_order_t norm_order = ROPE_NORM_ORDER_BEFORE;
+  bool is_turned = true;
+  bool has_cache = true;
+  bool has_table = false;
+  int64_t tokens = 7;
+  uint32_t flags = 0;
+  int device_index = 0;
+  uint64_t seed = 1;
+};
+
+// Judged by the CPU, whose bits a step has everywhere.
+class StepScene : public Scene {
+ public:
+  explicit StepScene(const StepSetup &setup);
+
+  rope_status_t call(rope_stream_t stream) const override;
+  void check_fetched() override;
+  void destroy_descriptor() override { desc_.reset(); }
+  std::string describe() const override;
+
+  // Gives the tokens, on the device too, the slots behind those that they have, and expects what calls then leave.
+  void move_slots(int64_t by);
+
+ private:
+  void expect(int64_t slots_moved_by);
+
+  StepSetup setup_;
+  std::shared_ptr<const rope_desc_t> desc_;
+  rope_args_t host_args_ = rope_args(), device_args_ = rope_args();
+  rope_norm_args_t norm_ = ROPE_NORM_ARGS_INIT, device_norm_ = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache_ = ROPE_CACHE_ARGS_INIT, device_cache_ = ROPE_CACHE_ARGS_INIT;
+  std::vector<std::byte> expected_;
+};
+
 std::shared_ptr<const rope_desc_t> share(const rope_config_t &config);
 std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config);
 
 using Scenes = std::vector<std::unique_ptr<Scene>>;
 
-// One scene of each function: RoPE forward, backward, by tables and out of place, SwiGLU forward and backward.
+// One scene of each function: RoPE forward, backward, by tables and out of place, with norms and caches, SwiGLU forward
+// and backward.
 Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index = 0);
 
 #endif
