@@ -45,6 +45,10 @@ int token_axis(rope_layout_t layout);
 int head_axis(rope_layout_t layout);
 int channel_axis(rope_layout_t layout);
 
+// In the order of the layout's axes; THD leaves the batches out.
+Shape shape_in_layout(rope_layout_t layout, int64_t batches, int64_t tokens, int64_t heads, int64_t channels);
+Index index_in_layout(rope_layout_t layout, int64_t batch, int64_t token, int64_t head, int64_t channel);
+
 struct RopeStatistics {
   int64_t rotated = 0;            // elements, of the forward call
   int64_t correctly_rounded = 0;  // of these, the nearest to the exact value

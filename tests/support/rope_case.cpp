@@ -59,6 +59,28 @@ int channel_axis(rope_layout_t layout) {
   return layout == ROPE_LAYOUT_THD ? 2 : 3;
 }
 
+Shape shape_in_layout(rope_layout_t layout, int64_t batches, int64_t tokens, int64_t heads, int64_t channels) {
+  switch (layout) {
+    case ROPE_LAYOUT_SBHD:
+      return {tokens, batches, heads, channels};
+    case ROPE_LAYOUT_BHSD:
+      return {batches, heads, tokens, channels};
+    case ROPE_LAYOUT_THD:
+      return {tokens, heads, channels};
+    default:
+      return {batches, tokens, heads, channels};
+  }
+}
+
+Index index_in_layout(rope_layout_t layout, int64_t batch, int64_t token, int64_t head, int64_t channel) {
+  Index index = {};
+  if (layout != ROPE_LAYOUT_THD) index[batch_axis(layout)] = batch;
+  index[token_axis(layout)] = token;
+  index[head_axis(layout)] = head;
+  index[channel_axis(layout)] = channel;
+  return index;
+}
+
 RopeCase &RopeCase::dtype(rope_dtype_t dtype) {
   return dtype_ = dtype, *this;
 }
@@ -307,25 +329,11 @@ std::string RopeCase::describe() const {
 }
 
 Shape RopeCase::shape(int64_t heads) const {
-  switch (layout_) {
-    case ROPE_LAYOUT_SBHD:
-      return {tokens_, batch_, heads, head_dim_};
-    case ROPE_LAYOUT_BHSD:
-      return {batch_, heads, tokens_, head_dim_};
-    case ROPE_LAYOUT_THD:
-      return {tokens_, heads, head_dim_};
-    default:
-      return {batch_, tokens_, heads, head_dim_};
-  }
+  return shape_in_layout(layout_, batch_, tokens_, heads, head_dim_);
 }
 
 Index RopeCase::index(int64_t batch, int64_t token, int64_t head, int64_t channel) const {
-  Index index = {};
-  if (layout_ != ROPE_LAYOUT_THD) index[batch_axis(layout_)] = batch;
-  index[token_axis(layout_)] = token;
-  index[head_axis(layout_)] = head;
-  index[channel_axis(layout_)] = channel;
-  return index;
+  return index_in_layout(layout_, batch, token, head, channel);
 }
 
 int32_t RopeCase::channel_of(rope_style_t style, int pair, int member) const {

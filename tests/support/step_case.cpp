@@ -53,26 +53,11 @@ int32_t StepCase::width_of(int i) const {
 }
 
 Shape StepCase::shape_of(int i) const {
-  const int64_t heads = operand(i).heads, width = width_of(i);
-  switch (layout) {
-    case ROPE_LAYOUT_SBHD:
-      return {tokens, batch, heads, width};
-    case ROPE_LAYOUT_BHSD:
-      return {batch, heads, tokens, width};
-    case ROPE_LAYOUT_THD:
-      return {tokens, heads, width};
-    default:
-      return {batch, tokens, heads, width};
-  }
+  return shape_in_layout(layout, batch, tokens, operand(i).heads, width_of(i));
 }
 
 Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t channel) const {
-  Index at = {};
-  if (layout != ROPE_LAYOUT_THD) at[batch_axis(layout)] = in_batch;
-  at[token_axis(layout)] = token;
-  at[head_axis(layout)] = head;
-  at[channel_axis(layout)] = channel;
-  return at;
+  return index_in_layout(layout, in_batch, token, head, channel);
 }
 
 // Tokens that are in no sequence.
