@@ -286,6 +286,9 @@ LaunchRope find_launch(const RopeVariant &variant) {
 }  // namespace
 
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
+  for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
+  // With a norm every call is a step, which has kernels of its own.
+  if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   for (const int elements : kVectorElements) {
     const void *last = nullptr;
@@ -295,7 +298,6 @@ void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
       last = kernel;
     });
   }
-  for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
 }
 
 rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,
