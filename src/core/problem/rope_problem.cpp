@@ -98,7 +98,7 @@ class ProblemReader {
     const bool changes =
         use.is_turned || use.is_normed || (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
-    tensors_[problem_->num_tensors] = {name, static_cast<int>(channels), written->view.dtype, is_written};
+    tensors_[problem_->num_tensors] = {name, use, static_cast<int>(channels), written->view.dtype, is_written};
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
     tensor->in = in->view.data;
     tensor->out = written->view.data;
@@ -242,9 +242,7 @@ class ProblemReader {
  private:
   // That of the input, whose type F32 may be narrowed.
   rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in) const {
-    const bool is_narrower =
-        in.dtype == ROPE_DTYPE_F32 && (view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16);
-    if (!is_narrower) return check_alike(function_, field, view, in_field, in);
+    if (!may_be_written_as(in.dtype, view.dtype)) return check_alike(function_, field, view, in_field, in);
     return check_same_shape(function_, field, view, in_field, in);
   }
 

@@ -117,7 +117,7 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
 }
 
 void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const {
-  const TensorUse use = use_of(read.name);
+  const TensorUse &use = read.use;
   *tensor = {};
   tensor->channels = read.channels;
   tensor->window_begin = read.channels == geometry_.head_dim ? geometry_.rotary_offset : 0;
@@ -188,9 +188,7 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
   if (index < 0)
     return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
   const View &view = operand->view;
-  const bool is_narrower =
-      geometry_.dtype == ROPE_DTYPE_F32 && (view.dtype == ROPE_DTYPE_F16 || view.dtype == ROPE_DTYPE_BF16);
-  if (view.dtype != geometry_.dtype && !is_narrower) {
+  if (!may_be_written_as(geometry_.dtype, view.dtype)) {
     return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s%s", function_, field,
                 dtype_name(view.dtype), dtype_name(geometry_.dtype),
                 geometry_.dtype == ROPE_DTYPE_F32 ? ", or F16 or BF16" : "");

@@ -25,6 +25,7 @@ struct TensorUse {
 // A tensor that was read, in the order of RopeProblem's.
 struct ReadTensor {
   TensorName name;
+  TensorUse use;
   int channels;
   rope_dtype_t out_dtype;
   bool is_written;

@@ -44,6 +44,11 @@ inline int64_t dtype_size(rope_dtype_t dtype) {
 
 const char *dtype_name(rope_dtype_t dtype);
 
+// Whether data of a type may be written as another one: as itself, and F32 as F16 or BF16.
+inline bool may_be_written_as(rope_dtype_t data, rope_dtype_t written) {
+  return written == data || (data == ROPE_DTYPE_F32 && (written == ROPE_DTYPE_F16 || written == ROPE_DTYPE_BF16));
+}
+
 // Whether a tensor is absent.
 inline bool is_zeroed(const rope_tensor_t &tensor) {
   int64_t bits = tensor.dtype | tensor.ndim | tensor.flags;
