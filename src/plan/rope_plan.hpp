@@ -31,6 +31,25 @@ struct StepBlocks {
   int64_t blocks_per_token;
 };
 
+// StepKernel::kLong, for a tensor: kernels/step_long.cuh has a picture.
+struct StepTensorBlocks {
+  uint32_t rows;
+  uint32_t parts;
+  uint32_t runs;
+  uint32_t first_block;  // of a group
+};
+
+// StepKernel::kWarp, kShort and kLong
+struct StepHeads {
+  bool is_flat;         // tokens of all batches are counted as those of one
+  uint32_t lanes_log2;  // of a head
+  uint32_t units;       // of a head
+  uint32_t turns;
+  uint32_t blocks_per_group;
+  uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
+  StepTensorBlocks tensor[3];
+};
+
 // How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of
 // which takes one unit of a token (rope_facts.hpp). A block has a part of a token, `blocks_per_token` of which make the
 // token, or all units of `tokens_per_block` tokens, or a part of several. With kConverted in place a head's units write
@@ -52,6 +71,7 @@ struct RopePlan {
   uint32_t grid_x, grid_y;
   bool is_programmatic;  // launched with programmatic dependent launch
   StepBlocks general;
+  StepHeads heads;
   StepVariant step;  // in the place of `variant` where the problem has a step
 };
 

@@ -6,10 +6,14 @@
 
 namespace rope {
 
+// Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {
-  kShort,   // short launches: vectors of 8 bytes, each warp finds its own angles
-  kLong,    // vectors of 16 bytes, rows of threads share the angles of their token
-  kGeneral  // everything
+  kWarp,       // short launches of whole heads: each warp finds its own angles
+  kShort,      // the same, but a block finds the angles of its token
+  kLong,       // long launches of whole heads
+  kShortRows,  // short launches of other heads, of which a part is turned, say: each warp finds its own angles
+  kLongRows,   // long ones: rows of threads share the angles of their token
+  kGeneral     // everything
 };
 
 enum class StepNorm {
@@ -30,12 +34,14 @@ struct StepVariant {
   StepNorm norm;
   StepAngles angles;
   bool is_interleaved;
+  bool rounds;  // within the norm, which kLong has functions of their own for
 };
 
 constexpr int kShortStepVectorBytes = 8;
 constexpr int kLongStepVectorBytes = 16;
 
 // Pairs of a head, at most.
+constexpr uint32_t kMaxShortHeadPairs = 64;
 constexpr uint32_t kMaxShortStepPairs = 128;
 constexpr uint32_t kMaxLongStepPairs = 256;
 

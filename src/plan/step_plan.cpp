@@ -100,8 +100,8 @@ int64_t threads_of_token(const RopeProblem &problem, int vector_elements) {
 }
 
 // Threads of a block that leave the fewest idle, of a multiple of a warp, and how many blocks a token has.
-void shape_rows(const StepTuning &tuning, bool is_short, int64_t threads_per_token, RopePlan *plan) {
-  const uint32_t wanted = is_short ? tuning.short_threads : tuning.long_threads;
+void shape_rows(const StepTuning &tuning, int64_t threads_per_token, RopePlan *plan) {
+  const uint32_t wanted = tuning.rows_threads;
   const uint32_t threads = static_cast<uint32_t>(threads_per_token), parts = (threads - 1) / wanted + 1;
   plan->threads = round_up_to_warps((threads - 1) / parts + 1);
   plan->blocks_per_token = (threads - 1) / plan->threads + 1;
@@ -117,12 +117,24 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
   return groups * (kStepSharedBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kStepExchangeBytes;
 }
 
+StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
+  const StepProblem &step = *problem.step;
+  const StepNorm norm = !step.has_norm                    ? StepNorm::kNone
+                        : problem.geometry->norm.is_after ? StepNorm::kAfter
+                                                          : StepNorm::kBefore;
+  const StepAngles angles = !step.is_turned                              ? StepAngles::kNone
+                            : problem.angles == AngleSource::kIncrements ? StepAngles::kComputed
+                                                                         : StepAngles::kTable;
+  const NormGeometry &form = problem.geometry->norm;
+  const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
+  return {kernel, norm, angles, problem.in_distance == 1, rounds};
+}
+
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   if (!takes_rows(problem)) return false;
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
   if (tokens > kMaxInt32) return false;
-  const StepTuning &tuning = kStepTuning;
-  const int64_t limit = plan->is_programmatic ? tuning.max_short_vectors_programmatic : tuning.max_short_vectors;
+  const int64_t limit = kStepTuning.max_short_rows_vectors[plan->is_programmatic];
   bool is_short = moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
   if (is_short && (pairs > kMaxShortStepPairs || !fit_vectors(problem, kShortStepVectorBytes))) is_short = false;
@@ -131,23 +143,201 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
   plan->vector_elements = static_cast<int>(bytes / size);
   const int64_t threads = threads_of_token(problem, plan->vector_elements);
   if (threads > kMaxInt32) return false;
-  shape_rows(tuning, is_short, threads, plan);
+  shape_rows(kStepTuning, threads, plan);
   plan->units.per_token = static_cast<uint32_t>(threads);
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
   if (groups > kMaxGridX / plan->blocks_per_token) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
   plan->grid_y = 1;
   plan->shared_bytes = count_shared_bytes(problem, is_short, *plan);
-  const StepProblem &step = *problem.step;
-  plan->step.kernel = is_short ? StepKernel::kShort : StepKernel::kLong;
-  plan->step.norm = !step.has_norm                    ? StepNorm::kNone
-                    : problem.geometry->norm.is_after ? StepNorm::kAfter
-                                                      : StepNorm::kBefore;
-  plan->step.angles = !step.is_turned                              ? StepAngles::kNone
-                      : problem.angles == AngleSource::kIncrements ? StepAngles::kComputed
-                                                                   : StepAngles::kTable;
-  plan->step.is_interleaved = problem.in_distance == 1;
+  plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
   return true;
+}
+
+// ---- Whole heads ----
+
+// Whether the strides of tokens and batches are those of one batch of all tokens.
+bool is_one_batch(const RopeProblem &problem, int64_t token_stride, int64_t batch_stride) {
+  int64_t of_batch;
+  return problem.batches == 1 || problem.tokens == 1 ||
+         (!__builtin_mul_overflow(problem.tokens, token_stride, &of_batch) && of_batch == batch_stride);
+}
+
+bool is_one_batch(const RopeProblem &problem, const TokenIntegers &integers) {
+  return is_one_batch(problem, integers.token_stride, integers.batch_stride) &&
+         fits(token_stride_of(problem, true, integers), 8);
+}
+
+bool is_one_batch(const RopeProblem &problem, const int64_t *stride, int64_t size) {
+  return is_one_batch(problem, stride[kToken], stride[kBatch]) && fits(token_stride_of(problem, true, stride), size);
+}
+
+// Whether tokens of all batches can be counted as those of one.
+bool is_flat(const RopeProblem &problem) {
+  const StepProblem &step = *problem.step;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    if (tensor.heads == 0) continue;
+    if (!is_one_batch(problem, tensor.in_stride, size)) return false;
+    if (step.tensor[i].is_written && !is_one_batch(problem, tensor.out_stride, size)) return false;
+  }
+  const bool has_implicit_positions = step.is_turned && !problem.positions.is_present;
+  if (has_implicit_positions && problem.batches > 1 && problem.tokens > 1) return false;
+  if (step.is_turned && problem.positions.is_present && !is_one_batch(problem, problem.positions)) return false;
+  const CachePlaces &places = step.places;
+  return !step.has_caches ||
+         (is_one_batch(problem, places.slots) && (problem.batches == 1 || places.cached_tokens >= problem.tokens));
+}
+
+// Whether a tensor's heads are whole and either get all that the call does to some tensor, or are copied.
+bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int channels) {
+  const RotatedTensor &tensor = problem.tensor[index];
+  const StepProblem &step = *problem.step;
+  const StepTensor &mine = step.tensor[index];
+  const bool is_changed = mine.is_normed || mine.is_turned;
+  const bool has_window = mine.has_styles && problem.geometry->rotary_dim != channels;
+  if (mine.channels != channels || has_window || mine.weight.head_stride != 0) return false;
+  if (is_changed && (mine.is_normed != step.has_norm || mine.is_turned != step.is_turned)) return false;
+  if (!mine.is_written) return true;
+  const int64_t shift =
+      token_stride_of(problem, is_flat, tensor.out_stride) - token_stride_of(problem, is_flat, tensor.in_stride);
+  return (mine.has_styles || mine.is_whole) && fits(shift, dtype_size(problem.geometry->dtype)) &&
+         (tensor.heads == 1 || tensor.out_stride[kHead] == tensor.in_stride[kHead]) &&
+         (is_flat || tensor.out_stride[kBatch] == tensor.in_stride[kBatch]);
+}
+
+// Whether the kernels of whole heads serve what is asked for, whatever the sizes of vectors.
+bool takes_heads(const RopeProblem &problem, bool is_flat) {
+  const StepProblem &step = *problem.step;
+  if (!takes_rows(problem) || (step.has_norm && step.is_turned && problem.geometry->norm.is_after)) return false;
+  int channels = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads == 0) continue;
+    if (channels == 0) channels = step.tensor[i].channels;
+    if (!has_whole_heads(problem, is_flat, i, channels)) return false;
+  }
+  const AngleTable &table = problem.table;
+  return !step.is_turned || problem.angles != AngleSource::kTable ||
+         (table.cos.column_stride == 1 && table.sin.column_stride == 1 &&
+          table.cos.row_stride == table.sin.row_stride && fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
+}
+
+// A head's units, or 0 where the kernels of whole heads do not take as many.
+uint32_t count_units(int channels, int vector_elements) {
+  const int units = channels / (2 * vector_elements);
+  const bool fits_lanes = units >= 4 && units <= static_cast<int>(kWarpThreads) && units % 2 == 0;
+  return fits_lanes && channels == units * 2 * vector_elements ? static_cast<uint32_t>(units) : 0;
+}
+
+// Cuts a group of tokens into blocks, each of one tensor.
+void shape_long(const RopeProblem &problem, uint32_t wanted, RopePlan *plan) {
+  StepHeads *const heads = &plan->heads;
+  uint32_t most_rows = 1;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const uint32_t threads = static_cast<uint32_t>(problem.tensor[i].heads) << heads->lanes_log2;
+    StepTensorBlocks *const mine = &heads->tensor[i];
+    *mine = {1, 1, 0, 0};
+    if (threads == 0) continue;
+    while (threads * mine->rows * 2 <= wanted) mine->rows *= 2;
+    mine->parts = (threads - 1) / wanted + 1;
+    if (mine->rows > most_rows) most_rows = mine->rows;
+  }
+  uint32_t blocks = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    StepTensorBlocks *const mine = &heads->tensor[i];
+    mine->first_block = blocks;
+    if (problem.tensor[i].heads == 0) continue;
+    mine->runs = most_rows / mine->rows;
+    blocks += mine->runs * mine->parts;
+  }
+  heads->blocks_per_group = blocks;
+  plan->threads = wanted;
+  plan->thread_rows = 1;
+  plan->tokens_per_block = most_rows * heads->turns;  // of a group
+  plan->blocks_per_token = blocks;                    // of a group
+}
+
+// Short launches, whose tokens are those of one batch.
+bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors, RopePlan *plan) {
+  const StepProblem &step = *problem.step;
+  const StepTuning &tuning = kStepTuning;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (step.tensor[i].weight.data != nullptr && step.tensor[i].weight.is_f32 && size == 2) return false;
+  }
+  const uint32_t pairs = static_cast<uint32_t>(channels / 2);
+  plan->vector_elements = static_cast<int>(kShortStepVectorBytes / size);
+  plan->heads.units = count_units(channels, plan->vector_elements);
+  if (vectors > tuning.max_short_vectors || pairs > kMaxShortHeadPairs || plan->heads.units == 0 ||
+      !fit_vectors(problem, kShortStepVectorBytes)) {
+    return false;
+  }
+  const bool is_warp =
+      !step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors);
+  plan->heads.lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan->vector_elements));
+  plan->units.per_token = static_cast<uint32_t>(problem.heads_per_token()) << plan->heads.lanes_log2;
+  const uint32_t units = round_up_to_warps(plan->units.per_token);
+  const int64_t max_few = step.is_turned ? tuning.max_few_vectors : tuning.max_warp_vectors;
+  const uint32_t wanted = vectors <= max_few ? tuning.few_threads : tuning.short_threads;
+  plan->threads = units < wanted ? units : wanted;
+  if (!is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
+  plan->thread_rows = 1;
+  plan->tokens_per_block = 1;
+  plan->blocks_per_token = (plan->units.per_token - 1) / plan->threads + 1;
+  if (plan->blocks_per_token > kMaxGridY) return false;
+  plan->grid_x = static_cast<uint32_t>(problem.batches * problem.tokens);
+  plan->grid_y = plan->blocks_per_token;
+  const uint32_t angles = 2 * kMaxShortHeadPairs * static_cast<uint32_t>(sizeof(float));
+  plan->shared_bytes = !step.is_turned ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
+  plan->step = variant_of(problem, is_warp ? StepKernel::kWarp : StepKernel::kShort);
+  return true;
+}
+
+bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int channels, RopePlan *plan) {
+  const StepProblem &step = *problem.step;
+  StepHeads *const heads = &plan->heads;
+  plan->vector_elements = static_cast<int>(kLongStepVectorBytes / dtype_size(problem.geometry->dtype));
+  heads->units = count_units(channels, plan->vector_elements);
+  if (heads->units == 0 || static_cast<uint32_t>(channels / 2) > kMaxLongStepPairs ||
+      !fit_vectors(problem, kLongStepVectorBytes)) {
+    return false;
+  }
+  heads->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan->vector_elements));
+  heads->turns = kStepTuning.turns[step.has_norm];
+  plan->units.per_token = static_cast<uint32_t>(problem.heads_per_token()) << heads->lanes_log2;
+  shape_long(problem, kStepTuning.long_threads, plan);
+  const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;
+  const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
+  if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
+  plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
+  plan->grid_y = static_cast<uint32_t>(batches);
+  plan->step = variant_of(problem, StepKernel::kLong);
+  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors) * kStepLongResidentThreads;
+  heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
+  uint32_t most_tokens = 0;  // of a block that has angles
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const uint32_t of_block = heads->tensor[i].rows * heads->turns;
+    if (problem.tensor[i].heads > 0 && step.tensor[i].is_turned && of_block > most_tokens) most_tokens = of_block;
+  }
+  const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
+  const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
+  plan->shared_bytes = most_tokens * numbers + lost + (step.has_norm ? numbers : 0);
+  return true;
+}
+
+bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  plan->heads.is_flat = is_flat(problem);
+  if (!takes_heads(problem, plan->heads.is_flat)) return false;
+  if (problem.batches * problem.tokens > kMaxInt32 || problem.heads_per_token() > kMaxInt32 / kWarpThreads)
+    return false;
+  int channels = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads > 0) channels = problem.step->tensor[i].channels;
+  }
+  const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
+  if (plan->heads.is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
+  return plan_long_heads(problem, device, channels, plan);
 }
 
 // Heads of a block where they need not all be in one.
@@ -211,7 +401,7 @@ int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elem
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  if (!plan_rows(problem, device, plan)) plan_general(problem, plan);
+  if (!plan_heads(problem, device, plan) && !plan_rows(problem, device, plan)) plan_general(problem, plan);
 }
 
 }  // namespace rope

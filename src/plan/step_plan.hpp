@@ -5,7 +5,7 @@
 
 namespace rope {
 
-// Whether calls of such a descriptor may get kShort and kLong, and with a norm.
+// Whether calls of such a descriptor may get other kernels than kGeneral, and with a norm.
 bool may_have_rows(const RopeGeometry &geometry);
 bool may_norm_rows(const RopeGeometry &geometry);
 
@@ -14,6 +14,15 @@ int step_lanes_log2(int channels, int vector_elements);
 
 // The first thread of a tensor, among those of a token, behind so many: no head lies in two warps.
 int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elements, int64_t threads);
+
+// The stride of tokens, where is_flat of those that are counted through all batches.
+inline int64_t token_stride_of(const RopeProblem &problem, bool is_flat, const int64_t *stride) {
+  return stride[is_flat && problem.tokens == 1 ? kBatch : kToken];
+}
+
+inline int64_t token_stride_of(const RopeProblem &problem, bool is_flat, const TokenIntegers &integers) {
+  return is_flat && problem.tokens == 1 ? integers.batch_stride : integers.token_stride;
+}
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
 

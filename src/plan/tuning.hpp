@@ -18,9 +18,10 @@ constexpr uint32_t kMinShortThreads = 64;
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kMaxStepThreads = 256;        // of a block of StepKernel::kShort and kLong
-constexpr int kStepResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
-constexpr int kTableThreads = 128;          // of a block that fills tables
+constexpr int kMaxStepThreads = 256;            // of a block of the step's kernels but kGeneral
+constexpr int kStepRowsResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
+constexpr int kStepLongResidentThreads = 1280;  // norm and rotation 92.6 us, with 1536 109.8, with 1024 100.7
+constexpr int kTableThreads = 128;              // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // ---- RoPE on CUDA: what plans choose by ----
@@ -128,15 +129,37 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
 
 // ---- The step on CUDA ----
 
-// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting what is read or written once.
+// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting what is read or written once. NVIDIA
+// H200, 2026-11-23, the sizes with programmatic launch.
 struct StepTuning {
-  int64_t max_short_vectors;  // of launches of kShort
-  int64_t max_short_vectors_programmatic;
-  uint32_t short_threads;  // of a block of kShort, at most
-  uint32_t long_threads;   // of kLong
+  int64_t max_warp_vectors;
+  int64_t max_short_vectors;  // of kShort, and of kWarp where nothing is turned
+  int64_t max_few_vectors;    // where something is turned, else max_warp_vectors
+  uint32_t few_threads;       // of a block of kWarp and kShort, up to so many vectors
+  uint32_t short_threads;     // beyond them
+  uint32_t long_threads;
+  uint32_t turns[2];                  // of a block of kLong, without a norm and with one
+  int64_t max_short_rows_vectors[2];  // the second with programmatic launch
+  uint32_t rows_threads;
 };
 
-inline constexpr StepTuning kStepTuning = {300, 100, 128, 128};
+constexpr StepTuning tuning_of_step() {
+  StepTuning tuning = {};
+  tuning.max_warp_vectors = 60;     // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
+  tuning.max_short_vectors = 2000;  // 1241: 2.35 us against 2.92
+  tuning.max_few_vectors = 400;
+  tuning.few_threads = 128;    // 310: 1.41 us against 1.48 with 256
+  tuning.short_threads = 256;  // 1241: 2.35 us against 2.73 with 128
+  tuning.long_threads = 128;   // 88.7 us, with 256 90.2
+  tuning.turns[0] = 2;         // 164.7 us, three times 165.6
+  tuning.turns[1] = 3;         // 86.9 us, twice 87.9, four times 87.4
+  tuning.max_short_rows_vectors[0] = 300;
+  tuning.max_short_rows_vectors[1] = 100;
+  tuning.rows_threads = 128;
+  return tuning;
+}
+
+inline constexpr StepTuning kStepTuning = tuning_of_step();
 
 // ---- SwiGLU on CUDA ----
 

@@ -83,7 +83,10 @@ TEST_CASE("an explanation names the kernel of a step", "[rope][step][explain]") 
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request few(device, 1);
     few.with_norm().with_cache().args.flags = ROPE_FLAG_V_UNROTATED;
-    CHECK(has(few.explain(), ": short angles kernel, vectors of 8 bytes, "));
+    CHECK(has(few.explain(), ": warp angles kernel, vectors of 8 bytes, "));
+    Request several(device, 64);
+    several.with_norm().with_cache().args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(several.explain(), ": short angles kernel, vectors of 8 bytes, "));
     Request many(device, 8192);
     many.with_norm().with_cache().args.flags = ROPE_FLAG_V_UNROTATED;
     CHECK(has(many.explain(), ": long angles kernel, vectors of 16 bytes, "));
@@ -93,6 +96,9 @@ TEST_CASE("an explanation names the kernel of a step", "[rope][step][explain]") 
     many.args.cos = many.args.sin = {};
     many.args.flags = ROPE_FLAG_UNROTATED;
     CHECK(has(many.explain(), ": long kernel, "));
+    many.config.norm_order = ROPE_NORM_ORDER_AFTER;
+    many.args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(many.explain(), ": long rows angles kernel, "));
     many.config.norm_extent = ROPE_NORM_EXTENT_TOKEN;
     CHECK(has(many.explain(), ": general kernel, "));
   }

@@ -99,7 +99,18 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
 }
 
 char letter_of(rope::StepKernel kernel) {
-  return kernel == rope::StepKernel::kShort ? 's' : kernel == rope::StepKernel::kLong ? 'l' : '-';
+  switch (kernel) {
+    case rope::StepKernel::kWarp:
+    case rope::StepKernel::kShort:
+      return 's';
+    case rope::StepKernel::kLong:
+      return 'l';
+    case rope::StepKernel::kShortRows:
+    case rope::StepKernel::kLongRows:
+      return 'r';
+    default:
+      return '-';
+  }
 }
 
 const char *name_of(rope_dtype_t dtype) {
@@ -108,15 +119,16 @@ const char *name_of(rope_dtype_t dtype) {
 
 }  // namespace
 
-// Each letter is a head_dim of kHeadDims, first of one token and then of 4096: s short, l long, - the general kernel. A layout makes
-// no difference, and nothing is refused.
+// Each letter is a head_dim of kHeadDims, first of one token and then of 16384: s and l the kernels of whole heads for
+// short launches and for long ones, r those of rows, - the general kernel. A layout makes no difference,
+// and nothing is refused.
 TEST_CASE("a table says which kernel serves which step", "[step plan]") {
   std::ostringstream table;
   Scene scene;
   for (const Work &work : kWorks) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
       std::string letters;
-      for (const int64_t tokens : {1, 4096}) {
+      for (const int64_t tokens : {1, 16384}) {
         for (const int32_t head_dim : kHeadDims) {
           std::string of_layouts;
           for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
@@ -134,29 +146,29 @@ TEST_CASE("a table says which kernel serves which step", "[step plan]") {
       table << work.name << " " << name_of(dtype) << ": " << letters << "\n";
     }
   }
-  CHECK(table.str() == R"(norm, rotation F32: -sssssll--- -lllllll---
-norm, rotation F16: -sssssssl-- --lllllll--
-norm, rotation BF16: -sssssssl-- --lllllll--
+  CHECK(table.str() == R"(norm, rotation F32: -sssssll--- -rllllll---
+norm, rotation F16: -rsssslll-- --lrlllll--
+norm, rotation BF16: -rsssslll-- --lrlllll--
 norm, rotation F64: ----------- -----------
-rotation, norm F32: -sssssll--- -lllllll---
-rotation, norm F16: -sssssssl-- --lllllll--
-rotation, norm BF16: -sssssssl-- --lllllll--
+rotation, norm F32: -rrrrrrr--- -rrrrrrr---
+rotation, norm F16: -rrrrrrrr-- --rrrrrrr--
+rotation, norm BF16: -rrrrrrrr-- --rrrrrrr--
 rotation, norm F64: ----------- -----------
-norm, rotation, cache F32: -sssssll--- -lllllll---
-norm, rotation, cache F16: -sssssssl-- --lllllll--
-norm, rotation, cache BF16: -sssssssl-- --lllllll--
+norm, rotation, cache F32: -sssssll--- -rllllll---
+norm, rotation, cache F16: -rsssslll-- --lrlllll--
+norm, rotation, cache BF16: -rsssslll-- --lrlllll--
 norm, rotation, cache F64: ----------- -----------
-rotation, cache F32: -sssssll--- -lllllll---
-rotation, cache F16: -sssssssl-- --lllllll--
-rotation, cache BF16: -sssssssl-- --lllllll--
+rotation, cache F32: -sssssll--- -rllllll---
+rotation, cache F16: -rsssslll-- --lrlllll--
+rotation, cache BF16: -rsssslll-- --lrlllll--
 rotation, cache F64: ----------- -----------
-cache F32: -sssssll--- -lllllll---
-cache F16: -sssssssl-- --lllllll--
-cache BF16: -sssssssl-- --lllllll--
+cache F32: -sssssll--- -rllllll---
+cache F16: -rsssslll-- --lrlllll--
+cache BF16: -rsssslll-- --lrlllll--
 cache F64: ----------- -----------
-norm, cache F32: -sssssll--- -lllllll---
-norm, cache F16: -sssssssl-- --lllllll--
-norm, cache BF16: -sssssssl-- --lllllll--
+norm, cache F32: -sssssll--- -rllllll---
+norm, cache F16: -rsssslll-- --lrlllll--
+norm, cache BF16: -rsssslll-- --lrlllll--
 norm, cache F64: ----------- -----------
 layer norm, rotation F32: ----------- -----------
 layer norm, rotation F16: ----------- -----------
@@ -176,7 +188,7 @@ rotation, pages F64: ----------- -----------
 TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each", "[step plan]") {
   Random random(3);
   Scene scene;
-  int rows = 0, general = 0;
+  int heads_alone = 0, rows = 0, general = 0;
   for (int round = 0; round < 20000; ++round) {
     const Work &work = kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
     const rope_dtype_t dtype = static_cast<rope_dtype_t>(ROPE_DTYPE_F32 + random.below(4));
@@ -195,7 +207,8 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       const uint32_t threads = plan.threads * plan.thread_rows;
       REQUIRE(plan.grid_x >= 1);
       REQUIRE(plan.grid_x <= kMaxGridX);
-      REQUIRE(plan.grid_y == 1);
+      REQUIRE(plan.grid_y >= 1);
+      REQUIRE(plan.grid_y <= kMaxGridY);
       REQUIRE(plan.shared_bytes <= 48 * 1024);
       REQUIRE(plan.threads % 32 == 0);
       if (plan.step.kernel == rope::StepKernel::kGeneral) {
@@ -206,22 +219,53 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.general.heads_per_block * plan.general.blocks_per_token >= scene.problem.heads_per_token());
         continue;
       }
-      ++rows;
       REQUIRE(threads <= static_cast<uint32_t>(rope::kMaxStepThreads));
+      const auto lanes = uint64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
+      REQUIRE(lanes <= 32);
+      REQUIRE(lanes * 2 * static_cast<uint64_t>(plan.vector_elements) >= static_cast<uint64_t>(sizes.head_dim));
+      const auto num_tokens = static_cast<uint64_t>(scene.num_tokens());
+      if (plan.step.kernel == rope::StepKernel::kWarp || plan.step.kernel == rope::StepKernel::kShort) {
+        ++heads_alone;
+        REQUIRE(plan.grid_x == num_tokens);
+        REQUIRE(uint64_t{plan.grid_y} * threads >= static_cast<uint64_t>(scene.problem.heads_per_token()) * lanes);
+        const bool is_row = plan.step.kernel == rope::StepKernel::kShort;
+        REQUIRE((!is_row || threads * 2 >= static_cast<uint32_t>(sizes.head_dim)));
+        continue;
+      }
+      if (plan.step.kernel == rope::StepKernel::kLong) {
+        ++heads_alone;
+        const rope::StepHeads &of_plan = plan.heads;
+        REQUIRE(plan.grid_x % of_plan.blocks_per_group == 0);
+        const uint64_t groups = plan.grid_x / of_plan.blocks_per_group * uint64_t{plan.grid_y};
+        REQUIRE(groups * plan.tokens_per_block >= num_tokens);
+        uint32_t blocks = 0;
+        for (int i = 0; i < scene.problem.num_tensors; ++i) {
+          if (scene.problem.tensor[i].heads == 0) continue;
+          const rope::StepTensorBlocks &mine = of_plan.tensor[i];
+          REQUIRE(mine.first_block == blocks);
+          REQUIRE(mine.runs * mine.rows * of_plan.turns == plan.tokens_per_block);
+          const uint64_t units = static_cast<uint64_t>(scene.problem.tensor[i].heads) * lanes;
+          REQUIRE((mine.rows == 1 || mine.parts == 1));
+          REQUIRE(mine.rows * units <= uint64_t{mine.parts} * threads);
+          blocks += mine.runs * mine.parts;
+        }
+        REQUIRE(blocks == of_plan.blocks_per_group);
+        continue;
+      }
+      ++rows;
+      REQUIRE(plan.grid_y == 1);
       const uint64_t tokens_of_grid = uint64_t{plan.grid_x} / plan.blocks_per_token * plan.tokens_per_block;
-      REQUIRE(tokens_of_grid >= static_cast<uint64_t>(scene.num_tokens()));
+      REQUIRE(tokens_of_grid >= num_tokens);
       int64_t begin = 0;
       for (int i = 0; i < scene.problem.num_tensors; ++i) {
-        const int64_t lanes = int64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
         begin = rope::step_tensor_begin(scene.problem, i, plan.vector_elements, begin);
-        REQUIRE(lanes <= 32);
-        REQUIRE(lanes * 2 * plan.vector_elements >= sizes.head_dim);
-        REQUIRE(begin % lanes == 0);
-        begin += scene.problem.tensor[i].heads * lanes;
+        REQUIRE(begin % static_cast<int64_t>(lanes) == 0);
+        begin += scene.problem.tensor[i].heads * static_cast<int64_t>(lanes);
       }
       REQUIRE(static_cast<uint64_t>(plan.threads) * plan.blocks_per_token >= static_cast<uint64_t>(begin));
     }
   }
+  CHECK(heads_alone > 1000);
   CHECK(rows > 1000);
   CHECK(general > 1000);
 }

@@ -30,20 +30,30 @@ using Call = void (*)(const void *kernel, void *params);
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
-    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false})] =
+    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false})] =
         call<StepGeneralParams>;
-    for (const StepKernel kernel : {StepKernel::kShort, StepKernel::kLong}) {
+    const auto add_kind = [&](StepKernel kernel, Call plain, Call angles, Call table) {
       for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter}) {
         for (const bool is_interleaved : {false, true}) {
-          const auto address = [&](StepAngles angles) {
-            return step_kernel_of(element, {kernel, norm, angles, is_interleaved});
-          };
-          calls[address(StepAngles::kNone)] = calls[address(StepAngles::kTable)] = call<StepRowParams>;
-          calls[address(StepAngles::kComputed)] =
-              kernel == StepKernel::kShort ? call<StepShortAngleParams> : call<StepLongAngleParams>;
+          for (const bool rounds : {false, true}) {
+            const auto address = [&](StepAngles of) {
+              return step_kernel_of(element, {kernel, norm, of, is_interleaved, rounds});
+            };
+            calls[address(StepAngles::kNone)] = plain;
+            calls[address(StepAngles::kComputed)] = angles;
+            calls[address(StepAngles::kTable)] = table;
+          }
         }
       }
+    };
+    for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
+      add_kind(kernel, call<StepShortHeadParams>, call<StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+               call<StepWithTable<StepShortHeadParams>>);
     }
+    add_kind(StepKernel::kLong, call<StepLongHeadParams>, call<StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
+             call<StepLongTableParams>);
+    add_kind(StepKernel::kShortRows, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
+    add_kind(StepKernel::kLongRows, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);
   };
   add(float{}), add(Float16{}), add(BFloat16{}), add(double{});
   return calls;

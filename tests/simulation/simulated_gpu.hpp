@@ -63,6 +63,16 @@ inline uint32_t lane() {
 inline void __syncthreads() {
   simulation::wait_for_block();
 }
+inline int __syncthreads_or(int is_true) {
+  static bool is_any;
+  if (is_true != 0) is_any = true;
+  simulation::wait_for_block();
+  const int result = is_any;
+  simulation::wait_for_block();
+  is_any = false;
+  simulation::wait_for_block();
+  return result;
+}
 inline void __syncwarp(uint32_t mask = 0xffffffffu) {
   simulation::vote(simulation::Meeting::Sync, mask, false);
 }

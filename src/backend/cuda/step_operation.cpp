@@ -107,9 +107,144 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   params->table = problem.table;
 }
 
-template <uint32_t kPairs>
-void set_params(const RopeProblem &problem, const RopePlan &plan, StepAngleParams<kPairs> *params) {
-  set_params(problem, plan, static_cast<StepRowParams *>(params));
+// ---- Whole heads ----
+
+void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index, StepHeadTensor *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const RotatedTensor &tensor = problem.tensor[index];
+  const StepTensor &step = problem.step->tensor[index];
+  const int64_t size = dtype_size(geometry.dtype), weight_size = step.weight.is_f32 ? 4 : size;
+  const int64_t in_token = token_stride_of(problem, plan.heads.is_flat, tensor.in_stride) * size;
+  params->in = tensor.in;
+  params->in_token = static_cast<int32_t>(in_token);
+  params->head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
+  if (step.is_normed || step.is_turned) params->flags |= kIsChanged;
+  if (step.is_written) {
+    params->flags |= kHasOut;
+    params->in_to_out =
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in));
+    params->token_shift =
+        static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, tensor.out_stride) * size - in_token);
+  }
+  params->cache = step.cache.data;
+  params->page_bytes = step.cache.page_stride * size;
+  params->entry_bytes = step.cache.entry_stride * size;
+  params->cache_head = static_cast<int32_t>(step.cache.head_stride * size);
+  const bool has_weight = step.is_normed && step.weight.data != nullptr;
+  params->weight = has_weight ? step.weight.data : nullptr;
+  params->weight_offset = has_weight ? norm_form<float>(problem, index).weight_offset : 1.0f;
+  if (weight_size > size) params->flags |= kHasWideWeight;
+}
+
+// What all kernels of whole heads read but for their tensors.
+void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadParams *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const int64_t size = dtype_size(geometry.dtype);
+  const TokenIntegers &positions = problem.positions;
+  params->lanes_log2 = plan.heads.lanes_log2;
+  params->units_per_head = plan.heads.units;
+  params->pairs = plan.heads.units * static_cast<uint32_t>(plan.vector_elements);
+  params->to_high = static_cast<int32_t>(params->pairs * size);
+  params->positions = positions.data;
+  params->has_positions = positions.is_present;
+  params->has_wide_positions = positions.is_present && positions.is_64_bit;
+  params->implicit_mask = problem.tokens == 1 ? 0 : ~uint32_t{0};
+  params->position_bytes =
+      static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, positions) * (positions.is_64_bit ? 8 : 4));
+  set_slots(problem, &params->slots);
+  if (problem.step->has_caches) {
+    const TokenIntegers &slots = problem.step->places.slots;
+    params->slots.token_bytes =
+        static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, slots) * (slots.is_64_bit ? 8 : 4));
+    if (plan.heads.is_flat && problem.batches > 1) {
+      params->slots.cached_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
+    }
+  }
+  int normed = 0;
+  while (normed < problem.num_tensors - 1 && !problem.step->tensor[normed].is_normed) ++normed;
+  params->norm = norm_form<float>(problem, normed);
+  params->rounds = params->norm.rounds_before_weight || params->norm.rounds_after_weight;
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  set_scales(problem, params);
+  params->fault = problem.fault;
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadParams *params) {
+  *params = {};
+  set_head_params(problem, plan, params);
+  params->units_per_token = plan.units.per_token;
+  params->counting_unit = params->begins[0] = params->begins[1] = ~uint32_t{0};
+  uint32_t heads = 0, count = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads == 0) continue;
+    if (count > 0) params->begins[count - 1] = heads;
+    StepHeadTensor *const mine = &params->tensor[count++];
+    set_head_tensor(problem, plan, i, mine);
+    mine->in -= static_cast<int64_t>(heads) * mine->head;
+    if (mine->cache != nullptr) {
+      if (params->counting_unit == ~uint32_t{0}) params->counting_unit = heads << plan.heads.lanes_log2;
+      mine->cache -= static_cast<int64_t>(heads) * mine->cache_head;
+    }
+    heads += static_cast<uint32_t>(problem.tensor[i].heads);
+  }
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadParams *params) {
+  *params = {};
+  set_head_params(problem, plan, params);
+  params->num_tokens = static_cast<uint32_t>(plan.heads.is_flat ? problem.batches * problem.tokens : problem.tokens);
+  params->position_batch_bytes =
+      static_cast<int32_t>(problem.positions.batch_stride * (problem.positions.is_64_bit ? 8 : 4));
+  params->turns = plan.heads.turns;
+  params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
+  params->by_pairs = FastDivmod::by(params->pairs);
+  uint32_t wanted = kCountsPositions | kCountsPlaces;  // by some tensor
+  for (int i = 0; i < 3; ++i) {
+    StepLongTensor *const mine = &params->tensor[i];
+    mine->first_block = ~uint32_t{0};
+    if (i >= problem.num_tensors) continue;
+    const StepTensorBlocks &blocks = plan.heads.tensor[i];
+    mine->first_block = blocks.first_block;
+    if (problem.tensor[i].heads == 0) continue;
+    set_head_tensor(problem, plan, i, mine);
+    mine->batch = problem.tensor[i].in_stride[kBatch] * dtype_size(problem.geometry->dtype);
+    mine->heads = static_cast<uint32_t>(problem.tensor[i].heads);
+    mine->rows = blocks.rows;
+    mine->threads = mine->heads << plan.heads.lanes_log2;
+    mine->threads_reciprocal = 0xffffffffu / mine->threads + 1;
+    mine->runs = blocks.runs;
+    mine->parts = FastDivmod::by(blocks.parts);
+    const uint32_t counts =
+        (problem.step->tensor[i].is_turned ? kCountsPositions : 0u) | (mine->cache != nullptr ? kCountsPlaces : 0u);
+    mine->flags |= counts & wanted;
+    wanted &= ~counts;
+  }
+}
+
+template <typename Params>
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepWithTable<Params> *params) {
+  set_params(problem, plan, static_cast<Params *>(params));
+  const AngleTable &table = problem.table;
+  params->cos = table.cos.data;
+  params->sin = table.sin.data;
+  params->rows = static_cast<uint64_t>(table.rows);
+  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
+  params->table_dtype = table.dtype;
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongTableParams *params) {
+  set_params(problem, plan, static_cast<StepWithTable<StepLongHeadParams> *>(params));
+  const int64_t ahead = plan.heads.tokens_ahead, rows = problem.table.rows - ahead;
+  params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
+  params->row_bytes_ahead = ahead * params->row_bytes;
+  params->position_bytes_ahead = ahead * params->position_bytes;
+  params->tokens_that_prefetch =
+      params->has_positions && params->num_tokens > ahead ? static_cast<uint32_t>(params->num_tokens - ahead) : 0;
+}
+
+template <typename Params, uint32_t kPairs>
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepWithAngles<Params, kPairs> *params) {
+  set_params(problem, plan, static_cast<Params *>(params));
   copy_increments(*problem.geometry, params->increments);
 }
 
@@ -178,28 +313,48 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
 
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
-  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false});
+  const bool is_interleaved = geometry.in_distance == 1;
+  const bool rounds = geometry.norm.rounds_before_weight || geometry.norm.rounds_after_weight;
+  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false});
   if (!may_have_rows(geometry)) return;
-  constexpr StepKernel kKernels[] = {StepKernel::kShort, StepKernel::kLong};
+  constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort, StepKernel::kLong, StepKernel::kShortRows,
+                                     StepKernel::kLongRows};
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
       // A call without the tensors that are normed has no norm to do.
-      load({kernel, StepNorm::kNone, angles, geometry.in_distance == 1});
+      load({kernel, StepNorm::kNone, angles, is_interleaved, false});
       const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
-      if (may_norm_rows(geometry)) load({kernel, norm, angles, geometry.in_distance == 1});
+      if (may_norm_rows(geometry)) load({kernel, norm, angles, is_interleaved, rounds});
     }
   }
 }
 
 rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream) {
-  const bool is_computed = plan.step.angles == StepAngles::kComputed;
-  const auto launch_it = plan.step.kernel == StepKernel::kGeneral ? launch_step<StepGeneralParams>
-                         : !is_computed                           ? launch_step<StepRowParams>
-                         : plan.step.kernel == StepKernel::kShort ? launch_step<StepShortAngleParams>
-                                                                  : launch_step<StepLongAngleParams>;
-  return launch_it(function, problem, plan, device_index, stream);
+  const auto launch_with = [&](auto launch_plain, auto launch_angles, auto launch_table) {
+    const auto launch_it = plan.step.angles == StepAngles::kNone       ? launch_plain
+                           : plan.step.angles == StepAngles::kComputed ? launch_angles
+                                                                       : launch_table;
+    return launch_it(function, problem, plan, device_index, stream);
+  };
+  switch (plan.step.kernel) {
+    case StepKernel::kWarp:
+    case StepKernel::kShort:
+      return launch_with(launch_step<StepShortHeadParams>,
+                         launch_step<StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+                         launch_step<StepWithTable<StepShortHeadParams>>);
+    case StepKernel::kLong:
+      return launch_with(launch_step<StepLongHeadParams>,
+                         launch_step<StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
+                         launch_step<StepLongTableParams>);
+    case StepKernel::kShortRows:
+      return launch_with(launch_step<StepRowParams>, launch_step<StepShortRowAngleParams>, launch_step<StepRowParams>);
+    case StepKernel::kLongRows:
+      return launch_with(launch_step<StepRowParams>, launch_step<StepLongRowAngleParams>, launch_step<StepRowParams>);
+    default:
+      return launch_step<StepGeneralParams>(function, problem, plan, device_index, stream);
+  }
 }
 
 }  // namespace rope

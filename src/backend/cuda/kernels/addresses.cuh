@@ -18,7 +18,11 @@ __device__ __forceinline__ const char *step(const char *address, uint32_t number
 
 // Into the L2 cache.
 __device__ __forceinline__ void prefetch(const char *address) {
+#if defined(__CUDA_ARCH__)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#else
+  static_cast<void>(address);
+#endif
 }
 
 // The bits that no address of the device has: that of a byte within a pair of them, and the highest.

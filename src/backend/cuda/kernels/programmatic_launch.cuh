@@ -23,6 +23,7 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 // wait, the compiler computes them behind it. The bits of an address in use are 0, so no thread that has a
 // token ends here.
 __device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
   asm volatile(
       "{\n"
       " .reg .pred is_set;\n"
@@ -30,6 +31,7 @@ __device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
       " @is_set exit;\n"
       "}" ::"r"(bits)
       : "memory");
+#endif
   wait_for_previous_launch();
 }
 

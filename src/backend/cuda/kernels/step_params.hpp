@@ -8,8 +8,6 @@
 
 namespace rope {
 
-// ---- kShort and kLong ----
-
 // What is done with a tensor, as bits.
 enum StepFlags : uint32_t {
   kIsTurned = 1,
@@ -17,7 +15,119 @@ enum StepFlags : uint32_t {
   kHasWideWeight = 4,   // of F32, where the data have 16 bits
   kReadsOutside = 8,    // the channels around the window
   kWritesOutside = 16,  // to `out`
+  kIsChanged = 32,      // whole heads: normed and turned, as far as the launch does either; else copied
+  kHasOut = 64,
+  kCountsPositions = 128,  // its first thread counts tokens that are lost
+  kCountsPlaces = 256,     // and those whose slot is outside
 };
+
+// Slots, of which `end` and later ones are outside.
+struct StepSlots {
+  bool has_caches;  // else nothing below is read
+  const char *data;
+  int32_t token_bytes;
+  int32_t batch_bytes;
+  bool is_64_bit;
+  bool skips_slot_0;
+  FastDivmod entries;  // of a page
+  uint32_t end;
+  uint32_t cached_tokens;  // of a batch
+};
+
+// ---- kWarp, kShort and kLong ----
+
+// Strides in bytes.
+struct StepHeadTensor {
+  const char *in;
+  int32_t in_token;
+  int32_t head;         // of the input and of the output
+  int64_t in_to_out;    // in token 0
+  int32_t token_shift;  // what a token adds to it
+  uint32_t flags;
+  char *cache;  // NULL: it has none
+  int64_t page_bytes;
+  int64_t entry_bytes;
+  int32_t cache_head;
+  float weight_offset;  // of `weight`, or 1 without one
+  const char *weight;   // NULL: zeros
+};
+
+// What the kernels of whole heads read.
+struct StepHeadParams {
+  uint32_t lanes_log2;
+  uint32_t units_per_head;
+  int32_t to_high;  // from a unit's first vector to its second
+  const char *positions;
+  int32_t position_bytes;  // stride
+  bool has_positions;
+  bool has_wide_positions;  // of 64 bits
+  bool rounds;              // within the norm
+  uint32_t implicit_mask;   // bits of a token's number that are its position where none is given
+  uint32_t pairs;
+  StepSlots slots;
+  NormForm<float> norm;
+  uint64_t position_offset;
+  float cos_scale;  // of computed angles
+  float sin_scale;  // negative for the transpose
+  FaultWords fault;
+};
+
+// Of kWarp and kShort. Heads are numbered through q, k and v, and `in` and `cache` are where head 0 would lie. Tensors
+// without heads are left out.
+struct StepShortHeadParams : StepHeadParams {
+  uint32_t units_per_token;
+  uint32_t counting_unit;  // counts tokens whose slot is outside
+  uint32_t begins[2];      // first heads of the second and the third tensor; all ones where there is none
+  StepHeadTensor tensor[3];
+};
+
+// How blocks find their part of a tensor: step_long.cuh.
+struct StepLongTensor : StepHeadTensor {
+  int64_t batch;         // stride of the input and of the output
+  uint32_t first_block;  // of a group; all ones where there is no tensor
+  uint32_t heads;
+  uint32_t rows;
+  uint32_t threads;             // of a token, and their reciprocal, ceil(2^32 / threads)
+  uint32_t threads_reciprocal;  // read where a block has several rows
+  uint32_t runs;
+  FastDivmod parts;
+};
+
+// Of kLong.
+struct StepLongHeadParams : StepHeadParams {
+  uint32_t num_tokens;  // of a batch
+  int32_t position_batch_bytes;
+  uint32_t turns;
+  FastDivmod blocks_of_group;
+  FastDivmod by_pairs;
+  StepLongTensor tensor[3];
+};
+
+// For computed angles.
+template <typename Params, uint32_t kPairs>
+struct StepWithAngles : Params {
+  uint64_t increments[kPairs];
+};
+
+// For a table.
+template <typename Params>
+struct StepWithTable : Params {
+  const char *cos;
+  const char *sin;
+  uint64_t rows;
+  int32_t row_bytes;  // stride of both
+  rope_dtype_t table_dtype;
+};
+
+// A thread that reads a row of the table prefetches another, and the first thread of a token a position, that far ahead.
+struct StepLongTableParams : StepWithTable<StepLongHeadParams> {
+  uint64_t rows_that_prefetch;
+  int64_t row_bytes_ahead;
+  int64_t position_bytes_ahead;
+  uint32_t tokens_that_prefetch;  // 0 where positions are implicit
+};
+
+// ---- kShortRows and kLongRows ----
 
 // Strides in bytes. A head has 2^lanes_log2 threads, the last of which may have no unit.
 struct StepRowTensor {
@@ -40,18 +150,8 @@ struct StepRowTensor {
   float inverse_count;
 };
 
-// Slots, of which `end` and later ones are outside.
-struct StepSlots {
-  bool has_caches;  // else nothing below is read
-  const char *data;
-  int32_t token_bytes;
-  int32_t batch_bytes;
-  bool is_64_bit;
-  bool skips_slot_0;
-  FastDivmod entries;  // of a page
-  uint32_t end;
-  uint32_t cached_tokens;  // of a batch
-  int64_t page_bytes[2];   // of k's and v's cache
+struct StepRowSlots : StepSlots {
+  int64_t page_bytes[2];  // of k's and v's cache
   int64_t entry_bytes[2];
 };
 
@@ -67,7 +167,7 @@ struct StepRowParams {
   int32_t position_bytes;  // strides
   int32_t position_batch_bytes;
   StepRowTensor tensor[3];
-  StepSlots slots;
+  StepRowSlots slots;
   FaultWords fault;
   NormForm<float> norm;  // inverse_count is that of the tensor
   uint64_t position_offset;
@@ -77,14 +177,8 @@ struct StepRowParams {
   AngleTable table;
 };
 
-// For computed angles.
-template <uint32_t kPairs>
-struct StepAngleParams : StepRowParams {
-  uint64_t increments[kPairs];
-};
-
-using StepShortAngleParams = StepAngleParams<kMaxShortStepPairs>;
-using StepLongAngleParams = StepAngleParams<kMaxLongStepPairs>;
+using StepShortRowAngleParams = StepWithAngles<StepRowParams, kMaxShortStepPairs>;
+using StepLongRowAngleParams = StepWithAngles<StepRowParams, kMaxLongStepPairs>;
 
 // ---- kGeneral ----
 

@@ -1,4 +1,4 @@
-// step_rows.cuh - the kernels for norms, rotation and caches where heads are vectors: short launches and long ones
+// step_rows.cuh - the step's kernels for heads of which a part is turned, norms behind the rotation, weights of each head
 //
 // 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a token, three
 // parts of 128 threads.
@@ -13,11 +13,11 @@
 //   y        of a thread: the token of the group
 //
 // A head has 2^lanes_log2 threads, so that none lies in two warps; where its units are no power of two the last threads
-// have none. Units are those of rope_facts.hpp, both vectors of a copy unit side by side. In kShort (vectors of 8 bytes)
-// a warp has units of one token, finds all its angles and its slot by itself and waits for no other; in kLong a row of
+// have none. Units are those of rope_facts.hpp, both vectors of a copy unit side by side. In kShortRows
+// a warp has units of one token, finds all its angles and its slot by itself and waits for no other; in kLongRows a row of
 // threads does so together.
 //
-//   shared   for each row (kLong) or warp (kShort): StepShared, a cosine for each pair, then the sines
+//   shared   for each row (kLongRows) or warp (kShortRows): StepShared, a cosine for each pair, then the sines
 //
 // The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels. Where the window is the
 // whole head, `low` of neighbouring threads are neighbours in the first half of the tree, and `high` in the second, and
@@ -35,15 +35,10 @@
 #include "backend/cuda/kernels/loaded_integer.cuh"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
-#include "backend/cuda/kernels/step_params.hpp"
-#include "backend/cuda/kernels/table_rows.cuh"
-#include "backend/cuda/kernels/unit_rotation.cuh"
-#include "core/math/norm.hpp"
+#include "backend/cuda/kernels/step_heads.cuh"
 #include "plan/tuning.hpp"
 
 namespace rope {
-
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // What the threads of a token share beside its angles, which follow it.
 struct alignas(16) StepShared {
@@ -53,7 +48,7 @@ struct alignas(16) StepShared {
 };
 static_assert(sizeof(StepShared) == kStepSharedBytes, "");
 
-// Threads that share the angles of a token: a warp of kShort, a row of kLong.
+// Threads that share the angles of a token: a warp of kShortRows, a row of kLongRows.
 template <bool IsShort>
 struct Sharers {
   static __device__ __forceinline__ uint32_t number() { return IsShort ? threadIdx.x % 32 : threadIdx.x; }
@@ -76,17 +71,10 @@ struct StepAt {
   uint32_t token;  // of its batch
 };
 
-__device__ __forceinline__ LoadedInteger load_step_integer(const char *address, bool is_64_bit) {
-  const uint32_t *const words = reinterpret_cast<const uint32_t *>(address);
-  LoadedInteger integer = {words[0], 0};
-  if (is_64_bit) integer.high = words[1];
-  return integer;
-}
-
 // Writes where the token goes in the caches. Its slot may have any value.
 __device__ __forceinline__ void share_slot(const StepRowParams &params, const StepAt &at, LoadedInteger loaded,
                                            bool counts_faults, StepShared *shared) {
-  const StepSlots &slots = params.slots;
+  const StepRowSlots &slots = params.slots;
   const uint64_t slot = extend(loaded, slots.is_64_bit);
   const bool is_inside = slot < slots.end;
   const bool is_skipped = slots.skips_slot_0 && slot == 0;
@@ -248,12 +236,14 @@ __device__ __forceinline__ void normalise(const NormForm<float> &form, float inv
 }
 
 template <bool IsShort, StepAngles kAngles>
-using StepParams = std::conditional_t<kAngles != StepAngles::kComputed, StepRowParams,
-                                      std::conditional_t<IsShort, StepShortAngleParams, StepLongAngleParams>>;
+using StepRowKernelParams =
+    std::conditional_t<kAngles != StepAngles::kComputed, StepRowParams,
+                       std::conditional_t<IsShort, StepShortRowAngleParams, StepLongRowAngleParams>>;
 
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepThreads, min_blocks_per_multiprocessor(kStepResidentThreads, kMaxStepThreads))
-    step_rows_kernel(const __grid_constant__ StepParams<IsShort, kAngles> params) {
+__global__ void __launch_bounds__(kMaxStepThreads,
+                                  min_blocks_per_multiprocessor(kStepRowsResidentThreads, kMaxStepThreads))
+    step_rows_kernel(const __grid_constant__ StepRowKernelParams<IsShort, kAngles> params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
   begin_dependent_launch();
@@ -397,7 +387,7 @@ const void *find_step_rows_kernel(const StepVariant &variant) {
 
 template <typename T>
 const void *find_step_rows_kernel(const StepVariant &variant) {
-  if (variant.kernel == StepKernel::kShort) {
+  if (variant.kernel == StepKernel::kShortRows) {
     return variant.is_interleaved ? find_step_rows_kernel<T, kShortStepVectorBytes, true, true>(variant)
                                   : find_step_rows_kernel<T, kShortStepVectorBytes, true, false>(variant);
   }

@@ -1,0 +1,265 @@
+// step_heads.cuh - norm and rotation of whole heads, a unit for each thread: what short and long launches share
+//
+// The window is the whole head. Its units (rope_facts.hpp) are even and at least four, one in each of 2^lanes_log2
+// neighbouring lanes of a warp, the last of which may have none: 8 of 2 x 8 channels for 128 channels of 16 bits in
+// vectors of 16 bytes (V = 8).
+//
+//   lane     0        1      …      7
+//   low      0 …  7   8 … 15    …   56 …  63
+//   high    64 … 71  72 … 79    …  120 … 127
+//
+// The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels, `low` of neighbouring
+// lanes are neighbours in the first half of the tree, and `high` in the second, so that two lanes exchange one for the
+// other. Where idle lanes follow, the sums move to where the tree has them.
+//
+// Where memory does not bound a launch instructions do, and registers bound how many threads wait for memory at a time
+// (tests/bench/TUNING.md). So channels stay as they came until a few of them at a time become floats.
+#pragma once
+
+#include "backend/cuda/kernels/loaded_integer.cuh"
+#include "backend/cuda/kernels/step_params.hpp"
+#include "backend/cuda/kernels/table_rows.cuh"
+#include "backend/cuda/kernels/unit_rotation.cuh"
+#include "core/math/norm.hpp"
+
+namespace rope {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ LoadedInteger load_step_integer(const char *address, bool is_64_bit) {
+  const uint32_t *const words = reinterpret_cast<const uint32_t *>(address);
+  LoadedInteger integer = {words[0], 0};
+  if (is_64_bit) integer.high = words[1];
+  return integer;
+}
+
+// A slot of no token.
+constexpr LoadedInteger kNoSlot = {~0u, ~0u};
+
+// N neighbouring elements of a vector as floats, and back.
+template <typename T, int V, int N>
+__device__ __forceinline__ void to_some_floats(const Vector<T, V> &vector, int first, float *floats) {
+  Vector<T, N> part;
+  constexpr int kPart = sizeof part.word / sizeof *part.word;
+#pragma unroll
+  for (int i = 0; i < kPart; ++i) part.word[i] = vector.word[first / N * kPart + i];
+  to_floats<T, N>(part, floats);
+}
+
+template <typename T, int V, int N>
+__device__ __forceinline__ void from_some_floats(const float *floats, int first, Vector<T, V> *vector) {
+  const Vector<T, N> part = from_floats<T, N>(floats);
+  constexpr int kPart = sizeof part.word / sizeof *part.word;
+#pragma unroll
+  for (int i = 0; i < kPart; ++i) vector->word[first / N * kPart + i] = part.word[i];
+}
+
+// Channels that became floats for the sum become floats anew for the product, and take no registers between the two.
+template <int Bytes>
+__device__ __forceinline__ void forget_floats(Words<Bytes> *vector) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+  for (int i = 0; i < Bytes / 4; ++i) asm volatile("" : "+r"(vector->word[i]));
+#endif
+}
+
+template <typename T, int V>
+__device__ __forceinline__ float sum_of_squares_in(const Vector<T, V> &vector) {
+  float squares[V];
+  to_floats<T, V>(vector, squares);
+#pragma unroll
+  for (int i = 0; i < V; ++i) squares[i] = multiply_rounded(squares[i], squares[i]);
+  return tree_sum<V>(squares);
+}
+
+__device__ __forceinline__ float add_lane(float sum, uint32_t distance) {
+  return add_rounded(sum, __shfl_xor_sync(kAllLanes, sum, distance));
+}
+
+// The sum over a head, in all its lanes. All lanes of the warp take part. Heads of kUsual units, which most models have,
+// take one branch.
+template <uint32_t kUsual>
+__device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, uint32_t number, float low, float high) {
+  const bool is_odd = (number & 1u) != 0;
+  const float other = __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1);
+  float sum = add_rounded(is_odd ? high : low, other);
+  if (params.units_per_head == kUsual) {
+#pragma unroll
+    for (uint32_t distance = 2; distance < kUsual; distance *= 2) sum = add_lane(sum, distance);
+    return add_lane(sum, 1);
+  }
+  const uint32_t units = params.units_per_head;
+  if ((units & (units - 1)) == 0) {
+    sum = add_lane(sum, 2);
+    if (units > 4) sum = add_lane(sum, 4);
+    if (units > 8) sum = add_lane(sum, 8);
+    if (units > 16) sum = add_lane(sum, 16);
+    return add_lane(sum, 1);
+  }
+  // The even lanes' sums are the first half of the tree's, the odd ones' the second, nothing follows.
+  const uint32_t half = units / 2, source = number < half ? 2 * number : 2 * (number - half) + 1;
+  const float moved = __shfl_sync(kAllLanes, sum, static_cast<int>((threadIdx.x - number + source) % 32));
+  sum = number < 2 * half ? moved : 0.0f;
+  for (uint32_t distance = 1; distance >> params.lanes_log2 == 0; distance *= 2) sum = add_lane(sum, distance);
+  return sum;
+}
+
+// Where number i of n lies in shared memory. Threads with vectors of eight read two fours each, and from every bank at
+// once if all first fours lie before all second ones.
+template <bool HasEights>
+__device__ __forceinline__ uint32_t spread_fours(uint32_t i, uint32_t n) {
+  return HasEights ? i / 8 * 4 + i % 4 + i / 4 % 2 * (n / 2) : i;
+}
+
+// The weights of a head in shared memory, the offset added, spread where V is 8.
+template <int V>
+struct SharedWeights {
+  const float *of_unit;
+  uint32_t half;  // of the head's channels
+
+  template <int N>
+  __device__ __forceinline__ void load(bool is_high, int first, float *weights) const {
+    constexpr int kStep = N < 4 ? N : 4;
+    const float *const from = of_unit + (is_high ? (V > 4 ? half / 2 : half) : 0);
+#pragma unroll
+    for (int i = 0; i < N; i += kStep) {
+      const Vector<float, kStep> vector =
+          *reinterpret_cast<const Vector<float, kStep> *>(from + (first + i) / 4 * half);
+      to_floats<float, kStep>(vector, weights + i);
+    }
+  }
+};
+
+// A thread's own weights, of the data's type.
+template <typename T, int V>
+struct OwnWeights {
+  Vector<T, V> low;
+  Vector<T, V> high;
+  float offset;
+
+  template <int N>
+  __device__ __forceinline__ void load(bool is_high, int first, float *weights) const {
+    to_some_floats<T, V, N>(is_high ? high : low, first, weights);
+#pragma unroll
+    for (int i = 0; i < N; ++i) weights[i] = add_rounded(weights[i], offset);
+  }
+};
+
+// The cosines of a token's pairs in shared memory, its sines behind them, both spread where V is 8 and the style HALF.
+template <int V, bool IsInterleaved>
+struct SharedAngles {
+  const float *cos_of_unit;
+  uint32_t pairs;
+  uint32_t to_sin;
+
+  static constexpr bool kAreSpread = V > 4 && !IsInterleaved;
+  static __device__ __forceinline__ uint32_t first_of(uint32_t unit) {
+    return unit * (IsInterleaved ? V / 2 : kAreSpread ? 4 : V);
+  }
+
+  // Turns N pairs. They are of the unit's second vector, or come from its pair `first` on.
+  template <int N>
+  __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
+    const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first / 4 * (pairs / 2);
+    rotate_by_run<N>(x, y, distance, cos, cos + to_sin);
+  }
+};
+
+// scale_channel and weigh_channel of N channels.
+template <typename T, int N, bool MayRound>
+__device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, float inverse, const float *weights,
+                                                float *x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = multiply_rounded(x[i], inverse);
+  if (MayRound && form.rounds_before_weight) to_floats<T, N>(from_floats<T, N>(x), x);
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = multiply_rounded(x[i], weights[i]);
+  if (MayRound && form.rounds_after_weight) to_floats<T, N>(from_floats<T, N>(x), x);
+}
+
+// A unit's norm, from the sum of its head's squares, and its rotation. What gets neither keeps its bits. Most calls want
+// no roundings within the norm.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, typename Weights>
+__device__ __forceinline__ void change_unit(const NormForm<float> &form, float sum, const Weights &weights,
+                                            bool is_turned, const SharedAngles<V, IsInterleaved> &angles,
+                                            Vector<T, V> *low, Vector<T, V> *high) {
+  if (!IsNormed && !is_turned) return;
+  const float inverse = IsNormed ? inverse_norm(form, sum) : 0.0f;
+  if constexpr (IsInterleaved) {
+    const auto change = [&](bool is_high, Vector<T, V> *vector) {
+      float x[V], w[V];
+      to_floats<T, V>(*vector, x);
+      if constexpr (IsNormed) {
+        weights.template load<V>(is_high, 0, w);
+        scale_and_weigh<T, V, MayRound>(form, inverse, w, x);
+      }
+      if (is_turned) angles.template turn<V / 2>(is_high, 0, x, x + 1, 2);
+      *vector = from_floats<T, V>(x);
+    };
+    change(false, low);
+    change(true, high);
+  } else {
+    constexpr int kFour = V < 4 ? V : 4;
+#pragma unroll
+    for (int i = 0; i < V; i += kFour) {
+      float x[kFour], y[kFour], w[kFour];
+      to_some_floats<T, V, kFour>(*low, i, x);
+      to_some_floats<T, V, kFour>(*high, i, y);
+      if constexpr (IsNormed) {
+        weights.template load<kFour>(false, i, w);
+        scale_and_weigh<T, kFour, MayRound>(form, inverse, w, x);
+        weights.template load<kFour>(true, i, w);
+        scale_and_weigh<T, kFour, MayRound>(form, inverse, w, y);
+      }
+      if (is_turned) angles.template turn<kFour>(false, i, x, y, 1);
+      from_some_floats<T, V, kFour>(x, i, low);
+      from_some_floats<T, V, kFour>(y, i, high);
+    }
+  }
+}
+
+// Where a pair has its cosine and its sine in a row of the table.
+struct TablePlace {
+  const char *cos;
+  const char *sin;
+
+  template <typename Params>
+  __device__ __forceinline__ TablePlace(const Params &params, uint32_t row, uint32_t pair) {
+    const int32_t size = params.table_dtype == ROPE_DTYPE_F32 ? 4 : 2;
+    cos = step(step(params.cos, pair, size), row, params.row_bytes);
+    sin = step(step(params.sin, pair, size), row, params.row_bytes);
+  }
+
+  template <typename Params>
+  __device__ __forceinline__ CosSin<float> load(const Params &params) const {
+    const bool is_wide = params.table_dtype == ROPE_DTYPE_F32;
+    const auto entry = [&](const char *at) -> uint32_t {
+      return is_wide ? *reinterpret_cast<const uint32_t *>(at) : *reinterpret_cast<const uint16_t *>(at);
+    };
+    const uint32_t of_cos = entry(cos), of_sin = entry(sin);
+    const float s = entry_of(of_sin, params.table_dtype);
+    return {entry_of(of_cos, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
+  }
+};
+
+__device__ __forceinline__ uint64_t finish_step_position(const StepHeadParams &params, LoadedInteger position) {
+  return extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
+}
+
+// Stores a unit to the cache at `slot`, which may have any value; `cache` is where page 0's first entry would have it.
+// Returns whether the slot is outside.
+template <typename Vector>
+__device__ __forceinline__ bool store_cached(const StepHeadParams &params, const StepHeadTensor &tensor, char *cache,
+                                             LoadedInteger loaded, const Vector &low, const Vector &high) {
+  const StepSlots &slots = params.slots;
+  const uint64_t slot = extend(loaded, slots.is_64_bit);
+  const bool is_skipped = slots.skips_slot_0 && slot == 0;
+  if (slot >= slots.end || is_skipped) return static_cast<int64_t>(slot) >= 0 && !is_skipped;
+  const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
+  char *const to = cache + place.quotient * tensor.page_bytes + place.remainder * tensor.entry_bytes;
+  store_vector(to, low);
+  store_vector(to + params.to_high, high);
+  return false;
+}
+
+}  // namespace rope

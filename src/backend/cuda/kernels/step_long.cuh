@@ -1,0 +1,226 @@
+// step_long.cuh - the step's kernels for long launches of whole heads
+//
+// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes, blocks of 128 threads, two turns. All threads of a
+// block have the same tensor. The blocks of a group of tokens follow each other.
+//
+//   block of the group    0           1             2           3             4              5
+//   tensor                q                                                   k              v
+//   tokens, first turn    0           0             1           1             0, 1           0, 1
+//           second turn   …                                                   2, 3           2, 3
+//   heads                 0 … 15     16 … 31        0 … 15     16 … 31        0 … 7          0 … 7
+//
+//   grid x           the blocks of all groups
+//   grid y           batches, where their tokens cannot be counted as those of one
+//   tensor.rows      tokens that a block has at a time, rows of threads
+//   turns            how often it takes that many
+//   tensor.parts     blocks of a token, where its heads have more units than a block threads
+//   tensor.runs      blocks that share the tokens of a group, rows * turns of them each
+//   shared           for each token of the block: cosines of its pairs, then sines; then whether it is lost, for each
+//                    token; then the tensor's weights
+//
+// Moves each head once in and once out to each of its destinations. Each block reads besides the positions of its tokens
+// and their rows of a table, the weights of its tensor, and each thread of a cached head a slot.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_heads.cuh"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+template <StepAngles kAngles>
+using StepLongParams =
+    std::conditional_t<kAngles == StepAngles::kNone, StepLongHeadParams,
+                       std::conditional_t<kAngles == StepAngles::kComputed,
+                                          StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
+
+// Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
+// what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
+template <StepAngles kAngles, bool AreSpread>
+__device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
+                                             uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
+  const uint32_t numbers = tensor.rows * params.turns * params.pairs;
+  const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // of the blocks of these tokens
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < numbers; i += blockDim.x) {
+    const DivmodResult place = params.by_pairs.divmod(i);
+    const uint32_t row = place.quotient, pair = place.remainder, token = first + row;
+    if (token >= params.num_tokens) return;
+    LoadedInteger position = {token & params.implicit_mask, 0};
+    const char *const position_address =
+        step(step(params.positions, token, params.position_bytes), blockIdx.y, params.position_batch_bytes);
+    if (params.has_positions) position = load_step_integer(position_address, params.has_wide_positions);
+    const uint64_t index = finish_step_position(params, position);
+    CosSin<float> angle = {};
+    if constexpr (kAngles == StepAngles::kComputed) {
+      angle = compute_angle(params, index, through_memory(params.increments)[pair]);
+    } else {
+      const bool is_lost = index >= params.rows;
+      if (pair == 0) lost[row] = is_lost;
+      if (is_first && pair == 0) {
+        if (token < params.tokens_that_prefetch) prefetch(position_address + params.position_bytes_ahead);
+        if (is_lost) count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      }
+      if (is_lost) continue;
+      const TablePlace entry(params, static_cast<uint32_t>(index), pair);
+      if (is_first && index < params.rows_that_prefetch) {
+        prefetch(entry.cos + params.row_bytes_ahead);
+        prefetch(entry.sin + params.row_bytes_ahead);
+      }
+      angle = entry.load(params);
+    }
+    float *const to = cos + row * (2 * params.pairs) + spread_fours<AreSpread>(pair, params.pairs);
+    to[0] = angle.cos;
+    to[params.pairs] = angle.sin;
+  }
+}
+
+// Writes a tensor's weights, the offset added.
+template <typename T, int V>
+__device__ __forceinline__ void share_weights(const StepLongHeadParams &params, const StepLongTensor &tensor,
+                                              float *weights) {
+  constexpr int kFour = V < 4 ? V : 4;
+  const bool is_wide = sizeof(T) == 4 || (tensor.flags & kHasWideWeight) != 0;
+  const uint32_t channels = 2 * params.pairs;
+  // From the last thread on, because the first ones have angles to find.
+  for (uint32_t i = (blockDim.x - 1 - threadIdx.x) * kFour; i < channels; i += blockDim.x * kFour) {
+    float w[kFour] = {};
+    if (tensor.weight != nullptr && is_wide) {
+      to_floats<float, kFour>(load_vector<Vector<float, kFour>>(tensor.weight + i * 4), w);
+    } else if (tensor.weight != nullptr) {
+      to_floats<T, kFour>(load_vector<Vector<T, kFour>>(tensor.weight + i * sizeof(T)), w);
+    }
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) w[j] = add_rounded(w[j], tensor.weight_offset);
+    store_vector(reinterpret_cast<char *>(weights + spread_fours<(V > 4)>(i, channels)), from_floats<float, kFour>(w));
+  }
+}
+
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, StepAngles kAngles>
+__global__ void __launch_bounds__(kMaxStepThreads,
+                                  min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
+    step_long_kernel(const __grid_constant__ StepLongParams<kAngles> params) {
+  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
+  constexpr bool kIsTurned = kAngles != StepAngles::kNone;
+  constexpr uint32_t kUsualUnits = 128 / (2 * V);
+  using Angles = SharedAngles<V, IsInterleaved>;
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  float *const cos = reinterpret_cast<float *>(shared);
+
+  const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
+  const uint32_t of_group = in_group.remainder;
+  const StepLongTensor &tensor =
+      params.tensor[(of_group >= params.tensor[1].first_block) + (of_group >= params.tensor[2].first_block)];
+  const DivmodResult block = tensor.parts.divmod(of_group - tensor.first_block);
+  const uint32_t rows = tensor.rows, turns = params.turns, part = block.remainder;
+  const uint32_t first_token = (in_group.quotient * tensor.runs + block.quotient) * (rows * turns);
+  uint32_t row = 0, thread = part * blockDim.x + threadIdx.x;
+  if (rows > 1) {
+    row = __umulhi(thread, tensor.threads_reciprocal);
+    thread -= row * tensor.threads;
+  }
+  const uint32_t head = thread >> params.lanes_log2, number = thread & ((1u << params.lanes_log2) - 1);
+  const bool is_present = row < rows && head < tensor.heads && number < params.units_per_head;
+  if (row >= rows) row = 0;
+  uint32_t token = first_token + row;
+  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), number, kVectorBytes) +
+                   blockIdx.y * tensor.batch;
+  const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, kVectorBytes));
+  const char *slot_address =
+      step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
+  const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
+  wait_for_previous_launch();
+
+  bool is_active = is_present && token < params.num_tokens;
+  LoadedInteger slot = kNoSlot;
+  Vector<T, V> low = {}, high = {};
+  const auto load = [&] {
+    slot = kNoSlot;
+    if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+    low = load_vector<Vector<T, V>>(in);
+    high = load_vector<Vector<T, V>>(in + params.to_high);
+  };
+  if (is_active) load();
+
+  const uint32_t tokens = rows * turns;
+  float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
+  uint32_t *lost = reinterpret_cast<uint32_t *>(behind_angles);
+  float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
+  if (is_changed) {
+    if constexpr (kIsTurned) share_angles<kAngles, Angles::kAreSpread>(params, tensor, first_token, part, cos, lost);
+    if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
+    __syncthreads();
+  }
+  const uint32_t read_unit = number < params.units_per_head ? number : 0;  // idle lanes compute too
+  Angles angles = {cos + row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
+  const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
+  lost += row;
+#pragma unroll 1
+  for (uint32_t turn = 0;;) {
+    if (is_changed) {
+      float sum = 0.0f;
+      if constexpr (IsNormed) {
+        sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
+        forget_floats(&low);
+        forget_floats(&high);
+      }
+      const bool is_turned = kIsTurned && (kAngles != StepAngles::kTable || *lost == 0);
+      change_unit<T, V, IsInterleaved, IsNormed, MayRound>(params.norm, sum, weights, is_turned, angles, &low, &high);
+    }
+    if (is_active) {
+      if (has_out) {
+        char *const out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+        store_vector(out, low);
+        store_vector(out + params.to_high, high);
+      }
+      if (has_cache) {
+        const bool is_outside = store_cached(params, tensor, cache, slot, low, high);
+        if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
+          count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+        }
+      }
+    }
+    if (++turn >= turns) return;
+    token += rows;
+    is_active = is_active && token < params.num_tokens;
+    in = step(in, rows, tensor.in_token);
+    slot_address = step(slot_address, rows, params.slots.token_bytes);
+    angles.cos_of_unit += rows * (2 * params.pairs);
+    lost += rows;
+    if (is_active) load();
+  }
+}
+
+template <typename T, bool IsInterleaved, bool IsNormed, bool MayRound>
+const void *find_step_long_kernel(StepAngles angles) {
+  constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(is_interleaved, angles) \
+  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, MayRound, StepAngles::angles>)
+  return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
+         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
+                                         : ROPE_STEP_KERNEL(false, kNone);
+#undef ROPE_STEP_KERNEL
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_step_long_kernel(const StepVariant &variant) {
+  constexpr bool kMayRound = sizeof(T) < sizeof(float);
+  if (variant.norm == StepNorm::kNone) return find_step_long_kernel<T, IsInterleaved, false, false>(variant.angles);
+  return variant.rounds ? find_step_long_kernel<T, IsInterleaved, true, kMayRound>(variant.angles)
+                        : find_step_long_kernel<T, IsInterleaved, true, false>(variant.angles);
+}
+
+template <typename T>
+const void *find_step_long_kernel(const StepVariant &variant) {
+  return variant.is_interleaved ? find_step_long_kernel<T, true>(variant) : find_step_long_kernel<T, false>(variant);
+}
+
+}  // namespace rope

@@ -1,0 +1,169 @@
+// step_short.cuh - the step's kernels for short launches of whole heads, as decoding has them
+//
+// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 768 a token, six parts of 128 threads.
+//
+//   blockIdx.y                             0                                  │      1      │ …  5
+//   threadIdx.x    0        1      …      15     │   16     …    │ …  127     │   0   … 127 │
+//   head           0                             │    1          │      7     │   8   …  15 │    …  47
+//
+//   grid x   tokens
+//   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
+//
+//   IsWarp   a warp finds all angles of its token: lane l those of pairs l and l + 32
+//   else     a block does: thread x that of pair x. It has no fewer threads than a head has pairs
+//   shared   cos[kMaxShortHeadPairs], then sin[kMaxShortHeadPairs], of each warp or of the block
+//
+// Moves each head once in and once out to each of its destinations. Each thread of a head reads its own weights, each
+// warp or block a token's position and row of a table, each thread of a cached head a slot.
+//
+// As in rope_short.cuh such a launch is a chain of latencies: few parameters, code that goes straight on, and with
+// programmatic launch all addresses before the previous launch is waited for.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_heads.cuh"
+#include "plan/tuning.hpp"
+
+namespace rope {
+
+template <StepAngles kAngles>
+using StepShortParams = std::conditional_t<
+    kAngles == StepAngles::kNone, StepShortHeadParams,
+    std::conditional_t<kAngles == StepAngles::kComputed, StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>,
+                       StepWithTable<StepShortHeadParams>>>;
+
+template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, StepAngles kAngles>
+__global__ void __launch_bounds__(kMaxStepThreads)
+    step_short_kernel(const __grid_constant__ StepShortParams<kAngles> params) {
+  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
+  constexpr bool kIsTurned = kAngles != StepAngles::kNone;
+  constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortHeadPairs / kLanes : 1;
+  constexpr uint32_t kUsualUnits = 128 / (2 * V);
+  constexpr bool kBeginsAtOnce = IsWarp == IsNormed;  // tests/bench/TUNING.md
+  if (kBeginsAtOnce) begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  float *const cos = reinterpret_cast<float *>(shared) + (IsWarp ? threadIdx.x / kLanes * (2 * kMaxShortHeadPairs) : 0);
+  const uint32_t sharer = IsWarp ? threadIdx.x % kLanes : threadIdx.x;
+
+  const uint32_t token = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x;
+  const uint32_t head = unit >> params.lanes_log2, number = unit & ((1u << params.lanes_log2) - 1);
+  const StepHeadTensor &tensor = params.tensor[(head >= params.begins[0]) + (head >= params.begins[1])];
+  const bool is_active = unit < params.units_per_token && number < params.units_per_head,
+             has_cache = tensor.cache != nullptr;
+  const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), number, kVectorBytes);
+  char *const out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, kVectorBytes));
+  const char *const position_address = step(params.positions, token, params.position_bytes);
+  const char *const slot_address = step(params.slots.data, token, params.slots.token_bytes);
+  const char *const weight = step(tensor.weight, number, kVectorBytes);
+  // Those behind the last pair's are never read.
+  uint64_t increment[kOfSharer];
+  const bool has_pair = IsWarp || sharer < params.pairs;
+  if constexpr (kAngles == StepAngles::kComputed) {
+#pragma unroll
+    for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
+      increment[i] = (through_memory(params.increments) + sharer)[i * kLanes];
+    }
+  }
+  wait_for_previous_launch_with(unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
+                                unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache));
+
+  LoadedInteger position = {token & params.implicit_mask, 0}, slot = kNoSlot;
+  if (kIsTurned && has_pair && params.has_positions) {
+    position = load_step_integer(position_address, params.has_wide_positions);
+  }
+  if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+  Vector<T, V> low = {}, high = {};
+  OwnWeights<T, V> weights = {{}, {}, tensor.weight_offset};
+  if (is_active) {
+    low = load_vector<Vector<T, V>>(in);
+    high = load_vector<Vector<T, V>>(in + params.to_high);
+    if (IsNormed && tensor.weight != nullptr) {
+      weights.low = load_vector<Vector<T, V>>(weight);
+      weights.high = load_vector<Vector<T, V>>(weight + params.to_high);
+    }
+  }
+  if (!kBeginsAtOnce) begin_dependent_launch();
+
+  bool is_lost = false;
+  if constexpr (kIsTurned) {
+    const uint64_t index = finish_step_position(params, position);
+    CosSin<float> angle[kOfSharer];
+    if constexpr (kAngles == StepAngles::kTable) {
+      is_lost = has_pair && index >= params.rows;
+      if (is_lost && unit == 0) count_fault(params.fault, token);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kOfSharer; ++i) {
+      if constexpr (kAngles == StepAngles::kComputed) {
+        if (has_pair) angle[i] = compute_angle(params, index, increment[i]);
+      } else if (!is_lost && sharer + i * kLanes < params.pairs) {
+        angle[i] = TablePlace(params, static_cast<uint32_t>(index), sharer + i * kLanes).load(params);
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
+      cos[sharer + i * kLanes] = angle[i].cos;
+      cos[sharer + i * kLanes + kMaxShortHeadPairs] = angle[i].sin;
+    }
+  }
+  float sum = 0.0f;
+  if constexpr (IsNormed) {
+    sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
+  }
+  if constexpr (kIsTurned && IsWarp) __syncwarp();
+  if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
+  if (!is_active) return;
+  if ((IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0) {
+    using Angles = SharedAngles<V, IsInterleaved>;
+    const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortHeadPairs};
+    const bool is_turned = kIsTurned && !is_lost;
+    if (IsNormed && params.rounds) {
+      change_unit<T, V, IsInterleaved, IsNormed, true>(params.norm, sum, weights, is_turned, angles, &low, &high);
+    } else {
+      change_unit<T, V, IsInterleaved, IsNormed, false>(params.norm, sum, weights, is_turned, angles, &low, &high);
+    }
+  }
+  if ((tensor.flags & kHasOut) != 0) {
+    store_vector(out, low);
+    store_vector(out + params.to_high, high);
+  }
+  if (has_cache && store_cached(params, tensor, cache, slot, low, high) && unit == params.counting_unit) {
+    count_fault(params.fault, token);
+  }
+}
+
+template <typename T, bool IsWarp, bool IsInterleaved>
+const void *find_step_short_kernel(const StepVariant &variant) {
+  constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(is_warp, is_normed, angles) \
+  reinterpret_cast<const void *>(step_short_kernel<T, V, is_warp, IsInterleaved, is_normed, StepAngles::angles>)
+  const bool is_normed = variant.norm != StepNorm::kNone;
+  switch (variant.angles) {
+    case StepAngles::kComputed:
+      return is_normed ? ROPE_STEP_KERNEL(IsWarp, true, kComputed) : ROPE_STEP_KERNEL(IsWarp, false, kComputed);
+    case StepAngles::kTable:
+      return is_normed ? ROPE_STEP_KERNEL(false, true, kTable) : ROPE_STEP_KERNEL(false, false, kTable);
+    default:
+      return is_normed ? reinterpret_cast<const void *>(step_short_kernel<T, V, true, false, true, StepAngles::kNone>)
+                       : reinterpret_cast<const void *>(step_short_kernel<T, V, true, false, false, StepAngles::kNone>);
+  }
+#undef ROPE_STEP_KERNEL
+}
+
+template <typename T>
+const void *find_step_short_kernel(const StepVariant &variant) {
+  if (variant.kernel == StepKernel::kWarp) {
+    return variant.is_interleaved ? find_step_short_kernel<T, true, true>(variant)
+                                  : find_step_short_kernel<T, true, false>(variant);
+  }
+  return variant.is_interleaved ? find_step_short_kernel<T, false, true>(variant)
+                                : find_step_short_kernel<T, false, false>(variant);
+}
+
+}  // namespace rope

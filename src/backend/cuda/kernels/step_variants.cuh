@@ -1,0 +1,27 @@
+// step_variants.cuh - the kernel of the step for each StepVariant
+#pragma once
+
+#include "backend/cuda/kernels/step_general.cuh"
+#include "backend/cuda/kernels/step_long.cuh"
+#include "backend/cuda/kernels/step_rows.cuh"
+#include "backend/cuda/kernels/step_short.cuh"
+
+namespace rope {
+
+template <typename T>
+const void *find_step_kernel(const StepVariant &variant) {
+  switch (variant.kernel) {
+    case StepKernel::kWarp:
+    case StepKernel::kShort:
+      return find_step_short_kernel<T>(variant);
+    case StepKernel::kLong:
+      return find_step_long_kernel<T>(variant);
+    case StepKernel::kShortRows:
+    case StepKernel::kLongRows:
+      return find_step_rows_kernel<T>(variant);
+    default:
+      return reinterpret_cast<const void *>(step_general_kernel<T>);
+  }
+}
+
+}  // namespace rope
