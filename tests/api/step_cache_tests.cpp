@@ -129,7 +129,7 @@ TEST_CASE("caches of 16 bits for F32 data", "[rope][step][cache]") {
   }
 }
 
-TEST_CASE("slots below 0, outside, repeated, and fewer than tokens", "[rope][step][cache]") {
+TEST_CASE("slots below 0, outside, repeated, and fewer than tokens", "[rope][step][cache][sanitize]") {
   for (const rope_layout_t layout : layouts) {
     for (const bool is_wide : {false, true}) {
       StepCase step = cached(layout);
@@ -305,7 +305,7 @@ TEST_CASE("pages of each sequence say where k and v are cached", "[rope][step][c
   }
 }
 
-TEST_CASE("page tables with entries that are none", "[rope][step][cache]") {
+TEST_CASE("page tables with entries that are none", "[rope][step][cache][sanitize]") {
   for (const rope_layout_t layout : {ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
     StepCase step = paged(layout);
     StepCache &cache = *step.cache;
@@ -408,7 +408,8 @@ TEST_CASE("inputs that broadcast are cached for each token", "[rope][step][cache
   step.check();
 }
 
-TEST_CASE("steps are served of every type, in every layout, with any number of channels", "[rope][step][cache][norm]") {
+TEST_CASE("steps are served of every type, in every layout, with any number of channels",
+          "[rope][step][cache][norm][sanitize]") {
   struct Kind {
     const char *name;
     bool has_norm, has_cache, is_turned;
@@ -445,7 +446,7 @@ TEST_CASE("steps are served of every type, in every layout, with any number of c
   }
 }
 
-TEST_CASE("many tokens are cached by threads that share them", "[rope][step][cache]") {
+TEST_CASE("many tokens are cached by threads that share them", "[rope][step][cache][sanitize]") {
   for (const rope_layout_t layout : layouts) {
     StepCase step = cached(layout);
     step.dtype = ROPE_DTYPE_BF16;

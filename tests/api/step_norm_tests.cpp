@@ -75,7 +75,7 @@ TEST_CASE("a norm numbers channels as they are read before the rotation, as they
   }
 }
 
-TEST_CASE("roundings, offsets and types of weights", "[rope][step][norm]") {
+TEST_CASE("roundings, offsets and types of weights", "[rope][step][norm][sanitize]") {
   for (const rope_norm_type_t norm : {ROPE_NORM_RMS, ROPE_NORM_LAYER}) {
     for (const rope_dtype_t dtype : dtypes) {
       for (const int32_t rounding : {0, 1, 2, 3}) {
@@ -296,7 +296,7 @@ TEST_CASE("a descriptor without frequencies copies", "[rope][step]") {
   step.check();
 }
 
-TEST_CASE("tokens without a row of the table are normed", "[rope][step][norm]") {
+TEST_CASE("tokens without a row of the table are normed", "[rope][step][norm][sanitize]") {
   for (const rope_layout_t layout : layouts) {
     for (const rope_norm_order_t order : {ROPE_NORM_ORDER_BEFORE, ROPE_NORM_ORDER_AFTER}) {
       StepCase step = normed();
