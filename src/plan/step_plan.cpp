@@ -207,20 +207,23 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
          (is_flat || tensor.out_stride[kBatch] == tensor.in_stride[kBatch]);
 }
 
-// Whether the kernels of whole heads serve what is asked for, whatever the sizes of vectors.
-bool takes_heads(const RopeProblem &problem, bool is_flat) {
+// The channels of each head where the kernels of whole heads serve what is asked for, whatever the sizes of vectors;
+// else 0.
+int count_whole_channels(const RopeProblem &problem, bool is_flat) {
   const StepProblem &step = *problem.step;
-  if (!takes_rows(problem) || (step.has_norm && step.is_turned && problem.geometry->norm.is_after)) return false;
+  if (!takes_rows(problem) || (step.has_norm && step.is_turned && problem.geometry->norm.is_after)) return 0;
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
     if (channels == 0) channels = step.tensor[i].channels;
-    if (!has_whole_heads(problem, is_flat, i, channels)) return false;
+    if (!has_whole_heads(problem, is_flat, i, channels)) return 0;
   }
   const AngleTable &table = problem.table;
-  return !step.is_turned || problem.angles != AngleSource::kTable ||
-         (table.cos.column_stride == 1 && table.sin.column_stride == 1 &&
-          table.cos.row_stride == table.sin.row_stride && fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
+  const bool takes_angles =
+      !step.is_turned || problem.angles != AngleSource::kTable ||
+      (table.cos.column_stride == 1 && table.sin.column_stride == 1 && table.cos.row_stride == table.sin.row_stride &&
+       fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
+  return takes_angles ? channels : 0;
 }
 
 // A head's units, or 0 where the kernels of whole heads do not take as many.
@@ -328,13 +331,9 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
 
 bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->heads.is_flat = is_flat(problem);
-  if (!takes_heads(problem, plan->heads.is_flat)) return false;
-  if (problem.batches * problem.tokens > kMaxInt32 || problem.heads_per_token() > kMaxInt32 / kWarpThreads)
-    return false;
-  int channels = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    if (problem.tensor[i].heads > 0) channels = problem.step->tensor[i].channels;
-  }
+  const int channels = count_whole_channels(problem, plan->heads.is_flat);
+  const int64_t tokens = problem.batches * problem.tokens, heads = problem.heads_per_token();
+  if (channels == 0 || tokens > kMaxInt32 || heads > kMaxInt32 / kWarpThreads) return false;
   const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
   if (plan->heads.is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
   return plan_long_heads(problem, device, channels, plan);

@@ -47,10 +47,10 @@ std::map<const void *, Call> find_calls() {
       }
     };
     for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-      add_kind(kernel, call<StepShortHeadParams>, call<StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
-               call<StepWithTable<StepShortHeadParams>>);
+      add_kind(kernel, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+               call<WithTable<StepShortHeadParams>>);
     }
-    add_kind(StepKernel::kLong, call<StepLongHeadParams>, call<StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
+    add_kind(StepKernel::kLong, call<StepLongHeadParams>, call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
              call<StepLongTableParams>);
     add_kind(StepKernel::kShortRows, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
     add_kind(StepKernel::kLongRows, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);

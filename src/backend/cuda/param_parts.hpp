@@ -42,6 +42,16 @@ inline void copy_increments(const RopeGeometry &geometry, uint64_t *increments) 
   memcpy(increments, geometry.increments, sizeof(uint64_t) * static_cast<size_t>(geometry.pairs()));
 }
 
+template <typename Params>
+void set_table_params(const RopeProblem &problem, WithTable<Params> *params) {
+  const AngleTable &table = problem.table;
+  params->cos = table.cos.data;
+  params->sin = table.sin.data;
+  params->rows = static_cast<uint64_t>(table.rows);
+  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
+  params->table_dtype = table.dtype;
+}
+
 inline FastDivmod table_width_of(const AngleTable &table) {
   return FastDivmod::by(table.width > 0 ? static_cast<uint32_t>(table.width) : 1);
 }

@@ -147,12 +147,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngle
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
   set_short_params(problem, plan, params);
-  const AngleTable &table = problem.table;
-  params->cos = table.cos.data;
-  params->sin = table.sin.data;
-  params->rows = static_cast<uint64_t>(table.rows);
-  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
-  params->table_dtype = table.dtype;
+  set_table_params(problem, params);
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongAngleParams *params) {

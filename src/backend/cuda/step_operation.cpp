@@ -222,18 +222,13 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
 }
 
 template <typename Params>
-void set_params(const RopeProblem &problem, const RopePlan &plan, StepWithTable<Params> *params) {
+void set_params(const RopeProblem &problem, const RopePlan &plan, WithTable<Params> *params) {
   set_params(problem, plan, static_cast<Params *>(params));
-  const AngleTable &table = problem.table;
-  params->cos = table.cos.data;
-  params->sin = table.sin.data;
-  params->rows = static_cast<uint64_t>(table.rows);
-  params->row_bytes = static_cast<int32_t>(table.cos.row_stride * dtype_size(table.dtype));
-  params->table_dtype = table.dtype;
+  set_table_params(problem, params);
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongTableParams *params) {
-  set_params(problem, plan, static_cast<StepWithTable<StepLongHeadParams> *>(params));
+  set_params(problem, plan, static_cast<WithTable<StepLongHeadParams> *>(params));
   const int64_t ahead = plan.heads.tokens_ahead, rows = problem.table.rows - ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
   params->row_bytes_ahead = ahead * params->row_bytes;
@@ -243,7 +238,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongTableP
 }
 
 template <typename Params, uint32_t kPairs>
-void set_params(const RopeProblem &problem, const RopePlan &plan, StepWithAngles<Params, kPairs> *params) {
+void set_params(const RopeProblem &problem, const RopePlan &plan, WithAngles<Params, kPairs> *params) {
   set_params(problem, plan, static_cast<Params *>(params));
   copy_increments(*problem.geometry, params->increments);
 }
@@ -342,11 +337,11 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
     case StepKernel::kWarp:
     case StepKernel::kShort:
       return launch_with(launch_step<StepShortHeadParams>,
-                         launch_step<StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
-                         launch_step<StepWithTable<StepShortHeadParams>>);
+                         launch_step<WithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+                         launch_step<WithTable<StepShortHeadParams>>);
     case StepKernel::kLong:
       return launch_with(launch_step<StepLongHeadParams>,
-                         launch_step<StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
+                         launch_step<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
                          launch_step<StepLongTableParams>);
     case StepKernel::kShortRows:
       return launch_with(launch_step<StepRowParams>, launch_step<StepShortRowAngleParams>, launch_step<StepRowParams>);

@@ -142,17 +142,24 @@ struct RopeShortParams {
   float sin_scale;  // negative for the transpose
 };
 
-struct RopeShortAngleParams : RopeShortParams {
-  uint64_t increments[kMaxShortPairs];
+// For computed angles.
+template <typename Params, uint32_t kPairs>
+struct WithAngles : Params {
+  uint64_t increments[kPairs];
 };
 
-struct RopeShortTableParams : RopeShortParams {
+// For a table.
+template <typename Params>
+struct WithTable : Params {
   const char *cos;
   const char *sin;
   uint64_t rows;
   int32_t row_bytes;  // stride of both
   rope_dtype_t table_dtype;
 };
+
+using RopeShortAngleParams = WithAngles<RopeShortParams, kMaxShortPairs>;
+using RopeShortTableParams = WithTable<RopeShortParams>;
 
 // For long launches.
 template <typename Params>

@@ -38,7 +38,7 @@ template <StepAngles kAngles>
 using StepLongParams =
     std::conditional_t<kAngles == StepAngles::kNone, StepLongHeadParams,
                        std::conditional_t<kAngles == StepAngles::kComputed,
-                                          StepWithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
+                                          WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
 // what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.

@@ -103,24 +103,8 @@ struct StepLongHeadParams : StepHeadParams {
   StepLongTensor tensor[3];
 };
 
-// For computed angles.
-template <typename Params, uint32_t kPairs>
-struct StepWithAngles : Params {
-  uint64_t increments[kPairs];
-};
-
-// For a table.
-template <typename Params>
-struct StepWithTable : Params {
-  const char *cos;
-  const char *sin;
-  uint64_t rows;
-  int32_t row_bytes;  // stride of both
-  rope_dtype_t table_dtype;
-};
-
 // A thread that reads a row of the table prefetches another, and the first thread of a token a position, that far ahead.
-struct StepLongTableParams : StepWithTable<StepLongHeadParams> {
+struct StepLongTableParams : WithTable<StepLongHeadParams> {
   uint64_t rows_that_prefetch;
   int64_t row_bytes_ahead;
   int64_t position_bytes_ahead;
@@ -177,8 +161,8 @@ struct StepRowParams {
   AngleTable table;
 };
 
-using StepShortRowAngleParams = StepWithAngles<StepRowParams, kMaxShortStepPairs>;
-using StepLongRowAngleParams = StepWithAngles<StepRowParams, kMaxLongStepPairs>;
+using StepShortRowAngleParams = WithAngles<StepRowParams, kMaxShortStepPairs>;
+using StepLongRowAngleParams = WithAngles<StepRowParams, kMaxLongStepPairs>;
 
 // ---- kGeneral ----
 

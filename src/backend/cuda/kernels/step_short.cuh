@@ -34,8 +34,8 @@ namespace rope {
 template <StepAngles kAngles>
 using StepShortParams = std::conditional_t<
     kAngles == StepAngles::kNone, StepShortHeadParams,
-    std::conditional_t<kAngles == StepAngles::kComputed, StepWithAngles<StepShortHeadParams, kMaxShortHeadPairs>,
-                       StepWithTable<StepShortHeadParams>>>;
+    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams, kMaxShortHeadPairs>,
+                       WithTable<StepShortHeadParams>>>;
 
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads)
