@@ -10,6 +10,7 @@ namespace rope {
 enum class StepKernel {
   kWarp,       // short launches of whole heads: each warp finds its own angles
   kShort,      // the same, but a block finds the angles of its token
+  kShortMore,  // as kShort, for what that has not: step_short_more.cuh has a list
   kLong,       // long launches of whole heads
   kShortRows,  // short launches of other heads, of which a part is turned, say: each warp finds its own angles
   kLongRows,   // long ones: rows of threads share the angles of their token
@@ -34,23 +35,24 @@ struct StepVariant {
   StepNorm norm;
   StepAngles angles;
   bool is_interleaved;
-  bool rounds;  // within the norm, which kLong has functions of their own for
+  bool has_more;  // kLong: roundings within the norm, several position axes, a page table
 };
 
 constexpr int kShortStepVectorBytes = 8;
 constexpr int kLongStepVectorBytes = 16;
 
 // Pairs of a head, at most.
-constexpr uint32_t kMaxShortHeadPairs = 64;
-constexpr uint32_t kMaxShortStepPairs = 128;
+constexpr uint32_t kMaxShortStepPairs = 64;
 constexpr uint32_t kMaxLongStepPairs = 256;
+
+constexpr int kMaxStepAxes = 4;  // of positions
 
 // What the threads of a token share beside its angles, and where a warp puts the sums of a head in order.
 constexpr uint32_t kStepSharedBytes = 32;
 constexpr uint32_t kStepExchangeBytes = 256;
 
-constexpr uint32_t kStepGeneralThreads = 128;  // of a block of kGeneral
-constexpr uint32_t kStepTokenBytes = 64;       // room for a token's place in its shared memory
-constexpr int kStepHeadSums = 256;             // heads whose sums a block of kGeneral keeps at a time
+constexpr uint32_t kMaxStepGeneralThreads = 512;  // of a block of kGeneral
+constexpr uint32_t kStepTokenBytes = 64;          // room for a token's place in its shared memory
+constexpr int kStepHeadSums = 256;                // heads whose sums a block of kGeneral keeps at a time
 
 }  // namespace rope

@@ -15,13 +15,17 @@ bool fits(int64_t stride, int64_t size) {
   return magnitude(stride) <= kMaxInt32 / size;
 }
 
+bool fit_integers(const TokenIntegers &integers) {
+  return fits(integers.token_stride, 8) && fits(integers.batch_stride, 8);
+}
+
 // Whether the kernels of rows serve what is asked for, whatever the sizes of vectors.
 bool takes_rows(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
   if (!may_have_rows(*problem.geometry) || (step.has_norm && !may_norm_rows(*problem.geometry))) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
-  if (!fits(positions.token_stride, 8) || !fits(positions.batch_stride, 8)) return false;
+  if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;
   if (problem.angles != AngleSource::kIncrements) {
     const AngleTable &table = problem.table;
     // Where nothing is turned faults are counted all the same.
@@ -32,10 +36,25 @@ bool takes_rows(const RopeProblem &problem) {
   }
   if (!step.has_caches) return true;
   const CachePlaces &places = step.places;
-  if (!places.slots.is_present || !fits(places.slots.token_stride, 8) || !fits(places.slots.batch_stride, 8)) {
+  if (places.entries == 0 || places.pages > kMaxInt32 / places.entries || !fit_integers(places_source(problem))) {
     return false;
   }
-  return places.entries > 0 && places.pages <= kMaxInt32 / places.entries;
+  if (places.slots.is_present) return true;
+  const PageTable &table = places.table;
+  return fit_integers(places.sequence) && table.rows < kMaxInt32 && table.columns <= kMaxInt32 / places.entries &&
+         fits(table.row_stride, 8) && fits(table.column_stride, 8) && fits(table.indptr_stride, 8);
+}
+
+// Whether weights or a bias can be read along with vectors of so many bytes of the data, whose elements have `size`.
+bool fits_numbers(const ChannelNumbers &numbers, int64_t size, int64_t vector_bytes) {
+  if (numbers.data == nullptr) return true;
+  const int64_t number_size = numbers.is_f32 ? 4 : size;
+  if (numbers.channel_stride != 1 || !fits(numbers.head_stride, number_size)) return false;
+  VectorBytes bytes;
+  bytes.add(numbers.data);
+  bytes.add(numbers.head_stride * number_size);
+  const int64_t at_a_time = vector_bytes / size < 4 ? vector_bytes / size : 4;
+  return bytes.value() >= at_a_time * number_size;
 }
 
 // Whether vectors of so many bytes fit a tensor and everything that it is written to.
@@ -63,15 +82,7 @@ bool fits_vectors(const RopeProblem &problem, int index, int64_t vector_bytes) {
     add_stride(cache.entry_stride);
     if (tensor.heads > 1) add_stride(cache.head_stride);
   }
-  if (step.weight.data != nullptr) {
-    const int64_t weight_size = step.weight.is_f32 ? 4 : size;
-    if (step.weight.channel_stride != 1 || !fits(step.weight.head_stride, weight_size)) return false;
-    VectorBytes of_weight;
-    of_weight.add(step.weight.data);
-    of_weight.add(step.weight.head_stride * weight_size);
-    const int64_t at_a_time = vector_bytes / size < 4 ? vector_bytes / size : 4;
-    if (of_weight.value() < at_a_time * weight_size) return false;
-  }
+  if (!fits_numbers(step.weight, size, vector_bytes) || !fits_numbers(step.bias, size, vector_bytes)) return false;
   const int64_t unit = 2 * vector_bytes;
   if (step.channels * size % unit != 0 ||
       (int64_t{1} << step_lanes_log2(step.channels, static_cast<int>(vector_bytes / size))) > kWarpThreads) {
@@ -117,6 +128,12 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
   return groups * (kStepSharedBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kStepExchangeBytes;
 }
 
+bool has_lookups(const RopeProblem &problem) {
+  const StepProblem &step = *problem.step;
+  const bool has_axes = step.is_turned && problem.geometry->num_axes > 1;
+  return has_axes || (step.has_caches && !step.places.slots.is_present);
+}
+
 StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
   const StepProblem &step = *problem.step;
   const StepNorm norm = !step.has_norm                    ? StepNorm::kNone
@@ -127,7 +144,7 @@ StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
                                                                          : StepAngles::kTable;
   const NormGeometry &form = problem.geometry->norm;
   const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
-  return {kernel, norm, angles, problem.in_distance == 1, rounds};
+  return {kernel, norm, angles, problem.in_distance == 1, rounds || has_lookups(problem)};
 }
 
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
@@ -186,8 +203,9 @@ bool is_flat(const RopeProblem &problem) {
   if (has_implicit_positions && problem.batches > 1 && problem.tokens > 1) return false;
   if (step.is_turned && problem.positions.is_present && !is_one_batch(problem, problem.positions)) return false;
   const CachePlaces &places = step.places;
-  return !step.has_caches ||
-         (is_one_batch(problem, places.slots) && (problem.batches == 1 || places.cached_tokens >= problem.tokens));
+  return !step.has_caches || (is_one_batch(problem, places_source(problem)) &&
+                              (problem.batches == 1 || places.cached_tokens >= problem.tokens) &&
+                              (problem.batches == 1 || problem.tokens == 1 || places.slots.is_present));
 }
 
 // Whether a tensor's heads are whole and either get all that the call does to some tensor, or are copied.
@@ -197,7 +215,7 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
   const StepTensor &mine = step.tensor[index];
   const bool is_changed = mine.is_normed || mine.is_turned;
   const bool has_window = mine.has_styles && problem.geometry->rotary_dim != channels;
-  if (mine.channels != channels || has_window || mine.weight.head_stride != 0) return false;
+  if (mine.channels != channels || has_window) return false;
   if (is_changed && (mine.is_normed != step.has_norm || mine.is_turned != step.is_turned)) return false;
   if (!mine.is_written) return true;
   const int64_t shift =
@@ -211,7 +229,7 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
 // else 0.
 int count_whole_channels(const RopeProblem &problem, bool is_flat) {
   const StepProblem &step = *problem.step;
-  if (!takes_rows(problem) || (step.has_norm && step.is_turned && problem.geometry->norm.is_after)) return 0;
+  if (!takes_rows(problem)) return 0;
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
@@ -219,11 +237,22 @@ int count_whole_channels(const RopeProblem &problem, bool is_flat) {
     if (!has_whole_heads(problem, is_flat, i, channels)) return 0;
   }
   const AngleTable &table = problem.table;
-  const bool takes_angles =
-      !step.is_turned || problem.angles != AngleSource::kTable ||
-      (table.cos.column_stride == 1 && table.sin.column_stride == 1 && table.cos.row_stride == table.sin.row_stride &&
-       fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
+  const bool takes_angles = !step.is_turned || problem.angles != AngleSource::kTable ||
+                            (table.cos.column_stride == 1 && table.sin.column_stride == 1 &&
+                             table.cos.row_stride == table.sin.row_stride && table.cos.axis_stride == 0 &&
+                             table.sin.axis_stride == 0 && fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
   return takes_angles ? channels : 0;
+}
+
+// Whether the norm is one that kWarp, kShort and kLong have not.
+bool has_more_norm(const RopeProblem &problem) {
+  const StepProblem &step = *problem.step;
+  const NormGeometry &norm = problem.geometry->norm;
+  bool has_head_weights = false;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (step.tensor[i].is_normed && step.tensor[i].weight.head_stride != 0) has_head_weights = true;
+  }
+  return step.has_norm && (norm.type != ROPE_NORM_RMS || (step.is_turned && norm.is_after) || has_head_weights);
 }
 
 // A head's units, or 0 where the kernels of whole heads do not take as many.
@@ -266,34 +295,38 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const StepProblem &step = *problem.step;
   const StepTuning &tuning = kStepTuning;
   const int64_t size = dtype_size(problem.geometry->dtype);
+  bool has_more = has_lookups(problem) || has_more_norm(problem);
   for (int i = 0; i < problem.num_tensors; ++i) {
-    if (step.tensor[i].weight.data != nullptr && step.tensor[i].weight.is_f32 && size == 2) return false;
+    if (step.tensor[i].weight.data != nullptr && step.tensor[i].weight.is_f32 && size == 2) has_more = true;
   }
   const uint32_t pairs = static_cast<uint32_t>(channels / 2);
   plan->vector_elements = static_cast<int>(kShortStepVectorBytes / size);
   plan->heads.units = count_units(channels, plan->vector_elements);
-  if (vectors > tuning.max_short_vectors || pairs > kMaxShortHeadPairs || plan->heads.units == 0 ||
+  if (vectors > tuning.max_short_vectors || pairs > kMaxShortStepPairs || plan->heads.units == 0 ||
       !fit_vectors(problem, kShortStepVectorBytes)) {
     return false;
   }
   const bool is_warp =
-      !step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors);
+      !has_more &&
+      (!step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors));
   plan->heads.lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan->vector_elements));
   plan->units.per_token = static_cast<uint32_t>(problem.heads_per_token()) << plan->heads.lanes_log2;
   const uint32_t units = round_up_to_warps(plan->units.per_token);
   const int64_t max_few = step.is_turned ? tuning.max_few_vectors : tuning.max_warp_vectors;
   const uint32_t wanted = vectors <= max_few ? tuning.few_threads : tuning.short_threads;
   plan->threads = units < wanted ? units : wanted;
-  if (!is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
+  if (step.is_turned && !is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
   plan->thread_rows = 1;
   plan->tokens_per_block = 1;
   plan->blocks_per_token = (plan->units.per_token - 1) / plan->threads + 1;
   if (plan->blocks_per_token > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(problem.batches * problem.tokens);
   plan->grid_y = plan->blocks_per_token;
-  const uint32_t angles = 2 * kMaxShortHeadPairs * static_cast<uint32_t>(sizeof(float));
+  const uint32_t angles = 2 * kMaxShortStepPairs * static_cast<uint32_t>(sizeof(float));
   plan->shared_bytes = !step.is_turned ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
-  plan->step = variant_of(problem, is_warp ? StepKernel::kWarp : StepKernel::kShort);
+  plan->step = variant_of(problem, has_more  ? StepKernel::kShortMore
+                                   : is_warp ? StepKernel::kWarp
+                                             : StepKernel::kShort);
   return true;
 }
 
@@ -336,20 +369,24 @@ bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
   if (channels == 0 || tokens > kMaxInt32 || heads > kMaxInt32 / kWarpThreads) return false;
   const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
   if (plan->heads.is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
-  return plan_long_heads(problem, device, channels, plan);
+  return !has_more_norm(problem) && plan_long_heads(problem, device, channels, plan);
 }
-
-// Heads of a block where they need not all be in one.
-constexpr int64_t kGeneralHeads = 8;
 
 // A block has so much shared memory everywhere.
 constexpr uint32_t kMaxSharedBytes = 48 * 1024;
 
-void plan_general(const RopeProblem &problem, RopePlan *plan) {
+// Threads that a multiprocessor holds: those of 64 registers.
+constexpr int64_t kGeneralHeldThreads = 1024;
+
+void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepProblem &step = *problem.step;
   const bool has_token_norm = step.has_norm && geometry.norm.is_of_token;
-  const int64_t heads = problem.heads_per_token(), heads_per_block = has_token_norm ? heads : kGeneralHeads;
+  const int64_t heads = problem.heads_per_token(), heads_per_block = has_token_norm ? heads : kStepTuning.general_heads;
+  // A block that has a whole token gets more threads where blocks are few.
+  const int64_t tokens = problem.batches * problem.tokens, held_threads = device.multiprocessors * kGeneralHeldThreads;
+  uint32_t threads = has_token_norm ? kMaxStepGeneralThreads : kStepTuning.general_threads;
+  while (threads > kStepTuning.general_threads && tokens > held_threads / threads) threads /= 2;
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (step.tensor[i].channels > channels) channels = step.tensor[i].channels;
@@ -361,11 +398,11 @@ void plan_general(const RopeProblem &problem, RopePlan *plan) {
   plan->general.row_channels = (channels + 3) / 4 * 4;
   const uint32_t row = static_cast<uint32_t>(plan->general.row_channels) * (2 * number + size);
   const uint32_t fixed = kStepTokenBytes + angles + sums, fitting = (kMaxSharedBytes - fixed) / row;
-  plan->general.warps = fitting < kStepGeneralThreads / kWarpThreads ? fitting : kStepGeneralThreads / kWarpThreads;
+  plan->general.warps = fitting < threads / kWarpThreads ? fitting : threads / kWarpThreads;
   plan->shared_bytes = fixed + plan->general.warps * row;
   plan->step.kernel = StepKernel::kGeneral;
   plan->vector_elements = 1;
-  plan->threads = kStepGeneralThreads;
+  plan->threads = threads;
   plan->thread_rows = 1;
   plan->tokens_per_block = 1;
   plan->general.heads_per_block = heads_per_block;
@@ -380,11 +417,11 @@ void plan_general(const RopeProblem &problem, RopePlan *plan) {
 bool may_have_rows(const RopeGeometry &geometry) {
   const bool has_one_block = geometry.in_distance == 1 || geometry.in_distance == geometry.pairs();
   return geometry.dtype != ROPE_DTYPE_F64 && geometry.in_distance == geometry.out_distance && has_one_block &&
-         geometry.num_axes == 1 && static_cast<uint32_t>(geometry.pairs()) <= kMaxLongStepPairs;
+         geometry.num_axes <= kMaxStepAxes && static_cast<uint32_t>(geometry.pairs()) <= kMaxLongStepPairs;
 }
 
 bool may_norm_rows(const RopeGeometry &geometry) {
-  return geometry.norm.type == ROPE_NORM_RMS && !geometry.norm.is_of_token;
+  return geometry.norm.type != 0 && !geometry.norm.is_of_token;
 }
 
 int step_lanes_log2(int channels, int vector_elements) {
@@ -400,7 +437,7 @@ int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elem
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  if (!plan_heads(problem, device, plan) && !plan_rows(problem, device, plan)) plan_general(problem, plan);
+  if (!plan_heads(problem, device, plan) && !plan_rows(problem, device, plan)) plan_general(problem, device, plan);
 }
 
 }  // namespace rope

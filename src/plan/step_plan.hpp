@@ -1,6 +1,7 @@
 // step_plan.hpp - chooses how a call with norms, caches or heads that are not turned runs on CUDA
 #pragma once
 
+#include "core/problem/step_problem.hpp"
 #include "plan/rope_plan.hpp"
 
 namespace rope {
@@ -22,6 +23,12 @@ inline int64_t token_stride_of(const RopeProblem &problem, bool is_flat, const i
 
 inline int64_t token_stride_of(const RopeProblem &problem, bool is_flat, const TokenIntegers &integers) {
   return is_flat && problem.tokens == 1 ? integers.batch_stride : integers.token_stride;
+}
+
+// A token's slots, or with a page table its positions in the caches.
+inline const TokenIntegers &places_source(const RopeProblem &problem) {
+  const CachePlaces &places = problem.step->places;
+  return places.slots.is_present ? places.slots : places.positions.is_present ? places.positions : problem.positions;
 }
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);

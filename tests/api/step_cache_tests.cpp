@@ -463,6 +463,55 @@ TEST_CASE("many tokens are cached by threads that share them", "[rope][step][cac
   }
 }
 
+// Whole heads and windows of them, in launches of few tokens and of some.
+TEST_CASE("every norm with page tables, several axes and lost tokens", "[rope][step][cache][norm][sanitize]") {
+  struct Norm {
+    rope_norm_type_t type;
+    rope_norm_order_t order;
+  };
+  for (const Norm &norm : {Norm{0, 0}, Norm{ROPE_NORM_RMS, 0}, Norm{ROPE_NORM_RMS, ROPE_NORM_ORDER_AFTER},
+                           Norm{ROPE_NORM_LAYER, 0}, Norm{ROPE_NORM_LAYER, ROPE_NORM_ORDER_AFTER}}) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+      for (const int32_t head_dim : {64, 96, 128, 192}) {
+        for (const int64_t tokens : {3, 60}) {
+          StepCase step = cached(ROPE_LAYOUT_THD);
+          step.dtype = dtype;
+          step.head_dim = head_dim;
+          step.rotary_dim = head_dim == 128 ? 64 : 0;
+          step.tokens = tokens;
+          step.style = head_dim == 64 ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
+          step.norm = norm.type;
+          step.norm_order = norm.order;
+          step.norm_rounding = norm.type != 0 ? 1 : 0;
+          step.q.heads = 5;
+          step.q.has_weight = step.k.has_weight = norm.type != 0;
+          step.q.weight_by_head = true;
+          step.k.has_bias = norm.type == ROPE_NORM_LAYER;
+          step.k.weight_dtype = ROPE_DTYPE_F32;
+          step.num_axes = 3;
+          for (int pair = 0; pair < head_dim / 2; ++pair) step.pair_axis.push_back(pair * 7 % 3);
+          if (step.rotary_dim != 0) step.pair_axis.resize(32);
+          step.positions = [](int64_t axis, int64_t, int64_t token) { return (token * (3 + axis) + axis) % 60 - axis; };
+          step.table_rows = head_dim == 96 || head_dim == 128 ? 58 : -1;
+          StepCache &cache = *step.cache;
+          cache.slots.reset();
+          cache.pages = tokens;
+          cache.page_list = std::vector<int64_t>();
+          for (int64_t page = 0; page < tokens; ++page) cache.page_list->push_back(page == 1 ? -1 : tokens - page);
+          cache.page_indptr = std::vector<int64_t>{0, 2, tokens};
+          cache.sequence = std::vector<int64_t>();
+          cache.positions = std::vector<int64_t>();
+          for (int64_t token = 0; token < tokens; ++token) {
+            cache.sequence->push_back(token % 5 == 4 ? 0 : 1);
+            cache.positions->push_back(token % 5 == 4 ? token % 19 : token);
+          }
+          step.check();
+        }
+      }
+    }
+  }
+}
+
 // Few tokens of many heads, so that threads meet inside of tokens.
 TEST_CASE("a token's heads are shared by threads", "[rope][step][cache][norm]") {
   for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {

@@ -18,7 +18,9 @@ struct Work {
   rope_norm_extent_t extent;
   bool is_turned;
   bool has_cache;
-  bool has_pages;  // in the place of slots
+  bool has_pages = false;  // in the place of slots
+  int32_t axes = 0;
+  bool has_head_weights = false;
 };
 
 const Work kWorks[] = {
@@ -31,6 +33,9 @@ const Work kWorks[] = {
     {"layer norm, rotation", ROPE_NORM_LAYER, 0, 0, true, false, false},
     {"token norm, rotation", ROPE_NORM_RMS, 0, ROPE_NORM_EXTENT_TOKEN, true, false, false},
     {"rotation, pages", 0, 0, 0, true, true, true},
+    {"norm, rotation of axes, pages", ROPE_NORM_RMS, 0, 0, true, true, true, 3},
+    {"norm, rotation of 5 axes", ROPE_NORM_RMS, 0, 0, true, false, false, 5},
+    {"norm by head, rotation", ROPE_NORM_RMS, 0, 0, true, false, false, 0, true},
 };
 
 constexpr int32_t kHeadDims[] = {2, 40, 64, 80, 96, 128, 192, 256, 512, 576, 1024};
@@ -58,6 +63,10 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   config.norm_order = work.order;
   config.norm_extent = work.extent;
   config.norm_eps = work.norm != 0 ? 1e-6 : 0;
+  std::vector<int32_t> pair_axis;
+  config.num_axes = work.axes;
+  for (int pair = 0; pair < sizes.head_dim / 2 && work.axes > 0; ++pair) pair_axis.push_back(pair % work.axes);
+  if (work.axes > 0) config.pair_axis = pair_axis.data();
   scene->geometry = {};
   REQUIRE(rope::make_rope_geometry("test", config, &scene->geometry) == ROPE_STATUS_SUCCESS);
   const bool is_thd = layout == ROPE_LAYOUT_THD;
@@ -77,6 +86,7 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   scene->args.v = tensor(2, sizes.heads[2]);
   scene->args.flags = work.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED;
   if (work.norm != 0) scene->args.norm = &norm;
+  if (work.has_head_weights) norm.q_weight = compact_tensor(address_of(6), dtype, {sizes.heads[0], sizes.head_dim});
   if (work.has_cache) {
     const int64_t pages = 7 + sizes.tokens / 8;
     cache.k_cache = compact_tensor(address_of(3), dtype, {pages, 16, sizes.heads[1], sizes.head_dim});
@@ -85,6 +95,7 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
         is_thd ? std::vector<int64_t>{sizes.tokens} : std::vector<int64_t>{2, sizes.tokens};
     if (work.has_pages) {
       cache.page_table = compact_tensor(address_of(5), ROPE_DTYPE_I32, {is_thd ? 1 : 2, pages});
+      cache.positions = compact_tensor(address_of(7), ROPE_DTYPE_I32, of_tokens);
     } else {
       cache.slots = compact_tensor(address_of(5), ROPE_DTYPE_I64, of_tokens);
     }
@@ -103,6 +114,8 @@ char letter_of(rope::StepKernel kernel) {
     case rope::StepKernel::kWarp:
     case rope::StepKernel::kShort:
       return 's';
+    case rope::StepKernel::kShortMore:
+      return 'm';
     case rope::StepKernel::kLong:
       return 'l';
     case rope::StepKernel::kShortRows:
@@ -120,7 +133,7 @@ const char *name_of(rope_dtype_t dtype) {
 }  // namespace
 
 // Each letter is a head_dim of kHeadDims, first of one token and then of 16384: s and l the kernels of whole heads for
-// short launches and for long ones, r those of rows, - the general kernel. A layout makes no difference,
+// short launches and for long ones, m that of short ones which has more, r those of rows, - the general kernel. A layout makes no difference,
 // and nothing is refused.
 TEST_CASE("a table says which kernel serves which step", "[step plan]") {
   std::ostringstream table;
@@ -150,9 +163,9 @@ TEST_CASE("a table says which kernel serves which step", "[step plan]") {
 norm, rotation F16: -rsssslll-- --lrlllll--
 norm, rotation BF16: -rsssslll-- --lrlllll--
 norm, rotation F64: ----------- -----------
-rotation, norm F32: -rrrrrrr--- -rrrrrrr---
-rotation, norm F16: -rrrrrrrr-- --rrrrrrr--
-rotation, norm BF16: -rrrrrrrr-- --rrrrrrr--
+rotation, norm F32: -mmmmmrr--- -rrrrrrr---
+rotation, norm F16: -rmmmmrrr-- --rrrrrrr--
+rotation, norm BF16: -rmmmmrrr-- --rrrrrrr--
 rotation, norm F64: ----------- -----------
 norm, rotation, cache F32: -sssssll--- -rllllll---
 norm, rotation, cache F16: -rsssslll-- --lrlllll--
@@ -170,18 +183,30 @@ norm, cache F32: -sssssll--- -rllllll---
 norm, cache F16: -rsssslll-- --lrlllll--
 norm, cache BF16: -rsssslll-- --lrlllll--
 norm, cache F64: ----------- -----------
-layer norm, rotation F32: ----------- -----------
-layer norm, rotation F16: ----------- -----------
-layer norm, rotation BF16: ----------- -----------
+layer norm, rotation F32: -mmmmmrr--- -rrrrrrr---
+layer norm, rotation F16: -rmmmmrrr-- --rrrrrrr--
+layer norm, rotation BF16: -rmmmmrrr-- --rrrrrrr--
 layer norm, rotation F64: ----------- -----------
 token norm, rotation F32: ----------- -----------
 token norm, rotation F16: ----------- -----------
 token norm, rotation BF16: ----------- -----------
 token norm, rotation F64: ----------- -----------
-rotation, pages F32: ----------- -----------
-rotation, pages F16: ----------- -----------
-rotation, pages BF16: ----------- -----------
+rotation, pages F32: -mmmmmll--- -rllllll---
+rotation, pages F16: -rmmmmlll-- --lrlllll--
+rotation, pages BF16: -rmmmmlll-- --lrlllll--
 rotation, pages F64: ----------- -----------
+norm, rotation of axes, pages F32: -mmmmmll--- -rllllll---
+norm, rotation of axes, pages F16: -rmmmmlll-- --lrlllll--
+norm, rotation of axes, pages BF16: -rmmmmlll-- --lrlllll--
+norm, rotation of axes, pages F64: ----------- -----------
+norm, rotation of 5 axes F32: ----------- -----------
+norm, rotation of 5 axes F16: ----------- -----------
+norm, rotation of 5 axes BF16: ----------- -----------
+norm, rotation of 5 axes F64: ----------- -----------
+norm by head, rotation F32: -mmmmmrr--- -rrrrrrr---
+norm by head, rotation F16: -rmmmmrrr-- --rrrrrrr--
+norm by head, rotation BF16: -rmmmmrrr-- --rrrrrrr--
+norm by head, rotation F64: ----------- -----------
 )");
 }
 
@@ -213,7 +238,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       REQUIRE(plan.threads % 32 == 0);
       if (plan.step.kernel == rope::StepKernel::kGeneral) {
         ++general;
-        REQUIRE(threads == rope::kStepGeneralThreads);
+        REQUIRE(threads <= rope::kMaxStepGeneralThreads);
         REQUIRE(plan.general.warps >= 1);
         REQUIRE(plan.general.warps <= threads / 32);
         REQUIRE(plan.general.heads_per_block * plan.general.blocks_per_token >= scene.problem.heads_per_token());
@@ -224,11 +249,11 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       REQUIRE(lanes <= 32);
       REQUIRE(lanes * 2 * static_cast<uint64_t>(plan.vector_elements) >= static_cast<uint64_t>(sizes.head_dim));
       const auto num_tokens = static_cast<uint64_t>(scene.num_tokens());
-      if (plan.step.kernel == rope::StepKernel::kWarp || plan.step.kernel == rope::StepKernel::kShort) {
+      if (std::string("sm").find(letter_of(plan.step.kernel)) != std::string::npos) {
         ++heads_alone;
         REQUIRE(plan.grid_x == num_tokens);
         REQUIRE(uint64_t{plan.grid_y} * threads >= static_cast<uint64_t>(scene.problem.heads_per_token()) * lanes);
-        const bool is_row = plan.step.kernel == rope::StepKernel::kShort;
+        const bool is_row = plan.step.angles != rope::StepAngles::kNone && plan.step.kernel != rope::StepKernel::kWarp;
         REQUIRE((!is_row || threads * 2 >= static_cast<uint32_t>(sizes.head_dim)));
         continue;
       }

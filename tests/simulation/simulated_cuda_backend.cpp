@@ -35,9 +35,9 @@ std::map<const void *, Call> find_calls() {
     const auto add_kind = [&](StepKernel kernel, Call plain, Call angles, Call table) {
       for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter}) {
         for (const bool is_interleaved : {false, true}) {
-          for (const bool rounds : {false, true}) {
+          for (const bool has_more : {false, true}) {
             const auto address = [&](StepAngles of) {
-              return step_kernel_of(element, {kernel, norm, of, is_interleaved, rounds});
+              return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_more});
             };
             calls[address(StepAngles::kNone)] = plain;
             calls[address(StepAngles::kComputed)] = angles;
@@ -47,9 +47,11 @@ std::map<const void *, Call> find_calls() {
       }
     };
     for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-      add_kind(kernel, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+      add_kind(kernel, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
                call<WithTable<StepShortHeadParams>>);
     }
+    add_kind(StepKernel::kShortMore, call<StepShortMoreParams>,
+             call<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>, call<WithTable<StepShortMoreParams>>);
     add_kind(StepKernel::kLong, call<StepLongHeadParams>, call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
              call<StepLongTableParams>);
     add_kind(StepKernel::kShortRows, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);

@@ -1,4 +1,6 @@
 // step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: params from problem and plan
+#include <initializer_list>
+
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_params.hpp"
 #include "backend/cuda/operations.hpp"
@@ -14,6 +16,11 @@ const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
   return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
 }
 
+// The stride of heads of weights or of a bias.
+int32_t head_bytes(const RopeProblem &problem, const ChannelNumbers &numbers) {
+  return static_cast<int32_t>(numbers.head_stride * (numbers.is_f32 ? 4 : dtype_size(problem.geometry->dtype)));
+}
+
 void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index, uint32_t begin, uint32_t cache_index,
                     StepRowTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -22,10 +29,10 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   const int64_t size = dtype_size(geometry.dtype);
   const int V = plan.vector_elements;
   const auto flag = [](bool is_set, StepFlags bit) { return is_set ? uint32_t{bit} : 0u; };
-  params->flags = flag(step.is_turned, kIsTurned) | flag(step.is_normed, kIsNormed) |
-                  flag(step.weight.is_f32 && size == 2, kHasWideWeight) |
-                  flag(step.is_normed || step.is_whole || step.is_cached(), kReadsOutside) |
-                  flag(step.is_whole, kWritesOutside);
+  params->flags =
+      flag(step.is_turned, kIsTurned) | flag(step.is_normed, kIsNormed) |
+      flag(step.weight.is_f32 && size == 2, kHasWideWeight) | flag(step.bias.is_f32 && size == 2, kHasWideBias) |
+      flag(step.is_normed || step.is_whole || step.is_cached(), kReadsOutside) | flag(step.is_whole, kWritesOutside);
   params->begin = begin;
   params->heads = static_cast<uint32_t>(tensor.heads);
   params->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(step.channels, V));
@@ -36,7 +43,9 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   params->cache_index = cache_index;
   params->cache_head = static_cast<int32_t>(step.cache.head_stride * size);
   params->weight = step.weight.data;
-  params->weight_head = static_cast<int32_t>(step.weight.head_stride * (step.weight.is_f32 ? 4 : size));
+  params->weight_head = head_bytes(problem, step.weight);
+  params->bias = step.bias.data;
+  params->bias_head = head_bytes(problem, step.bias);
   // The window of a tensor that has no styles is of no account: its units are copied, two vectors side by side.
   params->rotary_units = step.has_styles ? static_cast<uint32_t>(geometry.pairs() / V) : 0;
   params->window_begin = step.has_styles ? static_cast<int32_t>(step.window_begin * size) : 0;
@@ -45,39 +54,97 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   params->inverse_count = norm_form<float>(problem, index).inverse_count;
 }
 
-void set_slots(const RopeProblem &problem, StepSlots *params) {
+int64_t integer_bytes(bool is_64_bit) {
+  return is_64_bit ? 8 : 4;
+}
+
+void set_pages(const CachePlaces &places, StepPages *params) {
+  const PageTable &table = places.table;
+  const int64_t integer = integer_bytes(table.is_64_bit), of_sequence = integer_bytes(places.sequence.is_64_bit);
+  params->table = table.data;
+  params->indptr = table.indptr;
+  if (places.sequence.is_present) params->sequences = places.sequence.data;
+  params->row_bytes = static_cast<int32_t>(table.row_stride * integer);
+  params->column_bytes = static_cast<int32_t>(table.column_stride * integer);
+  params->indptr_bytes = static_cast<int32_t>(table.indptr_stride * integer_bytes(table.is_indptr_64_bit));
+  params->sequence_token_bytes = static_cast<int32_t>(places.sequence.token_stride * of_sequence);
+  params->sequence_batch_bytes = static_cast<int32_t>(places.sequence.batch_stride * of_sequence);
+  params->columns = static_cast<uint32_t>(table.columns);
+  params->rows = static_cast<uint32_t>(table.rows);
+  params->is_64_bit = table.is_64_bit;
+  params->is_indptr_64_bit = table.is_indptr_64_bit;
+  params->is_sequence_64_bit = places.sequence.is_64_bit;
+}
+
+// `is_flat`: a token's slot, or its position in the caches, is that of all batches' tokens counted as those of one.
+void set_slots(const RopeProblem &problem, bool is_flat, StepSlots *params) {
   const StepProblem &step = *problem.step;
   const CachePlaces &places = step.places;
-  const int64_t integer = places.slots.is_64_bit ? 8 : 4;
+  *params = {};
   params->has_caches = step.has_caches;
   params->entries = FastDivmod::by(1);
   if (!step.has_caches) return;
-  params->data = places.slots.data;
-  params->token_bytes = static_cast<int32_t>(places.slots.token_stride * integer);
-  params->batch_bytes = static_cast<int32_t>(places.slots.batch_stride * integer);
-  params->is_64_bit = places.slots.is_64_bit;
+  const TokenIntegers &integers = places_source(problem);
+  const int64_t integer = integer_bytes(integers.is_64_bit);
+  if (integers.is_present) params->data = integers.data;
+  params->token_bytes = static_cast<int32_t>(token_stride_of(problem, is_flat, integers) * integer);
+  params->batch_bytes = static_cast<int32_t>(integers.batch_stride * integer);
+  params->is_64_bit = integers.is_present && integers.is_64_bit;
   params->skips_slot_0 = places.skips_slot_0;
   params->entries = FastDivmod::by(static_cast<uint32_t>(places.entries));
-  params->end = static_cast<uint32_t>(places.pages * places.entries);
   params->cached_tokens = static_cast<uint32_t>(places.cached_tokens);
+  if (is_flat && problem.batches > 1) {
+    params->cached_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
+  }
+  params->end = static_cast<uint32_t>(places.slots.is_present ? places.pages * places.entries : places.pages);
+}
+
+void set_lookups(const RopeProblem &problem, StepLookups *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const CachePlaces &places = problem.step->places;
+  *params = {};
+  if (geometry.num_axes > 1) params->used_axes = geometry.used_axes;
+  params->position_axis_bytes =
+      static_cast<int32_t>(problem.positions.axis_stride * integer_bytes(problem.positions.is_64_bit));
+  for (int pair = 0; pair < geometry.pairs(); ++pair) {
+    params->pair_axis[pair / 16] |= static_cast<uint32_t>(geometry.pair_axis[pair]) << (pair % 16 * 2);
+  }
+  if (!problem.step->has_caches || places.slots.is_present) return;
+  set_pages(places, &params->pages);
+  if (!places.positions.is_present) params->slot_offset = static_cast<uint64_t>(problem.position_offset);
+}
+
+// What all but the general kernel read of tokens.
+template <typename Params>
+void set_token_params(const RopeProblem &problem, bool is_flat, Params *params) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const TokenIntegers &positions = problem.positions;
+  const int64_t integer = integer_bytes(positions.is_64_bit);
+  params->positions = positions.data;
+  params->position_bytes = static_cast<int32_t>(token_stride_of(problem, is_flat, positions) * integer);
+  params->has_positions = positions.is_present;
+  params->has_wide_positions = positions.is_present && positions.is_64_bit;
+  params->pairs = static_cast<uint32_t>(geometry.pairs());
+  set_slots(problem, is_flat, &params->slots);
+  int normed = 0;
+  while (normed < problem.num_tensors - 1 && !problem.step->tensor[normed].is_normed) ++normed;
+  params->norm = norm_form<float>(problem, normed);
+  params->position_offset = static_cast<uint64_t>(problem.position_offset);
+  set_scales(problem, params);
+  params->fault = problem.fault;
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams *params) {
-  const RopeGeometry &geometry = *problem.geometry;
   const StepProblem &step = *problem.step;
-  const int64_t size = dtype_size(geometry.dtype);
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  set_token_params(problem, false, params);
+  set_lookups(problem, &params->lookups);
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
   params->parts = FastDivmod::by(plan.blocks_per_token);
   params->tokens_per_batch = FastDivmod::by(static_cast<uint32_t>(problem.tokens));
   params->has_one_batch = problem.batches == 1;
-  const TokenIntegers &positions = problem.positions;
-  const int64_t integer = positions.is_64_bit ? 8 : 4;
-  params->has_positions = positions.is_present;
-  params->has_wide_positions = positions.is_present && positions.is_64_bit;
-  params->positions = positions.data;
-  params->position_bytes = static_cast<int32_t>(positions.token_stride * integer);
-  params->position_batch_bytes = static_cast<int32_t>(positions.batch_stride * integer);
-  set_slots(problem, &params->slots);
+  params->position_batch_bytes =
+      static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
   params->is_full_window = true;
   uint32_t begin = 0, caches = 0;
   for (int i = 0; i < 3; ++i) {
@@ -92,18 +159,13 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
     set_row_tensor(problem, plan, i, begin, caches, mine);
     begin += static_cast<uint32_t>(problem.tensor[i].heads) << mine->lanes_log2;
     if (tensor.is_cached()) {
-      params->slots.page_bytes[caches] = tensor.cache.page_stride * size;
-      params->slots.entry_bytes[caches] = tensor.cache.entry_stride * size;
+      params->page_bytes[caches] = tensor.cache.page_stride * size;
+      params->entry_bytes[caches] = tensor.cache.entry_stride * size;
       ++caches;
     }
     if (tensor.is_normed && mine->rotary_units != 1u << mine->lanes_log2) params->is_full_window = false;
   }
-  for (; caches < 2; ++caches) params->slots.page_bytes[caches] = params->slots.entry_bytes[caches] = 0;
-  params->fault = problem.fault;
-  params->norm = norm_form<float>(problem, 0);
-  params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  params->pairs = static_cast<uint32_t>(geometry.pairs());
-  set_scales(problem, params);
+  for (; caches < 2; ++caches) params->page_bytes[caches] = params->entry_bytes[caches] = 0;
   params->table = problem.table;
 }
 
@@ -138,35 +200,13 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
 
 // What all kernels of whole heads read but for their tensors.
 void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadParams *params) {
-  const RopeGeometry &geometry = *problem.geometry;
-  const int64_t size = dtype_size(geometry.dtype);
-  const TokenIntegers &positions = problem.positions;
+  set_token_params(problem, plan.heads.is_flat, params);
   params->lanes_log2 = plan.heads.lanes_log2;
   params->units_per_head = plan.heads.units;
   params->pairs = plan.heads.units * static_cast<uint32_t>(plan.vector_elements);
-  params->to_high = static_cast<int32_t>(params->pairs * size);
-  params->positions = positions.data;
-  params->has_positions = positions.is_present;
-  params->has_wide_positions = positions.is_present && positions.is_64_bit;
+  params->to_high = static_cast<int32_t>(params->pairs * dtype_size(problem.geometry->dtype));
   params->implicit_mask = problem.tokens == 1 ? 0 : ~uint32_t{0};
-  params->position_bytes =
-      static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, positions) * (positions.is_64_bit ? 8 : 4));
-  set_slots(problem, &params->slots);
-  if (problem.step->has_caches) {
-    const TokenIntegers &slots = problem.step->places.slots;
-    params->slots.token_bytes =
-        static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, slots) * (slots.is_64_bit ? 8 : 4));
-    if (plan.heads.is_flat && problem.batches > 1) {
-      params->slots.cached_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
-    }
-  }
-  int normed = 0;
-  while (normed < problem.num_tensors - 1 && !problem.step->tensor[normed].is_normed) ++normed;
-  params->norm = norm_form<float>(problem, normed);
   params->rounds = params->norm.rounds_before_weight || params->norm.rounds_after_weight;
-  params->position_offset = static_cast<uint64_t>(problem.position_offset);
-  set_scales(problem, params);
-  params->fault = problem.fault;
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadParams *params) {
@@ -189,12 +229,34 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadP
   }
 }
 
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreParams *params) {
+  *params = {};
+  set_params(problem, plan, static_cast<StepShortHeadParams *>(params));
+  params->is_after = problem.geometry->norm.is_after;
+  set_lookups(problem, &params->lookups);
+  int64_t heads = 0;
+  uint32_t count = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads == 0) continue;
+    const StepTensor &tensor = problem.step->tensor[i];
+    StepMoreTensor *const mine = &params->more[count];
+    mine->weight_head = head_bytes(problem, tensor.weight);
+    mine->bias_head = head_bytes(problem, tensor.bias);
+    if (tensor.is_normed && tensor.bias.data != nullptr) mine->bias = tensor.bias.data - heads * mine->bias_head;
+    if (params->tensor[count].weight != nullptr) params->tensor[count].weight -= heads * mine->weight_head;
+    if (tensor.bias.is_f32 && problem.geometry->dtype != ROPE_DTYPE_F32) params->tensor[count].flags |= kHasWideBias;
+    heads += problem.tensor[i].heads;
+    ++count;
+  }
+}
+
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadParams *params) {
   *params = {};
   set_head_params(problem, plan, params);
+  set_lookups(problem, &params->lookups);
   params->num_tokens = static_cast<uint32_t>(plan.heads.is_flat ? problem.batches * problem.tokens : problem.tokens);
   params->position_batch_bytes =
-      static_cast<int32_t>(problem.positions.batch_stride * (problem.positions.is_64_bit ? 8 : 4));
+      static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
   params->turns = plan.heads.turns;
   params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
   params->by_pairs = FastDivmod::by(params->pairs);
@@ -309,18 +371,19 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
   const bool is_interleaved = geometry.in_distance == 1;
-  const bool rounds = geometry.norm.rounds_before_weight || geometry.norm.rounds_after_weight;
   load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false});
   if (!may_have_rows(geometry)) return;
-  constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort, StepKernel::kLong, StepKernel::kShortRows,
-                                     StepKernel::kLongRows};
+  constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
+                                     StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
-      // A call without the tensors that are normed has no norm to do.
-      load({kernel, StepNorm::kNone, angles, is_interleaved, false});
-      const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
-      if (may_norm_rows(geometry)) load({kernel, norm, angles, is_interleaved, rounds});
+      for (const bool has_more : {false, true}) {
+        // A call without the tensors that are normed has no norm to do.
+        load({kernel, StepNorm::kNone, angles, is_interleaved, has_more});
+        const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
+        if (may_norm_rows(geometry)) load({kernel, norm, angles, is_interleaved, has_more});
+      }
     }
   }
 }
@@ -337,8 +400,12 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
     case StepKernel::kWarp:
     case StepKernel::kShort:
       return launch_with(launch_step<StepShortHeadParams>,
-                         launch_step<WithAngles<StepShortHeadParams, kMaxShortHeadPairs>>,
+                         launch_step<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
                          launch_step<WithTable<StepShortHeadParams>>);
+    case StepKernel::kShortMore:
+      return launch_with(launch_step<StepShortMoreParams>,
+                         launch_step<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>,
+                         launch_step<WithTable<StepShortMoreParams>>);
     case StepKernel::kLong:
       return launch_with(launch_step<StepLongHeadParams>,
                          launch_step<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,

@@ -27,42 +27,57 @@ struct StepToken {
   CachePlace place;
 };
 
-template <int N, typename Real, typename Term>
-__device__ __forceinline__ Real sum_run(const Term &term, int at) {
+// Numbers in shared memory, of which a tree has the sum: x, or the squares of x - mean; behind the last one +0.
+template <typename Real>
+struct SummedNumbers {
+  const Real *x;
+  int count;
+  bool of_squares;
+  Real mean;
+
+  __device__ __forceinline__ Real term(int at) const {
+    if (at >= count) return 0;
+    if (!of_squares) return x[at];
+    const Real centred = add_rounded(x[at], -mean);
+    return multiply_rounded(centred, centred);
+  }
+};
+
+template <int N, typename Real>
+__device__ __forceinline__ Real sum_run(const SummedNumbers<Real> &numbers, int at) {
   if constexpr (N == 1) {
-    return term(at);
+    return numbers.term(at);
   } else {
-    return add_rounded(sum_run<N / 2, Real>(term, at), sum_run<N / 2, Real>(term, at + N / 2));
+    return add_rounded(sum_run<N / 2>(numbers, at), sum_run<N / 2>(numbers, at + N / 2));
   }
 }
 
 // The tree's sum of n terms, at most 1024, in every lane of the warp.
-template <typename Real, typename Term>
-__device__ __forceinline__ Real sum_by_warp(int n, const Term &given) {
+template <typename Real>
+__device__ __forceinline__ Real sum_by_warp(const SummedNumbers<Real> &numbers, int n) {
   constexpr uint32_t kAllLanes = 0xffffffffu;
-  const auto term = [&](int at) { return at < n ? given(at) : Real{0}; };
   int count = 1;
   while (count < n) count *= 2;
   const int run = count > 32 ? count / 32 : 1, at = static_cast<int>(threadIdx.x % 32) * run;
   Real sum = 0;
   switch (run) {
     case 1:
-      sum = sum_run<1, Real>(term, at);
+      sum = sum_run<1>(numbers, at);
       break;
     case 2:
-      sum = sum_run<2, Real>(term, at);
+      sum = sum_run<2>(numbers, at);
       break;
     case 4:
-      sum = sum_run<4, Real>(term, at);
+      sum = sum_run<4>(numbers, at);
       break;
     case 8:
-      sum = sum_run<8, Real>(term, at);
+      sum = sum_run<8>(numbers, at);
       break;
     case 16:
-      sum = sum_run<16, Real>(term, at);
+      sum = sum_run<16>(numbers, at);
       break;
     default:
-      sum = sum_run<32, Real>(term, at);
+      sum = sum_run<32>(numbers, at);
   }
   for (int step = 1; step < count / run; step *= 2) {
     sum = add_rounded(sum, __shfl_xor_sync(kAllLanes, sum, step));
@@ -129,6 +144,7 @@ class StepHead {
     __syncwarp();
     head_ = head;
     const char *const data = address_in(tensor_.in, head);
+#pragma unroll 1
     for (int c = begin_ + lane(); c < end_; c += 32) {
       raw_[c] = *reinterpret_cast<const T *>(data + c * tensor_.in.stride[kChannel]);
       in_order_[c] = to_real<Real>(raw_[c]);
@@ -138,15 +154,12 @@ class StepHead {
   }
 
   __device__ __forceinline__ Real sum(Real mean, bool of_squares) const {
-    const Real *const x = normed();
-    return sum_by_warp<Real>(tensor_.channels, [&](int c) {
-      const Real centred = tensor_.norm.is_layer && of_squares ? add_rounded(x[c], -mean) : x[c];
-      return of_squares ? multiply_rounded(centred, centred) : centred;
-    });
+    return sum_by_warp<Real>({normed(), tensor_.channels, of_squares, mean}, tensor_.channels);
   }
 
   __device__ __forceinline__ void normalise(const NormForm<Real> &form, Real mean, Real inverse) {
     Real *const x = normed();
+#pragma unroll 1
     for (int c = lane(); c < tensor_.channels; c += 32) {
       Real y = form.is_layer ? add_rounded(x[c], -mean) : x[c];
       y = scale_channel<T>(form, y, inverse);
@@ -167,12 +180,15 @@ class StepHead {
   __device__ __forceinline__ void rotate() {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     if (!is_turned_) {
+#pragma unroll 1
       for (int c = begin_ + lane(); c < end_; c += 32) moved_[c] = in_order_[source_of(c)];
     } else {
+#pragma unroll 1
       for (int c = begin_ + lane(); c < end_; c += 32) {
         if (c < begin || c >= end) moved_[c] = in_order_[c];
       }
       const int y_angle = params_.table.is_by_channel ? 1 : 0;
+#pragma unroll 1
       for (int pair = lane(); pair < params_.rotary_dim / 2; pair += 32) {
         const int from = begin + first_channel(pair, params_.in_distance),
                   to = begin + first_channel(pair, params_.out_distance);
@@ -195,6 +211,7 @@ class StepHead {
       cache = tensor_.cache.data + place.page * tensor_.cache.page_stride + place.entry * tensor_.cache.entry_stride +
               head_ * tensor_.cache.head_stride;
     }
+#pragma unroll 1
     for (int c = begin_ + lane(); c < end_; c += 32) {
       const bool is_inside = c >= begin && c < end, is_computed = tensor_.is_normed || (is_turned_ && is_inside);
       if (out != nullptr && (tensor_.is_whole || is_inside)) {
@@ -207,7 +224,9 @@ class StepHead {
   }
 
  private:
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ static int lane() {
+    return static_cast<int>(threadIdx.x % 32);
+  }
 
   __device__ __forceinline__ char *address_in(const RopeSide &side, int64_t head) const {
     return side.data + at_.batch * side.stride[kBatch] + at_.token * side.stride[kToken] + head * side.stride[kHead];
@@ -241,15 +260,13 @@ class StepHead {
   T *raw_;
 };
 
-// The sum over all heads of a tensor, in every thread. The block's first thread adds the heads' sums up.
+// The sum over all heads of a tensor, in every thread.
 template <typename T>
 __device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &params, int64_t heads, StepHead<T> *head,
                                                   RealOf<T> mean, bool of_squares, RealOf<T> *head_sums) {
   using Real = RealOf<T>;
   const int64_t warp = threadIdx.x / 32;
-  TreeSum<Real> total;
-  for (int64_t first = 0; first < heads; first += kStepHeadSums) {
-    const int64_t end = heads - first < kStepHeadSums ? heads : first + kStepHeadSums;
+  const auto sum_of_heads = [&](int64_t first, int64_t end, int terms) {
     if (warp < params.warps) {
       for (int64_t number = first + warp; number < end; number += params.warps) {
         head->load(number);
@@ -258,16 +275,17 @@ __device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &param
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int64_t i = 0; i < end - first; ++i) total.add(head_sums[i]);
-    }
+    const Real sum = sum_by_warp<Real>({head_sums, static_cast<int>(end - first), false, 0}, terms);
     __syncthreads();
+    return sum;
+  };
+  if (heads <= kStepHeadSums) return sum_of_heads(0, heads, static_cast<int>(heads));
+  TreeSum<Real> total;
+  for (int64_t first = 0; first < heads; first += kStepHeadSums) {
+    const int64_t end = heads - first < kStepHeadSums ? heads : first + kStepHeadSums;
+    total.add(sum_of_heads(first, end, kStepHeadSums));
   }
-  if (threadIdx.x == 0) head_sums[0] = total.total();
-  __syncthreads();
-  const Real sum = head_sums[0];
-  __syncthreads();
-  return sum;
+  return total.total();
 }
 
 template <typename T>
@@ -304,7 +322,7 @@ __device__ __forceinline__ void run_heads(const StepGeneralParams &params, const
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kStepGeneralThreads)
+__global__ void __launch_bounds__(kMaxStepGeneralThreads)
     step_general_kernel(const __grid_constant__ StepGeneralParams params) {
   using Real = RealOf<T>;
   begin_dependent_launch();
@@ -341,6 +359,7 @@ __global__ void __launch_bounds__(kStepGeneralThreads)
     }
     __syncthreads();
     int64_t first = part * params.heads_per_block;  // of the part, counted from the first head of the tensor at hand
+#pragma unroll 1
     for (int i = 0; i < params.num_tensors; ++i) {
       const StepGeneralTensor &tensor = params.tensor[i];
       const int64_t end = first + params.heads_per_block;

@@ -16,8 +16,7 @@
 // (tests/bench/TUNING.md). So channels stay as they came until a few of them at a time become floats.
 #pragma once
 
-#include "backend/cuda/kernels/loaded_integer.cuh"
-#include "backend/cuda/kernels/step_params.hpp"
+#include "backend/cuda/kernels/step_token.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
 #include "backend/cuda/kernels/unit_rotation.cuh"
 #include "core/math/norm.hpp"
@@ -25,16 +24,6 @@
 namespace rope {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
-
-__device__ __forceinline__ LoadedInteger load_step_integer(const char *address, bool is_64_bit) {
-  const uint32_t *const words = reinterpret_cast<const uint32_t *>(address);
-  LoadedInteger integer = {words[0], 0};
-  if (is_64_bit) integer.high = words[1];
-  return integer;
-}
-
-// A slot of no token.
-constexpr LoadedInteger kNoSlot = {~0u, ~0u};
 
 // N neighbouring elements of a vector as floats, and back.
 template <typename T, int V, int N>
@@ -63,13 +52,29 @@ __device__ __forceinline__ void forget_floats(Words<Bytes> *vector) {
 #endif
 }
 
+// N neighbouring numbers of weights or of a bias, which are wide where they are of F32.
+template <typename T, int N>
+__device__ __forceinline__ void load_numbers(const char *address, bool is_wide, float *numbers) {
+  if (sizeof(T) == 4 || is_wide) {
+    to_floats<float, N>(load_vector<Vector<float, N>>(address), numbers);
+  } else {
+    to_floats<T, N>(load_vector<Vector<T, N>>(address), numbers);
+  }
+}
+
+template <int V>
+__device__ __forceinline__ float sum_of_squares(const float *x) {
+  float squares[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) squares[i] = multiply_rounded(x[i], x[i]);
+  return tree_sum<V>(squares);
+}
+
 template <typename T, int V>
 __device__ __forceinline__ float sum_of_squares_in(const Vector<T, V> &vector) {
-  float squares[V];
-  to_floats<T, V>(vector, squares);
-#pragma unroll
-  for (int i = 0; i < V; ++i) squares[i] = multiply_rounded(squares[i], squares[i]);
-  return tree_sum<V>(squares);
+  float x[V];
+  to_floats<T, V>(vector, x);
+  return sum_of_squares<V>(x);
 }
 
 __device__ __forceinline__ float add_lane(float sum, uint32_t distance) {
@@ -242,10 +247,6 @@ struct TablePlace {
   }
 };
 
-__device__ __forceinline__ uint64_t finish_step_position(const StepHeadParams &params, LoadedInteger position) {
-  return extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
-}
-
 // Stores a unit to the cache at `slot`, which may have any value; `cache` is where page 0's first entry would have it.
 // Returns whether the slot is outside.
 template <typename Vector>
@@ -257,6 +258,16 @@ __device__ __forceinline__ bool store_cached(const StepHeadParams &params, const
   if (slot >= slots.end || is_skipped) return static_cast<int64_t>(slot) >= 0 && !is_skipped;
   const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
   char *const to = cache + place.quotient * tensor.page_bytes + place.remainder * tensor.entry_bytes;
+  store_vector(to, low);
+  store_vector(to + params.to_high, high);
+  return false;
+}
+
+template <typename Vector>
+__device__ __forceinline__ bool store_cached(const StepHeadParams &params, const StepHeadTensor &tensor, char *cache,
+                                             const StepPlace &place, const Vector &low, const Vector &high) {
+  if (!place.is_cached) return place.is_faulty;
+  char *const to = cache + place.page * tensor.page_bytes + place.entry * tensor.entry_bytes;
   store_vector(to, low);
   store_vector(to + params.to_high, high);
   return false;

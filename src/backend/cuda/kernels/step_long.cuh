@@ -42,7 +42,7 @@ using StepLongParams =
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
 // what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
-template <StepAngles kAngles, bool AreSpread>
+template <StepAngles kAngles, bool HasLookups, bool AreSpread>
 __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
   const uint32_t numbers = tensor.rows * params.turns * params.pairs;
@@ -52,20 +52,29 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
     const DivmodResult place = params.by_pairs.divmod(i);
     const uint32_t row = place.quotient, pair = place.remainder, token = first + row;
     if (token >= params.num_tokens) return;
-    LoadedInteger position = {token & params.implicit_mask, 0};
+    const LoadedInteger implicit = {token & params.implicit_mask, 0};
+    LoadedInteger position = implicit;
     const char *const position_address =
         step(step(params.positions, token, params.position_bytes), blockIdx.y, params.position_batch_bytes);
-    if (params.has_positions) position = load_step_integer(position_address, params.has_wide_positions);
+    const char *of_axis = position_address;
+    if (HasLookups && params.lookups.used_axes != 0) {
+      of_axis = step(of_axis, axis_of(params.lookups, pair), params.lookups.position_axis_bytes);
+    }
+    if (params.has_positions) position = load_step_integer(of_axis, params.has_wide_positions);
     const uint64_t index = finish_step_position(params, position);
     CosSin<float> angle = {};
     if constexpr (kAngles == StepAngles::kComputed) {
       angle = compute_angle(params, index, through_memory(params.increments)[pair]);
     } else {
       const bool is_lost = index >= params.rows;
-      if (pair == 0) lost[row] = is_lost;
-      if (is_first && pair == 0) {
-        if (token < params.tokens_that_prefetch) prefetch(position_address + params.position_bytes_ahead);
-        if (is_lost) count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      if (pair == 0) {
+        bool is_token_lost = is_lost;
+        if (HasLookups) {
+          is_token_lost = is_lost || has_lost_axis(params, position_address, implicit, params.rows);
+        }
+        lost[row] = is_token_lost;
+        if (is_first && token < params.tokens_that_prefetch) prefetch(position_address + params.position_bytes_ahead);
+        if (is_first && is_token_lost) count_fault(params.fault, blockIdx.y * params.num_tokens + token);
       }
       if (is_lost) continue;
       const TablePlace entry(params, static_cast<uint32_t>(index), pair);
@@ -102,7 +111,8 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
   }
 }
 
-template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, StepAngles kAngles>
+// HasMore: roundings within the norm, several position axes, a page table.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
                                   min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
     step_long_kernel(const __grid_constant__ StepLongParams<kAngles> params) {
@@ -140,11 +150,13 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   wait_for_previous_launch();
 
   bool is_active = is_present && token < params.num_tokens;
-  LoadedInteger slot = kNoSlot;
+  LoadedInteger slot = {};
   Vector<T, V> low = {}, high = {};
   const auto load = [&] {
-    slot = kNoSlot;
-    if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+    if (has_cache && token < params.slots.cached_tokens) {
+      slot = HasMore ? load_slot(params.slots, slot_address, token & params.implicit_mask)
+                     : load_step_integer(slot_address, params.slots.is_64_bit);
+    }
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
@@ -155,7 +167,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   uint32_t *lost = reinterpret_cast<uint32_t *>(behind_angles);
   float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
   if (is_changed) {
-    if constexpr (kIsTurned) share_angles<kAngles, Angles::kAreSpread>(params, tensor, first_token, part, cos, lost);
+    if constexpr (kIsTurned)
+      share_angles<kAngles, HasMore, Angles::kAreSpread>(params, tensor, first_token, part, cos, lost);
     if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
     __syncthreads();
   }
@@ -173,7 +186,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
         forget_floats(&high);
       }
       const bool is_turned = kIsTurned && (kAngles != StepAngles::kTable || *lost == 0);
-      change_unit<T, V, IsInterleaved, IsNormed, MayRound>(params.norm, sum, weights, is_turned, angles, &low, &high);
+      change_unit<T, V, IsInterleaved, IsNormed, HasMore>(params.norm, sum, weights, is_turned, angles, &low, &high);
     }
     if (is_active) {
       if (has_out) {
@@ -181,8 +194,11 @@ __global__ void __launch_bounds__(kMaxStepThreads,
         store_vector(out, low);
         store_vector(out + params.to_high, high);
       }
-      if (has_cache) {
-        const bool is_outside = store_cached(params, tensor, cache, slot, low, high);
+      if (has_cache && token < params.slots.cached_tokens) {
+        const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
+        const StepPlace place =
+            HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
+        const bool is_outside = store_cached(params, tensor, cache, place, low, high);
         if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
           count_fault(params.fault, blockIdx.y * params.num_tokens + token);
         }
@@ -199,11 +215,11 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   }
 }
 
-template <typename T, bool IsInterleaved, bool IsNormed, bool MayRound>
+template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore>
 const void *find_step_long_kernel(StepAngles angles) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, MayRound, StepAngles::angles>)
+  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
@@ -212,10 +228,12 @@ const void *find_step_long_kernel(StepAngles angles) {
 
 template <typename T, bool IsInterleaved>
 const void *find_step_long_kernel(const StepVariant &variant) {
-  constexpr bool kMayRound = sizeof(T) < sizeof(float);
-  if (variant.norm == StepNorm::kNone) return find_step_long_kernel<T, IsInterleaved, false, false>(variant.angles);
-  return variant.rounds ? find_step_long_kernel<T, IsInterleaved, true, kMayRound>(variant.angles)
-                        : find_step_long_kernel<T, IsInterleaved, true, false>(variant.angles);
+  if (variant.norm == StepNorm::kNone) {
+    return variant.has_more ? find_step_long_kernel<T, IsInterleaved, false, true>(variant.angles)
+                            : find_step_long_kernel<T, IsInterleaved, false, false>(variant.angles);
+  }
+  return variant.has_more ? find_step_long_kernel<T, IsInterleaved, true, true>(variant.angles)
+                          : find_step_long_kernel<T, IsInterleaved, true, false>(variant.angles);
 }
 
 template <typename T>

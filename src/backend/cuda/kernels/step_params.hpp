@@ -18,20 +18,47 @@ enum StepFlags : uint32_t {
   kIsChanged = 32,      // whole heads: normed and turned, as far as the launch does either; else copied
   kHasOut = 64,
   kCountsPositions = 128,  // its first thread counts tokens that are lost
-  kCountsPlaces = 256,     // and those whose slot is outside
+  kCountsPlaces = 256,     // and those whose slot or page is outside
+  kHasWideBias = 512,      // as kHasWideWeight
 };
 
-// Slots, of which `end` and later ones are outside.
+// A page table, strides in bytes.
+struct StepPages {
+  const char *table;      // NULL: tokens have slots
+  const char *indptr;     // where the runs of a list begin; NULL: the table has rows
+  const char *sequences;  // rows of tokens; NULL: their batches
+  int32_t row_bytes;
+  int32_t column_bytes;
+  int32_t indptr_bytes;
+  int32_t sequence_token_bytes;
+  int32_t sequence_batch_bytes;
+  uint32_t columns;
+  uint32_t rows;
+  bool is_64_bit;
+  bool is_indptr_64_bit;
+  bool is_sequence_64_bit;
+};
+
+// Slots, or with a page table positions in the caches.
 struct StepSlots {
-  bool has_caches;  // else nothing below is read
-  const char *data;
+  bool has_caches;   // else nothing below is read
+  const char *data;  // NULL: a token's position is its number in the batch
   int32_t token_bytes;
   int32_t batch_bytes;
   bool is_64_bit;
   bool skips_slot_0;
-  FastDivmod entries;  // of a page
-  uint32_t end;
+  FastDivmod entries;      // of a page
+  uint32_t end;            // slots, or pages, from there on are outside
   uint32_t cached_tokens;  // of a batch
+};
+
+// Several position axes, and a page table.
+struct StepLookups {
+  uint32_t used_axes;           // bits; 0 where there is but one axis
+  int32_t position_axis_bytes;  // stride
+  StepPages pages;
+  uint64_t slot_offset;                        // what is added to positions in the caches
+  uint32_t pair_axis[kMaxLongStepPairs / 16];  // two bits for a pair
 };
 
 // ---- kWarp, kShort and kLong ----
@@ -62,7 +89,7 @@ struct StepHeadParams {
   bool has_positions;
   bool has_wide_positions;  // of 64 bits
   bool rounds;              // within the norm
-  uint32_t implicit_mask;   // bits of a token's number that are its position where none is given
+  uint32_t implicit_mask;   // bits of a token's number that are its position where none is given; the others its batch
   uint32_t pairs;
   StepSlots slots;
   NormForm<float> norm;
@@ -79,6 +106,20 @@ struct StepShortHeadParams : StepHeadParams {
   uint32_t counting_unit;  // counts tokens whose slot is outside
   uint32_t begins[2];      // first heads of the second and the third tensor; all ones where there is none
   StepHeadTensor tensor[3];
+};
+
+// A tensor's part of StepShortMoreParams.
+struct StepMoreTensor {
+  int32_t weight_head;
+  int32_t bias_head;
+  const char *bias;  // NULL: none
+};
+
+// Of kShortMore.
+struct StepShortMoreParams : StepShortHeadParams {
+  bool is_after;
+  StepMoreTensor more[3];
+  StepLookups lookups;
 };
 
 // How blocks find their part of a tensor: step_long.cuh.
@@ -101,6 +142,7 @@ struct StepLongHeadParams : StepHeadParams {
   FastDivmod blocks_of_group;
   FastDivmod by_pairs;
   StepLongTensor tensor[3];
+  StepLookups lookups;
 };
 
 // A thread that reads a row of the table prefetches another, and the first thread of a token a position, that far ahead.
@@ -127,6 +169,8 @@ struct StepRowTensor {
   int32_t cache_head;
   int32_t weight_head;
   const char *weight;  // NULL: 1
+  const char *bias;    // NULL: none
+  int32_t bias_head;
   uint32_t rotary_units;
   int32_t window_begin;  // in bytes, as the next two
   int32_t window_size;
@@ -134,31 +178,29 @@ struct StepRowTensor {
   float inverse_count;
 };
 
-struct StepRowSlots : StepSlots {
-  int64_t page_bytes[2];  // of k's and v's cache
-  int64_t entry_bytes[2];
-};
-
 struct StepRowParams {
+  const char *positions;
+  int32_t position_bytes;  // strides
+  int32_t position_batch_bytes;
+  bool has_positions;
+  bool has_wide_positions;  // of 64 bits
+  uint32_t pairs;
+  StepSlots slots;
+  NormForm<float> norm;  // inverse_count is that of the tensor
+  uint64_t position_offset;
+  float cos_scale;  // of computed angles; 1 for a table
+  float sin_scale;  // negative for the transpose
+  FaultWords fault;
   uint32_t num_tokens;
   FastDivmod parts;  // blocks of a token
   FastDivmod tokens_per_batch;
   bool has_one_batch;
-  bool has_positions;
-  bool has_wide_positions;  // of 64 bits
-  bool is_full_window;      // of all normed tensors: it is the head, whose units are a power of two
-  const char *positions;
-  int32_t position_bytes;  // strides
-  int32_t position_batch_bytes;
+  bool is_full_window;    // of all normed tensors: it is the head, whose units are a power of two
+  int64_t page_bytes[2];  // of k's and v's cache
+  int64_t entry_bytes[2];
   StepRowTensor tensor[3];
-  StepRowSlots slots;
-  FaultWords fault;
-  NormForm<float> norm;  // inverse_count is that of the tensor
-  uint64_t position_offset;
-  uint32_t pairs;
-  float cos_scale;  // of computed angles; 1 for a table
-  float sin_scale;  // negative for the transpose
   AngleTable table;
+  StepLookups lookups;
 };
 
 using StepShortRowAngleParams = WithAngles<StepRowParams, kMaxShortStepPairs>;

@@ -32,7 +32,6 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/faults.cuh"
-#include "backend/cuda/kernels/loaded_integer.cuh"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
@@ -71,30 +70,15 @@ struct StepAt {
   uint32_t token;  // of its batch
 };
 
-// Writes where the token goes in the caches. Its slot may have any value.
-__device__ __forceinline__ void share_slot(const StepRowParams &params, const StepAt &at, LoadedInteger loaded,
-                                           bool counts_faults, StepShared *shared) {
-  const StepRowSlots &slots = params.slots;
-  const uint64_t slot = extend(loaded, slots.is_64_bit);
-  const bool is_inside = slot < slots.end;
-  const bool is_skipped = slots.skips_slot_0 && slot == 0;
-  shared->is_cached = is_inside && !is_skipped;
-  const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
+// Writes where the token goes in the caches.
+__device__ __forceinline__ void share_place(const StepRowParams &params, const StepAt &at, const StepPlace &place,
+                                            bool counts_faults, StepShared *shared) {
+  shared->is_cached = place.is_cached;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    shared->cache_row[i] = place.quotient * slots.page_bytes[i] + place.remainder * slots.entry_bytes[i];
+    shared->cache_row[i] = place.page * params.page_bytes[i] + place.entry * params.entry_bytes[i];
   }
-  if (!is_inside && !is_skipped && static_cast<int64_t>(slot) >= 0 && counts_faults) count_fault(params.fault, at.flat);
-}
-
-// N neighbouring numbers of a weight or of the data.
-template <typename T, int N>
-__device__ __forceinline__ void load_weights(const char *address, bool is_wide, float *weights) {
-  if (sizeof(T) == 4 || is_wide) {
-    to_floats<float, N>(load_vector<Vector<float, N>>(address), weights);
-  } else {
-    to_floats<T, N>(load_vector<Vector<T, N>>(address), weights);
-  }
+  if (place.is_faulty && counts_faults) count_fault(params.fault, at.flat);
 }
 
 // Where a unit lies in its head, in bytes.
@@ -166,11 +150,11 @@ __device__ __forceinline__ uint32_t reread_thread() {
 }
 
 template <int V>
-__device__ __forceinline__ float sum_of_squares(const float *x) {
-  float squares[V];
+__device__ __forceinline__ float sum_of(const float *x, bool of_squares) {
+  float terms[V];
 #pragma unroll
-  for (int i = 0; i < V; ++i) squares[i] = multiply_rounded(x[i], x[i]);
-  return tree_sum<V>(squares);
+  for (int i = 0; i < V; ++i) terms[i] = of_squares ? multiply_rounded(x[i], x[i]) : x[i];
+  return tree_sum<V>(terms);
 }
 
 // The sum over a head of what its threads have, `low` and `high`. All lanes of the warp take part.
@@ -208,27 +192,49 @@ __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const 
   return sum;
 }
 
-// A vector of a head times r and the weight: scale_channel and weigh_channel, the roundings of all channels behind one
-// branch.
+// The numbers of a vector's channels, of F32 or of the data's type.
+struct VectorNumbers {
+  const char *data;  // NULL: there are none
+  bool is_wide;
+
+  template <typename T, int N>
+  __device__ __forceinline__ void load(int first, float *numbers) const {
+    load_numbers<T, N>(data + first * (is_wide ? 4 : static_cast<int>(sizeof(T))), is_wide, numbers);
+  }
+};
+
+// Calls change(channel, its number) for each channel of a vector that has numbers.
+template <typename T, int V, typename Change>
+__device__ __forceinline__ void for_each_number(const VectorNumbers &numbers, const Change &change) {
+  constexpr int kStep = V < 4 ? V : 4;
+#pragma unroll
+  for (int i = 0; i < V && numbers.data != nullptr; i += kStep) {
+    float number[kStep];
+    numbers.template load<T, kStep>(i, number);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) change(i + j, number[j]);
+  }
+}
+
+// A vector of a head times r and the weight, plus the bias: scale_channel, weigh_channel and add_bias, the roundings of
+// all channels behind one branch.
 template <typename T, int V>
-__device__ __forceinline__ void normalise(const NormForm<float> &form, float inverse, const char *weight, bool is_wide,
-                                          float *x) {
+__device__ __forceinline__ void normalise(const NormForm<float> &form, float inverse, const VectorNumbers &weight,
+                                          const VectorNumbers &bias, float *x) {
 #pragma unroll
   for (int i = 0; i < V; ++i) x[i] = multiply_rounded(x[i], inverse);
   if (form.rounds_before_weight) {
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
   }
-  constexpr int kStep = V < 4 ? V : 4;
+  for_each_number<T, V>(
+      weight, [&](int i, float number) { x[i] = multiply_rounded(x[i], add_rounded(number, form.weight_offset)); });
+  if (form.rounds_after_weight) {
 #pragma unroll
-  for (int i = 0; i < V && weight != nullptr; i += kStep) {
-    float weights[kStep];
-    load_weights<T, kStep>(weight + i * (is_wide ? 4 : static_cast<int>(sizeof(T))), is_wide, weights);
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) {
-      x[i + j] = multiply_rounded(x[i + j], add_rounded(weights[j], form.weight_offset));
-    }
+    for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
   }
+  if (bias.data == nullptr) return;
+  for_each_number<T, V>(bias, [&](int i, float number) { x[i] = add_rounded(x[i], number); });
   if (form.rounds_after_weight) {
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
@@ -266,44 +272,75 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   const bool finds_slot = Shares::number() == 0 && mine.has_token && params.slots.has_caches;
   const bool has_slot = finds_slot && at.token < params.slots.cached_tokens;
 
-  wait_for_previous_launch();
-  LoadedInteger position = {at.token, 0}, slot = {~0u, ~0u};
-  const bool has_pair = kAngles != StepAngles::kNone && mine.has_token && Shares::number() < params.pairs;
-  if (kAngles != StepAngles::kNone && params.has_positions && mine.has_token) {
-    position = load_step_integer(position_address, params.has_wide_positions);
+  constexpr uint32_t kAtATime = IsShort ? kMaxShortStepPairs / 32 : 1;  // angles of a thread
+  const StepLookups &lookups = params.lookups;
+  uint64_t increment[kAtATime] = {};
+  const auto pair_of = [&](uint32_t i) { return Shares::number() + i * Shares::count(); };
+  const bool has_angles = kAngles != StepAngles::kNone && mine.has_token;
+  const auto read_increment = [&](uint32_t i, uint32_t pair) {
+    if constexpr (kAngles == StepAngles::kComputed) increment[i] = through_memory(params.increments)[pair];
+  };
+#pragma unroll
+  for (uint32_t i = 0; i < kAtATime; ++i) {
+    if (has_angles && pair_of(i) < params.pairs) read_increment(i, pair_of(i));
   }
-  if (has_slot) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+
+  wait_for_previous_launch();
+  LoadedInteger position[kAtATime];
+  const auto load_position = [&](uint32_t i, uint32_t pair) {
+    const char *address = position_address;
+    if (lookups.used_axes != 0) address = step(address, axis_of(lookups, pair), lookups.position_axis_bytes);
+    position[i] = load_step_integer(address, params.has_wide_positions);
+  };
+#pragma unroll
+  for (uint32_t i = 0; i < kAtATime; ++i) {
+    position[i] = {at.token, 0};
+    if (has_angles && params.has_positions && pair_of(i) < params.pairs) load_position(i, pair_of(i));
+  }
+  LoadedInteger slot = {};
+  if (has_slot) slot = load_slot(params.slots, slot_address, at.token);
   Vector<T, V> low = {}, high = {};
   if (mine.is_active) {
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + mine.place.to_high);
   }
-  if (finds_slot) share_slot(params, at, slot, mine.is_first_part && (!IsShort || threadIdx.x < 32), of_group);
+  const bool counts_faults = mine.is_first_part && (!IsShort || threadIdx.x < 32);
   if constexpr (kAngles != StepAngles::kNone) {
-    const uint64_t index =
-        extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
-    if constexpr (kAngles == StepAngles::kComputed) {
-#pragma unroll 1
-      for (uint32_t pair = Shares::number(); has_pair && pair < params.pairs; pair += Shares::count()) {
-        const CosSin<float> angle = compute_angle(params, index, through_memory(params.increments)[pair]);
-        cos[pair] = angle.cos;
-        cos[params.pairs + pair] = angle.sin;
+    const auto share_angle = [&](uint32_t i, uint32_t pair) {
+      const uint64_t index = finish_step_position(params, position[i]);
+      CosSin<float> angle = {};
+      if constexpr (kAngles == StepAngles::kComputed) {
+        angle = compute_angle(params, index, increment[i]);
+      } else {
+        const uint64_t rows = static_cast<uint64_t>(params.table.rows);
+        const bool is_lost = index >= rows;
+        if (pair == 0) {
+          of_group->is_lost = is_lost || has_lost_axis(params, position_address, {at.token, 0}, rows);
+          if (of_group->is_lost && counts_faults) count_fault(params.fault, at.flat);
+        }
+        if (is_lost) return;
+        const int axis = lookups.used_axes != 0 ? static_cast<int>(axis_of(lookups, pair)) : 0;
+        const LoadedAngle loaded = load_angle(params.table, axis, 0, static_cast<int64_t>(index), pair);
+        angle = {entry_of(loaded.cos, params.table.dtype), entry_of(loaded.sin, params.table.dtype)};
+        if (params.sin_scale < 0.0f) angle.sin = -angle.sin;
       }
-    } else {
-      const bool is_lost = index >= static_cast<uint64_t>(params.table.rows);
-      if (Shares::number() == 0) {
-        of_group->is_lost = is_lost;
-        const bool counts = is_lost && mine.has_token && mine.is_first_part && (!IsShort || threadIdx.x < 32);
-        if (counts) count_fault(params.fault, at.flat);
-      }
-#pragma unroll 1
-      for (uint32_t pair = Shares::number(); has_pair && !is_lost && pair < params.pairs; pair += Shares::count()) {
-        const LoadedAngle loaded = load_angle(params.table, 0, 0, static_cast<int64_t>(index), pair);
-        const float sin = entry_of(loaded.sin, params.table.dtype);
-        cos[pair] = entry_of(loaded.cos, params.table.dtype);
-        cos[params.pairs + pair] = params.sin_scale < 0.0f ? -sin : sin;
-      }
+      cos[pair] = angle.cos;
+      cos[params.pairs + pair] = angle.sin;
+    };
+#pragma unroll
+    for (uint32_t i = 0; i < kAtATime; ++i) {
+      if (has_angles && pair_of(i) < params.pairs) share_angle(i, pair_of(i));
     }
+#pragma unroll 1
+    for (uint32_t pair = pair_of(kAtATime); !IsShort && has_angles && pair < params.pairs; pair += Shares::count()) {
+      read_increment(0, pair);
+      if (lookups.used_axes != 0 && params.has_positions) load_position(0, pair);
+      share_angle(0, pair);
+    }
+  }
+  if (finds_slot) {
+    const StepPlace place = has_slot ? find_place(params.slots, lookups, slot, at.batch, at.token) : kNowhere;
+    share_place(params, at, place, counts_faults, of_group);
   }
   Shares::meet();
 
@@ -317,23 +354,34 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     to_floats<T, V>(low, x);
     to_floats<T, V>(high, y);
     const auto norm = [&] {
-      const float sum = sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, sum_of_squares<V>(x),
-                                                  sum_of_squares<V>(y), exchange);
-      if (!is_normed) return;
       NormForm<float> form = params.norm;
       form.inverse_count = tensor.inverse_count;
-      const float inverse = inverse_norm(form, sum);
-      const bool is_wide = (tensor.flags & kHasWideWeight) != 0;
-      const int scale = is_wide ? 4 / static_cast<int>(sizeof(T)) : 1;
-      const char *weight = tensor.weight;
-      if (weight != nullptr && mine.is_active) {
-        weight = step(weight, mine.head, tensor.weight_head) + static_cast<int64_t>(mine.place.low) * scale;
+      const auto sum_up = [&](float of_low, float of_high) {
+        return sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, of_low, of_high, exchange);
+      };
+      float sum = 0.0f;
+#pragma unroll 1
+      for (bool is_of_squares = !form.is_layer;; is_of_squares = true) {
+        sum = sum_up(sum_of<V>(x, is_of_squares), sum_of<V>(y, is_of_squares));
+        if (is_of_squares) break;
+        const float shift = is_normed ? -mean_of(form, sum) : -0.0f;
+#pragma unroll
+        for (int i = 0; i < V; ++i) x[i] = add_rounded(x[i], shift), y[i] = add_rounded(y[i], shift);
       }
-      normalise<T, V>(params.norm, inverse, mine.is_active ? weight : nullptr, is_wide, x);
-      normalise<T, V>(
-          params.norm, inverse,
-          mine.is_active && weight != nullptr ? weight + static_cast<int64_t>(mine.place.to_high) * scale : nullptr,
-          is_wide, y);
+      if (!is_normed) return;
+      const float inverse = inverse_norm(form, sum);
+      const auto numbers_of = [&](const char *data, int32_t head_bytes, StepFlags wide_flag, int32_t to_vector) {
+        if (data == nullptr || !mine.is_active) return VectorNumbers{nullptr, false};
+        const bool is_wide = (tensor.flags & wide_flag) != 0;
+        const int scale = is_wide ? 4 / static_cast<int>(sizeof(T)) : 1;
+        return VectorNumbers{step(data, mine.head, head_bytes) + static_cast<int64_t>(to_vector) * scale, is_wide};
+      };
+      const auto normalise_at = [&](int32_t to_vector, float *vector) {
+        normalise<T, V>(params.norm, inverse, numbers_of(tensor.weight, tensor.weight_head, kHasWideWeight, to_vector),
+                        numbers_of(tensor.bias, tensor.bias_head, kHasWideBias, to_vector), vector);
+      };
+      normalise_at(mine.place.low, x);
+      normalise_at(mine.place.low + mine.place.to_high, y);
     };
     if constexpr (kNorm == StepNorm::kBefore) norm();
     if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);

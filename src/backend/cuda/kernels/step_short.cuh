@@ -11,7 +11,7 @@
 //
 //   IsWarp   a warp finds all angles of its token: lane l those of pairs l and l + 32
 //   else     a block does: thread x that of pair x. It has no fewer threads than a head has pairs
-//   shared   cos[kMaxShortHeadPairs], then sin[kMaxShortHeadPairs], of each warp or of the block
+//   shared   cos[kMaxShortStepPairs], then sin[kMaxShortStepPairs], of each warp or of the block
 //
 // Moves each head once in and once out to each of its destinations. Each thread of a head reads its own weights, each
 // warp or block a token's position and row of a table, each thread of a cached head a slot.
@@ -34,7 +34,7 @@ namespace rope {
 template <StepAngles kAngles>
 using StepShortParams = std::conditional_t<
     kAngles == StepAngles::kNone, StepShortHeadParams,
-    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams, kMaxShortHeadPairs>,
+    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams, kMaxShortStepPairs>,
                        WithTable<StepShortHeadParams>>>;
 
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, StepAngles kAngles>
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(kMaxStepThreads)
     step_short_kernel(const __grid_constant__ StepShortParams<kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
-  constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortHeadPairs / kLanes : 1;
+  constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
   constexpr bool kBeginsAtOnce = IsWarp == IsNormed;  // tests/bench/TUNING.md
   if (kBeginsAtOnce) begin_dependent_launch();
   extern __shared__ float4 shared[];
-  float *const cos = reinterpret_cast<float *>(shared) + (IsWarp ? threadIdx.x / kLanes * (2 * kMaxShortHeadPairs) : 0);
+  float *const cos = reinterpret_cast<float *>(shared) + (IsWarp ? threadIdx.x / kLanes * (2 * kMaxShortStepPairs) : 0);
   const uint32_t sharer = IsWarp ? threadIdx.x % kLanes : threadIdx.x;
 
   const uint32_t token = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
 #pragma unroll
     for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
       cos[sharer + i * kLanes] = angle[i].cos;
-      cos[sharer + i * kLanes + kMaxShortHeadPairs] = angle[i].sin;
+      cos[sharer + i * kLanes + kMaxShortStepPairs] = angle[i].sin;
     }
   }
   float sum = 0.0f;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   if (!is_active) return;
   if ((IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0) {
     using Angles = SharedAngles<V, IsInterleaved>;
-    const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortHeadPairs};
+    const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortStepPairs};
     const bool is_turned = kIsTurned && !is_lost;
     if (IsNormed && params.rounds) {
       change_unit<T, V, IsInterleaved, IsNormed, true>(params.norm, sum, weights, is_turned, angles, &low, &high);

@@ -5,6 +5,7 @@
 #include "backend/cuda/kernels/step_long.cuh"
 #include "backend/cuda/kernels/step_rows.cuh"
 #include "backend/cuda/kernels/step_short.cuh"
+#include "backend/cuda/kernels/step_short_more.cuh"
 
 namespace rope {
 
@@ -14,6 +15,8 @@ const void *find_step_kernel(const StepVariant &variant) {
     case StepKernel::kWarp:
     case StepKernel::kShort:
       return find_step_short_kernel<T>(variant);
+    case StepKernel::kShortMore:
+      return find_step_short_more_kernel<T>(variant);
     case StepKernel::kLong:
       return find_step_long_kernel<T>(variant);
     case StepKernel::kShortRows:
