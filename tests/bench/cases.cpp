@@ -112,11 +112,14 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
 
   item->cache = static_cast<CacheLayout>(choice_of(words, "cache", {"none", "nhd", "hnd", "packed"}));
   const bool has_cache = item->cache != CacheLayout::kNone;
-  constexpr rope_dtype_t kSlotDtypes[] = {0, ROPE_DTYPE_I32, ROPE_DTYPE_I64};
-  item->slot_dtype = kSlotDtypes[choice_of(words, "slots", {"none", "i32", "i64"})];
+  constexpr rope_dtype_t kSlotDtypes[] = {0, ROPE_DTYPE_I32, ROPE_DTYPE_I64, ROPE_DTYPE_I32};
+  const int slots = choice_of(words, "slots", {"none", "i32", "i64", "pages"});
+  item->slot_dtype = kSlotDtypes[slots];
+  item->has_page_table = slots == 3;
   item->has_k_out = choice_of(words, "k-out", {"cached-only", "written"}) == 1 || !has_cache;
   require(has_cache == (item->slot_dtype != 0), "cache= and slots= stand together");
   require(!has_cache || (item->k_heads > 0 && item->v_heads > 0), "a cache takes k and v");
+  require(!item->has_page_table || item->layout == ROPE_LAYOUT_THD, "slots=pages: layout=thd");
   require(has_cache || item->v_heads == 0, "v without a cache");
   require(has_cache || value_of(words, "k-out").empty(), "k-out= without a cache");
   require(item->measure != Measure::kCreateNext || item->norm != 0, "create-next without a norm");

@@ -99,7 +99,7 @@ struct Case {
   rope_dtype_t weight_dtype = 0;  // 0: no weights
   CacheLayout cache = CacheLayout::kNone;
   int64_t cache_pages = 0;
-  bool has_page_per_token = false;
+  bool has_page_per_token = false, has_page_table = false;
   rope_dtype_t slot_dtype = 0;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
 

@@ -356,9 +356,32 @@ class PreparedRope : public PreparedCase {
       const int64_t entry = is_alone ? static_cast<int64_t>(scramble(static_cast<uint64_t>(token))) : token;
       slots_.push_back(page * kPageEntries + entry % kPageEntries);
     }
-    slot_tensor_ = make_integers(slots_, item_.slot_dtype);
-    if (item_.layout != ROPE_LAYOUT_THD) slot_tensor_.shape[slot_tensor_.ndim++] = item_.batches;
-    slot_tensor_.shape[slot_tensor_.ndim++] = item_.tokens;
+    if (item_.has_page_table) {
+      make_page_table();
+      return;
+    }
+    cache_.slots = make_integers(slots_, item_.slot_dtype);
+    if (item_.layout != ROPE_LAYOUT_THD) cache_.slots.shape[cache_.slots.ndim++] = item_.batches;
+    cache_.slots.shape[cache_.slots.ndim++] = item_.tokens;
+  }
+
+  // What leads to slots_: one sequence of many pages, or for each token one of a single page.
+  void make_page_table() {
+    std::vector<int64_t> pages, sequences, positions;
+    const int64_t step = item_.has_page_per_token ? 1 : kPageEntries;
+    for (int64_t token = 0; token < num_tokens(); ++token) {
+      const int64_t slot = slots_[static_cast<size_t>(token)];
+      if (token % step == 0) pages.push_back(slot / kPageEntries);
+      sequences.push_back(item_.has_page_per_token ? token : 0);
+      positions.push_back(item_.has_page_per_token ? slot % kPageEntries : token);
+    }
+    const int64_t rows = item_.has_page_per_token ? num_tokens() : 1, count = static_cast<int64_t>(pages.size());
+    const auto with_shape = [&](const std::vector<int64_t> &values, std::initializer_list<int64_t> shape) {
+      return tensor(make_integers(values, item_.slot_dtype).data, item_.slot_dtype, shape);
+    };
+    cache_.page_table = with_shape(pages, {rows, count / rows});
+    cache_.sequence = with_shape(sequences, {num_tokens()});
+    cache_.positions = with_shape(positions, {num_tokens()});
   }
 
   // q, k or their outputs: heads of `pitch` channels, all compact.
@@ -450,9 +473,8 @@ class PreparedRope : public PreparedCase {
   }
 
   const rope_cache_args_t *make_cache() {
-    rope_cache_args_t cache = {};
+    rope_cache_args_t cache = cache_;
     cache.struct_size = sizeof cache;
-    cache.slots = slot_tensor_;
     if (item_.cache == CacheLayout::kPacked) {
       cache.k_cache = cache.v_cache = make_pages(item_.k_heads, 2 * item_.head_dim);
       cache.v_cache.data = static_cast<char *>(cache.v_cache.data) + item_.head_dim * size_of(item_.dtype);
@@ -628,7 +650,8 @@ class PreparedRope : public PreparedCase {
   std::vector<int64_t> slots_;
   std::vector<double> q_weights_, k_weights_;
   int64_t num_rows_ = 0;
-  rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {}, slot_tensor_ = {};
+  rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {};
+  rope_cache_args_t cache_ = {};  // where tokens go
   rope_norm_args_t norm_ = {};
   std::deque<rope_cache_args_t> caches_;
   std::vector<Block> outputs_;  // of set 0, beside what is in place
