@@ -1,4 +1,5 @@
-// step_rows.cuh - the step's kernels for heads of which a part is turned, norms behind the rotation, weights of each head
+// step_rows.cuh - the step's kernels for heads of which a part is turned, and in long launches for layer norms, norms behind
+// the rotation and weights of each head
 //
 // 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a token, three
 // parts of 128 threads.
