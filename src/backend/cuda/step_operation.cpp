@@ -1,6 +1,4 @@
 // step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: params from problem and plan
-#include <initializer_list>
-
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_params.hpp"
 #include "backend/cuda/operations.hpp"
@@ -375,10 +373,11 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   if (!may_have_rows(geometry)) return;
   constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
                                      StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
+  constexpr bool kHasMore[] = {false, true};
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
-      for (const bool has_more : {false, true}) {
+      for (const bool has_more : kHasMore) {
         // A call without the tensors that are normed has no norm to do.
         load({kernel, StepNorm::kNone, angles, is_interleaved, has_more});
         const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
