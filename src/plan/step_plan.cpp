@@ -317,7 +317,6 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   plan->threads = units < wanted ? units : wanted;
   if (step.is_turned && !is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
   plan->thread_rows = 1;
-  plan->tokens_per_block = 1;
   plan->blocks_per_token = (plan->units.per_token - 1) / plan->threads + 1;
   if (plan->blocks_per_token > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(problem.batches * problem.tokens);
@@ -404,7 +403,6 @@ void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan
   plan->vector_elements = 1;
   plan->threads = threads;
   plan->thread_rows = 1;
-  plan->tokens_per_block = 1;
   plan->general.heads_per_block = heads_per_block;
   plan->general.blocks_per_token = (heads - 1) / heads_per_block + 1;
   const int64_t blocks = saturated_product(problem.batches * problem.tokens, plan->general.blocks_per_token);

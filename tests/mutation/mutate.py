@@ -358,7 +358,9 @@ PARTS = {
             (UNIT, ["[views],[rope problem],[swiglu problem],[import],[frequencies]"], "src/core/"),
             (UNIT, ["[rope plan]", *("~" + name for name in SLOW_PLANS)], "src/plan/"),
             (UNIT, ["[swiglu plan]"], "src/plan/"),
+            (UNIT, ["[step plan]"], "src/plan/step_"),
             *CALL_SUITES,
+            (API, ["[step]"], "(core|cpu)/.*step"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
         # With --slow also these: with them it is all of both programs.

@@ -1,4 +1,5 @@
 // step_plan_tests.cpp - which kernel serves which step, and that its launch is legal
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
 #include <sstream>
@@ -210,6 +211,45 @@ norm by head, rotation F64: ----------- -----------
 )");
 }
 
+// Each change leaves vectors of the width before without their alignment, or does not.
+TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]") {
+  Scene scene;
+  const Work work = {"norm, rotation, cache", ROPE_NORM_RMS, 0, 0, true, true};
+  const auto letter_with = [&](int64_t tokens, auto change) {
+    make_step(work, ROPE_DTYPE_BF16, ROPE_LAYOUT_THD, {tokens, {8, 2, 2}, 128}, &scene);
+    scene.step.tensor[0].weight = {reinterpret_cast<const char *>(address_of(6)), false, 0, 1};
+    change();
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    return letter_of(plan.step.kernel);
+  };
+  rope::RotatedTensor &q = scene.problem.tensor[0];
+  rope::StepTensor &k = scene.step.tensor[1];
+  rope::ChannelNumbers &weight = scene.step.tensor[0].weight;
+  const auto add_to_token_stride = [&](int64_t elements) {
+    q.in_stride[rope::kToken] += elements;
+    q.out_stride[rope::kToken] += elements;
+  };
+  CHECK(letter_with(1, [] {}) == 's');
+  CHECK(letter_with(16384, [] {}) == 'l');
+  CHECK(letter_with(1, [&] { add_to_token_stride(1); }) == 's');  // the stride of one token is of no account
+  CHECK(letter_with(2, [&] { add_to_token_stride(1); }) == '-');
+  CHECK(letter_with(2, [&] { add_to_token_stride(4); }) == 's');
+  CHECK(letter_with(16384, [&] { add_to_token_stride(4); }) == '-');
+  CHECK(letter_with(16384, [&] { add_to_token_stride(8); }) == 'l');
+  CHECK(letter_with(1, [&] { q.in += 4; }) == '-');
+  CHECK(letter_with(1, [&] { k.cache.data += 4; }) == '-');
+  CHECK(letter_with(1, [&] { k.cache.entry_stride += 2; }) == '-');
+  CHECK(letter_with(1, [&] { weight.data += 4; }) == '-');
+  CHECK(letter_with(1, [&] { weight.data += 8; }) == 's');
+  CHECK(letter_with(1, [&] { weight.channel_stride = 2; }) == '-');
+  CHECK(letter_with(1, [&] { weight = {weight.data + 8, true, 0, 1}; }) == '-');
+  CHECK(letter_with(1, [&] { weight = {weight.data + 16, true, 0, 1}; }) == 'm');
+  CHECK(letter_with(1, [&] { scene.step.places.pages = INT32_MAX / 16; }) == 's');
+  CHECK(letter_with(1, [&] { scene.step.places.pages = INT32_MAX / 16 + 1; }) == '-');
+  CHECK(letter_with(1, [&] { scene.step.places.entries = 0; }) == '-');
+}
+
 TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each", "[step plan]") {
   Random random(3);
   Scene scene;
@@ -242,6 +282,12 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.general.warps >= 1);
         REQUIRE(plan.general.warps <= threads / 32);
         REQUIRE(plan.general.heads_per_block * plan.general.blocks_per_token >= scene.problem.heads_per_token());
+        const uint32_t size = dtype == ROPE_DTYPE_F64 ? 8 : dtype == ROPE_DTYPE_F32 ? 4 : 2;
+        const uint32_t number = std::max(size, 4u), channels = static_cast<uint32_t>(plan.general.row_channels);
+        const uint32_t angles = work.is_turned ? static_cast<uint32_t>(sizes.head_dim) * number : 0;
+        const uint32_t sums = work.extent == ROPE_NORM_EXTENT_TOKEN ? 256 * number : 0;
+        REQUIRE(channels >= static_cast<uint32_t>(sizes.head_dim));
+        REQUIRE(plan.shared_bytes == 64 + angles + sums + plan.general.warps * channels * (2 * number + size));
         continue;
       }
       REQUIRE(threads <= static_cast<uint32_t>(rope::kMaxStepThreads));
@@ -252,7 +298,10 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       if (std::string("sm").find(letter_of(plan.step.kernel)) != std::string::npos) {
         ++heads_alone;
         REQUIRE(plan.grid_x == num_tokens);
-        REQUIRE(uint64_t{plan.grid_y} * threads >= static_cast<uint64_t>(scene.problem.heads_per_token()) * lanes);
+        const uint64_t units = static_cast<uint64_t>(scene.problem.heads_per_token()) * lanes;
+        REQUIRE(plan.grid_y == (units + threads - 1) / threads);
+        const uint32_t sharers = plan.step.kernel == rope::StepKernel::kWarp ? threads / 32 : 1;
+        REQUIRE(plan.shared_bytes == (work.is_turned ? sharers * 2 * 64 * 4 : 0));
         const bool is_row = plan.step.angles != rope::StepAngles::kNone && plan.step.kernel != rope::StepKernel::kWarp;
         REQUIRE((!is_row || threads * 2 >= static_cast<uint32_t>(sizes.head_dim)));
         continue;
@@ -263,7 +312,9 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.grid_x % of_plan.blocks_per_group == 0);
         const uint64_t groups = plan.grid_x / of_plan.blocks_per_group * uint64_t{plan.grid_y};
         REQUIRE(groups * plan.tokens_per_block >= num_tokens);
-        uint32_t blocks = 0;
+        REQUIRE(plan.grid_y <= 2);
+        REQUIRE((groups / plan.grid_y - 1) * plan.tokens_per_block < num_tokens / plan.grid_y);
+        uint32_t blocks = 0, most_tokens = 0;
         for (int i = 0; i < scene.problem.num_tensors; ++i) {
           if (scene.problem.tensor[i].heads == 0) continue;
           const rope::StepTensorBlocks &mine = of_plan.tensor[i];
@@ -272,8 +323,12 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
           const uint64_t units = static_cast<uint64_t>(scene.problem.tensor[i].heads) * lanes;
           REQUIRE((mine.rows == 1 || mine.parts == 1));
           REQUIRE(mine.rows * units <= uint64_t{mine.parts} * threads);
+          REQUIRE((mine.parts == 1 || uint64_t{mine.parts - 1} * threads < units));
           blocks += mine.runs * mine.parts;
+          if (scene.step.tensor[i].is_turned) most_tokens = std::max(most_tokens, mine.rows * of_plan.turns);
         }
+        const uint32_t row = static_cast<uint32_t>(sizes.head_dim) * 4;
+        REQUIRE(plan.shared_bytes == (most_tokens + (work.norm != 0 ? 1 : 0)) * row);
         REQUIRE(blocks == of_plan.blocks_per_group);
         continue;
       }
@@ -281,6 +336,9 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       REQUIRE(plan.grid_y == 1);
       const uint64_t tokens_of_grid = uint64_t{plan.grid_x} / plan.blocks_per_token * plan.tokens_per_block;
       REQUIRE(tokens_of_grid >= num_tokens);
+      REQUIRE(tokens_of_grid < num_tokens + plan.tokens_per_block);
+      const uint32_t sharers = plan.step.kernel == rope::StepKernel::kShortRows ? threads / 32 : plan.thread_rows;
+      REQUIRE(plan.shared_bytes == sharers * (32 + 4 * static_cast<uint32_t>(sizes.head_dim)) + threads / 32 * 256);
       int64_t begin = 0;
       for (int i = 0; i < scene.problem.num_tensors; ++i) {
         begin = rope::step_tensor_begin(scene.problem, i, plan.vector_elements, begin);
