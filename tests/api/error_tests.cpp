@@ -2050,6 +2050,15 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
   CHECK(args_error([](R &r) { r.args.positions.dtype = ROPE_DTYPE_F64; }) ==
         "rope_forward: positions.dtype is F64: it must be I32 or I64");
   CHECK(args_error([](R &r) {
+          r.use_cache().k_cache = r.workspace.tensor(ROPE_DTYPE_F64, {3, 4, 2, 16});
+        }) == "rope_forward: cache.k_cache.dtype is F64: it must be the descriptor's, F32, or F16 or BF16");
+  CHECK(args_error([](R &r) {
+          r.use_cache();
+          r.args.v = r.tensor({2, 3, 2, 16});
+        }) ==
+        "rope_forward: v is set beside cache: it needs ROPE_FLAG_UNROTATED or ROPE_FLAG_V_UNROTATED, without which "
+        "it would be rotated");
+  CHECK(args_error([](R &r) {
           r.use_tables();
           r.args.cos.dtype = ROPE_DTYPE_I32;
         }) == "rope_forward: cos.dtype is I32: it must be F32, F16, BF16 or F64");

@@ -248,6 +248,20 @@ TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]")
   CHECK(letter_with(1, [&] { scene.step.places.pages = INT32_MAX / 16; }) == 's');
   CHECK(letter_with(1, [&] { scene.step.places.pages = INT32_MAX / 16 + 1; }) == '-');
   CHECK(letter_with(1, [&] { scene.step.places.entries = 0; }) == '-');
+  CHECK(letter_with(1, [&] { scene.step.places.slots.token_stride = int64_t{1} << 40; }) == '-');
+  CHECK(letter_with(1, [&] { scene.step.places.slots.batch_stride = int64_t{1} << 40; }) == '-');
+  const auto letter_of_batches = [&](int64_t elements) {
+    make_step(work, ROPE_DTYPE_BF16, ROPE_LAYOUT_BSHD, {2, {8, 2, 2}, 128}, &scene);
+    q.in_stride[rope::kBatch] += elements;
+    q.out_stride[rope::kBatch] += elements;
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    return letter_of(plan.step.kernel);
+  };
+  CHECK(letter_of_batches(0) == 'l');
+  CHECK(letter_of_batches(8) == 'l');
+  CHECK(letter_of_batches(4) == 'r');
+  CHECK(letter_of_batches(1) == '-');
 }
 
 TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each", "[step plan]") {
@@ -346,6 +360,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         begin += scene.problem.tensor[i].heads * static_cast<int64_t>(lanes);
       }
       REQUIRE(static_cast<uint64_t>(plan.threads) * plan.blocks_per_token >= static_cast<uint64_t>(begin));
+      REQUIRE(static_cast<uint64_t>(plan.threads) * (plan.blocks_per_token - 1) < static_cast<uint64_t>(begin));
     }
   }
   CHECK(heads_alone > 1000);
