@@ -1055,7 +1055,7 @@ std::vector<RopeMisuse> misused_steps() {
          r.cache.slots.data = r.cache.k_cache.data;
        }},
       {"k_cache in positions", invalid, "cache.k_cache", "positions",
-       [](R &r) { r.use_cache().k_cache.data = r.args.positions.data; }},
+       [](R &r) { r.args.positions.data = r.use_cache().k_cache.data; }},
       {"k_cache in page_table", invalid, "cache.k_cache", "cache.page_table",
        [](R &r) {
          r.use_pages();
