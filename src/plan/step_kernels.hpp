@@ -20,7 +20,8 @@ enum class StepKernel {
 enum class StepNorm {
   kNone,
   kBefore,  // the rotation
-  kAfter
+  kAfter,
+  kOfToken  // over all heads of a token, before the rotation or behind it
 };
 
 enum class StepAngles {
@@ -54,5 +55,7 @@ constexpr uint32_t kStepExchangeBytes = 256;
 constexpr uint32_t kMaxStepGeneralThreads = 512;  // of a block of kGeneral
 constexpr uint32_t kStepTokenBytes = 64;          // room for a token's place in its shared memory
 constexpr int kStepHeadSums = 256;                // heads whose sums a block of kGeneral keeps at a time
+constexpr int kMaxStepTokenThreads = 768;         // of a block of kLongRows with a norm over a token
+constexpr uint32_t kStepTokenSumBytes = 3088;     // room for that norm's sums
 
 }  // namespace rope

@@ -22,7 +22,7 @@ bool fit_integers(const TokenIntegers &integers) {
 // Whether the kernels of rows serve what is asked for, whatever the sizes of vectors.
 bool takes_rows(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
-  if (!may_have_rows(*problem.geometry) || (step.has_norm && !may_norm_rows(*problem.geometry))) return false;
+  if (!may_have_rows(*problem.geometry)) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
   if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;
@@ -100,12 +100,12 @@ bool fit_vectors(const RopeProblem &problem, int64_t vector_bytes) {
   return true;
 }
 
-int64_t threads_of_token(const RopeProblem &problem, int vector_elements) {
+int64_t threads_of_token(const RopeProblem &problem, const RopePlan &plan) {
   int64_t threads = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
-    threads = step_tensor_begin(problem, i, vector_elements, threads);
-    threads += problem.tensor[i].heads << step_lanes_log2(problem.step->tensor[i].channels, vector_elements);
+    threads = step_tensor_begin(problem, plan, i, threads);
+    threads += problem.tensor[i].heads << step_lanes_log2(problem.step->tensor[i].channels, plan.vector_elements);
   }
   return threads;
 }
@@ -120,12 +120,41 @@ void shape_rows(const StepTuning &tuning, int64_t threads_per_token, RopePlan *p
   plan->thread_rows = plan->tokens_per_block;
 }
 
+// A block for all tensors of a token, whose norm is over all of its heads, or for each of them; false where even one has
+// too many.
+bool shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
+  int64_t most = 0;
+  uint32_t tensors = 0;
+  plan->blocks_per_token = 1;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const int64_t heads = problem.tensor[i].heads;
+    if (heads == 0) continue;
+    const int64_t threads = heads << step_lanes_log2(problem.step->tensor[i].channels, plan->vector_elements);
+    if (threads > most) most = threads;
+    ++tensors;
+  }
+  const int64_t all = threads_of_token(problem, *plan);
+  const bool has_one_block = all <= kMaxStepTokenThreads;
+  if (!has_one_block && most > kMaxStepTokenThreads) return false;
+  plan->threads = round_up_to_warps(static_cast<uint32_t>(has_one_block ? all : most));
+  if (!has_one_block) plan->blocks_per_token = tensors;
+  plan->tokens_per_block = plan->thread_rows = 1;
+  plan->units.per_token = plan->threads * plan->blocks_per_token;
+  return true;
+}
+
 // Sharers of angles have those of a token, and its place; warps a room to put a head's sums in order.
 uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const RopePlan &plan) {
   const uint32_t warps = plan.threads * plan.thread_rows / kWarpThreads;
   const uint32_t groups = is_short ? warps : plan.thread_rows;
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
-  return groups * (kStepSharedBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kStepExchangeBytes;
+  const uint32_t token_sums = plan.step.norm == StepNorm::kOfToken ? kStepTokenSumBytes : 0;
+  return groups * (kStepSharedBytes + 2 * pairs * static_cast<uint32_t>(sizeof(float))) + warps * kStepExchangeBytes +
+         token_sums;
+}
+
+bool has_token_norm(const RopeProblem &problem) {
+  return problem.step->has_norm && problem.geometry->norm.is_of_token;
 }
 
 bool has_lookups(const RopeProblem &problem) {
@@ -136,9 +165,7 @@ bool has_lookups(const RopeProblem &problem) {
 
 StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
   const StepProblem &step = *problem.step;
-  const StepNorm norm = !step.has_norm                    ? StepNorm::kNone
-                        : problem.geometry->norm.is_after ? StepNorm::kAfter
-                                                          : StepNorm::kBefore;
+  const StepNorm norm = step.has_norm ? step_norm_of(*problem.geometry) : StepNorm::kNone;
   const StepAngles angles = !step.is_turned                              ? StepAngles::kNone
                             : problem.angles == AngleSource::kIncrements ? StepAngles::kComputed
                                                                          : StepAngles::kTable;
@@ -152,22 +179,27 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
   if (tokens > kMaxInt32) return false;
   const int64_t limit = kStepTuning.max_short_rows_vectors[plan->is_programmatic];
-  bool is_short = moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
+  const bool is_of_token = has_token_norm(problem);
+  bool is_short = !is_of_token && moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
   if (is_short && (pairs > kMaxShortStepPairs || !fit_vectors(problem, kShortStepVectorBytes))) is_short = false;
   const int64_t bytes = is_short ? kShortStepVectorBytes : kLongStepVectorBytes;
   if (!is_short && !fit_vectors(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
-  const int64_t threads = threads_of_token(problem, plan->vector_elements);
-  if (threads > kMaxInt32) return false;
-  shape_rows(kStepTuning, threads, plan);
-  plan->units.per_token = static_cast<uint32_t>(threads);
+  plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
+  if (is_of_token) {
+    if (!shape_token_rows(problem, plan)) return false;
+  } else {
+    const int64_t threads = threads_of_token(problem, *plan);
+    if (threads > kMaxInt32) return false;
+    shape_rows(kStepTuning, threads, plan);
+    plan->units.per_token = static_cast<uint32_t>(threads);
+  }
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
   if (groups > kMaxGridX / plan->blocks_per_token) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * plan->blocks_per_token;
   plan->grid_y = 1;
   plan->shared_bytes = count_shared_bytes(problem, is_short, *plan);
-  plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
   return true;
 }
 
@@ -229,7 +261,7 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
 // else 0.
 int count_whole_channels(const RopeProblem &problem, bool is_flat) {
   const StepProblem &step = *problem.step;
-  if (!takes_rows(problem)) return 0;
+  if (!takes_rows(problem) || has_token_norm(problem)) return 0;
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
@@ -380,11 +412,11 @@ constexpr int64_t kGeneralHeldThreads = 1024;
 void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepProblem &step = *problem.step;
-  const bool has_token_norm = step.has_norm && geometry.norm.is_of_token;
-  const int64_t heads = problem.heads_per_token(), heads_per_block = has_token_norm ? heads : kStepTuning.general_heads;
+  const bool is_of_token = has_token_norm(problem);
+  const int64_t heads = problem.heads_per_token(), heads_per_block = is_of_token ? heads : kStepTuning.general_heads;
   // A block that has a whole token gets more threads where blocks are few.
   const int64_t tokens = problem.batches * problem.tokens, held_threads = device.multiprocessors * kGeneralHeldThreads;
-  uint32_t threads = has_token_norm ? kMaxStepGeneralThreads : kStepTuning.general_threads;
+  uint32_t threads = is_of_token ? kMaxStepGeneralThreads : kStepTuning.general_threads;
   while (threads > kStepTuning.general_threads && tokens > held_threads / threads) threads /= 2;
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
@@ -393,7 +425,7 @@ void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan
   const uint32_t size = static_cast<uint32_t>(dtype_size(geometry.dtype)), number = size == 8 ? 8 : 4;
   const uint32_t arrays = step.is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
   const uint32_t angles = arrays * static_cast<uint32_t>(geometry.pairs()) * number;
-  const uint32_t sums = has_token_norm ? kStepHeadSums * number : 0;
+  const uint32_t sums = is_of_token ? kStepHeadSums * number : 0;
   plan->general.row_channels = (channels + 3) / 4 * 4;
   const uint32_t row = static_cast<uint32_t>(plan->general.row_channels) * (2 * number + size);
   const uint32_t fixed = kStepTokenBytes + angles + sums, fitting = (kMaxSharedBytes - fixed) / row;
@@ -418,8 +450,10 @@ bool may_have_rows(const RopeGeometry &geometry) {
          geometry.num_axes <= kMaxStepAxes && static_cast<uint32_t>(geometry.pairs()) <= kMaxLongStepPairs;
 }
 
-bool may_norm_rows(const RopeGeometry &geometry) {
-  return geometry.norm.type != 0 && !geometry.norm.is_of_token;
+StepNorm step_norm_of(const RopeGeometry &geometry) {
+  if (geometry.norm.type == 0) return StepNorm::kNone;
+  if (geometry.norm.is_of_token) return StepNorm::kOfToken;
+  return geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
 }
 
 int step_lanes_log2(int channels, int vector_elements) {
@@ -428,9 +462,11 @@ int step_lanes_log2(int channels, int vector_elements) {
   return log2;
 }
 
-int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elements, int64_t threads) {
-  const int64_t lanes = int64_t{1} << step_lanes_log2(problem.step->tensor[index].channels, vector_elements);
-  return (threads + lanes - 1) / lanes * lanes;
+int64_t step_tensor_begin(const RopeProblem &problem, const RopePlan &plan, int index, int64_t threads) {
+  const int64_t lanes = int64_t{1} << step_lanes_log2(problem.step->tensor[index].channels, plan.vector_elements);
+  const bool has_block = plan.step.norm == StepNorm::kOfToken && plan.blocks_per_token > 1;
+  const int64_t multiple = has_block ? plan.threads : lanes;
+  return (threads + multiple - 1) / multiple * multiple;
 }
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {

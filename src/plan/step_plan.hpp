@@ -6,15 +6,18 @@
 
 namespace rope {
 
-// Whether calls of such a descriptor may get other kernels than kGeneral, and with a norm.
+// Whether calls of such a descriptor may get other kernels than kGeneral.
 bool may_have_rows(const RopeGeometry &geometry);
-bool may_norm_rows(const RopeGeometry &geometry);
+
+// The norm of its calls that have one.
+StepNorm step_norm_of(const RopeGeometry &geometry);
 
 // The threads of a head, as a power of two, where each takes two vectors.
 int step_lanes_log2(int channels, int vector_elements);
 
-// The first thread of a tensor, among those of a token, behind so many: no head lies in two warps.
-int64_t step_tensor_begin(const RopeProblem &problem, int index, int vector_elements, int64_t threads);
+// The first thread of a tensor, among those of a token, behind so many: no head lies in two warps, and no tensor in two
+// blocks where the norm is over all of its heads.
+int64_t step_tensor_begin(const RopeProblem &problem, const RopePlan &plan, int index, int64_t threads);
 
 // The stride of tokens, where is_flat of those that are counted through all batches.
 inline int64_t token_stride_of(const RopeProblem &problem, bool is_flat, const int64_t *stride) {

@@ -100,6 +100,9 @@ TEST_CASE("an explanation names the kernel of a step", "[rope][step][explain]") 
     many.args.flags = ROPE_FLAG_V_UNROTATED;
     CHECK(has(many.explain(), ": long rows angles kernel, "));
     many.config.norm_extent = ROPE_NORM_EXTENT_TOKEN;
+    CHECK(has(many.explain(), ": long rows angles kernel, "));
+    many.args.cos = many.workspace.tensor(ROPE_DTYPE_F32, {9, 128});
+    many.args.sin = many.workspace.tensor(ROPE_DTYPE_F32, {9, 128});
     CHECK(has(many.explain(), ": general kernel, "));
   }
 }

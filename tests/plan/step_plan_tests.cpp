@@ -188,9 +188,9 @@ layer norm, rotation F32: -mmmmmrr--- -rrrrrrr---
 layer norm, rotation F16: -rmmmmrrr-- --rrrrrrr--
 layer norm, rotation BF16: -rmmmmrrr-- --rrrrrrr--
 layer norm, rotation F64: ----------- -----------
-token norm, rotation F32: ----------- -----------
-token norm, rotation F16: ----------- -----------
-token norm, rotation BF16: ----------- -----------
+token norm, rotation F32: -rrrrrrr--- -rrrrrrr---
+token norm, rotation F16: --rrrrrrr-- --rrrrrrr--
+token norm, rotation BF16: --rrrrrrr-- --rrrrrrr--
 token norm, rotation F64: ----------- -----------
 rotation, pages F32: -mmmmmll--- -rllllll---
 rotation, pages F16: -rmmmmlll-- --lrlllll--
@@ -304,7 +304,9 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.shared_bytes == 64 + angles + sums + plan.general.warps * channels * (2 * number + size));
         continue;
       }
-      REQUIRE(threads <= static_cast<uint32_t>(rope::kMaxStepThreads));
+      const bool is_of_token = plan.step.norm == rope::StepNorm::kOfToken;
+      REQUIRE(is_of_token == (work.extent == ROPE_NORM_EXTENT_TOKEN));
+      REQUIRE(threads <= (is_of_token ? 768 : static_cast<uint32_t>(rope::kMaxStepThreads)));
       const auto lanes = uint64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
       REQUIRE(lanes <= 32);
       REQUIRE(lanes * 2 * static_cast<uint64_t>(plan.vector_elements) >= static_cast<uint64_t>(sizes.head_dim));
@@ -352,12 +354,17 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       REQUIRE(tokens_of_grid >= num_tokens);
       REQUIRE(tokens_of_grid < num_tokens + plan.tokens_per_block);
       const uint32_t sharers = plan.step.kernel == rope::StepKernel::kShortRows ? threads / 32 : plan.thread_rows;
-      REQUIRE(plan.shared_bytes == sharers * (32 + 4 * static_cast<uint32_t>(sizes.head_dim)) + threads / 32 * 256);
+      const uint32_t head_sums = is_of_token ? 3088 : 0;
+      REQUIRE(plan.shared_bytes ==
+              sharers * (32 + 4 * static_cast<uint32_t>(sizes.head_dim)) + threads / 32 * 256 + head_sums);
       int64_t begin = 0;
       for (int i = 0; i < scene.problem.num_tensors; ++i) {
-        begin = rope::step_tensor_begin(scene.problem, i, plan.vector_elements, begin);
-        REQUIRE(begin % static_cast<int64_t>(lanes) == 0);
-        begin += scene.problem.tensor[i].heads * static_cast<int64_t>(lanes);
+        begin = rope::step_tensor_begin(scene.problem, plan, i, begin);
+        const bool has_block = is_of_token && plan.blocks_per_token > 1;
+        REQUIRE(begin % static_cast<int64_t>(has_block ? plan.threads : lanes) == 0);
+        const int64_t of_tensor = scene.problem.tensor[i].heads * static_cast<int64_t>(lanes);
+        REQUIRE((!is_of_token || of_tensor <= plan.threads));
+        begin += of_tensor;
       }
       REQUIRE(static_cast<uint64_t>(plan.threads) * plan.blocks_per_token >= static_cast<uint64_t>(begin));
       REQUIRE(static_cast<uint64_t>(plan.threads) * (plan.blocks_per_token - 1) < static_cast<uint64_t>(begin));

@@ -33,7 +33,7 @@ std::map<const void *, Call> find_calls() {
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false})] =
         call<StepGeneralParams>;
     const auto add_kind = [&](StepKernel kernel, Call plain, Call angles, Call table) {
-      for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter}) {
+      for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {
         for (const bool is_interleaved : {false, true}) {
           for (const bool has_more : {false, true}) {
             const auto address = [&](StepAngles of) {

@@ -143,6 +143,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   params->has_one_batch = problem.batches == 1;
   params->position_batch_bytes =
       static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
+  params->is_after = problem.geometry->norm.is_after;
   params->is_full_window = true;
   uint32_t begin = 0, caches = 0;
   for (int i = 0; i < 3; ++i) {
@@ -153,7 +154,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
     if (problem.tensor[i].heads == 0) continue;
     const StepTensor &tensor = step.tensor[i];
     StepRowTensor *const mine = &params->tensor[i];
-    begin = static_cast<uint32_t>(step_tensor_begin(problem, i, plan.vector_elements, begin));
+    begin = static_cast<uint32_t>(step_tensor_begin(problem, plan, i, begin));
     set_row_tensor(problem, plan, i, begin, caches, mine);
     begin += static_cast<uint32_t>(problem.tensor[i].heads) << mine->lanes_log2;
     if (tensor.is_cached()) {
@@ -380,8 +381,9 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
       for (const bool has_more : kHasMore) {
         // A call without the tensors that are normed has no norm to do.
         load({kernel, StepNorm::kNone, angles, is_interleaved, has_more});
-        const StepNorm norm = geometry.norm.is_after ? StepNorm::kAfter : StepNorm::kBefore;
-        if (may_norm_rows(geometry)) load({kernel, norm, angles, is_interleaved, has_more});
+        const StepNorm norm = step_norm_of(geometry);
+        if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) continue;
+        if (norm != StepNorm::kNone) load({kernel, norm, angles, is_interleaved, has_more});
       }
     }
   }

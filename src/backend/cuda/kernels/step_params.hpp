@@ -195,6 +195,7 @@ struct StepRowParams {
   FastDivmod parts;  // blocks of a token
   FastDivmod tokens_per_batch;
   bool has_one_batch;
+  bool is_after;          // read with a norm over a token
   bool is_full_window;    // of all normed tensors: it is the head, whose units are a power of two
   int64_t page_bytes[2];  // of k's and v's cache
   int64_t entry_bytes[2];

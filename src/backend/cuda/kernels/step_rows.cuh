@@ -1,5 +1,5 @@
-// step_rows.cuh - the step's kernels for heads of which a part is turned, and in long launches for layer norms, norms behind
-// the rotation and weights of each head
+// step_rows.cuh - the step's kernels for heads of which a part is turned, for norms over all heads of a token, and in long
+// launches for layer norms, norms behind the rotation and weights of each head
 //
 // 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a token, three
 // parts of 128 threads.
@@ -18,11 +18,13 @@
 // a warp has units of one token, finds all its angles and its slot by itself and waits for no other; in kLongRows a row of
 // threads does so together.
 //
-//   shared   for each row (kLongRows) or warp (kShortRows): StepShared, a cosine for each pair, then the sines
+//   shared   for each row (kLongRows) or warp (kShortRows): StepShared, a cosine for each pair, then the sines; a room
+//            for each warp; with a norm over a token TokenSums
 //
 // The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels. Where the window is the
 // whole head, `low` of neighbouring threads are neighbours in the first half of the tree, and `high` in the second, and
-// two threads exchange one for the other; elsewhere the subtrees are put in order through shared memory.
+// two threads exchange one for the other; elsewhere the subtrees are put in order through shared memory. Where a norm is
+// over all heads of a token, a block has whole tensors of one token, whose heads' sums meet in shared memory.
 //
 // Moves each head once in and once out to each of its destinations. A token's slot, position and row of a table are read
 // once for each row of threads or warp.
@@ -36,6 +38,7 @@
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
+#include "backend/cuda/kernels/step_sums.cuh"
 #include "plan/tuning.hpp"
 
 namespace rope {
@@ -193,6 +196,34 @@ __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const 
   return sum;
 }
 
+// Sums of a token whose tensors lie in the block.
+struct TokenSums {
+  float of_head[kMaxStepTokenThreads];  // a tensor's from its first thread on
+  float of_tensor[3];
+};
+static_assert(sizeof(TokenSums) <= kStepTokenSumBytes, "");
+
+// The sum over all heads of a thread's tensor, from that over its head. All threads of the block take part.
+template <int VectorBytes>
+__device__ __forceinline__ float sum_of_token(const StepRowParams &params, const StepUnit<VectorBytes> &mine, float sum,
+                                              TokenSums *sums) {
+  const uint32_t first_thread = blockIdx.x % params.parts.divisor * blockDim.x;
+  const auto first_of = [&](int tensor) { return params.tensor[tensor].begin - first_thread; };
+  if (mine.number == 0 && mine.head < params.tensor[mine.tensor].heads) {
+    sums->of_head[first_of(mine.tensor) + mine.head] = sum;
+  }
+  __syncthreads();
+  for (uint32_t tensor = threadIdx.x / 32; tensor < 3; tensor += blockDim.x / 32) {
+    const uint32_t first = first_of(tensor);
+    const int heads = static_cast<int>(params.tensor[tensor].heads);
+    if (first >= blockDim.x || heads == 0) continue;
+    const float total = sum_by_warp<float>({sums->of_head + first, heads, false, 0.0f}, heads);
+    if (threadIdx.x % 32 == 0) sums->of_tensor[tensor] = total;
+  }
+  __syncthreads();
+  return sums->of_tensor[mine.tensor];
+}
+
 // The numbers of a vector's channels, of F32 or of the data's type.
 struct VectorNumbers {
   const char *data;  // NULL: there are none
@@ -247,20 +278,25 @@ using StepRowKernelParams =
     std::conditional_t<kAngles != StepAngles::kComputed, StepRowParams,
                        std::conditional_t<IsShort, StepShortRowAngleParams, StepLongRowAngleParams>>;
 
+constexpr int max_step_row_threads(StepNorm norm) {
+  return norm == StepNorm::kOfToken ? kMaxStepTokenThreads : kMaxStepThreads;
+}
+
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepThreads,
-                                  min_blocks_per_multiprocessor(kStepRowsResidentThreads, kMaxStepThreads))
+__global__ void __launch_bounds__(max_step_row_threads(kNorm),
+                                  min_blocks_per_multiprocessor(kStepRowsResidentThreads, max_step_row_threads(kNorm)))
     step_rows_kernel(const __grid_constant__ StepRowKernelParams<IsShort, kAngles> params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
-  begin_dependent_launch();
+  constexpr bool kBeginsAtOnce = kNorm != StepNorm::kOfToken;  // tests/bench/TUNING.md
+  if (kBeginsAtOnce) begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
   const uint32_t groups = IsShort ? blockDim.y * blockDim.x / 32 : blockDim.y;
   StepShared *const of_group = reinterpret_cast<StepShared *>(shared) + Shares::group();
   float *const angles = reinterpret_cast<float *>(reinterpret_cast<StepShared *>(shared) + groups);
   float *const cos = angles + Shares::group() * (2 * params.pairs);
-  float *const exchange = angles + groups * (2 * params.pairs) + warp * 64;
+  float *const rooms = angles + groups * (2 * params.pairs), *const exchange = rooms + warp * 64;
 
   const StepUnit<kVectorBytes> mine(params, threadIdx.x);
   const StepAt &at = mine.at;
@@ -305,6 +341,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + mine.place.to_high);
   }
+  if (!kBeginsAtOnce) begin_dependent_launch();
   const bool counts_faults = mine.is_first_part && (!IsShort || threadIdx.x < 32);
   if constexpr (kAngles != StepAngles::kNone) {
     const auto share_angle = [&](uint32_t i, uint32_t pair) {
@@ -349,7 +386,9 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   bool is_turned = kAngles != StepAngles::kNone && mine.place.is_rotary && (tensor.flags & kIsTurned) != 0;
   if constexpr (kAngles == StepAngles::kTable) is_turned = is_turned && mine.has_token && !of_group->is_lost;
   const bool is_computed = is_normed || is_turned;
-  const bool computes = kNorm == StepNorm::kNone ? is_computed : __any_sync(kAllLanes, is_computed) != 0;
+  const bool computes = kNorm == StepNorm::kNone      ? is_computed
+                        : kNorm == StepNorm::kOfToken ? true
+                                                      : __any_sync(kAllLanes, is_computed) != 0;
   if (computes) {
     float x[V], y[V];
     to_floats<T, V>(low, x);
@@ -358,7 +397,9 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       NormForm<float> form = params.norm;
       form.inverse_count = tensor.inverse_count;
       const auto sum_up = [&](float of_low, float of_high) {
-        return sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, of_low, of_high, exchange);
+        const float sum = sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, of_low, of_high, exchange);
+        if constexpr (kNorm != StepNorm::kOfToken) return sum;
+        return sum_of_token(params, mine, sum, reinterpret_cast<TokenSums *>(rooms + blockDim.x / 32 * 64));
       };
       float sum = 0.0f;
 #pragma unroll 1
@@ -384,9 +425,9 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       normalise_at(mine.place.low, x);
       normalise_at(mine.place.low + mine.place.to_high, y);
     };
-    if constexpr (kNorm == StepNorm::kBefore) norm();
+    if (kNorm == StepNorm::kBefore || (kNorm == StepNorm::kOfToken && !params.is_after)) norm();
     if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
-    if constexpr (kNorm == StepNorm::kAfter) norm();
+    if (kNorm == StepNorm::kAfter || (kNorm == StepNorm::kOfToken && params.is_after)) norm();
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
   }
@@ -426,10 +467,17 @@ const void *find_step_rows_kernel(const StepVariant &variant) {
       return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
              : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kBefore, kComputed)
                                                        : ROPE_STEP_KERNEL(kBefore, kTable);
-    default:
+    case StepNorm::kAfter:
       return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
              : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kAfter, kComputed)
                                                        : ROPE_STEP_KERNEL(kAfter, kTable);
+    default:
+      if constexpr (!IsShort) {
+        return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kOfToken, kNone)
+               : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kOfToken, kComputed)
+                                                         : ROPE_STEP_KERNEL(kOfToken, kTable);
+      }
+      return nullptr;
   }
 #undef ROPE_STEP_KERNEL
 }
