@@ -106,6 +106,34 @@ bool choose_alternating(const SwigluProblem &problem, SwigluPlan *plan) {
   return true;
 }
 
+// Whether a row's stride is an unsigned number of 32 bits, in bytes.
+bool fits_narrow_row(const SwigluProblem &problem, const int64_t *stride) {
+  return problem.ndim == 1 || (stride[0] >= 0 && stride[0] <= UINT32_MAX / dtype_size(problem.dtype));
+}
+
+// False where the plan is not of matrices whose rows have whole vectors, of its width and of half of it.
+bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
+  if (problem.is_backward || problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr) return false;
+  if (problem.num_rows != nullptr || plan->is_alternating() || problem.ndim > 2 || bytes < kMaxVectorBytes / 2) {
+    return false;
+  }
+  const int64_t columns = problem.shape[problem.ndim - 1], elements = problem.num_elements();
+  if (columns % plan->vector_elements != 0 || elements > UINT32_MAX) return false;
+  if (!fits_narrow_row(problem, problem.in_stride[kGate]) || !fits_narrow_row(problem, problem.in_stride[kUp]) ||
+      !fits_narrow_row(problem, problem.out_stride[kOut])) {
+    return false;
+  }
+  const SwigluMatrixShape *shape = plan->is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
+  const int64_t vectors = elements * size / kMaxVectorBytes / device.multiprocessors;
+  while (vectors > shape->max_vectors) ++shape;
+  plan->is_matrix = true;
+  if (bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
+  plan->threads = shape->threads;
+  plan->begins_last = shape->begins_last && bytes == kMaxVectorBytes;
+  return true;
+}
+
 rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *plan) {
   const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
   if (grid_y > kMaxGridY) {
@@ -147,14 +175,16 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
   if (!choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
+  plan->threads = kSwigluThreads;
   const int64_t multiprocessors = device.multiprocessors;
-  if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-      problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
+  if (choose_matrix(problem, device, plan)) {
+    // Its shape has the width.
+  } else if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
+             problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
-  plan->threads = kSwigluThreads;
   return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
 }
 

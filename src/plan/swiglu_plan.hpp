@@ -10,7 +10,8 @@ namespace rope {
 
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
-// row_scale lacks.
+// row_scale lacks. Matrices forward, whose rows have whole vectors and which have neither a row_scale nor num_rows, have a
+// kernel of their own.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
@@ -22,6 +23,8 @@ struct SwigluPlan {
   uint32_t threads;         // of a block
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch
+  bool is_matrix;
+  bool begins_last;  // SwigluMatrixShape's
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };

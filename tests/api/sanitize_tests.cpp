@@ -203,10 +203,12 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
     }
   }
   // Vectors of full width, on up to 160 multiprocessors.
-  const int64_t rows = has_cuda() ? 401 : 41;
+  const int64_t rows = has_cuda() ? 801 : 41;
   for (const rope_dtype_t dtype : narrow_dtypes) {
     const SwigluCase large = SwigluCase().dtype(dtype).shape({rows, dtype == ROPE_DTYPE_F32 ? 512 : 1024});
     large.check();
+    SwigluCase(large).packing(GatePacking::GateFirst).form(1.702, 7, 1, 0.5).check();
+    SwigluCase().dtype(dtype).shape({5, 64}).form(1.702, 7, 1, 0.5).check();
     SwigluCase(large).form(1.702, 7, 1, 0.5).row_scale(1).recomputed().check();
     SwigluCase(large).packing(GatePacking::Alternating, GatePacking::AlternatingUpFirst).check();
   }

@@ -230,6 +230,19 @@ int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
   return widest * size < 8 ? 1 : widest;
 }
 
+// Whether rows have whole vectors, and what else the kernel of matrices asks for.
+bool is_matrix(const rope::SwigluProblem &problem, int64_t widest, const Layouts &layouts) {
+  if (problem.is_backward || problem.dtype == ROPE_DTYPE_F64 || !layouts.are_separate()) return false;
+  if (problem.row_scale != nullptr || problem.num_rows != nullptr || problem.ndim > 2) return false;
+  const int64_t size = oracle::element_size(problem.dtype), columns = problem.shape[problem.ndim - 1];
+  const auto has_narrow_rows = [&](const int64_t *stride) {
+    return problem.ndim == 1 || (stride[0] >= 0 && stride[0] * size < int64_t{1} << 32);
+  };
+  return widest * size >= 8 && columns % widest == 0 && problem.num_elements() < int64_t{1} << 32 &&
+         has_narrow_rows(problem.in_stride[0]) && has_narrow_rows(problem.in_stride[1]) &&
+         has_narrow_rows(problem.out_stride[0]);
+}
+
 // Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
 std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
   const int64_t group = 16 / oracle::element_size(problem.dtype);
@@ -252,13 +265,15 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.grid_y < 1 || plan.grid_y > kMaxGridY) return "grid_y";
   if (plan.is_programmatic != (problem.is_programmatic && device.compute_capability >= 90)) return "is_programmatic";
   if (problem.grad_row_scale != nullptr) return fault_of_row_sums(problem, plan);
-  if (plan.threads != rope::kSwigluThreads) return "threads";
   const int64_t size = oracle::element_size(problem.dtype), elements = plan.vector_elements;
   if (elements != 1 && elements != 2 && elements != 4 && (size == 4 || elements != 8)) return "vector_elements";
   Layouts layouts;
   const int64_t widest = widest_vector(problem, &layouts);
   if (plan.inputs != layouts.inputs) return "inputs";
   if (plan.gradients != layouts.gradients) return "gradients";
+  if (plan.is_matrix != is_matrix(problem, widest, layouts)) return "is_matrix";
+  if (plan.threads != 128 && (plan.threads != 256 || !plan.is_matrix)) return "threads";
+  if (plan.begins_last && (!plan.is_matrix || !plan.is_programmatic || elements * size != 16)) return "begins_last";
   if (!allows_vectors(problem, elements, layouts)) return "vectors are not aligned";
   if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
   if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) return "vectors of a large problem are narrow";
@@ -332,7 +347,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
 
 TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu plan]") {
   Random random(1);
-  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0, programmatic = 0, alternating = 0;
+  int planned = 0, wide = 0, scalar = 0, rows = 0, summed = 0, programmatic = 0, alternating = 0, matrices = 0;
   for (int round = 0; round < 40000; ++round) {
     rope::SwigluProblem problem;
     if (!draw(&random, 55, &problem)) continue;
@@ -356,6 +371,7 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
       }
       ++(plan.vector_elements > 1 ? wide : scalar);
       alternating += plan.is_alternating();
+      matrices += plan.is_matrix;
       rows += plan.grid_y > 1;
       summed += problem.grad_row_scale != nullptr;
       programmatic += plan.is_programmatic;
@@ -366,6 +382,7 @@ TEST_CASE("the plan of every legal SwiGLU problem is a legal launch", "[swiglu p
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
   CHECK(alternating > 5000);
+  CHECK(matrices > 5000);
   CHECK(rows > 100);
   CHECK(summed > 5000);
 }
@@ -419,6 +436,32 @@ TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
       CHECK(fault_of(problem, kDevices[2], plan).empty());
     }
   }
+}
+
+// Vectors of 16 bytes of gate for each of 132 multiprocessors; 8192 x 14336 have 111 212.
+TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
+  const auto shape_of = [](int64_t rows, int64_t columns, uint32_t flags) {
+    const rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, columns}, false, flags);
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+    REQUIRE(plan.is_matrix);
+    return std::to_string(plan.vector_elements * 2) + " bytes, " + std::to_string(plan.threads) + " threads" +
+           (plan.begins_last ? ", last" : "");
+  };
+  const uint32_t programmatic = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+  CHECK(shape_of(60, 132 * 8, 0) == "8 bytes, 128 threads");
+  CHECK(shape_of(61, 132 * 8, 0) == "8 bytes, 256 threads");
+  CHECK(shape_of(530, 132 * 8, 0) == "8 bytes, 256 threads");
+  CHECK(shape_of(531, 132 * 8, 0) == "16 bytes, 128 threads");
+  CHECK(shape_of(1301, 132 * 8, 0) == "16 bytes, 256 threads");
+  CHECK(shape_of(2001, 132 * 8, 0) == "16 bytes, 128 threads");
+  CHECK(shape_of(8192, 14336, 0) == "16 bytes, 128 threads");
+  CHECK(shape_of(300, 132 * 8, programmatic) == "8 bytes, 128 threads");
+  CHECK(shape_of(301, 132 * 8, programmatic) == "16 bytes, 256 threads");
+  CHECK(shape_of(1601, 132 * 8, programmatic) == "16 bytes, 256 threads, last");
+  CHECK(shape_of(1901, 132 * 8, programmatic) == "16 bytes, 256 threads");
+  CHECK(shape_of(2301, 132 * 8, programmatic) == "16 bytes, 128 threads");
+  CHECK(shape_of(131072, 32752, programmatic) == "16 bytes, 128 threads");
 }
 
 TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[swiglu plan]") {

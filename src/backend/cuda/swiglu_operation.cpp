@@ -74,11 +74,34 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
   return launch(function, what, &params, device_index, stream);
 }
 
+rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                int32_t device_index, rope_stream_t stream) {
+  const auto row_bytes = [&](const int64_t *stride) {
+    return static_cast<uint32_t>(problem.ndim > 1 ? stride[0] * dtype_size(problem.dtype) : 0);
+  };
+  SwigluMatrixParams params = {};
+  params.gate = problem.in[kGate];
+  params.up = problem.in[kUp];
+  params.out = problem.out[kOut];
+  params.gate_row = row_bytes(problem.in_stride[kGate]);
+  params.up_row = row_bytes(problem.in_stride[kUp]);
+  params.out_row = row_bytes(problem.out_stride[kOut]);
+  params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
+  params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
+  params.begins_last = plan.begins_last;
+  params.form = form_in<float>(problem.form);
+  const SwigluWork work = plan.is_programmatic ? kSwigluProgrammaticMatrix : kSwigluMatrix;
+  const SwigluVariant variant = {work, problem.form.is_plain, false};
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
 }  // namespace
 
 void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
   for (const int elements : kVectorElements) {
-    for (int variant = 0; variant < 16; ++variant) {
+    for (int variant = 0; variant < 24; ++variant) {
       preloader->load(find_swiglu_kernel(
           dtype, elements, {static_cast<SwigluWork>(variant / 4), variant / 2 % 2 != 0, variant % 2 != 0}));
     }
@@ -88,6 +111,7 @@ void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
 rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                               int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
+  if (plan.is_matrix) return run_swiglu_matrix(function, problem, plan, device_index, stream);
   const int64_t size = dtype_size(problem.dtype);
   SwigluKernelParams params = {};
   for (int i = 0; i < problem.num_inputs(); ++i) {

@@ -10,7 +10,9 @@ enum SwigluWork {
   kSwigluForward,
   kSwigluGradients,
   kSwigluGradientsAndOut,  // a work of its own: the recomputed output alone costs the plain gradients 2 %
-  kSwigluRowSums           // grad_row_scale, and what else is wanted
+  kSwigluRowSums,          // grad_row_scale, and what else is wanted
+  kSwigluMatrix,           // forward: SwigluPlan::is_matrix
+  kSwigluProgrammaticMatrix
 };
 
 struct SwigluVariant {
@@ -51,6 +53,20 @@ struct SwigluKernelParams {
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in bytes; slowest axis first, unused leading axes have length 1
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
   int64_t shape[kMaxAxes];
+};
+
+// Matrices, forward. A matrix of one row, or whose rows follow each other, has a single row.
+struct SwigluMatrixParams {
+  const char *gate;
+  const char *up;
+  char *out;
+  uint32_t gate_row;  // strides, in bytes
+  uint32_t up_row;
+  uint32_t out_row;
+  uint32_t num_vectors;
+  FastDivmod vectors_per_row;
+  bool begins_last;
+  Form<float> form;
 };
 
 constexpr int kMaxRowAxes = kMaxAxes - 1;  // neither rows nor columns have all axes

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
 
 namespace rope {
@@ -12,6 +13,9 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (variant.work == kSwigluRowSums) {
     return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
+  }
+  if (variant.work == kSwigluMatrix || variant.work == kSwigluProgrammaticMatrix) {
+    return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
   }
   if (variant.is_alternating) {
     if constexpr (kSize < 8) {
