@@ -111,7 +111,8 @@ bool fits_narrow_row(const SwigluProblem &problem, const int64_t *stride) {
   return problem.ndim == 1 || (stride[0] >= 0 && stride[0] <= UINT32_MAX / dtype_size(problem.dtype));
 }
 
-// False where the plan is not of matrices whose rows have whole vectors, of its width and of half of it.
+// Whether the plan, whose vectors are as wide as they may be, is of matrices whose rows have whole vectors; then it gets
+// the shape of their size.
 bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
   if (problem.is_backward || problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr) return false;
@@ -127,7 +128,6 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   const SwigluMatrixShape *shape = plan->is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
   const int64_t vectors = elements * size / kMaxVectorBytes / device.multiprocessors;
   while (vectors > shape->max_vectors) ++shape;
-  plan->is_matrix = true;
   if (bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
   plan->threads = shape->threads;
   plan->begins_last = shape->begins_last && bytes == kMaxVectorBytes;
@@ -176,11 +176,10 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
   if (!choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;
+  plan->is_matrix = choose_matrix(problem, device, plan);
   const int64_t multiprocessors = device.multiprocessors;
-  if (choose_matrix(problem, device, plan)) {
-    // Its shape has the width.
-  } else if (plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-             problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
+  if (!plan->is_matrix && plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
+      problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
