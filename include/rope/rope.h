@@ -923,6 +923,12 @@ ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_ar
  * rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
+/* Says in one line how swiglu_backward, where grad_out is given, or else swiglu_forward would run these arguments:
+ * kernel, vector width, grid, and the bytes that must move, whatever num_rows holds. Writes at most `size` bytes to text,
+ * the last a 0; longer texts are cut (256 bytes hold all). Errors as for the call that it describes; INVALID_ARGUMENT
+ * also where text is NULL or size is 0. */
+ROPE_API rope_status_t swiglu_explain(const swiglu_desc_t *desc, const swiglu_args_t *args, char *text, size_t size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -75,8 +75,7 @@ rope_status_t compute_tables(const rope_desc *desc, const rope_tensor_t *cos, co
 rope_status_t explain(const rope_desc *desc, const rope_args_t *args, char *text, size_t size) {
   const char *function = "rope_explain";
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
-  if (text == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: text is NULL: it is required", function);
-  if (size == 0) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: size is 0: it must hold a text", function);
+  ROPE_TRY(check_text(function, text, size));
   PlannedCall call;
   ROPE_TRY(plan_call(function, desc, args, false, &call));
   explain_rope(call.problem, call.plan, desc->device, text, size);

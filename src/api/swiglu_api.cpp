@@ -3,6 +3,7 @@
 #include "api/descriptor.hpp"
 #include "core/problem/descriptor_checks.hpp"
 #include "core/problem/import.hpp"
+#include "plan/explain.hpp"
 
 namespace rope {
 
@@ -33,6 +34,19 @@ rope_status_t create_swiglu(const swiglu_config_t *given, swiglu_desc **desc_out
   return ROPE_STATUS_SUCCESS;
 }
 
+// The problem of a call, and how it runs; no plan where the problem is empty.
+struct PlannedCall {
+  SwigluProblem problem;
+  SwigluPlan plan;
+};
+
+rope_status_t plan_call(const char *function, const swiglu_desc *desc, const swiglu_args_t &args, bool is_backward,
+                        PlannedCall *call) {
+  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, args, is_backward, &call->problem));
+  if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  return plan_swiglu(function, call->problem, desc->device, &call->plan);
+}
+
 rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
                            rope_stream_t stream) {
   ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
@@ -40,12 +54,23 @@ rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const 
   const swiglu_args_t *args;
   ROPE_TRY(import_args(function, "args", given, kSwigluArgsFirstSize, &copy, &args));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
-  SwigluProblem problem;
-  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, *args, is_backward, &problem));
-  if (problem.is_empty()) return ROPE_STATUS_SUCCESS;
-  SwigluPlan plan;
-  ROPE_TRY(plan_swiglu(function, problem, desc->device, &plan));
-  return desc->backend->run_swiglu(function, problem, plan, desc->device_index, stream);
+  PlannedCall call;
+  ROPE_TRY(plan_call(function, desc, *args, is_backward, &call));
+  if (call.problem.is_empty()) return ROPE_STATUS_SUCCESS;
+  return desc->backend->run_swiglu(function, call.problem, call.plan, desc->device_index, stream);
+}
+
+rope_status_t explain(const swiglu_desc *desc, const swiglu_args_t *given, char *text, size_t size) {
+  const char *function = "swiglu_explain";
+  ROPE_TRY(check_descriptor(function, desc, kSwigluMagic));
+  ROPE_TRY(check_text(function, text, size));
+  swiglu_args_t copy;
+  const swiglu_args_t *args;
+  ROPE_TRY(import_args(function, "args", given, kSwigluArgsFirstSize, &copy, &args));
+  PlannedCall call;
+  ROPE_TRY(plan_call(function, desc, *args, args->grad_out.ndim != 0, &call));
+  explain_swiglu(call.problem, call.plan, desc->device, text, size);
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace
@@ -76,6 +101,11 @@ rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *arg
 rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream) {
   const rope::CallScope scope;
   return rope::apply_swiglu("swiglu_backward", desc, args, true, stream);
+}
+
+rope_status_t swiglu_explain(const swiglu_desc_t *desc, const swiglu_args_t *args, char *text, size_t size) {
+  const rope::CallScope scope;
+  return rope::explain(desc, args, text, size);
 }
 
 }  // extern "C"

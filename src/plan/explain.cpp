@@ -44,29 +44,75 @@ struct KernelName {
   char text[48];
 };
 
+const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan) {
+  if (problem.grad_row_scale != nullptr) return "row sums";
+  if (plan.is_matrix) return "matrix";
+  return plan.is_alternating() ? "alternating" : "general";
+}
+
+struct LaunchWords {
+  const char *kernel;
+  int vector_elements;
+  uint32_t grid_x, grid_y, threads;
+  const char *more;
+};
+
+// The sentences that all calls share. `what` is a word of the call beside its type, as the pairs of a rotation.
+struct CallWords {
+  const char *call;
+  rope_dtype_t dtype;
+  const char *what;
+  char *text;
+  size_t size;
+
+  void say_nothing_is(const char *done) const {
+    snprintf(text, size, "%s %s %s: nothing to do, no element is %s", call, dtype_name(dtype), what, done);
+  }
+
+  void say_tasks(const char *work, int num_tasks, int num_threads, int64_t bytes) const {
+    snprintf(text, size, "%s %s %s on the CPU: %s%d of %d threads, %.6g MB read and written", call, dtype_name(dtype),
+             what, work, num_tasks, num_threads, static_cast<double>(bytes) / 1e6);
+  }
+
+  void say_launch(const char *work, const LaunchWords &launch, int64_t bytes) const {
+    snprintf(text, size,
+             "%s %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads%s, %.6g MB read and "
+             "written",
+             call, dtype_name(dtype), what, work, launch.kernel,
+             launch.vector_elements * static_cast<int>(dtype_size(dtype)), launch.grid_x, launch.grid_y, launch.threads,
+             launch.more, static_cast<double>(bytes) / 1e6);
+  }
+};
+
 }  // namespace
 
 void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size) {
-  const RopeGeometry &geometry = *problem.geometry;
-  const char *dtype = dtype_name(geometry.dtype),
-             *pairs = name_of(pairing_of(problem.in_distance, problem.out_distance));
-  if (problem.is_empty()) {
-    snprintf(text, size, "rope %s %s: nothing to do, no element is rotated", dtype, pairs);
-    return;
-  }
-  const double megabytes = static_cast<double>(moved_bytes(problem)) / 1e6;
-  const char *call = problem.step != nullptr ? "step" : "rope";
-  if (!device.is_cuda) {
-    snprintf(text, size, "%s %s %s on the CPU: %s%d of %d threads, %.6g MB read and written", call, dtype, pairs,
-             name_of_work(problem.step), plan.num_tasks, device.num_threads, megabytes);
-    return;
-  }
-  snprintf(text, size,
-           "%s %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads, %u bytes shared, %.6g MB "
-           "read and written",
-           call, dtype, pairs, name_of_work(problem.step), KernelName(problem, plan).text,
-           plan.vector_elements * static_cast<int>(dtype_size(geometry.dtype)), plan.grid_x, plan.grid_y,
-           plan.threads * plan.thread_rows, plan.shared_bytes, megabytes);
+  const char *pairs = name_of(pairing_of(problem.in_distance, problem.out_distance));
+  const char *call = problem.step != nullptr && !problem.is_empty() ? "step" : "rope";
+  const CallWords words = {call, problem.geometry->dtype, pairs, text, size};
+  if (problem.is_empty()) return words.say_nothing_is("rotated");
+  const char *work = name_of_work(problem.step);
+  if (!device.is_cuda) return words.say_tasks(work, plan.num_tasks, device.num_threads, moved_bytes(problem));
+  char shared[32];
+  snprintf(shared, sizeof shared, ", %u bytes shared", plan.shared_bytes);
+  const KernelName kernel(problem, plan);
+  const LaunchWords launch = {
+      kernel.text, plan.vector_elements, plan.grid_x, plan.grid_y, plan.threads * plan.thread_rows, shared};
+  words.say_launch(work, launch, moved_bytes(problem));
+}
+
+void explain_swiglu(const SwigluProblem &problem, const SwigluPlan &plan, const DeviceInfo &device, char *text,
+                    size_t size) {
+  const CallWords words = {"swiglu", problem.dtype, problem.is_backward ? "backward" : "forward", text, size};
+  if (problem.is_empty()) return words.say_nothing_is("gated");
+  if (!device.is_cuda) return words.say_tasks("", plan.num_tasks, device.num_threads, moved_bytes(problem));
+  const LaunchWords launch = {name_of_kernel(problem, plan),
+                              plan.vector_elements,
+                              plan.grid_x,
+                              plan.grid_y,
+                              plan.threads,
+                              plan.is_programmatic ? ", programmatic" : ""};
+  words.say_launch("", launch, moved_bytes(problem));
 }
 
 }  // namespace rope

@@ -4,10 +4,13 @@
 #include <stddef.h>
 
 #include "plan/rope_plan.hpp"
+#include "plan/swiglu_plan.hpp"
 
 namespace rope {
 
 // One line, cut to `size` bytes, of which the last is 0; `size` is at least 1. An empty problem has no plan.
 void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size);
+void explain_swiglu(const SwigluProblem &problem, const SwigluPlan &plan, const DeviceInfo &device, char *text,
+                    size_t size);
 
 }  // namespace rope

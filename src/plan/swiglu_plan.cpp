@@ -162,11 +162,18 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
 
 }  // namespace
 
+int64_t moved_bytes(const SwigluProblem &problem) {
+  int64_t tensors = problem.num_inputs();
+  for (int i = 0; i < problem.num_outputs(); ++i) tensors += problem.out[i] != nullptr;
+  return saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
+}
+
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
                           SwigluPlan *plan) {
   *plan = SwigluPlan{};
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (!device.is_cuda) {
+    // All outputs, wanted or not.
     const int64_t tensors = problem.num_inputs() + problem.num_outputs();
     const int64_t bytes = saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
     plan->num_tasks = count_cpu_tasks(bytes, device.num_threads);

@@ -29,6 +29,9 @@ struct SwigluPlan {
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };
 
+// Bytes of gate, up, out and their gradients that are read and written, at most INT64_MAX.
+int64_t moved_bytes(const SwigluProblem &problem);
+
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
                           SwigluPlan *plan);

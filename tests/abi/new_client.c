@@ -90,6 +90,7 @@ static void check_swiglu(void) {
   LATER(swiglu_args_t) args;
   swiglu_desc_t *desc = NULL, *refused = NULL;
   float gate[1] = {1.0f}, up[1] = {1.0f}, out[1] = {1.0f};
+  char text[256];
 
   memset(&config, 0, sizeof(config));
   config.known.struct_size = sizeof(config);
@@ -108,6 +109,8 @@ static void check_swiglu(void) {
   args.tail[15] = 1;
   expect_refused(swiglu_forward(desc, &args.known, NULL), "swiglu_forward", "args", sizeof(args.known) + 15);
   expect_refused(swiglu_backward(desc, &args.known, NULL), "swiglu_backward", "args", sizeof(args.known) + 15);
+  expect_refused(swiglu_explain(desc, &args.known, text, sizeof(text)), "swiglu_explain", "args",
+                 sizeof(args.known) + 15);
   expect_unchanged(out[0], "swiglu_forward");
   args.tail[15] = 0;
   expect(swiglu_forward(desc, &args.known, NULL), ROPE_STATUS_SUCCESS, "swiglu_forward, new fields zero");

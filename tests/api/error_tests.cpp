@@ -1969,6 +1969,14 @@ TEST_CASE("misused SwiGLU args", "[errors]") {
         request.workspace.restore();
         CHECK(call(request) == misuse.status);
         check_message(forward ? "swiglu_forward" : "swiglu_backward", misuse.field, misuse.value);
+        // To an explanation grad_out tells the direction.
+        if (request.stream == nullptr && (request.args.grad_out.ndim == 0) == forward) {
+          char text[8] = "#######";
+          const swiglu_args_t *args = request.null_args ? nullptr : &request.args;
+          CHECK(swiglu_explain(desc.get(), args, text, sizeof text) == misuse.status);
+          check_message("swiglu_explain", misuse.field, misuse.value);
+          CHECK(std::string(text) == "#######");
+        }
         check_untouched(request.workspace);
       }
     }
@@ -2202,6 +2210,10 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
                                          : swiglu_backward(swiglu_desc.get(), &request.args, nullptr);
         is_refused_as(status, (direction == Direction::Forward ? "swiglu_forward: " : "swiglu_backward: ") +
                                   std::string(refused.text));
+        char text[8] = "#######";
+        is_refused_as(swiglu_explain(swiglu_desc.get(), &request.args, text, sizeof text),
+                      "swiglu_explain: " + std::string(refused.text));
+        CHECK(std::string(text) == "#######");
         check_untouched(request.workspace);
       }
     }

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "plan/explain.hpp"
 #include "plan/swiglu_plan.hpp"
 #include "plan/tuning.hpp"
 #include "support/oracle.hpp"
@@ -690,4 +692,85 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
           ROPE_STATUS_SUCCESS);
   REQUIRE(rope::plan_swiglu("swiglu_backward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 16);
+}
+
+TEST_CASE("bytes that a call of SwiGLU moves", "[swiglu plan]") {
+  rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {3, 5}, false);
+  CHECK(rope::moved_bytes(problem) == 3 * 3 * 5 * 2);
+  problem = compact_problem(ROPE_DTYPE_F64, {3, 5}, true);
+  CHECK(rope::moved_bytes(problem) == 5 * 3 * 5 * 8);
+  problem.out[rope::kRecomputedOut] = problem.out[rope::kGradUp];
+  CHECK(rope::moved_bytes(problem) == 6 * 3 * 5 * 8);
+  problem.out[rope::kGradUp] = problem.out[rope::kGradGate] = nullptr;
+  CHECK(rope::moved_bytes(problem) == 4 * 3 * 5 * 8);
+  problem.ndim = 1;
+  problem.shape[0] = int64_t{1} << 58;
+  CHECK(rope::moved_bytes(problem) == INT64_MAX);
+}
+
+namespace {
+
+std::string explain(const rope::SwigluProblem &problem, const rope::DeviceInfo &device) {
+  rope::SwigluPlan plan = {};
+  if (!problem.is_empty()) {
+    REQUIRE(rope::plan_swiglu("swiglu_explain", problem, device, &plan) == ROPE_STATUS_SUCCESS);
+  }
+  char text[512];
+  std::memset(text, '#', sizeof text);
+  rope::explain_swiglu(problem, plan, device, text, sizeof text);
+  REQUIRE(std::memchr(text, 0, 256) != nullptr);  // what the header promises
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a plan of SwiGLU in words", "[swiglu plan][explain]") {
+  const rope::DeviceInfo &gpu = kDevices[2];
+  const uint32_t programmatic = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
+  rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {8192, 14336}, false);
+  CHECK(explain(problem, gpu) ==
+        "swiglu BF16 forward on CUDA: matrix kernel, vectors of 16 bytes, grid 114688 x 1 of 128 threads, 704.643 MB "
+        "read and written");
+  CHECK(explain(problem, {false, 12, 0, 0, 0}) ==
+        "swiglu BF16 forward on the CPU: 12 of 12 threads, 704.643 MB read and written");
+  problem = compact_problem(ROPE_DTYPE_BF16, {512, 1056}, false, programmatic);
+  CHECK(explain(problem, gpu) ==
+        "swiglu BF16 forward on CUDA: matrix kernel, vectors of 16 bytes, grid 264 x 1 of 256 threads, programmatic, "
+        "3.24403 MB read and written");
+  CHECK(explain(problem, kDevices[1]) ==
+        "swiglu BF16 forward on CUDA: matrix kernel, vectors of 16 bytes, grid 528 x 1 of 128 threads, 3.24403 MB read "
+        "and written");
+  problem = compact_problem(ROPE_DTYPE_F64, {512, 1056}, false);
+  CHECK(
+      explain(problem, gpu) ==
+      "swiglu F64 forward on CUDA: general kernel, vectors of 16 bytes, grid 2112 x 1 of 128 threads, 12.9761 MB read "
+      "and written");
+  problem = compact_problem(ROPE_DTYPE_F16, {512, 1056}, true, programmatic);
+  CHECK(explain(problem, gpu) ==
+        "swiglu F16 backward on CUDA: general kernel, vectors of 16 bytes, grid 528 x 1 of 128 threads, programmatic, "
+        "5.40672 MB read and written");
+  problem = compact_problem(ROPE_DTYPE_F16, {512, 1056}, true, 0, true);
+  CHECK(explain(problem, gpu) ==
+        "swiglu F16 backward on CUDA: row sums kernel, vectors of 16 bytes, grid 512 x 1 of 160 threads, 5.40672 MB "
+        "read and written");
+  problem = compact_problem(ROPE_DTYPE_F32, {int64_t{1} << 45}, true);
+  CHECK(explain(problem, gpu) ==
+        "swiglu F32 backward on CUDA: general kernel, vectors of 16 bytes, grid 2082408386 x 33 of 128 threads, "
+        "7.03687e+08 MB read and written");
+
+  Interleaved scene;
+  scene.is_backward = true;
+  for (const bool are_gradients_interleaved : {false, true}) {
+    scene.are_gradients_interleaved = are_gradients_interleaved;
+    REQUIRE(rope::make_swiglu_problem("swiglu_explain", scene.dtype, kPlain, scene.args(), true, &problem) ==
+            ROPE_STATUS_SUCCESS);
+    CHECK(explain(problem, gpu) ==
+          "swiglu BF16 backward on CUDA: alternating kernel, vectors of 16 bytes, grid 46080 x 1 of 128 threads, "
+          "471.859 MB read and written");
+  }
+
+  problem = compact_problem(ROPE_DTYPE_BF16, {0, 8}, false);
+  for (const rope::DeviceInfo &device : {gpu, rope::DeviceInfo{false, 4, 0, 0, 0}}) {
+    CHECK(explain(problem, device) == "swiglu BF16 forward: nothing to do, no element is gated");
+  }
 }

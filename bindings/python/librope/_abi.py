@@ -387,6 +387,7 @@ FUNCTIONS = {
     "swiglu_desc_destroy": (None, [swiglu_desc_p]),
     "swiglu_forward": (rope_status_t, [swiglu_desc_p, POINTER(swiglu_args_t), rope_stream_t]),
     "swiglu_backward": (rope_status_t, [swiglu_desc_p, POINTER(swiglu_args_t), rope_stream_t]),
+    "swiglu_explain": (rope_status_t, [swiglu_desc_p, POINTER(swiglu_args_t), c_char_p, c_size_t]),
 }
 
 

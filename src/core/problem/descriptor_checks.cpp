@@ -50,4 +50,10 @@ rope_status_t check_cpu_stream(const char *function, rope_stream_t stream) {
               static_cast<void *>(stream));
 }
 
+rope_status_t check_text(const char *function, const char *text, size_t size) {
+  if (text == nullptr) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: text is NULL: it is required", function);
+  if (size == 0) return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: size is 0: it must hold a text", function);
+  return ROPE_STATUS_SUCCESS;
+}
+
 }  // namespace rope

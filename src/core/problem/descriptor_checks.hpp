@@ -1,6 +1,8 @@
 // descriptor_checks.hpp - what RoPE and SwiGLU check alike, of descriptors, of recipes and of calls
 #pragma once
 
+#include <stddef.h>
+
 #include "core/problem/status.hpp"
 
 namespace rope {
@@ -11,5 +13,7 @@ rope_status_t check_data_type(const char *function, rope_dtype_t dtype);
 // `names` are those of the `known` flags, in words.
 rope_status_t check_call_flags(const char *function, uint32_t flags, uint32_t known, const char *names);
 rope_status_t check_cpu_stream(const char *function, rope_stream_t stream);
+// Of an explanation.
+rope_status_t check_text(const char *function, const char *text, size_t size);
 
 }  // namespace rope

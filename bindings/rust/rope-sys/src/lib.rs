@@ -433,4 +433,10 @@ extern "C" {
         args: *const swiglu_args_t,
         stream: rope_stream_t,
     ) -> rope_status_t;
+    pub fn swiglu_explain(
+        desc: *const swiglu_desc_t,
+        args: *const swiglu_args_t,
+        text: *mut c_char,
+        size: usize,
+    ) -> rope_status_t;
 }
