@@ -174,6 +174,9 @@ void fuzz_swiglu_args(Input *input) {
   const bool is_small = place(tensors, &memory);
   rope::GatingForm form = {};
   expect(rope::check_swiglu_config("", config, &form) == ROPE_STATUS_SUCCESS, "the config, again");
+  char text[256];
+  const Call call("swiglu_explain");
+  const bool is_explained = call.returned(swiglu_explain(desc, raw.handed_over(), text, sizeof text));
   for (const bool is_backward : {false, true}) {
     rope::SwigluProblem problem;
     const bool is_good =
@@ -185,6 +188,8 @@ void fuzz_swiglu_args(Input *input) {
     const bool ran = run.returned(is_backward ? swiglu_backward(desc, raw.handed_over(), nullptr)
                                               : swiglu_forward(desc, raw.handed_over(), nullptr));
     expect(!ran || is_good, "served what has no problem");
+    const bool is_of_direction = (args.grad_out.ndim != 0) == is_backward;
+    expect(!is_of_direction || ran == is_explained, "explain and a call disagree");
     if (!ran) memory.expect_no_other_change(function);
   }
   swiglu_desc_destroy(desc);

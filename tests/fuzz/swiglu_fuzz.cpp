@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "core/problem/import.hpp"
@@ -93,12 +94,19 @@ class Request {
     const bool is_planned = plan();
     expect(!is_planned || !has_bad_data_, "served without memory, or where elements cannot lie");
     expect(!is_planned || (!args_.quant && !args_.input), "served a group");
+    const auto *args = bytes.as<swiglu_args_t>();
+    memory_.restore();
+    const bool is_explained = explain(desc, args);
+    memory_.expect_no_other_change("swiglu_explain");
+    // By grad_out an explanation is one of this direction or of the other.
+    const bool is_of_direction = is_present(grad_out) == is_backward_;
+    expect(!is_of_direction || !is_explained || is_planned, "explained what has no plan");
     if (is_planned && !is_small_) return;
     memory_.restore();
     const Call call(function);
-    const auto *args = bytes.as<swiglu_args_t>();
     const bool ran =
         call.returned(is_backward_ ? swiglu_backward(desc, args, stream) : swiglu_forward(desc, args, stream));
+    expect(!is_of_direction || ran == (is_explained && stream == nullptr), "explain and a call disagree");
     if (ran) {
       expect(is_planned && stream == nullptr, "served what has no plan");
       verify();
@@ -208,6 +216,15 @@ class Request {
       std::memcpy(element_at(args_.num_rows, index), &rows,
                   static_cast<size_t>(oracle::element_size(args_.num_rows.dtype)));
     });
+  }
+
+  bool explain(const swiglu_desc_t *desc, const swiglu_args_t *args) {
+    const auto size = static_cast<size_t>(in_.one_of<int64_t>({256, 1, 5, 40}));
+    const auto text = std::make_unique<char[]>(size);
+    const Call call("swiglu_explain");
+    const bool is_explained = call.returned(swiglu_explain(desc, args, text.get(), size));
+    expect(!is_explained || std::find(&text[0], &text[size], '\0') != &text[size], "swiglu_explain ends its text");
+    return is_explained;
   }
 
   bool plan() const {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/problem/overlap.hpp"
-#include "core/problem/swiglu_problem.hpp"
+#include "core/problem/view.hpp"
 #include "memory.hpp"
 
 namespace {
@@ -318,8 +318,6 @@ void fuzz_swiglu_call(Input *input) {
   config.num_threads = static_cast<int32_t>(input->one_of<int64_t>({1, 2, 3, INT32_MAX}));
   swiglu_desc_t *desc = nullptr;
   expect(swiglu_desc_create(&config, &desc) == ROPE_STATUS_SUCCESS, "a plain config");
-  rope::GatingForm form = {};
-  expect(rope::check_swiglu_config("", config, &form) == ROPE_STATUS_SUCCESS, "the config, again");
 
   const int ndim = static_cast<int>(input->between(2, 4));
   int64_t shape[4] = {};
@@ -346,11 +344,13 @@ void fuzz_swiglu_call(Input *input) {
   if (input->chance(30)) set(input, &args.num_rows, ROPE_DTYPE_I64, {1}, false);
   Tensors tensors(input, {&args.gate, &args.up, &args.grad_out, &args.out, &args.grad_gate, &args.grad_up,
                           &args.row_scale, &args.grad_row_scale, &args.num_rows});
-  const char *function = is_backward ? "swiglu_backward" : "swiglu_forward";
-  rope::SwigluProblem problem;
-  const Stopwatch stopwatch(function);
-  const bool is_served =
-      rope::make_swiglu_problem(function, config.dtype, form, args, is_backward, &problem) == ROPE_STATUS_SUCCESS;
+  char text[256];
+  bool is_served;
+  {
+    const Stopwatch stopwatch("swiglu_explain");
+    const Call call("swiglu_explain");
+    is_served = call.returned(swiglu_explain(desc, &args, text, sizeof text));
+  }
   if (is_served) {
     tensors.expect_limit(is_empty(args.gate));
   } else {
@@ -358,10 +358,12 @@ void fuzz_swiglu_call(Input *input) {
   }
   if (!is_served || is_empty(args.gate) || tensors.can_be_run()) {
     tensors.memory().restore();
+    const char *function = is_backward ? "swiglu_backward" : "swiglu_forward";
+    const Stopwatch stopwatch(function);
     const Call call(function);
     const bool ran =
         call.returned(is_backward ? swiglu_backward(desc, &args, nullptr) : swiglu_forward(desc, &args, nullptr));
-    expect(ran == is_served, "a call without its problem, or the other way round");
+    expect(ran == is_served, "explain and a call disagree");
     if (!ran) tensors.memory().expect_no_other_change(function);
   }
   swiglu_desc_destroy(desc);
