@@ -688,7 +688,10 @@ class PreparedSwiglu : public PreparedCase {
     require(item_.is_backward ? swiglu_backward(desc_.get(), args, stream) : swiglu_forward(desc_.get(), args, stream));
   }
 
-  std::string explanation() const override { return ""; }
+  std::string explanation() const override {
+    char text[256] = "";
+    return swiglu_explain(desc_.get(), &args_[0], text, sizeof text) == ROPE_STATUS_SUCCESS ? text : "";
+  }
 
   Accuracy check() const override {
     const swiglu_args_t &args = args_[0];

@@ -34,7 +34,7 @@ class PreparedCase {
   virtual void call(int set, rope_stream_t stream) const = 0;
   // The calls that the one replaces, for a case beside them.
   virtual void call_separately(int /*set*/, rope_stream_t /*stream*/) const {}
-  // What rope_explain says; "" for SwiGLU.
+  // What rope_explain or swiglu_explain says.
   virtual std::string explanation() const = 0;
   // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle; so with the separate
   // calls. Throws where the results are further off than the type allows.
