@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
-_TEXT_SIZE = 512
 
 
 def as_list(values: Any) -> List[Any]:
     """The numbers of a sequence or of a tensor in host memory."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def explanation(function: Any, handle: Any, args: Any) -> str:
+    text = ctypes.create_string_buffer(512)
+    check(function(handle.pointer, ctypes.byref(args), text, len(text)))
+    return text.value.decode()
 
 
 def flags_of(programmatic_launch: bool, unrotated: bool = False, v_unrotated: bool = False) -> int:
@@ -282,9 +287,7 @@ class RopeDesc(Descriptor):
         if arguments.get("out") is None:
             arguments["out"] = given
         reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
-        text = ctypes.create_string_buffer(_TEXT_SIZE)
-        check(lib.rope_explain(handle.pointer, ctypes.byref(args), text, _TEXT_SIZE))
-        return text.value.decode()
+        return explanation(lib.rope_explain, handle, args)
 
     def fill_tables(self, cos: Tensor, sin: Tensor, *, stream: Any = None) -> None:
         """Writes the cosines and sines at positions 0 to M - 1, times attention_scale, where cos and sin lie.

@@ -1,16 +1,16 @@
-# _swiglu.py - swiglu_desc_create, swiglu_forward and swiglu_backward
+# _swiglu.py - swiglu_desc_create, swiglu_forward, swiglu_backward and swiglu_explain
 from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union, overload
 
 from . import _abi
 from ._descriptor import Descriptor
 from ._enums import dtype_number
 from ._integers import fill
 from ._library import check, lib
-from ._rope import flags_of
+from ._rope import explanation, flags_of
 from ._tensors import Reader, dtype_of
 from ._types import AnyDtype, GatingGradients, Gradients, K, Q, Tensor, V
 
@@ -84,7 +84,7 @@ class SwigluDesc(Descriptor):
         stream, programmatic_launch: as for RopeDesc.forward
         """
         reader, args, handle = self._begin("swiglu_forward", gate, up, row_scale, num_rows, programmatic_launch, stream)
-        out = _output(reader, args, "out", out, gate, num_rows)
+        out = _output(reader, args, "out", out, gate, zeroed=num_rows is not None)
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         return out
@@ -128,20 +128,44 @@ class SwigluDesc(Descriptor):
         """
         reader, args, handle = self._begin(
             "swiglu_backward", gate, up, row_scale, num_rows, programmatic_launch, stream)
-        reader.read(args, "grad_out", grad_out)
-        grads = [
-            _output(reader, args, "grad_gate", grad_gate, gate, num_rows),
-            _output(reader, args, "grad_up", grad_up, up, num_rows),
-        ]
-        if row_scale is not None:
-            grads.append(_output(reader, args, "grad_row_scale", grad_row_scale, row_scale, num_rows))
-        elif grad_row_scale is not None and grad_row_scale is not False:
-            reader.read(args, "grad_row_scale", grad_row_scale, is_output=True)
-        if out is not None:
-            reader.read(args, "out", out, is_output=True)
+        grads = _gradients(
+            reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out,
+            zeroed=num_rows is not None)
         check(lib.swiglu_backward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         return tuple(grads)
+
+    def explain(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        out: Optional[Tensor] = None,
+        *,
+        grad_out: Optional[Tensor] = None,
+        grad_gate: Union[Tensor, bool, None] = None,
+        grad_up: Union[Tensor, bool, None] = None,
+        grad_row_scale: Union[Tensor, bool, None] = None,
+        row_scale: Optional[Tensor] = None,
+        num_rows: Optional[Tensor] = None,
+        programmatic_launch: bool = False,
+        stream: Any = None,
+    ) -> str:
+        """How backward, where grad_out is given, or else forward would run these arguments: kernel, vector width, grid,
+        bytes that must move.
+
+        Takes what they take, and runs nothing. Outputs that are None are made as they would make them, and dropped.
+        """
+        reader, args, handle = self._begin("swiglu_explain", gate, up, row_scale, num_rows, programmatic_launch, stream)
+        # As owners they live until the text is there, so that none gets the address of another.
+        if grad_out is not None:
+            reader.owners += _gradients(
+                reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out, zeroed=False)
+        else:
+            reader.owners.append(_output(reader, args, "out", out, gate, zeroed=False))
+            for field, grad in (("grad_gate", grad_gate), ("grad_up", grad_up), ("grad_row_scale", grad_row_scale)):
+                if grad is not None and grad is not False:  # which the library refuses
+                    reader.read(args, field, grad, is_output=True)
+        return explanation(lib.swiglu_explain, handle, args)
 
     def _begin(
             self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, programmatic_launch: bool,
@@ -157,13 +181,31 @@ class SwigluDesc(Descriptor):
         return reader, args, handle
 
 
-def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, num_rows: Any) -> Any:
+def _gradients(
+        reader: Reader, args: Any, grad_out: Any, gate: Any, up: Any, row_scale: Any, grad_gate: Any, grad_up: Any,
+        grad_row_scale: Any, out: Any, zeroed: bool) -> List[Any]:
+    """Fills what backward has besides forward; returns the gradients, as it does."""
+    reader.read(args, "grad_out", grad_out)
+    grads = [
+        _output(reader, args, "grad_gate", grad_gate, gate, zeroed),
+        _output(reader, args, "grad_up", grad_up, up, zeroed),
+    ]
+    if row_scale is not None:
+        grads.append(_output(reader, args, "grad_row_scale", grad_row_scale, row_scale, zeroed))
+    elif grad_row_scale is not None and grad_row_scale is not False:
+        reader.read(args, "grad_row_scale", grad_row_scale, is_output=True)
+    if out is not None:
+        reader.read(args, "out", out, is_output=True)
+    return grads
+
+
+def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, zeroed: bool) -> Any:
     """Fills an output, with a new tensor where it is None. False: there is none."""
     if output is False:
         return None
     is_ours = output is None
     if is_ours:
-        output = reader.new_like(field, like, zeroed=num_rows is not None)
+        output = reader.new_like(field, like, zeroed)
     reader.read(args, field, output, is_output=True, is_ours=is_ours)
     return output
 

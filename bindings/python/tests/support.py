@@ -29,7 +29,8 @@ def seen_args(observe):
     from librope import _library
 
     with contextlib.ExitStack() as stack:
-        for name in ("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward", "rope_explain"):
+        for name in ("rope_forward", "rope_backward", "rope_explain", "swiglu_forward", "swiglu_backward",
+                     "swiglu_explain"):
             def call(desc, args, *rest, name=name, function=getattr(_library.lib, name)):
                 observe(name, args._obj)
                 return function(desc, args, *rest)

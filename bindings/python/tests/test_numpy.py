@@ -259,6 +259,8 @@ class FlagTest(unittest.TestCase):
         x, rope, gate = normal(5, 2, 16), make_desc(), SwigluDesc(dtype="f32")
         for call in (rope.forward, rope.backward, rope.explain, lambda x, **flags: gate.forward(x, x, **flags),
                      lambda x, **flags: gate.backward(x, x, x, **flags),
+                     lambda x, **flags: gate.explain(x, x, **flags),
+                     lambda x, **flags: gate.explain(x, x, grad_out=x, **flags),
                      lambda x, **flags: librope.swiglu(x, x, **flags),
                      lambda x, **flags: librope.swiglu_backward(x, x, x, **flags)):
             flags = []
@@ -501,6 +503,41 @@ class SwigluTest(unittest.TestCase):
         self.assertIsNone(grads[0])
         self.assertIs(grads[1], grad_out)
         self.assert_close(grad_out, expected[1])
+
+    def test_explain(self):
+        grad_out, gate, up, scale = normal(1000, 32), normal(1000, 32), normal(1000, 32), normal(1000)
+        tensors = grad_out, gate, up, scale
+        before = [x.copy() for x in tensors]
+        desc = SwigluDesc(dtype="f32", num_threads=1)
+
+        def explained(name, megabytes):
+            return f"swiglu F32 {name} on the CPU: 1 of 1 threads, {megabytes} MB read and written"
+
+        self.assertEqual(desc.explain(gate, up), explained("forward", 0.384))
+        self.assertEqual(desc.explain(gate, up, gate), explained("forward", 0.384))
+        self.assertEqual(desc.explain(gate, up, grad_out=grad_out), explained("backward", 0.64))
+        self.assertEqual(desc.explain(gate, up, grad_out=grad_out, grad_gate=False), explained("backward", 0.512))
+        self.assertEqual(
+            desc.explain(gate, up, numpy.empty_like(gate), grad_out=grad_out, row_scale=scale, grad_gate=gate,
+                         grad_up=up, num_rows=numpy.array([5])), explained("backward", 0.768))
+        self.assertEqual(desc.explain(gate[:0], up[:0]), "swiglu F32 forward: nothing to do, no element is gated")
+        fields = []
+        with support.seen_args(lambda function, args: fields.append(
+                [field for field, _ in args._fields_[2:11] if getattr(args, field).ndim])):
+            desc.explain(gate, up, grad_out=grad_out, row_scale=scale)
+            desc.explain(gate, up, grad_out=grad_out, row_scale=scale, grad_row_scale=False)
+        self.assertEqual(fields, [["gate", "up", "row_scale", "grad_out", "grad_gate", "grad_up", "grad_row_scale"],
+                                  ["gate", "up", "row_scale", "grad_out", "grad_gate", "grad_up"]])
+        for x, given in zip(tensors, before):
+            numpy.testing.assert_array_equal(x, given)
+        with self.assertRaisesRegex(InvalidArgument, "swiglu_explain: up.shape"):
+            desc.explain(gate, up[:5])
+        for field, x in (("grad_gate", gate), ("grad_up", up), ("grad_row_scale", scale)):
+            with self.assertRaisesRegex(InvalidArgument, f"swiglu_explain: {field} is set: it belongs to swiglu_back"):
+                desc.explain(gate, up, row_scale=scale, **{field: x})
+        gate.flags.writeable = False
+        with self.assertRaisesRegex(ValueError, "swiglu_explain: out: it is read-only"):
+            desc.explain(gate, up, gate)
 
     def test_rows(self):
         grad_out, gate, up, scale = normal(7, 12), normal(7, 12), normal(7, 12), normal(7)

@@ -118,6 +118,8 @@ class DlpackTest(unittest.TestCase):
             "swiglu_forward": lambda new: gate.forward(new(self.x), new(self.x), new(result)),
             "swiglu_backward": lambda new: gate.backward(
                 new(self.x), new(self.x), new(self.x), grad_gate=new(grads[0]), grad_up=new(grads[1])),
+            "swiglu_explain": lambda new: gate.explain(
+                new(self.x), new(self.x), grad_out=new(self.x), grad_gate=new(grads[0]), grad_up=new(grads[1])),
         }
         for name, call in calls.items():
             with self.subTest(name):

@@ -44,6 +44,7 @@ def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Arr
     assert_type(desc.forward(up, up, out=up), torch.Tensor)
     assert_type(desc.backward(gate, gate, up), Tuple[Array, torch.Tensor])
     assert_type(desc.backward(gate, gate, up, row_scale=rows), Tuple[Array, torch.Tensor, jax.Array])
+    assert_type(desc.explain(gate, up, grad_out=rows), str)
     assert_type(librope.swiglu(rows, rows), jax.Array)
     assert_type(librope.swiglu(up, up, row_scale=up, alpha=1.702), torch.Tensor)
     assert_type(librope.swiglu_backward(gate, gate, up, limit=7.0), Tuple[Array, torch.Tensor])
