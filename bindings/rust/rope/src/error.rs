@@ -1,6 +1,7 @@
 use crate::sys;
 use std::ffi::CStr;
 use std::fmt;
+use std::os::raw::c_char;
 
 /// Why a call was refused; `rope_status_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +58,14 @@ impl std::error::Error for Error {}
 pub(crate) fn last_message() -> String {
     // SAFETY: never NULL, ends with 0, and stays until this thread's next failure.
     unsafe { CStr::from_ptr(sys::rope_last_error()) }.to_string_lossy().into_owned()
+}
+
+/// What a call says of another, which writes it to the buffer that it is given, with a 0 behind it.
+pub(crate) fn explanation(call: impl FnOnce(*mut c_char, usize) -> sys::rope_status_t) -> Result<String> {
+    let mut text = [0u8; 512];
+    check(call(text.as_mut_ptr().cast(), text.len()))?;
+    let length = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..length]).into_owned())
 }
 
 pub(crate) fn check(status: sys::rope_status_t) -> Result<()> {

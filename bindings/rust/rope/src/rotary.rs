@@ -1,4 +1,4 @@
-use crate::error::check;
+use crate::error::{check, explanation};
 use crate::view::ABSENT;
 use crate::{
     sys, Cache, Device, Dtype, Error, Layout, Norm, NormExtent, NormOrder, NormType, Result, Style, TableRows, View,
@@ -6,7 +6,7 @@ use crate::{
 };
 use std::marker::PhantomData;
 use std::mem::size_of;
-use std::os::raw::{c_char, c_void};
+use std::os::raw::c_void;
 use std::ptr::{null, null_mut, NonNull};
 
 /// What [`Desc`] is made from; `rope_config_t`. A setter that is not called leaves the field 0.
@@ -256,11 +256,8 @@ impl Desc {
     /// How a call would run: kernel, vector width, grid, bytes moved.
     pub fn explain(&self, args: &Args<'_>) -> Result<String> {
         let whole = args.whole("rope_explain")?;
-        let mut text = [0u8; 512];
         // SAFETY: no tensor is touched, and the text ends inside the buffer.
-        check(unsafe { sys::rope_explain(self.desc.as_ptr(), &whole, text.as_mut_ptr() as *mut c_char, text.len()) })?;
-        let length = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-        Ok(String::from_utf8_lossy(&text[..length]).into_owned())
+        explanation(|text, size| unsafe { sys::rope_explain(self.desc.as_ptr(), &whole, text, size) })
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::error::check;
+use crate::error::{check, explanation};
 use crate::view::ABSENT;
 use crate::{sys, Device, Dtype, Result, View, ViewMut};
 use std::marker::PhantomData;
@@ -128,6 +128,12 @@ impl Swiglu {
     /// As for [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
     pub unsafe fn enqueue_backward(&self, args: &mut SwigluArgs<'_>, stream: *mut c_void) -> Result<()> {
         check(sys::swiglu_backward(self.desc.as_ptr(), &args.raw, stream))
+    }
+
+    /// How a call would run, which is backward's where `grad_out` is given: kernel, vector width, grid, bytes moved.
+    pub fn explain(&self, args: &SwigluArgs<'_>) -> Result<String> {
+        // SAFETY: no tensor is touched, and the text ends inside the buffer.
+        explanation(|text, size| unsafe { sys::swiglu_explain(self.desc.as_ptr(), &args.raw, text, size) })
     }
 }
 

@@ -699,6 +699,27 @@ fn swiglu_forward_and_backward() {
 }
 
 #[test]
+fn swiglu_explain() {
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).num_threads(1).build().unwrap();
+    let (x, mut written) = (vec![1.0f32; 1000], [vec![7.0f32; 1000], vec![7.0; 1000]]);
+    let x = View::new(&x, &[1000]).unwrap();
+    let [first, second] = &mut written;
+    let mut first = ViewMut::new(first, &[1000]).unwrap();
+    let forward = swiglu.explain(&SwigluArgs::forward(x, x, first.reborrow())).unwrap();
+    assert_eq!(forward, "swiglu F32 forward on the CPU: 1 of 1 threads, 0.012 MB read and written");
+    let args = SwigluArgs::backward(x, x, x).grad_gate(first).grad_up(ViewMut::new(second, &[1000]).unwrap());
+    let backward = swiglu.explain(&args).unwrap();
+    assert_eq!(backward, "swiglu F32 backward on the CPU: 1 of 1 threads, 0.02 MB read and written");
+    let refused = swiglu.explain(&SwigluArgs::backward(x, x, x)).map(|_| ());
+    assert_refused(
+        refused,
+        Status::InvalidArgument,
+        "swiglu_explain: grad_gate, grad_up and grad_row_scale are absent:",
+    );
+    assert!(written.iter().flatten().all(|&x| x == 7.0));
+}
+
+#[test]
 fn raw_pointers_and_explain() {
     let desc = thd(Dtype::F32);
     let mut q = numbers(HEAD_DIM);
