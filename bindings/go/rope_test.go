@@ -715,3 +715,29 @@ func TestExplain(t *testing.T) {
 	_, err = newDesc(t, thdConfig(F32)).Explain(Args{})
 	refused(t, err, "q")
 }
+
+func TestSwigluExplain(t *testing.T) {
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, NumThreads: 1})
+	must(t, err)
+	defer swiglu.Close()
+	given, out := Of(make([]float32, 1000), 1000), make([]float32, 1000)
+	for _, test := range []struct {
+		args SwigluArgs
+		text string
+	}{
+		{SwigluArgs{Gate: given, Up: given, Out: Of(out, 1000)}, "forward on the CPU: 1 of 1 threads, 0.012 MB"},
+		{SwigluArgs{Gate: given, Up: given, GradOut: given, GradUp: Of(out, 1000)},
+			"backward on the CPU: 1 of 1 threads, 0.016 MB"},
+	} {
+		text, err := swiglu.Explain(test.args)
+		must(t, err)
+		if text != "swiglu F32 "+test.text+" read and written" {
+			t.Error(text)
+		}
+	}
+	text, err := swiglu.Explain(SwigluArgs{Gate: given, Up: given, GradOut: given})
+	refused(t, err, "swiglu_explain: grad_gate, grad_up and grad_row_scale are absent")
+	if text != "" {
+		t.Error(text)
+	}
+}

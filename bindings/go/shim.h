@@ -162,15 +162,20 @@ static inline swiglu_args_t rope_go_swiglu_args(const swiglu_args_t *args, const
   return whole;
 }
 
-static inline rope_status_t rope_go_gate(int direction, const swiglu_desc_t *desc, const swiglu_args_t *args,
+static inline rope_status_t rope_go_gate(int call, const swiglu_desc_t *desc, const swiglu_args_t *args,
                                          const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
                                          void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
-                                         void *grad_row_scale, uint64_t stream, char *error, size_t size) {
+                                         void *grad_row_scale, uint64_t stream, char *text, size_t size) {
   const swiglu_args_t whole = rope_go_swiglu_args(args, addresses, gate, up, out, row_scale, num_rows, grad_out,
                                                   grad_gate, grad_up, grad_row_scale);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
-  return rope_go_noted(
-      direction == ROPE_GO_FORWARD ? swiglu_forward(desc, &whole, on) : swiglu_backward(desc, &whole, on), error, size);
+  rope_status_t status;
+  if (call == ROPE_GO_EXPLAIN) {
+    status = swiglu_explain(desc, &whole, text, size);
+  } else {
+    status = call == ROPE_GO_FORWARD ? swiglu_forward(desc, &whole, on) : swiglu_backward(desc, &whole, on);
+  }
+  return rope_go_noted(status, text, size);
 }
 
 #endif /* ROPE_GO_SHIM_H */

@@ -66,7 +66,7 @@ type SwigluArgs struct {
 	Stream       uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
-func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs) error {
+func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *errorText) error {
 	c := &C.swiglu_args_t{struct_size: C.sizeof_swiglu_args_t, flags: C.uint32_t(args.Flags)}
 	o := &operands{}
 	err := o.add(call, s.device, 0, []operand{
@@ -78,7 +78,6 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs) error {
 	if err != nil {
 		return err
 	}
-	var text errorText
 	h := &o.hosts
 	status := C.rope_go_gate(direction, s.desc, c, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7], h[8],
 		C.uint64_t(args.Stream), text.pointer(), text.size())
@@ -88,10 +87,20 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs) error {
 
 // Forward writes Out. On the CPU it is written when the call returns; on CUDA the work is on the stream.
 func (s *Swiglu) Forward(args SwigluArgs) error {
-	return s.gate(C.ROPE_GO_FORWARD, "swiglu_forward", &args)
+	return s.gate(C.ROPE_GO_FORWARD, "swiglu_forward", &args, &errorText{})
 }
 
 // Backward writes the gradients that are given.
 func (s *Swiglu) Backward(args SwigluArgs) error {
-	return s.gate(C.ROPE_GO_BACKWARD, "swiglu_backward", &args)
+	return s.gate(C.ROPE_GO_BACKWARD, "swiglu_backward", &args, &errorText{})
+}
+
+// Explain says how a call would run, which is Backward's where GradOut is given: kernel, vector width, grid, bytes
+// moved.
+func (s *Swiglu) Explain(args SwigluArgs) (string, error) {
+	var text errorText
+	if err := s.gate(C.ROPE_GO_EXPLAIN, "swiglu_explain", &args, &text); err != nil {
+		return "", err
+	}
+	return C.GoString(text.pointer()), nil
 }
