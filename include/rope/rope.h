@@ -49,7 +49,9 @@
  *   SwiGLU: fp32 inside, with dtype F64 fp64, rounded once. Before that rounding `out` and grad_up are within 8 ulp (of
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
- *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. CPU and CUDA therefore
+ *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. GeGLU: the same, grad_gate
+ *     within 12 ulp. A soft cap adds 4 ulp, and in the gradient of what it caps 2 * |x / cap| more. With F16 and BF16
+ *     data what GeGLU or a soft cap goes into may be 2^-15 of it further off. Without those CPU and CUDA
  *     agree to 16 ulp before the rounding, as do processors of different instruction sets (rope_build_info names the
  *     one in use); each gives the same bits whatever the thread count, the vector width or the launch.
  *
@@ -251,7 +253,8 @@ enum {
  *
  * This version serves norms and caches of 16, 32 and 64 bits in rope_forward, and what is not turned. The rest is
  * refused by name, with NOT_SUPPORTED: the groups `quant` and `input`, k_pass_cache and scales, types of 8 and 4 bits,
- * ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding, gradients of norms, and the fields that SwiGLU has gained. */
+ * ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding and gradients of norms; of SwiGLU `quant`, quant_rounding,
+ * expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -786,21 +789,25 @@ typedef struct swiglu_desc swiglu_desc_t;
 
 /* What `limit` bounds. */
 enum {
-  SWIGLU_LIMIT_GATE = 0,      /* gate, before the activation (gpt-oss, DeepSeek V4) */
-  SWIGLU_LIMIT_ACTIVATION = 1 /* the activation: min(gate * sigmoid(gate), limit) (Step 3.7) */
+  SWIGLU_LIMIT_GATE = 0,      /* gate, before the activation (gpt-oss, DeepSeek V4); and up */
+  SWIGLU_LIMIT_ACTIVATION = 1 /* the activation: min(gate * sigmoid(gate), limit) (Step 3.7); and up */
 };
 
-/* What gates: act(g) stands in the place of g * sigmoid(alpha * g) in the formula at swiglu_forward. */
+/* What gates: s(g) in the formula at swiglu_forward, by which the activation multiplies the gate (Shazeer,
+ * arXiv:2002.05202; GELU: Hendrycks and Gimpel, arXiv:1606.08415). */
 enum {
-  SWIGLU_ACTIVATION_SWIGLU = 0,
-  SWIGLU_ACTIVATION_GEGLU_ERF = 1,  /* g * (1 + erf(g / sqrt(2))) / 2 */
-  SWIGLU_ACTIVATION_GEGLU_TANH = 2, /* g * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) / 2 */
-  SWIGLU_ACTIVATION_REGLU = 3       /* max(g, 0) */
+  SWIGLU_ACTIVATION_SWIGLU = 0,     /* sigmoid(alpha * g) */
+  SWIGLU_ACTIVATION_GEGLU_ERF = 1,  /* (1 + erf(g / sqrt(2))) / 2 */
+  SWIGLU_ACTIVATION_GEGLU_TANH = 2, /* (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) / 2 (Gemma) */
+  SWIGLU_ACTIVATION_REGLU = 3       /* 1 where g > 0, else 0 */
 };
 
 /* Roundings of the product. */
 enum {
-  SWIGLU_PRODUCT_ROUND_ACTIVATION = 1 /* the activation is rounded to dtype before it meets up (torch, vLLM, Liger) */
+  /* The activation is rounded to dtype before it meets up (torch, vLLM, Liger). With F16 and BF16 data SwiGLU's is then
+   * g / (1 + exp(-alpha * g)), each operation rounded to fp32: on CUDA the bits of torch.nn.functional.silu, on the CPU
+   * at most 1 in 10^4 of them one step aside. The gradient of gate is that of the activation that is not rounded. */
+  SWIGLU_PRODUCT_ROUND_ACTIVATION = 1
 };
 
 /* How scales lie that a call writes. */
@@ -811,20 +818,20 @@ enum {
 
 /* What selects code, and the numbers of the formula at swiglu_forward. */
 typedef struct swiglu_config {
-  uint32_t struct_size; /* sizeof(swiglu_config_t) */
-  uint32_t flags;       /* 0 */
-  rope_device_t device; /* required */
-  int32_t device_index; /* CUDA ordinal; 0 for the CPU */
-  rope_dtype_t dtype;   /* required: F32, F16, BF16 or F64; of gate, up, out and their gradients */
-  int32_t num_threads;  /* CPU: as in rope_config_t */
-  double alpha;         /* factor inside the sigmoid; 0: 1 */
-  double limit;         /* gate at most limit, up within +-limit; 0: none */
-  double up_offset;     /* added to up; 0 */
-  double out_scale;     /* factor of the output; 0: 1 */
-  double gate_softcap;  /* the gate outside the sigmoid becomes cap * tanh(gate / cap); above 0 (Kimi K3); 0: none */
-  double up_softcap;    /* so does up; 0: none */
-  int32_t limit_rule;   /* a SWIGLU_LIMIT_ value */
-  int32_t activation;   /* a SWIGLU_ACTIVATION_ value; alpha is for SWIGLU alone */
+  uint32_t struct_size;     /* sizeof(swiglu_config_t) */
+  uint32_t flags;           /* 0 */
+  rope_device_t device;     /* required */
+  int32_t device_index;     /* CUDA ordinal; 0 for the CPU */
+  rope_dtype_t dtype;       /* required: F32, F16, BF16 or F64; of gate, up, out and their gradients */
+  int32_t num_threads;      /* CPU: as in rope_config_t */
+  double alpha;             /* factor inside the sigmoid; 0: 1 */
+  double limit;             /* gate at most limit, up within +-limit; 0: none */
+  double up_offset;         /* added to up; 0 */
+  double out_scale;         /* factor of the output; 0: 1 */
+  double gate_softcap;      /* the gate outside s becomes cap * tanh(gate / cap); 2^-126 to 2^126 (Kimi K3); 0: none */
+  double up_softcap;        /* so does up, before up_offset; 0: none */
+  int32_t limit_rule;       /* a SWIGLU_LIMIT_ value */
+  int32_t activation;       /* a SWIGLU_ACTIVATION_ value; with another than SWIGLU alpha is 0 or 1 */
   int32_t product_rounding; /* SWIGLU_PRODUCT_ROUND_ACTIVATION or 0 */
   int32_t quant_rounding;   /* ROPE_QUANT_ROUND_ bits */
 } swiglu_config_t;
@@ -833,7 +840,7 @@ typedef struct swiglu_config {
 #define SWIGLU_CONFIG_INIT \
   { sizeof(swiglu_config_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* As rope_desc_create. The four numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
+/* As rope_desc_create. The six numbers are rounded to fp32, with dtype F64 taken as they are; in fp32 they must be
  * finite and only 0 may be 0; limit is not negative. gpt-oss is alpha 1.702, limit 7, up_offset 1. */
 ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_desc_t **desc_out);
 
@@ -864,9 +871,11 @@ typedef struct swiglu_input_args {
   uint32_t struct_size;             /* sizeof(swiglu_input_args_t) */
   uint32_t flags;                   /* 0 */
   rope_tensor_t gate_bias, up_bias; /* F32 or the descriptor's dtype, [d], or [E, d] with experts; added first */
-  rope_tensor_t expert_rows;    /* I32/I64 [E] with gate [E, N, ..]: rows of each expert; not together with num_rows */
-  rope_tensor_t expert_offsets; /* I32/I64 [E + 1] with gate [N, ..]: expert e has rows expert_offsets[e] to
-                                   expert_offsets[e + 1] - 1, rising; not together with expert_rows */
+  rope_tensor_t expert_rows;        /* I32/I64 [E] with gate [E, N, .., d]: rows of each expert, held within 0 to N; the
+                                       others are neither read nor written. Not together with num_rows; with a
+                                       grad_row_scale row_scale has at least the axes [E, N] */
+  rope_tensor_t expert_offsets;     /* I32/I64 [E + 1] with gate [N, ..]: expert e has rows expert_offsets[e] to
+                                       expert_offsets[e + 1] - 1, rising; not together with expert_rows */
   rope_tensor_t row_index; /* I32/I64 [N]: row i takes row_scale[row_index[i]]; a negative one: it is not written */
 } swiglu_input_args_t;
 
@@ -907,20 +916,23 @@ typedef struct swiglu_args {
         ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, NULL, NULL \
   }
 
-/* With g = min(gate, limit), u = up within +-limit, s = sigmoid(alpha * g) and r = row_scale, element by element,
- *   out = out_scale * g * s * (u + up_offset) * r
+/* With gate and up after their biases, g = min(gate, limit), u = up within +-limit, s that of the activation at g,
+ * cap(x) = softcap * tanh(x / softcap) (without one x) and r = row_scale, element by element,
+ *   out = out_scale * cap(g) * s * (cap(u) + up_offset) * r
+ * With SWIGLU_LIMIT_ACTIVATION g is gate, and min(cap(g) * s, limit) stands in the place of cap(g) * s.
  * With an alpha other than 1, alpha * g is rounded to fp32 (F64: fp64), which may cost up to |alpha * g| ulp more than
- * the bound on top. Finite products of r and (u + up_offset), or g, beyond the largest number of that arithmetic stop
- * there. Errors as for rope_forward. */
+ * the bound on top. Finite products of r and (cap(u) + up_offset), or cap(g), beyond the largest number of that
+ * arithmetic stop there, as do sums of finite gates or ups and their biases. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_forward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
-/* The gradients, 0 where the limit cut gate or up:
- *   grad_gate      = grad_out * out_scale * (u + up_offset) * r * s * (1 + alpha * g * (1 - s))     where gate <= limit
- *   grad_up        = grad_out * out_scale * g * s * r                                               where |up| <= limit
- *   grad_row_scale = sum over the row of grad_out * out_scale * g * s * (u + up_offset)
- * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha costs each term. Finite terms, their
- * products and sums of some of them stop at the largest number. How tensors lie changes no bit of it. Errors as for
- * rope_forward. */
+/* The gradients, with a = cap(g) * s (or its limit) and a prime for a derivative, 0 where a limit cut gate, up or the
+ * activation, and of ReGLU at 0:
+ *   grad_gate      = grad_out * out_scale * (cap(u) + up_offset) * r * a'     SwiGLU: a' = s * (1 + alpha * g * (1 - s))
+ *   grad_up        = grad_out * out_scale * a * cap'(u) * r
+ *   grad_row_scale = sum over the row of grad_out * out_scale * a * (cap(u) + up_offset)
+ * The sum is within 12 ulp of the sum of its terms' magnitudes, and what alpha and soft caps cost each term. Finite
+ * terms, their products and sums of some of them stop at the largest number. How tensors lie changes no bit of it. The
+ * gradient of a bias is the sum of that of gate, or of up, over the rows. Errors as for rope_forward. */
 ROPE_API rope_status_t swiglu_backward(const swiglu_desc_t *desc, const swiglu_args_t *args, rope_stream_t stream);
 
 /* Says in one line how swiglu_backward, where grad_out is given, or else swiglu_forward would run these arguments:

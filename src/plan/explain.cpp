@@ -46,7 +46,10 @@ struct KernelName {
 
 const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.grad_row_scale != nullptr) return "row sums";
-  if (plan.is_matrix) return "matrix";
+  const bool has_options = plan.formula > SwigluFormula::kForm;
+  if (plan.is_expert_matrix) return "expert";
+  if (plan.is_matrix) return has_options ? "matrix with options" : "matrix";
+  if (has_options) return "element";
   return plan.is_alternating() ? "alternating" : "general";
 }
 

@@ -65,19 +65,51 @@ struct VectorLimits {
   }
 };
 
+// A bias is read by vectors of its own type, of at most 16 bytes each.
+void add_bias(const SwigluProblem &problem, int which, VectorLimits *limits) {
+  if (problem.bias[which] == nullptr) return;
+  const int last = problem.ndim - 1;
+  const int64_t size = dtype_size(problem.bias_dtype[which]);
+  limits->bytes.add(problem.bias[which]);
+  for (int axis = 0; axis < last; ++axis) limits->bytes.add(problem.bias_stride[which][axis] * size);
+  if (problem.bias_stride[which][last] != 1) limits->bytes.add(dtype_size(problem.dtype));
+}
+
 VectorLimits limits_of(const SwigluProblem &problem, GateUpLayout inputs, GateUpLayout gradients) {
   VectorLimits limits;
   limits.add(problem, inputs, inputs_of(problem));
   limits.add(problem, gradients, gradients_of(problem));
+  for (int i = kGate; i <= kUp; ++i) add_bias(problem, i, &limits);
   const int lone_output = problem.is_backward ? kRecomputedOut : kOut;
   limits.add(problem, problem.out[lone_output], problem.out_stride[lone_output]);
   if (problem.is_backward) limits.add(problem, problem.in[kGradOut], problem.in_stride[kGradOut]);
   return limits;
 }
 
+// Of a kernel that has vectors.
+SwigluFormula formula_of(const SwigluProblem &problem) {
+  const GatingForm &form = problem.form;
+  const bool has_biases = problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr;
+  const bool has_caps = form.gate_softcap != 0 || form.up_softcap != 0;
+  if (form.limits_activation || form.rounds_activation) return SwigluFormula::kOptions;
+  if (form.activation != Activation::kSwiglu) {
+    if (has_biases || has_caps || problem.expert_rows != nullptr) return SwigluFormula::kOptions;
+    constexpr SwigluFormula kFormulas[] = {SwigluFormula::kForm, SwigluFormula::kGegluErf, SwigluFormula::kGegluTanh,
+                                           SwigluFormula::kReglu};
+    return kFormulas[static_cast<int>(form.activation)];
+  }
+  if (has_caps) {
+    return has_biases || problem.expert_rows != nullptr ? SwigluFormula::kOptions : SwigluFormula::kSoftcaps;
+  }
+  if (has_biases || problem.expert_rows != nullptr) return SwigluFormula::kBiases;
+  const bool is_plain = form.is_plain && problem.row_scale == nullptr && problem.num_rows == nullptr;
+  return is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
+}
+
 bool has_row_per_vector(const SwigluProblem &problem) {
   const int last = problem.ndim - 1;
-  return problem.row_scale_stride[last] == 0 && problem.row_index_stride[last] == 0;
+  return problem.row_scale_stride[last] == 0 && problem.row_index_stride[last] == 0 &&
+         problem.expert_index_stride[last] == 0 && problem.expert_row_index_stride[last] == 0;
 }
 
 int choose_vector_elements(const SwigluProblem &problem) {
@@ -111,26 +143,35 @@ bool fits_narrow_row(const SwigluProblem &problem, const int64_t *stride) {
   return problem.ndim == 1 || (stride[0] >= 0 && stride[0] <= UINT32_MAX / dtype_size(problem.dtype));
 }
 
-// Whether the plan, whose vectors are as wide as they may be, is of matrices whose rows have whole vectors; then it gets
-// the shape of their size.
+// Whether the plan, whose vectors are as wide as they may be, is of matrices whose rows have whole vectors.
+bool is_of_matrices(const SwigluProblem &problem, const SwigluPlan &plan) {
+  if (problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr || problem.num_rows != nullptr) return false;
+  if (problem.expert_rows != nullptr || plan.is_alternating() || problem.ndim > 2) return false;
+  const int64_t columns = problem.shape[problem.ndim - 1];
+  if (columns % plan.vector_elements != 0 || problem.num_elements() > UINT32_MAX) return false;
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    if (!fits_narrow_row(problem, problem.in_stride[i])) return false;
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    if (!fits_narrow_row(problem, problem.out_stride[i])) return false;
+  }
+  return true;
+}
+
+// Matrices forward get the shape of their size.
 bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
-  if (problem.is_backward || problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr) return false;
-  if (problem.num_rows != nullptr || plan->is_alternating() || problem.ndim > 2 || bytes < kMaxVectorBytes / 2) {
-    return false;
-  }
-  const int64_t columns = problem.shape[problem.ndim - 1], elements = problem.num_elements();
-  if (columns % plan->vector_elements != 0 || elements > UINT32_MAX) return false;
-  if (!fits_narrow_row(problem, problem.in_stride[kGate]) || !fits_narrow_row(problem, problem.in_stride[kUp]) ||
-      !fits_narrow_row(problem, problem.out_stride[kOut])) {
-    return false;
-  }
+  const bool has_options = plan->formula > SwigluFormula::kForm;
+  if (bytes < (has_options ? kMaxVectorBytes : kMaxVectorBytes / 2) || !is_of_matrices(problem, *plan)) return false;
+  if (problem.is_backward) return has_options && plan->formula != SwigluFormula::kOptions;
   const SwigluMatrixShape *shape = plan->is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
-  const int64_t vectors = elements * size / kMaxVectorBytes / device.multiprocessors;
+  const int64_t vectors = problem.num_elements() * size / kMaxVectorBytes / device.multiprocessors;
   while (vectors > shape->max_vectors) ++shape;
-  if (bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
+  if (!has_options && bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
   plan->threads = shape->threads;
-  plan->begins_last = shape->begins_last && bytes == kMaxVectorBytes;
+  plan->begins_last = (shape->begins_last ||
+                       (has_options && plan->formula != SwigluFormula::kReglu && vectors > kMinSwigluLastVectors)) &&
+                      bytes == kMaxVectorBytes;
   return true;
 }
 
@@ -145,17 +186,41 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
   return ROPE_STATUS_SUCCESS;
 }
 
+// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns with
+// numbers of 32 bits; then warps take parts of rows.
+bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  if (problem.expert_rows == nullptr || plan->formula != SwigluFormula::kBiases) return false;
+  if (problem.dtype == ROPE_DTYPE_F64 || plan->vector_elements * dtype_size(problem.dtype) != kMaxVectorBytes) {
+    return false;
+  }
+  const bool has_axes =
+      problem.ndim == 3 && problem.expert_index_stride[0] != 0 && problem.expert_row_index_stride[1] != 0;
+  if (!has_axes || problem.shape[2] % plan->vector_elements != 0) return false;
+  const int64_t vectors = problem.shape[2] / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
+  if (problem.num_elements() / problem.shape[2] > INT32_MAX / parts || vectors > INT32_MAX) return false;
+  plan->vectors_per_row = vectors;
+  plan->parts_per_row = parts;
+  plan->num_vectors = problem.num_elements() / plan->vector_elements;
+  constexpr int64_t kWarps = kSwigluThreads / 32;
+  const int64_t needed = (problem.experts * problem.rows_per_expert * parts - 1) / kWarps + 1;
+  const int64_t most = int64_t{device.multiprocessors} * kSwigluExpertBlocks;
+  plan->grid_x = static_cast<uint32_t>(needed < most ? needed : most);
+  plan->grid_y = 1;
+  return true;
+}
+
 // Vectors are groups, or single elements where groups are not aligned or would cross the end of an axis within a row.
-rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
+rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, bool has_options, SwigluPlan *plan) {
   const int64_t group = kSwigluRowGroupBytes / dtype_size(problem.dtype), columns = problem.num_summed_elements();
   const int last = problem.ndim - 1;
   const bool has_one_column_axis = problem.num_row_axes == last;
   const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);
-  plan->vector_elements = is_whole && choose_vector_elements(problem) == group ? static_cast<int>(group) : 1;
+  const bool has_vectors = is_whole && !has_options && choose_vector_elements(problem) == group;
+  plan->vector_elements = has_vectors ? static_cast<int>(group) : 1;
   plan->vectors_per_row = (columns - 1) / group + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
   constexpr int64_t kWarp = 32;
-  const int64_t threads = ((plan->vectors_per_row - 1) / kWarp + 1) * kWarp;
+  const int64_t threads = (((has_options ? columns : plan->vectors_per_row) - 1) / kWarp + 1) * kWarp;
   plan->threads = static_cast<uint32_t>(threads < kMaxSwigluRowThreads ? threads : kMaxSwigluRowThreads);
   return set_grid(function, problem.num_elements() / columns, plan);
 }
@@ -180,13 +245,20 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     return ROPE_STATUS_SUCCESS;
   }
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, plan);
-  if (!choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
+  plan->formula = formula_of(problem);
+  const bool has_options = plan->formula > SwigluFormula::kForm;
+  if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
+  if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;
+  plan->is_expert_matrix = choose_expert_matrix(problem, device, plan);
+  if (plan->is_expert_matrix) return ROPE_STATUS_SUCCESS;
   plan->is_matrix = choose_matrix(problem, device, plan);
   const int64_t multiprocessors = device.multiprocessors;
-  if (!plan->is_matrix && plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-      problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
+  if (!plan->is_matrix && has_options) {
+    plan->vector_elements = 1;
+    plan->formula = SwigluFormula::kOptions;
+  } else if (!plan->is_matrix && plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
+             problem.num_elements() <= kSwigluMaxHalfVectorThreads * multiprocessors * plan->vector_elements) {
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;

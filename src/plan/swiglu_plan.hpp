@@ -8,22 +8,41 @@
 
 namespace rope {
 
+// What a kernel computes. The three activations, the soft caps and the biases have kernels of their own where no other
+// option comes with them.
+enum class SwigluFormula : uint8_t {
+  kPlain,  // GatingForm::is_plain, and neither row_scale nor num_rows
+  kForm,   // the numbers of a Form
+  kGegluErf,
+  kGegluTanh,
+  kReglu,
+  kSoftcaps,
+  kBiases,
+  kOptions  // all of gating_options.hpp
+};
+constexpr int kNumSwigluFormulas = 8;
+
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
-// row_scale lacks. Matrices forward, whose rows have whole vectors and which have neither a row_scale nor num_rows, have a
-// kernel of their own.
+// row_scale lacks. Matrices, whose rows have whole vectors and which have neither a row_scale nor num_rows nor experts, have kernels of
+// their own: forward, and of formulas after kForm but kOptions backward too. So have tensors of the axes experts, rows and
+// columns, whose grid is what the device runs at a time. Other vectors of formulas after kForm have one element
+// and the formula kOptions.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
-  int vector_elements;  // CUDA
+  SwigluFormula formula;  // CUDA
+  int vector_elements;
   GateUpLayout inputs;  // where they alternate a vector of each is read at once; separate where no vectors are
   GateUpLayout gradients;
   int64_t vectors_per_row;
   int64_t num_vectors;
+  int64_t parts_per_row;    // is_expert_matrix: of kSwigluPartVectors
   uint32_t threads;         // of a block
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch
   bool is_matrix;
+  bool is_expert_matrix;
   bool begins_last;  // SwigluMatrixShape's
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }

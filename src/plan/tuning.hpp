@@ -191,9 +191,13 @@ constexpr SwigluMatrixShape kSwigluMatrixShapesProgrammatic[] = {
     {INT64_MAX, 16, 128, false},  // 3475: 6.42 us against 6.45 with 256 threads
 };
 constexpr int kMaxSwigluMatrixThreads = 256;
+// Of activations and soft caps, which compute for long: more vectors than these begin the next launch at their end.
+constexpr int64_t kMinSwigluLastVectors = 300;
 
 constexpr uint32_t kSwigluThreads = 128;          // of a block of the others, one vector of each tensor a thread
 constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up to there vectors have half the width
+constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
+constexpr int kSwigluExpertBlocks = 9;            // for each multiprocessor, of kSwigluThreads
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // of a vector of gate and up that alternate
 constexpr int kMaxSwigluRowThreads = 256;              // of a block that sums a row
 constexpr int kSwigluRowResidentThreads = 768;         // that registers must suffice for on a multiprocessor

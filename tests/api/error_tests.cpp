@@ -1624,6 +1624,31 @@ struct SwigluRequest {
   swiglu_args_t args = swiglu_args();
   rope_stream_t stream = nullptr;
   bool null_args = false;
+
+  // For args.input, with room for a field that this version does not know.
+  struct LongInput {
+    swiglu_input_args_t now = SWIGLU_INPUT_ARGS_INIT;
+    uint64_t later = 0;
+  };
+  LongInput input;
+
+  // The further inputs, which the args point to.
+  swiglu_input_args_t &inputs() {
+    args.input = &input.now;
+    return input.now;
+  }
+
+  // Three experts with room for two rows of five each.
+  swiglu_input_args_t &experts() {
+    for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+      if (each->ndim != 0) *each = tensor({3, 2, 5});
+    }
+    inputs().expert_rows = workspace.tensor(ROPE_DTYPE_I32, {3});
+    workspace.fill_integers(inputs().expert_rows, [](const Index &) { return 1; });
+    return inputs();
+  }
+
+  rope_tensor_t &output() { return direction == Direction::Forward ? args.out : args.grad_gate; }
 };
 
 enum class Where {
@@ -1670,6 +1695,34 @@ std::vector<SwigluMisuse> misused_swiglu_configs() {
       {"unknown limit_rule", invalid, "limit_rule", "2", [](R &r) { r.config.limit_rule = 2; }},
       {"unknown activation", invalid, "activation", "4", [](R &r) { r.config.activation = 4; }},
       {"negative activation", invalid, "activation", "-1", [](R &r) { r.config.activation = -1; }},
+      {"gate_softcap infinite", invalid, "gate_softcap", "inf", [](R &r) { r.config.gate_softcap = infinity; }},
+      {"gate_softcap too small", invalid, "gate_softcap", "1e-38", [](R &r) { r.config.gate_softcap = 1e-38; }},
+      {"gate_softcap too large", invalid, "gate_softcap", "1e+38", [](R &r) { r.config.gate_softcap = 1e38; }},
+      {"up_softcap NaN", invalid, "up_softcap", "nan", [](R &r) { r.config.up_softcap = nan; }},
+      {"up_softcap too small", invalid, "up_softcap", "1e-38", [](R &r) { r.config.up_softcap = 1e-38; }},
+      {"up_softcap too large in F64", invalid, "up_softcap", "1e+38",
+       [](R &r) {
+         r.config.dtype = ROPE_DTYPE_F64;
+         r.config.up_softcap = 1e38;
+       }},
+      {"negative limit_rule", invalid, "limit_rule", "-1", [](R &r) { r.config.limit_rule = -1; }},
+      {"unknown product_rounding", invalid, "product_rounding", "2", [](R &r) { r.config.product_rounding = 2; }},
+      {"negative product_rounding", invalid, "product_rounding", "-1", [](R &r) { r.config.product_rounding = -1; }},
+      {"alpha with GeGLU by erf", invalid, "alpha", "1.702",
+       [](R &r) {
+         r.config.activation = SWIGLU_ACTIVATION_GEGLU_ERF;
+         r.config.alpha = 1.702;
+       }},
+      {"alpha with GeGLU by tanh", invalid, "alpha", "-1",
+       [](R &r) {
+         r.config.activation = SWIGLU_ACTIVATION_GEGLU_TANH;
+         r.config.alpha = -1;
+       }},
+      {"alpha with ReGLU", invalid, "alpha", "2",
+       [](R &r) {
+         r.config.activation = SWIGLU_ACTIVATION_REGLU;
+         r.config.alpha = 2;
+       }},
   };
   misuses.push_back({"second CPU", invalid, "device_index", "1", [](R &r) { r.config.device_index = 1; }});
   misuses.back().cpu_only = true;
@@ -1735,6 +1788,112 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1});
          r.args.num_rows.data = nullptr;
        }},
+
+      {"input of struct_size 0", invalid, "input.struct_size", "0", [](R &r) { r.inputs().struct_size = 0; }},
+      {"input of struct_size short", invalid, "input.struct_size", "88", [](R &r) { r.inputs().struct_size = 88; }},
+      {"input with a later field", unsupported, "input", "408",
+       [](R &r) {
+         r.inputs().struct_size = sizeof r.input;
+         r.input.later = 1;
+       }},
+      {"input with a flag", unsupported, "input.flags", "0x1", [](R &r) { r.inputs().flags = 1; }},
+      {"gate_bias of another dtype", invalid, "gate_bias", "F16",
+       [](R &r) { r.inputs().gate_bias = r.workspace.tensor(ROPE_DTYPE_F16, {5}); }},
+      {"up_bias of integers", invalid, "up_bias", "I32",
+       [](R &r) { r.inputs().up_bias = r.workspace.tensor(ROPE_DTYPE_I32, {5}); }},
+      {"gate_bias of another length", invalid, "gate_bias", "6",
+       [](R &r) { r.inputs().gate_bias = r.tensor({6}); }},
+      {"up_bias of one number", invalid, "up_bias", "1", [](R &r) { r.inputs().up_bias = r.tensor({1}); }},
+      {"gate_bias of rank 2 without experts", invalid, "gate_bias", "2",
+       [](R &r) { r.inputs().gate_bias = r.tensor({3, 5}); }},
+      {"up_bias of rank 5", invalid, "up_bias", "5",
+       [](R &r) {
+         r.inputs().up_bias = r.tensor({5});
+         r.inputs().up_bias.ndim = 5;
+       }},
+      {"gate_bias without data", invalid, "gate_bias", "NULL",
+       [](R &r) {
+         r.inputs().gate_bias = r.tensor({5});
+         r.inputs().gate_bias.data = nullptr;
+       }},
+      {"up_bias misaligned", invalid, "up_bias", "",
+       [](R &r) {
+         r.inputs().up_bias = r.tensor({5});
+         move(&r.inputs().up_bias, 2);
+       }},
+      {"gate_bias absent but with data", invalid, "gate_bias", "",
+       [](R &r) {
+         r.inputs().gate_bias = r.tensor({5});
+         r.inputs().gate_bias.ndim = 0;
+       }},
+      {"up_bias with an undefined flag", unsupported, "up_bias", "",
+       [](R &r) {
+         r.inputs().up_bias = r.tensor({5});
+         r.inputs().up_bias.flags = 2;
+       }},
+      {"strides of gate_bias that overflow", invalid, "gate_bias", "",
+       [](R &r) {
+         r.inputs().gate_bias = r.tensor({5});
+         r.inputs().gate_bias.flags = ROPE_TENSOR_STRIDED;
+         r.inputs().gate_bias.stride[0] = huge;
+       }},
+      {"an output over gate_bias", invalid, "gate_bias", "",
+       [](R &r) {
+         r.inputs().gate_bias = r.output();
+         r.inputs().gate_bias.ndim = 1;
+         r.inputs().gate_bias.shape[0] = 5;
+         r.inputs().gate_bias.stride[0] = 1;
+       }},
+      {"an output in up_bias, one element on", invalid, "up_bias", "",
+       [](R &r) {
+         r.inputs().up_bias = r.output();
+         r.inputs().up_bias.ndim = 1;
+         r.inputs().up_bias.shape[0] = 5;
+         r.inputs().up_bias.stride[0] = 1;
+         move(&r.inputs().up_bias, 4);
+       }},
+      {"expert_rows of F32", invalid, "expert_rows", "F32", [](R &r) { r.experts().expert_rows = r.tensor({3}); }},
+      {"expert_rows of another length", invalid, "expert_rows", "4",
+       [](R &r) { r.experts().expert_rows = r.workspace.tensor(ROPE_DTYPE_I64, {4}); }},
+      {"expert_rows of one count", invalid, "expert_rows", "1",
+       [](R &r) { r.experts().expert_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1}); }},
+      {"expert_rows of rank 2", invalid, "expert_rows", "2",
+       [](R &r) {
+         r.experts().expert_rows = r.workspace.tensor(ROPE_DTYPE_I32, {3, 2});
+       }},
+      {"expert_rows without data", invalid, "expert_rows", "NULL",
+       [](R &r) { r.experts().expert_rows.data = nullptr; }},
+      {"expert_rows misaligned", invalid, "expert_rows", "", [](R &r) { move(&r.experts().expert_rows, 1); }},
+      {"expert_rows with gate of rank 2", invalid, "gate", "2",
+       [](R &r) { r.inputs().expert_rows = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
+      {"expert_rows and num_rows", invalid, "num_rows and expert_rows", "",
+       [](R &r) {
+         r.experts();
+         r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1});
+       }},
+      {"gate_bias of experts of another number", invalid, "gate_bias", "2",
+       [](R &r) {
+         r.experts().gate_bias = r.tensor({2, 5});
+       }},
+      {"up_bias of experts of another width", invalid, "up_bias", "4",
+       [](R &r) {
+         r.experts().up_bias = r.tensor({3, 4});
+       }},
+      {"up_bias of rank 3", invalid, "up_bias", "3",
+       [](R &r) {
+         r.experts().up_bias = r.tensor({3, 1, 5});
+       }},
+      {"expert_offsets", unsupported, "expert_offsets", "",
+       [](R &r) { r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I32, {4}); }},
+      {"row_index", unsupported, "row_index", "",
+       [](R &r) { r.inputs().row_index = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
+      {"the gradient of one factor for each expert", unsupported, "row_scale", "1",
+       [](R &r) {
+         r.experts();
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.tensor({3});
+       },
+       Where::Backward},
 
       {"out absent", invalid, "out", "", [](R &r) { r.args.out = {}; }, Where::Forward},
       {"out of another shape", invalid, "out", "4",
@@ -2114,15 +2273,6 @@ TEST_CASE("a config that this version does not serve yet is refused by name", "[
        [](Rope &c) { c.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }},
   };
   const Refused<Swiglu> swiglu[] = {
-      {"gate_softcap is 30: this version has no soft cap yet", [](Swiglu &c) { c.gate_softcap = 30; }},
-      {"up_softcap is 0.5: this version has no soft cap yet", [](Swiglu &c) { c.up_softcap = 0.5; }},
-      {"limit_rule is 1: this version limits the gate only", [](Swiglu &c) { c.limit_rule = SWIGLU_LIMIT_ACTIVATION; }},
-      {"activation is 1: this version has SWIGLU_ACTIVATION_SWIGLU only",
-       [](Swiglu &c) { c.activation = SWIGLU_ACTIVATION_GEGLU_ERF; }},
-      {"activation is 3: this version has SWIGLU_ACTIVATION_SWIGLU only",
-       [](Swiglu &c) { c.activation = SWIGLU_ACTIVATION_REGLU; }},
-      {"product_rounding is 1: this version does not round inside the product yet",
-       [](Swiglu &c) { c.product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION; }},
       {"quant_rounding is 1: this version does not quantise yet",
        [](Swiglu &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
   };
@@ -2170,8 +2320,6 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   const Refused<Swiglu> swiglu[] = {
       {"quant is set: this version does not quantise yet",
        [](Swiglu &a) { a.quant = unreadable<swiglu_quant_args_t>(); }},
-      {"input is set: this version reads no biases and no experts yet",
-       [](Swiglu &a) { a.input = unreadable<swiglu_input_args_t>(); }},
       {swiglu_flags[0].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_UNROTATED; }},
       {swiglu_flags[1].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_V_UNROTATED; }},
       {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},

@@ -213,3 +213,29 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
     SwigluCase(large).packing(GatePacking::Alternating, GatePacking::AlternatingUpFirst).check();
   }
 }
+
+TEST_CASE("SwiGLU kernels of options and experts", "[swiglu][sanitize][options]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    SwigluCase plain;
+    plain.dtype(dtype).recomputed();
+    // Each formula that has matrices of its own, and all else element by element.
+    for (const int32_t activation : {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF,
+                                     SWIGLU_ACTIVATION_GEGLU_TANH, SWIGLU_ACTIVATION_REGLU}) {
+      const SwigluCase one = SwigluCase(plain).activation(activation);
+      SwigluCase(one).shape({5, 64}).check();
+      SwigluCase(one).shape({3, 37}).packing(GatePacking::Alternating).check();
+      SwigluCase(one).shape({3, 40}).form(0, 2, 0, 0).rounds_activation().check();
+      SwigluCase(one).shape({4, 3, 75}).row_scale(2).grad_row_scale().num_rows(3, ROPE_DTYPE_I32).check();
+    }
+    SwigluCase(plain).shape({5, 64}).soft_caps(4, 25).check();
+    for (const rope_dtype_t bias : {rope_dtype_t{0}, rope_dtype_t{ROPE_DTYPE_F32}}) {
+      SwigluCase(plain).shape({5, 64}).biases(bias).check();
+      SwigluCase(plain).shape({3, 37}).biases(bias).activation(SWIGLU_ACTIVATION_REGLU).check();
+      SwigluCase(plain).shape({4, 3, 64}).experts({2, 0, 7, -1}, ROPE_DTYPE_I32).biases(bias, true).check();
+      SwigluCase(plain).shape({4, 3, 64}).experts({2, 0, 3, 1}, ROPE_DTYPE_I64).row_scale(2, ROPE_DTYPE_F32).check();
+      SwigluCase(plain).shape({4, 3, 37}).experts({2, 0, 3, 1}, ROPE_DTYPE_I64).biases(bias, true).check();
+      SwigluCase(plain).shape({4, 3, 64}).experts({2, 0, 3, 1}, ROPE_DTYPE_I64).row_scale(2).grad_row_scale().check();
+    }
+    SwigluCase(plain).shape({300, 1, 16}).experts(std::vector<int64_t>(300, 1), ROPE_DTYPE_I32).check();
+  }
+}

@@ -1,8 +1,8 @@
 // structs_fuzz.cpp - fuzzes the six structs byte by byte, struct_size included
 //
 // The input is the struct. It is handed over in a buffer of exactly struct_size bytes; only its pointers are replaced,
-// by ones to as much memory as the other members say. Those to norm and cache become groups of the struct's own tensors;
-// quant and input stay: they are refused unread.
+// by ones to as much memory as the other members say. Those to groups become groups of the struct's own tensors, but for
+// what is refused unread: quant, and RoPE's input.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -89,8 +89,9 @@ bool place(rope_tensor_t *const (&tensors)[count], Memory *memory) {
 }
 
 // A group of which some tensors are ones of the call, as the bits say.
-template <class Group, size_t count>
-Group group_of(rope_tensor_t *const (&tensors)[count], rope_tensor_t Group::*const (&members)[11], uint64_t bits) {
+template <class Group, size_t count, size_t num_members>
+Group group_of(rope_tensor_t *const (&tensors)[count], rope_tensor_t Group::*const (&members)[num_members],
+               uint64_t bits) {
   Group group = {};
   group.struct_size = sizeof group;
   Random random(bits);
@@ -110,6 +111,10 @@ constexpr rope_tensor_t rope_cache_args_t::*cache_members[11] = {
     &rope_cache_args_t::k_scales, &rope_cache_args_t::v_scales,   &rope_cache_args_t::k_pass_scales,
     &rope_cache_args_t::slots,    &rope_cache_args_t::page_table, &rope_cache_args_t::page_indptr,
     &rope_cache_args_t::sequence, &rope_cache_args_t::positions};
+
+constexpr rope_tensor_t swiglu_input_args_t::*input_members[5] = {
+    &swiglu_input_args_t::gate_bias, &swiglu_input_args_t::up_bias, &swiglu_input_args_t::expert_rows,
+    &swiglu_input_args_t::expert_offsets, &swiglu_input_args_t::row_index};
 
 void fuzz_rope_args(Input *input) {
   rope_config_t config = {};
@@ -172,6 +177,11 @@ void fuzz_swiglu_args(Input *input) {
   rope_tensor_t *const tensors[] = {&args.gate,     &args.up,        &args.out,     &args.row_scale,     &args.num_rows,
                                     &args.grad_out, &args.grad_gate, &args.grad_up, &args.grad_row_scale};
   const bool is_small = place(tensors, &memory);
+  swiglu_input_args_t group;
+  if (args.input != nullptr) {
+    group = group_of(tensors, input_members, reinterpret_cast<uintptr_t>(args.input));
+    args.input = &group;
+  }
   rope::GatingForm form = {};
   expect(rope::check_swiglu_config("", config, &form) == ROPE_STATUS_SUCCESS, "the config, again");
   char text[256];

@@ -27,17 +27,17 @@ enum Member {
   out,
   row_scale,
   num_rows,
+  gate_bias,
+  up_bias,
+  expert_rows,
   grad_out,
   grad_gate,
   grad_up,
   grad_row_scale,
   num_members
 };
-constexpr rope_tensor_t swiglu_args_t::*members[] = {
-    &swiglu_args_t::gate,      &swiglu_args_t::up,       &swiglu_args_t::out,
-    &swiglu_args_t::row_scale, &swiglu_args_t::num_rows, &swiglu_args_t::grad_out,
-    &swiglu_args_t::grad_gate, &swiglu_args_t::grad_up,  &swiglu_args_t::grad_row_scale};
-constexpr const char *member_names[] = {"gate",     "up",        "out",     "row_scale",     "num_rows",
+constexpr const char *member_names[] = {"gate",     "up",        "out",     "row_scale",
+                                        "num_rows", "gate_bias", "up_bias", "expert_rows",
                                         "grad_out", "grad_gate", "grad_up", "grad_row_scale"};
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
@@ -55,7 +55,16 @@ swiglu_config_t draw_config(Input *input) {
     config.up_offset = input->one_of({1.0, 0.0, -0.5});
     config.out_scale = input->one_of({0.5, 0.0, -2.0});
   }
-  for (double *number : {&config.alpha, &config.limit, &config.up_offset, &config.out_scale}) {
+  if (input->chance(30)) {
+    config.activation = static_cast<int32_t>(input->between(0, 3));
+    if (config.activation != SWIGLU_ACTIVATION_SWIGLU) config.alpha = 0;
+    config.limit_rule = input->chance(30) ? SWIGLU_LIMIT_ACTIVATION : SWIGLU_LIMIT_GATE;
+    config.gate_softcap = input->one_of({0.0, 0.0, 4.0, 0.5});
+    config.up_softcap = input->one_of({0.0, 0.0, 25.0, 0.25});
+    config.product_rounding = input->chance(30) ? SWIGLU_PRODUCT_ROUND_ACTIVATION : 0;
+  }
+  for (double *number :
+       {&config.alpha, &config.limit, &config.up_offset, &config.out_scale, &config.gate_softcap, &config.up_softcap}) {
     if (input->chance(3)) *number = input->number();
   }
   input->lie(&config);
@@ -74,11 +83,14 @@ class Request {
     args_.struct_size = sizeof args_;
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     in_.lie(&args_);
+    input_.struct_size = sizeof input_;
+    in_.lie(&input_);
+    args_.input = has_input_ ? &input_ : nullptr;
     place();
     is_small_ = memory_.allocate();
     if (is_small_) fill();
     if (in_.chance(4)) {
-      rope_tensor_t &tensor = args_.*members[in_.below(num_members)];
+      rope_tensor_t &tensor = tensor_of(in_.below(num_members));
       has_bad_data_ = tensor.ndim != 0 && !is_empty(tensor);
       tensor.data = in_.chance(50) ? nullptr : static_cast<char *>(tensor.data) + 1;
       is_small_ = false;
@@ -93,7 +105,7 @@ class Request {
     // The library's own eyes look first at what is too large to be run.
     const bool is_planned = plan();
     expect(!is_planned || !has_bad_data_, "served without memory, or where elements cannot lie");
-    expect(!is_planned || (!args_.quant && !args_.input), "served a group");
+    expect(!is_planned || !args_.quant, "served a group");
     const auto *args = bytes.as<swiglu_args_t>();
     memory_.restore();
     const bool is_explained = explain(desc, args);
@@ -117,12 +129,21 @@ class Request {
   }
 
  private:
+  rope_tensor_t &tensor_of(int member) {
+    rope_tensor_t *const tensors[] = {&args_.gate,     &args_.up,         &args_.out,      &args_.row_scale,
+                                      &args_.num_rows, &input_.gate_bias, &input_.up_bias, &input_.expert_rows,
+                                      &args_.grad_out, &args_.grad_gate,  &args_.grad_up,  &args_.grad_row_scale};
+    return *tensors[member];
+  }
+  const rope_tensor_t &tensor_of(int member) const { return const_cast<Request *>(this)->tensor_of(member); }
+
   void set(Member member, rope_dtype_t dtype, int ndim, const int64_t *shape) {
-    rope_tensor_t &tensor = args_.*members[member];
+    rope_tensor_t &tensor = tensor_of(member);
     tensor.dtype = dtype;
     tensor.ndim = static_cast<uint16_t>(ndim);
     std::copy_n(shape, ndim, tensor.shape);
-    const bool is_input = member == gate || member == up || member == grad_out || member == row_scale;
+    const bool is_input = member == gate || member == up || member == grad_out || member == row_scale ||
+                          member == gate_bias || member == up_bias;
     draw_strides(&in_, &tensor, is_input);
   }
 
@@ -146,7 +167,16 @@ class Request {
       set(row_scale, rows, axes, shape);
       if (is_backward_ && in_.chance(60)) set(grad_row_scale, rows, axes, shape);
     }
-    if (in_.chance(25)) {
+    const bool has_experts = ndim > 2 && in_.chance(25);
+    has_input_ = has_experts || in_.chance(20);
+    if (has_experts) set(expert_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, shape);
+    for (const Member member : {gate_bias, up_bias}) {
+      if (!has_input_ || !in_.chance(60)) continue;
+      const bool is_by_expert = has_experts && in_.chance(50);
+      const int64_t sizes[] = {is_by_expert ? shape[0] : shape[ndim - 1], shape[ndim - 1]};
+      set(member, in_.chance(50) ? dtype : ROPE_DTYPE_F32, is_by_expert ? 2 : 1, sizes);
+    }
+    if (!has_experts && in_.chance(25)) {
       const int64_t one = 1;
       set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
     }
@@ -154,9 +184,9 @@ class Request {
     alternates_[0] = in_.chance(15);
     alternates_[1] = is_backward_ && in_.chance(15);
     for (int pair = 0; pair < 2; ++pair) {
-      if (!alternates_[pair] || (args_.*members[pair ? grad_gate : gate]).ndim == 0) continue;
+      if (!alternates_[pair] || tensor_of(pair ? grad_gate : gate).ndim == 0) continue;
       for (const Member member : {pair ? grad_gate : gate, pair ? grad_up : up}) {
-        rope_tensor_t &tensor = args_.*members[member];
+        rope_tensor_t &tensor = tensor_of(member);
         int64_t running = 2;
         for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
           tensor.stride[axis] = running;
@@ -171,7 +201,7 @@ class Request {
     const rope_tensor_t *placed[num_members];
     int count = 0;
     for (int i = 0; i < num_members; ++i) {
-      rope_tensor_t *const tensor = &(args_.*members[i]);
+      rope_tensor_t *const tensor = &tensor_of(i);
       if (tensor->ndim == 0) continue;
       const int64_t size = has_known_shape(*tensor) ? oracle::element_size(tensor->dtype) : 1;
       const bool is_output = i == out || i >= grad_gate;
@@ -181,11 +211,11 @@ class Request {
         memory_.place_over(tensor, &args_.grad_gate, size * in_.one_of<int64_t>({1, -1, 3}));
       } else if (is_output && in_.chance(25)) {
         const Member over = i == grad_row_scale ? row_scale : in_.one_of({gate, up, grad_out});
-        if ((args_.*members[over]).ndim != 0 && in_.chance(80)) {
-          std::copy_n((args_.*members[over]).stride, 4, tensor->stride);
-          tensor->flags = (args_.*members[over]).flags;
+        if (tensor_of(over).ndim != 0 && in_.chance(80)) {
+          std::copy_n(tensor_of(over).stride, 4, tensor->stride);
+          tensor->flags = tensor_of(over).flags;
         }
-        memory_.place_over(tensor, &(args_.*members[over]), in_.chance(85) ? 0 : size * in_.between(-9, 9));
+        memory_.place_over(tensor, &tensor_of(over), in_.chance(85) ? 0 : size * in_.between(-9, 9));
       } else if (count > 0 && in_.chance(5)) {
         const rope_tensor_t *const other = placed[in_.below(count)];
         memory_.place_over(tensor, other, size * in_.between(-40, 40));
@@ -199,8 +229,8 @@ class Request {
   }
 
   void fill() {
-    for (const Member member : {gate, up, grad_out, row_scale}) {
-      const rope_tensor_t &tensor = args_.*members[member];
+    for (const Member member : {gate, up, grad_out, row_scale, gate_bias, up_bias}) {
+      const rope_tensor_t &tensor = tensor_of(member);
       if (!has_known_shape(tensor)) continue;
       if (!has_plain_data_ || tensor.dtype > ROPE_DTYPE_F64) {
         memory_.fill_bits(tensor);
@@ -210,12 +240,14 @@ class Request {
         oracle::encode(tensor.dtype, memory_.random().mixed() / 16, element_at(tensor, index));
       });
     }
-    if (!has_known_shape(args_.num_rows)) return;
-    for_each_index(args_.num_rows, [&](const Index &index) {
-      const int64_t rows = in_.chance(50) ? in_.between(0, 4) : in_.integer();
-      std::memcpy(element_at(args_.num_rows, index), &rows,
-                  static_cast<size_t>(oracle::element_size(args_.num_rows.dtype)));
-    });
+    for (const Member member : {num_rows, expert_rows}) {
+      const rope_tensor_t &counts = tensor_of(member);
+      if (!has_known_shape(counts)) continue;
+      for_each_index(counts, [&](const Index &index) {
+        const int64_t rows = in_.chance(50) ? in_.between(0, 4) : in_.integer();
+        std::memcpy(element_at(counts, index), &rows, static_cast<size_t>(oracle::element_size(counts.dtype)));
+      });
+    }
   }
 
   bool explain(const swiglu_desc_t *desc, const swiglu_args_t *args) {
@@ -252,7 +284,7 @@ class Request {
     const std::string message = rope_last_error();
     const auto view = [&](const std::string &name) -> const rope_tensor_t & {
       for (int i = 0; i < num_members; ++i) {
-        if (name == member_names[i]) return args_.*members[i];
+        if (name == member_names[i]) return tensor_of(i);
       }
       finding("a refusal names a tensor that is none");
     };
@@ -270,21 +302,21 @@ class Request {
   }
 
   bool is_output(int member) const { return is_backward_ ? member == out || member >= grad_gate : member == out; }
-  bool is_present(int member) const { return (args_.*members[member]).ndim != 0; }
+  bool is_present(int member) const { return tensor_of(member).ndim != 0; }
 
   bool has_overlap() const {
     for (int i = 0; i < num_members; ++i) {
       if (!is_present(i) || !is_output(i)) continue;
-      const rope_tensor_t &output = args_.*members[i];
+      const rope_tensor_t &output = tensor_of(i);
       if (has_element_twice(output)) {
         expect(!are_few(output), "an output has one place for two elements");
         return true;
       }
       for (int j = 0; j < num_members; ++j) {
         if (i == j || !is_present(j)) continue;
-        const bool is_in_place = !is_output(j) && is_same(output, args_.*members[j]);
-        if (is_in_place || !share_bytes(output, args_.*members[j])) continue;
-        expect(!are_few(output, args_.*members[j]), std::string(member_names[i]) + " lies over " + member_names[j]);
+        const bool is_in_place = !is_output(j) && is_same(output, tensor_of(j));
+        if (is_in_place || !share_bytes(output, tensor_of(j))) continue;
+        expect(!are_few(output, tensor_of(j)), std::string(member_names[i]) + " lies over " + member_names[j]);
         return true;
       }
     }
@@ -296,19 +328,22 @@ class Request {
       return number == 0 || (std::fabs(number) > 1e-3 && std::fabs(number) < 100);
     };
     return is_moderate(config_.alpha) && is_moderate(config_.limit) && is_moderate(config_.up_offset) &&
-           is_moderate(config_.out_scale);
+           is_moderate(config_.out_scale) && is_moderate(config_.gate_softcap) && is_moderate(config_.up_softcap);
   }
 
   std::string text_of(const swiglu_element::Inputs &in) const {
     char text[400];
-    std::snprintf(text, sizeof text, "gate %Lg, up %Lg, grad_out %Lg, row_scale %Lg; dtype %d, form %g %g %g %g",
+    std::snprintf(text, sizeof text,
+                  "gate %Lg, up %Lg, grad_out %Lg, row_scale %Lg; dtype %d, form %g %g %g %g, activation %d, "
+                  "limit_rule %d, caps %g %g, product_rounding %d",
                   in.gate, in.up, in.grad_out, in.row_scale, config_.dtype, config_.alpha, config_.limit,
-                  config_.up_offset, config_.out_scale);
+                  config_.up_offset, config_.out_scale, config_.activation, config_.limit_rule, config_.gate_softcap,
+                  config_.up_softcap, config_.product_rounding);
     return text;
   }
 
   void judge(Member member, Real actual, const Exact &exact, const swiglu_element::Inputs &in) const {
-    if (tolerance::accepts((args_.*members[member]).dtype, actual, exact.value, exact.slack)) return;
+    if (tolerance::accepts(tensor_of(member).dtype, actual, exact.value, exact.slack)) return;
     finding(std::string(member_names[member]) + " of " + text_of(in) + " is " + std::to_string(actual) + ", not " +
             std::to_string(exact.value) + " within " + std::to_string(exact.slack));
   }
@@ -317,10 +352,9 @@ class Request {
     const bool is_sound = !is_unjudged() && !has_overlap() && is_ordinary();
     const bool is_judged = is_sound && has_plain_data_ && element_count(args_.gate) <= 1500;
     const rope_dtype_t arithmetic = config_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
-    const oracle::SwigluForm form =
-        swiglu_element::form_of(arithmetic, config_.alpha, config_.limit, config_.up_offset, config_.out_scale);
+    const oracle::SwigluForm form = swiglu_element::form_of(arithmetic, config_);
     rope_tensor_t before[num_members];
-    for (int i = 0; i < num_members; ++i) before[i] = memory_.before(args_.*members[i]);
+    for (int i = 0; i < num_members; ++i) before[i] = memory_.before(tensor_of(i));
     int64_t rows = args_.gate.shape[0];
     if (is_present(num_rows)) rows = std::clamp<int64_t>(integer_at(before[num_rows], {}), 0, rows);
     struct Row {
@@ -328,18 +362,26 @@ class Request {
       bool is_finite = true;
     };
     std::map<Index, Row> totals;
+    const auto with_bias = [&](Real value, Member bias, const Index &at) {
+      if (!is_present(bias)) return value;
+      const bool is_by_expert = before[bias].ndim == 2;
+      const Index place = {is_by_expert ? at[0] : at[args_.gate.ndim - 1], is_by_expert ? at[args_.gate.ndim - 1] : 0};
+      return oracle::nearest(arithmetic, value + value_at(before[bias], place));
+    };
     for_each_index(args_.gate, [&](const Index &at) {
       if (at[0] >= rows) return;
+      if (is_present(expert_rows) && at[1] >= integer_at(before[expert_rows], {at[0]})) return;
       Index row = {};
       std::copy_n(at.begin(), args_.row_scale.ndim, row.begin());
-      const swiglu_element::Inputs in = {value_at(before[gate], at), value_at(before[up], at),
+      const swiglu_element::Inputs in = {with_bias(value_at(before[gate], at), gate_bias, at),
+                                         with_bias(value_at(before[up], at), up_bias, at),
                                          is_backward_ ? value_at(before[grad_out], at) : 0,
                                          is_present(row_scale) ? value_at(before[row_scale], row) : 1};
       const bool is_finite =
           std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) && std::isfinite(in.row_scale);
       for (const Member member : {out, grad_gate, grad_up}) {
         if (!is_present(member)) continue;
-        const rope_tensor_t &tensor = args_.*members[member];
+        const rope_tensor_t &tensor = tensor_of(member);
         const Real actual = value_at(tensor, at);
         if (is_finite && is_sound && std::isnan(actual)) {
           finding(std::string(member_names[member]) + " of finite " + text_of(in) + " is a NaN");
@@ -380,9 +422,11 @@ class Request {
   bool is_backward_;
   Memory memory_;
   bool has_plain_data_;
+  bool has_input_ = false;
   bool is_small_ = false, has_bad_data_ = false;
   bool alternates_[2] = {};
   swiglu_args_t args_ = {};
+  swiglu_input_args_t input_ = {};
 };
 
 }  // namespace

@@ -214,7 +214,9 @@ enum class SwigluTensor {
   GradGate,
   GradUp,
   RowScale,
-  GradRowScale
+  GradRowScale,
+  GateBias,
+  UpBias
 };
 
 enum class GatePacking {
@@ -239,6 +241,8 @@ class SwigluCase {
   SwigluCase &without(SwigluTensor gradient);
   // Members of swiglu_config_t; 0 is 0 there too.
   SwigluCase &form(double alpha, double limit, double up_offset, double out_scale);
+  SwigluCase &activation(int32_t activation, int32_t limit_rule = SWIGLU_LIMIT_GATE);
+  SwigluCase &soft_caps(double gate_softcap, double up_softcap);
   // A factor for each index of the first `axes` axes. Without a type it has that of the data.
   SwigluCase &row_scale(int axes, rope_dtype_t dtype = 0, const Placement &placement = {});
   // Backward writes its gradient too, or, in place, over it.
@@ -246,6 +250,12 @@ class SwigluCase {
   SwigluCase &grad_row_scale_in_place();
   // Rows past so many are poisoned in every tensor and stay as they are.
   SwigluCase &num_rows(int64_t rows, rope_dtype_t dtype);
+  // The activation is rounded to the type of the data.
+  SwigluCase &rounds_activation();
+  // A bias of gate and of up, for each expert where there are some. Without a type it has that of the data.
+  SwigluCase &biases(rope_dtype_t dtype = 0, bool by_expert = false, const Placement &placement = {});
+  // Rows of each index of the first axis; rows of the second axis past them are as those past num_rows.
+  SwigluCase &experts(std::vector<int64_t> rows, rope_dtype_t dtype, const Placement &placement = {});
   // Backward writes Out too.
   SwigluCase &recomputed();
   // The value of each element of Gate, Up, GradOut and RowScale instead of random ones.
@@ -256,8 +266,8 @@ class SwigluCase {
 
  private:
   struct Scene;
-  static constexpr int tensor_count = 8;
-  bool is_row(const Index &index) const { return !num_rows_dtype_ || index[0] < num_rows_; }
+  static constexpr int tensor_count = 10;
+  bool is_row(SwigluTensor tensor, const Index &index) const;
   void build(Scene *scene) const;
   void verify(Scene *scene, Direction direction) const;
 
@@ -265,15 +275,20 @@ class SwigluCase {
   Shape shape_ = {3, 5};
   GatePacking inputs_ = GatePacking::Separate, gradients_ = GatePacking::Separate;
   Placement placements_[tensor_count];
-  int over_[tensor_count] = {-1, -1, -1, -1, -1, -1, -1, -1};
-  bool wanted_[tensor_count] = {true, true, true, true, true, true, false, false};
+  int over_[tensor_count] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  bool wanted_[tensor_count] = {true, true, true, true, true, true, false, false, false, false};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
-  double alpha_ = 0, limit_ = 0, up_offset_ = 0, out_scale_ = 0;
+  swiglu_config_t form_ = {};  // of it, the members of the form
   bool recomputed_ = false;
   int row_axes_ = 0;
   rope_dtype_t row_scale_dtype_ = 0;
   int64_t num_rows_ = 0;
   rope_dtype_t num_rows_dtype_ = 0;
+  rope_dtype_t bias_dtype_ = 0;
+  bool is_bias_by_expert_ = false;
+  std::vector<int64_t> expert_rows_;
+  rope_dtype_t expert_rows_dtype_ = 0;
+  Placement expert_rows_placement_;
 };
 
 #endif

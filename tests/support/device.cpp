@@ -237,6 +237,13 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   swiglu_args_t there = args;
   mirror.translate({&there.gate, &there.up, &there.out, &there.row_scale, &there.num_rows, &there.grad_out,
                     &there.grad_gate, &there.grad_up, &there.grad_row_scale});
+  // Structs of older headers end before their groups.
+  swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+  if (args.struct_size >= sizeof args && args.input != nullptr) {
+    input = *args.input;
+    there.input = &input;
+    mirror.translate({&input.gate_bias, &input.up_bias, &input.expert_rows, &input.expert_offsets, &input.row_index});
+  }
   const rope_status_t status =
       direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);
   mirror.read_back();

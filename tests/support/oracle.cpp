@@ -252,19 +252,66 @@ SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out) {
   return {grad_out * up * (s * (1 + gate * complement)), grad_out * gate * s, grad_out * gate * s * up};
 }
 
+Slope soft_cap(Real x, Real cap) {
+  if (std::isinf(cap)) return {x, 1};
+  const Real cosh = std::cosh(x / cap);
+  return {cap * std::tanh(x / cap), 1 / (cosh * cosh)};
+}
+
+Slope swiglu_weight(Real gate, const SwigluForm &form) {
+  const Real pi = std::acos(-1.0L);
+  switch (form.activation) {
+    case SWIGLU_ACTIVATION_GEGLU_ERF:
+      return {std::erfc(-gate / std::sqrt(2.0L)) / 2, std::exp(-gate * gate / 2) / std::sqrt(2 * pi)};
+    case SWIGLU_ACTIVATION_GEGLU_TANH: {
+      // (1 + tanh(z)) / 2 is sigmoid(2 z).
+      const Real root = std::sqrt(2 / pi), z = root * (gate + 0.044715L * gate * gate * gate);
+      return {sigmoid(2 * z), 2 * root * (1 + 3 * 0.044715L * gate * gate) * sigmoid(2 * z) * sigmoid(-2 * z)};
+    }
+    case SWIGLU_ACTIVATION_REGLU:
+      return {gate > 0 ? 1.0L : 0.0L, 0};
+    default: {
+      const Real s = sigmoid(form.alpha * gate);
+      return {s, form.alpha * s * sigmoid(-form.alpha * gate)};
+    }
+  }
+}
+
+Slope swiglu_activation(Real gate, const SwigluForm &form) {
+  const Slope linear = soft_cap(gate, form.gate_softcap), weight = swiglu_weight(gate, form);
+  return {linear.value * weight.value, linear.slope * weight.value + linear.value * weight.slope};
+}
+
+namespace {
+
+struct Factors {
+  Slope activation, up;
+};
+
+Factors swiglu_factors(Real gate, Real up, const SwigluForm &form) {
+  const bool limits_gate = form.limit_rule == SWIGLU_LIMIT_GATE;
+  Slope activation = swiglu_activation(limits_gate ? std::fmin(gate, form.limit) : gate, form);
+  if (limits_gate ? gate > form.limit : activation.value > form.limit) activation.slope = 0;
+  if (!limits_gate && activation.value > form.limit) activation.value = form.limit;
+  Slope moved = soft_cap(std::fmax(-form.limit, std::fmin(up, form.limit)), form.up_softcap);
+  moved.value += form.up_offset;
+  if (std::fabs(up) > form.limit) moved.slope = 0;
+  return {activation, moved};
+}
+
+}  // namespace
+
 Real swiglu(Real gate, Real up, const SwigluForm &form, Real row_scale) {
-  const Real g = std::fmin(gate, form.limit);
-  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
-  return form.out_scale * g * sigmoid(form.alpha * g) * (u + form.up_offset) * row_scale;
+  const Factors factors = swiglu_factors(gate, up, form);
+  return form.out_scale * factors.activation.value * factors.up.value * row_scale;
 }
 
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form, Real row_scale) {
-  const Real g = std::fmin(gate, form.limit);
-  const Real u = std::fmax(-form.limit, std::fmin(up, form.limit));
-  const Real s = sigmoid(form.alpha * g), complement = sigmoid(-form.alpha * g);
+  const Factors factors = swiglu_factors(gate, up, form);
   const Real common = grad_out * form.out_scale;
-  return {gate > form.limit ? 0 : common * row_scale * (u + form.up_offset) * s * (1 + form.alpha * g * complement),
-          std::fabs(up) > form.limit ? 0 : common * row_scale * g * s, common * g * s * (u + form.up_offset)};
+  return {common * row_scale * factors.up.value * factors.activation.slope,
+          common * row_scale * factors.activation.value * factors.up.slope,
+          common * factors.activation.value * factors.up.value};
 }
 
 }  // namespace oracle

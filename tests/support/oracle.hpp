@@ -80,7 +80,25 @@ SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out);
 // The members of swiglu_config_t, with their defaults said out.
 struct SwigluForm {
   Real alpha = 1, limit = HUGE_VALL, up_offset = 0, out_scale = 1;
+  Real gate_softcap = HUGE_VALL, up_softcap = HUGE_VALL;
+  int32_t limit_rule = SWIGLU_LIMIT_GATE, activation = SWIGLU_ACTIVATION_SWIGLU;
+  rope_dtype_t activation_dtype = 0;  // that the activation is rounded to, which the functions here leave out; 0: none
+  bool is_brief = false;              // data of 16 bits with GeGLU or soft caps, whose results may be further off
 };
+
+// A function, and its derivative.
+struct Slope {
+  Real value, slope;
+};
+
+// cap * tanh(x / cap).
+Slope soft_cap(Real x, Real cap);
+
+// What the activation multiplies its linear factor by.
+Slope swiglu_weight(Real gate, const SwigluForm &form);
+
+// The activation of a gate that its limit has cut already, before a limit of the activation itself.
+Slope swiglu_activation(Real gate, const SwigluForm &form);
 
 Real swiglu(Real gate, Real up, const SwigluForm &form, Real row_scale = 1);
 SwigluGradients swiglu_gradients(Real gate, Real up, Real grad_out, const SwigluForm &form, Real row_scale = 1);

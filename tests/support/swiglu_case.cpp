@@ -17,7 +17,8 @@ using swiglu_element::RowTotal;
 
 namespace {
 
-const char *const names[] = {"gate", "up", "out", "grad_out", "grad_gate", "grad_up", "row_scale", "grad_row_scale"};
+const char *const names[] = {"gate",           "up",        "out",    "grad_out", "grad_gate", "grad_up", "row_scale",
+                             "grad_row_scale", "gate_bias", "up_bias"};
 
 int number(SwigluTensor tensor) {
   return static_cast<int>(tensor);
@@ -29,7 +30,7 @@ struct SwigluCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
   rope_tensor_t tensors[tensor_count] = {};
-  rope_tensor_t num_rows = {};
+  rope_tensor_t num_rows = {}, expert_rows = {};
 
   rope_tensor_t &operator[](SwigluTensor tensor) { return tensors[number(tensor)]; }
 };
@@ -67,10 +68,22 @@ SwigluCase &SwigluCase::without(SwigluTensor gradient) {
 }
 
 SwigluCase &SwigluCase::form(double alpha, double limit, double up_offset, double out_scale) {
-  alpha_ = alpha;
-  limit_ = limit;
-  up_offset_ = up_offset;
-  out_scale_ = out_scale;
+  form_.alpha = alpha;
+  form_.limit = limit;
+  form_.up_offset = up_offset;
+  form_.out_scale = out_scale;
+  return *this;
+}
+
+SwigluCase &SwigluCase::activation(int32_t activation, int32_t limit_rule) {
+  form_.activation = activation;
+  form_.limit_rule = limit_rule;
+  return *this;
+}
+
+SwigluCase &SwigluCase::soft_caps(double gate_softcap, double up_softcap) {
+  form_.gate_softcap = gate_softcap;
+  form_.up_softcap = up_softcap;
   return *this;
 }
 
@@ -96,6 +109,35 @@ SwigluCase &SwigluCase::num_rows(int64_t rows, rope_dtype_t dtype) {
   return *this;
 }
 
+SwigluCase &SwigluCase::rounds_activation() {
+  form_.product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION;
+  return *this;
+}
+
+SwigluCase &SwigluCase::biases(rope_dtype_t dtype, bool by_expert, const Placement &placement) {
+  bias_dtype_ = dtype;
+  is_bias_by_expert_ = by_expert;
+  wanted_[number(SwigluTensor::GateBias)] = wanted_[number(SwigluTensor::UpBias)] = true;
+  return placed(SwigluTensor::GateBias, placement).placed(SwigluTensor::UpBias, placement);
+}
+
+SwigluCase &SwigluCase::experts(std::vector<int64_t> rows, rope_dtype_t dtype, const Placement &placement) {
+  expert_rows_ = std::move(rows);
+  expert_rows_dtype_ = dtype;
+  expert_rows_placement_ = placement;
+  return *this;
+}
+
+bool SwigluCase::is_row(SwigluTensor tensor, const Index &index) const {
+  if (tensor == SwigluTensor::GateBias || tensor == SwigluTensor::UpBias) return true;
+  if (expert_rows_dtype_) {
+    const bool is_by_expert = tensor == SwigluTensor::RowScale || tensor == SwigluTensor::GradRowScale;
+    if (is_by_expert && row_axes_ < 2) return expert_rows_[static_cast<size_t>(index[0])] > 0;
+    return index[1] < expert_rows_[static_cast<size_t>(index[0])];
+  }
+  return !num_rows_dtype_ || index[0] < num_rows_;
+}
+
 SwigluCase &SwigluCase::recomputed() {
   return recomputed_ = true, *this;
 }
@@ -118,7 +160,18 @@ std::string SwigluCase::describe() const {
   }
   if (row_axes_) text << ", row_scale " << oracle::dtype_name(row_scale_dtype_) << " of " << row_axes_ << " axes";
   if (num_rows_dtype_) text << "; num_rows " << oracle::dtype_name(num_rows_dtype_) << ' ' << num_rows_;
-  text << "; form " << alpha_ << ' ' << limit_ << ' ' << up_offset_ << ' ' << out_scale_;
+  if (expert_rows_dtype_) {
+    text << "; expert_rows " << oracle::dtype_name(expert_rows_dtype_) << expert_rows_placement_.describe();
+    for (int64_t rows : expert_rows_) text << ' ' << rows;
+  }
+  if (bias_dtype_) text << "; biases " << oracle::dtype_name(bias_dtype_);
+  if (is_bias_by_expert_) text << " by expert";
+  if (form_.product_rounding) text << "; rounds the activation";
+  text << "; form " << form_.alpha << ' ' << form_.limit << ' ' << form_.up_offset << ' ' << form_.out_scale;
+  if (form_.activation) text << ", activation " << form_.activation;
+  if (form_.limit_rule) text << ", limit_rule " << form_.limit_rule;
+  if (form_.gate_softcap != 0) text << ", gate_softcap " << form_.gate_softcap;
+  if (form_.up_softcap != 0) text << ", up_softcap " << form_.up_softcap;
   if (recomputed_) text << "; out in backward";
   return text.str();
 }
@@ -173,16 +226,28 @@ void SwigluCase::build(Scene *scene) const {
     }
     filled.push_back(SwigluTensor::RowScale);
   }
+  for (SwigluTensor tensor : {SwigluTensor::GateBias, SwigluTensor::UpBias}) {
+    if (!wanted_[number(tensor)]) continue;
+    const Shape shape = is_bias_by_expert_ ? Shape{shape_.front(), shape_.back()} : Shape{shape_.back()};
+    (*scene)[tensor] = workspace.tensor(bias_dtype_ ? bias_dtype_ : dtype_, shape, placements_[number(tensor)]);
+    filled.push_back(tensor);
+  }
   for (SwigluTensor tensor : filled) {
     const rope_tensor_t &view = (*scene)[tensor];
     for_each_index(view, [&](const Index &index) {
       const Real value = values_ ? values_(tensor, index) : workspace.random().mixed() / 16;
-      if (is_row(index)) oracle::encode(view.dtype, value, element_at(view, index));
+      if (is_row(tensor, index)) oracle::encode(view.dtype, value, element_at(view, index));
     });
   }
   if (num_rows_dtype_) {
     scene->num_rows = workspace.tensor(num_rows_dtype_, {1});
     workspace.fill_integers(scene->num_rows, [&](const Index &) { return num_rows_; });
+  }
+  if (expert_rows_dtype_) {
+    scene->expert_rows =
+        workspace.tensor(expert_rows_dtype_, {static_cast<int64_t>(expert_rows_.size())}, expert_rows_placement_);
+    workspace.fill_integers(scene->expert_rows,
+                            [&](const Index &at) { return expert_rows_[static_cast<size_t>(at[0])]; });
   }
   for (int i = 0; i < tensor_count; ++i) {
     if (over_[i] >= 0) scene->tensors[i] = scene->tensors[over_[i]];
@@ -206,10 +271,21 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
     if (recomputed_) outputs.push_back(SwigluTensor::Out);
   }
   const rope_dtype_t arithmetic = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
-  const oracle::SwigluForm form = form_of(arithmetic, alpha_, limit_, up_offset_, out_scale_);
+  swiglu_config_t config = form_;
+  config.dtype = dtype_;
+  const oracle::SwigluForm form = form_of(arithmetic, config);
+  const auto with_bias = [&](Real value, SwigluTensor tensor, const Index &at) {
+    if (!wanted_[number(tensor)]) return value;
+    Index place = {};
+    if (is_bias_by_expert_) place[0] = at[0];
+    place[is_bias_by_expert_ ? 1 : 0] = at[shape_.size() - 1];
+    return oracle::nearest(arithmetic, value + value_at(workspace.before((*scene)[tensor]), place));
+  };
   const auto element = [&](const Index &at) {
     const Real go = direction == Direction::Backward ? value_at(grad_out, at) : 0;
-    const Inputs in = {value_at(gate, at), value_at(up, at), go, row_axes_ ? value_at(row_scale, at) : 1};
+    const Inputs in = {with_bias(value_at(gate, at), SwigluTensor::GateBias, at),
+                       with_bias(value_at(up, at), SwigluTensor::UpBias, at), go,
+                       row_axes_ ? value_at(row_scale, at) : 1};
     return Element(in, form, arithmetic);
   };
   int64_t wrong = 0;
@@ -230,7 +306,7 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
   };
   for (SwigluTensor output : outputs) {
     for_each_index((*scene)[output], [&](const Index &at) {
-      if (!is_row(at)) return;
+      if (!is_row(output, at)) return;
       const Element one = element(at);
       const Exact exact = output == SwigluTensor::Out      ? one.out()
                           : output == SwigluTensor::GradUp ? one.grad_up()
@@ -241,7 +317,7 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
   if (direction == Direction::Backward && wanted_[number(SwigluTensor::GradRowScale)]) {
     std::map<Index, RowTotal> totals;
     for_each_index(gate, [&](const Index &at) {
-      if (!is_row(at)) return;
+      if (!is_row(SwigluTensor::Gate, at)) return;
       Index row = {};
       std::copy(at.begin(), at.begin() + row_axes_, row.begin());
       totals[row].add(element(at));
@@ -270,6 +346,12 @@ void SwigluCase::check() const {
     args.up = tensor(SwigluTensor::Up);
     args.row_scale = tensor(SwigluTensor::RowScale);
     args.num_rows = scene.num_rows;
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    input.gate_bias = tensor(SwigluTensor::GateBias);
+    input.up_bias = tensor(SwigluTensor::UpBias);
+    input.expert_rows = scene.expert_rows;
+    const bool has_input = wanted_[number(SwigluTensor::GateBias)] || expert_rows_dtype_;
+    if (has_input) args.input = &input;
     if (direction == Direction::Forward) {
       args.out = tensor(SwigluTensor::Out);
     } else {
@@ -283,13 +365,13 @@ void SwigluCase::check() const {
       std::vector<std::byte> first;
       for (const int32_t threads : {1, 5, 0}) {
         INFO(description << "; " << name_of(direction) << " on " << device << ", num_threads " << threads);
-        swiglu_config_t config = swiglu_config_for(device);
+        swiglu_config_t config = form_;
+        const swiglu_config_t blank = swiglu_config_for(device);
+        config.struct_size = blank.struct_size;
+        config.device = blank.device;
+        config.device_index = blank.device_index;
         config.dtype = dtype_;
         config.num_threads = threads;
-        config.alpha = alpha_;
-        config.limit = limit_;
-        config.up_offset = up_offset_;
-        config.out_scale = out_scale_;
         const SwigluDesc desc = create(config);
         scene.workspace.restore();
         const rope_status_t status = run(device, desc.get(), direction, args, scene.workspace);

@@ -13,15 +13,25 @@ struct Exact {
   Real value, slack;
 };
 
+inline bool is_geglu(const oracle::SwigluForm &form) {
+  return form.activation == SWIGLU_ACTIVATION_GEGLU_ERF || form.activation == SWIGLU_ACTIVATION_GEGLU_TANH;
+}
+
 // The form as the library reads it: its numbers in the type of the arithmetic.
-inline oracle::SwigluForm form_of(rope_dtype_t arithmetic, double alpha, double limit, double up_offset,
-                                  double out_scale) {
+inline oracle::SwigluForm form_of(rope_dtype_t arithmetic, const swiglu_config_t &config) {
   const auto read = [&](double number) { return oracle::nearest(arithmetic, number); };
   oracle::SwigluForm form;
-  if (alpha != 0) form.alpha = read(alpha);
-  if (limit != 0) form.limit = read(limit);
-  form.up_offset = read(up_offset);
-  if (out_scale != 0) form.out_scale = read(out_scale);
+  if (config.alpha != 0) form.alpha = read(config.alpha);
+  if (config.limit != 0) form.limit = read(config.limit);
+  form.up_offset = read(config.up_offset);
+  if (config.out_scale != 0) form.out_scale = read(config.out_scale);
+  if (config.gate_softcap != 0) form.gate_softcap = read(config.gate_softcap);
+  if (config.up_softcap != 0) form.up_softcap = read(config.up_softcap);
+  form.limit_rule = config.limit_rule;
+  form.activation = config.activation;
+  const bool is_narrow = config.dtype == ROPE_DTYPE_F16 || config.dtype == ROPE_DTYPE_BF16;
+  if (config.product_rounding && is_narrow) form.activation_dtype = config.dtype;
+  form.is_brief = is_narrow && (is_geglu(form) || config.gate_softcap != 0 || config.up_softcap != 0);
   return form;
 }
 
@@ -34,39 +44,100 @@ struct Inputs {
 struct Element {
   Element(const Inputs &inputs, const oracle::SwigluForm &form, rope_dtype_t arithmetic)
       : form(form), arithmetic(arithmetic), in(inputs) {
-    g = std::fmin(in.gate, form.limit);
-    u = std::fmax(-form.limit, std::fmin(in.up, form.limit)) + form.up_offset;
+    limits_gate = form.limit_rule == SWIGLU_LIMIT_GATE;
+    g = limits_gate ? std::fmin(in.gate, form.limit) : in.gate;
+    bounded_up = std::fmax(-form.limit, std::fmin(in.up, form.limit));
+    u = oracle::soft_cap(bounded_up, form.up_softcap).value + form.up_offset;
     argument = form.alpha * g;
     rounded_argument = form.alpha != 1 ? argument : 0;
+    gate_ulps = std::isinf(form.gate_softcap) ? 0 : tolerance::swiglu_cap_ulps;
+    up_ulps = std::isinf(form.up_softcap) ? 0 : tolerance::swiglu_cap_ulps;
     gradients = oracle::swiglu_gradients(in.gate, in.up, in.grad_out, form, in.row_scale);
+    if (form.activation_dtype) round_activation();
   }
 
-  Real slack(Real size, Real gate, Real up, Real grad_out, Real row_scale) const {
-    return tolerance::swiglu_slack(size, gate, up, grad_out, form.out_scale, rounded_argument, row_scale, arithmetic);
+  // The activation becomes the middle of those that its error lets it be rounded to.
+  void round_activation() {
+    const Real exact = activation_of();
+    // Of an infinite exponential the formula makes 0.
+    const bool is_lost = form.activation == SWIGLU_ACTIVATION_SWIGLU && argument < -88.7L;
+    const Real error = slack(exact, g, 1, 1, 1, gate_ulps) + (is_lost ? std::fabs(exact) : 0);
+    const Real low = oracle::nearest(form.activation_dtype, exact - error);
+    const Real high = oracle::nearest(form.activation_dtype, exact + error);
+    rounded = (low + high) / 2;
+    doubt = (high - low) / 2;
+    const Real others = in.grad_out * form.out_scale;
+    const Real up_slope = std::fabs(in.up) > form.limit ? 0 : oracle::soft_cap(bounded_up, form.up_softcap).slope;
+    gradients.up = others * in.row_scale * rounded * up_slope;
+    gradients.row_scale = others * rounded * u;
+  }
+
+  Real activation_of() const {
+    const Real activation = oracle::swiglu_activation(g, form).value;
+    return limits_gate ? activation : std::fmin(activation, form.limit);
+  }
+
+  Real slack(Real size, Real gate, Real up, Real grad_out, Real row_scale, Real more_ulps) const {
+    const Real brief = form.is_brief ? tolerance::swiglu_brief * std::fabs(size) : 0;
+    return brief + tolerance::swiglu_slack(size, gate, up, grad_out, form.out_scale, rounded_argument, row_scale,
+                                           arithmetic, more_ulps);
   }
 
   Exact out() const {
-    const Real value = oracle::swiglu(in.gate, in.up, form, in.row_scale);
-    return {value, slack(value, g, u, 1, in.row_scale)};
+    const Real others = form.out_scale * u * in.row_scale;
+    const Real value = form.activation_dtype ? rounded * others : oracle::swiglu(in.gate, in.up, form, in.row_scale);
+    return {value,
+            slack(value, g, u, 1, in.row_scale, gate_ulps + up_ulps) + up_rounding(value) + std::fabs(doubt * others)};
+  }
+
+  // Of the capped up, where up_offset takes away most of it.
+  Real up_rounding(Real value) const {
+    if (up_ulps == 0 || u == 0) return up_ulps == 0 ? 0 : up_ulps * oracle::ulp(arithmetic, form.up_offset);
+    return std::fabs(value / u) * up_ulps * oracle::ulp(arithmetic, std::fabs(u - form.up_offset));
   }
 
   Exact grad_up() const {
     if (std::fabs(in.up) > form.limit) return {0, 0};
-    return {gradients.up, slack(gradients.up, g, 1, in.grad_out, in.row_scale)};
+    const Real ulps = gate_ulps + tolerance::swiglu_cap_slope_ulps(bounded_up, form.up_softcap);
+    const Real of_rounding = std::fabs(doubt * in.grad_out * form.out_scale * in.row_scale);
+    return {gradients.up, slack(gradients.up, g, 1, in.grad_out, in.row_scale, ulps) + of_rounding};
   }
 
   Exact grad_gate() const {
-    if (in.gate > form.limit) return {0, 0};
-    const Real larger_term = form.out_scale * in.grad_out * u * in.row_scale * oracle::sigmoid(argument) *
-                             std::fmax(1.0L, std::fabs(argument * oracle::sigmoid(-argument)));
-    const Real size = std::fmax(std::fabs(gradients.gate), std::fabs(larger_term));
-    return {gradients.gate, slack(size, argument, u, in.grad_out, in.row_scale)};
+    if (limits_gate && in.gate > form.limit) return {0, 0};
+    const oracle::Slope weight = oracle::swiglu_weight(g, form), linear = oracle::soft_cap(g, form.gate_softcap);
+    const Real others = form.out_scale * in.grad_out * u * in.row_scale;
+    const Real larger_term =
+        others * std::fmax(std::fabs(linear.slope * weight.value), std::fabs(linear.value * weight.slope));
+    const Real value = others * (linear.slope * weight.value + linear.value * weight.slope);
+    const Real size = std::fmax(std::fabs(value), std::fabs(larger_term));
+    const bool is_geglu =
+        form.activation == SWIGLU_ACTIVATION_GEGLU_ERF || form.activation == SWIGLU_ACTIVATION_GEGLU_TANH;
+    const Real ulps =
+        up_ulps + tolerance::swiglu_cap_slope_ulps(g, form.gate_softcap) + (is_geglu ? tolerance::geglu_slope_ulps : 0);
+    const Real most = slack(size, factor_of_slope(), u, in.grad_out, in.row_scale, ulps) + up_rounding(size);
+    // Whether the limit cuts an activation that is as near to it as its error is for the library to say.
+    const Real activation = linear.value * weight.value;
+    const Real error = limits_gate ? 0 : slack(form.limit, g, 1, 1, 1, gate_ulps);
+    if (!limits_gate && std::isfinite(form.limit) && std::fabs(activation - form.limit) <= error) {
+      return {value / 2, std::fabs(value) / 2 + most};
+    }
+    if (!limits_gate && activation > form.limit) return {0, 0};
+    return {value, most};
+  }
+
+  // What the derivative of the weight is multiplied by, and what that of its argument is.
+  Real factor_of_slope() const {
+    if (form.activation != SWIGLU_ACTIVATION_GEGLU_TANH) return argument;
+    return g * (1.6L + 0.22L * std::fmin(g * g, 120.0L));
   }
 
   oracle::SwigluForm form;
   rope_dtype_t arithmetic;
   Inputs in;
-  Real g, u, argument, rounded_argument;
+  bool limits_gate;
+  Real g, bounded_up, u, argument, rounded_argument, gate_ulps, up_ulps;
+  Real rounded = 0, doubt = 0;  // the rounded activation, and how far from it the library's may be
   oracle::SwigluGradients gradients;
 };
 
@@ -80,9 +151,12 @@ struct RowTotal {
     if (magnitude == 0) first = element.in;
     value += term;
     magnitude += std::fabs(term);
-    slack += element.slack(0, element.g, element.u, element.in.grad_out, 1) +
-             tolerance::swiglu_argument_ulps(element.rounded_argument, element.arithmetic) *
-                 oracle::ulp(element.arithmetic, term);
+    slack += element.slack(0, element.g, element.u, element.in.grad_out, 1, 0) +
+             (tolerance::swiglu_argument_ulps(element.rounded_argument, element.arithmetic) + element.gate_ulps +
+              element.up_ulps) *
+                 oracle::ulp(element.arithmetic, term) +
+             (element.form.is_brief ? tolerance::swiglu_brief * std::fabs(term) : 0) + element.up_rounding(term) +
+             std::fabs(element.doubt * element.u * element.in.grad_out * element.form.out_scale);
   }
 
   // F64 sums are rounded once more where row_scale is F32.

@@ -59,14 +59,29 @@ inline Real swiglu_argument_ulps(Real argument, rope_dtype_t arithmetic = ROPE_D
   return std::min(arithmetic == ROPE_DTYPE_F64 ? 746.0L : 104.0L, std::fabs(argument));
 }
 
+// The same that a soft cap costs what it goes into, and, for the gradient, what its derivative costs: x / cap,
+// rounded, which the exponential in 1 / cosh^2 multiplies.
+constexpr Real swiglu_cap_ulps = 4;
+
+inline Real swiglu_cap_slope_ulps(Real x, Real cap) {
+  return std::isinf(cap) ? 0 : swiglu_cap_ulps + 2 * std::fabs(x / cap);
+}
+
+// That the gradient of a gate may be off with GeGLU besides.
+constexpr Real geglu_slope_ulps = 4;
+
+// What data of 16 bits with GeGLU or soft caps may be off besides, of its value.
+constexpr Real swiglu_brief = 0x1p-15L;
+
 // An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is
 // what a product of some factors may lose by being subnormal; `up`, `grad_out` and `row_scale` are 1 where they are no
-// factors. `argument` is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies.
+// factors. `argument` is alpha * gate where alpha is not 1: its rounding, which the exponential multiplies. `more_ulps`
+// are those of soft caps.
 inline Real swiglu_slack(Real size, Real gate, Real up, Real grad_out, Real out_scale = 1, Real argument = 0,
-                         Real row_scale = 1, rope_dtype_t arithmetic = ROPE_DTYPE_F32) {
+                         Real row_scale = 1, rope_dtype_t arithmetic = ROPE_DTYPE_F32, Real more_ulps = 0) {
   Real subnormal = 4 * oracle::min_positive(arithmetic);
   for (Real factor : {gate, up, grad_out, out_scale, row_scale}) subnormal *= std::max(1.0L, std::fabs(factor));
-  return (8 + swiglu_argument_ulps(argument, arithmetic)) * oracle::ulp(arithmetic, size) + subnormal;
+  return (8 + more_ulps + swiglu_argument_ulps(argument, arithmetic)) * oracle::ulp(arithmetic, size) + subnormal;
 }
 
 }  // namespace tolerance

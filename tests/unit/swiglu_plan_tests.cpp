@@ -320,14 +320,29 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
   return std::all_of(taken.begin(), taken.end(), [](uint8_t n) { return n == 1; }) ? "" : "an element not taken once";
 }
 
+// What a problem has beside gate and up.
+struct Options {
+  rope::GatingForm form = kPlain;
+  bool has_biases = false, has_experts = false;
+};
+
 rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward,
-                                    uint32_t flags = 0, bool has_row_scale = false) {
+                                    uint32_t flags = 0, bool has_row_scale = false, const Options &options = {}) {
   swiglu_args_t args = {};
+  swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+  if (options.has_biases) {
+    input.gate_bias = compact_tensor(region(7), ROPE_DTYPE_F32, {shape.back()});
+    input.up_bias = compact_tensor(region(8), dtype, {shape.back()});
+  }
+  if (options.has_experts) input.expert_rows = compact_tensor(region(9), ROPE_DTYPE_I32, {shape[0]});
+  args.input = &input;
   args.struct_size = sizeof args;
   args.flags = flags;
   if (has_row_scale) {
-    args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, {shape[0]});
-    if (is_backward) args.grad_row_scale = compact_tensor(region(6), ROPE_DTYPE_F32, {shape[0]});
+    std::vector<int64_t> rows = {shape[0]};
+    if (options.has_experts) rows.push_back(shape[1]);
+    args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, rows);
+    if (is_backward) args.grad_row_scale = compact_tensor(region(6), ROPE_DTYPE_F32, rows);
   }
   args.gate = compact_tensor(region(0), dtype, shape);
   args.up = compact_tensor(region(1), dtype, shape);
@@ -339,7 +354,8 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
     args.out = compact_tensor(region(3), dtype, shape);
   }
   rope::SwigluProblem problem;
-  const rope_status_t status = rope::make_swiglu_problem("swiglu_forward", dtype, kPlain, args, is_backward, &problem);
+  const rope_status_t status =
+      rope::make_swiglu_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   return problem;
@@ -773,4 +789,81 @@ TEST_CASE("a plan of SwiGLU in words", "[swiglu plan][explain]") {
   for (const rope::DeviceInfo &device : {gpu, rope::DeviceInfo{false, 4, 0, 0, 0}}) {
     CHECK(explain(problem, device) == "swiglu BF16 forward: nothing to do, no element is gated");
   }
+}
+
+TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
+  const auto with = [](auto change) {
+    rope::GatingForm form = kPlain;
+    form.is_plain = false;
+    form.has_options = true;
+    change(&form);
+    return form;
+  };
+  const rope::GatingForm geglu = with([](auto *form) { form->activation = rope::Activation::kGegluTanh; });
+  const rope::GatingForm caps = with([](auto *form) { form->gate_softcap = 4; });
+  const rope::GatingForm late = with([](auto *form) { form->limits_activation = true; });
+  const rope::GatingForm rounded = with([](auto *form) { form->rounds_activation = true; });
+  const rope::GatingForm capped_geglu = with([](auto *form) {
+    form->activation = rope::Activation::kGegluErf;
+    form->up_softcap = 4;
+  });
+  const std::string matrix = "matrix with options kernel, vectors of 16 bytes", element = "element kernel, vectors of ";
+  const std::string expert = "expert kernel, vectors of 16 bytes";
+  const struct {
+    rope_dtype_t dtype;
+    std::vector<int64_t> shape;
+    bool is_backward, has_row_scale;
+    Options options;
+    std::string kernel;
+  } rows[] = {
+      {ROPE_DTYPE_BF16, {512, 1056}, false, false, {geglu}, matrix + ", grid 264 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {512, 1056}, true, false, {geglu}, matrix + ", grid 528 x 1 of 128"},
+      {ROPE_DTYPE_F32, {512, 1056}, true, false, {caps}, matrix + ", grid 1056 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {512, 1056}, false, false, {kPlain, true}, matrix + ", grid 264 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {512, 1056}, true, false, {kPlain, true}, matrix + ", grid 528 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {512, 1056}, false, false, {late}, matrix + ", grid 264 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {512, 1056}, false, false, {rounded, true}, matrix + ", grid 264 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {512, 1056}, true, false, {late}, element + "2 bytes, grid 4224 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {512, 1056}, true, false, {capped_geglu}, element + "2 bytes, grid 4224 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {512, 1056}, false, true, {geglu}, element + "2 bytes, grid 4224 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {511, 1057}, false, false, {geglu}, element + "2 bytes, grid 4220 x 1 of 128"},
+      {ROPE_DTYPE_F64, {512, 1056}, false, false, {geglu}, element + "8 bytes, grid 4224 x 1 of 128"},
+      {ROPE_DTYPE_F16, {512, 1056}, true, true, {geglu}, "row sums kernel, vectors of 2 bytes, grid 512 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {256, 128, 2048}, false, false, {kPlain, false, true}, expert + ", grid 1188 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {256, 128, 2048}, false, true, {kPlain, true, true}, expert + ", grid 1188 x 1 of 128"},
+      {ROPE_DTYPE_F32, {8, 5, 1024}, true, false, {kPlain, false, true}, expert + ", grid 20 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {8, 5, 24}, false, false, {geglu, false, true}, element + "2 bytes, grid 8 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {8, 5, 33}, false, false, {kPlain, false, true}, element + "2 bytes, grid 11 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {8, 5, 3, 16}, false, false, {kPlain, false, true}, expert + ", grid 10 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {8, 1, 64}, false, false, {kPlain, false, true}, element + "2 bytes, grid 4 x 1 of 128"},
+      {ROPE_DTYPE_F64, {8, 5, 64}, false, false, {kPlain, false, true}, element + "8 bytes, grid 20 x 1 of 128"},
+      {ROPE_DTYPE_BF16,
+       {8, 5, 24},
+       true,
+       true,
+       {kPlain, false, true},
+       "row sums kernel, vectors of 2 bytes, grid 40 x"},
+  };
+  for (const auto &row : rows) {
+    const rope::SwigluProblem problem =
+        compact_problem(row.dtype, row.shape, row.is_backward, 0, row.has_row_scale, row.options);
+    const std::string text = explain(problem, kDevices[2]);
+    INFO(text << "; wanted: " << row.kernel);
+    CHECK(text.find(": " + row.kernel) != std::string::npos);
+  }
+}
+
+// Numbers of the kernel of experts have 32 bits.
+TEST_CASE("experts beyond 32 bits are taken element by element", "[swiglu plan]") {
+  const auto is_expert_matrix = [](int64_t experts, int64_t rows, int64_t columns) {
+    const rope::SwigluProblem problem =
+        compact_problem(ROPE_DTYPE_BF16, {experts, rows, columns}, false, 0, false, {kPlain, false, true});
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+    return plan.is_expert_matrix;
+  };
+  CHECK(is_expert_matrix(2, (int64_t{1} << 30) - 1, 64));
+  CHECK_FALSE(is_expert_matrix(2, int64_t{1} << 30, 64));
+  CHECK(is_expert_matrix(2, (int64_t{1} << 29) - 1, 2048));
+  CHECK_FALSE(is_expert_matrix(2, int64_t{1} << 29, 2048));
 }

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/math/gating.hpp"
+#include "core/math/gating_options.hpp"
 #include "core/math/norm.hpp"
 #include "core/problem/status.hpp"
 #include "core/problem/step_problem.hpp"
@@ -82,7 +82,10 @@ struct GatingRun {
   const void *row_scale;  // NULL: 1
   int64_t row_scale_stride;
   bool is_row_scale_f32;  // otherwise it has the type of the data
-  bool is_streamed;       // forward: out may go past the caches, and not be seen by others until a store fence
+  const void *bias[2];    // of gate and up; NULL: none
+  int64_t bias_stride[2];
+  bool is_bias_f32[2];  // otherwise it has the type of the data
+  bool is_streamed;     // forward: out may go past the caches, and not be seen by others until a store fence
   int64_t count;
 };
 

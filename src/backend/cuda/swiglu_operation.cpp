@@ -33,10 +33,34 @@ SwigluRowStrides row_kernel_strides(const SwigluProblem &problem, const int64_t 
   return result;
 }
 
+// What all params of options have.
+template <typename Params>
+void set_biases(const SwigluProblem &problem, Params *params) {
+  for (int i = kGate; i <= kUp; ++i) {
+    params->bias[i] = problem.bias[i];
+    params->is_bias_f32[i] = problem.bias_dtype[i] == ROPE_DTYPE_F32;
+  }
+}
+
+template <typename Params>
+void set_expert_rows(const SwigluProblem &problem, Params *params) {
+  params->expert_rows = problem.expert_rows;
+  params->is_expert_rows_64_bit = problem.expert_rows_dtype == ROPE_DTYPE_I64;
+  params->expert_rows_stride = problem.expert_rows_stride;
+}
+
+// Of kernels that have every option.
+template <typename Params>
+void set_options(const SwigluProblem &problem, Params *params) {
+  params->options = {form_with_options_in<float>(problem.form), form_with_options_in<double>(problem.form)};
+  set_biases(problem, params);
+  set_expert_rows(problem, params);
+}
+
 rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                   int32_t device_index, rope_stream_t stream) {
   const int64_t size = dtype_size(problem.dtype), scale_size = dtype_size(problem.row_scale_dtype);
-  SwigluRowKernelParams params = {};
+  SwigluOptionsRowParams params = {};
   for (int i = 0; i < problem.num_inputs(); ++i) {
     params.in[i] = problem.in[i];
     params.in_stride[i] = row_kernel_strides(problem, problem.in_stride[i], size);
@@ -69,30 +93,97 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
   params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
   params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
   params.form = problem.form;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, false, false});
+  if (plan.formula > SwigluFormula::kForm) {
+    set_options(problem, &params);
+    for (int i = kGate; i <= kUp; ++i) {
+      params.bias_stride[i] = row_kernel_strides(problem, problem.bias_stride[i], dtype_size(problem.bias_dtype[i]));
+    }
+    copy_row_strides(problem.expert_index_stride, 1, params.expert_index_stride);
+    copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
+  }
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
 
+// The step from one row to the next, in bytes.
+uint32_t row_bytes(const SwigluProblem &problem, const int64_t *stride) {
+  return static_cast<uint32_t>(problem.ndim > 1 ? stride[0] * dtype_size(problem.dtype) : 0);
+}
+
 rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                 int32_t device_index, rope_stream_t stream) {
-  const auto row_bytes = [&](const int64_t *stride) {
-    return static_cast<uint32_t>(problem.ndim > 1 ? stride[0] * dtype_size(problem.dtype) : 0);
-  };
-  SwigluMatrixParams params = {};
+  SwigluOptionsMatrixParams params = {};
   params.gate = problem.in[kGate];
   params.up = problem.in[kUp];
   params.out = problem.out[kOut];
-  params.gate_row = row_bytes(problem.in_stride[kGate]);
-  params.up_row = row_bytes(problem.in_stride[kUp]);
-  params.out_row = row_bytes(problem.out_stride[kOut]);
+  params.gate_row = row_bytes(problem, problem.in_stride[kGate]);
+  params.up_row = row_bytes(problem, problem.in_stride[kUp]);
+  params.out_row = row_bytes(problem, problem.out_stride[kOut]);
   params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
   params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
   params.begins_last = plan.begins_last;
   params.form = form_in<float>(problem.form);
   const SwigluWork work = plan.is_programmatic ? kSwigluProgrammaticMatrix : kSwigluMatrix;
-  const SwigluVariant variant = {work, problem.form.is_plain, false};
+  if (plan.formula > SwigluFormula::kForm) {
+    params.options = form_with_options_in<float>(problem.form);
+    set_biases(problem, &params);
+  }
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
+rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                          int32_t device_index, rope_stream_t stream) {
+  SwigluMatrixGradientParams params = {};
+  for (int i = 0; i < kMaxSwigluInputs; ++i) {
+    params.in[i] = problem.in[i];
+    params.in_row[i] = row_bytes(problem, problem.in_stride[i]);
+  }
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) {
+    params.out[i] = problem.out[i];
+    params.out_row[i] = row_bytes(problem, problem.out_stride[i]);
+  }
+  params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
+  params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
+  params.options = form_with_options_in<float>(problem.form);
+  set_biases(problem, &params);
+  const SwigluVariant variant = {kSwigluMatrixGradients, plan.formula, false};
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
+rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                 int32_t device_index, rope_stream_t stream) {
+  const auto strides = [](const int64_t *stride, rope_dtype_t dtype) {
+    return SwigluExpertStrides{stride[0] * dtype_size(dtype), stride[1] * dtype_size(dtype)};
+  };
+  SwigluExpertParams params = {};
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params.in[i] = problem.in[i];
+    params.in_stride[i] = strides(problem.in_stride[i], problem.dtype);
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    params.out[i] = problem.out[i];
+    params.out_stride[i] = strides(problem.out_stride[i], problem.dtype);
+  }
+  params.experts = static_cast<uint32_t>(problem.experts);
+  params.rows_per_expert = static_cast<uint32_t>(problem.rows_per_expert);
+  params.vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
+  params.parts_per_row = FastDivmod::by(static_cast<uint32_t>(plan.parts_per_row));
+  params.row_scale = problem.row_scale;
+  params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  params.row_scale_stride = strides(problem.row_scale_stride, problem.row_scale_dtype);
+  params.options = form_with_options_in<float>(problem.form);
+  set_biases(problem, &params);
+  set_expert_rows(problem, &params);
+  for (int i = kGate; i <= kUp; ++i) {
+    params.bias_expert_stride[i] = problem.bias_stride[i][0] * dtype_size(problem.bias_dtype[i]);
+  }
+  const SwigluWork work = problem.is_backward ? kSwigluExpertGradients : kSwigluExperts;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
@@ -101,9 +192,13 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
 
 void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
   for (const int elements : kVectorElements) {
-    for (int variant = 0; variant < 24; ++variant) {
-      preloader->load(find_swiglu_kernel(
-          dtype, elements, {static_cast<SwigluWork>(variant / 4), variant / 2 % 2 != 0, variant % 2 != 0}));
+    for (int work = kSwigluForward; work <= kSwigluExpertGradients; ++work) {
+      for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
+        SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula), false};
+        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+        variant.is_alternating = true;
+        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+      }
     }
   }
 }
@@ -111,9 +206,13 @@ void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
 rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                               int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
-  if (plan.is_matrix) return run_swiglu_matrix(function, problem, plan, device_index, stream);
+  if (plan.is_expert_matrix) return run_swiglu_experts(function, problem, plan, device_index, stream);
+  if (plan.is_matrix) {
+    return problem.is_backward ? run_swiglu_matrix_gradients(function, problem, plan, device_index, stream)
+                               : run_swiglu_matrix(function, problem, plan, device_index, stream);
+  }
   const int64_t size = dtype_size(problem.dtype);
-  SwigluKernelParams params = {};
+  SwigluOptionsParams params = {};
   for (int i = 0; i < problem.num_inputs(); ++i) {
     params.in[i] = problem.in[i];
     kernel_strides(problem.in_stride[i], problem.ndim, size, params.in_stride[i]);
@@ -150,8 +249,20 @@ rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem
   const SwigluWork work = !problem.is_backward                     ? kSwigluForward
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
                                                                    : kSwigluGradients;
-  const bool is_plain = problem.form.is_plain && problem.row_scale == nullptr && problem.num_rows == nullptr;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, is_plain, plan.is_alternating()});
+  if (plan.formula > SwigluFormula::kForm) {
+    set_options(problem, &params);
+    for (int i = kGate; i <= kUp; ++i) {
+      const int64_t bias_size = dtype_size(problem.bias_dtype[i]);
+      kernel_strides(problem.bias_stride[i], problem.ndim, bias_size, params.bias_stride[i]);
+    }
+    for (int axis = 0; axis < kMaxAxes && params.is_narrow; ++axis) {
+      params.narrow_shape[axis] = FastDivmod::by(static_cast<uint32_t>(params.shape[axis]));
+    }
+    kernel_strides(problem.expert_index_stride, problem.ndim, 1, params.expert_index_stride);
+    kernel_strides(problem.expert_row_index_stride, problem.ndim, 1, params.expert_row_index_stride);
+  }
+  const SwigluVariant variant = {work, plan.formula, plan.is_alternating()};
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/problem/descriptor_checks.hpp"
+#include "core/problem/import.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
 
@@ -11,7 +12,13 @@ namespace rope {
 
 namespace {
 
+static_assert(static_cast<int32_t>(Activation::kSwiglu) == SWIGLU_ACTIVATION_SWIGLU);
+static_assert(static_cast<int32_t>(Activation::kGegluErf) == SWIGLU_ACTIVATION_GEGLU_ERF);
+static_assert(static_cast<int32_t>(Activation::kGegluTanh) == SWIGLU_ACTIVATION_GEGLU_TANH);
+static_assert(static_cast<int32_t>(Activation::kReglu) == SWIGLU_ACTIVATION_REGLU);
+
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
+constexpr double kMinSoftcap = 0x1p-126;  // which and whose inverse are normal in fp32
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 // Reads a call's tensors one by one; an operand that is absent is NULL.
@@ -43,10 +50,7 @@ class SwigluReader {
     ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
-    if (view.dtype != ROPE_DTYPE_F32 && view.dtype != dtype_) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
-                  dtype_name(view.dtype), dtype_name(dtype_));
-    }
+    ROPE_TRY(check_factor_dtype(field, view.dtype));
     if (view.ndim >= gate_->view.ndim) {
       return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function_, field, view.ndim,
                   gate_->field, gate_->view.ndim);
@@ -58,18 +62,47 @@ class SwigluReader {
 
   rope_status_t read_num_rows(const rope_tensor_t &tensor, Operand **operand) {
     const char *field = "num_rows";
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    ROPE_TRY(operands_.read_integers(field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
-    if (view.dtype != ROPE_DTYPE_I32 && view.dtype != ROPE_DTYPE_I64) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be I32 or I64", function_, field, dtype_name(view.dtype));
-    }
     if (view.ndim != 1) return fail(kInvalid, "%s: %s.ndim is %d: it must be 1", function_, field, view.ndim);
     if (view.shape[0] != 1) {
       return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be 1", function_, field,
                   static_cast<long long>(view.shape[0]));
     }
     return ROPE_STATUS_SUCCESS;
+  }
+
+  // [d], or [E, d] where there are experts.
+  rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, Operand **operand) {
+    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = (*operand)->view, &gate = gate_->view;
+    ROPE_TRY(check_factor_dtype(field, view.dtype));
+    if (view.ndim != 1 && !(has_experts && view.ndim == 2)) {
+      return fail(kInvalid, "%s: %s.ndim is %d: it must be 1%s", function_, field, view.ndim,
+                  has_experts ? " or, by expert, 2" : "");
+    }
+    View wanted = gate;
+    wanted.ndim = view.ndim;
+    wanted.shape[view.ndim - 1] = gate.shape[gate.ndim - 1];
+    return check_same_shape(function_, field, view, gate_->field, wanted);
+  }
+
+  rope_status_t read_expert_rows(const rope_tensor_t &tensor, Operand **operand) {
+    const char *field = "expert_rows";
+    ROPE_TRY(operands_.read_integers(field, tensor, operand));
+    if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
+    if (gate_->view.ndim < 3) {
+      return fail(kInvalid, "%s: %s.ndim is %d: with expert_rows it must be at least 3, [E, N, d]", function_,
+                  gate_->field, gate_->view.ndim);
+    }
+    if ((*operand)->view.ndim != 1) {
+      return fail(kInvalid, "%s: %s.ndim is %d: it must be 1", function_, field, (*operand)->view.ndim);
+    }
+    View experts = gate_->view;
+    experts.ndim = 1;
+    return check_same_shape(function_, field, (*operand)->view, gate_->field, experts);
   }
 
   rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, Operand **operand) {
@@ -99,14 +132,21 @@ class SwigluReader {
   rope_status_t check_loops() const { return operands_.check_loops(); }
 
  private:
+  rope_status_t check_factor_dtype(const char *field, rope_dtype_t dtype) const {
+    if (dtype == ROPE_DTYPE_F32 || dtype == dtype_) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
+                dtype_name(dtype), dtype_name(dtype_));
+  }
+
   const char *function_;
   rope_dtype_t dtype_;
   const Operand *gate_ = nullptr;
   Operands operands_;
 };
 
-// The view of gate's first index.
+// The views of gate's first index and of its second.
 constexpr int64_t kRowIndexStride[kMaxAxes] = {1, 0, 0, 0};
+constexpr int64_t kSecondIndexStride[kMaxAxes] = {0, 1, 0, 0};
 
 // The distinct views of a problem, with strides in one table so that axes can be sorted and merged together.
 class AxisMerger {
@@ -172,40 +212,46 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 3];  // and row_scale, grad_row_scale, the row index
+  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows.
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 7];
   int count_ = 0;
 };
 
-// What the header has and descriptors do not serve yet.
-rope_status_t refuse_later(const char *function, const swiglu_config_t &config) {
-  const struct {
-    const char *field;
-    double cap;
-  } caps[] = {{"gate_softcap", config.gate_softcap}, {"up_softcap", config.up_softcap}};
-  for (const auto &given : caps) {
-    if (given.cap == 0.0) continue;
-    return fail(kUnsupported, "%s: %s is %g: this version has no soft cap yet", function, given.field, given.cap);
+// The further inputs of a call, absent ones NULL.
+struct FurtherInputs {
+  Operand *bias[2] = {};
+  Operand *expert_rows = nullptr;
+};
+
+rope_status_t read_further_inputs(const char *function, const swiglu_input_args_t *given, SwigluReader *reader,
+                                  FurtherInputs *inputs) {
+  if (given == nullptr) return ROPE_STATUS_SUCCESS;
+  swiglu_input_args_t copy;
+  const swiglu_input_args_t *args;
+  ROPE_TRY(import_args(function, "input", given, kSwigluInputArgsFirstSize, &copy, &args));
+  if (args->flags != 0) {
+    return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function, args->flags);
   }
   const struct {
     const char *field;
-    int32_t value;
-    const char *rule;
-  } options[] = {{"limit_rule", config.limit_rule, "this version limits the gate only"},
-                 {"activation", config.activation, "this version has SWIGLU_ACTIVATION_SWIGLU only"},
-                 {"product_rounding", config.product_rounding, "this version does not round inside the product yet"},
-                 {"quant_rounding", config.quant_rounding, "this version does not quantise yet"}};
-  for (const auto &given : options) {
-    if (given.value == 0) continue;
-    return fail(kUnsupported, "%s: %s is %d: %s", function, given.field, given.value, given.rule);
+    const rope_tensor_t &tensor;
+  } later[] = {{"expert_offsets", args->expert_offsets}, {"row_index", args->row_index}};
+  for (const auto &refused : later) {
+    if (is_zeroed(refused.tensor)) continue;
+    return fail(kUnsupported, "%s: %s is set: this version reads expert_rows only", function, refused.field);
   }
-  return ROPE_STATUS_SUCCESS;
+  ROPE_TRY(reader->read_expert_rows(args->expert_rows, &inputs->expert_rows));
+  const bool has_experts = inputs->expert_rows != nullptr;
+  ROPE_TRY(reader->read_bias("gate_bias", args->gate_bias, has_experts, &inputs->bias[kGate]));
+  return reader->read_bias("up_bias", args->up_bias, has_experts, &inputs->bias[kUp]);
 }
 
-// A group is refused before it is read.
-__attribute__((cold, noinline)) rope_status_t refuse_group(const char *function, const swiglu_args_t &args) {
-  const bool is_quant = args.quant != nullptr;
-  return fail(kUnsupported, "%s: %s is set: this version %s yet", function, is_quant ? "quant" : "input",
-              is_quant ? "does not quantise" : "reads no biases and no experts");
+// The bias of gate or up, its strides by gate's axes.
+void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMaxAxes], SwigluProblem *problem) {
+  problem->bias[which] = bias.data;
+  problem->bias_dtype[which] = bias.dtype;
+  strides[num_axes - 1] = bias.stride[bias.ndim - 1];
+  if (bias.ndim > 1) strides[0] = bias.stride[0];
 }
 
 }  // namespace
@@ -214,6 +260,10 @@ int64_t SwigluProblem::num_elements() const {
   int64_t count = 1;
   for (int axis = 0; axis < ndim; ++axis) count *= shape[axis];
   return count;
+}
+
+int64_t SwigluProblem::num_expert_row_elements() const {
+  return num_elements() / (experts * rows_per_expert);
 }
 
 int64_t SwigluProblem::num_summed_elements() const {
@@ -234,9 +284,7 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   } factors[] = {{"alpha", config.alpha},
                  {"limit", config.limit},
                  {"up_offset", config.up_offset},
-                 {"out_scale", config.out_scale},
-                 {"gate_softcap", config.gate_softcap},
-                 {"up_softcap", config.up_softcap}};
+                 {"out_scale", config.out_scale}};
   for (const auto &factor : factors) {
     const bool vanishes = factor.value != 0.0 && static_cast<float>(factor.value) == 0.0f;
     if (!(fabs(factor.value) <= static_cast<double>(kMaxFloat)) || vanishes) {
@@ -244,13 +292,17 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
                   function, factor.field, factor.value);
     }
   }
+  if (!(config.limit >= 0.0)) {
+    return fail(kInvalid, "%s: limit is %g: it must be above 0, or 0 for none", function, config.limit);
+  }
   const struct {
     const char *field;
     double value;
-  } bounds[] = {{"limit", config.limit}, {"gate_softcap", config.gate_softcap}, {"up_softcap", config.up_softcap}};
-  for (const auto &bound : bounds) {
-    if (bound.value >= 0.0) continue;
-    return fail(kInvalid, "%s: %s is %g: it must be above 0, or 0 for none", function, bound.field, bound.value);
+  } caps[] = {{"gate_softcap", config.gate_softcap}, {"up_softcap", config.up_softcap}};
+  for (const auto &cap : caps) {
+    if (cap.value == 0.0 || (cap.value >= kMinSoftcap && cap.value <= 1.0 / kMinSoftcap)) continue;
+    return fail(kInvalid, "%s: %s is %g: it must be from 2^-126 to 2^126, or 0 for none", function, cap.field,
+                cap.value);
   }
   if (config.limit_rule != SWIGLU_LIMIT_GATE && config.limit_rule != SWIGLU_LIMIT_ACTIVATION) {
     return fail(kInvalid, "%s: limit_rule is %d: it must be SWIGLU_LIMIT_GATE or SWIGLU_LIMIT_ACTIVATION", function,
@@ -262,7 +314,18 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
                 "SWIGLU_ACTIVATION_GEGLU_TANH or SWIGLU_ACTIVATION_REGLU",
                 function, config.activation);
   }
-  ROPE_TRY(refuse_later(function, config));
+  if (config.product_rounding != 0 && config.product_rounding != SWIGLU_PRODUCT_ROUND_ACTIVATION) {
+    return fail(kInvalid, "%s: product_rounding is %d: it must be SWIGLU_PRODUCT_ROUND_ACTIVATION or 0", function,
+                config.product_rounding);
+  }
+  if (config.activation != SWIGLU_ACTIVATION_SWIGLU && config.alpha != 0.0 && config.alpha != 1.0) {
+    return fail(kInvalid, "%s: alpha is %g and activation is %d: alpha must be 0 or 1 but for SWIGLU_ACTIVATION_SWIGLU",
+                function, config.alpha, config.activation);
+  }
+  if (config.quant_rounding != 0) {
+    return fail(kUnsupported, "%s: quant_rounding is %d: this version does not quantise yet", function,
+                config.quant_rounding);
+  }
   const auto rounded = [&](double value) {
     return config.dtype == ROPE_DTYPE_F64 ? value : static_cast<double>(static_cast<float>(value));
   };
@@ -270,7 +333,15 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   form->limit = config.limit != 0.0 ? rounded(config.limit) : static_cast<double>(INFINITY);
   form->up_offset = rounded(config.up_offset);
   form->out_scale = config.out_scale != 0.0 ? rounded(config.out_scale) : 1.0;
-  form->is_plain = form->alpha == 1.0 && config.limit == 0.0 && config.up_offset == 0.0 && form->out_scale == 1.0;
+  form->limits_activation = config.limit_rule == SWIGLU_LIMIT_ACTIVATION && config.limit != 0.0;
+  form->activation = static_cast<Activation>(config.activation);
+  form->gate_softcap = rounded(config.gate_softcap);
+  form->up_softcap = rounded(config.up_softcap);
+  form->rounds_activation = config.product_rounding != 0 && dtype_size(config.dtype) == 2;
+  form->has_options = form->limits_activation || form->rounds_activation || form->activation != Activation::kSwiglu ||
+                      config.gate_softcap != 0.0 || config.up_softcap != 0.0;
+  form->is_plain = form->alpha == 1.0 && config.limit == 0.0 && config.up_offset == 0.0 && form->out_scale == 1.0 &&
+                   !form->has_options;
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -280,7 +351,9 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   problem->dtype = dtype;
   problem->form = form;
   problem->is_backward = is_backward;
-  if (args.quant != nullptr || args.input != nullptr) return refuse_group(function, args);
+  if (args.quant != nullptr) {
+    return fail(kUnsupported, "%s: quant is set: this version does not quantise yet", function);
+  }
   ROPE_TRY(
       check_call_flags(function, args.flags, ROPE_FLAG_PROGRAMMATIC_LAUNCH, "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1)"));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
@@ -316,10 +389,19 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   }
   ROPE_TRY(reader.read_row_scale(args.row_scale, &row_scale));
   ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
+  FurtherInputs further;
+  ROPE_TRY(read_further_inputs(function, args.input, &reader, &further));
+  if (further.expert_rows != nullptr && num_rows != nullptr) {
+    return fail(kInvalid, "%s: num_rows and expert_rows are set: one of them says which rows there are", function);
+  }
   if (is_backward) {
     ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
     if (out[kGradGate] == nullptr && out[kGradUp] == nullptr && grad_row_scale == nullptr) {
       return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
+    }
+    if (grad_row_scale != nullptr && further.expert_rows != nullptr && row_scale->view.ndim < 2) {
+      return fail(kUnsupported, "%s: row_scale.ndim is 1: with expert_rows its gradient needs at least 2, [E, N]",
+                  function);
     }
   }
   ROPE_TRY(reader.check_outputs());
@@ -352,8 +434,24 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     problem->num_rows_dtype = num_rows->view.dtype;
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
+  int64_t bias_strides[2][kMaxAxes] = {};
+  for (int i = kGate; i <= kUp; ++i) {
+    if (further.bias[i] == nullptr) continue;
+    set_bias(further.bias[i]->view, i, gate.ndim, bias_strides[i], problem);
+    merger.add_strides(bias_strides[i], problem->bias_stride[i]);
+  }
+  if (further.expert_rows != nullptr) {
+    const View &rows = further.expert_rows->view;
+    problem->expert_rows = rows.data;
+    problem->expert_rows_dtype = rows.dtype;
+    problem->expert_rows_stride = rows.stride[0];
+    problem->experts = gate.shape[0];
+    problem->rows_per_expert = gate.shape[1];
+    merger.add_strides(kRowIndexStride, problem->expert_index_stride);
+    merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
+  }
   if (grad_row_scale == nullptr) {
-    merger.sort_by_stride(output_stride);
+    if (further.expert_rows == nullptr) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;
     merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "core/math/gating.hpp"
+#include "core/math/gating_options.hpp"
 #include "core/problem/status.hpp"
 #include "core/problem/view.hpp"
 
@@ -33,7 +33,8 @@ enum class GateUpLayout : uint8_t {
 // An operation over up to four axes, element by element, the last axis being the one that lies closest together in
 // memory. Axes of length 1 are gone and axes that are one in every tensor are merged, so that a contiguous tensor of
 // any rank is a single axis. Where rows are summed (grad_row_scale) axes keep gate's order instead, and those of a row
-// come last: the order of a sum does not depend on how tensors lie.
+// come last: the order of a sum does not depend on how tensors lie. So they do with experts, whose rows follow each other
+// then.
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
@@ -57,10 +58,24 @@ struct SwigluProblem {
   rope_dtype_t num_rows_dtype;
   int64_t row_index_stride[kMaxAxes];  // gate's first index, which num_rows limits, is the sum of these by ours
 
+  const char *bias[2];  // of gate and up; NULL: none
+  rope_dtype_t bias_dtype[2];
+  int64_t bias_stride[2][kMaxAxes];
+
+  const char *expert_rows;  // NULL: no experts
+  rope_dtype_t expert_rows_dtype;
+  int64_t expert_rows_stride;
+  int64_t experts;
+  int64_t rows_per_expert;                    // that there is room for
+  int64_t expert_index_stride[kMaxAxes];      // gate's first index, as above
+  int64_t expert_row_index_stride[kMaxAxes];  // gate's second index, which expert_rows limits
+
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
   int64_t num_elements() const;
-  int64_t num_summed_elements() const;  // of each row of grad_row_scale
+  int64_t num_summed_elements() const;      // of each row of grad_row_scale
+  int64_t num_expert_row_elements() const;  // of one index of gate's first two axes
+  bool has_options() const { return form.has_options || bias[kGate] != nullptr || bias[kUp] != nullptr; }
   bool is_empty() const { return num_elements() == 0; }
 };
 

@@ -281,7 +281,8 @@ template <typename T, int V, bool IsAlternating>
 const void *find_swiglu_vector_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
   const auto pick = [&](auto plain, auto general) {
-    return variant.is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
+    const bool is_plain = variant.formula == SwigluFormula::kPlain;
+    return is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
   };
   switch (variant.work) {
     case kSwigluForward:

@@ -13,8 +13,11 @@
 // Moves, for every element, two elements in and one out.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/swiglu_options.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/gating.hpp"
@@ -24,9 +27,48 @@ namespace rope {
 
 constexpr size_t kMaxSwigluVectorBytes = 16;
 
-template <typename T, int V, bool IsPlain, bool IsProgrammatic>
-__global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
-    swiglu_matrix_kernel(const __grid_constant__ SwigluMatrixParams params) {
+template <SwigluFormula kFormula>
+constexpr bool kHasOptions = kFormula != SwigluFormula::kPlain &&kFormula != SwigluFormula::kForm;
+
+// Blocks of kMaxSwigluMatrixThreads that registers must suffice for on a multiprocessor; 0: any number.
+template <SwigluFormula kFormula>
+constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf                                         ? 8
+                                      : kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kBiases ? 6
+                                                                                                                   : 0;
+
+template <SwigluFormula kFormula>
+using SwigluMatrixParamsOf = std::conditional_t<kHasOptions<kFormula>, SwigluOptionsMatrixParams, SwigluMatrixParams>;
+
+template <SwigluFormula kFormula, typename T, int V, typename Params, int NumInputs>
+__device__ __forceinline__ void add_matrix_biases(const Params &params, uint32_t column, float (&value)[NumInputs][V]) {
+#pragma unroll
+  for (int i = kGate; i <= kUp; ++i) {
+    if (!kMayHaveBiases<kFormula> || params.bias[i] == nullptr) continue;
+    const uint64_t bytes = params.is_bias_f32[i] ? uint64_t{column} * sizeof(float) : uint64_t{column} * sizeof(T);
+    add_bias_vector<T, V>(params.bias[i] + bytes, params.is_bias_f32[i], value[i]);
+  }
+}
+
+// out, of the vector from `column` on. What a form has is asked for once for all elements.
+template <SwigluFormula kFormula, typename T, int V>
+__device__ __forceinline__ void gate_vector(const SwigluMatrixParamsOf<kFormula> &params, uint32_t column,
+                                            float (&value)[2][V], float (&out)[1][V]) {
+  constexpr bool kIsPlain = kFormula == SwigluFormula::kPlain;
+  if constexpr (kHasOptions<kFormula>) {
+    add_matrix_biases<kFormula, T>(params, column, value);
+    compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, out);
+  } else if (kIsPlain || moves_within_range(params.form)) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) out[kOut][i] = swiglu<kIsPlain, true>(value[kGate][i], value[kUp][i], params.form);
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) out[kOut][i] = swiglu<kIsPlain>(value[kGate][i], value[kUp][i], params.form);
+  }
+}
+
+template <typename T, int V, SwigluFormula kFormula, bool IsProgrammatic>
+__global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks<kFormula>)
+    swiglu_matrix_kernel(const __grid_constant__ SwigluMatrixParamsOf<kFormula> params) {
   constexpr bool kBeginsAtOnce = !IsProgrammatic || V * sizeof(T) < kMaxSwigluVectorBytes;
   if (kBeginsAtOnce) begin_dependent_launch();
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -39,29 +81,84 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
   if (IsProgrammatic) wait_for_previous_launch_with(unused_bits(gate) | unused_bits(up) | unused_bits(out));
   const Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
   if (!kBeginsAtOnce && !params.begins_last) begin_dependent_launch();
-  float x[V], y[V];
-  to_floats<T, V>(gates, x);
-  to_floats<T, V>(ups, y);
-  // Asked once for all elements.
-  if (IsPlain || moves_within_range(params.form)) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = swiglu<IsPlain, true>(x[i], y[i], params.form);
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = swiglu<IsPlain>(x[i], y[i], params.form);
-  }
-  store_vector(out, from_floats<T, V>(x));
+  float value[2][V], result[1][V];
+  to_floats<T, V>(gates, value[kGate]);
+  to_floats<T, V>(ups, value[kUp]);
+  gate_vector<kFormula, T, V>(params, at.remainder * V, value, result);
+  store_vector(out, from_floats<T, V>(result[kOut]));
   if (!kBeginsAtOnce && params.begins_last) begin_dependent_launch();
+}
+
+template <typename T, SwigluFormula kFormula>
+__global__ void __launch_bounds__(kSwigluThreads)
+    swiglu_matrix_gradient_kernel(const __grid_constant__ SwigluMatrixGradientParams params) {
+  constexpr int V = kMaxSwigluVectorBytes / sizeof(T);
+  begin_dependent_launch();
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index >= params.num_vectors) return;
+  const DivmodResult at = params.vectors_per_row.divmod(index);
+  const uint64_t column = uint64_t{at.remainder} * kMaxSwigluVectorBytes;
+  wait_for_previous_launch();
+  Vector<T, V> in[kMaxSwigluInputs];
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluInputs; ++i) {
+    in[i] = load_vector<Vector<T, V>>(params.in[i] + uint64_t{at.quotient} * params.in_row[i] + column);
+  }
+  float value[kMaxSwigluInputs][V], result[kMaxSwigluOutputs][V];
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, V>(in[i], value[i]);
+  add_matrix_biases<kFormula, T>(params, at.remainder * V, value);
+  compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, result);
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) {
+    if (params.out[i] == nullptr) continue;
+    store_vector(params.out[i] + uint64_t{at.quotient} * params.out_row[i] + column, from_floats<T, V>(result[i]));
+  }
+}
+
+// Of formulas after kForm; NULL where there is none.
+template <typename T, SwigluFormula kFormula>
+const void *find_swiglu_options_matrix_kernel(SwigluWork work) {
+  if (work != kSwigluMatrixGradients) {
+    return reinterpret_cast<const void *>(
+        swiglu_matrix_kernel<T, static_cast<int>(kMaxSwigluVectorBytes / sizeof(T)), kFormula, true>);
+  }
+  if constexpr (kFormula == SwigluFormula::kOptions) {
+    return nullptr;
+  } else {
+    return reinterpret_cast<const void *>(swiglu_matrix_gradient_kernel<T, kFormula>);
+  }
+}
+
+// Launches that are not programmatic have the kernel of those that are: it waits for nothing then.
+template <typename T>
+const void *find_swiglu_options_matrix_kernel(SwigluVariant variant) {
+  switch (variant.formula) {
+    case SwigluFormula::kGegluErf:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluErf>(variant.work);
+    case SwigluFormula::kGegluTanh:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluTanh>(variant.work);
+    case SwigluFormula::kReglu:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kReglu>(variant.work);
+    case SwigluFormula::kSoftcaps:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kSoftcaps>(variant.work);
+    case SwigluFormula::kBiases:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kBiases>(variant.work);
+    default:
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kOptions>(variant.work);
+  }
 }
 
 template <typename T, int V>
 const void *find_swiglu_matrix_kernel(SwigluVariant variant) {
+  constexpr SwigluFormula kPlain = SwigluFormula::kPlain, kForm = SwigluFormula::kForm;
   const auto pick = [&](auto plain, auto general) {
-    return variant.is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
+    const bool is_plain = variant.formula == kPlain;
+    return is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
   };
   return variant.work == kSwigluMatrix
-             ? pick(swiglu_matrix_kernel<T, V, true, false>, swiglu_matrix_kernel<T, V, false, false>)
-             : pick(swiglu_matrix_kernel<T, V, true, true>, swiglu_matrix_kernel<T, V, false, true>);
+             ? pick(swiglu_matrix_kernel<T, V, kPlain, false>, swiglu_matrix_kernel<T, V, kForm, false>)
+             : pick(swiglu_matrix_kernel<T, V, kPlain, true>, swiglu_matrix_kernel<T, V, kForm, true>);
 }
 
 // NULL for a width that T has none of.
@@ -69,6 +166,10 @@ template <typename T>
 const void *find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if constexpr (kSize < 8) {
+    if (variant.formula > SwigluFormula::kForm) {
+      return vector_elements == 16 / kSize ? find_swiglu_options_matrix_kernel<T>(variant) : nullptr;
+    }
+    if (variant.work == kSwigluMatrixGradients) return nullptr;
     if (vector_elements == 8 / kSize) return find_swiglu_matrix_kernel<T, 8 / kSize>(variant);
     if (vector_elements == 16 / kSize) return find_swiglu_matrix_kernel<T, 16 / kSize>(variant);
   }

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
 #include "core/problem/swiglu_problem.hpp"
+#include "plan/swiglu_plan.hpp"
 
 namespace rope {
 
@@ -12,12 +13,15 @@ enum SwigluWork {
   kSwigluGradientsAndOut,  // a work of its own: the recomputed output alone costs the plain gradients 2 %
   kSwigluRowSums,          // grad_row_scale, and what else is wanted
   kSwigluMatrix,           // forward: SwigluPlan::is_matrix
-  kSwigluProgrammaticMatrix
+  kSwigluProgrammaticMatrix,
+  kSwigluMatrixGradients,  // and the recomputed output; of formulas after kForm
+  kSwigluExperts,          // forward: SwigluPlan::is_expert_matrix
+  kSwigluExpertGradients   // and the recomputed output
 };
 
 struct SwigluVariant {
   SwigluWork work;
-  bool is_plain;        // GatingForm::is_plain, and neither row_scale nor num_rows
+  SwigluFormula formula;
   bool is_alternating;  // SwigluPlan::is_alternating()
 };
 
@@ -46,13 +50,61 @@ struct SwigluKernelParams {
   const char *num_rows;                // NULL: all
   int64_t row_scale_stride[kMaxAxes];  // in bytes
   int64_t row_index_stride[kMaxAxes];  // SwigluProblem's
-  GatingForm wide_form;                // for F64 data
+  Form<double> wide_form;              // for F64 data
 
   // What launches with outer axes, single elements or more vectors than 32 bits read.
   int64_t vectors_per_row;
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in bytes; slowest axis first, unused leading axes have length 1
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
   int64_t shape[kMaxAxes];
+};
+
+// A form with options, for data of either arithmetic.
+struct SwigluOptions {
+  FormWithOptions<float> form;
+  FormWithOptions<double> wide_form;
+};
+
+// What the kernels of options read besides.
+struct SwigluOptionsParams : SwigluKernelParams {
+  SwigluOptions options;
+  FastDivmod narrow_shape[kMaxAxes];  // where is_narrow
+  const char *bias[2];                // of gate and up; NULL: none
+  int64_t bias_stride[2][kMaxAxes];   // in bytes
+  bool is_bias_f32[2];                // otherwise it has the type of the data
+  bool is_expert_rows_64_bit;
+  const char *expert_rows;  // NULL: all rows are there
+  int64_t expert_rows_stride;
+  int64_t expert_index_stride[kMaxAxes];      // SwigluProblem's
+  int64_t expert_row_index_stride[kMaxAxes];  // so
+};
+
+struct SwigluExpertStrides {
+  int64_t expert;
+  int64_t row;
+};
+
+// Experts, rows and columns. Strides are in bytes, but that of expert_rows. Backward an output that is NULL is not
+// wanted.
+struct SwigluExpertParams {
+  const char *in[kMaxSwigluInputs];
+  char *out[kMaxSwigluOutputs];
+  SwigluExpertStrides in_stride[kMaxSwigluInputs];
+  SwigluExpertStrides out_stride[kMaxSwigluOutputs];
+  const char *expert_rows;
+  int64_t expert_rows_stride;
+  uint32_t experts;
+  uint32_t rows_per_expert;  // that there is room for
+  uint32_t vectors_per_row;
+  FastDivmod parts_per_row;  // of kSwigluPartVectors
+  bool is_expert_rows_64_bit;
+  bool is_row_scale_f32;  // otherwise it has the type of the data
+  bool is_bias_f32[2];    // so
+  const char *row_scale;  // NULL: 1
+  SwigluExpertStrides row_scale_stride;
+  const char *bias[2];  // of gate and up; NULL: none
+  int64_t bias_expert_stride[2];
+  FormWithOptions<float> options;
 };
 
 // Matrices, forward. A matrix of one row, or whose rows follow each other, has a single row.
@@ -67,6 +119,25 @@ struct SwigluMatrixParams {
   FastDivmod vectors_per_row;
   bool begins_last;
   Form<float> form;
+};
+
+struct SwigluOptionsMatrixParams : SwigluMatrixParams {
+  FormWithOptions<float> options;
+  const char *bias[2];  // of gate and up; NULL: none
+  bool is_bias_f32[2];  // otherwise it has the type of the data
+};
+
+// Matrices, backward. An output that is NULL is not wanted.
+struct SwigluMatrixGradientParams {
+  const char *in[kMaxSwigluInputs];
+  char *out[kMaxSwigluOutputs];
+  uint32_t in_row[kMaxSwigluInputs];  // strides, in bytes
+  uint32_t out_row[kMaxSwigluOutputs];
+  uint32_t num_vectors;
+  FastDivmod vectors_per_row;
+  FormWithOptions<float> options;
+  const char *bias[2];
+  bool is_bias_f32[2];
 };
 
 constexpr int kMaxRowAxes = kMaxAxes - 1;  // neither rows nor columns have all axes
@@ -99,7 +170,19 @@ struct SwigluRowKernelParams {
   bool has_narrow_columns;  // columns fits 32 bits
   bool is_row_scale_f32;    // and grad_row_scale; otherwise they have the type of the data
   bool is_num_rows_64_bit;
-  GatingForm form;
+  Form<double> form;
+};
+
+struct SwigluOptionsRowParams : SwigluRowKernelParams {
+  SwigluOptions options;
+  const char *bias[2];  // as in SwigluOptionsParams
+  SwigluRowStrides bias_stride[2];
+  bool is_bias_f32[2];
+  bool is_expert_rows_64_bit;
+  const char *expert_rows;  // NULL: all rows are there
+  int64_t expert_rows_stride;
+  int64_t expert_index_stride[kMaxRowAxes];      // SwigluProblem's
+  int64_t expert_row_index_stride[kMaxRowAxes];  // so
 };
 
 }  // namespace rope

@@ -93,6 +93,17 @@ __device__ __forceinline__ Real sum_over_block(RowSum<Real> sum) {
   return sum.total();
 }
 
+template <typename T>
+__device__ __forceinline__ void store_row_gradient(const SwigluRowKernelParams &params, const RowAxesIndex &row_at,
+                                                   RealOf<T> total) {
+  char *target = params.grad_row_scale + offset_at(row_at, params.grad_row_scale_stride);
+  if (params.is_row_scale_f32) {
+    store_element<float>(target, static_cast<float>(total));
+  } else {
+    store_element<T>(target, total);
+  }
+}
+
 // One element of a vector, where `at` is known to the compiler.
 template <typename T, int N>
 __device__ __forceinline__ void set_element(Vector<T, N> *vector, int at, const Vector<T, 1> &element) {
@@ -205,13 +216,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
   }
 
   const Real total = sum_over_block(sum);
-  if (threadIdx.x != 0) return;
-  char *target = params.grad_row_scale + offset_at(row_at, params.grad_row_scale_stride);
-  if (params.is_row_scale_f32) {
-    store_element<float>(target, static_cast<float>(total));
-  } else {
-    store_element<T>(target, total);
-  }
+  if (threadIdx.x == 0) store_row_gradient<T>(params, row_at, total);
 }
 
 template <typename T>

@@ -3,6 +3,8 @@
 
 #include "backend/cuda/kernels/swiglu.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
+#include "backend/cuda/kernels/swiglu_options.cuh"
+#include "backend/cuda/kernels/swiglu_options_rows.cuh"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
 
 namespace rope {
@@ -11,11 +13,22 @@ namespace rope {
 template <typename T>
 const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  if (variant.work == kSwigluRowSums) {
-    return variant.is_alternating ? nullptr : find_swiglu_row_kernel<T>(vector_elements);
-  }
-  if (variant.work == kSwigluMatrix || variant.work == kSwigluProgrammaticMatrix) {
-    return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
+  const bool has_options = variant.formula > SwigluFormula::kForm;
+  if (has_options && variant.is_alternating) return nullptr;
+  switch (variant.work) {
+    case kSwigluRowSums:
+      if (variant.is_alternating) return nullptr;
+      if (!has_options) return find_swiglu_row_kernel<T>(vector_elements);
+      return vector_elements == 1 ? reinterpret_cast<const void *>(swiglu_options_row_kernel<T>) : nullptr;
+    case kSwigluMatrix:
+    case kSwigluProgrammaticMatrix:
+    case kSwigluMatrixGradients:
+      return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
+    case kSwigluExperts:
+    case kSwigluExpertGradients:
+      return find_swiglu_options_kernel<T>(vector_elements, variant);
+    default:
+      if (has_options) return find_swiglu_options_kernel<T>(vector_elements, variant);
   }
   if (variant.is_alternating) {
     if constexpr (kSize < 8) {

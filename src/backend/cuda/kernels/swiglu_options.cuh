@@ -1,0 +1,411 @@
+// swiglu_options.cuh - the SwiGLU kernels, forward and backward, of all that gating_options.hpp has, and of experts
+//
+//   swiglu_options_kernel   element of all, the last axis fastest; those of rows that do not exist end at once
+//
+//   swiglu_expert_kernel    rows that exist      expert 0: 0 … R0-1 │ expert 1: R0 … R0+R1-1 │ …
+//                           part of a row        kSwigluPartVectors vectors of 16 bytes
+//                           warp                 part w, w + warps, w + 2 * warps, … of the parts of all rows that exist
+//
+// The first takes one element at a time and has every option. The second, of tensors of the axes experts, rows and
+// columns, takes vectors; a warp finds the expert of its part by a sum over 256 experts at a time, so its work is in
+// proportion to the rows that exist and to the number of experts.
+//
+// They move what swiglu.cuh moves, besides the biases; with experts only of rows that exist.
+#pragma once
+
+#include "backend/cuda/kernels/swiglu.cuh"
+#include "core/math/gating_options.hpp"
+
+namespace rope {
+
+// Of formulas other than kOptions, which may have any.
+template <SwigluFormula kFormula>
+constexpr Activation kActivationOf = kFormula == SwigluFormula::kGegluErf    ? Activation::kGegluErf
+                                     : kFormula == SwigluFormula::kGegluTanh ? Activation::kGegluTanh
+                                     : kFormula == SwigluFormula::kReglu     ? Activation::kReglu
+                                                                             : Activation::kSwiglu;
+
+template <SwigluFormula kFormula>
+constexpr bool kMayHaveSoftcaps = kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kOptions;
+
+template <SwigluFormula kFormula>
+constexpr bool kMayHaveBiases = kFormula == SwigluFormula::kBiases || kFormula == SwigluFormula::kOptions;
+
+// What a vector's elements make of gate and up: registers.
+template <typename Real, int V>
+struct StagedVector {
+  Activated<Real> activated[V];
+  Slope<Real> up[V];
+};
+
+template <typename T, Activation kActivation, bool HasSlope, typename Real, int V>
+__device__ __forceinline__ void weigh_vector(const FormWithOptions<Real> &form, Slope<Real> (&weight)[V],
+                                             Slope<Real> (&linear)[V]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (kActivation == Activation::kReglu) linear[i].value = at_least(linear[i].value, Real{0});
+    weight[i] = weight_of<kActivation, HasSlope, kIsBrief<T>>(linear[i].value, form.alpha);
+  }
+}
+
+// A form's options are asked for once for all elements.
+template <SwigluFormula kFormula, typename T, bool HasSlope, int V>
+__device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const RealOf<T> (&gate)[V],
+                                                                      const RealOf<T> (&up)[V],
+                                                                      const FormWithOptions<RealOf<T>> &form) {
+  using Real = RealOf<T>;
+  StagedVector<Real, V> staged;
+  Slope<Real> weight[V], linear[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    linear[i] = {gate[i], Real{1}};
+    staged.up[i] = {up[i], Real{1}};
+  }
+  if (form.limit <= kMaxFinite<Real>) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      linear[i].value = at_most(gate[i], form.gate_limit);
+      staged.up[i].value = clamp(up[i], -form.limit, form.limit);
+    }
+  }
+  constexpr bool kIsGeneral = kFormula == SwigluFormula::kOptions;
+  if constexpr (!kIsGeneral) {
+    weigh_vector<T, kActivationOf<kFormula>, HasSlope>(form, weight, linear);
+  } else if (form.activation == Activation::kGegluErf) {
+    weigh_vector<T, Activation::kGegluErf, HasSlope>(form, weight, linear);
+  } else if (form.activation == Activation::kGegluTanh) {
+    weigh_vector<T, Activation::kGegluTanh, HasSlope>(form, weight, linear);
+  } else if (form.activation == Activation::kReglu) {
+    weigh_vector<T, Activation::kReglu, HasSlope>(form, weight, linear);
+  } else {
+    weigh_vector<T, Activation::kSwiglu, HasSlope>(form, weight, linear);
+  }
+  if (kMayHaveSoftcaps<kFormula> && form.gate_softcap != Real{0}) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      linear[i] = soft_cap<HasSlope, kIsBrief<T>>(linear[i].value, form.gate_softcap, form.inverse_of_gate_softcap);
+    }
+  }
+  if (kMayHaveSoftcaps<kFormula> && form.up_softcap != Real{0}) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      staged.up[i] = soft_cap<HasSlope, kIsBrief<T>>(staged.up[i].value, form.up_softcap, form.inverse_of_up_softcap);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) staged.activated[i] = activate<HasSlope>(gate[i], weight[i], linear[i], form);
+  if (kIsGeneral && form.limits_activation) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) staged.activated[i] = limit_activation(staged.activated[i], form);
+  }
+  if constexpr (kIsGeneral && sizeof(T) == 2) {
+    if (form.rounds_activation) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        staged.activated[i] = round_activation<T>(gate[i], staged.activated[i], linear[i], form);
+      }
+    }
+  }
+  return staged;
+}
+
+// The outputs of a vector; the last is out.
+template <bool IsBounded, typename Real, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void finish_vector(const Real (&value)[NumInputs][V], const StagedVector<Real, V> &staged,
+                                              const FormWithOptions<Real> &form, Real row_scale,
+                                              Real (&result)[NumOutputs][V]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const Activated<Real> &activated = staged.activated[i];
+    if constexpr (NumInputs == 3) {
+      const SwigluGradient<Real> gradient =
+          gated_gradient<IsBounded>(value[kUp][i], value[kGradOut][i], activated, staged.up[i], form, row_scale);
+      result[kGradGate][i] = gradient.gate;
+      result[kGradUp][i] = gradient.up;
+    }
+    result[NumOutputs - 1][i] = gated<IsBounded>(activated, staged.up[i].value, form, row_scale);
+  }
+}
+
+template <SwigluFormula kFormula, typename T, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_with_options(const RealOf<T> (&value)[NumInputs][V],
+                                                     const FormWithOptions<RealOf<T>> &form, RealOf<T> row_scale,
+                                                     bool has_row_scale, RealOf<T> (&result)[NumOutputs][V]) {
+  const StagedVector<RealOf<T>, V> staged =
+      activate_vector<kFormula, T, NumInputs == 3, V>(value[kGate], value[kUp], form);
+  if (!has_row_scale && moves_within_range(form)) {
+    finish_vector<true>(value, staged, form, row_scale, result);
+  } else {
+    finish_vector<false>(value, staged, form, row_scale, result);
+  }
+}
+
+// Of a kernel's params.
+template <typename Real, typename Params>
+__device__ __forceinline__ const FormWithOptions<Real> &options_of(const Params &params) {
+  if constexpr (sizeof(Real) == sizeof(double)) {
+    return params.options.wide_form;
+  } else {
+    return params.options.form;
+  }
+}
+
+// Adds V neighbouring elements, which have type T or are floats.
+template <typename T, int V>
+__device__ __forceinline__ void add_bias_vector(const char *address, bool is_f32, RealOf<T> (&values)[V]) {
+  using Real = RealOf<T>;
+  Real bias[V];
+  if (is_f32) {
+    constexpr int kAtOnce = V < 4 ? V : 4;
+#pragma unroll
+    for (int i = 0; i < V; i += kAtOnce) {
+      float part[kAtOnce];
+      to_floats<float, kAtOnce>(load_vector<Vector<float, kAtOnce>>(address + i * sizeof(float)), part);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) bias[i + j] = static_cast<Real>(part[j]);
+    }
+  } else {
+    to_floats<T, V>(load_vector<Vector<T, V>>(address), bias);
+  }
+  Real sum[V], largest = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    sum[i] = values[i] + bias[i];
+    largest = larger_magnitude(largest, sum[i]);
+  }
+  // Asked once for all elements.
+  if (largest > kMaxFinite<Real>) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = add_bias(values[i], bias[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) values[i] = sum[i];
+}
+
+// An element as an index over all axes.
+struct ElementIndex {
+  int64_t at[kMaxAxes];
+
+  __device__ __forceinline__ int64_t offset(const int64_t *stride) const {
+    int64_t sum = 0;
+#pragma unroll
+    for (int axis = 0; axis < kMaxAxes; ++axis) sum += at[axis] * stride[axis];
+    return sum;
+  }
+};
+
+__device__ __forceinline__ ElementIndex split_element(const SwigluOptionsParams &params, int64_t number) {
+  ElementIndex index;
+  if (params.is_narrow) {
+    uint32_t rest = static_cast<uint32_t>(number);
+#pragma unroll
+    for (int axis = kMaxAxes - 1; axis > 0; --axis) {
+      const DivmodResult at = params.narrow_shape[axis].divmod(rest);
+      index.at[axis] = at.remainder;
+      rest = at.quotient;
+    }
+    index.at[0] = rest;
+    return index;
+  }
+#pragma unroll
+  for (int axis = kMaxAxes - 1; axis > 0; --axis) {
+    const RowVector at = split_wide(number, params.shape[axis]);
+    index.at[axis] = at.vector;
+    number = at.row;
+  }
+  index.at[0] = number;
+  return index;
+}
+
+// False: num_rows or expert_rows says that there is no such row.
+__device__ __forceinline__ bool is_row_there(const SwigluOptionsParams &params, const ElementIndex &index) {
+  if (params.num_rows != nullptr) {
+    return index.offset(params.row_index_stride) < read_integer(params.num_rows, params.is_num_rows_64_bit, 0);
+  }
+  if (params.expert_rows == nullptr) return true;
+  const int64_t expert = index.offset(params.expert_index_stride);
+  return index.offset(params.expert_row_index_stride) <
+         read_integer(params.expert_rows, params.is_expert_rows_64_bit, expert * params.expert_rows_stride);
+}
+
+template <typename T, bool IsBackward>
+__global__ void __launch_bounds__(kSwigluThreads)
+    swiglu_options_kernel(const __grid_constant__ SwigluOptionsParams params) {
+  using Real = RealOf<T>;
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
+  const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t number = block * blockDim.x + threadIdx.x;
+  begin_dependent_launch();
+  if (number >= params.num_vectors) return;
+  const ElementIndex index = split_element(params, number);
+  wait_for_previous_launch();
+  if (!is_row_there(params, index)) return;
+  Real row_scale = 1;
+  if (params.row_scale != nullptr) {
+    row_scale = load_row_scale<T>(params.row_scale + index.offset(params.row_scale_stride), params.is_row_scale_f32);
+  }
+  Real value[kInputs][1], result[kOutputs][1];
+#pragma unroll
+  for (int i = 0; i < kInputs; ++i) value[i][0] = load_element<T>(params.in[i] + index.offset(params.in_stride[i]));
+#pragma unroll
+  for (int i = kGate; i <= kUp; ++i) {
+    if (params.bias[i] == nullptr) continue;
+    add_bias_vector<T, 1>(params.bias[i] + index.offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+  }
+  compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<Real>(params), row_scale, true, result);
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    if (params.out[i] == nullptr) continue;
+    store_element<T>(params.out[i] + index.offset(params.out_stride[i]), result[i][0]);
+  }
+}
+
+// Part of the row of an expert.
+struct ExpertPart {
+  uint32_t expert;
+  uint32_t row;
+  uint32_t first;  // vector, and the one behind the last
+  uint32_t end;
+};
+
+// The parts of rows that a warp takes, one after the other. All lanes ask together.
+class ExpertWalk {
+ public:
+  __device__ __forceinline__ explicit ExpertWalk(const SwigluExpertParams &params)
+      : params_(params), lane_(threadIdx.x % kLanes), part_((blockIdx.x * blockDim.x + threadIdx.x) / kLanes) {
+    look_at_experts();
+  }
+
+  // False: no part is left.
+  __device__ __forceinline__ bool next(ExpertPart *part) {
+    while (part_ >= total_) {
+      first_expert_ += kLanes * kExpertsOfLane;
+      if (first_expert_ >= params_.experts) return false;
+      part_ -= total_;
+      look_at_experts();
+    }
+    uint32_t in_expert = part_ - in_front_, expert = first_expert_ + lane_ * kExpertsOfLane;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane - 1; ++i) {
+      if (in_expert < parts_[i]) break;
+      in_expert -= parts_[i];
+      ++expert;
+    }
+    const int owner = 31 - __clz(static_cast<int>(__ballot_sync(kAll, in_front_ <= part_)));
+    const DivmodResult at = params_.parts_per_row.divmod(__shfl_sync(kAll, in_expert, owner));
+    part->expert = __shfl_sync(kAll, expert, owner);
+    part->row = at.quotient;
+    part->first = at.remainder * kSwigluPartVectors;
+    const uint32_t left = params_.vectors_per_row - part->first;
+    part->end = part->first + (left < kSwigluPartVectors ? left : kSwigluPartVectors);
+    part_ += gridDim.x * blockDim.x / kLanes;
+    return true;
+  }
+
+  __device__ __forceinline__ uint32_t lane() const {
+    return lane_;
+  }
+
+ private:
+  static constexpr uint32_t kLanes = 32, kExpertsOfLane = 8;
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  __device__ __forceinline__ uint32_t count_parts(uint32_t expert) const {
+    if (expert >= params_.experts) return 0;
+    const int64_t rows = read_integer(params_.expert_rows, params_.is_expert_rows_64_bit,
+                                      static_cast<int64_t>(expert) * params_.expert_rows_stride);
+    const uint32_t held = rows > params_.rows_per_expert ? params_.rows_per_expert : static_cast<uint32_t>(rows);
+    return rows < 0 ? 0 : held * params_.parts_per_row.divisor;
+  }
+
+  __device__ __forceinline__ void look_at_experts() {
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane; ++i) {
+      parts_[i] = count_parts(first_expert_ + lane_ * kExpertsOfLane + i);
+      sum += parts_[i];
+    }
+    uint32_t behind = sum;
+    for (uint32_t distance = 1; distance < kLanes; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(kAll, behind, distance);
+      if (lane_ >= distance) behind += other;
+    }
+    in_front_ = behind - sum;
+    total_ = __shfl_sync(kAll, behind, kLanes - 1);
+  }
+
+  const SwigluExpertParams &params_;
+  uint32_t lane_;
+  uint32_t part_;              // the warp's next, counted from the first expert that it looks at
+  uint32_t first_expert_ = 0;  // of kLanes * kExpertsOfLane that the warp looks at
+  uint32_t parts_[kExpertsOfLane];
+  uint32_t in_front_;  // parts of the experts before the lane's
+  uint32_t total_;     // parts of all that it looks at
+};
+
+template <typename T, int V, bool IsBackward>
+__global__ void __launch_bounds__(kSwigluThreads)
+    swiglu_expert_kernel(const __grid_constant__ SwigluExpertParams params) {
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
+  begin_dependent_launch();
+  wait_for_previous_launch();
+  ExpertWalk walk(params);
+  for (ExpertPart part; walk.next(&part);) {
+    const auto offset_of = [&](const SwigluExpertStrides &stride) {
+      return part.expert * stride.expert + part.row * stride.row;
+    };
+    const char *in[kInputs];
+    char *out[kOutputs];
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) in[i] = params.in[i] + offset_of(params.in_stride[i]);
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) out[i] = params.out[i] + offset_of(params.out_stride[i]);
+    float row_scale = 1;
+    if (params.row_scale != nullptr) {
+      row_scale = load_row_scale<T>(params.row_scale + offset_of(params.row_scale_stride), params.is_row_scale_f32);
+    }
+#pragma unroll 1
+    for (uint32_t vector = part.first + walk.lane(); vector < part.end; vector += 32) {
+      const uint64_t offset = uint64_t{vector} * (V * sizeof(T));
+      Vector<T, V> loaded[kInputs];
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i) loaded[i] = load_vector<Vector<T, V>>(in[i] + offset);
+      float value[kInputs][V], result[kOutputs][V];
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i) to_floats<T, V>(loaded[i], value[i]);
+#pragma unroll
+      for (int i = kGate; i <= kUp; ++i) {
+        if (params.bias[i] == nullptr) continue;
+        const uint64_t column = params.is_bias_f32[i] ? uint64_t{vector} * (V * sizeof(float)) : offset;
+        const char *bias = params.bias[i] + part.expert * params.bias_expert_stride[i] + column;
+        add_bias_vector<T, V>(bias, params.is_bias_f32[i], value[i]);
+      }
+      compute_with_options<SwigluFormula::kBiases, T, V>(value, params.options, row_scale, params.row_scale != nullptr,
+                                                         result);
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        if (params.out[i] != nullptr) store_vector(out[i] + offset, from_floats<T, V>(result[i]));
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// NULL where there is none.
+template <typename T>
+const void *find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
+  if (variant.work == kSwigluExperts || variant.work == kSwigluExpertGradients) {
+    if constexpr (sizeof(T) < sizeof(double)) {
+      constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+      if (vector_elements != kWide || variant.formula != SwigluFormula::kBiases) return nullptr;
+      return variant.work == kSwigluExperts ? reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false>)
+                                            : reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true>);
+    }
+    return nullptr;
+  }
+  if (vector_elements != 1 || variant.formula != SwigluFormula::kOptions) return nullptr;
+  return variant.work != kSwigluForward ? reinterpret_cast<const void *>(swiglu_options_kernel<T, true>)
+                                        : reinterpret_cast<const void *>(swiglu_options_kernel<T, false>);
+}
+
+}  // namespace rope

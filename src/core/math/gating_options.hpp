@@ -1,0 +1,364 @@
+// gating_options.hpp - SwiGLU with other activations, soft caps, a limit of the activation, its rounding, and biases
+//
+//   gate ── + bias ── limit ──┬── soft cap ── linear ─┐
+//                             └── weight ─────────────┴── activation ── limit ── rounding ─┐
+//   up ──── + bias ── limit ───── soft cap ── + up_offset ───────────── up ────────────────┴── out
+//
+// weight is what the activation multiplies the gate by, from 0 to 1. Of a gate that is NaN it is any number: linear is
+// NaN then. Stage by stage, so that a caller can ask what a form has once for many elements.
+//
+// IsBrief is for data of 16 bits, which would wait for more instructions: weights of GeGLU are within 2^-16 of their
+// value, on a GPU tanh within 2^-18.
+#pragma once
+
+#include "core/math/gating.hpp"
+
+namespace rope {
+
+template <typename T>
+constexpr bool kIsBrief = sizeof(T) == 2;
+
+// SWIGLU_ACTIVATION_ values.
+enum class Activation : uint8_t {
+  kSwiglu,
+  kGegluErf,
+  kGegluTanh,
+  kReglu
+};
+
+// The form of a descriptor: numbers of fp32, except for F64.
+struct GatingForm : Form<double> {
+  bool has_options = false;  // what follows is not all 0
+  Activation activation = Activation::kSwiglu;
+  bool limits_activation = false;  // `limit` bounds the activation, and up as ever
+  bool rounds_activation = false;  // to the type of the data, which has 16 bits
+  double gate_softcap = 0;         // 0: none
+  double up_softcap = 0;
+};
+
+// The same in the type of the arithmetic.
+template <typename Real>
+struct FormWithOptions : Form<Real> {
+  Activation activation;
+  bool rounds_activation;
+  bool limits_activation;
+  Real gate_limit;        // infinity: none
+  Real activation_limit;  // infinity: none
+  Real lowest_gate;       // 0 for ReGLU, whose infinities then meet no 0
+  Real gate_softcap;      // 0: none
+  Real inverse_of_gate_softcap;
+  Real up_softcap;
+  Real inverse_of_up_softcap;
+};
+
+template <typename Real>
+ROPE_HOST_DEVICE FormWithOptions<Real> form_with_options_in(const GatingForm &given) {
+  FormWithOptions<Real> form;
+  static_cast<Form<Real> &>(form) = form_in<Real>(given);
+  constexpr Real kNone = static_cast<Real>(INFINITY);
+  const auto inverse_of = [](double cap) { return static_cast<Real>(cap != 0.0 ? 1.0 / cap : 0.0); };
+  form.activation = given.activation;
+  form.rounds_activation = given.rounds_activation;
+  form.limits_activation = given.limits_activation;
+  form.gate_limit = given.limits_activation ? kNone : form.limit;
+  form.activation_limit = given.limits_activation ? form.limit : kNone;
+  form.lowest_gate = given.activation == Activation::kReglu ? Real{0} : -kNone;
+  form.gate_softcap = static_cast<Real>(given.gate_softcap);
+  form.inverse_of_gate_softcap = inverse_of(given.gate_softcap);
+  form.up_softcap = static_cast<Real>(given.up_softcap);
+  form.inverse_of_up_softcap = inverse_of(given.up_softcap);
+  return form;
+}
+
+// a * b + c rounded once, or, of floats where no instruction does it, from double.
+ROPE_HOST_DEVICE float multiply_add_once(float a, float b, float c) {
+#if defined(__CUDA_ARCH__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return multiply_add(a, b, c);
+#else
+  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+#endif
+}
+
+ROPE_HOST_DEVICE double multiply_add_once(double a, double b, double c) {
+  return fma(a, b, c);
+}
+
+// exp(-(x + rest)) * 2^power, of an x for which reduce_exp_of_negative takes that power and a rest below 2^-10.
+ROPE_HOST_DEVICE float exp_of_negative_sum(float x, float rest, int power) {
+#if defined(__CUDA_ARCH__)
+  const float shift = 12583039.0f + static_cast<float>(power);  // as in reduce_exp_of_negative
+  const float shifted = fmaf(x, -1.44269504f, shift);
+  const float reduced = fmaf(x, -1.925963033e-8f, fmaf(x, -1.44269504f, shift - shifted));
+  return approximate_power_of_two(fmaf(rest, -1.44269504f, reduced)) * float_of(bits_of(shifted) << 23);
+#else
+  const ReducedExp reduced = reduce_exp_of_negative(x, power);
+  return (expm1_of_rest(reduced.rest - rest) + 1.0f) * reduced.scale;
+#endif
+}
+
+// 1 / divisor of a divisor from 2^-126 to 2^126.
+ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
+#if defined(__CUDA_ARCH__)
+  return approximate_reciprocal(divisor);
+#else
+  return 1.0f / divisor;
+#endif
+}
+
+// A function, and its derivative.
+template <typename Real>
+struct Slope {
+  Real value;
+  Real slope;
+};
+
+// tanh from exp(-2 |x|) - 1, which is exact to its last bits also where it is small, and 1 / cosh^2.
+ROPE_HOST_DEVICE Slope<float> tanh_of(float x) {
+  const float magnitude = at_most(magnitude_of(x), 52.0f);  // exp(-104) < 2^-150
+  const ReducedExp reduced = reduce_exp_of_negative(magnitude + magnitude, 63);
+  const float part = expm1_of_rest(reduced.rest), scale = reduced.scale * 0x1p-63f;
+  const float less_one = multiply_add(part, scale, scale - 1.0f);
+  const float e = (part + 1.0f) * reduced.scale * 0x1p-63f, reciprocal = reciprocal_of(2.0f + less_one);
+  return {copysignf(less_one * reciprocal, x), 4.0f * (e * reciprocal) * reciprocal};
+}
+
+ROPE_HOST_DEVICE Slope<double> tanh_of(double x) {
+  const double e = exp_of_negative(magnitude_of(x + x)), reciprocal = 1.0 / (1.0 + e);
+  return {tanh(x), 4.0 * (e * reciprocal) * reciprocal};
+}
+
+// cap * tanh(x / cap). Where x / cap is small that is x, without what a subnormal quotient would lose.
+template <bool HasSlope, bool IsBrief, typename Real>
+ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
+  const Real ratio = x * inverse_of_cap;
+#if defined(__CUDA_ARCH__)
+  if constexpr (IsBrief) {
+    // 1 - 2 / (exp(2 |x|) + 1), which for a small x would be a difference of two that are alike.
+    const float small = fmaf(x * (ratio * ratio), -0.33333333f, x);
+    // An infinite exponential makes 1 of tanh, and 0 * infinity of the slope.
+    const float exponent = fabsf(ratio) * 2.88539008f;
+    const float e = approximate_power_of_two(HasSlope ? fminf(exponent, 126.0f) : exponent);
+    const float reciprocal = approximate_reciprocal(e + 1.0f);
+    const float large = copysignf(cap * fmaf(reciprocal, -2.0f, 1.0f), x);
+    return {fabsf(ratio) < 0.04f ? small : large, 4.0f * ((e * reciprocal) * reciprocal)};
+  }
+#endif
+  constexpr Real kLinear = sizeof(Real) == sizeof(float) ? Real{0x1p-13} : Real{0x1p-28};
+  const Slope<Real> of_ratio = tanh_of(ratio);
+  return {magnitude_of(ratio) < kLinear ? x : cap * of_ratio.value, of_ratio.slope};
+}
+
+// (1 + erf(x / sqrt(2))) / 2. Of a negative x it is exp(-x^2 / 2) times a quotient, and so without cancellation. The
+// square is exact, unless it is to be brief: exp would multiply its rounding.
+template <bool IsBrief>
+ROPE_HOST_DEVICE Slope<float> weight_of_erf(float x) {
+  const float t = at_most(magnitude_of(x), 14.5f);  // of -14.5 it is below 2^-150
+  const float square = multiply_rounded(t, t);
+  const float rest_of_square = IsBrief ? 0.0f : multiply_add_once(t, t, -square);
+  const float e = exp_of_negative_sum(0.5f * square, 0.5f * rest_of_square, 63);
+  // Minimax of exp(t^2 / 2) * erfc(t / sqrt(2)) / 2 from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The dividend has
+  // what makes up for 2^63.
+  float dividend, divisor;
+  if (IsBrief) {
+    dividend = multiply_add(t, 0x1p-63f * 1.70264628e-2f, 0x1p-63f * 0.119516242f);
+    dividend = multiply_add(t, dividend, 0x1p-63f * 0.36201962f);
+    dividend = multiply_add(t, dividend, 0x1p-63f * 0.5f);
+    divisor = multiply_add(t, 4.26838211e-2f, 0.299384634f);
+    divisor = multiply_add(t, divisor, 0.95347078f);
+    divisor = multiply_add(t, divisor, 1.52191018f);
+    divisor = multiply_add(t, divisor, 1.0f);
+  } else {
+    dividend = multiply_add(t, 0x1p-63f * 4.12380135e-3f, 0x1p-63f * 4.06836057e-2f);
+    dividend = multiply_add(t, dividend, 0x1p-63f * 0.18338443f);
+    dividend = multiply_add(t, dividend, 0x1p-63f * 0.438496221f);
+    dividend = multiply_add(t, dividend, 0x1p-63f * 0.5f);
+    divisor = multiply_add(t, 1.0336719e-2f, 0.101985055f);
+    divisor = multiply_add(t, divisor, 0.469864794f);
+    divisor = multiply_add(t, divisor, 1.20312286f);
+    divisor = multiply_add(t, divisor, 1.67487743f);
+    divisor = multiply_add(t, divisor, 1.0f);
+  }
+  const float below = multiply_rounded(e, dividend * reciprocal_of(divisor));
+  return {x < 0.0f ? below : 1.0f - below, 0.39894228f * 0x1p-63f * e};
+}
+
+template <bool>
+ROPE_HOST_DEVICE Slope<double> weight_of_erf(double x) {
+  constexpr double kRootHalf = 0.7071067811865476, kRestOfRootHalf = -4.833646656726457e-17;
+  const double bounded = clamp(x, -40.0, 40.0), scaled = bounded * kRootHalf;
+  const double rest = fma(bounded, kRestOfRootHalf, fma(bounded, kRootHalf, -scaled));
+  const double square = 0.5 * (bounded * bounded), rest_of_square = 0.5 * fma(bounded, bounded, -2.0 * square);
+  const double e = exp_of_negative(square) * (1.0 - rest_of_square);
+  // erfc at -(scaled + rest), of which erfc takes the first part.
+  return {0.5 * fma(1.1283791670955126 * e, rest, erfc(-scaled)), 0.3989422804014327 * e};
+}
+
+// y = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3) = x * (a + b * x^2) in two parts, unless it is to be brief: exp would
+// multiply its rounding. The first part of a has as few bits as make the difference exact.
+template <typename Real>
+struct TanhArgument {
+  Real y;
+  Real rest;
+  Real slope;  // dy / dx
+};
+
+template <bool IsBrief, typename Real>
+ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
+  constexpr bool kIsFloat = sizeof(Real) == sizeof(float);
+  constexpr Real kA = kIsFloat ? Real{0x1.98845p+0} : Real(0x1.9884533d43660p+0);
+  constexpr Real kRestOfA = kIsFloat ? Real(1.93077898681e-7) : Real(-3.430362161966579e-15);
+  constexpr Real kB = kIsFloat ? Real{0x1.2444f2p-4} : Real(0x1.2444f2a4d8b4bp-4);
+  constexpr Real kRestOfB = kIsFloat ? Real(2.39883239599e-9) : Real(-6.1751499e-19);
+  const Real slope = multiply_add(Real{3} * kB, multiply_rounded(x, x), kA + kRestOfA);
+  if (IsBrief) return {x * multiply_add(multiply_rounded(x, x), kB, kA + kRestOfA), Real{0}, slope};
+  const Real square = multiply_rounded(x, x), rest_of_square = multiply_add_once(x, x, -square);
+  const Real factor = multiply_add_once(kB, square, kA), difference = factor - kA;
+  const Real rest_of_factor = multiply_add_once(kB, square, -difference) +
+                              multiply_add(kB, rest_of_square, multiply_add(kRestOfB, square, kRestOfA));
+  const Real y = multiply_rounded(factor, x);
+  return {y, multiply_add(rest_of_factor, x, multiply_add_once(factor, x, -y)), slope};
+}
+
+// (1 + tanh(y / 2)) / 2 is sigmoid(y), from -104 to 64 by the formula of sigmoid_value_of.
+template <bool IsBrief>
+ROPE_HOST_DEVICE Slope<float> weight_of_tanh(float x) {
+  const float bounded = clamp(x, -10.681296f, 8.8726870f);
+  const TanhArgument<float> argument = tanh_argument<IsBrief>(bounded);
+  const float e = exp_of_negative_sum(argument.y, argument.rest, -25), reciprocal = reciprocal_of(e + 0x1p-25f);
+  const float value = reciprocal * 0x1p-25f;
+  return {value, x > bounded ? 0.0f : value * (reciprocal * e) * argument.slope};
+}
+
+template <bool>
+ROPE_HOST_DEVICE Slope<double> weight_of_tanh(double x) {
+  const double bounded = clamp(x, -21.6, 8.8726870);
+  const TanhArgument<double> argument = tanh_argument<false>(bounded);
+  const Sigmoid<double> sigmoid = sigmoid_of(argument.y);
+  const double value = fma(sigmoid.value * sigmoid.complement, argument.rest, sigmoid.value);
+  return {value, x > bounded ? 0.0 : value * sigmoid.complement * argument.slope};
+}
+
+// gate / (1 + exp(-argument)), each operation rounded to float.
+ROPE_HOST_DEVICE float rounded_silu(float gate, float argument) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(gate, __fadd_rn(1.0f, expf(-argument)));
+#else
+  const float bounded = clamp(argument, -89.0f, 64.0f);  // exp(89) is infinite, exp(-64) nothing beside 1
+  const ReducedExp reduced = reduce_exp_of_negative(bounded, -1);
+  return gate / (1.0f + (expm1_of_rest(reduced.rest) + 1.0f) * reduced.scale * 2.0f);
+#endif
+}
+
+ROPE_HOST_DEVICE double rounded_silu(double gate, double argument) {
+  return gate / (1.0 + exp(-argument));
+}
+
+// ---- The stages of an element ----
+
+// Sums of finite numbers stop at the largest one.
+template <typename Real>
+ROPE_HOST_DEVICE Real add_bias(Real value, Real bias) {
+  return within_range(value + bias, value, bias);
+}
+
+// The gate within its limit, and for ReGLU from 0 on.
+template <Activation kActivation, typename Real>
+ROPE_HOST_DEVICE Real bounded_gate(Real gate, const FormWithOptions<Real> &form) {
+  const Real bounded = at_most(gate, form.gate_limit);
+  return kActivation == Activation::kReglu ? at_least(bounded, Real{0}) : bounded;
+}
+
+// Of a bounded gate. Without HasSlope the slope is any number.
+template <Activation kActivation, bool HasSlope, bool IsBrief, typename Real>
+ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
+  if constexpr (kActivation == Activation::kGegluErf) {
+    return weight_of_erf<IsBrief>(gate);
+  } else if constexpr (kActivation == Activation::kGegluTanh) {
+    return weight_of_tanh<IsBrief>(gate);
+  } else if constexpr (kActivation == Activation::kReglu) {
+    // What is below 0 is 0 in the linear factor.
+    return {HasSlope && !(gate > Real{0}) ? Real{0} : Real{1}, Real{0}};
+  } else if constexpr (HasSlope) {
+    const Sigmoid<Real> sigmoid = sigmoid_of(alpha * gate);
+    return {sigmoid.value, alpha * (sigmoid.value * sigmoid.complement)};
+  } else {
+    return {sigmoid_value_of(alpha * gate), Real{0}};
+  }
+}
+
+// The activation is weight * linear. Half its slope, for it reaches 1.2; 0 where a limit cut, and of ReGLU at 0.
+template <typename Real>
+struct Activated {
+  Real weight;
+  Real linear;
+  Real half_slope;
+};
+
+// Of the gate, with its bias, and what the stages made of it; what HasSlope says, as of weight_of.
+template <bool HasSlope, typename Real>
+ROPE_HOST_DEVICE Activated<Real> activate(Real gate, const Slope<Real> &weight, const Slope<Real> &linear,
+                                          const FormWithOptions<Real> &form) {
+  if (!HasSlope) return {weight.value, linear.value, Real{0}};
+  const bool is_flat = gate > form.gate_limit || gate < form.lowest_gate;
+  // Of infinity no NaN, which the weight's slope of 0 would make.
+  const Real finite_linear = clamp(linear.value, -kMaxFinite<Real>, kMaxFinite<Real>);
+  const Real half_slope = Real{0.5} * multiply_add(finite_linear, weight.slope, weight.value * linear.slope);
+  return {weight.value, linear.value, is_flat ? Real{0} : half_slope};
+}
+
+// For forms that limit the activation.
+template <typename Real>
+ROPE_HOST_DEVICE Activated<Real> limit_activation(const Activated<Real> &activated, const FormWithOptions<Real> &form) {
+  const bool is_cut = activated.weight * activated.linear > form.activation_limit;
+  return is_cut ? Activated<Real>{Real{1}, form.activation_limit, Real{0}} : activated;
+}
+
+// The activation rounded to T, a type of 16 bits. Its derivative is that of the unrounded one.
+template <typename T>
+ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<float> &activated,
+                                                   const Slope<float> &linear, const FormWithOptions<float> &form) {
+  float value = activated.weight * activated.linear;
+  if (form.activation == Activation::kSwiglu) {
+    const float argument = form.alpha * bounded_gate<Activation::kSwiglu>(gate, form);
+    value = at_most(rounded_silu(linear.value, argument), form.activation_limit);
+  }
+  return {1.0f, to_float(round_to<T>(value)), activated.half_slope};
+}
+
+// up as it meets the activation: bounded, capped, and then moved. IsBounded: moves_within_range.
+template <bool IsBounded = false, typename Real>
+ROPE_HOST_DEVICE Real moved_up(Real capped_up, const FormWithOptions<Real> &form) {
+  const Real moved = capped_up + form.up_offset;
+  return IsBounded ? moved : within_range(moved, capped_up, capped_up);
+}
+
+// Without a row_scale it is 1. IsBounded: there is none, and moves_within_range; here and below.
+template <bool IsBounded, typename Real>
+ROPE_HOST_DEVICE Real gated(const Activated<Real> &activated, Real capped_up, const FormWithOptions<Real> &form,
+                            Real row_scale) {
+  const Real weighted_up = scale_by_row<!IsBounded>(moved_up<IsBounded>(capped_up, form), row_scale);
+  return ((activated.weight * weighted_up) * activated.linear) * form.out_scale;
+}
+
+template <bool IsBounded, typename Real>
+ROPE_HOST_DEVICE SwigluGradient<Real> gated_gradient(Real up, Real grad_out, const Activated<Real> &activated,
+                                                     const Slope<Real> &capped_up, const FormWithOptions<Real> &form,
+                                                     Real row_scale) {
+  const Real weighted_up = scale_by_row<!IsBounded>(moved_up<IsBounded>(capped_up.value, form), row_scale);
+  const Real half_gradient = (activated.half_slope * grad_out) * weighted_up;
+  const Real up_gradient =
+      ((activated.weight * capped_up.slope) * grad_out) * scale_by_row<!IsBounded>(activated.linear, row_scale);
+  return {(half_gradient + half_gradient) * form.out_scale,
+          up > form.limit || up < -form.limit ? Real{0} : up_gradient * form.out_scale};
+}
+
+// As half_row_term.
+template <typename Real>
+ROPE_HOST_DEVICE Real gated_half_row_term(Real grad_out, const Activated<Real> &activated, Real capped_up,
+                                          const FormWithOptions<Real> &form) {
+  const Real up = moved_up(capped_up, form), factor = activated.weight * grad_out;
+  const Real product = within_range(factor * up, factor, up);
+  return Real{0.5} * within_range((product * activated.linear) * form.out_scale, product, activated.linear);
+}
+
+}  // namespace rope

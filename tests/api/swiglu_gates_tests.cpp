@@ -1,0 +1,316 @@
+// swiglu_gates_tests.cpp - SwiGLU's other activations, soft caps, limits, rounding, biases and experts
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/cases.hpp"
+
+using oracle::Real;
+
+namespace {
+
+const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
+
+constexpr int32_t activations[] = {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH,
+                                   SWIGLU_ACTIVATION_REGLU};
+
+constexpr rope_dtype_t kF32 = ROPE_DTYPE_F32, kF64 = ROPE_DTYPE_F64, kBF16 = ROPE_DTYPE_BF16, kF16 = ROPE_DTYPE_F16;
+constexpr rope_dtype_t kI32 = ROPE_DTYPE_I32, kI64 = ROPE_DTYPE_I64;
+
+// Gates from -low to low in steps that no power of two divides, and random numbers for the rest.
+std::function<Real(SwigluTensor, const Index &)> gates_within(Real low, int64_t columns) {
+  return [=](SwigluTensor tensor, const Index &at) -> Real {
+    const int64_t i = at[0] * columns + at[1];
+    if (tensor == SwigluTensor::Gate) return low * std::sin(static_cast<Real>(i * 7 + 1));
+    const Real other = std::cos(static_cast<Real>(i * 5 + static_cast<int>(tensor)));
+    return tensor == SwigluTensor::Up ? 3 * other : other;
+  };
+}
+
+}  // namespace
+
+TEST_CASE("every activation over dtypes, shapes and packings", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : activations) {
+      for (const Shape &shape : {Shape{1}, Shape{7}, Shape{5, 8}, Shape{3, 33}, Shape{2, 3, 17}, Shape{2, 1024}}) {
+        SwigluCase().dtype(dtype).shape(shape).activation(activation).check();
+      }
+      for (const GatePacking packing : {GatePacking::GateFirst, GatePacking::UpFirst, GatePacking::Alternating,
+                                        GatePacking::AlternatingUpFirst, GatePacking::Blocks}) {
+        SwigluCase().dtype(dtype).shape({5, 48}).packing(packing).activation(activation).check();
+      }
+    }
+  }
+}
+
+TEST_CASE("every activation from gates near 0 to where it vanishes", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : activations) {
+      for (const Real low : {1e-30L, 1e-3L, 1.0L, 6.0L, 15.0L, 120.0L}) {
+        SwigluCase().dtype(dtype).shape({9, 64}).activation(activation).values(gates_within(low, 64)).check();
+      }
+    }
+  }
+}
+
+TEST_CASE("soft caps of gate and up, alone, together and as Kimi K3 has them", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const auto &[gate, up] : {std::pair{2.5, 0.0}, std::pair{0.0, 0.75}, std::pair{4.0, 25.0}}) {
+      for (const int32_t activation : activations) {
+        for (const Real low : {1e-3L, 2.0L, 90.0L}) {
+          SwigluCase()
+              .dtype(dtype)
+              .shape({5, 40})
+              .activation(activation)
+              .soft_caps(gate, up)
+              .values(gates_within(low, 40))
+              .check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a limit of the activation, alone and with every number of the form", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : activations) {
+      for (const int32_t rule : {SWIGLU_LIMIT_GATE, SWIGLU_LIMIT_ACTIVATION}) {
+        const double alpha = activation == SWIGLU_ACTIVATION_SWIGLU ? 1.702 : 0;
+        SwigluCase one;
+        one.dtype(dtype).shape({6, 40}).activation(activation, rule).values(gates_within(9, 40));
+        SwigluCase(one).form(0, 2.25, 0, 0).check();
+        SwigluCase(one).form(alpha, 1.5, 0.5, -3).check();
+        SwigluCase(one).form(alpha, 1.5, 0.5, -3).soft_caps(3, 2).row_scale(1, kF32).recomputed().check();
+      }
+    }
+  }
+}
+
+TEST_CASE("options with row_scale, its gradient, num_rows and every layout", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : activations) {
+      SwigluCase one;
+      one.dtype(dtype).activation(activation, SWIGLU_LIMIT_ACTIVATION).form(0, 3, 0.25, 2).soft_caps(5, 0).recomputed();
+      SwigluCase(one).shape({7, 33}).row_scale(1, kF32).grad_row_scale().num_rows(4, kI32).check();
+      SwigluCase(one).shape({3, 4, 24}).row_scale(2).grad_row_scale().packing(GatePacking::Alternating).check();
+      SwigluCase(one).shape({2, 3, 4, 5}).placed(Placement().gap(3, 3).at(1)).row_scale(1).check();
+      SwigluCase(one).shape({4, 64}).num_rows(9, kI64).packing(GatePacking::UpFirst).check();
+    }
+  }
+}
+
+TEST_CASE("activations rounded before they meet up", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : activations) {
+      SwigluCase one;
+      one.dtype(dtype).activation(activation).rounds_activation().recomputed();
+      for (const Shape &shape : {Shape{7}, Shape{5, 8}, Shape{3, 33}, Shape{2, 1024}})
+        SwigluCase(one).shape(shape).check();
+      SwigluCase(one).shape({9, 64}).values(gates_within(95, 64)).check();
+      SwigluCase(one).shape({9, 64}).form(0, 2, 0, 0).soft_caps(3, 3).row_scale(1).grad_row_scale().check();
+      SwigluCase(one)
+          .shape({9, 64})
+          .activation(activation, SWIGLU_LIMIT_ACTIVATION)
+          .form(0, 2, 0, 0.5)
+          .values(gates_within(9, 64))
+          .check();
+    }
+  }
+}
+
+TEST_CASE("in 16 bits a rounded activation is that of x / (1 + exp(-x)), operation by operation", "[swiglu][gates]") {
+  // Every gate of the type.
+  for (const rope_dtype_t dtype : {kF16, kBF16}) {
+    Workspace workspace(3);
+    constexpr int64_t kGates = 1 << 16;
+    const rope_tensor_t gate = workspace.tensor(dtype, {kGates}), up = workspace.tensor(dtype, {kGates});
+    const rope_tensor_t out = workspace.tensor(dtype, {kGates});
+    for (int64_t i = 0; i < kGates; ++i) {
+      const auto bits = static_cast<uint16_t>(i);
+      std::memcpy(element_at(gate, {i}), &bits, sizeof bits);
+      oracle::encode(dtype, 1, element_at(up, {i}));
+    }
+    workspace.freeze();
+    swiglu_args_t args = swiglu_args();
+    args.gate = gate;
+    args.up = up;
+    args.out = out;
+    for (const Device &device : devices()) {
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = dtype;
+      config.product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION;
+      const SwigluDesc desc = create(config);
+      workspace.restore();
+      REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+      int64_t others = 0, far = 0;
+      for (int64_t i = 0; i < kGates; ++i) {
+        const Real x = value_at(workspace.before(gate), {i}), actual = value_at(out, {i});
+        if (std::isnan(x) || x < -3e38L) continue;
+        const float narrow = static_cast<float>(x);
+        const float sum = 1.0f + static_cast<float>(std::exp(-x));
+        const Real exact = oracle::nearest(dtype, static_cast<Real>(narrow / sum));
+        if (actual == exact) continue;
+        ++others;
+        if (std::fabs(actual - exact) > oracle::ulp(dtype, exact)) ++far;
+      }
+      INFO(oracle::dtype_name(dtype) << " on " << device << ": " << others << " differ");
+      CHECK(others <= kGates / 10000);
+      CHECK(far == 0);
+    }
+  }
+}
+
+TEST_CASE("biases of gate and up", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_dtype_t bias : {rope_dtype_t{0}, kF32}) {
+      for (const Shape &shape : {Shape{7}, Shape{1, 24}, Shape{5, 33}, Shape{3, 64}, Shape{2, 3, 40}}) {
+        SwigluCase one;
+        one.dtype(dtype).shape(shape).biases(bias).recomputed();
+        SwigluCase(one).check();
+        SwigluCase(one).form(1.702, 7, 1, 0).packing(GatePacking::GateFirst, GatePacking::GateFirst).check();
+        SwigluCase(one).activation(SWIGLU_ACTIVATION_GEGLU_ERF).packing(GatePacking::Alternating).check();
+        SwigluCase(one).biases(bias, false, Placement().gap(0, 2).at(1)).check();
+      }
+      SwigluCase().dtype(dtype).shape({4, 33}).biases(bias).row_scale(1).grad_row_scale().num_rows(3, kI32).check();
+    }
+  }
+}
+
+TEST_CASE("experts, whose rows past theirs are neither read nor written", "[swiglu][gates]") {
+  const std::vector<int64_t> counts = {0, 3, 5, -2, 1, 0, 9, 4};
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_dtype_t integers : {kI32, kI64}) {
+      for (const Shape &shape :
+           {Shape{8, 5, 1}, Shape{8, 5, 24}, Shape{8, 5, 33}, Shape{8, 5, 3, 16}, Shape{8, 1, 40}}) {
+        SwigluCase one;
+        one.dtype(dtype).shape(shape).experts(counts, integers).recomputed();
+        SwigluCase(one).check();
+        SwigluCase(one)
+            .experts(counts, integers, Placement().gap(0, 3))
+            .activation(SWIGLU_ACTIVATION_GEGLU_TANH)
+            .check();
+        SwigluCase(one).biases(kF32, true).form(1.702, 7, 1, 0).packing(GatePacking::UpFirst).check();
+        SwigluCase(one).biases(0, false).row_scale(2).packing(GatePacking::Alternating).check();
+        SwigluCase(one).biases(0, true).row_scale(2, kF32).grad_row_scale().check();
+        SwigluCase(one).row_scale(1).placed(Placement().gap(1, 3).reversed(1)).check();
+      }
+    }
+  }
+}
+
+TEST_CASE("more experts than a warp looks at, and rows of many parts", "[swiglu][gates]") {
+  std::vector<int64_t> counts(700);
+  for (size_t i = 0; i < counts.size(); ++i) counts[i] = i % 5 == 0 ? static_cast<int64_t>(i % 7) : 0;
+  SwigluCase().dtype(kBF16).shape({700, 6, 24}).experts(counts, kI32).recomputed().check();
+  SwigluCase().dtype(kF32).shape({3, 2, 5000}).experts({1, 0, 2}, kI64).recomputed().check();
+  SwigluCase().dtype(kBF16).shape({2, 3, 2056}).experts({3, 1}, kI64).biases(kF32, true).check();
+  SwigluCase().dtype(kBF16).shape({1, 300, 264}).experts({290}, kI64).recomputed().check();
+  SwigluCase().dtype(kBF16).shape({40, 100, 520}).experts(std::vector<int64_t>(40, 100), kI32).check();
+}
+
+TEST_CASE("options and experts in calls large enough for several threads", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : {kF32, kBF16}) {
+    SwigluCase().dtype(dtype).shape({600, 1031}).activation(SWIGLU_ACTIVATION_GEGLU_TANH).soft_caps(9, 9).check();
+    SwigluCase().dtype(dtype).shape({1030, 1024}).biases(kF32).activation(SWIGLU_ACTIVATION_GEGLU_ERF).check();
+    SwigluCase().dtype(dtype).shape({5, 200, 1024}).experts({0, 200, 3, 0, 150}, kI32).recomputed().check();
+  }
+}
+
+TEST_CASE("gates of options over the whole range of F32 give no NaN and the right limits", "[swiglu][gates]") {
+  const std::vector<Real> values = {0.0L,   -0.0L,   1e-45L, -1e-45L, 1e-38L, -1e-38L, 1e-7L,  -1e-7L, 0.5L,
+                                    -0.5L,  1.0L,    -1.0L,  5.0L,    -5.0L,  11.0L,   -11.0L, 14.5L,  -14.5L,
+                                    104.0L, -104.0L, 1e10L,  -1e10L,  1e19L,  -1e19L,  3e38L,  -3e38L};
+  const int64_t count = static_cast<int64_t>(values.size());
+  for (const int32_t activation : activations) {
+    for (const double cap : {0.0, 1e-30, 30.0, 1e30}) {
+      SwigluCase()
+          .shape({count, count})
+          .activation(activation)
+          .soft_caps(cap, 0)
+          .values([&](SwigluTensor tensor, const Index &at) {
+            return tensor == SwigluTensor::Gate ? values[static_cast<size_t>(at[0])]
+                   : tensor == SwigluTensor::Up ? values[static_cast<size_t>(at[1])]
+                                                : 0.75L;
+          })
+          .check();
+    }
+  }
+}
+
+namespace {
+
+// The activation of every F32 gate of one sign and 2^23 neighbours, up being 1: the worst error in ulp.
+Real worst_of_gates(const Device &device, const swiglu_desc_t *desc, int32_t activation, uint32_t first_bits) {
+  constexpr int64_t kGates = int64_t{1} << 23;
+  Workspace workspace(1);
+  const rope_tensor_t gate = workspace.tensor(kF32, {kGates}), up = workspace.tensor(kF32, {kGates});
+  const rope_tensor_t out = workspace.tensor(kF32, {kGates});
+  for (int64_t i = 0; i < kGates; ++i) {
+    const uint32_t bits = first_bits + static_cast<uint32_t>(i);
+    const float one = 1.0f;
+    std::memcpy(element_at(gate, {i}), &bits, sizeof bits);
+    std::memcpy(element_at(up, {i}), &one, sizeof one);
+  }
+  workspace.freeze();
+  workspace.restore();
+  swiglu_args_t args = swiglu_args();
+  args.gate = gate;
+  args.up = up;
+  args.out = out;
+  REQUIRE(run(device, desc, Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+  const auto worst_between = [&](int64_t begin, int64_t end) {
+    double worst = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      float x, actual;
+      std::memcpy(&x, element_at(gate, {i}), sizeof x);
+      std::memcpy(&actual, element_at(out, {i}), sizeof actual);
+      const double wide = x, root = std::sqrt(2 / 3.14159265358979323846);
+      const double weight = activation == SWIGLU_ACTIVATION_GEGLU_ERF
+                                ? std::erfc(-wide * 0.70710678118654752440) / 2
+                                : 1 / (1 + std::exp(-2 * root * (wide + 0.044715 * wide * wide * wide)));
+      const double exact = wide * weight;
+      // Of a float, or of the smallest normal one, as ulps of subnormal numbers are.
+      const double ulp = std::ldexp(1.0, std::max(std::ilogb(exact), -126) - 23);
+      const double slack = 4 * std::ldexp(1.0, -149) * std::max(1.0, std::fabs(wide));
+      worst = std::max(worst, (std::fabs(actual - exact) - slack) / ulp);
+    }
+    return worst;
+  };
+  const int64_t workers = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  std::vector<double> worst(static_cast<size_t>(workers));
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < workers; ++i) {
+    threads.emplace_back(
+        [&, i] { worst[static_cast<size_t>(i)] = worst_between(kGates * i / workers, kGates * (i + 1) / workers); });
+  }
+  for (std::thread &thread : threads) thread.join();
+  return *std::max_element(worst.begin(), worst.end());
+}
+
+}  // namespace
+
+// A minute for each device; run it by hand after a change of the mathematics.
+TEST_CASE("every F32 gate of GeGLU is within 8 ulp", "[.][exhaustive]") {
+  for (const Device &device : devices()) {
+    for (const int32_t activation : {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH}) {
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = kF32;
+      config.activation = activation;
+      const SwigluDesc desc = create(config);
+      Real worst = 0;
+      // From 2^-30, below which the weight is 1/2, to 16, beyond which it is 0 or 1.
+      for (uint32_t exponent = 97; exponent <= 130; ++exponent) {
+        for (const uint32_t sign : {0u, 1u}) {
+          worst = std::max(worst, worst_of_gates(device, desc.get(), activation, sign << 31 | exponent << 23));
+        }
+      }
+      UNSCOPED_INFO("activation " << activation << " on " << device << ": " << static_cast<double>(worst) << " ulp");
+      CHECK(worst <= 8);
+    }
+  }
+}
