@@ -1,8 +1,8 @@
-// swiglu_systems_tests.cpp - the gated activations of other systems that are gate * sigmoid(alpha * gate) * up: packed
-// in four ways, clamped, shifted, scaled by row, recomputed in backward, over rows that the device counts
+// swiglu_systems_tests.cpp - the gated activations of other systems: packed in four ways, clamped, shifted, scaled by
+// row, recomputed in backward, over rows that the device counts; GELU and ReLU, soft caps, biases, experts
 //
-// vLLM and Liger round silu(gate) to the data's type before they multiply; librope rounds once, at the end. Not such a
-// form, and not served: SiTU-GLU (tanh caps), a bias, the "step" clamp of SwigluStepAndMul (min(silu(gate), L)).
+// vLLM and Liger round silu(gate) to the data's type before they multiply; librope rounds once, at the end, unless
+// product_rounding asks for that (tests/api/swiglu_gates_tests.cpp).
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -43,11 +43,13 @@ class SwigluCall {
     workspace_.fill(array.memory, [this](const Index &) { return 3 * workspace_.random().normal(); });
     return array;
   }
-  Array count(rope_dtype_t dtype, int64_t value) {
-    Array array = {{1}, workspace_.tensor(dtype, {1})};
-    workspace_.fill_integers(array.memory, [&](const Index &) { return value; });
+  Array counts(rope_dtype_t dtype, const std::vector<int64_t> &values) {
+    const auto size = static_cast<int64_t>(values.size());
+    Array array = {{size}, workspace_.tensor(dtype, {size})};
+    workspace_.fill_integers(array.memory, [&](const Index &at) { return values[static_cast<size_t>(at[0])]; });
     return array;
   }
+  Array count(rope_dtype_t dtype, int64_t value) { return counts(dtype, {value}); }
 
   // `size` is that of the largest term of the value.
   void expect(const Array &array, int64_t element, Real value, Real size) {
@@ -369,5 +371,178 @@ TEST_CASE("SwiGLU: every form recomputed in backward", "[systems][swiglu]") {
         SwigluCase(swiglu).form(0.5, 0, 0, 2).num_rows(3, ROPE_DTYPE_I32).check();
       }
     }
+  }
+}
+
+namespace {
+
+// The gate of another system as it writes it down, and how librope is asked for it.
+struct Gate {
+  std::function<Real(Real gate, Real up)> value;
+  std::function<void(swiglu_config_t &)> fill;
+};
+
+// Central differences of long double: off by 1e-11 of the value and its third derivative.
+Real slope(const std::function<Real(Real)> &function, Real at) {
+  const Real step = 1e-6L * std::max(Real{1}, std::fabs(at));
+  return (function(at + step) - function(at - step)) / (2 * step);
+}
+
+// What the tolerance of a result is a share of: more for 16 bits, in which activations are brief, and for F64, to which
+// differences are not exact.
+Real size_of(rope_dtype_t dtype, Real size) {
+  const bool is_narrow = dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16;
+  return std::fabs(size) * (is_narrow ? 8 : dtype == ROPE_DTYPE_F64 ? 1000 : 2);
+}
+
+void check_gate(rope_dtype_t dtype, Packing packing, const Gate &peer) {
+  const int64_t n = 5, d = 96;
+  SwigluCall forward(dtype);
+  peer.fill(forward.config);
+  const Array x = forward.data({n, 2 * d}), out = forward.data({n, d});
+  forward.args.gate = part(x, packing, false);
+  forward.args.up = part(x, packing, true);
+  forward.args.out = out.as(shape_of(packing, n, d));
+  for_each({n, d}, [&](const Shape &at) {
+    const Real gate = x.value({at[0], column(packing, d, at[1], false)});
+    const Real up = x.value({at[0], column(packing, d, at[1], true)});
+    forward.expect(out, out.at(at), peer.value(gate, up), size_of(dtype, peer.value(gate, up)));
+  });
+  forward.check(Direction::Forward);
+
+  SwigluCall backward(dtype);
+  peer.fill(backward.config);
+  const Array y = backward.data({n, 2 * d}), grad_out = backward.data({n, d}), grad = backward.data({n, 2 * d});
+  backward.args.gate = part(y, packing, false);
+  backward.args.up = part(y, packing, true);
+  backward.args.grad_out = grad_out.as(shape_of(packing, n, d));
+  backward.args.grad_gate = part(grad, packing, false);
+  backward.args.grad_up = part(grad, packing, true);
+  for_each({n, d}, [&](const Shape &at) {
+    const int64_t gate_at = y.at({at[0], column(packing, d, at[1], false)});
+    const int64_t up_at = y.at({at[0], column(packing, d, at[1], true)});
+    const Real gate = value_at(y.memory, {gate_at}), up = value_at(y.memory, {up_at}), dy = grad_out.value(at);
+    const Real by_gate = slope([&](Real g) { return peer.value(g, up); }, gate);
+    const Real by_up = slope([&](Real u) { return peer.value(gate, u); }, up);
+    // The terms of by_gate cancel near its zero; none is above |up| there.
+    backward.expect(grad, gate_at, dy * by_gate, size_of(dtype, dy * std::max(std::fabs(by_gate), std::fabs(up))));
+    backward.expect(grad, up_at, dy * by_up, size_of(dtype, dy * std::max(std::fabs(by_up), std::fabs(gate))));
+  });
+  backward.check(Direction::Backward);
+}
+
+// (1 + erf) / 2 and (1 + tanh) / 2 of the peers, without what they cancel for negative gates.
+const Gate gelu = {[](Real g, Real u) { return g * std::erfc(-g / std::sqrt(Real{2})) / 2 * u; },
+                   [](swiglu_config_t &config) { config.activation = SWIGLU_ACTIVATION_GEGLU_ERF; }};
+
+const Gate gelu_tanh = {[](Real g, Real u) {
+                          const Real inner = std::sqrt(2 / std::acos(Real{-1})) * (g + 0.044715L * g * g * g);
+                          return g * sigmoid(2 * inner) * u;
+                        },
+                        [](swiglu_config_t &config) { config.activation = SWIGLU_ACTIVATION_GEGLU_TANH; }};
+
+const Gate relu = {[](Real g, Real u) { return std::max(g, Real{0}) * u; },
+                   [](swiglu_config_t &config) { config.activation = SWIGLU_ACTIVATION_REGLU; }};
+
+Gate soft_capped(double gate_cap, double up_cap) {
+  const auto cap = [](Real x, double at) { return at == 0 ? x : at * std::tanh(x / static_cast<Real>(at)); };
+  return {[=](Real g, Real u) { return cap(g, gate_cap) * sigmoid(g) * cap(u, up_cap); },
+          [=](swiglu_config_t &config) {
+            config.gate_softcap = gate_cap;
+            config.up_softcap = up_cap;
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("vLLM gelu_and_mul, sglang gelu_and_mul: by erf, gate first", "[systems][swiglu]") {
+  for (rope_dtype_t dtype : floating) check_gate(dtype, Packing::GateFirst, gelu);
+}
+
+TEST_CASE("vLLM gelu_tanh_and_mul, Gemma's MLP, Liger GEGLU: by tanh", "[systems][swiglu]") {
+  for (rope_dtype_t dtype : floating) check_gate(dtype, Packing::GateFirst, gelu_tanh);
+}
+
+TEST_CASE("TransformerEngine geglu and reglu, blocks of 32 too", "[systems][swiglu]") {
+  for (rope_dtype_t dtype : floating) {
+    check_gate(dtype, Packing::Blocks, gelu_tanh);
+    check_gate(dtype, Packing::GateFirst, relu);
+    check_gate(dtype, Packing::Blocks, relu);
+  }
+}
+
+TEST_CASE("Kimi K3 SiTU, TransformerEngine scaled_situglu: both sides capped", "[systems][swiglu]") {
+  for (rope_dtype_t dtype : floating) {
+    check_gate(dtype, Packing::GateFirst, soft_capped(4, 25));
+    check_gate(dtype, Packing::Interleaved, soft_capped(4, 25));
+  }
+}
+
+TEST_CASE("Inkling 2: a soft cap of the gate alone", "[systems][swiglu]") {
+  for (rope_dtype_t dtype : floating) check_gate(dtype, Packing::GateLast, soft_capped(2.5, 0));
+}
+
+// Not 7, at which numbers of 16 bits would lie exactly, and where the peers' gradients differ.
+TEST_CASE("Step 3 SwigluStepAndMul: the activation limited, up clamped", "[systems][swiglu]") {
+  const double limit = 7.0009765625 + 1.0 / 4096;
+  const Gate step = {[=](Real g, Real u) {
+                       const auto at = static_cast<Real>(limit);
+                       return std::min(g * sigmoid(g), at) * std::max(-at, std::min(u, at));
+                     },
+                     [=](swiglu_config_t &config) {
+                       config.limit = limit;
+                       config.limit_rule = SWIGLU_LIMIT_ACTIVATION;
+                     }};
+  for (rope_dtype_t dtype : floating) check_gate(dtype, Packing::GateFirst, step);
+}
+
+TEST_CASE("vLLM and sglang masked experts: rows of each expert up to its count", "[systems][swiglu]") {
+  const int64_t experts = 5, room = 7, d = 64;
+  const std::vector<int64_t> counts = {3, 0, 7, 1, 4};
+  for (rope_dtype_t dtype : floating) {
+    SwigluCall call(dtype);
+    const Array x = call.data({experts, room, 2 * d}), out = call.data({experts, room, d});
+    const Array rows = call.counts(ROPE_DTYPE_I32, counts);
+    call.args.gate = narrow(x.tensor(), 2, 0, d);
+    call.args.up = narrow(x.tensor(), 2, d, d);
+    call.args.out = out.tensor();
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    input.expert_rows = rows.tensor();
+    call.args.input = &input;
+    for_each({experts, room, d}, [&](const Shape &at) {
+      if (at[1] >= counts[static_cast<size_t>(at[0])]) return;
+      const Real value = plain.value(x.value({at[0], at[1], at[2]}), x.value({at[0], at[1], d + at[2]}));
+      call.expect(out, out.at(at), value, std::fabs(value));
+    });
+    call.check(Direction::Forward);
+  }
+}
+
+TEST_CASE("gpt-oss experts with biases: gate and up, and their biases, alternate", "[systems][swiglu]") {
+  const int64_t experts = 3, room = 4, d = 48;
+  const std::vector<int64_t> counts = {4, 1, 2};
+  for (rope_dtype_t dtype : floating) {
+    SwigluCall call(dtype);
+    gpt_oss.fill(call.config);
+    const Array x = call.data({experts, room, 2 * d}), bias = call.data({experts, 2 * d});
+    const Array out = call.data({experts, room, d});
+    const Array rows = call.counts(ROPE_DTYPE_I64, counts);
+    call.args.gate = every(x.tensor(), 2, 0, 2);
+    call.args.up = every(x.tensor(), 2, 1, 2);
+    call.args.out = out.tensor();
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    input.gate_bias = every(bias.tensor(), 1, 0, 2);
+    input.up_bias = every(bias.tensor(), 1, 1, 2);
+    input.expert_rows = rows.tensor();
+    call.args.input = &input;
+    for_each({experts, room, d}, [&](const Shape &at) {
+      if (at[1] >= counts[static_cast<size_t>(at[0])]) return;
+      const Real gate = x.value({at[0], at[1], 2 * at[2]}) + bias.value({at[0], 2 * at[2]});
+      const Real up = x.value({at[0], at[1], 2 * at[2] + 1}) + bias.value({at[0], 2 * at[2] + 1});
+      // The rounding of a sum of fp32 goes through the sigmoid and meets what up_offset takes away.
+      const Real size = std::fabs(gpt_oss.silu(gate)) * (std::fabs(up) + 1) * 4;
+      call.expect(out, out.at(at), gpt_oss.value(gate, up), size);
+    });
+    call.check(Direction::Forward);
   }
 }
