@@ -2,10 +2,13 @@
 #include "cases.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <numeric>
+#include <random>
 #include <set>
 #include <sstream>
 
@@ -164,6 +167,13 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   item.alpha = number_of(words, "alpha", 0);
   item.limit = number_of(words, "limit", 0);
   item.up_offset = number_of(words, "up-offset", 0);
+  item.activation = choice_of(words, "activation", {"swiglu", "geglu-erf", "geglu-tanh", "reglu"});
+  item.limit_rule = choice_of(words, "limit-rule", {"gate", "activation"});
+  item.gate_softcap = number_of(words, "gate-softcap", 0);
+  item.up_softcap = number_of(words, "up-softcap", 0);
+  item.bias_dtype = std::array<rope_dtype_t, 3>{
+      0, item.dtype, ROPE_DTYPE_F32}[static_cast<size_t>(choice_of(words, "bias", {"none", "data", "f32"}))];
+  item.num_experts = integer_of(words, "experts", 0);
 
   item.layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD +
                                            (choice_of(words, "layout", {"thd", "bshd", "sbhd", "bhsd"}) + 3) % 4);
@@ -250,11 +260,12 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",     "measure",   "layout", "batch",  "tokens",  "heads",     "dim",     "rotary",     "offset",
-      "style",     "theta",     "angles", "place",  "packed",  "positions", "rows",    "axes",       "sequences",
-      "out-style", "scaling",   "pitch",  "from",   "view",    "alpha",     "columns", "gate",       "limit",
-      "up-offset", "direction", "dtype",  "launch", "threads", "margin",    "norm",    "norm-order", "norm-extent",
-      "weight",    "cache",     "slots",  "k-out",  "rotated", "beside"};
+      "class",   "measure",   "layout",     "batch",       "tokens",       "heads",      "dim",       "rotary",
+      "offset",  "style",     "theta",      "angles",      "place",        "packed",     "positions", "rows",
+      "axes",    "sequences", "out-style",  "scaling",     "pitch",        "from",       "view",      "alpha",
+      "columns", "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",    "threads",
+      "margin",  "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",     "k-out",
+      "rotated", "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",      "experts"};
   return keys;
 }
 
@@ -278,9 +289,30 @@ int64_t size_of(rope_dtype_t dtype) {
   }
 }
 
+std::vector<int64_t> expert_rows_of(const Case &item) {
+  std::mt19937_64 random(2026);
+  std::vector<int64_t> rows(static_cast<size_t>(item.num_experts));
+  for (size_t i = 0; i < rows.size(); i += 2) {
+    rows[i] = static_cast<int64_t>(random() % static_cast<uint64_t>(item.rows + 1));
+  }
+  return rows;
+}
+
+int64_t existing_rows_of(const Case &item) {
+  if (item.num_experts == 0) return item.rows;
+  const std::vector<int64_t> rows = expert_rows_of(item);
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+int64_t room_of_rows(const Case &item) {
+  return item.num_experts == 0 ? item.rows : item.num_experts * item.rows;
+}
+
 double bytes_moved(const Case &item) {
   const double size = static_cast<double>(size_of(item.dtype));
-  if (item.is_swiglu) return static_cast<double>(item.rows * item.columns) * size * (item.is_backward ? 5 : 3);
+  if (item.is_swiglu) {
+    return static_cast<double>(existing_rows_of(item) * item.columns) * size * (item.is_backward ? 5 : 3);
+  }
   const double tokens = static_cast<double>(item.batches * item.tokens);
   if (item.cache == CacheLayout::kNone)
     return 2 * size * tokens * static_cast<double>((item.q_heads + item.k_heads) * touched_channels(item));

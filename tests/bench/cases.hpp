@@ -106,12 +106,22 @@ struct Case {
   // SwiGLU
   int64_t rows = 0, columns = 0;
   Gate gate = Gate::kSeparate;
-  double alpha = 0, limit = 0, up_offset = 0;
+  int32_t activation = SWIGLU_ACTIVATION_SWIGLU, limit_rule = SWIGLU_LIMIT_GATE;
+  double alpha = 0, limit = 0, up_offset = 0, gate_softcap = 0, up_softcap = 0;
+  rope_dtype_t bias_dtype = 0;  // 0: no biases
+  int64_t num_experts = 0;      // 0: none; otherwise `rows` are the rows that there is room for in each
 };
 
 constexpr int64_t kPageEntries = 16;
 
 int64_t size_of(rope_dtype_t dtype);
+
+// Of an item with experts: every other one has none, the others evenly many from 0 to item.rows, by a fixed seed.
+std::vector<int64_t> expert_rows_of(const Case &item);
+
+// Rows of SwiGLU that exist, and rows that there is room for.
+int64_t existing_rows_of(const Case &item);
+int64_t room_of_rows(const Case &item);
 
 // The least that the operation can move: every element that it touches read once, and written once to each of its
 // destinations, without positions, tables, weights and slots.

@@ -58,18 +58,66 @@ void norm(const NormForm &form, const std::vector<double> &weights, std::vector<
   }
 }
 
+namespace {
+
+// A function, and its derivative.
+struct Slope {
+  double value, slope;
+};
+
+Slope soft_cap(double x, double cap) {
+  if (cap == 0) return {x, 1};
+  const double t = std::tanh(x / cap);
+  return {cap * t, 1 - t * t};
+}
+
+Slope limited(const Slope &given, bool is_cut, double limit) {
+  return is_cut ? Slope{limit, 0} : given;
+}
+
+Slope weight_of(const GateNumbers &numbers, double g) {
+  const double root = std::sqrt(2 / std::acos(-1.0));
+  switch (numbers.activation) {
+    case SWIGLU_ACTIVATION_GEGLU_ERF:
+      return {std::erfc(-g / std::sqrt(2.0)) / 2, root / 2 * std::exp(-g * g / 2)};
+    case SWIGLU_ACTIVATION_GEGLU_TANH: {
+      const double t = std::tanh(root * (g + 0.044715 * g * g * g));
+      return {(1 + t) / 2, (1 - t * t) / 2 * root * (1 + 3 * 0.044715 * g * g)};
+    }
+    case SWIGLU_ACTIVATION_REGLU:
+      return {g > 0 ? 1.0 : 0.0, 0};
+    default: {
+      const double s = 1 / (1 + std::exp(-numbers.alpha * g));
+      return {s, numbers.alpha * s * (1 - s)};
+    }
+  }
+}
+
+Slope activation_of(const GateNumbers &numbers, double gate) {
+  const bool has_limit = numbers.limit > 0, is_late = numbers.limit_rule == SWIGLU_LIMIT_ACTIVATION;
+  const Slope g = limited({gate, 1}, has_limit && !is_late && gate > numbers.limit, numbers.limit);
+  const Slope linear = soft_cap(g.value, numbers.gate_softcap), weight = weight_of(numbers, g.value);
+  const Slope product = {linear.value * weight.value,
+                         g.slope * (linear.slope * weight.value + linear.value * weight.slope)};
+  return limited(product, has_limit && is_late && product.value > numbers.limit, numbers.limit);
+}
+
+Slope moved_up(const GateNumbers &numbers, double up) {
+  const bool is_cut = numbers.limit > 0 && std::fabs(up) > numbers.limit;
+  const Slope bounded = limited({up, 1}, is_cut, std::copysign(numbers.limit, up));
+  const Slope capped = soft_cap(bounded.value, numbers.up_softcap);
+  return {capped.value + numbers.up_offset, capped.slope * bounded.slope};
+}
+
+}  // namespace
+
 double gated(const GateNumbers &numbers, double gate, double up) {
-  if (numbers.limit > 0) gate = std::min(gate, numbers.limit);
-  if (numbers.limit > 0) up = std::max(-numbers.limit, std::min(up, numbers.limit));
-  return gate / (1 + std::exp(-numbers.alpha * gate)) * (up + numbers.up_offset);
+  return activation_of(numbers, gate).value * moved_up(numbers, up).value;
 }
 
 GateGradient gate_gradient(const GateNumbers &numbers, double gate, double up, double grad_out) {
-  const double g = numbers.limit > 0 ? std::min(gate, numbers.limit) : gate;
-  const double u = numbers.limit > 0 ? std::max(-numbers.limit, std::min(up, numbers.limit)) : up;
-  const double s = 1 / (1 + std::exp(-numbers.alpha * g));
-  const double grad_gate = grad_out * (u + numbers.up_offset) * s * (1 + numbers.alpha * g * (1 - s));
-  return {g < gate ? 0 : grad_gate, u != up ? 0 : grad_out * g * s};
+  const Slope activation = activation_of(numbers, gate), moved = moved_up(numbers, up);
+  return {grad_out * moved.value * activation.slope, grad_out * activation.value * moved.slope};
 }
 
 void Accuracy::add(double got, double exact) {

@@ -26,8 +26,10 @@ struct NormForm {
 // The heads of one token. A weight for each channel, or none.
 void norm(const NormForm &form, const std::vector<double> &weights, std::vector<std::vector<double>> *heads);
 
+// SWIGLU_ values, and numbers that are 0 where there are none.
 struct GateNumbers {
-  double alpha = 1, limit = 0, up_offset = 0;
+  int32_t activation = 0, limit_rule = 0;
+  double alpha = 1, limit = 0, up_offset = 0, gate_softcap = 0, up_softcap = 0;
 };
 
 struct GateGradient {

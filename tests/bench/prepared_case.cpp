@@ -671,6 +671,10 @@ class PreparedSwiglu : public PreparedCase {
     config_.alpha = item.alpha;
     config_.limit = item.limit;
     config_.up_offset = item.up_offset;
+    config_.activation = item.activation;
+    config_.limit_rule = item.limit_rule;
+    config_.gate_softcap = item.gate_softcap;
+    config_.up_softcap = item.up_softcap;
     swiglu_desc_t *desc = nullptr;
     require(swiglu_desc_create(&config_, &desc));
     desc_.reset(desc);
@@ -694,9 +698,11 @@ class PreparedSwiglu : public PreparedCase {
   }
 
   Accuracy check() const override {
-    const swiglu_args_t &args = args_[0];
-    const std::vector<int64_t> rows = samples_of(item_.rows, kCheckedRows);
-    const std::vector<double> gate = read(args.gate, rows), up = read(args.up, rows);
+    const swiglu_args_t args = as_matrices(args_[0]);
+    const std::vector<int64_t> rows = samples_of_existing();
+    std::vector<double> gate = read(args.gate, rows), up = read(args.up, rows);
+    add_bias(input_.gate_bias, &gate);
+    add_bias(input_.up_bias, &up);
     const std::vector<double> grad_out = item_.is_backward ? read(args.grad_out, rows) : std::vector<double>();
     for (const rope_tensor_t *out : {&args.out, &args.grad_gate, &args.grad_up}) {
       // A packed gradient is poisoned as a whole through its first half.
@@ -710,6 +716,10 @@ class PreparedSwiglu : public PreparedCase {
     numbers.alpha = item_.alpha != 0 ? item_.alpha : 1;
     numbers.limit = item_.limit;
     numbers.up_offset = item_.up_offset;
+    numbers.activation = item_.activation;
+    numbers.limit_rule = item_.limit_rule;
+    numbers.gate_softcap = item_.gate_softcap;
+    numbers.up_softcap = item_.up_softcap;
     Accuracy accuracy;
     if (item_.is_backward) {
       const std::vector<double> grad_gate = read(args.grad_gate, rows), grad_up = read(args.grad_up, rows);
@@ -728,10 +738,77 @@ class PreparedSwiglu : public PreparedCase {
 
  private:
   rope_tensor_t make_tensor(int64_t columns) {
-    const size_t bytes = static_cast<size_t>(item_.rows * columns * size_of(item_.dtype));
+    const size_t bytes = static_cast<size_t>(room_of_rows(item_) * columns * size_of(item_.dtype));
     void *memory = memory_.allocate(bytes);
     memory_.fill(memory, bytes, item_.dtype);
-    return tensor(memory, item_.dtype, {item_.rows, columns});
+    return tensor(memory, item_.dtype, {room_of_rows(item_), columns});
+  }
+
+  rope_tensor_t make_bias() {
+    const size_t bytes = static_cast<size_t>(item_.columns * size_of(item_.bias_dtype));
+    void *memory = memory_.allocate(bytes);
+    memory_.fill(memory, bytes, item_.bias_dtype);
+    return tensor(memory, item_.bias_dtype, {item_.columns});
+  }
+
+  rope_tensor_t make_expert_rows() {
+    const std::vector<int64_t> rows = expert_rows_of(item_);
+    void *memory = memory_.allocate(rows.size() * sizeof rows[0]);
+    memory_.upload(memory, rows.data(), rows.size() * sizeof rows[0]);
+    return tensor(memory, ROPE_DTYPE_I64, {item_.num_experts});
+  }
+
+  // [rows, columns] as [experts, rows, columns], and back.
+  rope_tensor_t by_expert(const rope_tensor_t &view) const {
+    if (item_.num_experts == 0 || view.ndim == 0) return view;
+    rope_tensor_t split = view;
+    split.ndim = 3;
+    split.flags |= ROPE_TENSOR_STRIDED;
+    const int64_t shape[] = {item_.num_experts, item_.rows, item_.columns};
+    const int64_t stride[] = {item_.rows * stride_of(view, 0), stride_of(view, 0), stride_of(view, 1)};
+    std::copy(shape, shape + 3, split.shape);
+    std::copy(stride, stride + 3, split.stride);
+    return split;
+  }
+
+  rope_tensor_t as_matrix(const rope_tensor_t &view) const {
+    if (item_.num_experts == 0 || view.ndim == 0) return view;
+    rope_tensor_t joined = view;
+    joined.ndim = 2;
+    const int64_t shape[] = {room_of_rows(item_), item_.columns};
+    std::copy(shape, shape + 2, joined.shape);
+    std::copy(view.stride + 1, view.stride + 3, joined.stride);
+    return joined;
+  }
+
+  swiglu_args_t as_matrices(swiglu_args_t args) const {
+    for (rope_tensor_t *view : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+      *view = as_matrix(*view);
+    }
+    return args;
+  }
+
+  std::vector<int64_t> samples_of_existing() const {
+    std::vector<int64_t> samples = samples_of(existing_rows_of(item_), kCheckedRows);
+    if (item_.num_experts == 0) return samples;
+    std::vector<int64_t> existing;
+    const std::vector<int64_t> counts = expert_rows_of(item_);
+    for (size_t expert = 0; expert < counts.size(); ++expert) {
+      for (int64_t row = 0; row < counts[expert]; ++row) {
+        existing.push_back(static_cast<int64_t>(expert) * item_.rows + row);
+      }
+    }
+    for (int64_t &sample : samples) sample = existing[static_cast<size_t>(sample)];
+    return samples;
+  }
+
+  // To rows of values.
+  void add_bias(const rope_tensor_t &bias, std::vector<double> *values) const {
+    if (bias.ndim == 0) return;
+    std::vector<int64_t> indices(static_cast<size_t>(item_.columns));
+    std::iota(indices.begin(), indices.end(), 0);
+    const std::vector<double> numbers = memory_.read(bias.data, item_.bias_dtype, indices);
+    for (size_t i = 0; i < values->size(); ++i) (*values)[i] += numbers[i % numbers.size()];
   }
 
   void make_pair(rope_tensor_t *gate, rope_tensor_t *up) {
@@ -761,6 +838,17 @@ class PreparedSwiglu : public PreparedCase {
     } else {
       args.out = make_tensor(item_.columns);
     }
+    if (item_.bias_dtype != 0 && input_.gate_bias.ndim == 0) {
+      input_.gate_bias = make_bias();
+      input_.up_bias = make_bias();
+    }
+    if (item_.num_experts != 0) {
+      if (input_.expert_rows.ndim == 0) input_.expert_rows = make_expert_rows();
+      for (rope_tensor_t *view : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+        *view = by_expert(*view);
+      }
+    }
+    if (item_.bias_dtype != 0 || item_.num_experts != 0) args.input = &input_;
     return args;
   }
 
@@ -786,6 +874,7 @@ class PreparedSwiglu : public PreparedCase {
   const Case &item_;
   Memory &memory_;
   swiglu_config_t config_ = {};
+  swiglu_input_args_t input_ = SWIGLU_INPUT_ARGS_INIT;
   std::unique_ptr<swiglu_desc_t, void (*)(swiglu_desc_t *)> desc_{nullptr, swiglu_desc_destroy};
   std::vector<swiglu_args_t> args_;
 };
