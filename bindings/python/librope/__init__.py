@@ -20,8 +20,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._enums import (Device, Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Scaling,
-                     Sections, Style, TableRows)
+from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
+                     NormType, Scaling, Sections, Style, TableRows)
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
 from ._groups import Cache, Norm
 from ._hf_config import from_hf_config
@@ -31,6 +31,7 @@ from ._rope import RopeDesc
 from ._swiglu import SwigluDesc, swiglu, swiglu_backward
 
 __all__ = [
+    "Activation",
     "Cache",
     "CudaError",
     "Device",
@@ -39,6 +40,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Layout",
+    "LimitRule",
     "NoDevice",
     "Norm",
     "NormExtent",

@@ -7,8 +7,8 @@ import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
-from ._enums import (Device, Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Style,
-                     device_name, parse_device)
+from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
+                     NormType, Style, device_name, parse_device)
 from ._integers import fill
 from ._tensors import Reader
 
@@ -27,8 +27,9 @@ class _Handle:
 
 
 _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, "norm": NormType,
-          "norm_order": NormOrder, "norm_extent": NormExtent}
+          "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule}
 _FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding}
+_BOOLS = {"product_rounding"}
 _MAX_SHOWN = 4  # entries of an array
 
 
@@ -39,6 +40,8 @@ def _text_of(name: str, value: Any) -> str:
     if name in _FLAGS:
         names = [key.lower() for key, flag in _FLAGS[name].__members__.items() if value & flag]
         return repr(names[0] if len(names) == 1 else tuple(names))
+    if name in _BOOLS:
+        return repr(bool(value))
     if isinstance(value, list) and len(value) > _MAX_SHOWN:
         return f"[{', '.join(map(repr, value[:_MAX_SHOWN - 1]))}, ..., {value[-1]!r}]"
     return repr(value)

@@ -87,6 +87,22 @@ class NormRounding(IntFlag):
     AFTER_WEIGHT = _abi.ROPE_NORM_ROUND_AFTER_WEIGHT
 
 
+class Activation(IntEnum):
+    """What gates. REGLU: max(g, 0); GEGLU_ERF and GEGLU_TANH: GELU, exact and by torch's approximate="tanh"."""
+
+    SWIGLU = _abi.SWIGLU_ACTIVATION_SWIGLU
+    GEGLU_ERF = _abi.SWIGLU_ACTIVATION_GEGLU_ERF
+    GEGLU_TANH = _abi.SWIGLU_ACTIVATION_GEGLU_TANH
+    REGLU = _abi.SWIGLU_ACTIVATION_REGLU
+
+
+class LimitRule(IntEnum):
+    """What limit bounds from above: gate before the activation, or the activation."""
+
+    GATE = _abi.SWIGLU_LIMIT_GATE
+    ACTIVATION = _abi.SWIGLU_LIMIT_ACTIVATION
+
+
 class Scaling(IntEnum):
     """Recipes of context scaling; the header has their formulas."""
 
@@ -128,6 +144,8 @@ NORM_ORDERS = _names(NormOrder)
 NORM_EXTENTS = _names(NormExtent)
 NORM_TENSORS = _names(NormTensors)
 NORM_ROUNDINGS = _names(NormRounding)
+ACTIVATIONS = _names(Activation)
+LIMIT_RULES = _names(LimitRule)
 SCALINGS = _names(Scaling)
 SECTIONS = _names(Sections)
 DTYPES = {
@@ -142,10 +160,11 @@ DTYPES = {
 
 
 def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
-    """The number of an enumerator given as such, as a number (which the library checks), or as its name in any case."""
+    """The number of an enumerator given as such, as a number (which the library checks), or as its name in any case,
+    with "_" or "-"."""
     if isinstance(value, str):
         try:
-            return names[value.lower()]
+            return names[value.lower().replace("-", "_")]
         except KeyError:
             raise ValueError(f"{field} is {value!r}: it must be one of {', '.join(names)}") from None
     return integer(field, value)

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union, overload
 
 from . import _abi
 from ._descriptor import Descriptor
-from ._enums import dtype_number
+from ._enums import ACTIVATIONS, LIMIT_RULES, Activation, LimitRule, dtype_number, number_of
 from ._integers import fill
 from ._library import check, lib
 from ._rope import explanation, flags_of
 from ._tensors import Reader, dtype_of
-from ._types import AnyDtype, GatingGradients, Gradients, K, Q, Tensor, V
+from ._types import AnyActivation, AnyDtype, AnyLimitRule, GatingGradients, Gradients, K, Q, Tensor, V
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.swiglu_args_t)
+_INPUT_ARGS_SIZE = ctypes.sizeof(_abi.swiglu_input_args_t)
 
 
 class SwigluDesc(Descriptor):
-    """What selects a SwiGLU: its type and its four numbers. See swiglu_config_t in <rope/rope.h>.
+    """What selects a SwiGLU, GEGLU or ReGLU: its type, activation and numbers. See swiglu_config_t in <rope/rope.h>.
 
         out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale
-        g = min(gate, limit)        u = up within +-limit
+        g = min(gate + gate_bias, limit)        u = up + up_bias within +-limit
 
     dtype:       of gate, up, out and their gradients: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy or
                  JAX
@@ -35,6 +36,12 @@ class SwigluDesc(Descriptor):
     up_offset:   added to up
     out_scale:   factor of the output; 0: 1
     num_threads: CPU: most threads that a call may use
+    activation:  "swiglu", "geglu_erf" (torch's gelu), "geglu_tanh" (its approximate="tanh") or "reglu", of which the
+                 last three stand in the place of g * sigmoid(alpha * g), with an alpha of 0 or 1
+    gate_softcap, up_softcap: g outside the sigmoid becomes cap * tanh(g / cap), and so does u; 0: none
+    limit_rule:  "gate": as above; "activation": limit bounds g * sigmoid(alpha * g) instead of gate
+    product_rounding: the activation is rounded to a dtype of 16 bits before it is multiplied, as in torch's
+                 silu(gate) * up
     """
 
     _create = lib.swiglu_desc_create
@@ -50,6 +57,11 @@ class SwigluDesc(Descriptor):
         up_offset: float = 0.0,
         out_scale: float = 0.0,
         num_threads: int = 0,
+        activation: AnyActivation = Activation.SWIGLU,
+        gate_softcap: float = 0.0,
+        up_softcap: float = 0.0,
+        limit_rule: AnyLimitRule = LimitRule.GATE,
+        product_rounding: bool = False,
     ) -> None:
         config = fill(
             _abi.swiglu_config_t(), "swiglu_desc_create",
@@ -60,6 +72,11 @@ class SwigluDesc(Descriptor):
             limit=limit,
             up_offset=up_offset,
             out_scale=out_scale,
+            activation=number_of(ACTIVATIONS, "activation", activation),
+            gate_softcap=gate_softcap,
+            up_softcap=up_softcap,
+            limit_rule=number_of(LIMIT_RULES, "limit_rule", limit_rule),
+            product_rounding=_abi.SWIGLU_PRODUCT_ROUND_ACTIVATION if product_rounding else 0,
         )
         super().__init__(config, device)
 
@@ -71,6 +88,9 @@ class SwigluDesc(Descriptor):
         *,
         row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None,
+        gate_bias: Optional[Tensor] = None,
+        up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Q:
@@ -81,10 +101,14 @@ class SwigluDesc(Descriptor):
         row_scale: factors of the rows, F32 or the descriptor's dtype; its axes are the first ones of gate
         num_rows:  I32 or I64 [1], where the tensors are: entries of gate's first axis that count. The others are not
                    touched, and 0 in a new output
+        gate_bias, up_bias: F32 or the descriptor's dtype, [d], or [E, d] with experts; added first
+        expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
         stream, programmatic_launch: as for RopeDesc.forward
         """
-        reader, args, handle = self._begin("swiglu_forward", gate, up, row_scale, num_rows, programmatic_launch, stream)
-        out = _output(reader, args, "out", out, gate, zeroed=num_rows is not None)
+        reader, args, handle = self._begin(
+            "swiglu_forward", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
+            stream)
+        out = _output(reader, args, "out", out, gate, zeroed=num_rows is not None or expert_rows is not None)
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         return out
@@ -116,21 +140,28 @@ class SwigluDesc(Descriptor):
         out: Optional[Tensor] = None,
         row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None,
+        gate_bias: Optional[Tensor] = None,
+        up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Tuple[Optional[Tensor], ...]:
         """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
 
-        grad_out, gate, up: one shape; row_scale, num_rows: as for forward
+        grad_out, gate, up: one shape; row_scale, num_rows, biases, expert_rows: as for forward
         grad_gate, grad_up, grad_row_scale: None: a new tensor; False: not wanted, None is returned; otherwise written
                             there. The first two may be any one of grad_out, gate and up
         out:                if given, receives the output again (activation checkpointing)
+
+        The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to, which
+        librope.torch adds up.
         """
         reader, args, handle = self._begin(
-            "swiglu_backward", gate, up, row_scale, num_rows, programmatic_launch, stream)
+            "swiglu_backward", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
+            stream)
         grads = _gradients(
             reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out,
-            zeroed=num_rows is not None)
+            zeroed=num_rows is not None or expert_rows is not None)
         check(lib.swiglu_backward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         return tuple(grads)
@@ -147,6 +178,9 @@ class SwigluDesc(Descriptor):
         grad_row_scale: Union[Tensor, bool, None] = None,
         row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None,
+        gate_bias: Optional[Tensor] = None,
+        up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> str:
@@ -155,7 +189,9 @@ class SwigluDesc(Descriptor):
 
         Takes what they take, and runs nothing. Outputs that are None are made as they would make them, and dropped.
         """
-        reader, args, handle = self._begin("swiglu_explain", gate, up, row_scale, num_rows, programmatic_launch, stream)
+        reader, args, handle = self._begin(
+            "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
+            stream)
         # As owners they live until the text is there, so that none gets the address of another.
         if grad_out is not None:
             reader.owners += _gradients(
@@ -168,8 +204,8 @@ class SwigluDesc(Descriptor):
         return explanation(lib.swiglu_explain, handle, args)
 
     def _begin(
-            self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, programmatic_launch: bool,
-            stream: Any) -> Tuple[Reader, Any, Any]:
+            self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, gate_bias: Any, up_bias: Any,
+            expert_rows: Any, programmatic_launch: bool, stream: Any) -> Tuple[Reader, Any, Any]:
         args = _abi.swiglu_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch)
@@ -178,6 +214,12 @@ class SwigluDesc(Descriptor):
         for field, x in (("gate", gate), ("up", up), ("row_scale", row_scale), ("num_rows", num_rows)):
             if x is not None:
                 reader.read(args, field, x)
+        if gate_bias is not None or up_bias is not None or expert_rows is not None:
+            group = _abi.swiglu_input_args_t(struct_size=_INPUT_ARGS_SIZE)
+            for field, x in (("gate_bias", gate_bias), ("up_bias", up_bias), ("expert_rows", expert_rows)):
+                if x is not None:
+                    reader.read(group, field, x)
+            args.input = ctypes.pointer(group)
         return reader, args, handle
 
 
@@ -212,9 +254,13 @@ def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, zeroe
 
 @lru_cache(maxsize=64, typed=True)  # 1.0 and True are no number of threads
 def cached_desc(
-        dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int) -> SwigluDesc:
+        dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int,
+        activation: AnyActivation, gate_softcap: float, up_softcap: float, limit_rule: AnyLimitRule,
+        product_rounding: bool) -> SwigluDesc:
     return SwigluDesc(
-        dtype=dtype, alpha=alpha, limit=limit, up_offset=up_offset, out_scale=out_scale, num_threads=num_threads)
+        dtype=dtype, alpha=alpha, limit=limit, up_offset=up_offset, out_scale=out_scale, num_threads=num_threads,
+        activation=activation, gate_softcap=gate_softcap, up_softcap=up_softcap, limit_rule=limit_rule,
+        product_rounding=product_rounding)
 
 
 def swiglu(
@@ -224,11 +270,19 @@ def swiglu(
     *,
     row_scale: Optional[Tensor] = None,
     num_rows: Optional[Tensor] = None,
+    gate_bias: Optional[Tensor] = None,
+    up_bias: Optional[Tensor] = None,
+    expert_rows: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
     out_scale: float = 0.0,
     num_threads: int = 0,
+    activation: AnyActivation = Activation.SWIGLU,
+    gate_softcap: float = 0.0,
+    up_softcap: float = 0.0,
+    limit_rule: AnyLimitRule = LimitRule.GATE,
+    product_rounding: bool = False,
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Q:
@@ -238,10 +292,15 @@ def swiglu(
     gate, up, out: rank 1 to 4, one shape
     row_scale:     the first axes of gate
     num_rows:      [1]
+    gate_bias, up_bias: [d], or [E, d] with experts
+    expert_rows:   [E] with gate [E, N, .., d]
     """
-    desc = cached_desc(dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads)
+    desc = cached_desc(
+        dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
+        gate_softcap, up_softcap, limit_rule, product_rounding)
     return desc.forward(
-        gate, up, out, row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch, stream=stream)
+        gate, up, out, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
+        expert_rows=expert_rows, programmatic_launch=programmatic_launch, stream=stream)
 
 
 @overload
@@ -271,11 +330,19 @@ def swiglu_backward(
     out: Optional[Tensor] = None,
     row_scale: Optional[Tensor] = None,
     num_rows: Optional[Tensor] = None,
+    gate_bias: Optional[Tensor] = None,
+    up_bias: Optional[Tensor] = None,
+    expert_rows: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
     out_scale: float = 0.0,
     num_threads: int = 0,
+    activation: AnyActivation = Activation.SWIGLU,
+    gate_softcap: float = 0.0,
+    up_softcap: float = 0.0,
+    limit_rule: AnyLimitRule = LimitRule.GATE,
+    product_rounding: bool = False,
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Tuple[Optional[Tensor], ...]:
@@ -283,7 +350,10 @@ def swiglu_backward(
 
     Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
     """
-    desc = cached_desc(dtype_of("swiglu_backward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads)
+    desc = cached_desc(
+        dtype_of("swiglu_backward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
+        gate_softcap, up_softcap, limit_rule, product_rounding)
     return desc.backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale, out=out,
-        row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch, stream=stream)
+        row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
+        programmatic_launch=programmatic_launch, stream=stream)

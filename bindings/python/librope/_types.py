@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
 
-from ._enums import (Dtype, Layout, NormExtent, NormOrder, NormRounding, NormTensors, NormType, Scaling, Sections, Style,
-                     TableRows)
+from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors, NormType,
+                     Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
     from ._groups import Cache, Norm
@@ -36,6 +36,9 @@ _NormTensor = Literal["q", "k", "v"]
 AnyNormTensors = Union[NormTensors, _NormTensor, Sequence[_NormTensor], int]
 _NormRounding = Literal["before_weight", "after_weight"]
 AnyNormRounding = Union[NormRounding, _NormRounding, Sequence[_NormRounding], int]
+AnyActivation = Union[
+    Activation, Literal["swiglu", "geglu_erf", "geglu-erf", "geglu_tanh", "geglu-tanh", "reglu"], int]
+AnyLimitRule = Union[LimitRule, Literal["gate", "activation"], int]
 AnyScaling = Union[Scaling, Literal[
     "none", "linear", "dynamic_ntk", "dynamic_ntk_fixed", "ntk_alpha", "ntk_fixed", "ntk_mixed", "yarn", "yarn_log",
     "llama3", "longrope", "proportional", "factors"]]
@@ -92,20 +95,40 @@ class TorchRotation(_Pairing, Operands, total=False):
     pair_block: int
 
 
-class Gradients(TypedDict, total=False):
+class _Further(TypedDict, total=False):
+    num_rows: Optional[Tensor]
+    gate_bias: Optional[Tensor]
+    up_bias: Optional[Tensor]
+    expert_rows: Optional[Tensor]
+    programmatic_launch: bool
+
+
+class Gradients(_Further, total=False):
     """Of SwigluDesc.backward"""
 
     out: Optional[Tensor]
-    num_rows: Optional[Tensor]
-    programmatic_launch: bool
     stream: Any
 
 
-class GatingGradients(Gradients, total=False):
-    """Of swiglu_backward"""
-
-    alpha: float
+class _Form(TypedDict, total=False):
     limit: float
     up_offset: float
     out_scale: float
+    gate_softcap: float
+    up_softcap: float
+    limit_rule: AnyLimitRule
+    product_rounding: bool
+
+
+class GatingGradients(Gradients, _Form, total=False):
+    """Of swiglu_backward"""
+
+    alpha: float
+    activation: AnyActivation
     num_threads: int
+
+
+class TorchGeglu(_Further, _Form, total=False):
+    """Of librope.torch.geglu"""
+
+    row_scale: Optional[Tensor]

@@ -1,29 +1,30 @@
 # torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
-"""apply_rotary and swiglu return new tensors and are differentiable in reverse mode, apply_rotary any number of times.
-rotary_step is for inference: with a norm and paged caches in the same launch. The operators, torch.ops.librope.rotate,
-step, swiglu and swiglu_backward, run on the current stream, never break a graph and refuse tangents of forward mode.
-Descriptors are made on first use and kept."""
+"""apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
+times. rotary_step is for inference: with a norm and paged caches in the same launch. The operators,
+torch.ops.librope.rotate, step, swiglu and swiglu_backward, run on the current stream, never break a graph and refuse
+tangents of forward mode. Descriptors are made on first use and kept."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, overload
+from typing import TYPE_CHECKING, Any, List, Literal, Optional, Sequence, Tuple, overload
 
 import torch
 from torch import Tensor
 
-from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
-                     NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
+from ._enums import (ACTIVATIONS, LAYOUTS, LIMIT_RULES, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS,
+                     NORM_TYPES, STYLES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, bits_of,
+                     dtype_number, number_of)
 from ._groups import Cache, Norm
 from ._rope import RopeDesc
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
-from ._types import (AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType, AnyStyle,
-                     AnyTableRows, TorchRotation)
+from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
+                     AnyNormTensors, AnyNormType, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["apply_rotary", "rotary_step", "swiglu"]
+__all__ = ["apply_rotary", "geglu", "rotary_step", "swiglu"]
 
 _UNCHANGED = ()  # the operator writes to none of its inputs
 
@@ -320,18 +321,32 @@ def rotary_step(
 # ---- SwiGLU ---------------------------------------------------------------------------------------------------------
 
 
+# The last arguments of both operators. They have defaults, so that programs from before them keep their meaning.
+_FURTHER = (
+    "Tensor? gate_bias=None, Tensor? up_bias=None, Tensor? expert_rows=None, int activation=0, "
+    "float gate_softcap=0.0, float up_softcap=0.0, int limit_rule=0, bool product_rounding=False")
+_NUM_SWIGLU_INPUTS = 17
+_GATE_BIAS, _UP_BIAS = 9, 10  # among them
+
+
 @torch.library.custom_op(
     "librope::swiglu",
     mutates_args=_UNCHANGED,
     schema="(Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, float up_offset, "
-    "float out_scale, bool programmatic_launch) -> Tensor",
+    f"float out_scale, bool programmatic_launch, {_FURTHER}) -> Tensor",
 )
 def _swiglu(
         gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor], alpha: float, limit: float,
-        up_offset: float, out_scale: float, programmatic_launch: bool) -> Tensor:
-    desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
+        up_offset: float, out_scale: float, programmatic_launch: bool, gate_bias: Optional[Tensor] = None,
+        up_bias: Optional[Tensor] = None, expert_rows: Optional[Tensor] = None, activation: int = 0,
+        gate_softcap: float = 0.0, up_softcap: float = 0.0, limit_rule: int = 0,
+        product_rounding: bool = False) -> Tensor:
+    desc = cached_desc(
+        dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap,
+        limit_rule, product_rounding)
     return desc.forward(
-        gate, up, row_scale=row_scale, num_rows=num_rows, programmatic_launch=programmatic_launch)
+        gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
+        expert_rows=expert_rows, programmatic_launch=programmatic_launch)
 
 
 @_swiglu.register_fake
@@ -343,17 +358,22 @@ def _(gate: Tensor, *arguments: Any) -> Tensor:
     "librope::swiglu_backward",
     mutates_args=_UNCHANGED,
     schema="(Tensor grad_out, Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, "
-    "float up_offset, float out_scale, bool programmatic_launch, bool[] is_wanted) -> Tensor[]",
+    f"float up_offset, float out_scale, bool programmatic_launch, bool[] is_wanted, {_FURTHER}) -> Tensor[]",
 )
 def _swiglu_backward(
         grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
         alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
-        is_wanted: Sequence[bool]) -> List[Tensor]:
-    desc = cached_desc(dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0)
+        is_wanted: Sequence[bool], gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None, activation: int = 0, gate_softcap: float = 0.0, up_softcap: float = 0.0,
+        limit_rule: int = 0, product_rounding: bool = False) -> List[Tensor]:
+    desc = cached_desc(
+        dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap,
+        limit_rule, product_rounding)
     grad_gate, grad_up, grad_row_scale = (None if wanted else False for wanted in is_wanted)
     grads = desc.backward(
-        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, grad_gate=grad_gate, grad_up=grad_up,
-        grad_row_scale=grad_row_scale, programmatic_launch=programmatic_launch)
+        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
+        expert_rows=expert_rows, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
+        programmatic_launch=programmatic_launch)
     return [grad for grad in grads if grad is not None]
 
 
@@ -361,19 +381,42 @@ def _swiglu_backward(
 def _(
         grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
         alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
-        is_wanted: Sequence[bool]) -> List[Tensor]:
+        is_wanted: Sequence[bool], *further: Any) -> List[Tensor]:
     return [torch.empty_like(x) for x, wanted in zip((gate, up, row_scale), is_wanted) if wanted]
 
 
 def _save_swiglu(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.numbers = inputs[4:]
+    ctx.save_for_backward(*inputs[:4], *inputs[9:12])
+    ctx.numbers = inputs[4:9], inputs[12:]
+
+
+def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
+    """The sum over the rows that a bias was added to; those that do not exist are 0."""
+    axes = tuple(range(bias.dim() - 1, grad.dim() - 1))
+    if axes:  # no axes would mean all of them
+        grad = grad.sum(axes, dtype=torch.promote_types(grad.dtype, bias.dtype))
+    return grad.to(bias.dtype)
 
 
 def _swiglu_back(ctx: Any, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
-    is_wanted = list(ctx.needs_input_grad[:3])
-    grads = iter(torch.ops.librope.swiglu_backward(grad_out, *ctx.saved_tensors, *ctx.numbers, is_wanted))
-    return tuple(next(grads) if wanted else None for wanted in is_wanted) + (None,) * 6
+    # Arguments at their defaults may be left out.
+    needed = ctx.needs_input_grad + (False,) * (_NUM_SWIGLU_INPUTS - len(ctx.needs_input_grad))
+    *inputs, gate_bias, up_bias, expert_rows = ctx.saved_tensors
+    numbers, form = ctx.numbers
+    is_wanted = [needed[0] or needed[_GATE_BIAS], needed[1] or needed[_UP_BIAS], needed[2]]
+    results = iter(torch.ops.librope.swiglu_backward(
+        grad_out, *inputs, *numbers, is_wanted, gate_bias, up_bias, expert_rows, *form))
+    grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
+    for i, wanted in enumerate(is_wanted):
+        if wanted:
+            grads[i] = next(results)
+    for i, at, bias in ((0, _GATE_BIAS, gate_bias), (1, _UP_BIAS, up_bias)):
+        grad = grads[i]
+        if needed[at] and grad is not None:
+            grads[at] = _bias_gradient(grad, bias)
+            if not needed[i]:
+                grads[i] = None
+    return tuple(grads)
 
 
 _swiglu.register_autograd(_swiglu_back, setup_context=_save_swiglu)
@@ -387,18 +430,43 @@ def swiglu(
     *,
     row_scale: Optional[Tensor] = None,
     num_rows: Optional[Tensor] = None,
+    gate_bias: Optional[Tensor] = None,
+    up_bias: Optional[Tensor] = None,
+    expert_rows: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
     out_scale: float = 0.0,
+    activation: AnyActivation = Activation.SWIGLU,
+    gate_softcap: float = 0.0,
+    up_softcap: float = 0.0,
+    limit_rule: AnyLimitRule = LimitRule.GATE,
+    product_rounding: bool = False,
     programmatic_launch: bool = False,
 ) -> Tensor:
-    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, as SwigluDesc and its forward have it.
+    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, or what gates by another activation, as
+    SwigluDesc and its forward have it.
 
     gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
     row_scale: the first axes of gate
     num_rows:  [1]
-    Gradients flow to gate, up and row_scale.
+    gate_bias, up_bias: [d], or [E, d] with experts
+    expert_rows: [E] with gate [E, N, .., d]
+    Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows.
     """
     return torch.ops.librope.swiglu(
-        gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale, programmatic_launch)
+        gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale, programmatic_launch, gate_bias, up_bias,
+        expert_rows, number_of(ACTIVATIONS, "activation", activation), gate_softcap, up_softcap,
+        number_of(LIMIT_RULES, "limit_rule", limit_rule), product_rounding)
+
+
+_GELUS = {"none": Activation.GEGLU_ERF, "tanh": Activation.GEGLU_TANH}
+
+
+def geglu(
+    gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", **keywords: Unpack[TorchGeglu]) -> Tensor:
+    """gelu(gate, approximate=approximate) * up, in the words of torch.nn.functional.gelu; keywords as for swiglu."""
+    activation = _GELUS.get(approximate)
+    if activation is None:
+        raise ValueError(f"geglu: approximate is {approximate!r}: it must be one of {', '.join(_GELUS)}")
+    return swiglu(gate, up, activation=activation, **keywords)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import unittest
 from unittest import mock
 
@@ -82,12 +83,47 @@ def sigmoid(x):
     return 1.0 / (1.0 + numpy.exp(-x))
 
 
-def swiglu(gate, up, alpha=1.0, limit=None, up_offset=0.0, out_scale=1.0, row_scale=None):
-    g, u = numpy.asarray(gate, dtype=numpy.float64), numpy.asarray(up, dtype=numpy.float64)
+# What each activation multiplies the gate by.
+WEIGHTS = {
+    "swiglu": sigmoid,
+    "geglu_erf": lambda x: 0.5 * (1.0 + numpy.vectorize(math.erf, otypes=[float])(x / math.sqrt(2.0))),
+    "geglu_tanh": lambda x: 0.5 * (1.0 + numpy.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
+    "reglu": lambda x: numpy.where(x > 0.0, 1.0, 0.0),
+}
+
+
+def soft_cap(x, cap):
+    return cap * numpy.tanh(x / cap) if cap else x
+
+
+def swiglu(gate, up, alpha=1.0, limit=None, up_offset=0.0, out_scale=1.0, row_scale=None, activation="swiglu",
+           gate_softcap=0.0, up_softcap=0.0, limit_rule="gate", gate_bias=0.0, up_bias=0.0):
+    """A bias [d], or one that broadcasts against gate."""
+    g, u, gate_bias, up_bias = (numpy.asarray(x, dtype=numpy.float64) for x in (gate, up, gate_bias, up_bias))
+    g, u = g + gate_bias, u + up_bias
     if limit is not None:
-        g, u = numpy.minimum(g, limit), numpy.clip(u, -limit, limit)
+        g, u = g if limit_rule == "activation" else numpy.minimum(g, limit), numpy.clip(u, -limit, limit)
+    activated = soft_cap(g, gate_softcap) * WEIGHTS[activation](alpha * g)
+    if limit is not None and limit_rule == "activation":
+        activated = numpy.minimum(activated, limit)
     r = 1.0 if row_scale is None else numpy.asarray(row_scale, dtype=numpy.float64)[..., None]
-    return out_scale * g * sigmoid(alpha * g) * (u + up_offset) * r
+    return out_scale * activated * (soft_cap(u, up_softcap) + up_offset) * r
+
+
+def swiglu_differences(grad_out, gate, up, step=1e-5, **form):
+    """The gradients of gate and up for any form, by central differences."""
+    dy, g, u = (numpy.asarray(x, dtype=numpy.float64) for x in (grad_out, gate, up))
+    return (dy * (swiglu(g + step, u, **form) - swiglu(g - step, u, **form)) / (2 * step),
+            dy * (swiglu(g, u + step, **form) - swiglu(g, u - step, **form)) / (2 * step))
+
+
+# One of each option, and several together.
+SWIGLU_FORMS = (
+    dict(activation="geglu_erf"), dict(activation="geglu_tanh"), dict(activation="reglu"),
+    dict(gate_softcap=1.5), dict(up_softcap=0.75), dict(limit=0.5, limit_rule="activation"),
+    dict(alpha=1.5, limit=1.25, gate_softcap=4.0, up_softcap=2.0, up_offset=1.0, out_scale=0.5),
+    dict(activation="geglu_tanh", limit=0.5, limit_rule="activation", gate_softcap=2.0, up_offset=0.25),
+)
 
 
 def swiglu_gradients(grad_out, gate, up, row_scale=None):

@@ -109,6 +109,21 @@ class JaxTest(unittest.TestCase):
             for actual, expected in zip(grads, support.swiglu_gradients(gate, gate, up)):
                 numpy.testing.assert_allclose(numpy.asarray(actual), expected, atol=1e-5)
 
+    def test_geglu_of_experts(self):
+        gate, up, bias = self.x, self.x[::-1].copy(), self.x[:, 0, 0].copy()
+        rows = numpy.arange(len(gate), dtype=numpy.int32) % 3 + 1
+        exists = (numpy.arange(gate.shape[1]) < rows[:, None])[..., None, None]
+        form = dict(activation="geglu_erf", up_softcap=1.5)
+        for x in self.arrays():
+            other, on_device, count = (jax.device_put(y, list(x.devices())[0]) for y in (up, bias, rows))
+            given = dict(form, gate_bias=on_device, expert_rows=count)
+            numpy.testing.assert_allclose(
+                numpy.asarray(librope.swiglu(x, other, **given)),
+                numpy.where(exists, support.swiglu(gate, up, gate_bias=bias[:, None, None], **form), 0.0), atol=1e-5)
+            expected = support.swiglu_differences(gate, gate, up, gate_bias=bias[:, None, None], **form)
+            for actual, wanted in zip(librope.swiglu_backward(x, x, other, **given), expected):
+                numpy.testing.assert_allclose(numpy.asarray(actual), numpy.where(exists, wanted, 0.0), atol=1e-5)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -15,7 +15,8 @@ from support import numpy
 
 import librope
 from librope import _library
-from librope import (Dtype, InvalidArgument, Layout, NotSupported, RopeDesc, Style, SwigluDesc, TableRows)
+from librope import (Activation, Dtype, InvalidArgument, Layout, LimitRule, NotSupported, RopeDesc, Style, SwigluDesc,
+                     TableRows)
 
 random = numpy.random.default_rng(20261120)
 
@@ -358,6 +359,10 @@ class ErrorTest(unittest.TestCase):
         calls[2] = rope[2], lambda desc: desc.forward(x, positions=positions)
         calls.append((SwigluDesc(dtype="f32", alpha=1.5, limit=0.5, up_offset=1.0, out_scale=2.0),
                       lambda desc: desc.forward(x, x)))
+        half = x.astype(numpy.float16)
+        calls.append((SwigluDesc(dtype="f16", activation="geglu_tanh", gate_softcap=2.0, up_softcap=1.0, limit=0.5,
+                                 limit_rule="activation", product_rounding=True),
+                      lambda desc: desc.forward(half, half)))
         for desc, call in calls:
             expected = call(desc)
             twins = [copy.copy(desc), copy.deepcopy(desc)]
@@ -552,6 +557,96 @@ class SwigluTest(unittest.TestCase):
         for actual, expected in zip(grads, support.swiglu_gradients(grad_out, gate, up, scale)):
             self.assert_close(actual[:5], expected[:5], 1e-5)
             self.assertTrue((actual[5:] == 0).all())
+
+    def test_forms(self):
+        for dtype, tolerance in ((numpy.float32, 1e-5), (numpy.float64, 1e-8)):
+            grad_out, gate, up, scale = (normal(*shape, dtype=dtype) for shape in [(7, 12)] * 3 + [(7,)])
+            for form in support.SWIGLU_FORMS:
+                with self.subTest(dtype=dtype, **form):
+                    form = dict(form, row_scale=scale)
+                    self.assert_close(librope.swiglu(gate, up, **form), support.swiglu(gate, up, **form), tolerance)
+                    grads = librope.swiglu_backward(grad_out, gate, up, **form)
+                    for actual, expected in zip(grads, support.swiglu_differences(grad_out, gate, up, **form)):
+                        self.assert_close(actual, expected, tolerance)
+
+    def test_names_of_forms(self):
+        gate, up = normal(7, 12), normal(7, 12)
+        expected = librope.swiglu(gate, up, activation="geglu_erf", limit=0.5, limit_rule="activation")
+        for activation in ("geglu-erf", "GEGLU_ERF", Activation.GEGLU_ERF, 1):
+            numpy.testing.assert_array_equal(
+                librope.swiglu(gate, up, activation=activation, limit=0.5, limit_rule=LimitRule.ACTIVATION), expected)
+        with self.assertRaisesRegex(ValueError, "activation is 'gelu': it must be one of swiglu, geglu_erf, geglu_tanh, "):
+            librope.swiglu(gate, up, activation="gelu")
+        with self.assertRaisesRegex(ValueError, "limit_rule is 'up': it must be one of gate, activation"):
+            SwigluDesc(dtype="f32", limit_rule="up")
+        with self.assertRaisesRegex(InvalidArgument, "activation is 4: it must be SWIGLU_ACTIVATION_SWIGLU, "):
+            SwigluDesc(dtype="f32", activation=4)
+        with self.assertRaisesRegex(InvalidArgument, "alpha is 1.702 and activation is 3"):
+            SwigluDesc(dtype="f32", activation="reglu", alpha=1.702)
+        with self.assertRaisesRegex(InvalidArgument, "up_softcap is -1: it must be from"):
+            librope.swiglu_backward(gate, gate, up, up_softcap=-1.0)
+
+    def test_the_rounded_activation(self):
+        gate, up = normal(200, 100, dtype=numpy.float16), normal(200, 100, dtype=numpy.float16)
+        rounded = support.swiglu(gate, 1.0, activation="geglu_erf").astype(numpy.float16)
+        expected = (rounded.astype(numpy.float64) * up).astype(numpy.float16)
+        actual = librope.swiglu(gate, up, activation="geglu_erf", product_rounding=True)
+        self.assertLessEqual((actual != expected).sum(), 4)
+        self.assertGreater((librope.swiglu(gate, up, activation="geglu_erf") != expected).sum(), 1000)
+        wide = numpy.float32(gate), numpy.float32(up)  # which keeps what it has
+        numpy.testing.assert_array_equal(librope.swiglu(*wide, product_rounding=True), librope.swiglu(*wide))
+
+    def test_biases(self):
+        grad_out, gate, up = normal(7, 2, 12), normal(7, 2, 12), normal(7, 2, 12)
+        biases = dict(gate_bias=normal(12), up_bias=normal(24)[::2])
+        form = dict(activation="geglu_tanh", up_offset=1.0)
+        for given in (biases, {"gate_bias": biases["gate_bias"]}, {"up_bias": biases["up_bias"]}):
+            with self.subTest(given=list(given)):
+                self.assert_close(
+                    librope.swiglu(gate, up, **given, **form), support.swiglu(gate, up, **given, **form), 1e-5)
+                out = numpy.empty_like(gate)
+                grads = librope.swiglu_backward(grad_out, gate, up, out=out, **given, **form)
+                self.assert_close(out, support.swiglu(gate, up, **given, **form), 1e-5)
+                for actual, expected in zip(
+                        grads, support.swiglu_differences(grad_out, gate, up, **given, **form)):
+                    self.assert_close(actual, expected, 1e-5)
+        half = gate.astype(numpy.float16), up.astype(numpy.float16)
+        numpy.testing.assert_allclose(
+            librope.swiglu(*half, **biases), support.swiglu(*half, **biases), rtol=1e-3, atol=1e-3)
+        with self.assertRaisesRegex(InvalidArgument, "swiglu_forward: gate_bias.shape"):
+            librope.swiglu(gate, up, gate_bias=normal(11))
+        with self.assertRaisesRegex(InvalidArgument, "swiglu_backward: up_bias.dtype is F64"):
+            librope.swiglu_backward(grad_out, gate, up, up_bias=normal(12, dtype=numpy.float64))
+        with self.assertRaisesRegex(TypeError, "swiglu_forward: gate_bias: it is a"):
+            librope.swiglu(gate, up, gate_bias=[0.0] * 12)
+
+    def test_experts(self):
+        grad_out, gate, up = normal(4, 5, 12), normal(4, 5, 12), normal(4, 5, 12)
+        gate_bias, up_bias, scale = normal(4, 12), normal(4, 12), normal(4, 5)
+        rows = numpy.array([5, 0, 3, 9], dtype=numpy.int32)
+        exists = numpy.arange(5) < rows[:, None]
+        broadcast = dict(gate_bias=gate_bias[:, None], up_bias=up_bias[:, None], row_scale=scale)
+        given = dict(gate_bias=gate_bias, up_bias=up_bias, row_scale=scale, expert_rows=rows)
+        expected = support.swiglu(gate, up, **broadcast)
+        self.assert_close(librope.swiglu(gate, up, **given), numpy.where(exists[..., None], expected, 0.0), 1e-5)
+        out = numpy.full_like(gate, 7.0)
+        SwigluDesc(dtype="f32").forward(gate, up, out, **given)
+        self.assert_close(out, numpy.where(exists[..., None], expected, 7.0), 1e-5)
+        grads = librope.swiglu_backward(grad_out, gate, up, **given)
+        for actual, wanted in zip(grads, support.swiglu_differences(grad_out, gate, up, **broadcast)):
+            self.assert_close(actual, numpy.where(exists[..., None], wanted, 0.0), 1e-5)
+        self.assertTrue((grads[2][~exists] == 0).all())
+        # A bias for all experts, and 64-bit rows.
+        self.assert_close(
+            librope.swiglu(gate, up, up_bias=up_bias[0], expert_rows=rows.astype(numpy.int64)),
+            numpy.where(exists[..., None], support.swiglu(gate, up, up_bias=up_bias[0]), 0.0), 1e-5)
+        with self.assertRaisesRegex(InvalidArgument, "num_rows and expert_rows are set"):
+            librope.swiglu(gate, up, num_rows=rows[:1], expert_rows=rows)
+        with self.assertRaisesRegex(InvalidArgument, "swiglu_explain: expert_rows.shape"):
+            SwigluDesc(dtype="f32").explain(gate, up, expert_rows=rows[:3])
+        desc = SwigluDesc(dtype="f32", num_threads=1)
+        self.assertRegex(desc.explain(gate, up, **given), "^swiglu F32 forward on the CPU: 1 of 1 threads, ")
+        self.assertRegex(desc.explain(gate, up, grad_out=grad_out, **given), "^swiglu F32 backward on the CPU: ")
 
     def test_float64(self):
         gate, up = normal(7, 12, dtype=numpy.float64), normal(7, 12, dtype=numpy.float64)

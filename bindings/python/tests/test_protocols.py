@@ -115,7 +115,9 @@ class DlpackTest(unittest.TestCase):
             "rope_forward": lambda new: self.desc.forward(new(self.x), out=new(result), positions=new(numpy.arange(5))),
             "rope_backward": lambda new: self.desc.backward(new(self.x), out=new(result), cos=new(cos), sin=new(sin)),
             "rope_explain": lambda new: self.desc.explain(new(self.x), out=new(result)),
-            "swiglu_forward": lambda new: gate.forward(new(self.x), new(self.x), new(result)),
+            "swiglu_forward": lambda new: gate.forward(
+                new(self.x), new(self.x), new(result), gate_bias=new(cos[0].repeat(2)), up_bias=new(sin[0].repeat(2)),
+                expert_rows=new(numpy.arange(5))),
             "swiglu_backward": lambda new: gate.backward(
                 new(self.x), new(self.x), new(self.x), grad_gate=new(grads[0]), grad_up=new(grads[1])),
             "swiglu_explain": lambda new: gate.explain(

@@ -30,6 +30,11 @@ class ReprTest(unittest.TestCase):
         self.check(
             SwigluDesc(dtype="f16", alpha=1.702, limit=7, up_offset=1, out_scale=2, num_threads=1),
             "SwigluDesc(dtype='f16', alpha=1.702, limit=7.0, up_offset=1.0, out_scale=2.0, num_threads=1)")
+        self.check(
+            SwigluDesc(dtype="bf16", activation="geglu-erf", gate_softcap=20, up_softcap=30, limit=7,
+                       limit_rule="activation", product_rounding=True),
+            "SwigluDesc(dtype='bf16', limit=7.0, activation='geglu_erf', gate_softcap=20.0, up_softcap=30.0, "
+            "limit_rule='activation', product_rounding=True)")
 
     def test_a_norm(self):
         self.check(
