@@ -217,6 +217,26 @@ class TorchTest(unittest.TestCase):
         expected_grad, = torch.autograd.grad(expected.sum(), packed)
         self.assertTrue(torch.allclose(grad, expected_grad, atol=1e-5))
 
+    def test_gatings_as_on_the_cpu(self):
+        torch = self.torch
+        gate, up, gate_bias, up_bias = (
+            torch.randn(*shape, requires_grad=True) for shape in ((3, 64, 200), (3, 64, 200), (3, 200), (200,)))
+        rows = torch.tensor([64, 0, 17])
+        on_device = [x.detach().cuda().requires_grad_() for x in (gate, up, gate_bias, up_bias)]
+        for form in support.SWIGLU_FORMS:
+            with self.subTest(**form):
+                results = []
+                for inputs, count in (((gate, up, gate_bias, up_bias), rows), (on_device, rows.cuda())):
+                    out = self.operators.swiglu(
+                        *inputs[:2], gate_bias=inputs[2], up_bias=inputs[3], expert_rows=count, **form)
+                    results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+                for expected, actual in zip(*results):
+                    self.assertTrue(torch.allclose(actual.cpu(), expected, rtol=1e-4, atol=1e-4))
+        half = [torch.randn(100, 100, device="cuda").bfloat16() for _ in range(2)]
+        actual = self.operators.swiglu(*half, product_rounding=True).cpu()
+        expected = self.operators.swiglu(*(x.cpu() for x in half), product_rounding=True)
+        self.assertLessEqual(int((actual != expected).sum()), 10)
+
     def test_the_second_device(self):
         torch = self.torch
         if torch.cuda.device_count() < 2:

@@ -575,7 +575,7 @@ class SwigluTest(unittest.TestCase):
         for activation in ("geglu-erf", "GEGLU_ERF", Activation.GEGLU_ERF, 1):
             numpy.testing.assert_array_equal(
                 librope.swiglu(gate, up, activation=activation, limit=0.5, limit_rule=LimitRule.ACTIVATION), expected)
-        with self.assertRaisesRegex(ValueError, "activation is 'gelu': it must be one of swiglu, geglu_erf, geglu_tanh, "):
+        with self.assertRaisesRegex(ValueError, "activation is 'gelu': it must be one of swiglu, geglu_erf, "):
             librope.swiglu(gate, up, activation="gelu")
         with self.assertRaisesRegex(ValueError, "limit_rule is 'up': it must be one of gate, activation"):
             SwigluDesc(dtype="f32", limit_rule="up")

@@ -11,7 +11,7 @@ torch = support.needs("torch")
 import librope  # noqa: E402
 import librope.torch  # noqa: E402
 from librope import NotSupported, RopeDesc  # noqa: E402
-from librope.torch import apply_rotary, swiglu  # noqa: E402
+from librope.torch import apply_rotary, geglu, swiglu  # noqa: E402
 
 torch.manual_seed(20261120)
 BSHD = dict(style="half", layout="bshd", theta=10000.0)
@@ -198,6 +198,100 @@ class OperatorTest(unittest.TestCase):
         self.assertTrue(torch.autograd.gradcheck(
             lambda g, u, r: swiglu(g, u, row_scale=r, num_rows=num_rows), (gate, up, scale)))
 
+    def test_activations(self):
+        functions = {
+            "swiglu": torch.nn.functional.silu, "geglu_erf": torch.nn.functional.gelu, "reglu": torch.relu,
+            "geglu-tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
+            packed = torch.randn(50, 24, dtype=dtype, requires_grad=True)
+            gate, up = packed.chunk(2, dim=-1)
+            grad = torch.randn(50, 12, dtype=dtype)
+            for activation, function in functions.items():
+                with self.subTest(activation, dtype=dtype):
+                    out, expected = swiglu(gate, up, activation=activation), function(gate) * up
+                    self.assert_alike(out, expected, packed, grad, tolerance)
+            for approximate in ("none", "tanh"):
+                with self.subTest("geglu", approximate=approximate, dtype=dtype):
+                    expected = torch.nn.functional.gelu(gate, approximate=approximate) * up
+                    self.assert_alike(geglu(gate, up, approximate), expected, packed, grad, tolerance)
+        self.assertTrue(torch.equal(
+            geglu(gate, up, approximate="tanh", out_scale=0.5), swiglu(gate, up, activation=2, out_scale=0.5)))
+        with self.assertRaisesRegex(ValueError, "geglu: approximate is 'erf': it must be one of none, tanh"):
+            geglu(gate, up, approximate="erf")
+
+    def assert_alike(self, actual, expected, x, grad, tolerance):
+        self.assertTrue(torch.allclose(actual, expected, rtol=tolerance, atol=tolerance))
+        grads = (torch.autograd.grad(y, x, grad, retain_graph=True)[0] for y in (actual, expected))
+        self.assertTrue(torch.allclose(*grads, rtol=tolerance, atol=tolerance))
+
+    def test_the_rounded_activation_is_that_of_torch(self):
+        def gelu(x):  # torch's own loses digits of 1 + erf where x is negative
+            return (0.5 * x.double() * torch.erfc(-x.double() / 2**0.5)).to(x.dtype)
+
+        functions = {"swiglu": torch.nn.functional.silu, "geglu_erf": gelu, "reglu": torch.relu}
+        for dtype in (torch.bfloat16, torch.float16):
+            gate, up = (3 * torch.randn(500, 400) for _ in range(2))
+            gate, up = gate.to(dtype), up.to(dtype)
+            for activation, function in functions.items():
+                with self.subTest(activation, dtype=dtype):
+                    expected = function(gate) * up
+                    actual = swiglu(gate, up, activation=activation, product_rounding=True)
+                    # Numbers of one sign are in the order of their bits.
+                    steps = (actual.view(torch.int16).int() - expected.view(torch.int16).int()).abs()
+                    self.assertLessEqual(int((steps != 0).sum()), steps.numel() // 10000)
+                    self.assertLessEqual(int(steps.max()), 1)
+            self.assertFalse(torch.equal(swiglu(gate, up), torch.nn.functional.silu(gate) * up))
+
+    def test_gradcheck_of_biases(self):
+        def tensor(*shape):
+            return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+        gate, up, rows = tensor(3, 4, 6), tensor(3, 4, 6), torch.tensor([4, 0, 2], dtype=torch.int32)
+        forms = [dict(), dict(activation="geglu_erf", gate_softcap=2.0, up_softcap=1.0),
+                 dict(alpha=1.5, limit=1.0, limit_rule="activation", up_offset=1.0)]
+        for form in forms:
+            with self.subTest(**form):
+                def by_expert(gate, up, gate_bias, up_bias, form=form):
+                    return swiglu(gate, up, gate_bias=gate_bias, up_bias=up_bias, expert_rows=rows, **form)
+
+                def for_all(gate, up, gate_bias, up_bias, form=form):
+                    return swiglu(gate, up, gate_bias=gate_bias, up_bias=up_bias, **form)
+
+                self.assertTrue(torch.autograd.gradcheck(by_expert, (gate, up, tensor(3, 6), tensor(3, 6))))
+                self.assertTrue(torch.autograd.gradcheck(by_expert, (gate, up, tensor(6), tensor(3, 6))))
+                self.assertTrue(torch.autograd.gradcheck(for_all, (gate, up, tensor(6), tensor(6))))
+        num_rows = torch.tensor([2])
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda g, u, b: swiglu(g, u, gate_bias=b, num_rows=num_rows), (gate, up, tensor(6))))
+        self.assertTrue(torch.autograd.gradcheck(  # one row
+            lambda g, u, b: swiglu(g, u, up_bias=b), (tensor(6), tensor(6), tensor(6))))
+
+    def test_which_gradients_of_biases(self):
+        gate, up = torch.randn(5, 12), torch.randn(5, 12)
+        gate_bias, up_bias = torch.randn(12), torch.randn(12, requires_grad=True)
+        written = []
+        with support.seen_args(lambda function, args: written.append((args.grad_gate.ndim, args.grad_up.ndim))):
+            swiglu(gate, up, gate_bias=gate_bias, up_bias=up_bias).sum().backward()
+        self.assertEqual(written, [(0, 0), (0, 2)])
+        self.assertTrue(torch.allclose(up_bias.grad, torch.nn.functional.silu(gate + gate_bias).sum(0), atol=1e-5))
+        # In the type of the bias, and of as many terms as there are.
+        half, bias = torch.ones(4096, 3, dtype=torch.bfloat16), torch.zeros(3, requires_grad=True)
+        out = swiglu(half * 0, half, gate_bias=torch.ones(3), up_bias=bias, activation="reglu")
+        out.sum().backward()
+        self.assertEqual(bias.grad.dtype, torch.float32)
+        self.assertTrue(torch.equal(bias.grad, torch.full((3,), 4096.0)))
+
+    def test_opcheck_of_biases_and_experts(self):
+        gate, up, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 6), (3, 4, 6), (3, 6)))
+        rows = torch.tensor([4, 0, 2])
+        numbers = 0.0, 7.0, 1.0, 0.0, False
+        further = bias, None, rows, 2, 3.0, 4.0, 1, False
+        torch.library.opcheck(torch.ops.librope.swiglu.default, (gate, up, None, None, *numbers, *further))
+        torch.library.opcheck(
+            torch.ops.librope.swiglu_backward.default,
+            tuple(x.detach() if torch.is_tensor(x) else x for x in (
+                gate, gate, up, None, None, *numbers, [True, False, False], *further)))
+
 
 def normed(x, weight=None, offset=0.0, eps=1e-6):
     """RMS norm of heads, in fp64."""
@@ -341,6 +435,7 @@ class ForwardModeTest(unittest.TestCase):
             "librope::swiglu: gate": lambda x: swiglu(x, self.x),
             "librope::swiglu: up": lambda x: swiglu(self.x, x),
             "librope::swiglu: row_scale": lambda x: swiglu(self.x, self.x, row_scale=x[..., 0]),
+            "librope::swiglu: up_bias": lambda x: swiglu(self.x, self.x, up_bias=x[0, 0, 0]),
             "librope::swiglu_backward: grad_out": lambda x: torch.ops.librope.swiglu_backward(
                 x, self.x, self.x, None, None, 0.0, 0.0, 0.0, 0.0, False, [True, True, False])[0],
         }
@@ -456,6 +551,21 @@ class CompileTest(unittest.TestCase):
                 results.append((out, grad))
             for actual, expected in zip(results[1], results[0]):
                 self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
+
+    def test_experts_in_one_graph(self):
+        rows = torch.tensor([2, 0, 4])
+
+        def block(x, gate_bias, up_bias):
+            gate, up = (x * 2).chunk(2, dim=-1)
+            return geglu(gate, up, "tanh", gate_bias=gate_bias, up_bias=up_bias, expert_rows=rows, limit=1.0)
+
+        inputs = [torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 16), (3, 8), (8,))]
+        results = []
+        for function in (block, torch.compile(block, fullgraph=True)):
+            out = function(*inputs)
+            results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+        for actual, expected in zip(*results):
+            self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
 
     def test_forward_mode_is_refused(self):
         x, tangent = torch.randn(2, 3, 2, 8), torch.randn(2, 3, 2, 8)

@@ -47,7 +47,14 @@ def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Arr
     assert_type(desc.explain(gate, up, grad_out=rows), str)
     assert_type(librope.swiglu(rows, rows), jax.Array)
     assert_type(librope.swiglu(up, up, row_scale=up, alpha=1.702), torch.Tensor)
+    assert_type(desc.forward(gate, gate, gate_bias=gate, up_bias=gate, expert_rows=rows), Array)
+    assert_type(desc.backward(up, up, up, gate_bias=up, expert_rows=rows), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(librope.swiglu(gate, up, activation="geglu-tanh", limit_rule="activation", up_bias=up), Array)
     assert_type(librope.swiglu_backward(gate, gate, up, limit=7.0), Tuple[Array, torch.Tensor])
+    assert_type(
+        librope.swiglu_backward(gate, gate, up, activation="reglu", gate_softcap=2.0, product_rounding=True),
+        Tuple[Array, torch.Tensor])
+    librope.swiglu_backward(gate, gate, up, activation="gelu")  # type: ignore[call-overload]
     assert_type(librope.swiglu_backward(gate, gate, up, row_scale=rows), Tuple[Array, torch.Tensor, jax.Array])
     # What is not wanted is None.
     grads = librope.swiglu_backward(gate, gate, up, grad_gate=False)
@@ -66,6 +73,10 @@ def operators(q: torch.Tensor) -> None:
         Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]])
     librope.torch.rotary_step(q, style="half", layout="thd", cache=q)  # type: ignore[arg-type]
     assert_type(librope.torch.swiglu(q, q), torch.Tensor)
+    assert_type(librope.torch.swiglu(q, q, activation=librope.Activation.REGLU, gate_bias=q), torch.Tensor)
+    assert_type(librope.torch.geglu(q, q, approximate="tanh", up_bias=q, limit=7.0), torch.Tensor)
+    librope.torch.geglu(q, q, approximate="erf")  # type: ignore[arg-type]
+    librope.torch.geglu(q, q, alpha=1.702)  # type: ignore[call-arg]
     librope.torch.apply_rotary(q, layout="thd")  # type: ignore[call-overload]
     librope.torch.apply_rotary(q, style="neox", layout="thd")  # type: ignore[call-overload]
 
@@ -86,6 +97,8 @@ def configs() -> None:
     librope.RopeDesc(head_dim=64, style="neox", layout="thd", dtype="f32")  # type: ignore[arg-type]
     librope.RopeDesc(head_dim=64, style="half", layout="hdt", dtype="f32")  # type: ignore[arg-type]
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype="f31")  # type: ignore[arg-type]
+    librope.SwigluDesc(dtype="f32", activation="geglu_erf", limit_rule=librope.LimitRule.ACTIVATION, up_softcap=1.0)
+    librope.SwigluDesc(dtype="f32", limit_rule="up")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="f31")  # type: ignore[arg-type]
     assert_type(librope.scaled_frequencies(64, 1e4, type="yarn", factor=4.0).attention_scale, float)
     librope.scaled_frequencies(64, 1e4, type="yarns")  # type: ignore[arg-type]
