@@ -95,6 +95,33 @@ pub const NORM_V: i32 = sys::ROPE_NORM_TENSOR_V;
 pub const NORM_ROUND_BEFORE_WEIGHT: i32 = sys::ROPE_NORM_ROUND_BEFORE_WEIGHT;
 pub const NORM_ROUND_AFTER_WEIGHT: i32 = sys::ROPE_NORM_ROUND_AFTER_WEIGHT;
 
+/// What gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Activation {
+    /// g * sigmoid(alpha * g).
+    Swiglu = sys::SWIGLU_ACTIVATION_SWIGLU,
+    /// GELU.
+    GegluErf = sys::SWIGLU_ACTIVATION_GEGLU_ERF,
+    /// GELU by tanh (Gemma).
+    GegluTanh = sys::SWIGLU_ACTIVATION_GEGLU_TANH,
+    /// max(g, 0).
+    Reglu = sys::SWIGLU_ACTIVATION_REGLU,
+}
+
+/// What [`limit`](crate::SwigluBuilder::limit) bounds from above, beside up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum LimitRule {
+    /// gate, before the activation (gpt-oss).
+    Gate = sys::SWIGLU_LIMIT_GATE,
+    /// The activation (Step 3.7).
+    Activation = sys::SWIGLU_LIMIT_ACTIVATION,
+}
+
+/// A value of [`product_rounding`](crate::SwigluBuilder::product_rounding).
+pub const PRODUCT_ROUND_ACTIVATION: i32 = sys::SWIGLU_PRODUCT_ROUND_ACTIVATION;
+
 /// A flag of calls: `ROPE_FLAG_PROGRAMMATIC_LAUNCH`.
 pub const PROGRAMMATIC_LAUNCH: u32 = sys::ROPE_FLAG_PROGRAMMATIC_LAUNCH;
 

@@ -34,8 +34,9 @@ mod swiglu;
 mod view;
 
 pub use descriptor::{
-    build_info, device_count, version, Device, Layout, NormExtent, NormOrder, NormType, Style, TableRows, NORM_K,
-    NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V, PROGRAMMATIC_LAUNCH, UNROTATED, V_UNROTATED,
+    build_info, device_count, version, Activation, Device, Layout, LimitRule, NormExtent, NormOrder, NormType, Style,
+    TableRows, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V, PRODUCT_ROUND_ACTIVATION,
+    PROGRAMMATIC_LAUNCH, UNROTATED, V_UNROTATED,
 };
 pub use error::{Error, Result, Status};
 pub use frequencies::{

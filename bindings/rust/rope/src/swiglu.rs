@@ -1,6 +1,6 @@
 use crate::error::{check, explanation};
 use crate::view::ABSENT;
-use crate::{sys, Device, Dtype, Result, View, ViewMut};
+use crate::{sys, Activation, Device, Dtype, LimitRule, Result, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::raw::c_void;
@@ -35,6 +35,37 @@ impl SwigluBuilder {
     /// The factor of the output. 0: 1.
     pub fn out_scale(mut self, factor: f64) -> Self {
         self.config.out_scale = factor;
+        self
+    }
+
+    /// What gates: [`Activation::Swiglu`] where nothing is said.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.config.activation = activation as i32;
+        self
+    }
+
+    /// The gate outside the sigmoid becomes cap * tanh(gate / cap). 0: it does not.
+    pub fn gate_softcap(mut self, cap: f64) -> Self {
+        self.config.gate_softcap = cap;
+        self
+    }
+
+    /// So does up.
+    pub fn up_softcap(mut self, cap: f64) -> Self {
+        self.config.up_softcap = cap;
+        self
+    }
+
+    /// What `limit` bounds: gate, where nothing is said.
+    pub fn limit_rule(mut self, rule: LimitRule) -> Self {
+        self.config.limit_rule = rule as i32;
+        self
+    }
+
+    /// [`PRODUCT_ROUND_ACTIVATION`](crate::PRODUCT_ROUND_ACTIVATION): the activation is rounded to a dtype of 16 bits
+    /// before it meets up. 0: it is not.
+    pub fn product_rounding(mut self, rounding: i32) -> Self {
+        self.config.product_rounding = rounding;
         self
     }
 
@@ -119,7 +150,7 @@ impl Swiglu {
     /// # Safety
     /// As for [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
     pub unsafe fn enqueue_forward(&self, args: &mut SwigluArgs<'_>, stream: *mut c_void) -> Result<()> {
-        check(sys::swiglu_forward(self.desc.as_ptr(), &args.raw, stream))
+        check(sys::swiglu_forward(self.desc.as_ptr(), &args.whole(), stream))
     }
 
     /// The gradients on a stream.
@@ -127,13 +158,13 @@ impl Swiglu {
     /// # Safety
     /// As for [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
     pub unsafe fn enqueue_backward(&self, args: &mut SwigluArgs<'_>, stream: *mut c_void) -> Result<()> {
-        check(sys::swiglu_backward(self.desc.as_ptr(), &args.raw, stream))
+        check(sys::swiglu_backward(self.desc.as_ptr(), &args.whole(), stream))
     }
 
     /// How a call would run, which is backward's where `grad_out` is given: kernel, vector width, grid, bytes moved.
     pub fn explain(&self, args: &SwigluArgs<'_>) -> Result<String> {
         // SAFETY: no tensor is touched, and the text ends inside the buffer.
-        explanation(|text, size| unsafe { sys::swiglu_explain(self.desc.as_ptr(), &args.raw, text, size) })
+        explanation(|text, size| unsafe { sys::swiglu_explain(self.desc.as_ptr(), &args.whole(), text, size) })
     }
 }
 
@@ -141,6 +172,7 @@ impl Swiglu {
 #[derive(Debug)]
 pub struct SwigluArgs<'a> {
     raw: sys::swiglu_args_t,
+    input: Option<sys::swiglu_input_args_t>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -164,7 +196,26 @@ impl<'a> SwigluArgs<'a> {
             quant: null(),
             input: null(),
         };
-        SwigluArgs { raw, memory: PhantomData }
+        SwigluArgs { raw, input: None, memory: PhantomData }
+    }
+
+    /// What C takes: with the further inputs, which are borrowed.
+    fn whole(&self) -> sys::swiglu_args_t {
+        let mut whole = self.raw;
+        whole.input = self.input.as_ref().map_or(null(), |input| input);
+        whole
+    }
+
+    fn input(&mut self) -> &mut sys::swiglu_input_args_t {
+        self.input.get_or_insert(sys::swiglu_input_args_t {
+            struct_size: size_of::<sys::swiglu_input_args_t>() as u32,
+            flags: 0,
+            gate_bias: ABSENT,
+            up_bias: ABSENT,
+            expert_rows: ABSENT,
+            expert_offsets: ABSENT,
+            row_index: ABSENT,
+        })
     }
 
     /// For forward: out of gate and up.
@@ -235,6 +286,25 @@ impl<'a> SwigluArgs<'a> {
     /// How many rows there are, read when the call runs.
     pub fn num_rows(mut self, count: View<'a>) -> Self {
         self.raw.num_rows = count.raw;
+        self
+    }
+
+    /// Added to gate first: `[d]`, or `[E, d]` with [`expert_rows`](SwigluArgs::expert_rows).
+    pub fn gate_bias(mut self, bias: View<'a>) -> Self {
+        self.input().gate_bias = bias.raw;
+        self
+    }
+
+    /// The same for up.
+    pub fn up_bias(mut self, bias: View<'a>) -> Self {
+        self.input().up_bias = bias.raw;
+        self
+    }
+
+    /// `[E]`, with gate `[E, N, .., d]`: how many rows of each expert there are, read when the call runs. Not together
+    /// with [`num_rows`](SwigluArgs::num_rows).
+    pub fn expert_rows(mut self, counts: View<'a>) -> Self {
+        self.input().expert_rows = counts.raw;
         self
     }
 

@@ -256,6 +256,10 @@ fn each_field_of_a_config_arrives() {
         (swiglu(Device::Cpu).up_offset(f64::INFINITY), "up_offset is inf:"),
         (swiglu(Device::Cpu).out_scale(f64::NAN), "out_scale is nan:"),
         (swiglu(Device::Cpu).num_threads(-4), "num_threads is -4:"),
+        (swiglu(Device::Cpu).gate_softcap(-2.0), "gate_softcap is -2:"),
+        (swiglu(Device::Cpu).up_softcap(f64::NAN), "up_softcap is nan:"),
+        (swiglu(Device::Cpu).product_rounding(6), "product_rounding is 6:"),
+        (swiglu(Device::Cpu).activation(Activation::Reglu).alpha(2.0), "alpha is 2 and activation is 3:"),
         (swiglu(Device::Cuda(-5)), "device_index is -5:"),
     ] {
         assert_refused(gating.build(), Status::InvalidArgument, words);
@@ -696,6 +700,141 @@ fn swiglu_forward_and_backward() {
     swiglu.forward(&mut SwigluArgs::forward_over_up(gate, ViewMut::new(&mut up, &[4]).unwrap())).unwrap();
     assert!((up[3] - 2.0 * sigmoid(1.0)).abs() < 1e-6);
     assert!(Swiglu::builder(Device::Cpu, Dtype::F32).limit(-1.0).build().is_err());
+}
+
+extern "C" {
+    fn erf(x: f64) -> f64; // libm's, which Rust has no safe name for
+}
+
+/// What is told of a gating that is not plain SwiGLU.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    activation: Activation,
+    gate_softcap: f64,
+    up_softcap: f64,
+    limit: f64,
+    limit_rule: LimitRule,
+}
+
+const PLAIN: Form = Form {
+    activation: Activation::Swiglu,
+    gate_softcap: 0.0,
+    up_softcap: 0.0,
+    limit: f64::INFINITY,
+    limit_rule: LimitRule::Gate,
+};
+
+impl Form {
+    fn build(&self, dtype: Dtype) -> Swiglu {
+        Swiglu::builder(Device::Cpu, dtype)
+            .activation(self.activation)
+            .gate_softcap(self.gate_softcap)
+            .up_softcap(self.up_softcap)
+            .limit(if self.limit.is_finite() { self.limit } else { 0.0 })
+            .limit_rule(self.limit_rule)
+            .build()
+            .unwrap()
+    }
+
+    /// The formula.
+    fn gated(&self, gate: f64, up: f64) -> f64 {
+        let capped = |x: f64, cap: f64| if cap == 0.0 { x } else { cap * (x / cap).tanh() };
+        let limits_gate = self.limit_rule == LimitRule::Gate;
+        let g = if limits_gate { gate.min(self.limit) } else { gate };
+        let weight = match self.activation {
+            Activation::Swiglu => 1.0 / (1.0 + (-g).exp()),
+            // SAFETY: takes and returns a number.
+            Activation::GegluErf => 0.5 * (1.0 + unsafe { erf(g / 2f64.sqrt()) }),
+            Activation::GegluTanh => {
+                0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh())
+            }
+            Activation::Reglu if g > 0.0 => 1.0,
+            Activation::Reglu => 0.0,
+        };
+        let activated = capped(g, self.gate_softcap) * weight;
+        let activated = if limits_gate { activated } else { activated.min(self.limit) };
+        activated * capped(up.clamp(-self.limit, self.limit), self.up_softcap)
+    }
+}
+
+#[test]
+fn forms_of_gating_with_biases_of_experts() {
+    const EXPERTS: usize = 3;
+    const ROWS: usize = 4;
+    const WIDTH: usize = 10;
+    let shape = [EXPERTS, ROWS, WIDTH];
+    let given: Vec<f64> =
+        (0..3 * EXPERTS * ROWS * WIDTH + 2 * EXPERTS * WIDTH).map(|i| 3.0 * (i as f64).sin()).collect();
+    let (gate, rest) = given.split_at(EXPERTS * ROWS * WIDTH);
+    let (up, rest) = rest.split_at(EXPERTS * ROWS * WIDTH);
+    let (grad, rest) = rest.split_at(EXPERTS * ROWS * WIDTH);
+    let (gate_bias, up_bias) = rest.split_at(EXPERTS * WIDTH);
+    let counts = [4i64, 0, 2];
+    let view = |data| View::new(data, &shape).unwrap();
+    let forms = [
+        PLAIN,
+        Form { activation: Activation::GegluErf, ..PLAIN },
+        Form { activation: Activation::GegluTanh, gate_softcap: 2.0, ..PLAIN },
+        Form { activation: Activation::Reglu, up_softcap: 1.5, ..PLAIN },
+        Form { limit: 1.25, ..PLAIN },
+        Form { limit: 1.25, limit_rule: LimitRule::Activation, up_softcap: 0.75, ..PLAIN },
+    ];
+    for form in forms {
+        let swiglu = form.build(Dtype::F64);
+        let mut tensors = [(); 3].map(|_| vec![7.0f64; gate.len()]);
+        let [out, grad_gate, grad_up] = &mut tensors;
+        let forward = SwigluArgs::forward(view(gate), view(up), ViewMut::new(out, &shape).unwrap());
+        let backward = SwigluArgs::backward(view(gate), view(up), view(grad))
+            .grad_gate(ViewMut::new(grad_gate, &shape).unwrap())
+            .grad_up(ViewMut::new(grad_up, &shape).unwrap());
+        let [mut forward, mut backward] = [forward, backward].map(|args| {
+            args.gate_bias(View::new(gate_bias, &[EXPERTS, WIDTH]).unwrap())
+                .up_bias(View::new(up_bias, &[EXPERTS, WIDTH]).unwrap())
+                .expert_rows(View::new(&counts, &[EXPERTS]).unwrap())
+        });
+        swiglu.forward(&mut forward).unwrap();
+        swiglu.backward(&mut backward).unwrap();
+        for i in 0..gate.len() {
+            let (expert, row, column) = (i / WIDTH / ROWS, i / WIDTH % ROWS, i % WIDTH);
+            let (g, u) = (gate[i] + gate_bias[expert * WIDTH + column], up[i] + up_bias[expert * WIDTH + column]);
+            let step = 1e-5;
+            let slope = |high: f64, low: f64| grad[i] * (high - low) / (2.0 * step);
+            let wanted = if row >= counts[expert] as usize {
+                [7.0; 3]
+            } else {
+                [
+                    form.gated(g, u),
+                    slope(form.gated(g + step, u), form.gated(g - step, u)),
+                    slope(form.gated(g, u + step), form.gated(g, u - step)),
+                ]
+            };
+            for (tensor, wanted) in tensors.iter().zip(wanted) {
+                assert!((tensor[i] - wanted).abs() < 1e-7, "{form:?}, {i}: {} instead of {wanted}", tensor[i]);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_rounded_activation_and_a_bias() {
+    let gate = [Bf16(0x3f80); 2]; // 1, and silu(1) = 0.7310586 is rounded to 0.73046875
+    let up = [Bf16(0x4110), Bf16(0x41a8)]; // 9 and 21
+    let bias = [14.0f32, 24.0];
+    let gated = |rounding: i32, has_bias: bool| {
+        let swiglu = Swiglu::builder(Device::Cpu, Dtype::Bf16).product_rounding(rounding).build().unwrap();
+        let mut out = [Bf16(0); 2];
+        let view = |data| View::new(data, &[1, 2]).unwrap();
+        let mut args = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &[1, 2]).unwrap());
+        if has_bias {
+            args = args.up_bias(View::new(&bias, &[2]).unwrap());
+        }
+        swiglu.forward(&mut args).unwrap();
+        out.map(|x| f32::from_bits((x.0 as u32) << 16))
+    };
+    assert_eq!(gated(0, false), [6.59375, 15.375]);
+    assert_eq!(gated(PRODUCT_ROUND_ACTIVATION, false), [6.5625, 15.3125]);
+    assert_eq!(gated(0, true), [16.875, 33.0]);
+    assert_eq!(gated(PRODUCT_ROUND_ACTIVATION, true), [16.75, 32.75]);
 }
 
 #[test]

@@ -329,6 +329,51 @@ fn swiglu_forward_and_backward() {
     }
 }
 
+fn geglu_of_experts_with_biases() {
+    let shape = [2, TOKENS, 50];
+    let (gate, up, bias) = (numbers(3700), numbers(7400).split_off(3700), numbers(100));
+    let make = |device| {
+        let builder = Swiglu::builder(device, Dtype::F32).activation(Activation::GegluErf).gate_softcap(0.5);
+        builder.build().unwrap()
+    };
+    let counts = [TOKENS as i32, 5];
+    let mut wanted = [(); 3].map(|_| vec![7.0f32; 3700]);
+    let found = [(); 3].map(|_| Buffer::of(&wanted[0]));
+    {
+        let [out, grad_gate, grad_up] = &mut wanted;
+        let view = |data| View::new(data, &shape).unwrap();
+        let mut args = SwigluArgs::backward(view(&gate), view(&up), view(&gate))
+            .out(ViewMut::new(out, &shape).unwrap())
+            .grad_gate(ViewMut::new(grad_gate, &shape).unwrap())
+            .grad_up(ViewMut::new(grad_up, &shape).unwrap())
+            .gate_bias(View::new(&bias, &[2, 50]).unwrap())
+            .up_bias(View::new(&bias[50..], &[50]).unwrap())
+            .expert_rows(View::new(&counts, &[2]).unwrap());
+        make(Device::Cpu).backward(&mut args).unwrap();
+    }
+
+    let stream = Stream::new();
+    let (gate, up, rows) = (Buffer::of(&gate), Buffer::of(&up), Buffer::of(&counts));
+    let (gate_bias, up_bias) = (Buffer::of(&bias), Buffer::of(&bias[50..]));
+    let read = |buffer| view(buffer, Dtype::F32, &shape);
+    let [out, grad_gate, grad_up] = [0, 1, 2].map(|index| view_mut(&found[index], Dtype::F32, &shape));
+    let mut args = SwigluArgs::backward(read(&gate), read(&up), read(&gate))
+        .out(out)
+        .grad_gate(grad_gate)
+        .grad_up(grad_up)
+        .gate_bias(view(&gate_bias, Dtype::F32, &[2, 50]))
+        .up_bias(view(&up_bias, Dtype::F32, &[50]))
+        .expert_rows(view(&rows, Dtype::I32, &[2]));
+    // SAFETY: the buffers live until the stream was waited for.
+    unsafe { make(CUDA).enqueue_backward(&mut args, stream.handle()) }.unwrap();
+    for (found, wanted) in found.iter().zip(&wanted) {
+        assert_eq!(wanted[3699], 7.0);
+        for (a, b) in found.after(&stream).iter().zip(wanted) {
+            assert!((a - b).abs() <= 1e-5, "{a} instead of {b}");
+        }
+    }
+}
+
 fn threads_with_streams_of_their_own_share_a_descriptor(context: Context) {
     let desc = builder(CUDA, Dtype::F32).build().unwrap();
     let given = numbers(TOKENS * HEAD_DIM);
@@ -410,7 +455,8 @@ fn main() {
     norms_and_caches();
     tables_and_the_fault_counter();
     swiglu_forward_and_backward();
+    geglu_of_experts_with_biases();
     threads_with_streams_of_their_own_share_a_descriptor(context);
     what_is_refused();
-    println!("gpu: 6 passed");
+    println!("gpu: 7 passed");
 }
