@@ -187,6 +187,42 @@ func TestSwigluOnADevice(t *testing.T) {
 	}
 }
 
+func TestGegluOfExpertsOnADevice(t *testing.T) {
+	onDevice(t)
+	const experts, rows, width = 2, 37, 50
+	const size = experts * rows * width
+	data, bias, counts := numbers(2*size), numbers(experts*width), []int32{rows, 5}
+	stream := newStream(t)
+	var wanted [3][]float32
+	var found [3]buffer[float32]
+	for i := range wanted {
+		wanted[i] = make([]float32, size)
+		found[i] = newBuffer(t, wanted[i])
+	}
+	run := func(device Device, args SwigluArgs) {
+		swiglu, err := NewSwiglu(SwigluConfig{Device: device, Dtype: F32, Activation: ActivationGegluErf, GateSoftcap: 0.5})
+		must(t, err)
+		defer swiglu.Close()
+		args.GradOut = args.Gate
+		must(t, swiglu.Backward(args))
+	}
+	of := func(data []float32) Tensor { return Of(data, experts, rows, width) }
+	at := func(b buffer[float32]) Tensor { return b.at(experts, rows, width) }
+	run(CPU, SwigluArgs{Gate: of(data[:size]), Up: of(data[size:]), Out: of(wanted[0]), GradGate: of(wanted[1]),
+		GradUp: of(wanted[2]), GateBias: Of(bias, experts, width), UpBias: Of(bias[width:], width),
+		ExpertRows: Of(counts, experts)})
+	run(CUDA, SwigluArgs{Gate: at(newBuffer(t, data[:size])), Up: at(newBuffer(t, data[size:])), Out: at(found[0]),
+		GradGate: at(found[1]), GradUp: at(found[2]), GateBias: newBuffer(t, bias).at(experts, width),
+		UpBias: newBuffer(t, bias[width:]).at(width), ExpertRows: newBuffer(t, counts).at(experts), Stream: stream})
+	for i := range wanted {
+		for j, x := range found[i].after(stream) {
+			if y := wanted[i][j]; math.Abs(float64(x-y)) > 1e-5 {
+				t.Fatalf("result %d: element %d is %v instead of %v", i, j, x, y)
+			}
+		}
+	}
+}
+
 func TestGoroutinesWithStreamsOfTheirOwn(t *testing.T) {
 	context := onDevice(t)
 	const tokens = 37

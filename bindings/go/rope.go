@@ -139,6 +139,27 @@ const (
 	NormRoundAfterWeight  int32 = C.ROPE_NORM_ROUND_AFTER_WEIGHT
 )
 
+// Activation is what gates.
+type Activation int32
+
+const (
+	ActivationSwiglu    Activation = C.SWIGLU_ACTIVATION_SWIGLU
+	ActivationGegluErf  Activation = C.SWIGLU_ACTIVATION_GEGLU_ERF
+	ActivationGegluTanh Activation = C.SWIGLU_ACTIVATION_GEGLU_TANH // Gemma
+	ActivationReglu     Activation = C.SWIGLU_ACTIVATION_REGLU
+)
+
+// LimitRule says what SwigluConfig.Limit bounds from above, beside up.
+type LimitRule int32
+
+const (
+	LimitGate       LimitRule = C.SWIGLU_LIMIT_GATE       // before the activation: gpt-oss
+	LimitActivation LimitRule = C.SWIGLU_LIMIT_ACTIVATION // Step 3.7
+)
+
+// ProductRoundActivation is a value of SwigluConfig.ProductRounding.
+const ProductRoundActivation int32 = C.SWIGLU_PRODUCT_ROUND_ACTIVATION
+
 // Flags of calls
 const (
 	ProgrammaticLaunch uint32 = C.ROPE_FLAG_PROGRAMMATIC_LAUNCH

@@ -371,14 +371,19 @@ func TestEachFieldOfAConfig(t *testing.T) {
 		refused(t, err, words)
 	}
 	for words, set := range map[string]func(*SwigluConfig){
-		"alpha is nan:":       func(c *SwigluConfig) { c.Alpha = math.NaN() },
-		"limit is -1:":        func(c *SwigluConfig) { c.Limit = -1 },
-		"up_offset is inf:":   func(c *SwigluConfig) { c.UpOffset = math.Inf(1) },
-		"out_scale is nan:":   func(c *SwigluConfig) { c.OutScale = math.NaN() },
-		"num_threads is -4:":  func(c *SwigluConfig) { c.NumThreads = -4 },
-		"dtype is 80 ":        func(c *SwigluConfig) { c.Dtype = 80 },
-		"device is 81:":       func(c *SwigluConfig) { c.Device = 81 },
-		"device_index is -5:": func(c *SwigluConfig) { c.Device, c.DeviceIndex = CUDA, -5 },
+		"alpha is nan:":          func(c *SwigluConfig) { c.Alpha = math.NaN() },
+		"limit is -1:":           func(c *SwigluConfig) { c.Limit = -1 },
+		"up_offset is inf:":      func(c *SwigluConfig) { c.UpOffset = math.Inf(1) },
+		"out_scale is nan:":      func(c *SwigluConfig) { c.OutScale = math.NaN() },
+		"num_threads is -4:":     func(c *SwigluConfig) { c.NumThreads = -4 },
+		"gate_softcap is -2:":    func(c *SwigluConfig) { c.GateSoftcap = -2 },
+		"up_softcap is nan:":     func(c *SwigluConfig) { c.UpSoftcap = math.NaN() },
+		"limit_rule is 5:":       func(c *SwigluConfig) { c.LimitRule = 5 },
+		"activation is 7:":       func(c *SwigluConfig) { c.Activation = 7 },
+		"product_rounding is 6:": func(c *SwigluConfig) { c.ProductRounding = 6 },
+		"dtype is 80 ":           func(c *SwigluConfig) { c.Dtype = 80 },
+		"device is 81:":          func(c *SwigluConfig) { c.Device = 81 },
+		"device_index is -5:":    func(c *SwigluConfig) { c.Device, c.DeviceIndex = CUDA, -5 },
 	} {
 		config := SwigluConfig{Device: CPU, Dtype: F32}
 		set(&config)
@@ -705,6 +710,123 @@ func TestSwiglu(t *testing.T) {
 	refused(t, swiglu.Forward(SwigluArgs{Gate: one, Up: Of(partial, 2), Out: Of(partial, 3)}), "swiglu_forward: up")
 	_, err = NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Limit: -1})
 	refused(t, err, "swiglu_desc_create: limit")
+}
+
+// gated is the formula of a gating without alpha, offset and scale.
+func gated(form SwigluConfig, gate, up float64) float64 {
+	capped := func(x, limit float64) float64 {
+		if limit == 0 {
+			return x
+		}
+		return limit * math.Tanh(x/limit)
+	}
+	limit := form.Limit
+	if limit == 0 {
+		limit = math.Inf(1)
+	}
+	g := gate
+	if form.LimitRule == LimitGate {
+		g = math.Min(gate, limit)
+	}
+	var weight float64
+	switch form.Activation {
+	case ActivationSwiglu:
+		weight = 1 / (1 + math.Exp(-g))
+	case ActivationGegluErf:
+		weight = 0.5 * (1 + math.Erf(g/math.Sqrt2))
+	case ActivationGegluTanh:
+		weight = 0.5 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(g+0.044715*g*g*g)))
+	case ActivationReglu:
+		if g > 0 {
+			weight = 1
+		}
+	}
+	activated := capped(g, form.GateSoftcap) * weight
+	if form.LimitRule == LimitActivation {
+		activated = math.Min(activated, limit)
+	}
+	return activated * capped(math.Max(-limit, math.Min(up, limit)), form.UpSoftcap)
+}
+
+func TestFormsOfGatingWithBiasesOfExperts(t *testing.T) {
+	const experts, rows, width = 3, 4, 10
+	const size = experts * rows * width
+	given := make([]float64, 3*size+2*experts*width)
+	for i := range given {
+		given[i] = 3 * math.Sin(float64(i))
+	}
+	gate, up, grad := given[:size], given[size:2*size], given[2*size:3*size]
+	gateBias, upBias := given[3*size:3*size+experts*width], given[3*size+experts*width:]
+	counts := []int64{4, 0, 2}
+	of := func(data []float64) Tensor { return Of(data, experts, rows, width) }
+	for _, form := range []SwigluConfig{
+		{},
+		{Activation: ActivationGegluErf},
+		{Activation: ActivationGegluTanh, GateSoftcap: 2},
+		{Activation: ActivationReglu, UpSoftcap: 1.5},
+		{Limit: 1.25},
+		{Limit: 1.25, LimitRule: LimitActivation, UpSoftcap: 0.75},
+	} {
+		form.Device, form.Dtype = CPU, F64
+		swiglu, err := NewSwiglu(form)
+		must(t, err)
+		var found [3][]float64
+		for i := range found {
+			found[i] = make([]float64, size)
+		}
+		args := SwigluArgs{Gate: of(gate), Up: of(up), Out: of(found[0]), GateBias: Of(gateBias, experts, width),
+			UpBias: Of(upBias, experts, width), ExpertRows: Of(counts, experts)}
+		must(t, swiglu.Forward(args))
+		args.Out, args.GradOut, args.GradGate, args.GradUp = Tensor{}, of(grad), of(found[1]), of(found[2])
+		must(t, swiglu.Backward(args))
+		swiglu.Close()
+		for i := range gate {
+			expert, row, column := i/width/rows, i/width%rows, i%width
+			var wanted [3]float64 // rows that do not exist stay as they are
+			if row < int(counts[expert]) {
+				const step = 1e-5
+				g, u := gate[i]+gateBias[expert*width+column], up[i]+upBias[expert*width+column]
+				wanted[0] = gated(form, g, u)
+				wanted[1] = grad[i] * (gated(form, g+step, u) - gated(form, g-step, u)) / (2 * step)
+				wanted[2] = grad[i] * (gated(form, g, u+step) - gated(form, g, u-step)) / (2 * step)
+			}
+			for j, y := range wanted {
+				if x := found[j][i]; math.Abs(x-y) > 1e-7 {
+					t.Fatalf("%+v: result %d: element %d is %v instead of %v", form, j, i, x, y)
+				}
+			}
+		}
+	}
+}
+
+func TestTheRoundedActivationAndABias(t *testing.T) {
+	gate := Of([]BFloat16{0x3f80, 0x3f80}, 1, 2) // 1, and silu(1) = 0.7310586 is rounded to 0.73046875
+	up := Of([]BFloat16{0x4110, 0x41a8}, 1, 2)   // 9 and 21
+	for _, test := range []struct {
+		rounding int32
+		bias     Tensor
+		wanted   [2]float32
+	}{
+		{0, Tensor{}, [2]float32{6.59375, 15.375}},
+		{ProductRoundActivation, Tensor{}, [2]float32{6.5625, 15.3125}},
+		{0, Of([]float32{14, 24}, 2), [2]float32{16.875, 33}},
+		{ProductRoundActivation, Of([]float32{14, 24}, 2), [2]float32{16.75, 32.75}},
+	} {
+		swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: BF16, ProductRounding: test.rounding})
+		must(t, err)
+		out := make([]BFloat16, 2)
+		must(t, swiglu.Forward(SwigluArgs{Gate: gate, Up: up, Out: Of(out, 1, 2), UpBias: test.bias}))
+		for i, x := range out {
+			if y := math.Float32frombits(uint32(x) << 16); y != test.wanted[i] {
+				t.Errorf("rounding %d: %v instead of %v", test.rounding, y, test.wanted[i])
+			}
+		}
+		refused(t, swiglu.Forward(SwigluArgs{Gate: gate, Up: up, Out: Of(out, 1, 2), GateBias: Of([]float32{1}, 1)}),
+			"swiglu_forward: gate_bias.shape")
+		refused(t, swiglu.Forward(SwigluArgs{Gate: gate, Up: up, Out: Of(out, 1, 2), GateBias: Of([]float32{1}, 2)}),
+			"swiglu_forward: gate_bias: tensor: shape")
+		swiglu.Close()
+	}
 }
 
 func TestExplain(t *testing.T) {

@@ -146,34 +146,50 @@ static inline rope_status_t rope_go_swiglu_create(const swiglu_config_t *config,
 }
 
 /* The same for SwiGLU. */
-static inline swiglu_args_t rope_go_swiglu_args(const swiglu_args_t *args, const uint64_t *addresses, void *gate,
-                                                void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
-                                                void *grad_gate, void *grad_up, void *grad_row_scale) {
-  swiglu_args_t whole = *args;
-  rope_go_place(&whole.gate, gate, addresses[0]);
-  rope_go_place(&whole.up, up, addresses[1]);
-  rope_go_place(&whole.out, out, addresses[2]);
-  rope_go_place(&whole.row_scale, row_scale, addresses[3]);
-  rope_go_place(&whole.num_rows, num_rows, addresses[4]);
-  rope_go_place(&whole.grad_out, grad_out, addresses[5]);
-  rope_go_place(&whole.grad_gate, grad_gate, addresses[6]);
-  rope_go_place(&whole.grad_up, grad_up, addresses[7]);
-  rope_go_place(&whole.grad_row_scale, grad_row_scale, addresses[8]);
-  return whole;
+typedef struct rope_go_gating {
+  swiglu_args_t args;
+  swiglu_input_args_t input;
+} rope_go_gating_t;
+
+/* args points to the further inputs where one of them is given. */
+static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu_args_t *args,
+                                           const swiglu_input_args_t *input, const uint64_t *addresses, void *gate,
+                                           void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
+                                           void *grad_gate, void *grad_up, void *grad_row_scale, void *gate_bias,
+                                           void *up_bias, void *expert_rows) {
+  whole->args = *args;
+  rope_go_place(&whole->args.gate, gate, addresses[0]);
+  rope_go_place(&whole->args.up, up, addresses[1]);
+  rope_go_place(&whole->args.out, out, addresses[2]);
+  rope_go_place(&whole->args.row_scale, row_scale, addresses[3]);
+  rope_go_place(&whole->args.num_rows, num_rows, addresses[4]);
+  rope_go_place(&whole->args.grad_out, grad_out, addresses[5]);
+  rope_go_place(&whole->args.grad_gate, grad_gate, addresses[6]);
+  rope_go_place(&whole->args.grad_up, grad_up, addresses[7]);
+  rope_go_place(&whole->args.grad_row_scale, grad_row_scale, addresses[8]);
+  whole->input = *input;
+  rope_go_place(&whole->input.gate_bias, gate_bias, addresses[9]);
+  rope_go_place(&whole->input.up_bias, up_bias, addresses[10]);
+  rope_go_place(&whole->input.expert_rows, expert_rows, addresses[11]);
+  if (input->gate_bias.ndim != 0 || input->up_bias.ndim != 0 || input->expert_rows.ndim != 0) {
+    whole->args.input = &whole->input;
+  }
 }
 
 static inline rope_status_t rope_go_gate(int call, const swiglu_desc_t *desc, const swiglu_args_t *args,
-                                         const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
-                                         void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
-                                         void *grad_row_scale, uint64_t stream, char *text, size_t size) {
-  const swiglu_args_t whole = rope_go_swiglu_args(args, addresses, gate, up, out, row_scale, num_rows, grad_out,
-                                                  grad_gate, grad_up, grad_row_scale);
+                                         const swiglu_input_args_t *input, const uint64_t *addresses, void *gate,
+                                         void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
+                                         void *grad_gate, void *grad_up, void *grad_row_scale, void *gate_bias,
+                                         void *up_bias, void *expert_rows, uint64_t stream, char *text, size_t size) {
+  rope_go_gating_t whole;
+  rope_go_complete_gating(&whole, args, input, addresses, gate, up, out, row_scale, num_rows, grad_out, grad_gate,
+                          grad_up, grad_row_scale, gate_bias, up_bias, expert_rows);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {
-    status = swiglu_explain(desc, &whole, text, size);
+    status = swiglu_explain(desc, &whole.args, text, size);
   } else {
-    status = call == ROPE_GO_FORWARD ? swiglu_forward(desc, &whole, on) : swiglu_backward(desc, &whole, on);
+    status = call == ROPE_GO_FORWARD ? swiglu_forward(desc, &whole.args, on) : swiglu_backward(desc, &whole.args, on);
   }
   return rope_go_noted(status, text, size);
 }

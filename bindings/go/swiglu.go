@@ -15,6 +15,12 @@ type SwigluConfig struct {
 	Limit       float64 // gate at most Limit, up within +-Limit; 0: none
 	UpOffset    float64
 	OutScale    float64 // 0: 1
+
+	Activation      Activation // other than ActivationSwiglu with Alpha 0 or 1
+	GateSoftcap     float64    // the gate outside the sigmoid becomes cap * tanh(gate / cap); 0: it does not
+	UpSoftcap       float64    // so does up
+	LimitRule       LimitRule
+	ProductRounding int32 // ProductRoundActivation: to a Dtype of 16 bits, before it meets up
 }
 
 // Swiglu is a gating: device, type and numbers.
@@ -35,6 +41,12 @@ func NewSwiglu(config SwigluConfig) (*Swiglu, error) {
 		limit:        C.double(config.Limit),
 		up_offset:    C.double(config.UpOffset),
 		out_scale:    C.double(config.OutScale),
+
+		activation:       C.int32_t(config.Activation),
+		gate_softcap:     C.double(config.GateSoftcap),
+		up_softcap:       C.double(config.UpSoftcap),
+		limit_rule:       C.int32_t(config.LimitRule),
+		product_rounding: C.int32_t(config.ProductRounding),
 	}
 	var text errorText
 	swiglu := &Swiglu{device: config.Device}
@@ -52,7 +64,7 @@ func (s *Swiglu) Close() {
 	runtime.SetFinalizer(s, nil)
 }
 
-// SwigluArgs is swiglu_args_t, and the stream. An output may be exactly one of the inputs.
+// SwigluArgs is swiglu_args_t, its further inputs, and the stream. An output may be exactly one of the inputs.
 type SwigluArgs struct {
 	Flags        uint32
 	Gate, Up     Tensor
@@ -63,24 +75,30 @@ type SwigluArgs struct {
 	GradGate     Tensor // backward: wanted where given, one of the three at least
 	GradUp       Tensor
 	GradRowScale Tensor
+	GateBias     Tensor // [d], or [E, d] with ExpertRows; added first
+	UpBias       Tensor
+	ExpertRows   Tensor  // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
 	Stream       uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
 func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *errorText) error {
 	c := &C.swiglu_args_t{struct_size: C.sizeof_swiglu_args_t, flags: C.uint32_t(args.Flags)}
+	input := &C.swiglu_input_args_t{struct_size: C.sizeof_swiglu_input_args_t}
 	o := &operands{}
 	err := o.add(call, s.device, 0, []operand{
 		{"gate", &args.Gate, &c.gate}, {"up", &args.Up, &c.up}, {"out", &args.Out, &c.out},
 		{"row_scale", &args.RowScale, &c.row_scale}, {"num_rows", &args.NumRows, &c.num_rows},
 		{"grad_out", &args.GradOut, &c.grad_out}, {"grad_gate", &args.GradGate, &c.grad_gate},
 		{"grad_up", &args.GradUp, &c.grad_up}, {"grad_row_scale", &args.GradRowScale, &c.grad_row_scale},
+		{"gate_bias", &args.GateBias, &input.gate_bias}, {"up_bias", &args.UpBias, &input.up_bias},
+		{"expert_rows", &args.ExpertRows, &input.expert_rows},
 	})
 	if err != nil {
 		return err
 	}
 	h := &o.hosts
-	status := C.rope_go_gate(direction, s.desc, c, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7], h[8],
-		C.uint64_t(args.Stream), text.pointer(), text.size())
+	status := C.rope_go_gate(direction, s.desc, c, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
+		h[8], h[9], h[10], h[11], C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(s)
 	return text.of(status)
 }

@@ -25,15 +25,18 @@ static void note_rope(const uint64_t *addresses, uint64_t *found) {
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
   const swiglu_args_t args = {0};
-  const swiglu_args_t whole = rope_go_swiglu_args(&args, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                                  NULL);
-  note(&whole.gate, 9, found);
+  const swiglu_input_args_t input = {0};
+  rope_go_gating_t whole;
+  rope_go_complete_gating(&whole, &args, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL);
+  note(&whole.args.gate, 9, found);
+  note(&whole.input.gate_bias, 3, found + 9);
 }
 */
 import "C"
 
-// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t and its groups or swiglu_args_t,
-// for addresses in that order.
+// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t or swiglu_args_t and their
+// groups, for addresses in that order.
 func OnDevice(addresses []uint64, swiglu bool) []uint64 {
 	found := make([]uint64, len(addresses))
 	given, taken := (*C.uint64_t)(&addresses[0]), (*C.uint64_t)(&found[0])
