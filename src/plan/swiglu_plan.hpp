@@ -5,22 +5,9 @@
 
 #include "core/problem/swiglu_problem.hpp"
 #include "plan/device_info.hpp"
+#include "plan/swiglu_kernels.hpp"
 
 namespace rope {
-
-// What a kernel computes. The three activations, the soft caps and the biases have kernels of their own where no other
-// option comes with them.
-enum class SwigluFormula : uint8_t {
-  kPlain,  // GatingForm::is_plain, and neither row_scale nor num_rows
-  kForm,   // the numbers of a Form
-  kGegluErf,
-  kGegluTanh,
-  kReglu,
-  kSoftcaps,
-  kBiases,
-  kOptions  // all of gating_options.hpp
-};
-constexpr int kNumSwigluFormulas = 8;
 
 // On a GPU a thread takes one vector of each tensor. Rows (all axes but the last) are cut into vectors one by one; the
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that

@@ -14,7 +14,7 @@ set(rules
   "src/core/|                       ceil exp fabs floor fma fmax fmin log nearbyint pow sqrt"
   "src/core/problem/status.cpp|     vsnprintf __vsnprintf_chk"
   "src/plan/explain.cpp|            snprintf __v?snprintf_chk"
-  "src/backend/cpu/cpu_kernels|     exp fma fmaf sqrt"
+  "src/backend/cpu/cpu_kernels|     erfc exp fma fmaf sqrt tanh"
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"
   "src/backend/cpu/processors.cpp|  pthread_once sched_getaffinity __sched_cpucount sysconf"
   "src/backend/cpu/processors.cpp|  open(64)? (__)?read(_chk)? close str(chr|cmp|len|ncmp|str)"

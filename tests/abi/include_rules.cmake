@@ -15,7 +15,7 @@ set(rules
   "plan/|                    core/ plan/"
   "backend/backend.hpp|      core/ plan/"
   "backend/cpu/|             core/ plan/ backend/backend.hpp backend/cpu/"
-  "backend/cuda/kernels/|    core/ plan/tuning.hpp plan/rope_kernels.hpp plan/step_kernels.hpp backend/cuda/kernels/ CUDA"
+  "backend/cuda/kernels/|    core/ plan/tuning.hpp plan/rope_kernels.hpp plan/step_kernels.hpp plan/swiglu_kernels.hpp backend/cuda/kernels/ CUDA"
   "backend/cuda/|            core/ plan/ backend/backend.hpp backend/cuda/ CUDA"
 )
 # The C library and the compiler, and what C++ has as headers alone: the installed library links no C++ runtime.

@@ -83,8 +83,8 @@ class Request {
     args_.struct_size = sizeof args_;
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     in_.lie(&args_);
-    input_.struct_size = sizeof input_;
-    in_.lie(&input_);
+    if (has_input_) in_.lie(&input_);
+    input_.struct_size = sizeof input_;  // it is not handed over in so many bytes
     args_.input = has_input_ ? &input_ : nullptr;
     place();
     is_small_ = memory_.allocate();
@@ -345,7 +345,8 @@ class Request {
   void judge(Member member, Real actual, const Exact &exact, const swiglu_element::Inputs &in) const {
     if (tolerance::accepts(tensor_of(member).dtype, actual, exact.value, exact.slack)) return;
     finding(std::string(member_names[member]) + " of " + text_of(in) + " is " + std::to_string(actual) + ", not " +
-            std::to_string(exact.value) + " within " + std::to_string(exact.slack));
+            std::to_string(exact.value) + ", off by " + std::to_string((actual - exact.value) / exact.slack) +
+            " of what it may be");
   }
 
   void verify() {

@@ -234,8 +234,9 @@ ROPE_HOST_DEVICE Slope<double> weight_of_tanh(double x) {
   const double bounded = clamp(x, -21.6, 8.8726870);
   const TanhArgument<double> argument = tanh_argument<false>(bounded);
   const Sigmoid<double> sigmoid = sigmoid_of(argument.y);
-  const double value = fma(sigmoid.value * sigmoid.complement, argument.rest, sigmoid.value);
-  return {value, x > bounded ? 0.0 : value * sigmoid.complement * argument.slope};
+  const double change = sigmoid.value * sigmoid.complement * argument.rest;
+  const double value = sigmoid.value + change, complement = sigmoid.complement - change;
+  return {value, x > bounded ? 0.0 : value * complement * argument.slope};
 }
 
 // gate / (1 + exp(-argument)), each operation rounded to float.

@@ -21,23 +21,12 @@
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
+#include "backend/cuda/kernels/wide_division.cuh"
 #include "core/math/gating.hpp"
 #include "core/problem/integers.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
-
-// Where a thread works: a row, and the vector in it.
-struct RowVector {
-  int64_t row;
-  int64_t vector;
-};
-
-// A call, because 64-bit division is long and few launches need it. Not static: nvcc gives what is internal to a file a
-// name with a hash of the file's path, and builds would differ.
-inline __device__ __noinline__ RowVector split_wide(int64_t index, int64_t vectors_per_row) {
-  return {index / vectors_per_row, index % vectors_per_row};
-}
 
 __device__ __forceinline__ RowVector split_vector(const SwigluKernelParams &params, int64_t index) {
   if (params.is_single_row) return {0, index};

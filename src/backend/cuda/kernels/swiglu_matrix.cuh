@@ -17,7 +17,7 @@
 
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
-#include "backend/cuda/kernels/swiglu_options.cuh"
+#include "backend/cuda/kernels/swiglu_activation.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/gating.hpp"

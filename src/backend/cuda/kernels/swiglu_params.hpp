@@ -3,7 +3,7 @@
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
 #include "core/problem/swiglu_problem.hpp"
-#include "plan/swiglu_plan.hpp"
+#include "plan/swiglu_kernels.hpp"
 
 namespace rope {
 

@@ -4,7 +4,6 @@
 #include "backend/cuda/kernels/swiglu.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_options.cuh"
-#include "backend/cuda/kernels/swiglu_options_rows.cuh"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
 
 namespace rope {
