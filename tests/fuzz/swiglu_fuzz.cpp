@@ -100,6 +100,8 @@ class Request {
 
   void run(const swiglu_desc_t *desc) {
     const StructBytes bytes(&in_, &args_, rope::kSwigluArgsFirstSize, sizeof args_);
+    // Args of an older header end before their groups.
+    if (bytes.as<swiglu_args_t>()->struct_size < sizeof args_) args_.input = nullptr, input_ = {};
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
     // The library's own eyes look first at what is too large to be run.

@@ -231,7 +231,7 @@ ROPE_HOST_DEVICE Slope<float> weight_of_tanh(float x) {
 
 template <bool>
 ROPE_HOST_DEVICE Slope<double> weight_of_tanh(double x) {
-  const double bounded = clamp(x, -21.6, 8.8726870);
+  const double bounded = clamp(x, -21.6, 21.6);
   const TanhArgument<double> argument = tanh_argument<false>(bounded);
   const Sigmoid<double> sigmoid = sigmoid_of(argument.y);
   const double change = sigmoid.value * sigmoid.complement * argument.rest;
