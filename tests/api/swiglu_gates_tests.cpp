@@ -19,7 +19,7 @@ const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_D
 constexpr int32_t activations[] = {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH,
                                    SWIGLU_ACTIVATION_REGLU};
 
-constexpr rope_dtype_t kF32 = ROPE_DTYPE_F32, kF64 = ROPE_DTYPE_F64, kBF16 = ROPE_DTYPE_BF16, kF16 = ROPE_DTYPE_F16;
+constexpr rope_dtype_t kF32 = ROPE_DTYPE_F32, kBF16 = ROPE_DTYPE_BF16, kF16 = ROPE_DTYPE_F16;
 constexpr rope_dtype_t kI32 = ROPE_DTYPE_I32, kI64 = ROPE_DTYPE_I64;
 
 // Gates from -low to low in steps that no power of two divides, and random numbers for the rest.
