@@ -221,6 +221,24 @@ TEST_CASE("options and experts in calls large enough for several threads", "[swi
   }
 }
 
+TEST_CASE("the gradient of GeGLU beside soft caps that flatten the gate", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int32_t activation : {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH}) {
+      for (const double cap : {0.125, 0.5}) {
+        SwigluCase()
+            .dtype(dtype)
+            .shape({3, 240})
+            .activation(activation)
+            .soft_caps(cap, 0)
+            .values([](SwigluTensor tensor, const Index &at) {
+              return tensor == SwigluTensor::Gate ? 7.0L + static_cast<Real>(at[1]) / 32 : 1.0L + at[0];
+            })
+            .check();
+      }
+    }
+  }
+}
+
 TEST_CASE("gates of options over the whole range of F32 give no NaN and the right limits", "[swiglu][gates]") {
   const std::vector<Real> values = {0.0L,   -0.0L,   1e-45L, -1e-45L, 1e-38L, -1e-38L, 1e-7L,  -1e-7L, 0.5L,
                                     -0.5L,  1.0L,    -1.0L,  5.0L,    -5.0L,  11.0L,   -11.0L, 14.5L,  -14.5L,

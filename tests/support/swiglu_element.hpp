@@ -115,7 +115,8 @@ struct Element {
         form.activation == SWIGLU_ACTIVATION_GEGLU_ERF || form.activation == SWIGLU_ACTIVATION_GEGLU_TANH;
     const Real ulps =
         up_ulps + tolerance::swiglu_cap_slope_ulps(g, form.gate_softcap) + (is_geglu ? tolerance::geglu_slope_ulps : 0);
-    const Real most = slack(size, factor_of_slope(), u, in.grad_out, in.row_scale, ulps) + up_rounding(size);
+    const Real most = slack(size, factor_of_slope(), u, in.grad_out, in.row_scale, ulps) + up_rounding(size) +
+                      (has_short_slope() ? std::fabs(others * linear.value) * tolerance::geglu_tanh_lost_slope : 0);
     // Whether the limit cuts an activation that is as near to it as its error is for the library to say.
     const Real activation = linear.value * weight.value;
     const Real error = limits_gate ? 0 : slack(form.limit, g, 1, 1, 1, gate_ulps);
@@ -130,6 +131,10 @@ struct Element {
   Real factor_of_slope() const {
     if (form.activation != SWIGLU_ACTIVATION_GEGLU_TANH) return argument;
     return g * (1.6L + 0.22L * std::fmin(g * g, 120.0L));
+  }
+
+  bool has_short_slope() const {
+    return form.activation == SWIGLU_ACTIVATION_GEGLU_TANH && arithmetic == ROPE_DTYPE_F32 && g > 8.87L;
   }
 
   oracle::SwigluForm form;

@@ -70,6 +70,9 @@ inline Real swiglu_cap_slope_ulps(Real x, Real cap) {
 // That the gradient of a gate may be off with GeGLU besides.
 constexpr Real geglu_slope_ulps = 4;
 
+// What GeGLU by tanh may leave out of the slope of its weight in fp32, of gates from 8.87 on.
+constexpr Real geglu_tanh_lost_slope = 0x1p-88L;
+
 // What data of 16 bits with GeGLU or soft caps may be off besides, of its value.
 constexpr Real swiglu_brief = 0x1p-15L;
 
