@@ -3,10 +3,12 @@
 
 namespace rope {
 
-// The minimum of threads that a multiprocessor holds: 1024 on Turing, 1536 on all others. Data-centre GPUs from Ampere
-// on hold 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
+// The minimum of threads that a multiprocessor holds: 1024 on Turing, 2048 on Hopper, 1536 on others. Data-centre GPUs of
+// Ampere and Blackwell hold 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kHeldThreads = 2048;
 #else
 constexpr int kHeldThreads = 1536;
 #endif

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_activation.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -30,11 +31,13 @@ constexpr size_t kMaxSwigluVectorBytes = 16;
 template <SwigluFormula kFormula>
 constexpr bool kHasOptions = kFormula != SwigluFormula::kPlain &&kFormula != SwigluFormula::kForm;
 
-// Blocks of kMaxSwigluMatrixThreads that registers must suffice for on a multiprocessor; 0: any number.
+// Blocks that registers must suffice for on a multiprocessor; 0: any number.
 template <SwigluFormula kFormula>
-constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf                                         ? 8
-                                      : kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kBiases ? 6
-                                                                                                                   : 0;
+constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf
+                                          ? min_blocks_per_multiprocessor(2048, kMaxSwigluMatrixThreads)
+                                      : kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kBiases
+                                          ? min_blocks_per_multiprocessor(1536, kMaxSwigluMatrixThreads)
+                                          : 0;
 
 template <SwigluFormula kFormula>
 using SwigluMatrixParamsOf = std::conditional_t<kHasOptions<kFormula>, SwigluOptionsMatrixParams, SwigluMatrixParams>;
