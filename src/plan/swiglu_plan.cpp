@@ -215,7 +215,9 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   const int last = problem.ndim - 1;
   const bool has_one_column_axis = problem.num_row_axes == last;
   const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);
-  const bool has_vectors = is_whole && !has_options && choose_vector_elements(problem) == group;
+  // F64 has none: its kernel of vectors would take 57 kB of the library.
+  const bool has_vectors =
+      is_whole && !has_options && problem.dtype != ROPE_DTYPE_F64 && choose_vector_elements(problem) == group;
   plan->vector_elements = has_vectors ? static_cast<int>(group) : 1;
   plan->vectors_per_row = (columns - 1) / group + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;

@@ -117,6 +117,11 @@ TEST_CASE("an explanation of SwiGLU names the kernel", "[swiglu][explain]") {
   CHECK(has(backward.explain(), ": general kernel, "));
   backward.args.grad_row_scale = backward.workspace.tensor(ROPE_DTYPE_F32, {6});
   CHECK(has(backward.explain(), ": row sums kernel, vectors of 16 bytes, grid 6 x 1 of 32 threads, "));
+
+  Request wide(device, Direction::Backward, ROPE_DTYPE_F64);
+  wide.args.row_scale = wide.workspace.tensor(ROPE_DTYPE_F64, {6});
+  wide.args.grad_row_scale = wide.workspace.tensor(ROPE_DTYPE_F64, {6});
+  CHECK(has(wide.explain(), ": row sums kernel, vectors of 8 bytes, "));
 }
 
 TEST_CASE("an explanation of SwiGLU counts threads, and the tensors that are there", "[swiglu][explain]") {

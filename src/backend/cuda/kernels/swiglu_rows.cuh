@@ -279,11 +279,14 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
   if (threadIdx.x == 0) store_row_gradient<T>(params, row_at, total);
 }
 
+// NULL for a width that T has none of.
 template <typename T>
 const void *find_swiglu_row_kernel(int vector_elements) {
   if (vector_elements == 1) return reinterpret_cast<const void *>(swiglu_row_kernel<T, false>);
-  if (vector_elements == static_cast<int>(kSwigluRowGroupBytes / sizeof(T))) {
-    return reinterpret_cast<const void *>(swiglu_row_kernel<T, true>);
+  if constexpr (sizeof(T) < sizeof(double)) {
+    if (vector_elements == static_cast<int>(kSwigluRowGroupBytes / sizeof(T))) {
+      return reinterpret_cast<const void *>(swiglu_row_kernel<T, true>);
+    }
   }
   return nullptr;
 }
