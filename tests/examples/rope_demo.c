@@ -23,7 +23,7 @@
 /* ---- Models ----------------------------------------------------------------------------------------------------- */
 
 enum {
-  MAX_PAIRS = 64,
+  MAX_PAIRS = 128,
   MAX_THREADS = 256,
   CHECKED_TOKENS = 32,
   PAGE_TOKENS = 16,
@@ -33,6 +33,16 @@ enum {
   MARGIN = 12,                 /* columns of the labels */
   COLUMNS = 80
 };
+
+typedef struct gating {
+  const char *name;
+  int32_t activation; /* this and the others as in swiglu_config_t */
+  double alpha, limit, up_offset;
+} gating_t;
+
+static const gating_t SWIGLU = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 0.0, 0.0, 0.0};
+static const gating_t GPT_OSS = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 1.702, 7.0, 1.0};
+static const gating_t GEGLU = {"GeGLU", SWIGLU_ACTIVATION_GEGLU_TANH, 0.0, 0.0, 0.0};
 
 typedef struct model {
   const char *name;
@@ -44,22 +54,26 @@ typedef struct model {
   int mlp_width;
   int64_t cpu_tokens; /* default on the CPU: under 1 GiB of memory and a few seconds on two cores */
   const char *note;
-  double norm_eps; /* of the RMS norm of q and k heads before the rotation; 0: none */
+  double norm_eps;        /* of the RMS norm of q and k heads before the rotation; 0: none */
+  const gating_t *gating; /* of its MLP */
 } model_t;
 
 static const model_t MODELS[] = {
     {"llama-3.1-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 8.0, 131072, 14336, 4096,
-     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq", 0.0},
-    {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta", 0.0},
+     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq", 0.0, &SWIGLU},
+    {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta", 0.0,
+     &SWIGLU},
     {"gpt-j-6b", 16, 16, 256, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 2048, 16384, 2048,
-     "its own MLP has no gate: SwiGLU runs at its width only", 0.0},
-    {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta", 0.0},
+     "its own MLP has no gate: SwiGLU runs at its width only", 0.0, &SWIGLU},
+    {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta", 0.0,
+     &SWIGLU},
     {"qwen3-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 40960, 12288, 4096,
-     "q and k normed before the rotation, k and v written to a paged cache, in one call", 1e-6},
+     "q and k normed before the rotation, k and v written to a paged cache, in one call", 1e-6, &SWIGLU},
     {"deepseek-v3", 128, 1, 64, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 4096, 18432, 2048,
-     "the rotated channels of its heads alone, before their context is scaled", 0.0},
+     "the rotated channels of its heads alone, before their context is scaled", 0.0, &SWIGLU},
     {"gpt-oss-120b", 64, 8, 64, 64, ROPE_STYLE_HALF, 150000.0, 0.0, 4096, 2880, 4096,
-     "before its context is scaled, and SwiGLU without its limit", 0.0},
+     "before its context is scaled; SwiGLU with its alpha, limit and offset", 0.0, &GPT_OSS},
+    {"gemma-2-9b", 16, 8, 256, 256, ROPE_STYLE_HALF, 1e4, 0.0, 8192, 14336, 4096, "GeGLU by tanh", 0.0, &GEGLU},
 };
 #define NUM_MODELS ((int)(sizeof(MODELS) / sizeof(MODELS[0])))
 
@@ -482,32 +496,68 @@ typedef struct exact {
   long double value, largest_term;
 } exact_t;
 
-typedef exact_t (*swiglu_formula_t)(long double gate, long double up, long double grad_out);
+typedef exact_t (*swiglu_formula_t)(const gating_t *gating, long double gate, long double up, long double grad_out);
 
-static long double sigmoid(long double x) {
-  return 1.0L / (1.0L + expl(-x));
+/* s of the formula at swiglu_forward in rope.h, and its derivative. */
+typedef struct factor {
+  long double value, slope;
+} factor_t;
+
+static factor_t factor_of(const gating_t *gating, long double gate) {
+  if (gating->activation == SWIGLU_ACTIVATION_GEGLU_TANH) {
+    const long double scale = sqrtl(2.0L / 3.14159265358979323846L), cubic = 0.044715L;
+    const long double tangent = tanhl(scale * (gate + cubic * gate * gate * gate));
+    const long double slope = scale * (1.0L + 3.0L * cubic * gate * gate);
+    return (factor_t){(1.0L + tangent) / 2.0L, (1.0L - tangent * tangent) / 2.0L * slope};
+  }
+  const long double alpha = gating->alpha == 0.0 ? 1.0L : (long double)gating->alpha;
+  const long double sigmoid = 1.0L / (1.0L + expl(-alpha * gate));
+  return (factor_t){sigmoid, alpha * sigmoid * (1.0L - sigmoid)};
 }
 
-static exact_t swiglu_out(long double gate, long double up, long double grad_out) {
+static long double limited_gate(const gating_t *gating, long double gate) {
+  return gating->limit == 0.0 ? gate : fminl(gate, (long double)gating->limit);
+}
+
+static long double limited_up(const gating_t *gating, long double up) {
+  const long double limit = gating->limit == 0.0 ? INFINITY : (long double)gating->limit;
+  return fmaxl(-limit, fminl(up, limit));
+}
+
+static exact_t swiglu_out(const gating_t *gating, long double gate, long double up, long double grad_out) {
   (void)grad_out;
-  const long double value = gate * sigmoid(gate) * up;
+  const long double g = limited_gate(gating, gate);
+  const long double value = g * factor_of(gating, g).value * (limited_up(gating, up) + (long double)gating->up_offset);
   return (exact_t){value, fabsl(value)};
 }
 
-/* Two terms, which cancel at gate = -1.278. */
-static exact_t swiglu_grad_gate(long double gate, long double up, long double grad_out) {
-  const long double first = grad_out * up * sigmoid(gate), second = first * gate * (1.0L - sigmoid(gate));
+/* Two terms, which cancel where the activation is least. */
+static exact_t swiglu_grad_gate(const gating_t *gating, long double gate, long double up, long double grad_out) {
+  if (limited_gate(gating, gate) != gate) return (exact_t){0.0L, 0.0L};
+  const factor_t factor = factor_of(gating, gate);
+  const long double of_activation = grad_out * (limited_up(gating, up) + (long double)gating->up_offset);
+  const long double first = of_activation * factor.value, second = of_activation * gate * factor.slope;
   return (exact_t){first + second, fmaxl(fabsl(first), fabsl(second))};
 }
 
-static exact_t swiglu_grad_up(long double gate, long double up, long double grad_out) {
-  (void)up;
-  const long double value = grad_out * gate * sigmoid(gate);
+static exact_t swiglu_grad_up(const gating_t *gating, long double gate, long double up, long double grad_out) {
+  if (limited_up(gating, up) != up) return (exact_t){0.0L, 0.0L};
+  const long double g = limited_gate(gating, gate), value = grad_out * g * factor_of(gating, g).value;
   return (exact_t){value, fabsl(value)};
 }
 
-static double swiglu_error(const device_t *device, int64_t tokens, int width, const uint16_t *output,
-                           swiglu_formula_t formula) {
+/* What rope.h promises before the rounding of the output. */
+static long double swiglu_fp32_error(const gating_t *gating, long double gate, exact_t exact) {
+  if (gating->activation == SWIGLU_ACTIVATION_GEGLU_TANH) {
+    return 12.0L * ulp(exact.largest_term, 23) + ldexpl(exact.largest_term, -15);
+  }
+  const int has_alpha = gating->alpha != 0.0 && gating->alpha != 1.0;
+  const long double of_alpha = has_alpha ? fabsl((long double)gating->alpha * gate) : 0.0L;
+  return (8.0L + of_alpha) * ulp(exact.largest_term, 23);
+}
+
+static double swiglu_error(const device_t *device, const gating_t *gating, int64_t tokens, int width,
+                           const uint16_t *output, swiglu_formula_t formula) {
   uint16_t *outputs = malloc((size_t)width * sizeof(*outputs));
   if (outputs == NULL) fail("not enough memory", "for the check");
   double worst = 0.0;
@@ -516,9 +566,11 @@ static double swiglu_error(const device_t *device, int64_t tokens, int width, co
     read_memory(device, outputs, output + first, (size_t)width * sizeof(*outputs));
     for (int channel = 0; channel < width; ++channel) {
       const uint64_t at = first + (uint64_t)channel;
-      const exact_t exact = formula(value_of(bf16_data(DATA_GATE, at)), value_of(bf16_data(DATA_UP, at)),
-                                    value_of(bf16_data(DATA_GRAD_OUT, at)));
-      worst = fmax(worst, error_share(outputs[channel], exact.value, 8.0L * ulp(exact.largest_term, 23)));
+      const long double gate = value_of(bf16_data(DATA_GATE, at));
+      const exact_t exact =
+          formula(gating, gate, value_of(bf16_data(DATA_UP, at)), value_of(bf16_data(DATA_GRAD_OUT, at)));
+      const long double fp32_error = swiglu_fp32_error(gating, gate, exact);
+      worst = fmax(worst, error_share(outputs[channel], exact.value, fp32_error));
     }
   }
   free(outputs);
@@ -667,7 +719,10 @@ static int demonstrate_step(const device_t *device, const rope_config_t *rotatio
   return report(device, "norm, RoPE and paged cache", worst, seconds, bytes + 2 * (size_t)tokens * sizeof(int64_t));
 }
 
-static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc, int64_t tokens, int width) {
+static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc, const model_t *model, int64_t tokens) {
+  const gating_t *gating = model->gating;
+  const int width = model->mlp_width;
+  char label[32];
   const int64_t elements = tokens * width;
   const size_t tensor_bytes = (size_t)elements * sizeof(uint16_t);
   void *gate = allocate_data(device, DATA_GATE, elements);
@@ -681,10 +736,11 @@ static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc,
   args->up = bf16_tensor(up, 2, tokens, width, 0);
   args->out = bf16_tensor(out, 2, tokens, width, 0);
   run(device, &operation);
-  double worst = swiglu_error(device, tokens, width, out, swiglu_out);
+  double worst = swiglu_error(device, gating, tokens, width, out, swiglu_out);
   double seconds = median_seconds(device, &operation);
   release(device, out);
-  int right = report(device, "SwiGLU forward", worst, seconds, 3 * tensor_bytes);
+  snprintf(label, sizeof(label), "%s forward", gating->name);
+  int right = report(device, label, worst, seconds, 3 * tensor_bytes);
 
   void *grad_out = allocate_data(device, DATA_GRAD_OUT, elements);
   void *grad_gate = allocate(device, tensor_bytes);
@@ -695,15 +751,16 @@ static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc,
   args->grad_gate = bf16_tensor(grad_gate, 2, tokens, width, 0);
   args->grad_up = bf16_tensor(grad_up, 2, tokens, width, 0);
   run(device, &operation);
-  worst = swiglu_error(device, tokens, width, grad_gate, swiglu_grad_gate);
-  worst = fmax(worst, swiglu_error(device, tokens, width, grad_up, swiglu_grad_up));
+  worst = swiglu_error(device, gating, tokens, width, grad_gate, swiglu_grad_gate);
+  worst = fmax(worst, swiglu_error(device, gating, tokens, width, grad_up, swiglu_grad_up));
   seconds = median_seconds(device, &operation);
   release(device, gate);
   release(device, up);
   release(device, grad_out);
   release(device, grad_gate);
   release(device, grad_up);
-  return report(device, "SwiGLU backward", worst, seconds, 5 * tensor_bytes) && right;
+  snprintf(label, sizeof(label), "%s backward", gating->name);
+  return report(device, label, worst, seconds, 5 * tensor_bytes) && right;
 }
 
 /* ---- The command line ------------------------------------------------------------------------------------------- */
@@ -712,7 +769,7 @@ static void print_help(FILE *to) {
   fprintf(to,
           "rope-demo [--device auto|cpu|cuda] [--model NAME] [--tokens N] [--help]\n"
           "\n"
-          "Applies RoPE to the queries and keys of a model, and SwiGLU at the width of its MLP, forward and backward;\n"
+          "Applies RoPE to the queries and keys of a model, and SwiGLU or GeGLU of its MLP, forward and backward;\n"
           "checks the results against a reference and prints errors, times and rates.\n"
           "\n"
           "  --device  auto (the default) takes the first CUDA device if there is one, and the CPU otherwise\n"
@@ -834,7 +891,11 @@ int main(int argc, char **argv) {
   swiglu_config_t gating = {.struct_size = sizeof(gating),
                             .device = device.kind,
                             .dtype = ROPE_DTYPE_BF16,
-                            .num_threads = device.num_threads};
+                            .num_threads = device.num_threads,
+                            .activation = model->gating->activation,
+                            .alpha = model->gating->alpha,
+                            .limit = model->gating->limit,
+                            .up_offset = model->gating->up_offset};
   swiglu_desc_t *swiglu = NULL;
   check(swiglu_desc_create(&gating, &swiglu), "swiglu_desc_create");
 
@@ -850,15 +911,16 @@ int main(int argc, char **argv) {
   printf("\n%-27s %9s %12s %12s %9s\n", "operation", "max error", "time", "rate", "of a copy");
   int right = demonstrate_rope(&device, rope, &rotation);
   if (model->norm_eps != 0.0) right = demonstrate_step(&device, &config, &rotation) && right;
-  right = demonstrate_swiglu(&device, swiglu, tokens, model->mlp_width) && right;
+  right = demonstrate_swiglu(&device, swiglu, model, tokens) && right;
   rope_desc_destroy(rope);
   swiglu_desc_destroy(swiglu);
 
   putchar('\n');
-  print_labelled("max error",
-                 "largest |output - exact| as a share of what librope promises: half a bf16 ulp for the "
-                 "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE), 7e-7 of it (with a "
-                 "norm) or 8 ulp of fp32 (SwiGLU); above 1 is wrong");
+  print_labelled(
+      "max error",
+      "largest |output - exact| as a share of what librope promises: half a bf16 ulp for the "
+      "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE), 7e-7 of it (with a "
+      "norm), 8 ulp of fp32 (SwiGLU; with alpha |alpha * gate| more) or 12 and 2^-15 of it (GeGLU); above 1 is wrong");
   print_labelled("time", "median of repeated calls");
   print_labelled("rate", "bytes that must be read and written at least, divided by the time");
   print_labelled("of a copy", "the rate as a share of that of %s moving as many bytes",
