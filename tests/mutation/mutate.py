@@ -357,6 +357,7 @@ PARTS = {
         "judge": Library,
         "suites": [
             (UNIT, ["[views],[rope problem],[swiglu problem],[import],[frequencies]"], "src/core/"),
+            (UNIT, ["[gating]"], "src/core/math/gating"),
             (UNIT, ["[rope plan]", *("~" + name for name in SLOW_PLANS)], "src/plan/"),
             (UNIT, ["[swiglu plan]"], "src/plan/"),
             (UNIT, ["[step plan]"], "src/plan/step_"),
