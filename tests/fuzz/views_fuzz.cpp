@@ -342,8 +342,25 @@ void fuzz_swiglu_call(Input *input) {
   if (is_backward || input->chance(30)) set_like(&args.row_scale, ROPE_DTYPE_F32, rows, true);
   if (is_backward) set_like(&args.grad_row_scale, ROPE_DTYPE_F32, rows, input->chance(20));
   if (input->chance(30)) set(input, &args.num_rows, ROPE_DTYPE_I64, {1}, false);
-  Tensors tensors(input, {&args.gate, &args.up, &args.grad_out, &args.out, &args.grad_gate, &args.grad_up,
-                          &args.row_scale, &args.grad_row_scale, &args.num_rows});
+  swiglu_input_args_t group = SWIGLU_INPUT_ARGS_INIT;
+  if (input->chance(40)) {
+    args.input = &group;
+    const bool has_experts = ndim > 2 && args.num_rows.ndim == 0 && input->chance(60);
+    const int64_t experts = shape[0], columns = shape[ndim - 1];
+    if (has_experts) set(input, &group.expert_rows, ROPE_DTYPE_I64, {experts}, true);
+    for (rope_tensor_t *bias : {&group.gate_bias, &group.up_bias}) {
+      if (!input->chance(40)) continue;
+      const auto dtype = input->chance(50) ? config.dtype : ROPE_DTYPE_F32;
+      if (has_experts && input->chance(50)) {
+        set(input, bias, dtype, {experts, columns}, true);
+      } else {
+        set(input, bias, dtype, {columns}, true);
+      }
+    }
+  }
+  Tensors tensors(input,
+                  {&args.gate, &args.up, &args.grad_out, &args.out, &args.grad_gate, &args.grad_up, &args.row_scale,
+                   &args.grad_row_scale, &args.num_rows, &group.gate_bias, &group.up_bias, &group.expert_rows});
   char text[256];
   bool is_served;
   {
