@@ -251,7 +251,8 @@ std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::Sw
   const int64_t columns = problem.num_summed_elements(), rows = problem.num_elements() / columns;
   const int64_t groups = (columns + group - 1) / group;
   if (plan.is_alternating()) return "alternating";
-  if (plan.vector_elements != (allows_vectors(problem, group) ? group : 1)) return "vector_elements";
+  const bool has_vectors = problem.dtype != ROPE_DTYPE_F64 && allows_vectors(problem, group);
+  if (plan.vector_elements != (has_vectors ? group : 1)) return "vector_elements";
   if (plan.vectors_per_row != groups) return "vectors_per_row";
   if (plan.num_vectors != groups * rows) return "num_vectors";
   if (plan.threads % 32 != 0 || plan.threads < 32 || plan.threads > 256) return "threads";
