@@ -352,7 +352,8 @@ PARTS = {
                   "src/core/problem/view.hpp", "src/plan/*.cpp", "src/plan/launch_shape.hpp", "src/backend/cpu/*.cpp",
                   "src/backend/cpu/cpu_gating.hpp", "src/backend/cpu/cpu_kernels.hpp", "src/backend/cpu/cpu_loops.hpp",
                   "src/backend/cpu/cpu_norm.hpp", "src/backend/cpu/cpu_step_loops.hpp",
-                  "src/backend/cpu/cpu_step_vectors.hpp", "src/backend/cpu/cpu_tokens.hpp",
+                  "src/backend/cpu/cpu_step_vectors.hpp", "src/backend/cpu/cpu_swiglu_loops.hpp",
+                  "src/backend/cpu/cpu_tokens.hpp",
                   "src/backend/cpu/cpu_vectors.hpp", "src/backend/cpu/cpu_windows.hpp", "src/backend/cpu/task_range.hpp"],
         "judge": Library,
         "suites": [

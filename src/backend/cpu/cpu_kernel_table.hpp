@@ -3,6 +3,7 @@
 
 #include "backend/cpu/cpu_loops.hpp"
 #include "backend/cpu/cpu_step_loops.hpp"
+#include "backend/cpu/cpu_swiglu_loops.hpp"
 
 namespace rope {
 

@@ -1,0 +1,445 @@
+// cpu_swiglu_loops.hpp - the inner loops of SwiGLU: runs of elements, straight through or in chunks of numbers
+//
+// In an unnamed namespace, as cpu_loops.hpp says.
+#pragma once
+
+#include <string.h>
+
+#include "backend/cpu/cpu_gating.hpp"
+#include "backend/cpu/cpu_kernels.hpp"
+#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_vectors.hpp"
+#include "core/math/float16.hpp"
+#include "core/math/gating_options.hpp"
+
+namespace rope {
+
+namespace {
+
+// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements.
+#if defined(ROPE_HAS_GATED_BLOCKS)
+template <bool IsPlain, typename T>
+constexpr bool kIsGatedInBlocks = IsPlain && sizeof(T) <= sizeof(float);
+#else
+template <bool IsPlain, typename T>
+constexpr bool kIsGatedInBlocks = false;
+#endif
+
+// What is made of a gate and an up.
+template <bool IsPlain, typename Real>
+struct FormGating {
+  Form<Real> form;
+
+  ROPE_LOOP Real operator()(Real gate, Real up) const { return swiglu<IsPlain>(gate, up, form); }
+};
+
+// The same of an activation without other options, whose form moves_within_range.
+template <Activation kActivation, typename T>
+struct ActivationGating {
+  using Real = RealOf<T>;
+  FormWithOptions<Real> form;
+
+  ROPE_LOOP Real operator()(Real gate, Real up) const {
+    const Real bounded = bounded_gate<kActivation>(gate, form);
+    const Real weight = weight_of<kActivation, false, kIsBrief<T>>(bounded, form.alpha).value;
+    return gated<true>(Activated<Real>{weight, bounded, Real{0}}, clamp(up, -form.limit, form.limit), form, Real{1});
+  }
+};
+
+// Contiguous elements of gate, up and out.
+template <typename T, typename Gating>
+ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, int64_t count, const Gating gating) {
+  using Real = RealOf<T>;
+  ROPE_INDEPENDENT
+  for (int64_t i = begin; i < count; ++i) {
+    out[i] = round_to<T>(gating(to_real<Real>(gate[i]), to_real<Real>(up[i])));
+  }
+}
+
+// Two BFloat16s as the halves of a word: there they become floats, and come back, without being moved between lanes.
+template <typename Gating>
+ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *out, int64_t count, const Gating gating) {
+  const auto word_at = [](const BFloat16 *elements, int64_t i) __attribute__((always_inline)) {
+    uint32_t word;
+    memcpy(&word, elements + 2 * i, sizeof word);
+    return word;
+  };
+  const int64_t words = count / 2;
+  ROPE_INDEPENDENT
+  for (int64_t i = 0; i < words; ++i) {
+    const uint32_t gates = word_at(gate, i), ups = word_at(up, i);
+    const float low = gating(float_of(gates << 16), float_of(ups << 16));
+    const float high = gating(float_of(gates & 0xffff0000u), float_of(ups & 0xffff0000u));
+    const uint32_t word = round_to_upper_half(low) >> 16 | (round_to_upper_half(high) & 0xffff0000u);
+    memcpy(out + 2 * i, &word, sizeof word);
+  }
+  gate_elements(gate, up, out, 2 * words, count, gating);
+}
+
+template <typename T, typename Gating>
+ROPE_LOOP void gate_contiguous(const GatingRun &run, const Gating gating) {
+  const T *gate = static_cast<const T *>(run.in[0]), *up = static_cast<const T *>(run.in[1]);
+  T *out = static_cast<T *>(run.out[0]);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    gate_words(gate, up, out, run.count, gating);
+  } else {
+    gate_elements(gate, up, out, 0, run.count, gating);
+  }
+}
+
+template <bool IsPlain, typename T>
+ROPE_LOOP void gate_contiguous_form(const GatingRun &run, const Form<RealOf<T>> form) {
+  if constexpr (kIsGatedInBlocks<IsPlain, T>) {
+    gate_blocks(static_cast<const T *>(run.in[0]), static_cast<const T *>(run.in[1]), static_cast<T *>(run.out[0]),
+                run.count, run.is_streamed);
+  } else {
+    gate_contiguous<T>(run, FormGating<IsPlain, RealOf<T>>{form});
+  }
+}
+
+constexpr int64_t kChunk = 256;
+
+// Types whose conversions are best done in the loop that computes; others go through chunks even where they lie side by
+// side.
+template <typename T>
+constexpr bool kIsGatedDirectly = true;
+#if defined(ROPE_HAS_VECTORS)
+template <>
+constexpr bool kIsGatedDirectly<Float16> = false;
+#endif
+
+template <typename Real>
+struct Slopes {
+  Real value[kChunk];
+  Real slope[kChunk];
+};
+
+// A part of a run as numbers to compute with. Loops over it are of one function each.
+template <typename Real>
+struct GatingChunk {
+  Real in[3][kChunk];
+  Real row_scale[kChunk];
+  Real out[3][kChunk];
+  Real half_term[kChunk];
+  // What the stages of gating_options.hpp make of gate and up.
+  Slopes<Real> weight, linear, up;
+  Real activated_weight[kChunk], activated_linear[kChunk], half_slope[kChunk];
+};
+
+template <typename T, typename Real>
+void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *values) {
+  if (run.row_scale == nullptr) {
+    for (int64_t i = 0; i < count; ++i) values[i] = Real{1};
+  } else if (run.is_row_scale_f32) {
+    read_elements<float>(run.row_scale, run.row_scale_stride, begin, count, values);
+  } else {
+    read_elements<T>(run.row_scale, run.row_scale_stride, begin, count, values);
+  }
+}
+
+template <bool IsPlain, typename Real>
+void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, Real *out) {
+  if constexpr (kIsGatedInBlocks<IsPlain, Real>) {
+    gate_blocks(chunk->in[0], chunk->in[1], out, length, false);
+  } else {
+    for (int64_t i = 0; i < length; ++i) {
+      const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
+      out[i] = swiglu<IsPlain>(chunk->in[0][i], chunk->in[1][i], form, row_scale);
+    }
+  }
+}
+
+// In double there is nothing to lose of a sum of floats; a sum of doubles keeps its rests.
+template <typename Real>
+void add_row_terms(const GatingChunk<Real> &chunk, int64_t length, RowSum<double> *row_sum) {
+  RowSum<double> sum = *row_sum;
+  for (int64_t i = 0; i < length; ++i) {
+    if constexpr (sizeof(Real) == sizeof(float)) {
+      sum.half += chunk.half_term[i];
+    } else {
+      sum.add(chunk.half_term[i]);
+    }
+  }
+  *row_sum = sum;
+}
+
+template <typename Real>
+void find_row_terms(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->half_term[i] = half_row_term(chunk->in[0][i], chunk->in[1][i], chunk->in[2][i], form);
+  }
+}
+
+template <typename Real>
+using ChunkForm = FormWithOptions<Real>;
+
+// The weights and linear factors of a chunk's gates.
+template <typename T, Activation kActivation, bool HasSlopes, typename Real>
+void weigh_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    const Real gate = bounded_gate<kActivation>(chunk->in[0][i], form);
+    const Slope<Real> weight = weight_of<kActivation, HasSlopes, kIsBrief<T>>(gate, form.alpha);
+    chunk->linear.value[i] = gate;
+    chunk->weight.value[i] = weight.value;
+    if (HasSlopes) chunk->weight.slope[i] = weight.slope;
+  }
+}
+
+template <typename T, bool HasSlopes, typename Real>
+void weigh_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> &form) {
+  switch (form.activation) {
+    case Activation::kGegluErf:
+      return weigh_chunk<T, Activation::kGegluErf, HasSlopes>(chunk, length, form);
+    case Activation::kGegluTanh:
+      return weigh_chunk<T, Activation::kGegluTanh, HasSlopes>(chunk, length, form);
+    case Activation::kReglu:
+      return weigh_chunk<T, Activation::kReglu, HasSlopes>(chunk, length, form);
+    default:
+      return weigh_chunk<T, Activation::kSwiglu, HasSlopes>(chunk, length, form);
+  }
+}
+
+template <typename Real>
+void cap_chunk(Slopes<Real> *slopes, int64_t length, Real cap, Real inverse_of_cap) {
+  if (cap == Real{0}) return;
+  for (int64_t i = 0; i < length; ++i) {
+    const Slope<Real> capped = soft_cap<true, false>(slopes->value[i], cap, inverse_of_cap);
+    slopes->value[i] = capped.value;
+    slopes->slope[i] = capped.slope;
+  }
+}
+
+template <typename Real>
+ROPE_LOOP Activated<Real> activated_at(const GatingChunk<Real> &chunk, int64_t i) {
+  return {chunk.activated_weight[i], chunk.activated_linear[i], chunk.half_slope[i]};
+}
+
+template <typename Real>
+ROPE_LOOP void set_activated(GatingChunk<Real> *chunk, int64_t i, const Activated<Real> &activated) {
+  chunk->activated_weight[i] = activated.weight;
+  chunk->activated_linear[i] = activated.linear;
+  chunk->half_slope[i] = activated.half_slope;
+}
+
+template <typename Real>
+void limit_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
+  for (int64_t i = 0; i < length; ++i) set_activated(chunk, i, limit_activation(activated_at(*chunk, i), form));
+}
+
+template <typename T>
+void round_chunk(GatingChunk<RealOf<T>> *chunk, int64_t length, const ChunkForm<RealOf<T>> form) {
+  if constexpr (sizeof(T) == 2) {
+    for (int64_t i = 0; i < length; ++i) {
+      const Slope<float> linear = {chunk->linear.value[i], chunk->linear.slope[i]};
+      set_activated(chunk, i, round_activation<T>(chunk->in[0][i], activated_at(*chunk, i), linear, form));
+    }
+  }
+}
+
+// Gate and up go through the stages of gating_options.hpp as far as the product.
+template <typename T, bool HasSlopes>
+void activate_chunk(GatingChunk<RealOf<T>> *chunk, int64_t length, const ChunkForm<RealOf<T>> form) {
+  using Real = RealOf<T>;
+  weigh_chunk<T, HasSlopes>(chunk, length, form);
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->linear.slope[i] = Real{1};
+    chunk->up.value[i] = clamp(chunk->in[1][i], -form.limit, form.limit);
+    chunk->up.slope[i] = Real{1};
+  }
+  cap_chunk(&chunk->linear, length, form.gate_softcap, form.inverse_of_gate_softcap);
+  cap_chunk(&chunk->up, length, form.up_softcap, form.inverse_of_up_softcap);
+  for (int64_t i = 0; i < length; ++i) {
+    const Slope<Real> weight = {chunk->weight.value[i], HasSlopes ? chunk->weight.slope[i] : Real{0}};
+    const Slope<Real> linear = {chunk->linear.value[i], chunk->linear.slope[i]};
+    set_activated(chunk, i, activate<HasSlopes>(chunk->in[0][i], weight, linear, form));
+  }
+  if (form.limits_activation) limit_chunk(chunk, length, form);
+  if (form.rounds_activation) round_chunk<T>(chunk, length, form);
+}
+
+template <int kOutput, typename Real>
+void gate_activated_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->out[kOutput][i] = gated<false>(activated_at(*chunk, i), chunk->up.value[i], form, chunk->row_scale[i]);
+  }
+}
+
+template <typename Real>
+void differentiate_activated_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    const Slope<Real> up = {chunk->up.value[i], chunk->up.slope[i]};
+    const SwigluGradient<Real> result =
+        gated_gradient<false>(chunk->in[1][i], chunk->in[2][i], activated_at(*chunk, i), up, form, chunk->row_scale[i]);
+    chunk->out[0][i] = result.gate;
+    chunk->out[1][i] = result.up;
+  }
+}
+
+template <typename Real>
+void find_activated_row_terms(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    chunk->half_term[i] = gated_half_row_term(chunk->in[2][i], activated_at(*chunk, i), chunk->up.value[i], form);
+  }
+}
+
+template <typename T>
+void add_biases(const GatingRun &run, int64_t begin, int64_t length, GatingChunk<RealOf<T>> *chunk) {
+  using Real = RealOf<T>;
+  Real bias[kChunk];
+  for (int input = 0; input < 2; ++input) {
+    if (run.bias[input] == nullptr) continue;
+    if (run.is_bias_f32[input]) {
+      read_elements<float>(run.bias[input], run.bias_stride[input], begin, length, bias);
+    } else {
+      read_elements<T>(run.bias[input], run.bias_stride[input], begin, length, bias);
+    }
+    Real *values = chunk->in[input];
+    for (int64_t i = 0; i < length; ++i) values[i] = add_bias(values[i], bias[i]);
+  }
+}
+
+bool is_contiguous(const GatingRun &run) {
+  return run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
+}
+
+// Forward, of an activation without other options and without a row_scale.
+template <Activation kActivation, typename T>
+void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &form) {
+  using Real = RealOf<T>;
+  const ActivationGating<kActivation, T> gating = {form};
+  if (kIsGatedDirectly<T> && is_contiguous(run)) return gate_contiguous<T>(run, gating);
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 2; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
+    write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+  }
+}
+
+// False: the form has more than that.
+template <typename T>
+bool gate_by_activation_alone(const GatingRun &run, const GatingForm &given, const FormWithOptions<RealOf<T>> &form) {
+  if (given.limits_activation || given.rounds_activation || given.gate_softcap != 0 || given.up_softcap != 0) {
+    return false;
+  }
+  if (run.bias[0] != nullptr || run.bias[1] != nullptr || run.row_scale != nullptr || !moves_within_range(form)) {
+    return false;
+  }
+  switch (given.activation) {
+    case Activation::kGegluErf:
+      return gate_by_activation<Activation::kGegluErf, T>(run, form), true;
+    case Activation::kGegluTanh:
+      return gate_by_activation<Activation::kGegluTanh, T>(run, form), true;
+    case Activation::kReglu:
+      return gate_by_activation<Activation::kReglu, T>(run, form), true;
+    default:
+      return false;
+  }
+}
+
+bool has_options(const GatingRun &run, const GatingForm &form) {
+  return form.has_options || run.bias[0] != nullptr || run.bias[1] != nullptr;
+}
+
+// Forward and backward of forms with options.
+template <typename T, bool IsBackward>
+void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  using Real = RealOf<T>;
+  constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
+  const FormWithOptions<Real> form = form_with_options_in<Real>(given);
+  if (!IsBackward && gate_by_activation_alone<T>(run, given, form)) return;
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < kInputs; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    read_row_scale<T>(run, begin, length, chunk.row_scale);
+    add_biases<T>(run, begin, length, &chunk);
+    activate_chunk<T, IsBackward>(&chunk, length, form);
+    if (IsBackward) differentiate_activated_chunk(&chunk, length, form);
+    if (run.out[kOutputs - 1] != nullptr) gate_activated_chunk<kOutputs - 1>(&chunk, length, form);
+    if (row_sum != nullptr) {
+      find_activated_row_terms(&chunk, length, form);
+      add_row_terms(chunk, length, row_sum);
+    }
+    for (int output = 0; output < kOutputs; ++output) {
+      if (run.out[output] == nullptr) continue;
+      write_elements<T>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
+    }
+  }
+}
+
+template <typename T>
+void swiglu_forward(const GatingRun &run, const GatingForm &given) {
+  using Real = RealOf<T>;
+  if (has_options(run, given)) return gate_with_options<T, false>(run, given, nullptr);
+  const Form<Real> form = form_in<Real>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  if (is_contiguous(run) && run.row_scale == nullptr) {
+    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
+    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
+  }
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 2; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if (is_plain) {
+      gate_chunk<true>(&chunk, length, form, chunk.out[0]);
+    } else {
+      read_row_scale<T>(run, begin, length, chunk.row_scale);
+      gate_chunk<false>(&chunk, length, form, chunk.out[0]);
+    }
+    write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+  }
+}
+
+template <bool IsPlain, typename Real>
+void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out, const Form<Real> form) {
+  const auto scale = [&](int64_t i) { return IsPlain ? Real{1} : chunk->row_scale[i]; };
+  for (int64_t i = 0; i < length; ++i) {
+    const SwigluGradient<Real> result =
+        swiglu_gradient<IsPlain>(chunk->in[0][i], chunk->in[1][i], chunk->in[2][i], form, scale(i));
+    chunk->out[0][i] = result.gate;
+    chunk->out[1][i] = result.up;
+  }
+  if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
+}
+
+// Values go through small buffers, so that one loop serves any of the outputs, in place or not.
+template <typename T>
+void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  if (has_options(run, given)) return gate_with_options<T, true>(run, given, row_sum);
+  const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  GatingChunk<RealOf<T>> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 3; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if (is_plain) {
+      differentiate_chunk<true>(&chunk, length, run.out[2] != nullptr, form);
+    } else {
+      read_row_scale<T>(run, begin, length, chunk.row_scale);
+      differentiate_chunk<false>(&chunk, length, run.out[2] != nullptr, form);
+    }
+    if (row_sum != nullptr) {
+      find_row_terms(&chunk, length, form);
+      add_row_terms(chunk, length, row_sum);
+    }
+    for (int output = 0; output < 3; ++output) {
+      if (run.out[output] == nullptr) continue;
+      write_elements<T>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace rope
