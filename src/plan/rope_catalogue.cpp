@@ -67,6 +67,11 @@ bool takes_short(const RopeFacts &facts) {
   return facts.problem->batches == 1 && facts.fits_few_params;
 }
 
+bool takes_persistent(const RopeFacts &facts) {
+  return dtype_size(facts.problem->geometry->dtype) == 2 && facts.device->compute_capability >= 90 &&
+         takes_short(facts);
+}
+
 // Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
 bool has_following_batches(const RopeProblem &problem) {
   if (problem.batches == 1) return true;
@@ -118,6 +123,10 @@ bool is_programmatic_table(const RopeFacts &facts) {
   return facts.is_programmatic && facts.has_at_most(facts.tuning->max_programmatic_table_vectors);
 }
 
+bool is_persistent_table(const RopeFacts &facts) {
+  return facts.is_persistent();
+}
+
 bool is_short_table(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_table_vectors);
 }
@@ -148,6 +157,8 @@ const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
     // kernel, name, angles, lookups, styles, channels, shape, shared angles, accepts, prefers
     {RopeKernel::kProgrammaticTable, "short programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short, is_programmatic_table},
+    {RopeKernel::kPersistentTable, "persistent", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
+     takes_persistent, is_persistent_table},
     {RopeKernel::kShortTable, "short", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short, is_short_table},
     {RopeKernel::kShortWarp, "short warp", kComputed, kPlain, kOne, kVectors, kShortParts, kOfWarps,

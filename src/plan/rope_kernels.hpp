@@ -8,6 +8,7 @@ namespace rope {
 // In the order of kRopeAlgorithms (plan/rope_catalogue.hpp), which says what each takes.
 enum class RopeKernel {
   kProgrammaticTable,  // short launches from a table: positions are read behind the wait for the launch before
+  kPersistentTable,    // from a table, types of 16 bits: threads take several tokens, for tensors that L2 has
   kShortTable,         // short launches from a table, vectors of 8 bytes
   kShortWarp,          // short launches: each warp computes its own angles
   kShort,              // each row of threads does

@@ -108,10 +108,23 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
   return facts.is_programmatic ? choose(facts.tuning->short_threads_programmatic) : choose(facts.tuning->short_threads);
 }
 
+uint32_t choose_part_threads(const RopeFacts &facts, const RopeAlgorithm &algorithm) {
+  if (algorithm.kernel == RopeKernel::kPersistentTable) return kPersistentThreads;
+  return algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
+}
+
+// Groups of tokens that have blocks, so many that all blocks begin at once and have as many groups as others, or one
+// more or less.
+uint32_t share_groups(const RopeFacts &facts, const RopePlan &plan) {
+  const uint32_t groups = plan.grid_x, block = round_up_to_warps(plan.threads * plan.thread_rows);
+  const uint32_t held = static_cast<uint32_t>(facts.device->multiprocessors) * (kPersistentResidentThreads / block);
+  const uint32_t at_once = held > plan.grid_y ? held / plan.grid_y : 1, turns = (groups - 1) / at_once + 1;
+  return (groups - 1) / turns + 1;
+}
+
 // A row of threads is whole warps where angles are shared or where a token has several parts.
 void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePlan *plan) {
-  const uint32_t wanted =
-      algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
+  const uint32_t wanted = choose_part_threads(facts, algorithm);
   const uint32_t parts = (plan->units.per_token - 1) / wanted + 1;
   uint32_t threads = (plan->units.per_token - 1) / parts + 1;
   const uint32_t pairs = static_cast<uint32_t>(facts.problem->geometry->pairs());
@@ -123,6 +136,7 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
   plan->thread_rows = plan->tokens_per_block;
   plan->grid_x = count_groups(*facts.problem, *plan);
   plan->grid_y = parts;
+  if (algorithm.kernel == RopeKernel::kPersistentTable) plan->grid_x = share_groups(facts, *plan);
 }
 
 // Rows with a thread for each pair: no shorter than a warp, and two or more in a block.

@@ -13,7 +13,7 @@ enum class SwigluFormula : uint8_t {
   kGegluErf,
   kGegluTanh,
   kReglu,
-  kSoftcaps,
+  kSoftcaps,  // and a limit of the activation
   kBiases,
   kOptions  // all of gating_options.hpp
 };

@@ -91,14 +91,15 @@ SwigluFormula formula_of(const SwigluProblem &problem) {
   const GatingForm &form = problem.form;
   const bool has_biases = problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr;
   const bool has_caps = form.gate_softcap != 0 || form.up_softcap != 0;
-  if (form.limits_activation || form.rounds_activation) return SwigluFormula::kOptions;
+  const bool has_bounds = has_caps || form.limits_activation;
+  if (form.rounds_activation) return SwigluFormula::kOptions;
   if (form.activation != Activation::kSwiglu) {
-    if (has_biases || has_caps || problem.expert_rows != nullptr) return SwigluFormula::kOptions;
+    if (has_biases || has_bounds || problem.expert_rows != nullptr) return SwigluFormula::kOptions;
     constexpr SwigluFormula kFormulas[] = {SwigluFormula::kForm, SwigluFormula::kGegluErf, SwigluFormula::kGegluTanh,
                                            SwigluFormula::kReglu};
     return kFormulas[static_cast<int>(form.activation)];
   }
-  if (has_caps) {
+  if (has_bounds) {
     return has_biases || problem.expert_rows != nullptr ? SwigluFormula::kOptions : SwigluFormula::kSoftcaps;
   }
   if (has_biases || problem.expert_rows != nullptr) return SwigluFormula::kBiases;
@@ -169,6 +170,8 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   while (vectors > shape->max_vectors) ++shape;
   if (!has_options && bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
   plan->threads = shape->threads;
+  if (plan->formula == SwigluFormula::kBiases && vectors > kMinSwigluBiasVectors)
+    plan->rows_per_thread = kSwigluBiasRows;
   plan->begins_last = (shape->begins_last ||
                        (has_options && plan->formula != SwigluFormula::kReglu && vectors > kMinSwigluLastVectors)) &&
                       bytes == kMaxVectorBytes;
@@ -264,7 +267,8 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
     plan->vector_elements /= 2;
   }
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
-  plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
+  const int64_t rows = problem.num_elements() / columns;
+  plan->num_vectors = ((rows - 1) / plan->rows_per_thread + 1) * plan->vectors_per_row;
   return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
 }
 

@@ -30,7 +30,8 @@ struct SwigluPlan {
   bool is_programmatic;     // launched with programmatic dependent launch
   bool is_matrix;
   bool is_expert_matrix;
-  bool begins_last;  // SwigluMatrixShape's
+  bool begins_last;              // SwigluMatrixShape's
+  uint32_t rows_per_thread = 1;  // of matrices with biases
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };

@@ -15,6 +15,8 @@ constexpr int kMaxRopeThreads = 160;            // of a block of kLong, kLongCon
 constexpr uint32_t kThreadKernelThreads = 128;  // of a block of kThread
 constexpr uint32_t kMaxShortThreads = 320;      // of a block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
+constexpr uint32_t kPersistentThreads = 192;           // of a block of kPersistentTable
+constexpr uint32_t kPersistentResidentThreads = 1920;  // of it that a multiprocessor holds
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
@@ -31,19 +33,27 @@ struct ShortThreads {
   uint32_t threads;
 };
 
+// Sizes of launches.
+struct VectorRange {
+  int above;
+  int at_most;
+};
+
 // Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit.
 struct RopeTuning {
   int compute_capability;  // from this one on
   int memory_bus_bits;     // of it, GPUs from this one on
   bool is_measured;        // else its numbers are those of another row
 
-  int max_narrow_vectors;              // of launches with vectors of 8 bytes
-  int max_short_vectors;               // of short launches with computed angles, which have kernels of their own
-  int max_short_table_vectors;         // from a table
-  int max_warp_vectors;                // of short launches whose warps have angles of their own
-  int max_warp_vectors_programmatic;   // with programmatic launch
-  int max_programmatic_table_vectors;  // of those from a table that read positions behind the wait
-  ShortThreads short_threads[2];       // of a block of a short launch, by its size
+  int max_narrow_vectors;                // of launches with vectors of 8 bytes
+  int max_short_vectors;                 // of short launches with computed angles, which have kernels of their own
+  int max_short_table_vectors;           // from a table
+  int max_warp_vectors;                  // of short launches whose warps have angles of their own
+  int max_warp_vectors_programmatic;     // with programmatic launch
+  int max_programmatic_table_vectors;    // of those from a table that read positions behind the wait
+  VectorRange persistent_table_vectors;  // of kPersistentTable, which needs sm_90
+  VectorRange persistent_table_vectors_programmatic;
+  ShortThreads short_threads[2];  // of a block of a short launch, by its size
   ShortThreads short_threads_programmatic[3];
   int64_t max_thread_heads;          // of a token for kThread with computed angles
   uint32_t min_row_units;            // of a token in long launches, with computed angles
@@ -66,7 +76,11 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.max_warp_vectors = 300;                // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
   tuning.max_warp_vectors_programmatic = 60;    // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
   tuning.max_programmatic_table_vectors = 350;  // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
-  tuning.short_threads[0] = {200, 128};         // 2: 1.36 us against 1.39 with 256
+  // What a multiprocessor holds at once is 960. 1117: 2.92 us against 3.15, 2482: 4.63 against 5.04, from memory 2234: 4.42
+  // against 4.29.
+  tuning.persistent_table_vectors = {1000, 2600};
+  tuning.persistent_table_vectors_programmatic = {1900, 2600};  // 2234: 4.34 us against 4.96, 1117: 2.84 against 2.87
+  tuning.short_threads[0] = {200, 128};                         // 2: 1.36 us against 1.39 with 256
   tuning.short_threads[1] = {INT32_MAX, 256};
   tuning.short_threads_programmatic[0] = {60, 64};  // blocks start at a limited rate: the fewest that keep below it
   tuning.short_threads_programmatic[1] = {350, 160};
@@ -98,6 +112,10 @@ constexpr RopeTuning inherit(RopeTuning tuning, int compute_capability) {
   tuning.compute_capability = compute_capability;
   tuning.memory_bus_bits = 0;
   tuning.is_measured = false;
+  if (compute_capability < 90) {
+    tuning.persistent_table_vectors = {};
+    tuning.persistent_table_vectors_programmatic = {};
+  }
   return tuning;
 }
 
@@ -193,6 +211,11 @@ constexpr SwigluMatrixShape kSwigluMatrixShapesProgrammatic[] = {
 constexpr int kMaxSwigluMatrixThreads = 256;
 // Of activations and soft caps, which compute for long: more vectors than these begin the next launch at their end.
 constexpr int64_t kMinSwigluLastVectors = 300;
+
+// Rows of a thread where there are biases, of more vectors than these: 111 000 165.8 us, with 4 rows 166.8, with 1 204.8;
+// 13 900 23.5, 23.9 and 28.2.
+constexpr uint32_t kSwigluBiasRows = 8;
+constexpr int64_t kMinSwigluBiasVectors = 6000;
 
 constexpr uint32_t kSwigluThreads = 128;          // of a block of the others, one vector of each tensor a thread
 constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up to there vectors have half the width

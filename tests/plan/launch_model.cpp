@@ -127,6 +127,13 @@ class Launch {
       const Fault fault = count_angles_of_row(column);
       if (!fault.empty()) return fault;
     }
+    if (plan_.variant.kernel == rope::RopeKernel::kPersistentTable) {
+      const uint32_t tokens = plan_.grid_x * plan_.thread_rows;
+      for (int64_t next = int64_t{token} + tokens; next < scene_.num_tokens(); next += tokens) {
+        const Fault fault = run_unit(static_cast<uint32_t>(next), unit, row_of_block);
+        if (!fault.empty()) return fault;
+      }
+    }
     if (plan_.variant.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;

@@ -255,6 +255,7 @@ LaunchRope find_launch(const RopeVariant &variant) {
   const bool is_computed = variant.angles == kComputedAngles;
   switch (variant.kernel) {
     case RopeKernel::kProgrammaticTable:
+    case RopeKernel::kPersistentTable:
     case RopeKernel::kShortTable:
       return launch_with<RopeShortTableParams>;
     case RopeKernel::kShortWarp:

@@ -127,6 +127,8 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
   const SwigluWork work = plan.is_programmatic ? kSwigluProgrammaticMatrix : kSwigluMatrix;
   if (plan.formula > SwigluFormula::kForm) {
     params.options = form_with_options_in<float>(problem.form);
+    params.rows = static_cast<uint32_t>(problem.ndim == 1 ? 1 : problem.shape[0]);
+    params.rows_per_thread = plan.rows_per_thread;
     set_biases(problem, &params);
   }
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});

@@ -7,8 +7,8 @@
 // weight is what the activation multiplies the gate by, from 0 to 1. Of a gate that is NaN it is any number: linear is
 // NaN then. Stage by stage, so that a caller can ask what a form has once for many elements.
 //
-// IsBrief is for data of 16 bits, which would wait for more instructions: weights of GeGLU are within 2^-16 of their
-// value, on a GPU tanh within 2^-18.
+// IsBrief is for data of 16 bits, which would wait for more instructions: weights of GeGLU, and of SwiGLU with soft caps
+// or a limit of the activation, are within 2^-16 of their value, on a GPU tanh within 2^-18.
 #pragma once
 
 #include "core/math/gating.hpp"
@@ -42,6 +42,7 @@ struct FormWithOptions : Form<Real> {
   Activation activation;
   bool rounds_activation;
   bool limits_activation;
+  bool is_bounded;        // it has soft caps, or limits the activation
   Real gate_limit;        // infinity: none
   Real activation_limit;  // infinity: none
   Real lowest_gate;       // 0 for ReGLU, whose infinities then meet no 0
@@ -60,6 +61,7 @@ ROPE_HOST_DEVICE FormWithOptions<Real> form_with_options_in(const GatingForm &gi
   form.activation = given.activation;
   form.rounds_activation = given.rounds_activation;
   form.limits_activation = given.limits_activation;
+  form.is_bounded = given.limits_activation || given.gate_softcap != 0.0 || given.up_softcap != 0.0;
   form.gate_limit = given.limits_activation ? kNone : form.limit;
   form.activation_limit = given.limits_activation ? form.limit : kNone;
   form.lowest_gate = given.activation == Activation::kReglu ? Real{0} : -kNone;
@@ -105,6 +107,15 @@ ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__)
+// sigmoid for data of 16 bits, from the root of exp(-x) * 2^-26, which needs no reduction. Of NaN it is any number.
+__device__ __forceinline__ Sigmoid<float> brief_sigmoid_of(float x) {
+  const float root = approximate_power_of_two(fmaf(fmaxf(x, -104.0f), -0.721347520f, -13.0f));
+  const float reciprocal = approximate_reciprocal(fmaf(root, root, 0x1p-26f));
+  return {reciprocal * 0x1p-26f, (root * root) * reciprocal};
+}
+#endif
+
 // A function, and its derivative.
 template <typename Real>
 struct Slope {
@@ -130,22 +141,48 @@ ROPE_HOST_DEVICE Slope<double> tanh_of(double x) {
 // cap * tanh(x / cap). Where x / cap is small that is x, without what a subnormal quotient would lose.
 template <bool HasSlope, bool IsBrief, typename Real>
 ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
-  const Real ratio = x * inverse_of_cap;
 #if defined(__CUDA_ARCH__)
   if constexpr (IsBrief) {
-    // 1 - 2 / (exp(2 |x|) + 1), which for a small x would be a difference of two that are alike.
-    const float small = fmaf(x * (ratio * ratio), -0.33333333f, x);
-    // An infinite exponential makes 1 of tanh, and 0 * infinity of the slope.
-    const float exponent = fabsf(ratio) * 2.88539008f;
-    const float e = approximate_power_of_two(HasSlope ? fminf(exponent, 126.0f) : exponent);
+    // 1 - 2 / (exp(2 x) + 1), which for a small x would be a difference of two that are alike.
+    const float factor = inverse_of_cap * 2.88539008f, small_factor = inverse_of_cap * inverse_of_cap * -0.33333333f;
+    const float exponent = x * factor;
+    // The reciprocal of the largest exponential is 0, and so are slopes below 2^-124.
+    const float e = approximate_power_of_two(HasSlope ? clamp(exponent, -127.0f, 127.0f) : exponent);
     const float reciprocal = approximate_reciprocal(e + 1.0f);
-    const float large = copysignf(cap * fmaf(reciprocal, -2.0f, 1.0f), x);
-    return {fabsf(ratio) < 0.04f ? small : large, 4.0f * ((e * reciprocal) * reciprocal)};
+    const float large = fmaf(reciprocal, -2.0f * cap, cap), small = x * fmaf(x * x, small_factor, 1.0f);
+    return {fabsf(exponent) < 0.1154156f ? small : large, 4.0f * ((e * reciprocal) * reciprocal)};
   }
 #endif
+  const Real ratio = x * inverse_of_cap;
   constexpr Real kLinear = sizeof(Real) == sizeof(float) ? Real{0x1p-13} : Real{0x1p-28};
   const Slope<Real> of_ratio = tanh_of(ratio);
   return {magnitude_of(ratio) < kLinear ? x : cap * of_ratio.value, of_ratio.slope};
+}
+
+// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9.
+template <bool IsBrief>
+ROPE_HOST_DEVICE float scaled_erfc(float t, float scale) {
+  float dividend, divisor;
+  if (IsBrief) {
+    dividend = multiply_add(t, scale * 1.70264628e-2f, scale * 0.119516242f);
+    dividend = multiply_add(t, dividend, scale * 0.36201962f);
+    dividend = multiply_add(t, dividend, scale * 0.5f);
+    divisor = multiply_add(t, 4.26838211e-2f, 0.299384634f);
+    divisor = multiply_add(t, divisor, 0.95347078f);
+    divisor = multiply_add(t, divisor, 1.52191018f);
+    divisor = multiply_add(t, divisor, 1.0f);
+  } else {
+    dividend = multiply_add(t, scale * 4.12380135e-3f, scale * 4.06836057e-2f);
+    dividend = multiply_add(t, dividend, scale * 0.18338443f);
+    dividend = multiply_add(t, dividend, scale * 0.438496221f);
+    dividend = multiply_add(t, dividend, scale * 0.5f);
+    divisor = multiply_add(t, 1.0336719e-2f, 0.101985055f);
+    divisor = multiply_add(t, divisor, 0.469864794f);
+    divisor = multiply_add(t, divisor, 1.20312286f);
+    divisor = multiply_add(t, divisor, 1.67487743f);
+    divisor = multiply_add(t, divisor, 1.0f);
+  }
+  return dividend * reciprocal_of(divisor);
 }
 
 // (1 + erf(x / sqrt(2))) / 2. Of a negative x it is exp(-x^2 / 2) times a quotient, and so without cancellation. The
@@ -153,33 +190,20 @@ ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
 template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_erf(float x) {
   const float t = at_most(magnitude_of(x), 14.5f);  // of -14.5 it is below 2^-150
+#if defined(__CUDA_ARCH__)
+  if constexpr (IsBrief) {
+    // The root of exp(-t^2 / 2), which is normal.
+    const float root = approximate_power_of_two((t * t) * -0.360673760f);
+    const float below = root * (root * scaled_erfc<true>(t, 1.0f));
+    return {x < 0.0f ? below : 1.0f - below, 0.39894228f * (root * root)};
+  }
+#endif
+  constexpr float kScale = 0x1p-63f;  // what makes up for that of e
   const float square = multiply_rounded(t, t);
   const float rest_of_square = IsBrief ? 0.0f : multiply_add_once(t, t, -square);
   const float e = exp_of_negative_sum(0.5f * square, 0.5f * rest_of_square, 63);
-  // Minimax of exp(t^2 / 2) * erfc(t / sqrt(2)) / 2 from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The dividend has
-  // what makes up for 2^63.
-  float dividend, divisor;
-  if (IsBrief) {
-    dividend = multiply_add(t, 0x1p-63f * 1.70264628e-2f, 0x1p-63f * 0.119516242f);
-    dividend = multiply_add(t, dividend, 0x1p-63f * 0.36201962f);
-    dividend = multiply_add(t, dividend, 0x1p-63f * 0.5f);
-    divisor = multiply_add(t, 4.26838211e-2f, 0.299384634f);
-    divisor = multiply_add(t, divisor, 0.95347078f);
-    divisor = multiply_add(t, divisor, 1.52191018f);
-    divisor = multiply_add(t, divisor, 1.0f);
-  } else {
-    dividend = multiply_add(t, 0x1p-63f * 4.12380135e-3f, 0x1p-63f * 4.06836057e-2f);
-    dividend = multiply_add(t, dividend, 0x1p-63f * 0.18338443f);
-    dividend = multiply_add(t, dividend, 0x1p-63f * 0.438496221f);
-    dividend = multiply_add(t, dividend, 0x1p-63f * 0.5f);
-    divisor = multiply_add(t, 1.0336719e-2f, 0.101985055f);
-    divisor = multiply_add(t, divisor, 0.469864794f);
-    divisor = multiply_add(t, divisor, 1.20312286f);
-    divisor = multiply_add(t, divisor, 1.67487743f);
-    divisor = multiply_add(t, divisor, 1.0f);
-  }
-  const float below = multiply_rounded(e, dividend * reciprocal_of(divisor));
-  return {x < 0.0f ? below : 1.0f - below, 0.39894228f * 0x1p-63f * e};
+  const float below = multiply_rounded(e, scaled_erfc<IsBrief>(t, kScale));
+  return {x < 0.0f ? below : 1.0f - below, 0.39894228f * kScale * e};
 }
 
 template <bool>
@@ -224,6 +248,12 @@ template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_tanh(float x) {
   const float bounded = clamp(x, -10.681296f, 8.8726870f);
   const TanhArgument<float> argument = tanh_argument<IsBrief>(bounded);
+#if defined(__CUDA_ARCH__)
+  if constexpr (IsBrief) {
+    const Sigmoid<float> sigmoid = brief_sigmoid_of(argument.y);
+    return {sigmoid.value, x > bounded ? 0.0f : (sigmoid.value * sigmoid.complement) * argument.slope};
+  }
+#endif
   const float e = exp_of_negative_sum(argument.y, argument.rest, -25), reciprocal = reciprocal_of(e + 0x1p-25f);
   const float value = reciprocal * 0x1p-25f;
   return {value, x > bounded ? 0.0f : value * (reciprocal * e) * argument.slope};
@@ -279,11 +309,16 @@ ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
   } else if constexpr (kActivation == Activation::kReglu) {
     // What is below 0 is 0 in the linear factor.
     return {HasSlope && !(gate > Real{0}) ? Real{0} : Real{1}, Real{0}};
-  } else if constexpr (HasSlope) {
+  } else {
+#if defined(__CUDA_ARCH__)
+    if constexpr (IsBrief) {
+      const Sigmoid<float> sigmoid = brief_sigmoid_of(alpha * gate);
+      return {sigmoid.value, alpha * (sigmoid.value * sigmoid.complement)};
+    }
+#endif
+    if (!HasSlope) return {sigmoid_value_of(alpha * gate), Real{0}};
     const Sigmoid<Real> sigmoid = sigmoid_of(alpha * gate);
     return {sigmoid.value, alpha * (sigmoid.value * sigmoid.complement)};
-  } else {
-    return {sigmoid_value_of(alpha * gate), Real{0}};
   }
 }
 

@@ -27,6 +27,7 @@
 // as fifty instructions. With programmatic launch all addresses are found before the previous launch is waited for.
 #pragma once
 
+#include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/short_work.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
@@ -93,35 +94,12 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
-// `IsProgrammatic`: for programmatic launch alone, without the instructions that would read positions before the wait.
-template <typename T, int V, bool IsInterleaved, typename Word, bool IsProgrammatic>
-__global__ void __launch_bounds__(kMaxShortThreads)
-    rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
+template <typename T, int V, bool IsInterleaved, typename Word>
+__device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &params, const char *cos_column,
+                                                    const char *sin_column, uint32_t row, Vector<T, V> *low,
+                                                    Vector<T, V> *high) {
   using R = Runs<V, IsInterleaved>;
-  begin_dependent_launch();
-  const auto [token, unit] = find_token_unit();
-  if (token >= params.num_tokens || unit >= params.units_per_token) return;
-  ShortPosition position(params, token);
-  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
-  if (!IsProgrammatic) position.load_if(!params.is_programmatic, params);
-  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
-  constexpr int32_t kRunBytes = R::kLength * static_cast<int32_t>(sizeof(Word));
-  const char *cos_column = step(params.cos, mine.number, kRunBytes),
-             *sin_column = step(params.sin, mine.number, kRunBytes);
-  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
-                                unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(IsProgrammatic || params.is_programmatic, params);
-  Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
-  Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
-  const uint64_t row = position.finish(params);
-  if (row >= params.rows) {
-    if (params.is_in_place) return;
-    store_vector(mine.out, low);
-    store_vector(mine.out + params.bytes_to_high, high);
-    return;
-  }
-  const char *cos_run = step(cos_column, static_cast<uint32_t>(row), params.row_bytes),
-             *sin_run = step(sin_column, static_cast<uint32_t>(row), params.row_bytes);
+  const char *cos_run = step(cos_column, row, params.row_bytes), *sin_run = step(sin_column, row, params.row_bytes);
   TableRun<Word, R::kLength> cos[R::kCount], sin[R::kCount];
 #pragma unroll
   for (int run = 0; run < R::kCount; ++run) {
@@ -129,29 +107,92 @@ __global__ void __launch_bounds__(kMaxShortThreads)
     cos[run] = load_run<Word, R::kLength>(cos_run + further);
     sin[run] = load_run<Word, R::kLength>(sin_run + further);
   }
-  rotate_unit_by<T, V, IsInterleaved>(&low, &high, [&](int run, int i) -> CosSin<float> {
+  rotate_unit_by<T, V, IsInterleaved>(low, high, [&](int run, int i) -> CosSin<float> {
     const float s = entry_of(sin[run], i, params.table_dtype);
     return {entry_of(cos[run], i, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
   });
-  store_vector(mine.out, low);
-  store_vector(mine.out + params.bytes_to_high, high);
+}
+
+// Which launches a kernel of rope_short_table_kernel is for.
+enum class TableLaunch {
+  kAny,
+  kProgrammatic,  // those alone, without the instructions that would read positions before the wait
+  kPersistent     // grids with fewer rows of threads than there are tokens: a row goes on with those that follow
+};
+
+template <typename T, int V, bool IsInterleaved, typename Word, TableLaunch kLaunch>
+__global__ void __launch_bounds__(kLaunch == TableLaunch::kPersistent ? kPersistentThreads : kMaxShortThreads,
+                                  kLaunch == TableLaunch::kPersistent
+                                      ? min_blocks_per_multiprocessor(kPersistentResidentThreads, kPersistentThreads)
+                                      : 0)
+    rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
+  constexpr bool kIsPersistent = kLaunch == TableLaunch::kPersistent, kIsAny = kLaunch == TableLaunch::kAny;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (kIsPersistent) return;  // plans do not choose it there
+#endif
+  begin_dependent_launch();
+  auto [token, unit] = find_token_unit();
+  if (token >= params.num_tokens || unit >= params.units_per_token) return;
+  ShortPosition position(params, token);
+  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
+  if (kIsAny) position.load_if(!params.is_programmatic, params);
+  ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
+  const char *cos_column = step(params.cos, mine.number, kRunBytes),
+             *sin_column = step(params.sin, mine.number, kRunBytes);
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
+                                unused_bits(cos_column) | unused_bits(sin_column));
+  position.load_if(!kIsAny || params.is_programmatic, params);
+#pragma unroll 1
+  for (;;) {
+    Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
+    Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+    const uint64_t row = position.finish(params);
+    const uint32_t tokens = gridDim.x * blockDim.y;
+    const bool is_last = !kIsPersistent || params.num_tokens - token <= tokens;
+    // The next token's position, which its row of the table waits for, is asked for before this token is turned.
+    if (!is_last) {
+      token += tokens;
+      position = ShortPosition(params, token);
+      position.load_if(true, params);
+    }
+    const bool is_lost = row >= params.rows;
+    if (!is_lost) {
+      rotate_by_table_row<T, V, IsInterleaved, Word>(params, cos_column, sin_column, static_cast<uint32_t>(row), &low,
+                                                     &high);
+    }
+    if (!is_lost || !params.is_in_place) {
+      store_vector(mine.out, low);
+      store_vector(mine.out + params.bytes_to_high, high);
+    }
+    if (is_last) return;
+    mine.move(tokens);
+  }
+}
+
+template <typename T, bool IsInterleaved, TableLaunch kLaunch>
+const void *find_short_table_kernel(const RopeVariant &variant) {
+  constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
+  return variant.angles == kTable32
+             ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, kLaunch>)
+             : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, kLaunch>);
 }
 
 template <typename T, bool IsInterleaved>
 const void *find_short_kernel(const RopeVariant &variant) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
-  const bool is_wide = variant.angles == kTable32;
   switch (variant.kernel) {
     case RopeKernel::kShortWarp:
       return reinterpret_cast<const void *>(rope_short_warp_kernel<T, V, IsInterleaved>);
     case RopeKernel::kShort:
       return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
+    case RopeKernel::kPersistentTable:
+      if constexpr (sizeof(T) == 2) return find_short_table_kernel<T, IsInterleaved, TableLaunch::kPersistent>(variant);
+      return nullptr;
     case RopeKernel::kShortTable:
-      return is_wide ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, false>)
-                     : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, false>);
+      return find_short_table_kernel<T, IsInterleaved, TableLaunch::kAny>(variant);
     default:
-      return is_wide ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, true>)
-                     : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, true>);
+      return find_short_table_kernel<T, IsInterleaved, TableLaunch::kProgrammatic>(variant);
   }
 }
 

@@ -15,6 +15,7 @@ template <typename T>
 const void *find_rope_variant(int vector_elements, const RopeVariant &variant) {
   switch (variant.kernel) {
     case RopeKernel::kProgrammaticTable:
+    case RopeKernel::kPersistentTable:
     case RopeKernel::kShortTable:
     case RopeKernel::kShortWarp:
     case RopeKernel::kShort:

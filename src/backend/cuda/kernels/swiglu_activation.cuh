@@ -14,6 +14,7 @@ constexpr Activation kActivationOf = kFormula == SwigluFormula::kGegluErf    ? A
                                      : kFormula == SwigluFormula::kReglu     ? Activation::kReglu
                                                                              : Activation::kSwiglu;
 
+// They bound, and so does a limit of the activation.
 template <SwigluFormula kFormula>
 constexpr bool kMayHaveSoftcaps = kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kOptions;
 
@@ -27,13 +28,13 @@ struct StagedVector {
   Slope<Real> up[V];
 };
 
-template <typename T, Activation kActivation, bool HasSlope, typename Real, int V>
+template <typename T, Activation kActivation, bool HasSlope, bool IsBrief = kIsBrief<T>, typename Real, int V>
 __device__ __forceinline__ void weigh_vector(const FormWithOptions<Real> &form, Slope<Real> (&weight)[V],
                                              Slope<Real> (&linear)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     if (kActivation == Activation::kReglu) linear[i].value = at_least(linear[i].value, Real{0});
-    weight[i] = weight_of<kActivation, HasSlope, kIsBrief<T>>(linear[i].value, form.alpha);
+    weight[i] = weight_of<kActivation, HasSlope, IsBrief>(linear[i].value, form.alpha);
   }
 }
 
@@ -58,7 +59,10 @@ __device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const Real
     }
   }
   constexpr bool kIsGeneral = kFormula == SwigluFormula::kOptions;
-  if constexpr (!kIsGeneral) {
+  constexpr bool kIsSwiglu = kActivationOf<kFormula> == Activation::kSwiglu;
+  if constexpr (kIsSwiglu && !kIsGeneral) {
+    weigh_vector<T, Activation::kSwiglu, HasSlope, kIsBrief<T> && kMayHaveSoftcaps<kFormula>>(form, weight, linear);
+  } else if constexpr (!kIsGeneral) {
     weigh_vector<T, kActivationOf<kFormula>, HasSlope>(form, weight, linear);
   } else if (form.activation == Activation::kGegluErf) {
     weigh_vector<T, Activation::kGegluErf, HasSlope>(form, weight, linear);
@@ -66,8 +70,10 @@ __device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const Real
     weigh_vector<T, Activation::kGegluTanh, HasSlope>(form, weight, linear);
   } else if (form.activation == Activation::kReglu) {
     weigh_vector<T, Activation::kReglu, HasSlope>(form, weight, linear);
-  } else {
+  } else if (form.is_bounded) {
     weigh_vector<T, Activation::kSwiglu, HasSlope>(form, weight, linear);
+  } else {
+    weigh_vector<T, Activation::kSwiglu, HasSlope, false>(form, weight, linear);
   }
   if (kMayHaveSoftcaps<kFormula> && form.gate_softcap != Real{0}) {
 #pragma unroll
@@ -83,7 +89,7 @@ __device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const Real
   }
 #pragma unroll
   for (int i = 0; i < V; ++i) staged.activated[i] = activate<HasSlope>(gate[i], weight[i], linear[i], form);
-  if (kIsGeneral && form.limits_activation) {
+  if (kMayHaveSoftcaps<kFormula> && form.limits_activation) {
 #pragma unroll
     for (int i = 0; i < V; ++i) staged.activated[i] = limit_activation(staged.activated[i], form);
   }
@@ -139,11 +145,10 @@ __device__ __forceinline__ const FormWithOptions<Real> &options_of(const Params 
   }
 }
 
-// Adds V neighbouring elements, which have type T or are floats.
+// Loads V neighbouring elements, which have type T or are floats.
 template <typename T, int V>
-__device__ __forceinline__ void add_bias_vector(const char *address, bool is_f32, RealOf<T> (&values)[V]) {
+__device__ __forceinline__ void load_bias_vector(const char *address, bool is_f32, RealOf<T> (&bias)[V]) {
   using Real = RealOf<T>;
-  Real bias[V];
   if (is_f32) {
     constexpr int kAtOnce = V < 4 ? V : 4;
 #pragma unroll
@@ -156,6 +161,10 @@ __device__ __forceinline__ void add_bias_vector(const char *address, bool is_f32
   } else {
     to_floats<T, V>(load_vector<Vector<T, V>>(address), bias);
   }
+}
+
+template <typename Real, int V>
+__device__ __forceinline__ void add_bias_vector(const Real (&bias)[V], Real (&values)[V]) {
   Real sum[V], largest = 0;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
@@ -169,6 +178,13 @@ __device__ __forceinline__ void add_bias_vector(const char *address, bool is_f32
   }
 #pragma unroll
   for (int i = 0; i < V; ++i) values[i] = sum[i];
+}
+
+template <typename T, int V>
+__device__ __forceinline__ void add_bias_vector(const char *address, bool is_f32, RealOf<T> (&values)[V]) {
+  RealOf<T> bias[V];
+  load_bias_vector<T, V>(address, is_f32, bias);
+  add_bias_vector(bias, values);
 }
 
 }  // namespace rope

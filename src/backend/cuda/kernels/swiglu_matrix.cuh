@@ -35,8 +35,10 @@ constexpr bool kHasOptions = kFormula != SwigluFormula::kPlain &&kFormula != Swi
 template <SwigluFormula kFormula>
 constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf
                                           ? min_blocks_per_multiprocessor(2048, kMaxSwigluMatrixThreads)
-                                      : kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kBiases
+                                      : kFormula == SwigluFormula::kSoftcaps
                                           ? min_blocks_per_multiprocessor(1536, kMaxSwigluMatrixThreads)
+                                      : kFormula == SwigluFormula::kBiases
+                                          ? min_blocks_per_multiprocessor(1024, kMaxSwigluMatrixThreads)
                                           : 0;
 
 template <SwigluFormula kFormula>
@@ -69,6 +71,46 @@ __device__ __forceinline__ void gate_vector(const SwigluMatrixParamsOf<kFormula>
   }
 }
 
+// Of one column of several rows, whose biases are read once. The next row is asked for before one is computed.
+template <typename T, int V>
+__device__ __forceinline__ void gate_rows_with_biases(const SwigluOptionsMatrixParams &params, DivmodResult at,
+                                                      bool begins_at_once) {
+  constexpr SwigluFormula kFormula = SwigluFormula::kBiases;
+  const uint64_t column = uint64_t{at.remainder} * (V * sizeof(T));
+  const uint32_t first = at.quotient * params.rows_per_thread, left = params.rows - first;
+  uint32_t rows = left < params.rows_per_thread ? left : params.rows_per_thread;
+  const char *gate = params.gate + uint64_t{first} * params.gate_row + column;
+  const char *up = params.up + uint64_t{first} * params.up_row + column;
+  char *out = params.out + uint64_t{first} * params.out_row + column;
+  Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
+  float bias[2][V] = {};
+#pragma unroll
+  for (int i = kGate; i <= kUp; ++i) {
+    if (params.bias[i] == nullptr) continue;
+    const uint64_t size = params.is_bias_f32[i] ? sizeof(float) : sizeof(T);
+    load_bias_vector<T, V>(params.bias[i] + uint64_t{at.remainder} * (V * size), params.is_bias_f32[i], bias[i]);
+  }
+  if (!begins_at_once && !params.begins_last) begin_dependent_launch();
+#pragma unroll 1
+  for (;;) {
+    float value[2][V], result[1][V];
+    to_floats<T, V>(gates, value[kGate]);
+    to_floats<T, V>(ups, value[kUp]);
+    const bool is_last = --rows == 0;
+    if (!is_last) {
+      gates = load_vector<Vector<T, V>>(gate += params.gate_row);
+      ups = load_vector<Vector<T, V>>(up += params.up_row);
+    }
+    add_bias_vector(bias[kGate], value[kGate]);
+    add_bias_vector(bias[kUp], value[kUp]);
+    compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, result);
+    store_vector(out, from_floats<T, V>(result[kOut]));
+    if (is_last) break;
+    out += params.out_row;
+  }
+  if (!begins_at_once && params.begins_last) begin_dependent_launch();
+}
+
 template <typename T, int V, SwigluFormula kFormula, bool IsProgrammatic>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks<kFormula>)
     swiglu_matrix_kernel(const __grid_constant__ SwigluMatrixParamsOf<kFormula> params) {
@@ -82,6 +124,9 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks
   const char *const up = params.up + uint64_t{at.quotient} * params.up_row + column;
   char *const out = params.out + uint64_t{at.quotient} * params.out_row + column;
   if (IsProgrammatic) wait_for_previous_launch_with(unused_bits(gate) | unused_bits(up) | unused_bits(out));
+  if constexpr (kFormula == SwigluFormula::kBiases) {
+    return gate_rows_with_biases<T, V>(params, at, kBeginsAtOnce);
+  }
   const Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
   if (!kBeginsAtOnce && !params.begins_last) begin_dependent_launch();
   float value[2][V], result[1][V];

@@ -122,6 +122,8 @@ struct SwigluMatrixParams {
 };
 
 struct SwigluOptionsMatrixParams : SwigluMatrixParams {
+  uint32_t rows;
+  uint32_t rows_per_thread;  // of kBiases; its num_vectors are those of so many rows
   FormWithOptions<float> options;
   const char *bias[2];  // of gate and up; NULL: none
   bool is_bias_f32[2];  // otherwise it has the type of the data
