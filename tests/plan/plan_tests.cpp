@@ -66,8 +66,9 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (const auto &[function, kernel] : all_functions()) {
     INFO(function);
-    // Heads in whole vectors are seldom converted.
-    CHECK(of_function[function] > (kernel == rope::RopeKernel::kLongConverted ? 10 : 300));
+    // Heads in whole vectors are seldom converted, and few problems have the sizes of persistent launches.
+    const bool is_seldom = kernel == rope::RopeKernel::kLongConverted || kernel == rope::RopeKernel::kPersistentTable;
+    CHECK(of_function[function] > (is_seldom ? 10 : 300));
   }
   for (const int count : of_pairing) CHECK(count > 10000);
 }
@@ -163,7 +164,8 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   // Long launches have test cases of their own, and hardly any tokens of few units are so many that theirs is long.
   for (const auto &[function, kernel] : all_functions()) {
     INFO(function);
-    const bool is_seldom = has_parts_axis(kernel) && !is_of_short_launch(kernel);
+    const bool is_seldom =
+        (has_parts_axis(kernel) && !is_of_short_launch(kernel)) || kernel == rope::RopeKernel::kPersistentTable;
     if (!is_of_long_launch(kernel)) CHECK(of_function[function] > (is_seldom ? 0 : 5));
     if (shares_angles(kernel)) CHECK(short_rows_of_function[function] > 4);
   }
@@ -517,9 +519,12 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
       for (const auto &heads : head_counts) {
         for (const rope_dtype_t table : of_table) {
           for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
-            for (const int variant : {0, 1, 2, 3, 4, 5}) {
-              // Short launches of one batch, and those of two that are long on a device of one multiprocessor.
-              const int64_t batches = variant < 2 ? 1 : 2, tokens = variant < 4 ? 5 : 40;
+            for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
+              // Short launches of one batch, those of two that are long on a device of one multiprocessor, and
+              // persistent ones.
+              const bool is_persistent = variant > 5;
+              const int64_t batches = variant < 2 || is_persistent ? 1 : 2;
+              const int64_t tokens = is_persistent ? 160 : variant < 4 ? 5 : 40;
               if (batches > 1 && layout == ROPE_LAYOUT_THD) continue;
               if (tokens > 5 && heads[0] + heads[1] + heads[2] > 3) continue;
               rope_config_t config = some_config(dtype, head.head_dim);
