@@ -163,6 +163,8 @@ bool is_of_matrices(const SwigluProblem &problem, const SwigluPlan &plan) {
 bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
   const bool has_options = plan->formula > SwigluFormula::kForm;
+  // What kernels of matrices with options would do with an up that leaves the numbers takes too much of the library.
+  if (has_options && !moves_within_range(form_in<float>(problem.form))) return false;
   if (bytes < (has_options ? kMaxVectorBytes : kMaxVectorBytes / 2) || !is_of_matrices(problem, *plan)) return false;
   if (problem.is_backward) return has_options && plan->formula != SwigluFormula::kOptions;
   const SwigluMatrixShape *shape = plan->is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;

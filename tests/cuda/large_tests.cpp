@@ -434,6 +434,96 @@ TEST_CASE("SwiGLU of more than 2^31 elements", "[cuda][large]") {
   for (const GuardedArray *array : {&gate, &up, &grad_out, &first, &second}) array->check_guards();
 }
 
+TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][large]") {
+  constexpr int64_t columns = 17408, experts = 61, rows_per_expert = 1011, rows = 61681;
+  constexpr int64_t packed = 2 * rows * columns, outputs = rows * columns;
+  static_assert(packed > 2 * gibi, "");
+  need_device_memory(2 * (packed + 4 * outputs + 5 * (4 * gibi / 1024)));
+  const GuardedArray gate_up(packed), grads(outputs), bias(2 * columns), whole(outputs), parts(outputs), ups(outputs);
+  gate_up.fill(1);
+  grads.fill(2);
+  bias.fill(3);
+  const rope_tensor_t both = compact(ROPE_DTYPE_BF16, gate_up.data(), {rows, 2 * columns});
+  const auto tensor = [&](const GuardedArray &array) {
+    return compact(ROPE_DTYPE_BF16, array.data(), {rows, columns});
+  };
+  const auto args_of = [&](int64_t first, int64_t length, bool is_backward, const GuardedArray &out) {
+    swiglu_args_t args = swiglu_args();
+    args.gate = narrow(narrow(both, 0, first, length), 1, 0, columns);
+    args.up = narrow(narrow(both, 0, first, length), 1, columns, columns);
+    if (is_backward) {
+      args.grad_out = narrow(tensor(grads), 0, first, length);
+      args.grad_gate = narrow(tensor(out), 0, first, length);
+      args.grad_up = narrow(tensor(ups), 0, first, length);
+    } else {
+      args.out = narrow(tensor(out), 0, first, length);
+    }
+    return args;
+  };
+  const auto run = [](const SwigluDesc &desc, const swiglu_args_t &args, bool is_backward) {
+    require_done(is_backward ? swiglu_backward(desc.get(), &args, nullptr)
+                             : swiglu_forward(desc.get(), &args, nullptr));
+  };
+  for (const int option : {0, 1, 2, 3, 4, 5}) {
+    swiglu_config_t config = swiglu_config_for({ROPE_DEVICE_CUDA, 0, ""});
+    config.dtype = ROPE_DTYPE_BF16;
+    if (option < 4) config.activation = option;
+    if (option == 4) config.gate_softcap = 7;
+    const SwigluDesc desc = create(config);
+    for (const bool is_backward : {false, true}) {
+      INFO("option " << option << ", backward " << is_backward);
+      swiglu_input_args_t biases = {};
+      biases.struct_size = sizeof biases;
+      biases.gate_bias = compact(ROPE_DTYPE_BF16, bias.data(), {columns});
+      biases.up_bias = compact(ROPE_DTYPE_BF16, bias.word(columns), {columns});
+      const auto with_biases = [&](swiglu_args_t args) {
+        if (option == 5) args.input = &biases;
+        return args;
+      };
+      whole.poison();
+      parts.poison();
+      run(desc, with_biases(args_of(0, rows, is_backward, whole)), is_backward);
+      // Calls of which some have few enough rows for other shapes of a launch.
+      for (int64_t row = 0, length; row < rows; row += length) {
+        length = std::min(row % 8192 == 0 ? int64_t{8152} : 40, rows - row);
+        run(desc, with_biases(args_of(row, length, is_backward, parts)), is_backward);
+      }
+      check_same(whole, parts);
+    }
+  }
+  // Each expert has some of its rows, and the last ones hold no row of any.
+  const SwigluDesc desc = bf16_swiglu();
+  std::vector<int64_t> counts(experts);
+  for (int64_t e = 0; e < experts; ++e)
+    counts[static_cast<size_t>(e)] = e % 3 == 1 ? 0 : e == experts - 1 ? 1011 : 17 * e;
+  const DeviceMemory device_counts(experts * 8);
+  REQUIRE_CUDA(cudaMemcpy(device_counts.data(), counts.data(), experts * 8, cudaMemcpyHostToDevice));
+  for (const bool is_backward : {false, true}) {
+    INFO("experts, backward " << is_backward);
+    whole.poison();
+    parts.poison();
+    swiglu_args_t args = args_of(0, experts * rows_per_expert, is_backward, whole);
+    for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+      if (each->ndim == 0) continue;
+      each->ndim = 3;
+      each->shape[2] = each->shape[1], each->stride[2] = each->stride[1];
+      each->shape[1] = rows_per_expert, each->stride[1] = each->stride[0];
+      each->shape[0] = experts, each->stride[0] *= rows_per_expert;
+    }
+    swiglu_input_args_t of_experts = {};
+    of_experts.struct_size = sizeof of_experts;
+    of_experts.expert_rows = compact(ROPE_DTYPE_I64, device_counts.data(), {experts});
+    args.input = &of_experts;
+    run(desc, args, is_backward);
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t count = counts[static_cast<size_t>(e)];
+      if (count > 0) run(desc, args_of(e * rows_per_expert, count, is_backward, parts), is_backward);
+    }
+    check_same(whole, parts);
+  }
+  for (const GuardedArray *array : {&gate_up, &grads, &bias, &whole, &parts, &ups}) array->check_guards();
+}
+
 TEST_CASE("SwiGLU of more than 2^32 elements, one by one", "[cuda][large]") {
   // Each column has its gate and each row its up: no two elements need be alike, from few inputs.
   constexpr int64_t rows = 65551, columns = 65533, elements = rows * columns;

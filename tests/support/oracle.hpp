@@ -83,7 +83,8 @@ struct SwigluForm {
   Real gate_softcap = HUGE_VALL, up_softcap = HUGE_VALL;
   int32_t limit_rule = SWIGLU_LIMIT_GATE, activation = SWIGLU_ACTIVATION_SWIGLU;
   rope_dtype_t activation_dtype = 0;  // that the activation is rounded to, which the functions here leave out; 0: none
-  bool is_brief = false;              // data of 16 bits with GeGLU or soft caps, whose results may be further off
+  bool is_brief =
+      false;  // data of 16 bits with GeGLU, soft caps or a limit of the activation, whose results may be further off
 };
 
 // A function, and its derivative.

@@ -31,7 +31,8 @@ inline oracle::SwigluForm form_of(rope_dtype_t arithmetic, const swiglu_config_t
   form.activation = config.activation;
   const bool is_narrow = config.dtype == ROPE_DTYPE_F16 || config.dtype == ROPE_DTYPE_BF16;
   if (config.product_rounding && is_narrow) form.activation_dtype = config.dtype;
-  form.is_brief = is_narrow && (is_geglu(form) || config.gate_softcap != 0 || config.up_softcap != 0);
+  form.is_brief =
+      is_narrow && (is_geglu(form) || config.gate_softcap != 0 || config.up_softcap != 0 || config.limit_rule != 0);
   return form;
 }
 

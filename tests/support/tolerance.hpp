@@ -73,7 +73,7 @@ constexpr Real geglu_slope_ulps = 4;
 // What GeGLU by tanh may leave out of the slope of its weight in fp32, of gates from 8.87 on.
 constexpr Real geglu_tanh_lost_slope = 0x1p-88L;
 
-// What data of 16 bits with GeGLU or soft caps may be off besides, of its value.
+// What data of 16 bits with GeGLU, soft caps or a limit of the activation may be off besides, of its value.
 constexpr Real swiglu_brief = 0x1p-15L;
 
 // An output of SwiGLU, with `size` the exact value, or the larger of the two terms of grad_gate. The second part is

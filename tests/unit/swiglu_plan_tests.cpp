@@ -803,6 +803,10 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
   const rope::GatingForm geglu = with([](auto *form) { form->activation = rope::Activation::kGegluTanh; });
   const rope::GatingForm caps = with([](auto *form) { form->gate_softcap = 4; });
   const rope::GatingForm late = with([](auto *form) { form->limits_activation = true; });
+  const rope::GatingForm moved = with([](auto *form) {
+    form->gate_softcap = 4;
+    form->up_offset = 1;
+  });
   const rope::GatingForm rounded = with([](auto *form) { form->rounds_activation = true; });
   const rope::GatingForm capped_geglu = with([](auto *form) {
     form->activation = rope::Activation::kGegluErf;
@@ -826,6 +830,7 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
       {ROPE_DTYPE_BF16, {512, 1056}, false, false, {rounded, true}, matrix + ", grid 264 x 1 of 256"},
       {ROPE_DTYPE_BF16, {512, 1056}, true, false, {late}, matrix + ", grid 528 x 1 of 128"},
       {ROPE_DTYPE_BF16, {512, 1056}, true, false, {late, true}, element + "2 bytes, grid 4224 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {512, 1056}, false, false, {moved}, element + "2 bytes, grid 4224 x 1 of 128"},
       {ROPE_DTYPE_BF16, {8191, 1056}, false, false, {kPlain, true}, matrix + ", grid 1056 x 1 of 128"},
       {ROPE_DTYPE_BF16, {512, 1056}, true, false, {capped_geglu}, element + "2 bytes, grid 4224 x 1 of 128"},
       {ROPE_DTYPE_BF16, {512, 1056}, false, true, {geglu}, element + "2 bytes, grid 4224 x 1 of 128"},

@@ -122,6 +122,16 @@ __device__ __forceinline__ void finish_vector(const Real (&value)[NumInputs][V],
   }
 }
 
+// Of a form that moves_within_range, without a row_scale.
+template <SwigluFormula kFormula, typename T, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_within_range(const RealOf<T> (&value)[NumInputs][V],
+                                                     const FormWithOptions<RealOf<T>> &form,
+                                                     RealOf<T> (&result)[NumOutputs][V]) {
+  const StagedVector<RealOf<T>, V> staged =
+      activate_vector<kFormula, T, NumInputs == 3, V>(value[kGate], value[kUp], form);
+  finish_vector<true>(value, staged, form, RealOf<T>{1}, result);
+}
+
 template <SwigluFormula kFormula, typename T, int V, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void compute_with_options(const RealOf<T> (&value)[NumInputs][V],
                                                      const FormWithOptions<RealOf<T>> &form, RealOf<T> row_scale,

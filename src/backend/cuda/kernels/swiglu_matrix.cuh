@@ -61,7 +61,7 @@ __device__ __forceinline__ void gate_vector(const SwigluMatrixParamsOf<kFormula>
   constexpr bool kIsPlain = kFormula == SwigluFormula::kPlain;
   if constexpr (kHasOptions<kFormula>) {
     add_matrix_biases<kFormula, T>(params, column, value);
-    compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, out);
+    compute_within_range<kFormula, T, V>(value, params.options, out);
   } else if (kIsPlain || moves_within_range(params.form)) {
 #pragma unroll
     for (int i = 0; i < V; ++i) out[kOut][i] = swiglu<kIsPlain, true>(value[kGate][i], value[kUp][i], params.form);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void gate_rows_with_biases(const SwigluOptionsMatrixP
     }
     add_bias_vector(bias[kGate], value[kGate]);
     add_bias_vector(bias[kUp], value[kUp]);
-    compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, result);
+    compute_within_range<kFormula, T, V>(value, params.options, result);
     store_vector(out, from_floats<T, V>(result[kOut]));
     if (is_last) break;
     out += params.out_row;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kSwigluThreads)
 #pragma unroll
   for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, V>(in[i], value[i]);
   add_matrix_biases<kFormula, T>(params, at.remainder * V, value);
-  compute_with_options<kFormula, T, V>(value, params.options, 1.0f, false, result);
+  compute_within_range<kFormula, T, V>(value, params.options, result);
 #pragma unroll
   for (int i = 0; i < kMaxSwigluOutputs; ++i) {
     if (params.out[i] == nullptr) continue;
