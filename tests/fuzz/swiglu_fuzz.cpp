@@ -91,7 +91,7 @@ class Request {
     if (is_small_) fill();
     if (in_.chance(4)) {
       rope_tensor_t &tensor = tensor_of(in_.below(num_members));
-      has_bad_data_ = tensor.ndim != 0 && !is_empty(tensor);
+      spoiled_ = &tensor;
       tensor.data = in_.chance(50) ? nullptr : static_cast<char *>(tensor.data) + 1;
       is_small_ = false;
     }
@@ -106,7 +106,8 @@ class Request {
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
     // The library's own eyes look first at what is too large to be run.
     const bool is_planned = plan();
-    expect(!is_planned || !has_bad_data_, "served without memory, or where elements cannot lie");
+    const bool has_bad_data = spoiled_ != nullptr && !is_empty(*spoiled_);
+    expect(!is_planned || !has_bad_data, "served without memory, or where elements cannot lie");
     expect(!is_planned || !args_.quant, "served a group");
     const auto *args = bytes.as<swiglu_args_t>();
     memory_.restore();
@@ -426,7 +427,8 @@ class Request {
   Memory memory_;
   bool has_plain_data_;
   bool has_input_ = false;
-  bool is_small_ = false, has_bad_data_ = false;
+  bool is_small_ = false;
+  const rope_tensor_t *spoiled_ = nullptr;  // whose data is not its memory
   bool alternates_[2] = {};
   swiglu_args_t args_ = {};
   swiglu_input_args_t input_ = {};
