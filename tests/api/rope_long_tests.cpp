@@ -20,9 +20,9 @@ namespace {
 
 // Vectors of 16 bytes, counting one of the two of a unit, that are many for each multiprocessor of a GPU of up to 160.
 // Where there is no GPU a quarter is enough for several threads.
-int64_t many_vectors(bool has_table) {
+int64_t many_vectors(bool has_table, bool fits_cache) {
   const int64_t multiprocessors = has_cuda() ? 160 : 40;
-  return multiprocessors * (has_table ? 1900 : 1000);
+  return multiprocessors * (!has_table ? 1000 : fits_cache ? 1900 : 2600);
 }
 
 constexpr int64_t table_rows = 50;
@@ -55,13 +55,14 @@ struct Request {
     kByToken,
     kByBatchAndToken
   } rows = kByPosition;
+  bool fits_cache = false;  // so few tokens, from a table, that blocks of GPUs from sm_90 on take several
 
   int pairs() const { return rotary_dim / 2; }
   int64_t heads() const { return q_heads + k_heads; }
   // Of each batch, an odd number, so that the last block has idle rows.
   int64_t tokens() const {
     const int64_t vectors_per_token = batches * heads() * pairs() / 8;
-    return (many_vectors(table != 0) / vectors_per_token + 2) | 1;
+    return (many_vectors(table != 0, fits_cache) / vectors_per_token + 2) | 1;
   }
 
   bool has_rows_of_tokens() const { return rows != kByPosition; }
@@ -234,7 +235,9 @@ class LongLaunch {
     INFO(text);
     const char *of_angles =
         request_.has_other_out_style ? ": long converted angles kernel, " : ": long angles kernel, ";
-    CHECK(std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr);
+    const bool is_long = std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr;
+    // By its number of multiprocessors a GPU has one or the other.
+    CHECK((is_long || (request_.fits_cache && std::strstr(text, ": persistent table kernel, ") != nullptr)));
   }
 
   // Of a position, or of a row of the tables.
@@ -389,6 +392,17 @@ TEST_CASE("long launches of several batches by tables", "[rope][long][tables][sa
   const Request requests[] = {{bf16, interleaved, 16, 4, 64, 64, 0, false, separate, f32, i32, 3},
                               {f16, half, 7, 2, 144, 128, 16, true, packed, f16, none, 2}};
   for (const Request &request : requests) LongLaunch(request).check();
+}
+
+TEST_CASE("launches of tokens that fit a cache, by tables", "[rope][long][tables][sanitize]") {
+  Request requests[] = {{bf16, half, 64, 8, 128, 128, 0, true, separate, f32, i64},
+                        {f16, interleaved, 10, 1, 128, 128, 0, false, packed, bf16, i32},
+                        {bf16, interleaved, 128, 0, 192, 64, 128, true, separate, f32, none},
+                        {f16, half, 13, 5, 112, 96, 16, true, packed, f16, i64}};
+  for (Request &request : requests) {
+    request.fits_cache = true;
+    LongLaunch(request).check();
+  }
 }
 
 // Tables of more rows than tokens are in flight, so that rows are prefetched.

@@ -113,43 +113,63 @@ __device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &
   });
 }
 
-// Which launches a kernel of rope_short_table_kernel is for.
-enum class TableLaunch {
-  kAny,
-  kProgrammatic,  // those alone, without the instructions that would read positions before the wait
-  kPersistent     // grids with fewer rows of threads than there are tokens: a row goes on with those that follow
-};
-
-template <typename T, int V, bool IsInterleaved, typename Word, TableLaunch kLaunch>
-__global__ void __launch_bounds__(kLaunch == TableLaunch::kPersistent ? kPersistentThreads : kMaxShortThreads,
-                                  kLaunch == TableLaunch::kPersistent
-                                      ? min_blocks_per_multiprocessor(kPersistentResidentThreads, kPersistentThreads)
-                                      : 0)
+// `IsProgrammatic`: for programmatic launch alone, without the instructions that would read positions before the wait.
+template <typename T, int V, bool IsInterleaved, typename Word, bool IsProgrammatic>
+__global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
-  constexpr bool kIsPersistent = kLaunch == TableLaunch::kPersistent, kIsAny = kLaunch == TableLaunch::kAny;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if constexpr (kIsPersistent) return;  // plans do not choose it there
-#endif
+  begin_dependent_launch();
+  const auto [token, unit] = find_token_unit();
+  if (token >= params.num_tokens || unit >= params.units_per_token) return;
+  ShortPosition position(params, token);
+  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
+  if (!IsProgrammatic) position.load_if(!params.is_programmatic, params);
+  const ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
+  const char *cos_column = step(params.cos, mine.number, kRunBytes),
+             *sin_column = step(params.sin, mine.number, kRunBytes);
+  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
+                                unused_bits(cos_column) | unused_bits(sin_column));
+  position.load_if(IsProgrammatic || params.is_programmatic, params);
+  Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
+  Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
+  const uint64_t row = position.finish(params);
+  if (row >= params.rows) {
+    if (params.is_in_place) return;
+    store_vector(mine.out, low);
+    store_vector(mine.out + params.bytes_to_high, high);
+    return;
+  }
+  rotate_by_table_row<T, V, IsInterleaved, Word>(params, cos_column, sin_column, static_cast<uint32_t>(row), &low,
+                                                 &high);
+  store_vector(mine.out, low);
+  store_vector(mine.out + params.bytes_to_high, high);
+}
+
+// For grids with fewer rows of threads than there are tokens: a row goes on with those that follow. As a loop in
+// rope_short_table_kernel it costs launches without one up to 25 % of their time.
+template <typename T, int V, bool IsInterleaved, typename Word>
+__global__ void __launch_bounds__(kPersistentThreads,
+                                  min_blocks_per_multiprocessor(kPersistentResidentThreads, kPersistentThreads))
+    rope_persistent_table_kernel(const __grid_constant__ RopeShortTableParams params) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // plans choose it there alone
   begin_dependent_launch();
   auto [token, unit] = find_token_unit();
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
-  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
-  if (kIsAny) position.load_if(!params.is_programmatic, params);
   ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
   const char *cos_column = step(params.cos, mine.number, kRunBytes),
              *sin_column = step(params.sin, mine.number, kRunBytes);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
                                 unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(!kIsAny || params.is_programmatic, params);
+  position.load_if(true, params);
 #pragma unroll 1
   for (;;) {
     Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
     Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
     const uint64_t row = position.finish(params);
     const uint32_t tokens = gridDim.x * blockDim.y;
-    const bool is_last = !kIsPersistent || params.num_tokens - token <= tokens;
+    const bool is_last = params.num_tokens - token <= tokens;
     // The next token's position, which its row of the table waits for, is asked for before this token is turned.
     if (!is_last) {
       token += tokens;
@@ -168,14 +188,23 @@ __global__ void __launch_bounds__(kLaunch == TableLaunch::kPersistent ? kPersist
     if (is_last) return;
     mine.move(tokens);
   }
+#endif
 }
 
-template <typename T, bool IsInterleaved, TableLaunch kLaunch>
-const void *find_short_table_kernel(const RopeVariant &variant) {
+template <typename T, bool IsInterleaved, typename Word>
+const void *find_short_table_kernel(RopeKernel kernel) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
-  return variant.angles == kTable32
-             ? reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, float, kLaunch>)
-             : reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, uint16_t, kLaunch>);
+  switch (kernel) {
+    case RopeKernel::kPersistentTable:
+      if constexpr (sizeof(T) == 2) {
+        return reinterpret_cast<const void *>(rope_persistent_table_kernel<T, V, IsInterleaved, Word>);
+      }
+      return nullptr;
+    case RopeKernel::kShortTable:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, false>);
+    default:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, true>);
+  }
 }
 
 template <typename T, bool IsInterleaved>
@@ -186,13 +215,9 @@ const void *find_short_kernel(const RopeVariant &variant) {
       return reinterpret_cast<const void *>(rope_short_warp_kernel<T, V, IsInterleaved>);
     case RopeKernel::kShort:
       return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
-    case RopeKernel::kPersistentTable:
-      if constexpr (sizeof(T) == 2) return find_short_table_kernel<T, IsInterleaved, TableLaunch::kPersistent>(variant);
-      return nullptr;
-    case RopeKernel::kShortTable:
-      return find_short_table_kernel<T, IsInterleaved, TableLaunch::kAny>(variant);
     default:
-      return find_short_table_kernel<T, IsInterleaved, TableLaunch::kProgrammatic>(variant);
+      return variant.angles == kTable32 ? find_short_table_kernel<T, IsInterleaved, float>(variant.kernel)
+                                        : find_short_table_kernel<T, IsInterleaved, uint16_t>(variant.kernel);
   }
 }
 
