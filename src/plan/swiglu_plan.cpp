@@ -172,8 +172,13 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   while (vectors > shape->max_vectors) ++shape;
   if (!has_options && bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
   plan->threads = shape->threads;
-  if (plan->formula == SwigluFormula::kBiases && vectors > kMinSwigluBiasVectors)
-    plan->rows_per_thread = kSwigluBiasRows;
+  if (has_half_vectors(plan->formula, size) && !plan->is_programmatic && vectors <= kMaxSwigluHalfOptions) {
+    plan->vector_elements /= 2;
+  }
+  const bool has_biases = plan->formula == SwigluFormula::kBiases;
+  if (takes_rows(plan->formula, size) && vectors > (has_biases ? kMinSwigluBiasVectors : kMinSwigluCapVectors)) {
+    plan->rows_per_thread = kSwigluRowsPerThread;
+  }
   plan->begins_last = (shape->begins_last ||
                        (has_options && plan->formula != SwigluFormula::kReglu && vectors > kMinSwigluLastVectors)) &&
                       bytes == kMaxVectorBytes;

@@ -31,7 +31,7 @@ struct SwigluPlan {
   bool is_matrix;
   bool is_expert_matrix;
   bool begins_last;              // SwigluMatrixShape's
-  uint32_t rows_per_thread = 1;  // of matrices with biases
+  uint32_t rows_per_thread = 1;  // of matrices with biases or soft caps
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };

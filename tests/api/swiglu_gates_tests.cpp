@@ -221,6 +221,70 @@ TEST_CASE("options and experts in calls large enough for several threads", "[swi
   }
 }
 
+// Vectors, single elements, and on CPUs runs and chunks are how they are computed.
+TEST_CASE("options give the same bits however their elements lie", "[swiglu][gates]") {
+  const std::function<void(swiglu_config_t *)> forms[] = {
+      [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_ERF; },
+      [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_TANH, c->up_offset = 1; },
+      [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_REGLU, c->out_scale = 0.7; },
+      [](swiglu_config_t *c) { c->gate_softcap = 4, c->up_softcap = 25, c->up_offset = 0.3; },
+      [](swiglu_config_t *c) { c->up_softcap = 2, c->alpha = 1.702; },
+      [](swiglu_config_t *c) { c->limit = 1.5, c->limit_rule = SWIGLU_LIMIT_ACTIVATION; },
+      [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_ERF, c->gate_softcap = 3, c->limit = 9; },
+      [](swiglu_config_t *c) { c->product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION, c->gate_softcap = 3; },
+  };
+  const Placement placements[] = {Placement().at(1), Placement().gap(0, 3), Placement().gap(1, 1),
+                                  Placement().reversed(1), Placement().order({1, 0})};
+  const Shape shape = {9, 328};
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const auto &set_form : forms) {
+        for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+          swiglu_config_t config = swiglu_config_for(device);
+          config.dtype = dtype;
+          set_form(&config);
+          const SwigluDesc desc = create(config);
+          const auto results_of = [&](const Placement &placement) {
+            Workspace workspace(11);
+            swiglu_args_t args = swiglu_args();
+            std::vector<rope_tensor_t *> inputs = {&args.gate, &args.up}, outputs = {&args.out};
+            if (direction == Direction::Backward) {
+              inputs.push_back(&args.grad_out);
+              outputs = {&args.grad_gate, &args.grad_up};
+            }
+            for (rope_tensor_t *each : inputs) *each = workspace.tensor(dtype, shape, placement);
+            for (rope_tensor_t *each : outputs) *each = workspace.tensor(dtype, shape, placement);
+            for (size_t i = 0; i < inputs.size(); ++i) {
+              workspace.fill(*inputs[i], [&](const Index &at) {
+                const int64_t number = at[0] * shape[1] + at[1];
+                return number % 97 == 0 ? -0.0L : 8 * std::sin(static_cast<Real>(number * 7 + static_cast<int64_t>(i)));
+              });
+            }
+            workspace.freeze();
+            workspace.restore();
+            REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+            std::vector<char> bits;
+            for (const rope_tensor_t *each : outputs) {
+              for_each_index(*each, [&](const Index &at) {
+                const char *element = static_cast<const char *>(element_at(*each, at));
+                bits.insert(bits.end(), element, element + oracle::element_size(dtype));
+              });
+            }
+            return bits;
+          };
+          const std::vector<char> expected = results_of(Placement());
+          for (const Placement &placement : placements) {
+            INFO(oracle::dtype_name(dtype) << ' ' << name_of(direction) << " on " << device << ", form "
+                                           << &set_form - forms << ": " << placement.describe());
+            const bool is_same = results_of(placement) == expected;
+            CHECK(is_same);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("the gradient of GeGLU beside soft caps that flatten the gate", "[swiglu][gates]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const int32_t activation : {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH}) {
@@ -239,24 +303,52 @@ TEST_CASE("the gradient of GeGLU beside soft caps that flatten the gate", "[swig
   }
 }
 
-TEST_CASE("gates of options over the whole range of F32 give no NaN and the right limits", "[swiglu][gates]") {
+TEST_CASE("gates of options over the whole range of a type give no NaN and the right limits", "[swiglu][gates]") {
   const std::vector<Real> values = {0.0L,   -0.0L,   1e-45L, -1e-45L, 1e-38L, -1e-38L, 1e-7L,  -1e-7L, 0.5L,
                                     -0.5L,  1.0L,    -1.0L,  5.0L,    -5.0L,  11.0L,   -11.0L, 14.5L,  -14.5L,
                                     104.0L, -104.0L, 1e10L,  -1e10L,  1e19L,  -1e19L,  3e38L,  -3e38L};
-  const int64_t count = static_cast<int64_t>(values.size());
-  for (const int32_t activation : activations) {
-    for (const double cap : {0.0, 1e-30, 30.0, 1e30}) {
-      SwigluCase()
-          .shape({count, count})
-          .activation(activation)
-          .soft_caps(cap, 0)
-          .values([&](SwigluTensor tensor, const Index &at) {
-            return tensor == SwigluTensor::Gate ? values[static_cast<size_t>(at[0])]
-                   : tensor == SwigluTensor::Up ? values[static_cast<size_t>(at[1])]
-                                                : 0.75L;
-          })
-          .check();
+  // Of whole vectors, and of gates whose soft caps turn them, 1e-22 beside 1e-20.
+  constexpr int64_t rows = 27, columns = 32;
+  for (const rope_dtype_t dtype : {kF32, kBF16, kF16}) {
+    const Real largest = dtype == kF16 ? 65504.0L : 3e38L;
+    const auto value = [&](int64_t i) {
+      const Real number = i == 26 ? 1e-22L : values[static_cast<size_t>(i) % values.size()];
+      return std::fmax(-largest, std::fmin(number, largest));
+    };
+    for (const int32_t activation : activations) {
+      for (const double cap : {0.0, 1e-37, 1e-20, 30.0, 1e30, 8e37}) {
+        SwigluCase()
+            .dtype(dtype)
+            .shape({rows, columns})
+            .activation(activation)
+            .soft_caps(cap, 0)
+            .values([&](SwigluTensor tensor, const Index &at) {
+              return tensor == SwigluTensor::Gate ? value(at[0]) : tensor == SwigluTensor::Up ? value(at[1]) : 0.75L;
+            })
+            .check();
+      }
     }
+  }
+}
+
+TEST_CASE("every gate of 16 bits, through activations, soft caps and limits", "[swiglu][gates]") {
+  for (const rope_dtype_t dtype : {kF16, kBF16}) {
+    // Every other up is so large that weights which are subnormal numbers show.
+    const Real large = dtype == kF16 ? 40000.0L : 0x1p100L;
+    SwigluCase one;
+    one.dtype(dtype).shape({64, 1024}).values([=](SwigluTensor tensor, const Index &at) -> Real {
+      if (tensor == SwigluTensor::Up) return at[1] % 2 ? large : 1.0L;
+      if (tensor == SwigluTensor::GradOut) return 1;
+      const auto bits = static_cast<uint16_t>(at[0] * 1024 + at[1]);
+      const Real gate = oracle::decode(dtype, &bits);
+      return std::isfinite(gate) ? gate : 0;
+    });
+    for (const int32_t activation : {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH})
+      SwigluCase(one).activation(activation).check();
+    SwigluCase(one).soft_caps(4, 25).check();
+    SwigluCase(one).soft_caps(0.02, 0).form(-1.5, 0, 0, 0).check();
+    SwigluCase(one).soft_caps(0, 3).check();
+    SwigluCase(one).activation(SWIGLU_ACTIVATION_SWIGLU, SWIGLU_LIMIT_ACTIVATION).form(1.702, 7, 0, 0).check();
   }
 }
 

@@ -94,7 +94,9 @@ struct Element {
   // Of the capped up, where up_offset takes away most of it.
   Real up_rounding(Real value) const {
     if (up_ulps == 0 || u == 0) return up_ulps == 0 ? 0 : up_ulps * oracle::ulp(arithmetic, form.up_offset);
-    return std::fabs(value / u) * up_ulps * oracle::ulp(arithmetic, std::fabs(u - form.up_offset));
+    const Real capped = std::fabs(u - form.up_offset);
+    return std::fabs(value / u) *
+           (up_ulps * oracle::ulp(arithmetic, capped) + (form.is_brief ? tolerance::swiglu_brief * capped : 0));
   }
 
   Exact grad_up() const {

@@ -483,6 +483,30 @@ TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
   CHECK(shape_of(131072, 32752, programmatic) == "16 bytes, 128 threads");
 }
 
+TEST_CASE("threads take several rows of large matrices with biases or soft caps", "[swiglu plan]") {
+  rope::GatingForm caps = kPlain;
+  caps.is_plain = false;
+  caps.has_options = true;
+  caps.up_softcap = 4;
+  const auto rows_of = [](const Options &options, int64_t rows) {
+    rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, 1056}, false, 0, false, options);
+    // Gate and up packed side by side, so that rows do not follow each other.
+    problem.ndim = 2;
+    problem.shape[0] = rows, problem.shape[1] = 1056;
+    for (int64_t *stride : {problem.in_stride[0], problem.in_stride[1]}) stride[0] = 2 * 1056, stride[1] = 1;
+    problem.out_stride[0][0] = 1056, problem.out_stride[0][1] = 1;
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+    REQUIRE(plan.is_matrix);
+    CHECK(plan.num_vectors == (rows + plan.rows_per_thread - 1) / plan.rows_per_thread * 132);
+    return plan.rows_per_thread;
+  };
+  CHECK(rows_of({kPlain, true}, 6000) == 1);
+  CHECK(rows_of({kPlain, true}, 6001) == 8);
+  CHECK(rows_of({caps}, 20000) == 1);
+  CHECK(rows_of({caps}, 20001) == 8);
+}
+
 TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[swiglu plan]") {
   for (const bool is_backward : {false, true}) {
     rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {64, 128}, is_backward);
@@ -801,6 +825,7 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
     return form;
   };
   const rope::GatingForm geglu = with([](auto *form) { form->activation = rope::Activation::kGegluTanh; });
+  const rope::GatingForm reglu = with([](auto *form) { form->activation = rope::Activation::kReglu; });
   const rope::GatingForm caps = with([](auto *form) { form->gate_softcap = 4; });
   const rope::GatingForm late = with([](auto *form) { form->limits_activation = true; });
   const rope::GatingForm moved = with([](auto *form) {
@@ -813,6 +838,7 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
     form->up_softcap = 4;
   });
   const std::string matrix = "matrix with options kernel, vectors of 16 bytes", element = "element kernel, vectors of ";
+  const std::string half_matrix = "matrix with options kernel, vectors of 8 bytes";
   const std::string expert = "expert kernel, vectors of 16 bytes";
   const struct {
     rope_dtype_t dtype;
@@ -824,6 +850,11 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
       {ROPE_DTYPE_BF16, {512, 1056}, false, false, {geglu}, matrix + ", grid 264 x 1 of 256"},
       {ROPE_DTYPE_BF16, {512, 1056}, true, false, {geglu}, matrix + ", grid 528 x 1 of 128"},
       {ROPE_DTYPE_F32, {512, 1056}, true, false, {caps}, matrix + ", grid 1056 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {200, 1056}, false, false, {geglu}, half_matrix + ", grid 207 x 1 of 256"},
+      {ROPE_DTYPE_F16, {200, 1056}, false, false, {caps}, half_matrix + ", grid 207 x 1 of 256"},
+      {ROPE_DTYPE_F16, {200, 1056}, false, false, {reglu}, matrix + ", grid 104 x 1 of 256"},
+      {ROPE_DTYPE_F32, {100, 1056}, false, false, {geglu}, matrix + ", grid 104 x 1 of 256"},
+      {ROPE_DTYPE_BF16, {202, 1056}, false, false, {geglu}, matrix + ", grid 105 x 1 of 256"},
       {ROPE_DTYPE_BF16, {512, 1056}, false, false, {kPlain, true}, matrix + ", grid 264 x 1 of 256"},
       {ROPE_DTYPE_BF16, {512, 1056}, true, false, {kPlain, true}, matrix + ", grid 528 x 1 of 128"},
       {ROPE_DTYPE_BF16, {512, 1056}, false, false, {late}, matrix + ", grid 264 x 1 of 256"},

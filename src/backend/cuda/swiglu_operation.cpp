@@ -90,6 +90,7 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
   }
   params.has_outer_rows = problem.num_row_axes > 1;
   params.has_outer_columns = problem.ndim - problem.num_row_axes > 1;
+  params.has_vectors = plan.vector_elements > 1;
   params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
   params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
   params.form = problem.form;
@@ -101,7 +102,7 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     copy_row_strides(problem.expert_index_stride, 1, params.expert_index_stride);
     copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
   }
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {kSwigluRowSums, plan.formula, false});
+  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluRowSums, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
@@ -124,7 +125,9 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
   params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
   params.begins_last = plan.begins_last;
   params.form = form_in<float>(problem.form);
-  const SwigluWork work = plan.is_programmatic ? kSwigluProgrammaticMatrix : kSwigluMatrix;
+  const SwigluWork work = plan.rows_per_thread > 1 ? kSwigluMatrixRows
+                          : plan.is_programmatic   ? kSwigluProgrammaticMatrix
+                                                   : kSwigluMatrix;
   if (plan.formula > SwigluFormula::kForm) {
     params.options = form_with_options_in<float>(problem.form);
     params.rows = static_cast<uint32_t>(problem.ndim == 1 ? 1 : problem.shape[0]);

@@ -62,7 +62,7 @@ ROPE_HOST_DEVICE float expm1_of_rest(float rest) {
   return multiply_add(square, multiply_add(square, high, low), r);
 }
 
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
 
 // One instruction each, within 2 ulp, for numbers whose results are normal.
 __device__ __forceinline__ float approximate_reciprocal(float value) {
@@ -76,6 +76,10 @@ __device__ __forceinline__ float approximate_power_of_two(float exponent) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
   return result;
 }
+
+#endif
+
+#if defined(__CUDA_ARCH__)
 
 // exp(-x) * 2^-25 for x from -104 to 64, which is finite and normal: 2^rest with |rest| <= 1/2, times a power of two.
 __device__ __forceinline__ float small_exp_of_negative(float x) {

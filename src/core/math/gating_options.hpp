@@ -8,7 +8,7 @@
 // NaN then. Stage by stage, so that a caller can ask what a form has once for many elements.
 //
 // IsBrief is for data of 16 bits, which would wait for more instructions: weights of GeGLU, and of SwiGLU with soft caps
-// or a limit of the activation, are within 2^-16 of their value, on a GPU tanh within 2^-18.
+// or a limit of the activation, are within 2^-16 of their value, on a GPU soft caps too.
 #pragma once
 
 #include "core/math/gating.hpp"
@@ -107,12 +107,25 @@ ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #endif
 }
 
-#if defined(__CUDA_ARCH__)
-// sigmoid for data of 16 bits, from the root of exp(-x) * 2^-26, which needs no reduction. Of NaN it is any number.
-__device__ __forceinline__ Sigmoid<float> brief_sigmoid_of(float x) {
-  const float root = approximate_power_of_two(fmaf(fmaxf(x, -104.0f), -0.721347520f, -13.0f));
-  const float reciprocal = approximate_reciprocal(fmaf(root, root, 0x1p-26f));
-  return {reciprocal * 0x1p-26f, (root * root) * reciprocal};
+#if defined(__CUDACC__)
+constexpr float kBriefFactor = -0.721347520f;  // the exponent of 2 that is the root of exp(-1)
+
+// (1 + exp(-x)) * 2^-26 for data of 16 bits, factor being kBriefFactor, or x for another product of the two; and the root
+// of its second term, a normal number without any reduction. Of NaN they are any numbers.
+struct BriefSigmoid {
+  float root;
+  float divisor;
+
+  __device__ __forceinline__ BriefSigmoid(float x, float factor)
+      : root(approximate_power_of_two(fminf(fmaf(x, factor, -13.0f), 62.02f))),  // exp(104) * 2^-26
+        divisor(fmaf(root, root, 0x1p-26f)) {}
+};
+
+__device__ __forceinline__ Sigmoid<float> brief_sigmoid_of(float x, float factor) {
+  const BriefSigmoid sigmoid(x, factor);
+  const float reciprocal = approximate_reciprocal(sigmoid.divisor);
+  // In this order no product is subnormal where the complement is not.
+  return {reciprocal * 0x1p-26f, (sigmoid.root * reciprocal) * sigmoid.root};
 }
 #endif
 
@@ -138,18 +151,42 @@ ROPE_HOST_DEVICE Slope<double> tanh_of(double x) {
   return {tanh(x), 4.0 * (e * reciprocal) * reciprocal};
 }
 
+#if defined(__CUDACC__)
+// The soft cap of x for data of 16 bits is bounded * dividend / divisor, within 9.3e-6 of it: minimax of tanh(y) / y up to
+// y = 5.9, where tanh is 1.5e-5 from 1. The dividend is at most 7, the divisor 41.
+struct BriefSoftCap {
+  float bounded;
+  float dividend;
+  float divisor;
+
+  __device__ __forceinline__ BriefSoftCap(float x, float cap, float inverse_of_cap)
+      : bounded(clamp(x, -bound_of(cap), bound_of(cap))) {
+    const float ratio = bounded * inverse_of_cap, square = ratio * ratio;
+    dividend = fmaf(square, fmaf(square, 1.49357982e-3f, 0.114506386f), 1.0f);
+    divisor = fmaf(square, fmaf(square, fmaf(square, 5.4938937e-5f, 1.74879748e-2f), 0.447783709f), 1.00000882f);
+  }
+
+  static __device__ __forceinline__ float bound_of(float cap) { return fminf(5.9f * cap, kMaxFloat); }
+};
+#endif
+
 // cap * tanh(x / cap). Where x / cap is small that is x, without what a subnormal quotient would lose.
 template <bool HasSlope, bool IsBrief, typename Real>
 ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
 #if defined(__CUDA_ARCH__)
+  if constexpr (IsBrief && !HasSlope) {
+    const BriefSoftCap capped(x, cap, inverse_of_cap);
+    // Rounded, whatever is added to it.
+    return {multiply_rounded(capped.bounded, capped.dividend * approximate_reciprocal(capped.divisor)), 0.0f};
+  }
   if constexpr (IsBrief) {
-    // 1 - 2 / (exp(2 x) + 1), which for a small x would be a difference of two that are alike.
-    const float factor = inverse_of_cap * 2.88539008f, small_factor = inverse_of_cap * inverse_of_cap * -0.33333333f;
-    const float exponent = x * factor;
-    // The reciprocal of the largest exponential is 0, and so are slopes below 2^-124.
-    const float e = approximate_power_of_two(HasSlope ? clamp(exponent, -127.0f, 127.0f) : exponent);
+    // 1 - 2 / (exp(2 x / cap) + 1), which for a small x would be a difference of two that are alike. The reciprocal of
+    // the largest exponential is 0, and so are slopes below 2^-124.
+    const float exponent = x * (inverse_of_cap * 2.88539008f);
+    const float e = approximate_power_of_two(clamp(exponent, -127.0f, 127.0f));
     const float reciprocal = approximate_reciprocal(e + 1.0f);
-    const float large = fmaf(reciprocal, -2.0f * cap, cap), small = x * fmaf(x * x, small_factor, 1.0f);
+    const float large = fmaf(reciprocal, -2.0f * cap, cap);
+    const float small = x * fmaf(exponent * exponent, -0.0400377601f, 1.0f);
     return {fabsf(exponent) < 0.1154156f ? small : large, 4.0f * ((e * reciprocal) * reciprocal)};
   }
 #endif
@@ -159,10 +196,17 @@ ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
   return {magnitude_of(ratio) < kLinear ? x : cap * of_ratio.value, of_ratio.slope};
 }
 
-// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9.
-template <bool IsBrief>
-ROPE_HOST_DEVICE float scaled_erfc(float t, float scale) {
-  float dividend, divisor;
+template <typename Number>
+struct Quotient {
+  Number dividend;
+  Number divisor;
+};
+
+// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The CPU's vectors
+// are numbers too.
+template <bool IsBrief, typename Number>
+ROPE_HOST_DEVICE Quotient<Number> scaled_erfc(Number t, float scale) {
+  Number dividend, divisor;
   if (IsBrief) {
     dividend = multiply_add(t, scale * 1.70264628e-2f, scale * 0.119516242f);
     dividend = multiply_add(t, dividend, scale * 0.36201962f);
@@ -182,19 +226,27 @@ ROPE_HOST_DEVICE float scaled_erfc(float t, float scale) {
     divisor = multiply_add(t, divisor, 1.67487743f);
     divisor = multiply_add(t, divisor, 1.0f);
   }
-  return dividend * reciprocal_of(divisor);
+  return {dividend, divisor};
 }
+
+template <bool IsBrief>
+ROPE_HOST_DEVICE float scaled_erfc_value(float t, float scale) {
+  const Quotient<float> erfc = scaled_erfc<IsBrief>(t, scale);
+  return erfc.dividend * reciprocal_of(erfc.divisor);
+}
+
+constexpr float kLargestErfGate = 14.5f;  // the weight of -14.5 is below 2^-150
 
 // (1 + erf(x / sqrt(2))) / 2. Of a negative x it is exp(-x^2 / 2) times a quotient, and so without cancellation. The
 // square is exact, unless it is to be brief: exp would multiply its rounding.
 template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_erf(float x) {
-  const float t = at_most(magnitude_of(x), 14.5f);  // of -14.5 it is below 2^-150
+  const float t = at_most(magnitude_of(x), kLargestErfGate);
 #if defined(__CUDA_ARCH__)
   if constexpr (IsBrief) {
     // The root of exp(-t^2 / 2), which is normal.
     const float root = approximate_power_of_two((t * t) * -0.360673760f);
-    const float below = root * (root * scaled_erfc<true>(t, 1.0f));
+    const float below = root * (root * scaled_erfc_value<true>(t, 1.0f));
     return {x < 0.0f ? below : 1.0f - below, 0.39894228f * (root * root)};
   }
 #endif
@@ -202,7 +254,7 @@ ROPE_HOST_DEVICE Slope<float> weight_of_erf(float x) {
   const float square = multiply_rounded(t, t);
   const float rest_of_square = IsBrief ? 0.0f : multiply_add_once(t, t, -square);
   const float e = exp_of_negative_sum(0.5f * square, 0.5f * rest_of_square, 63);
-  const float below = multiply_rounded(e, scaled_erfc<IsBrief>(t, kScale));
+  const float below = multiply_rounded(e, scaled_erfc_value<IsBrief>(t, kScale));
   return {x < 0.0f ? below : 1.0f - below, 0.39894228f * kScale * e};
 }
 
@@ -226,6 +278,9 @@ struct TanhArgument {
   Real slope;  // dy / dx
 };
 
+constexpr float kBriefTanhA = 1.59576912f, kBriefTanhB = 0x1.2444f2p-4f;
+constexpr float kLowestTanhGate = -10.681296f, kHighestTanhGate = 8.8726870f;  // whose y are -104 and 64
+
 template <bool IsBrief, typename Real>
 ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
   constexpr bool kIsFloat = sizeof(Real) == sizeof(float);
@@ -234,7 +289,9 @@ ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
   constexpr Real kB = kIsFloat ? Real{0x1.2444f2p-4} : Real(0x1.2444f2a4d8b4bp-4);
   constexpr Real kRestOfB = kIsFloat ? Real(2.39883239599e-9) : Real(-6.1751499e-19);
   const Real slope = multiply_add(Real{3} * kB, multiply_rounded(x, x), kA + kRestOfA);
-  if (IsBrief) return {x * multiply_add(multiply_rounded(x, x), kB, kA + kRestOfA), Real{0}, slope};
+  if constexpr (IsBrief) {
+    return {x * multiply_add(multiply_rounded(x, x), kBriefTanhB, kBriefTanhA), Real{0}, slope};
+  }
   const Real square = multiply_rounded(x, x), rest_of_square = multiply_add_once(x, x, -square);
   const Real factor = multiply_add_once(kB, square, kA), difference = factor - kA;
   const Real rest_of_factor = multiply_add_once(kB, square, -difference) +
@@ -246,11 +303,11 @@ ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
 // (1 + tanh(y / 2)) / 2 is sigmoid(y), from -104 to 64 by the formula of sigmoid_value_of.
 template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_tanh(float x) {
-  const float bounded = clamp(x, -10.681296f, 8.8726870f);
+  const float bounded = clamp(x, kLowestTanhGate, kHighestTanhGate);
   const TanhArgument<float> argument = tanh_argument<IsBrief>(bounded);
 #if defined(__CUDA_ARCH__)
   if constexpr (IsBrief) {
-    const Sigmoid<float> sigmoid = brief_sigmoid_of(argument.y);
+    const Sigmoid<float> sigmoid = brief_sigmoid_of(argument.y, kBriefFactor);
     return {sigmoid.value, x > bounded ? 0.0f : (sigmoid.value * sigmoid.complement) * argument.slope};
   }
 #endif
@@ -305,6 +362,13 @@ ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
   if constexpr (kActivation == Activation::kGegluErf) {
     return weight_of_erf<IsBrief>(gate);
   } else if constexpr (kActivation == Activation::kGegluTanh) {
+#if defined(__CUDA_ARCH__)
+    // As weight_of_tanh, whose bounds the slope alone needs.
+    if constexpr (IsBrief && !HasSlope) {
+      constexpr float kA = kBriefFactor * kBriefTanhA, kB = kBriefFactor * kBriefTanhB;
+      return {brief_sigmoid_of(gate, fmaf(gate * gate, kB, kA)).value, 0.0f};
+    }
+#endif
     return weight_of_tanh<IsBrief>(gate);
   } else if constexpr (kActivation == Activation::kReglu) {
     // What is below 0 is 0 in the linear factor.
@@ -312,7 +376,7 @@ ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
   } else {
 #if defined(__CUDA_ARCH__)
     if constexpr (IsBrief) {
-      const Sigmoid<float> sigmoid = brief_sigmoid_of(alpha * gate);
+      const Sigmoid<float> sigmoid = brief_sigmoid_of(gate, kBriefFactor * alpha);
       return {sigmoid.value, alpha * (sigmoid.value * sigmoid.complement)};
     }
 #endif
@@ -364,7 +428,7 @@ ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<f
 // up as it meets the activation: bounded, capped, and then moved. IsBounded: moves_within_range.
 template <bool IsBounded = false, typename Real>
 ROPE_HOST_DEVICE Real moved_up(Real capped_up, const FormWithOptions<Real> &form) {
-  const Real moved = capped_up + form.up_offset;
+  const Real moved = form.up_offset != Real{0} ? capped_up + form.up_offset : capped_up;
   return IsBounded ? moved : within_range(moved, capped_up, capped_up);
 }
 

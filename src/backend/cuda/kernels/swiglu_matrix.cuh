@@ -5,7 +5,7 @@
 //
 //   vector of all rows      blockIdx.x * blockDim.x + threadIdx.x
 //
-// A thread takes one vector of each matrix, of 8 or 16 bytes. Below 45 MB what a thread does before its loads bounds a
+// A thread takes one vector of each matrix, of 8 or 16 bytes, or those of a few rows below each other. Below 45 MB what a thread does before its loads bounds a
 // launch, so all is 32 bits but the addresses, params are few, and launches that are not programmatic have kernels of
 // their own, which wait for nothing. Programmatic ones let the next launch begin at once where they are small, else behind
 // their loads or at their end: its blocks would take the place of blocks of this launch that have not begun.
@@ -37,9 +37,12 @@ constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf
                                           ? min_blocks_per_multiprocessor(2048, kMaxSwigluMatrixThreads)
                                       : kFormula == SwigluFormula::kSoftcaps
                                           ? min_blocks_per_multiprocessor(1536, kMaxSwigluMatrixThreads)
-                                      : kFormula == SwigluFormula::kBiases
-                                          ? min_blocks_per_multiprocessor(1024, kMaxSwigluMatrixThreads)
                                           : 0;
+
+// The same of kernels whose threads take several rows.
+template <SwigluFormula kFormula>
+constexpr int kResidentRowsBlocks = min_blocks_per_multiprocessor(kFormula == SwigluFormula::kBiases ? 1024 : 1280,
+                                                                  kMaxSwigluMatrixThreads);
 
 template <SwigluFormula kFormula>
 using SwigluMatrixParamsOf = std::conditional_t<kHasOptions<kFormula>, SwigluOptionsMatrixParams, SwigluMatrixParams>;
@@ -71,46 +74,6 @@ __device__ __forceinline__ void gate_vector(const SwigluMatrixParamsOf<kFormula>
   }
 }
 
-// Of one column of several rows, whose biases are read once. The next row is asked for before one is computed.
-template <typename T, int V>
-__device__ __forceinline__ void gate_rows_with_biases(const SwigluOptionsMatrixParams &params, DivmodResult at,
-                                                      bool begins_at_once) {
-  constexpr SwigluFormula kFormula = SwigluFormula::kBiases;
-  const uint64_t column = uint64_t{at.remainder} * (V * sizeof(T));
-  const uint32_t first = at.quotient * params.rows_per_thread, left = params.rows - first;
-  uint32_t rows = left < params.rows_per_thread ? left : params.rows_per_thread;
-  const char *gate = params.gate + uint64_t{first} * params.gate_row + column;
-  const char *up = params.up + uint64_t{first} * params.up_row + column;
-  char *out = params.out + uint64_t{first} * params.out_row + column;
-  Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
-  float bias[2][V] = {};
-#pragma unroll
-  for (int i = kGate; i <= kUp; ++i) {
-    if (params.bias[i] == nullptr) continue;
-    const uint64_t size = params.is_bias_f32[i] ? sizeof(float) : sizeof(T);
-    load_bias_vector<T, V>(params.bias[i] + uint64_t{at.remainder} * (V * size), params.is_bias_f32[i], bias[i]);
-  }
-  if (!begins_at_once && !params.begins_last) begin_dependent_launch();
-#pragma unroll 1
-  for (;;) {
-    float value[2][V], result[1][V];
-    to_floats<T, V>(gates, value[kGate]);
-    to_floats<T, V>(ups, value[kUp]);
-    const bool is_last = --rows == 0;
-    if (!is_last) {
-      gates = load_vector<Vector<T, V>>(gate += params.gate_row);
-      ups = load_vector<Vector<T, V>>(up += params.up_row);
-    }
-    add_bias_vector(bias[kGate], value[kGate]);
-    add_bias_vector(bias[kUp], value[kUp]);
-    compute_within_range<kFormula, T, V>(value, params.options, result);
-    store_vector(out, from_floats<T, V>(result[kOut]));
-    if (is_last) break;
-    out += params.out_row;
-  }
-  if (!begins_at_once && params.begins_last) begin_dependent_launch();
-}
-
 template <typename T, int V, SwigluFormula kFormula, bool IsProgrammatic>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks<kFormula>)
     swiglu_matrix_kernel(const __grid_constant__ SwigluMatrixParamsOf<kFormula> params) {
@@ -124,9 +87,6 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks
   const char *const up = params.up + uint64_t{at.quotient} * params.up_row + column;
   char *const out = params.out + uint64_t{at.quotient} * params.out_row + column;
   if (IsProgrammatic) wait_for_previous_launch_with(unused_bits(gate) | unused_bits(up) | unused_bits(out));
-  if constexpr (kFormula == SwigluFormula::kBiases) {
-    return gate_rows_with_biases<T, V>(params, at, kBeginsAtOnce);
-  }
   const Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
   if (!kBeginsAtOnce && !params.begins_last) begin_dependent_launch();
   float value[2][V], result[1][V];
@@ -135,6 +95,53 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks
   gate_vector<kFormula, T, V>(params, at.remainder * V, value, result);
   store_vector(out, from_floats<T, V>(result[kOut]));
   if (!kBeginsAtOnce && params.begins_last) begin_dependent_launch();
+}
+
+// One column of several rows: biases are read once then, and what bounds soft caps, instructions, are fewer. The next row
+// is asked for before one is computed.
+template <typename T, SwigluFormula kFormula>
+__global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentRowsBlocks<kFormula>)
+    swiglu_matrix_rows_kernel(const __grid_constant__ SwigluOptionsMatrixParams params) {
+  constexpr int V = kMaxSwigluVectorBytes / sizeof(T);
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index >= params.num_vectors) return;
+  const DivmodResult at = params.vectors_per_row.divmod(index);
+  const uint32_t first = at.quotient * params.rows_per_thread, left = params.rows - first;
+  uint32_t rows = left < params.rows_per_thread ? left : params.rows_per_thread;
+  const uint64_t column = uint64_t{at.remainder} * kMaxSwigluVectorBytes;
+  const char *gate = params.gate + uint64_t{first} * params.gate_row + column;
+  const char *up = params.up + uint64_t{first} * params.up_row + column;
+  char *out = params.out + uint64_t{first} * params.out_row + column;
+  wait_for_previous_launch_with(unused_bits(gate) | unused_bits(up) | unused_bits(out));
+  Vector<T, V> gates = load_vector<Vector<T, V>>(gate), ups = load_vector<Vector<T, V>>(up);
+  float bias[2][V] = {};
+#pragma unroll
+  for (int i = kGate; i <= kUp; ++i) {
+    if (!kMayHaveBiases<kFormula> || params.bias[i] == nullptr) continue;
+    const uint64_t size = params.is_bias_f32[i] ? sizeof(float) : sizeof(T);
+    load_bias_vector<T, V>(params.bias[i] + uint64_t{at.remainder} * (V * size), params.is_bias_f32[i], bias[i]);
+  }
+  if (!params.begins_last) begin_dependent_launch();
+#pragma unroll 1
+  for (;;) {
+    float value[2][V], result[1][V];
+    to_floats<T, V>(gates, value[kGate]);
+    to_floats<T, V>(ups, value[kUp]);
+    const bool is_last = --rows == 0;
+    if (!is_last) {
+      gates = load_vector<Vector<T, V>>(gate += params.gate_row);
+      ups = load_vector<Vector<T, V>>(up += params.up_row);
+    }
+    if constexpr (kMayHaveBiases<kFormula>) {
+      add_bias_vector(bias[kGate], value[kGate]);
+      add_bias_vector(bias[kUp], value[kUp]);
+    }
+    compute_within_range<kFormula, T, V>(value, params.options, result);
+    store_vector(out, from_floats<T, V>(result[kOut]));
+    if (is_last) break;
+    out += params.out_row;
+  }
+  if (params.begins_last) begin_dependent_launch();
 }
 
 template <typename T, SwigluFormula kFormula>
@@ -164,36 +171,50 @@ __global__ void __launch_bounds__(kSwigluThreads)
   }
 }
 
-// Of formulas after kForm; NULL where there is none.
+// Of formulas after kForm; NULL where there is none. Launches of vectors of 16 bytes that are not programmatic have the
+// kernel of those that are: it waits for nothing then.
 template <typename T, SwigluFormula kFormula>
-const void *find_swiglu_options_matrix_kernel(SwigluWork work) {
-  if (work != kSwigluMatrixGradients) {
-    return reinterpret_cast<const void *>(
-        swiglu_matrix_kernel<T, static_cast<int>(kMaxSwigluVectorBytes / sizeof(T)), kFormula, true>);
-  }
-  if constexpr (kFormula == SwigluFormula::kOptions) {
+const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork work) {
+  constexpr int kWide = static_cast<int>(kMaxSwigluVectorBytes / sizeof(T));
+  if (vector_elements != kWide) {
+    if constexpr (has_half_vectors(kFormula, sizeof(T))) {
+      if (vector_elements == kWide / 2 && work == kSwigluMatrix) {
+        return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide / 2, kFormula, false>);
+      }
+    }
     return nullptr;
+  }
+  if (work == kSwigluMatrixGradients) {
+    if constexpr (kFormula != SwigluFormula::kOptions) {
+      return reinterpret_cast<const void *>(swiglu_matrix_gradient_kernel<T, kFormula>);
+    }
+    return nullptr;
+  }
+  if constexpr (kFormula == SwigluFormula::kBiases) {
+    return reinterpret_cast<const void *>(swiglu_matrix_rows_kernel<T, kFormula>);
   } else {
-    return reinterpret_cast<const void *>(swiglu_matrix_gradient_kernel<T, kFormula>);
+    if constexpr (takes_rows(kFormula, sizeof(T))) {
+      if (work == kSwigluMatrixRows) return reinterpret_cast<const void *>(swiglu_matrix_rows_kernel<T, kFormula>);
+    }
+    return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide, kFormula, true>);
   }
 }
 
-// Launches that are not programmatic have the kernel of those that are: it waits for nothing then.
 template <typename T>
-const void *find_swiglu_options_matrix_kernel(SwigluVariant variant) {
+const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluVariant variant) {
   switch (variant.formula) {
     case SwigluFormula::kGegluErf:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluErf>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluErf>(vector_elements, variant.work);
     case SwigluFormula::kGegluTanh:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluTanh>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluTanh>(vector_elements, variant.work);
     case SwigluFormula::kReglu:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kReglu>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kReglu>(vector_elements, variant.work);
     case SwigluFormula::kSoftcaps:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kSoftcaps>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kSoftcaps>(vector_elements, variant.work);
     case SwigluFormula::kBiases:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kBiases>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kBiases>(vector_elements, variant.work);
     default:
-      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kOptions>(variant.work);
+      return find_swiglu_options_matrix_kernel<T, SwigluFormula::kOptions>(vector_elements, variant.work);
   }
 }
 
@@ -214,10 +235,8 @@ template <typename T>
 const void *find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if constexpr (kSize < 8) {
-    if (variant.formula > SwigluFormula::kForm) {
-      return vector_elements == 16 / kSize ? find_swiglu_options_matrix_kernel<T>(variant) : nullptr;
-    }
-    if (variant.work == kSwigluMatrixGradients) return nullptr;
+    if (variant.formula > SwigluFormula::kForm) return find_swiglu_options_matrix_kernel<T>(vector_elements, variant);
+    if (variant.work == kSwigluMatrixGradients || variant.work == kSwigluMatrixRows) return nullptr;
     if (vector_elements == 8 / kSize) return find_swiglu_matrix_kernel<T, 8 / kSize>(variant);
     if (vector_elements == 16 / kSize) return find_swiglu_matrix_kernel<T, 16 / kSize>(variant);
   }

@@ -14,6 +14,7 @@ enum SwigluWork {
   kSwigluRowSums,          // grad_row_scale, and what else is wanted
   kSwigluMatrix,           // forward: SwigluPlan::is_matrix
   kSwigluProgrammaticMatrix,
+  kSwigluMatrixRows,       // the same, of several rows for each thread
   kSwigluMatrixGradients,  // and the recomputed output; of formulas after kForm
   kSwigluExperts,          // forward: SwigluPlan::is_expert_matrix
   kSwigluExpertGradients   // and the recomputed output
@@ -123,7 +124,7 @@ struct SwigluMatrixParams {
 
 struct SwigluOptionsMatrixParams : SwigluMatrixParams {
   uint32_t rows;
-  uint32_t rows_per_thread;  // of kBiases; its num_vectors are those of so many rows
+  uint32_t rows_per_thread;  // of kBiases and kSoftcaps; their num_vectors are those of so many rows
   FormWithOptions<float> options;
   const char *bias[2];  // of gate and up; NULL: none
   bool is_bias_f32[2];  // otherwise it has the type of the data
@@ -167,6 +168,7 @@ struct SwigluRowKernelParams {
   FastDivmod narrow_column_shape[kMaxRowAxes];  // where has_narrow_columns
   int64_t rows;
   int64_t columns;
+  bool has_vectors;     // a group of a row is one memory access
   bool has_outer_rows;  // over more than one axis
   bool has_outer_columns;
   bool has_narrow_columns;  // columns fits 32 bits

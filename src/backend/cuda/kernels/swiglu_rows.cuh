@@ -131,8 +131,8 @@ __device__ __forceinline__ Vector<T, 1> element_of(const Vector<T, N> &vector, i
   return element;
 }
 
-// With HasVectors a whole group is one memory access, otherwise its elements are taken one by one.
-template <typename T, bool HasVectors>
+// Where there are vectors a whole group is one memory access, otherwise its elements are taken one by one.
+template <typename T>
 __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThreads / kMaxSwigluRowThreads)
     swiglu_row_kernel(const __grid_constant__ SwigluRowKernelParams params) {
   using Real = RealOf<T>;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
   for (int64_t first = static_cast<int64_t>(threadIdx.x) * kGroup; first < params.columns;
        first += static_cast<int64_t>(blockDim.x) * kGroup) {
     const int64_t count = params.columns - first;
-    const bool is_vector = HasVectors && count >= kGroup;
+    const bool is_vector = sizeof(T) < sizeof(double) && params.has_vectors && count >= kGroup;
     Group value[kMaxSwigluInputs] = {};
     if (is_vector) {
       const RowAxesIndex at = split_column(params, first);
@@ -277,18 +277,6 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
   }
   const Real total = sum_over_block(sum);
   if (threadIdx.x == 0) store_row_gradient<T>(params, row_at, total);
-}
-
-// NULL for a width that T has none of.
-template <typename T>
-const void *find_swiglu_row_kernel(int vector_elements) {
-  if (vector_elements == 1) return reinterpret_cast<const void *>(swiglu_row_kernel<T, false>);
-  if constexpr (sizeof(T) < sizeof(double)) {
-    if (vector_elements == static_cast<int>(kSwigluRowGroupBytes / sizeof(T))) {
-      return reinterpret_cast<const void *>(swiglu_row_kernel<T, true>);
-    }
-  }
-  return nullptr;
 }
 
 }  // namespace rope

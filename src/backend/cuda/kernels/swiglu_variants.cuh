@@ -16,11 +16,12 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   if (has_options && variant.is_alternating) return nullptr;
   switch (variant.work) {
     case kSwigluRowSums:
-      if (variant.is_alternating) return nullptr;
-      if (!has_options) return find_swiglu_row_kernel<T>(vector_elements);
-      return vector_elements == 1 ? reinterpret_cast<const void *>(swiglu_options_row_kernel<T>) : nullptr;
+      if (variant.is_alternating || vector_elements != 1) return nullptr;
+      return has_options ? reinterpret_cast<const void *>(swiglu_options_row_kernel<T>)
+                         : reinterpret_cast<const void *>(swiglu_row_kernel<T>);
     case kSwigluMatrix:
     case kSwigluProgrammaticMatrix:
+    case kSwigluMatrixRows:
     case kSwigluMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluExperts:
