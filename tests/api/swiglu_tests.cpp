@@ -287,7 +287,12 @@ TEST_CASE("SwiGLU calls large enough for several threads", "[swiglu]") {
 // 34 MiB are enough for CPUs to write past their caches; a seventeenth of the rows is not.
 TEST_CASE("an output too large for caches has the bits of its parts, and nothing between rows is written", "[swiglu]") {
   constexpr int64_t kParts = 17;
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+  const std::pair<rope_dtype_t, int32_t> kinds[] = {{ROPE_DTYPE_F32, SWIGLU_ACTIVATION_SWIGLU},
+                                                    {ROPE_DTYPE_F16, SWIGLU_ACTIVATION_SWIGLU},
+                                                    {ROPE_DTYPE_BF16, SWIGLU_ACTIVATION_SWIGLU},
+                                                    {ROPE_DTYPE_F16, SWIGLU_ACTIVATION_GEGLU_TANH},
+                                                    {ROPE_DTYPE_BF16, SWIGLU_ACTIVATION_GEGLU_ERF}};
+  for (const auto &[dtype, activation] : kinds) {
     const int64_t size = oracle::element_size(dtype);
     // Rows of 1501 elements that begin anywhere in a line, and rows that are one run together.
     for (const int64_t gap : {0, 37}) {
@@ -302,12 +307,13 @@ TEST_CASE("an output too large for caches has the bits of its parts, and nothing
       std::vector<uint16_t> expected(gate.size(), 0xabcd), out = expected, expected_in_place = gate;
       swiglu_config_t config = swiglu_config_for(devices()[0]);
       config.dtype = dtype;
+      config.activation = activation;
       const SwigluDesc desc = create(config);
-      const auto gate_rows = [&](std::vector<uint16_t> &to, int64_t begin, int64_t count) {
+      const auto gate_rows = [&, type = dtype](std::vector<uint16_t> &to, int64_t begin, int64_t count) {
         const auto view_of = [&](std::vector<uint16_t> &data) {
           rope_tensor_t view = {};
           view.data = data.data() + (1 + begin * (columns + gap)) * size / 2;
-          view.dtype = dtype;
+          view.dtype = type;
           view.flags = ROPE_TENSOR_STRIDED;
           view.ndim = 2;
           view.shape[0] = count;
@@ -324,7 +330,7 @@ TEST_CASE("an output too large for caches has the bits of its parts, and nothing
       };
       for (int64_t part = 0; part < kParts; ++part) gate_rows(expected, part * rows / kParts, rows / kParts);
       gate_rows(out, 0, rows);
-      INFO(oracle::dtype_name(dtype) << ", rows apart by " << gap);
+      INFO(oracle::dtype_name(dtype) << ", activation " << activation << ", rows apart by " << gap);
       const bool same = out == expected;
       CHECK(same);
       for (int64_t row = 0; row < rows; ++row) {

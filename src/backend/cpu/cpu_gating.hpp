@@ -1,4 +1,6 @@
-// cpu_gating.hpp - SwiGLU without a form on vectors of x86-64-v4, whose registers have room for a table of exp
+// cpu_gating.hpp - SwiGLU, and GeGLU of 16-bit data, on vectors of x86-64-v4, whose registers have room for a table of exp
+//
+// Of forms without other numbers. GeGLU is that of gating_options.hpp for data of 16 bits.
 //
 // In an unnamed namespace, as cpu_loops.hpp says.
 #pragma once
@@ -7,6 +9,7 @@
 
 #include "backend/cpu/cpu_vectors.hpp"
 #include "core/math/float16.hpp"
+#include "core/math/gating_options.hpp"
 
 #if defined(__AVX512BW__)
 #define ROPE_HAS_GATED_BLOCKS 1
@@ -27,58 +30,134 @@ alignas(64) constexpr uint32_t kPowers[32] = {
     0x3f7504f4, 0x3f74fbb0, 0x3f7508a4, 0x3f752c4d, 0x3f75672b, 0x3f75b9be, 0x3f76248d, 0x3f76a81e,
     0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257e, 0x3f7e83b3};
 
-// 1 / x to 0.50004 ulp, where x and 1 / x are normal, by steps that every processor takes alike. The difference of the
-// bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it leaves, 1.3e-3, the
-// second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's own estimate and
+using Floats16 = Vector<16>::Floats;
+
+ROPE_VECTOR Floats16 broadcast(float value) {
+  return Floats16{} + value;
+}
+
+// 1 / x to 0.50004 ulp, or briefly to 1.8e-6, where x and 1 / x are normal, by steps that every processor takes alike. The
+// difference of the bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it
+// leaves, 1.3e-3, the second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's own estimate and
 // one step 1.02, but nobody says that its bits are those of the next maker's; with a division, which gains nothing from
 // prefetching, 1.14.
-ROPE_VECTOR void invert_vectors(const Vector<16>::Floats *x, Vector<16>::Floats *inverse) {
-  using Floats = Vector<16>::Floats;
+template <bool IsBrief>
+ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   const __m512i magic = _mm512_set1_epi32(0x7ef31000);
-  const Floats one = Floats{} + 1.0f, raised_two = Floats{} + 2.00131f;
-  Floats rest[kVectorsOfBlock];
+  const Floats16 one = broadcast(1.0f), raised_two = broadcast(2.00131f);
+  Floats16 rest[kVectorsOfBlock];
   for (int i = 0; i < kVectorsOfBlock; ++i) {
     inverse[i] = _mm512_castsi512_ps(_mm512_sub_epi32(magic, _mm512_castps_si512(x[i])));
   }
   for (int i = 0; i < kVectorsOfBlock; ++i) rest[i] = _mm512_fnmadd_ps(x[i], inverse[i], raised_two);
   for (int i = 0; i < kVectorsOfBlock; ++i) inverse[i] *= rest[i];
-  for (int step = 0; step < 2; ++step) {
+  for (int step = 0; step < (IsBrief ? 1 : 2); ++step) {
     for (int i = 0; i < kVectorsOfBlock; ++i) rest[i] = _mm512_fnmadd_ps(x[i], inverse[i], one);
     for (int i = 0; i < kVectorsOfBlock; ++i) inverse[i] = _mm512_fmadd_ps(rest[i], inverse[i], inverse[i]);
   }
 }
 
-// swiglu of gating.hpp, with exp reduced to |r| <= ln(2)/64, where degree 2 has the relative error 5.3e-8 (minimax).
-// ln(2) is a float to 2.7e-9 of it, so one product reduces: less than 5.6 ulp off above -20, and 7.5 above -87, which
-// powers rounded to nearest instead of up would make 7.7.
-ROPE_VECTOR void gate_vectors(const Vector<16> *gate, const Vector<16> *up, Vector<16> *out) {
-  using Floats = Vector<16>::Floats;
-  const auto broadcast = [](float value) __attribute__((always_inline)) {
-    return Floats{} + value;
-  };
+// exp(-x) * 2^kPower as factor * scale, for -x / ln(2) + kPower from -126 to 127: reduced to |r| <= ln(2)/64, where degree
+// 2 has the relative error 5.3e-8 (minimax). ln(2) is a float to 2.7e-9 of it, so one product reduces.
+struct ExpVectors {
+  Floats16 factor[kVectorsOfBlock];
+  Floats16 scale[kVectorsOfBlock];
+};
+
+template <int kPower>
+ROPE_VECTOR ExpVectors exp_of_negative_vectors(const Floats16 *x) {
   const __m512i powers[] = {load_lanes<__m512i>(kPowers), load_lanes<__m512i>(kPowers + 16)};
-  // 1.5 * 2^23 leaves 32 n + j in the low bits, and 2^-25 goes into n.
-  const Floats shift = broadcast(12582912.0f - 25 * 32), tiny = broadcast(0x1p-25f);
-  Floats x[kVectorsOfBlock], shifted[kVectorsOfBlock], steps[kVectorsOfBlock], exp_of_r[kVectorsOfBlock];
-  __m512i scale[kVectorsOfBlock];
-  // Of NaN, the bound.
-  for (int i = 0; i < kVectorsOfBlock; ++i) x[i] = _mm512_min_ps(gate[i].values, broadcast(64.0f));
-  for (int i = 0; i < kVectorsOfBlock; ++i) x[i] = _mm512_max_ps(x[i], broadcast(-104.0f));
+  // 1.5 * 2^23 leaves 32 n + j in the low bits, and kPower goes into n.
+  const Floats16 shift = broadcast(12582912.0f + 32 * kPower);
+  Floats16 shifted[kVectorsOfBlock], rest[kVectorsOfBlock];
+  ExpVectors e;
   for (int i = 0; i < kVectorsOfBlock; ++i) shifted[i] = _mm512_fmadd_ps(x[i], broadcast(-46.1662413f), shift);
-  for (int i = 0; i < kVectorsOfBlock; ++i) steps[i] = shifted[i] - shift;
-  for (int i = 0; i < kVectorsOfBlock; ++i) x[i] = _mm512_fmadd_ps(steps[i], broadcast(0.693147182f / 32), x[i]);
+  for (int i = 0; i < kVectorsOfBlock; ++i) rest[i] = shifted[i] - shift;
+  for (int i = 0; i < kVectorsOfBlock; ++i) rest[i] = _mm512_fmadd_ps(rest[i], broadcast(0.693147182f / 32), x[i]);
   for (int i = 0; i < kVectorsOfBlock; ++i) {
     const __m512i bits = _mm512_castps_si512(shifted[i]);
-    scale[i] = _mm512_add_epi32(_mm512_permutex2var_epi32(powers[0], bits, powers[1]), _mm512_slli_epi32(bits, 18));
+    e.scale[i] = _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_permutex2var_epi32(powers[0], bits, powers[1]), _mm512_slli_epi32(bits, 18)));
   }
   for (int i = 0; i < kVectorsOfBlock; ++i) {
-    exp_of_r[i] = _mm512_fmadd_ps(x[i], broadcast(0.500011059f), broadcast(-1.00001475f));
+    e.factor[i] = _mm512_fmadd_ps(rest[i], broadcast(0.500011059f), broadcast(-1.00001475f));
   }
-  for (int i = 0; i < kVectorsOfBlock; ++i) exp_of_r[i] = _mm512_fmadd_ps(x[i], exp_of_r[i], broadcast(1.0f));
-  for (int i = 0; i < kVectorsOfBlock; ++i) x[i] = _mm512_fmadd_ps(exp_of_r[i], _mm512_castsi512_ps(scale[i]), tiny);
-  Floats inverse[kVectorsOfBlock];
-  invert_vectors(x, inverse);
-  for (int i = 0; i < kVectorsOfBlock; ++i) out[i].values = (inverse[i] * tiny * up[i].values) * gate[i].values;
+  for (int i = 0; i < kVectorsOfBlock; ++i) e.factor[i] = _mm512_fmadd_ps(rest[i], e.factor[i], broadcast(1.0f));
+  return e;
+}
+
+ROPE_VECTOR Vector<16> multiply_add(Vector<16> a, float b, float c) {
+  return {_mm512_fmadd_ps(a.values, broadcast(b), broadcast(c))};
+}
+
+ROPE_VECTOR Vector<16> multiply_add(Vector<16> a, Vector<16> b, float c) {
+  return {_mm512_fmadd_ps(a.values, b.values, broadcast(c))};
+}
+
+// Of NaN, the upper bound.
+ROPE_VECTOR Floats16 bounded(Floats16 x, float low, float high) {
+  return _mm512_max_ps(_mm512_min_ps(x, broadcast(high)), broadcast(low));
+}
+
+// sigmoid_value_of arguments from -104 to 64.
+template <bool IsBrief>
+ROPE_VECTOR void sigmoid_of_vectors(const Floats16 *argument, Floats16 *sigmoid) {
+  const Floats16 tiny = broadcast(0x1p-25f);
+  const ExpVectors e = exp_of_negative_vectors<-25>(argument);
+  Floats16 sum[kVectorsOfBlock];
+  for (int i = 0; i < kVectorsOfBlock; ++i) sum[i] = _mm512_fmadd_ps(e.factor[i], e.scale[i], tiny);
+  invert_vectors<IsBrief>(sum, sigmoid);
+  for (int i = 0; i < kVectorsOfBlock; ++i) sigmoid[i] *= tiny;
+}
+
+// What an activation multiplies gates by. SwiGLU: less than 5.6 ulp off above -20, and 7.5 above -87, which powers rounded
+// to nearest instead of up would make 7.7.
+template <Activation kActivation>
+ROPE_VECTOR void weigh_vectors(const Vector<16> *gate, Floats16 *weight) {
+  Floats16 argument[kVectorsOfBlock];
+  for (int i = 0; i < kVectorsOfBlock; ++i) argument[i] = bounded(gate[i].values, -104.0f, 64.0f);
+  sigmoid_of_vectors<false>(argument, weight);
+}
+
+template <>
+ROPE_VECTOR void weigh_vectors<Activation::kGegluTanh>(const Vector<16> *gate, Floats16 *weight) {
+  Floats16 x[kVectorsOfBlock], argument[kVectorsOfBlock];
+  for (int i = 0; i < kVectorsOfBlock; ++i) x[i] = bounded(gate[i].values, kLowestTanhGate, kHighestTanhGate);
+  for (int i = 0; i < kVectorsOfBlock; ++i) {
+    argument[i] = x[i] * _mm512_fmadd_ps(x[i] * x[i], broadcast(kBriefTanhB), broadcast(kBriefTanhA));
+  }
+  sigmoid_of_vectors<true>(argument, weight);
+}
+
+// As weight_of_erf.
+template <>
+ROPE_VECTOR void weigh_vectors<Activation::kGegluErf>(const Vector<16> *gate, Floats16 *weight) {
+  constexpr int kPower = 63;
+  Floats16 t[kVectorsOfBlock], half_square[kVectorsOfBlock];
+  for (int i = 0; i < kVectorsOfBlock; ++i) {
+    t[i] = _mm512_min_ps(_mm512_abs_ps(gate[i].values), broadcast(kLargestErfGate));
+  }
+  for (int i = 0; i < kVectorsOfBlock; ++i) half_square[i] = t[i] * t[i] * broadcast(0.5f);
+  const ExpVectors e = exp_of_negative_vectors<kPower>(half_square);
+  Floats16 dividend[kVectorsOfBlock], divisor[kVectorsOfBlock], inverse[kVectorsOfBlock];
+  for (int i = 0; i < kVectorsOfBlock; ++i) {
+    const Quotient<Vector<16>> erfc = scaled_erfc<true>(Vector<16>{t[i]}, 0x1p-63f);
+    dividend[i] = erfc.dividend.values;
+    divisor[i] = erfc.divisor.values;
+  }
+  invert_vectors<true>(divisor, inverse);
+  for (int i = 0; i < kVectorsOfBlock; ++i) {
+    const Floats16 below = (e.factor[i] * e.scale[i]) * (dividend[i] * inverse[i]);
+    const __mmask16 is_negative = _mm512_cmp_ps_mask(gate[i].values, Floats16{}, _CMP_LT_OQ);
+    weight[i] = _mm512_mask_mov_ps(broadcast(1.0f) - below, is_negative, below);
+  }
+}
+
+template <Activation kActivation>
+ROPE_VECTOR void gate_vectors(const Vector<16> *gate, const Vector<16> *up, Vector<16> *out) {
+  Floats16 weight[kVectorsOfBlock];
+  weigh_vectors<kActivation>(gate, weight);
+  for (int i = 0; i < kVectorsOfBlock; ++i) out[i].values = (weight[i] * up[i].values) * gate[i].values;
 }
 
 template <typename T>
@@ -137,24 +216,24 @@ ROPE_VECTOR void prefetch_block(const T *from) {
   }
 }
 
-template <typename T>
+template <Activation kActivation, typename T>
 ROPE_VECTOR void gate_block(const T *gate, const T *up, T *out, bool is_streamed) {
   Vector<16> gates[kVectorsOfBlock], ups[kVectorsOfBlock], outs[kVectorsOfBlock];
   read_block(gate, gates);
   read_block(up, ups);
-  gate_vectors(gates, ups, outs);
+  gate_vectors<kActivation>(gates, ups, outs);
   write_block(outs, out, is_streamed);
 }
 
 // Fewer elements than a block go through a whole one too, so that it does not show where a run ends.
-template <typename T>
+template <Activation kActivation, typename T>
 __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T *out, int64_t count) {
   if (count == 0) return;
   T gates[kBlock] = {}, ups[kBlock] = {}, outs[kBlock];
   const size_t size = static_cast<size_t>(count) * sizeof(T);
   memcpy(gates, gate, size);
   memcpy(ups, up, size);
-  gate_block(gates, ups, outs, false);
+  gate_block<kActivation>(gates, ups, outs, false);
   memcpy(out, outs, size);
 }
 
@@ -163,22 +242,22 @@ __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T 
 constexpr int64_t kMinStreamed = 16 * kBlock;
 
 // Contiguous elements.
-template <typename T>
+template <Activation kActivation, typename T>
 void gate_blocks(const T *gate, const T *up, T *out, int64_t count, bool is_streamed) {
   int64_t i = 0;
   if (count < kMinStreamed) is_streamed = false;
   if (is_streamed) {
     i = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(out) % sizeof(__m512i) / sizeof(T));
-    gate_part_of_block(gate, up, out, i);
+    gate_part_of_block<kActivation>(gate, up, out, i);
   }
   for (; i + kBlock <= count; i += kBlock) {
     if (is_streamed) {
       prefetch_block(gate + i);
       prefetch_block(up + i);
     }
-    gate_block(gate + i, up + i, out + i, is_streamed);
+    gate_block<kActivation>(gate + i, up + i, out + i, is_streamed);
   }
-  gate_part_of_block(gate + i, up + i, out + i, count - i);
+  gate_part_of_block<kActivation>(gate + i, up + i, out + i, count - i);
 }
 
 }  // namespace

@@ -16,13 +16,20 @@ namespace rope {
 
 namespace {
 
-// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements.
+// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements. With an
+// activation, of a form without other numbers.
 #if defined(ROPE_HAS_GATED_BLOCKS)
 template <bool IsPlain, typename T>
 constexpr bool kIsGatedInBlocks = IsPlain && sizeof(T) <= sizeof(float);
+template <Activation kActivation, typename T>
+constexpr bool kIsActivatedInBlocks = kActivation != Activation::kReglu &&kIsBrief<T>;
 #else
 template <bool IsPlain, typename T>
 constexpr bool kIsGatedInBlocks = false;
+template <Activation kActivation, typename T>
+constexpr bool kIsActivatedInBlocks = false;
+template <Activation kActivation, typename T>
+void gate_blocks(const T *gate, const T *up, T *out, int64_t count, bool is_streamed);  // never called
 #endif
 
 // What is made of a gate and an up.
@@ -87,11 +94,16 @@ ROPE_LOOP void gate_contiguous(const GatingRun &run, const Gating gating) {
   }
 }
 
+template <Activation kActivation, typename T>
+ROPE_LOOP void gate_run_in_blocks(const GatingRun &run) {
+  gate_blocks<kActivation>(static_cast<const T *>(run.in[0]), static_cast<const T *>(run.in[1]),
+                           static_cast<T *>(run.out[0]), run.count, run.is_streamed);
+}
+
 template <bool IsPlain, typename T>
 ROPE_LOOP void gate_contiguous_form(const GatingRun &run, const Form<RealOf<T>> form) {
   if constexpr (kIsGatedInBlocks<IsPlain, T>) {
-    gate_blocks(static_cast<const T *>(run.in[0]), static_cast<const T *>(run.in[1]), static_cast<T *>(run.out[0]),
-                run.count, run.is_streamed);
+    gate_run_in_blocks<Activation::kSwiglu, T>(run);
   } else {
     gate_contiguous<T>(run, FormGating<IsPlain, RealOf<T>>{form});
   }
@@ -140,7 +152,7 @@ void read_row_scale(const GatingRun &run, int64_t begin, int64_t count, Real *va
 template <bool IsPlain, typename Real>
 void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form, Real *out) {
   if constexpr (kIsGatedInBlocks<IsPlain, Real>) {
-    gate_blocks(chunk->in[0], chunk->in[1], out, length, false);
+    gate_blocks<Activation::kSwiglu>(chunk->in[0], chunk->in[1], out, length, false);
   } else {
     for (int64_t i = 0; i < length; ++i) {
       const Real row_scale = IsPlain ? Real{1} : chunk->row_scale[i];
@@ -307,14 +319,22 @@ template <Activation kActivation, typename T>
 void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &form) {
   using Real = RealOf<T>;
   const ActivationGating<kActivation, T> gating = {form};
-  if (kIsGatedDirectly<T> && is_contiguous(run)) return gate_contiguous<T>(run, gating);
+  bool is_in_blocks = false;
+  if constexpr (kIsActivatedInBlocks<kActivation, T>) {
+    is_in_blocks = form.limit > kMaxFinite<Real> && form.up_offset == 0 && form.out_scale == 1;
+    if (is_in_blocks && is_contiguous(run)) return gate_run_in_blocks<kActivation, T>(run);
+  }
+  if (kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
     const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
-    gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
+    if constexpr (kIsActivatedInBlocks<kActivation, T>) {
+      if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
+    }
+    if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
     write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
 }
