@@ -175,8 +175,10 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   if (has_half_vectors(plan->formula, size) && !plan->is_programmatic && vectors <= kMaxSwigluHalfOptions) {
     plan->vector_elements /= 2;
   }
-  const bool has_biases = plan->formula == SwigluFormula::kBiases;
-  if (takes_rows(plan->formula, size) && vectors > (has_biases ? kMinSwigluBiasVectors : kMinSwigluCapVectors)) {
+  const int64_t min_vectors = plan->formula == SwigluFormula::kBiases ? kMinSwigluBiasVectors : kMinSwigluCapVectors;
+  // Rows that follow each other are one.
+  const bool has_rows = problem.ndim > 1 && problem.shape[0] >= kSwigluRowsPerThread;
+  if (takes_rows(plan->formula, size) && has_rows && vectors > min_vectors) {
     plan->rows_per_thread = kSwigluRowsPerThread;
   }
   plan->begins_last = (shape->begins_last ||

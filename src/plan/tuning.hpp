@@ -76,8 +76,8 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.max_warp_vectors = 300;                // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
   tuning.max_warp_vectors_programmatic = 60;    // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
   tuning.max_programmatic_table_vectors = 350;  // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
-  // What a multiprocessor holds at once is 960. 1117: 2.92 us against 3.15, 2482: 4.63 against 5.04, from memory 2234: 4.42
-  // against 4.29.
+  // What a multiprocessor holds at once is 960. 1117: 2.92 us against 3.15; 2482: 4.63 against 5.04 where two sets of
+  // buffers stay in L2, 6.16 against 6.11 where four hardly do; from memory 2234: 4.42 against 4.29.
   tuning.persistent_table_vectors = {1000, 2600};
   tuning.persistent_table_vectors_programmatic = {1900, 2600};  // 2234: 4.34 us against 4.96, 1117: 2.84 against 2.87
   tuning.short_threads[0] = {200, 128};                         // 2: 1.36 us against 1.39 with 256
@@ -212,13 +212,13 @@ constexpr int kMaxSwigluMatrixThreads = 256;
 // Of activations and soft caps, which compute for long: more vectors than these begin the next launch at their end.
 constexpr int64_t kMinSwigluLastVectors = 300;
 
-// Of activations and soft caps, vectors of 8 bytes in launches that are not programmatic, of at most so many vectors of 16:
-// 108: GeGLU by erf 1.29 us against 1.41, by tanh 1.26 against 1.37, soft caps 1.55 against 1.68.
+// Of activations and soft caps, vectors of 8 bytes in launches that are not programmatic, of at most so many vectors of
+// 16 bytes. At 108 GeGLU by erf takes 1.29 us against 1.41, by tanh 1.26 against 1.37, soft caps 1.55 against 1.68.
 constexpr int64_t kMaxSwigluHalfOptions = 200;
 
-// Rows of a thread where there are biases or soft caps, of more vectors than these. Biases: 111 000 165.8 us, with 4 rows
-// 166.8, with 1 204.8; 13 900 23.5, 23.9 and 28.2. A soft cap of the gate: 27 800 43.8 us, with 1 row 44.8, but 13 900 26.6
-// and 22.8.
+// Rows of a thread where there are biases or soft caps, of more vectors than these. Biases: 111 000 165.8 us, with 4
+// rows 166.8, with 1 204.8; 13 900 23.5, 23.9 and 28.2. A soft cap of the gate: 27 800 43.8 us, with 1 row 44.8, but
+// 13 900 26.6 and 22.8.
 constexpr uint32_t kSwigluRowsPerThread = 8;
 constexpr int64_t kMinSwigluBiasVectors = 6000;
 constexpr int64_t kMinSwigluCapVectors = 20000;

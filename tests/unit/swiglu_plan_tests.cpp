@@ -505,6 +505,11 @@ TEST_CASE("threads take several rows of large matrices with biases or soft caps"
   CHECK(rows_of({kPlain, true}, 6001) == 8);
   CHECK(rows_of({caps}, 20000) == 1);
   CHECK(rows_of({caps}, 20001) == 8);
+  // Of separate tensors all rows are one.
+  const rope::SwigluProblem separate = compact_problem(ROPE_DTYPE_BF16, {20001, 1056}, false, 0, false, {caps});
+  rope::SwigluPlan plan;
+  REQUIRE(rope::plan_swiglu("swiglu_forward", separate, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+  CHECK(plan.rows_per_thread == 1);
 }
 
 TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[swiglu plan]") {

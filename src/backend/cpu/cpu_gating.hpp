@@ -1,4 +1,4 @@
-// cpu_gating.hpp - SwiGLU, and GeGLU of 16-bit data, on vectors of x86-64-v4, whose registers have room for a table of exp
+// cpu_gating.hpp - SwiGLU, and GeGLU of 16 bits, on vectors of x86-64-v4, whose registers have room for a table of exp
 //
 // Of forms without other numbers. GeGLU is that of gating_options.hpp for data of 16 bits.
 //
@@ -36,11 +36,11 @@ ROPE_VECTOR Floats16 broadcast(float value) {
   return Floats16{} + value;
 }
 
-// 1 / x to 0.50004 ulp, or briefly to 1.8e-6, where x and 1 / x are normal, by steps that every processor takes alike. The
-// difference of the bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it
-// leaves, 1.3e-3, the second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's own estimate and
-// one step 1.02, but nobody says that its bits are those of the next maker's; with a division, which gains nothing from
-// prefetching, 1.14.
+// 1 / x to 0.50004 ulp, or briefly to 1.8e-6, where x and 1 / x are normal, by steps that every processor takes alike.
+// The difference of the bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it
+// leaves, 1.3e-3, the second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's
+// own estimate and one step 1.02, but nobody says that its bits are those of the next maker's; with a division, which
+// gains nothing from prefetching, 1.14.
 template <bool IsBrief>
 ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   const __m512i magic = _mm512_set1_epi32(0x7ef31000);
@@ -57,8 +57,8 @@ ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   }
 }
 
-// exp(-x) * 2^kPower as factor * scale, for -x / ln(2) + kPower from -126 to 127: reduced to |r| <= ln(2)/64, where degree
-// 2 has the relative error 5.3e-8 (minimax). ln(2) is a float to 2.7e-9 of it, so one product reduces.
+// exp(-x) * 2^kPower as factor * scale, for -x / ln(2) + kPower from -126 to 127: reduced to |r| <= ln(2)/64, where
+// degree 2 has the relative error 5.3e-8 (minimax). ln(2) is a float to 2.7e-9 of it, so one product reduces.
 struct ExpVectors {
   Floats16 factor[kVectorsOfBlock];
   Floats16 scale[kVectorsOfBlock];
@@ -110,8 +110,8 @@ ROPE_VECTOR void sigmoid_of_vectors(const Floats16 *argument, Floats16 *sigmoid)
   for (int i = 0; i < kVectorsOfBlock; ++i) sigmoid[i] *= tiny;
 }
 
-// What an activation multiplies gates by. SwiGLU: less than 5.6 ulp off above -20, and 7.5 above -87, which powers rounded
-// to nearest instead of up would make 7.7.
+// What an activation multiplies gates by. SwiGLU: less than 5.6 ulp off above -20, and 7.5 above -87, which powers
+// rounded to nearest instead of up would make 7.7.
 template <Activation kActivation>
 ROPE_VECTOR void weigh_vectors(const Vector<16> *gate, Floats16 *weight) {
   Floats16 argument[kVectorsOfBlock];

@@ -16,13 +16,13 @@ namespace rope {
 
 namespace {
 
-// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements. With an
-// activation, of a form without other numbers.
+// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements. With
+// an activation, of a form without other numbers.
 #if defined(ROPE_HAS_GATED_BLOCKS)
 template <bool IsPlain, typename T>
 constexpr bool kIsGatedInBlocks = IsPlain && sizeof(T) <= sizeof(float);
 template <Activation kActivation, typename T>
-constexpr bool kIsActivatedInBlocks = kActivation != Activation::kReglu &&kIsBrief<T>;
+constexpr bool kIsActivatedInBlocks = (kActivation != Activation::kReglu) && kIsBrief<T>;
 #else
 template <bool IsPlain, typename T>
 constexpr bool kIsGatedInBlocks = false;

@@ -110,14 +110,14 @@ ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #if defined(__CUDACC__)
 constexpr float kBriefFactor = -0.721347520f;  // the exponent of 2 that is the root of exp(-1)
 
-// (1 + exp(-x)) * 2^-26 for data of 16 bits, factor being kBriefFactor, or x for another product of the two; and the root
-// of its second term, a normal number without any reduction. Of NaN they are any numbers.
+// (1 + exp(-y)) * 2^-26 for data of 16 bits, y * kBriefFactor being x * factor; and the root of its second term, a
+// normal number without any reduction. Of NaN they are any numbers.
 struct BriefSigmoid {
   float root;
   float divisor;
 
   __device__ __forceinline__ BriefSigmoid(float x, float factor)
-      : root(approximate_power_of_two(fminf(fmaf(x, factor, -13.0f), 62.02f))),  // exp(104) * 2^-26
+      : root(approximate_power_of_two(fminf(fmaf(x, factor, -13.0f), 62.02f))),  // its square: exp(104) * 2^-26
         divisor(fmaf(root, root, 0x1p-26f)) {}
 };
 
@@ -152,8 +152,8 @@ ROPE_HOST_DEVICE Slope<double> tanh_of(double x) {
 }
 
 #if defined(__CUDACC__)
-// The soft cap of x for data of 16 bits is bounded * dividend / divisor, within 9.3e-6 of it: minimax of tanh(y) / y up to
-// y = 5.9, where tanh is 1.5e-5 from 1. The dividend is at most 7, the divisor 41.
+// The soft cap of x for data of 16 bits is bounded * dividend / divisor, within 9.3e-6 of it: minimax of tanh(y) / y up
+// to y = 5.9, where tanh is 1.5e-5 from 1. The dividend is at most 7, the divisor 41.
 struct BriefSoftCap {
   float bounded;
   float dividend;
@@ -202,8 +202,8 @@ struct Quotient {
   Number divisor;
 };
 
-// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The CPU's vectors
-// are numbers too.
+// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The CPU's
+// vectors are numbers too.
 template <bool IsBrief, typename Number>
 ROPE_HOST_DEVICE Quotient<Number> scaled_erfc(Number t, float scale) {
   Number dividend, divisor;

@@ -15,6 +15,7 @@
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   rope_short_kernel         a row of threads computes them: thread x that of pair x
 //   rope_short_table_kernel   a thread reads those of its own pairs, as rope_thread.cuh does; nothing is shared
+//   rope_persistent_table_kernel   the same, and goes on with the tokens gridDim.x * blockDim.y further
 //   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
 //
 // Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The

@@ -38,15 +38,16 @@ __device__ __forceinline__ void weigh_vector(const FormWithOptions<Real> &form, 
   }
 }
 
-// gate * weight_of_erf(gate) for data of 16 bits, in fewer instructions. NaN stays NaN.
+// gate * weight_of_erf(gate) for data of 16 bits, in fewer instructions. NaN stays NaN; of -infinity it is 0.
 __device__ __forceinline__ float brief_gelu_of(float gate) {
   const float t = fminf(fabsf(gate), kLargestErfGate);
-  const float e = approximate_power_of_two(fmaf(t * t, -0.721347520f, 26.0f));  // exp(-t^2 / 2) * 2^26, which is normal
+  // exp(-t^2 / 2) * 2^26, which is normal.
+  const float e = approximate_power_of_two(fmaf(t * t, -0.721347520f, 26.0f));
   return fmaf(-t, e * scaled_erfc_value<true>(t, 0x1p-26f), at_least(gate, 0.0f));
 }
 
-// sigmoid(alpha * gate) * soft_cap(gate) for data of 16 bits, with one reciprocal for both. What it loses, where the
-// product of the divisors is infinite, is below 2^-148 of the gate. NaN stays NaN.
+// sigmoid(alpha * gate) * soft_cap(gate) for data of 16 bits, with one reciprocal for both. The reciprocal of a product
+// above 2^126 is taken as 0, which loses less than 2^-148 of the gate. NaN stays NaN.
 __device__ __forceinline__ float brief_capped_silu_of(float gate, const FormWithOptions<float> &form) {
   const BriefSigmoid sigmoid(gate, kBriefFactor * form.alpha);
   const BriefSoftCap capped(gate, form.gate_softcap, form.inverse_of_gate_softcap);

@@ -1,16 +1,17 @@
-// swiglu_matrix.cuh - the forward SwiGLU kernel of what servers ask for: matrices whose rows have whole vectors
+// swiglu_matrix.cuh - the SwiGLU kernels of what servers ask for: matrices whose rows have whole vectors
 //
 //   row of each matrix      0 … V-1     V … 2V-1    …    … columns-1
 //   vector of the row          0            1       …    vectors_per_row - 1
 //
 //   vector of all rows      blockIdx.x * blockDim.x + threadIdx.x
 //
-// A thread takes one vector of each matrix, of 8 or 16 bytes, or those of a few rows below each other. Below 45 MB what a thread does before its loads bounds a
-// launch, so all is 32 bits but the addresses, params are few, and launches that are not programmatic have kernels of
-// their own, which wait for nothing. Programmatic ones let the next launch begin at once where they are small, else behind
-// their loads or at their end: its blocks would take the place of blocks of this launch that have not begun.
+// A thread takes one vector of each matrix, of 8 or 16 bytes, or those of a few rows below each other. Below 45 MB what
+// a thread does before its loads bounds a launch, so all is 32 bits but the addresses, params are few, and launches that
+// are not programmatic have kernels of their own, which wait for nothing. Programmatic ones let the next launch begin at
+// once where they are small, else behind their loads or at their end: its blocks would take the place of blocks of this
+// launch that have not begun.
 //
-// Moves, for every element, two elements in and one out.
+// Moves, for every element, two elements in and one out; backward, of forms with options, three in and two or three.
 #pragma once
 
 #include <type_traits>
@@ -97,8 +98,8 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks
   if (!kBeginsAtOnce && params.begins_last) begin_dependent_launch();
 }
 
-// One column of several rows: biases are read once then, and what bounds soft caps, instructions, are fewer. The next row
-// is asked for before one is computed.
+// One column of several rows: biases are read once then, and soft caps take fewer instructions, which bound them. The
+// next row is asked for before one is computed.
 template <typename T, SwigluFormula kFormula>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentRowsBlocks<kFormula>)
     swiglu_matrix_rows_kernel(const __grid_constant__ SwigluOptionsMatrixParams params) {

@@ -14,7 +14,7 @@ enum SwigluWork {
   kSwigluRowSums,          // grad_row_scale, and what else is wanted
   kSwigluMatrix,           // forward: SwigluPlan::is_matrix
   kSwigluProgrammaticMatrix,
-  kSwigluMatrixRows,       // the same, of several rows for each thread
+  kSwigluMatrixRows,       // forward, several rows for each thread, programmatic or not
   kSwigluMatrixGradients,  // and the recomputed output; of formulas after kForm
   kSwigluExperts,          // forward: SwigluPlan::is_expert_matrix
   kSwigluExpertGradients   // and the recomputed output
