@@ -364,6 +364,7 @@ PARTS = {
             (UNIT, ["[step plan]"], "src/plan/step_"),
             *CALL_SUITES,
             (API, ["[step]"], "(core|cpu)/.*step"),
+            (API, ["[gates]"], "gating|swiglu"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
         # With --slow also these: with them it is all of both programs.
