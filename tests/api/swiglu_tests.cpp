@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "support/cases.hpp"

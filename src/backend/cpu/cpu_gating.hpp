@@ -39,8 +39,8 @@ ROPE_VECTOR Floats16 broadcast(float value) {
 // 1 / x to 0.50004 ulp, or briefly to 1.8e-6, where x and 1 / x are normal, by steps that every processor takes alike.
 // The difference of the bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it
 // leaves, 1.3e-3, the second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's
-// own estimate and one step 1.02, but nobody says that its bits are those of the next maker's; with a division, which
-// gains nothing from prefetching, 1.14.
+// own estimate and one step 1.02, but makers need not give it the same bits; with a division, which gains nothing from
+// prefetching, 1.14.
 template <bool IsBrief>
 ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   const __m512i magic = _mm512_set1_epi32(0x7ef31000);
@@ -132,13 +132,12 @@ ROPE_VECTOR void weigh_vectors<Activation::kGegluTanh>(const Vector<16> *gate, F
 // As weight_of_erf.
 template <>
 ROPE_VECTOR void weigh_vectors<Activation::kGegluErf>(const Vector<16> *gate, Floats16 *weight) {
-  constexpr int kPower = 63;
   Floats16 t[kVectorsOfBlock], half_square[kVectorsOfBlock];
   for (int i = 0; i < kVectorsOfBlock; ++i) {
     t[i] = _mm512_min_ps(_mm512_abs_ps(gate[i].values), broadcast(kLargestErfGate));
   }
   for (int i = 0; i < kVectorsOfBlock; ++i) half_square[i] = t[i] * t[i] * broadcast(0.5f);
-  const ExpVectors e = exp_of_negative_vectors<kPower>(half_square);
+  const ExpVectors e = exp_of_negative_vectors<63>(half_square);
   Floats16 dividend[kVectorsOfBlock], divisor[kVectorsOfBlock], inverse[kVectorsOfBlock];
   for (int i = 0; i < kVectorsOfBlock; ++i) {
     const Quotient<Vector<16>> erfc = scaled_erfc<true>(Vector<16>{t[i]}, 0x1p-63f);

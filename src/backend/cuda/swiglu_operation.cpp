@@ -102,6 +102,7 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     copy_row_strides(problem.expert_index_stride, 1, params.expert_index_stride);
     copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
   }
+  // One kernel has groups and elements.
   const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluRowSums, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
