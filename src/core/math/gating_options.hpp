@@ -180,14 +180,14 @@ ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
     return {multiply_rounded(capped.bounded, capped.dividend * approximate_reciprocal(capped.divisor)), 0.0f};
   }
   if constexpr (IsBrief) {
-    // 1 - 2 / (exp(2 x / cap) + 1), which for a small x would be a difference of two that are alike. The reciprocal of
-    // the largest exponential is 0, and so are slopes below 2^-124.
-    const float exponent = x * (inverse_of_cap * 2.88539008f);
-    const float e = approximate_power_of_two(clamp(exponent, -127.0f, 127.0f));
-    const float reciprocal = approximate_reciprocal(e + 1.0f);
-    const float large = fmaf(reciprocal, -2.0f * cap, cap);
+    // With q = exp(-2 |x| / cap) the cap is 1 - 2 q / (1 + q), which for a small x would be a difference of two that are
+    // alike, and its slope 4 q / (1 + q)^2. q is 2^24 times as large here, so that it is normal where the slope is.
+    const float exponent = x * (inverse_of_cap * 2.88539008f), t = at_most(fabsf(exponent), 150.0f);
+    const float q = approximate_power_of_two(24.0f - t);
+    const float reciprocal = approximate_reciprocal(fmaf(q, 0x1p-24f, 1.0f)), share = q * reciprocal;
+    const float large = copysignf(fmaf(share * 0x1p-23f, -cap, cap), x);
     const float small = x * fmaf(exponent * exponent, -0.0400377601f, 1.0f);
-    return {fabsf(exponent) < 0.1154156f ? small : large, 4.0f * ((e * reciprocal) * reciprocal)};
+    return {t < 0.1154156f ? small : large, (share * reciprocal) * 0x1p-22f};
   }
 #endif
   const Real ratio = x * inverse_of_cap;
