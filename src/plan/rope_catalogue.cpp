@@ -10,6 +10,15 @@ namespace rope {
 
 namespace {
 
+template <typename Rows>
+constexpr bool are_short(const Rows &rows) {
+  bool result = true;
+  for (const ShortThreads &row : rows) {
+    result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
+  }
+  return result;
+}
+
 // What plans and kernels rely on: blocks stay within the kernels' bounds and hold a row of any kind; those that may be
 // rows of kPairRows have a thread for each pair; parts of a token are a warp at least, and on the grid's second axis
 // kMinShortThreads; rows of threads of tokens that lie closer than heads are whole warps; short launches are no longer
@@ -19,7 +28,7 @@ constexpr bool is_sound(const RopeTuning &tuning) {
   bool result = tuning.inner_token_row_threads >= kPairs && tuning.inner_token_row_threads % kWarpThreads == 0 &&
                 tuning.gapped_row_threads >= kWarpThreads;
   const int vectors[] = {tuning.max_short_vectors, tuning.max_narrow_vectors, tuning.max_warp_vectors,
-                         tuning.max_warp_vectors_programmatic, tuning.max_programmatic_table_vectors};
+                         tuning.max_warp_vectors_programmatic, tuning.mid_programmatic_vectors.above};
   for (const int limit : vectors) result = result && limit <= tuning.max_short_table_vectors;
   const uint32_t rows[] = {tuning.gapped_row_threads, tuning.inner_token_row_threads};
   for (const uint32_t threads : rows) {
@@ -28,13 +37,8 @@ constexpr bool is_sound(const RopeTuning &tuning) {
   for (const uint32_t threads : tuning.block_threads) {
     result = result && threads >= kPairs && threads <= kMaxRopeThreads && threads % kWarpThreads == 0;
   }
-  for (const ShortThreads &row : tuning.short_threads) {
-    result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
-  }
-  for (const ShortThreads &row : tuning.short_threads_programmatic) {
-    result = result && row.threads >= kMinShortThreads && row.threads <= kMaxShortThreads;
-  }
-  return result;
+  return result && are_short(tuning.short_threads) && are_short(tuning.short_threads_programmatic) &&
+         are_short(tuning.table_threads) && are_short(tuning.table_threads_programmatic);
 }
 
 constexpr bool comes_before(const RopeTuning &a, const RopeTuning &b) {
@@ -67,9 +71,21 @@ bool takes_short(const RopeFacts &facts) {
   return facts.problem->batches == 1 && facts.fits_few_params;
 }
 
-bool takes_persistent(const RopeFacts &facts) {
-  return dtype_size(facts.problem->geometry->dtype) == 2 && facts.device->compute_capability >= 90 &&
-         takes_short(facts);
+// Neither of these waits for the previous launch.
+bool takes_short_at_once(const RopeFacts &facts) {
+  return !facts.is_programmatic && takes_short(facts);
+}
+
+bool takes_flat(const RopeFacts &facts) {
+  const RopeProblem &problem = *facts.problem;
+  // The number of a unit that is a grid further has 32 bits, too.
+  return dtype_size(problem.geometry->dtype) == 2 && facts.vector_bytes == kFlatVectorBytes &&
+         facts.device->compute_capability >= 90 && takes_short_at_once(facts) &&
+         problem.tokens <= INT32_MAX / facts.units.per_token;
+}
+
+bool takes_short_halves(const RopeFacts &facts) {
+  return dtype_size(facts.problem->geometry->dtype) == 2 && takes_short(facts);
 }
 
 // Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
@@ -119,16 +135,21 @@ bool has_few_heads(const RopeFacts &facts) {
   return heads == 1 || facts.units.per_token < facts.tuning->min_table_row_units;
 }
 
-bool is_programmatic_table(const RopeFacts &facts) {
-  return facts.is_programmatic && facts.has_at_most(facts.tuning->max_programmatic_table_vectors);
+bool is_mid_programmatic(const RopeFacts &facts) {
+  return facts.is_mid_programmatic();
 }
 
-bool is_persistent_table(const RopeFacts &facts) {
-  return facts.is_persistent();
+bool is_flat(const RopeFacts &facts) {
+  if (!facts.is_within(facts.tuning->flat_vectors)) return false;
+  return !has_few_heads(facts) || facts.has_at_most(facts.tuning->max_looping_vectors);
 }
 
 bool is_short_table(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_table_vectors);
+}
+
+bool is_programmatic_table(const RopeFacts &facts) {
+  return facts.is_programmatic && is_short_table(facts);
 }
 
 bool is_short_of_warps(const RopeFacts &facts) {
@@ -145,7 +166,8 @@ constexpr unsigned kPlain = kNoLookup, kAnyLookup = kAllLookups;
 constexpr Styles kOne = Styles::kOne, kTwo = Styles::kTwo, kAny = Styles::kAny;
 constexpr Channels kVectors = Channels::kVectors, kElements = Channels::kElements;
 constexpr RopeShape kBlocks = RopeShape::kBlocks, kWarpRows = RopeShape::kWarpRows, kTokenRows = RopeShape::kTokenRows,
-                    kPairRows = RopeShape::kPairRows, kParts = RopeShape::kParts, kShortParts = RopeShape::kShortParts;
+                    kPairRows = RopeShape::kPairRows, kParts = RopeShape::kParts, kShortParts = RopeShape::kShortParts,
+                    kFlat = RopeShape::kFlat;
 constexpr SharedAngles kUnshared = SharedAngles::kNone, kOfWarps = SharedAngles::kOfWarps,
                        kOfRows = SharedAngles::kOfRows, kOfTokens = SharedAngles::kOfTokens,
                        kOfGeneral = SharedAngles::kOfGeneral;
@@ -155,12 +177,14 @@ constexpr SharedAngles kUnshared = SharedAngles::kNone, kOfWarps = SharedAngles:
 // clang-format off
 const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
     // kernel, name, angles, lookups, styles, channels, shape, shared angles, accepts, prefers
+    {RopeKernel::kMidProgrammaticTable, "mid programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
+     takes_short_halves, is_mid_programmatic},
     {RopeKernel::kProgrammaticTable, "short programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short, is_programmatic_table},
-    {RopeKernel::kPersistentTable, "persistent", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
-     takes_persistent, is_persistent_table},
+    {RopeKernel::kFlatTable, "flat", kTables, kPlain, kOne, kVectors, kFlat, kUnshared,
+     takes_flat, is_flat},
     {RopeKernel::kShortTable, "short", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
-     takes_short, is_short_table},
+     takes_short_at_once, is_short_table},
     {RopeKernel::kShortWarp, "short warp", kComputed, kPlain, kOne, kVectors, kShortParts, kOfWarps,
      takes_short, is_short_of_warps},
     {RopeKernel::kShort, "short", kComputed, kPlain, kOne, kVectors, kShortParts, kOfRows,

@@ -8,14 +8,15 @@
 
 namespace rope {
 
-// How the units of tokens are dealt to threads, one unit each.
+// How the units of tokens are dealt to threads, one unit each but for kFlat.
 enum class RopeShape {
-  kBlocks,     // a block has all units of some tokens, or a part of one token's
-  kWarpRows,   // a block has rows of threads, each of whole warps with a token or a part of one
-  kTokenRows,  // kWarpRows, but where no sequence is looked up rows may end within a warp
-  kPairRows,   // those of long launches: kTokenRows with a thread for each pair at least
-  kParts,      // the grid's second axis has parts of tokens
-  kShortParts  // kParts of short launches, with vectors of kShortVectorBytes
+  kBlocks,      // a block has all units of some tokens, or a part of one token's
+  kWarpRows,    // a block has rows of threads, each of whole warps with a token or a part of one
+  kTokenRows,   // kWarpRows, but where no sequence is looked up rows may end within a warp
+  kPairRows,    // those of long launches: kTokenRows with a thread for each pair at least
+  kParts,       // the grid's second axis has parts of tokens
+  kShortParts,  // kParts of short launches, with vectors of kShortVectorBytes
+  kFlat         // units are counted through all tokens, and a thread's lie a grid apart
 };
 
 // Which channels it takes.

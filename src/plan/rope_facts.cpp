@@ -184,10 +184,12 @@ bool RopeFacts::has_at_most(int64_t vectors) const {
   return half_bytes <= vectors * device->multiprocessors * kMaxVectorBytes;
 }
 
-bool RopeFacts::is_persistent() const {
-  const VectorRange &range =
-      is_programmatic ? tuning->persistent_table_vectors_programmatic : tuning->persistent_table_vectors;
+bool RopeFacts::is_within(const VectorRange &range) const {
   return has_at_most(range.at_most) && !has_at_most(range.above);
+}
+
+bool RopeFacts::is_mid_programmatic() const {
+  return is_programmatic && is_within(tuning->mid_programmatic_vectors);
 }
 
 void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunchFacts *launch) {
@@ -209,7 +211,7 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   facts->half_bytes = saturated_product(problem.batches * problem.tokens, facts->units.per_token * facts->vector_bytes);
 
   const RopeTuning &tuning = *facts->tuning;
-  const bool is_short = facts->has_at_most(tuning.max_short_table_vectors) || facts->is_persistent(),
+  const bool is_short = facts->has_at_most(tuning.max_short_table_vectors) || facts->is_mid_programmatic(),
              can_halve = facts->vector_bytes == kMaxVectorBytes;
   launch->in_short = is_short ? facts : nullptr;
   if (is_short && can_halve) {

@@ -70,8 +70,9 @@ struct RopeFacts {
 
   // At most so many such vectors, of 16 bytes, for each multiprocessor.
   bool has_at_most(int64_t vectors) const;
-  // As many as kPersistentTable is for.
-  bool is_persistent() const;
+  bool is_within(const VectorRange &range) const;
+  // As kMidProgrammaticTable is for.
+  bool is_mid_programmatic() const;
 };
 
 // The facts that the kernels of a launch are chosen by. Vectors are the widest that every pointer, every stride and

@@ -7,17 +7,18 @@ namespace rope {
 
 // In the order of kRopeAlgorithms (plan/rope_catalogue.hpp), which says what each takes.
 enum class RopeKernel {
-  kProgrammaticTable,  // short launches from a table: positions are read behind the wait for the launch before
-  kPersistentTable,    // from a table, types of 16 bits: threads take several tokens, for tensors that L2 has
-  kShortTable,         // short launches from a table, vectors of 8 bytes
-  kShortWarp,          // short launches: each warp computes its own angles
-  kShort,              // each row of threads does
-  kLongConverted,      // as kLong, from one style to the other
-  kThread,             // each thread has its own angles, vectors of 16 bytes
-  kLong,               // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
-  kToken,              // rows of threads have a token each and share its angles, whatever they are looked up by
-  kScalar,             // as kToken, where channels fit no vector
-  kGeneral             // everything
+  kMidProgrammaticTable,  // from a table, types of 16 bits: programmatic launches of more than a few tokens
+  kProgrammaticTable,     // short programmatic launches from a table
+  kFlatTable,             // from a table, types of 16 bits: a thread's units lie a grid apart, for tensors that L2 has
+  kShortTable,            // other short launches from a table, vectors of 8 bytes
+  kShortWarp,             // short launches: each warp computes its own angles
+  kShort,                 // each row of threads does
+  kLongConverted,         // as kLong, from one style to the other
+  kThread,                // each thread has its own angles, vectors of 16 bytes
+  kLong,                  // as kShort, for launches of any size, vectors of 16 bytes and types of 16 bits
+  kToken,                 // rows of threads have a token each and share its angles, whatever they are looked up by
+  kScalar,                // as kToken, where channels fit no vector
+  kGeneral                // everything
 };
 
 // Heads whose channels of one pair a thread of kScalar moves.
@@ -33,6 +34,7 @@ constexpr int kMaxShortPairs = 64;
 // Bytes of a vector of kThread, and of the kernels of short and of long launches.
 constexpr int kThreadVectorBytes = 16;
 constexpr int kShortVectorBytes = 8;
+constexpr int kFlatVectorBytes = 16;
 constexpr int kLongVectorBytes = 16;
 
 // Kinds of angles, as bits: a kernel may read several.

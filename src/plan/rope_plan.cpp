@@ -105,26 +105,17 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
     }
     return threads;
   };
-  return facts.is_programmatic ? choose(facts.tuning->short_threads_programmatic) : choose(facts.tuning->short_threads);
-}
-
-uint32_t choose_part_threads(const RopeFacts &facts, const RopeAlgorithm &algorithm) {
-  if (algorithm.kernel == RopeKernel::kPersistentTable) return kPersistentThreads;
-  return algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
-}
-
-// Groups of tokens that have blocks, so many that all blocks begin at once and have as many groups as others, or one
-// more or less.
-uint32_t share_groups(const RopeFacts &facts, const RopePlan &plan) {
-  const uint32_t groups = plan.grid_x, block = round_up_to_warps(plan.threads * plan.thread_rows);
-  const uint32_t held = static_cast<uint32_t>(facts.device->multiprocessors) * (kPersistentResidentThreads / block);
-  const uint32_t at_once = held > plan.grid_y ? held / plan.grid_y : 1, turns = (groups - 1) / at_once + 1;
-  return (groups - 1) / turns + 1;
+  const RopeTuning &tuning = *facts.tuning;
+  if (facts.angles == kComputedAngles) {
+    return facts.is_programmatic ? choose(tuning.short_threads_programmatic) : choose(tuning.short_threads);
+  }
+  return facts.is_programmatic ? choose(tuning.table_threads_programmatic) : choose(tuning.table_threads);
 }
 
 // A row of threads is whole warps where angles are shared or where a token has several parts.
 void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePlan *plan) {
-  const uint32_t wanted = choose_part_threads(facts, algorithm);
+  const uint32_t wanted =
+      algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
   const uint32_t parts = (plan->units.per_token - 1) / wanted + 1;
   uint32_t threads = (plan->units.per_token - 1) / parts + 1;
   const uint32_t pairs = static_cast<uint32_t>(facts.problem->geometry->pairs());
@@ -136,7 +127,18 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
   plan->thread_rows = plan->tokens_per_block;
   plan->grid_x = count_groups(*facts.problem, *plan);
   plan->grid_y = parts;
-  if (algorithm.kernel == RopeKernel::kPersistentTable) plan->grid_x = share_groups(facts, *plan);
+}
+
+// Blocks of all units, or those that run at a time where there are fewer.
+void shape_flat(const RopeFacts &facts, RopePlan *plan) {
+  const uint32_t units = static_cast<uint32_t>(facts.problem->tokens) * plan->units.per_token;
+  const uint32_t blocks = (units - 1) / kFlatThreads + 1;
+  const uint32_t held = static_cast<uint32_t>(facts.device->multiprocessors) * (kFlatResidentThreads / kFlatThreads);
+  plan->threads = kFlatThreads;
+  plan->tokens_per_block = 1;
+  plan->blocks_per_token = 1;
+  plan->grid_x = blocks > held && facts.has_at_most(facts.tuning->max_looping_vectors) ? held : blocks;
+  plan->grid_y = 1;
 }
 
 // Rows with a thread for each pair: no shorter than a warp, and two or more in a block.
@@ -226,6 +228,9 @@ rope_status_t shape_launch(const char *function, const RopeFacts &facts, const R
     case RopeShape::kParts:
     case RopeShape::kShortParts:
       shape_parts(facts, algorithm, plan);
+      break;
+    case RopeShape::kFlat:
+      shape_flat(facts, plan);
       break;
     default:
       shape_rows(facts, algorithm.shape, plan);

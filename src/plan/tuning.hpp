@@ -15,11 +15,11 @@ constexpr int kMaxRopeThreads = 160;            // of a block of kLong, kLongCon
 constexpr uint32_t kThreadKernelThreads = 128;  // of a block of kThread
 constexpr uint32_t kMaxShortThreads = 320;      // of a block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
-constexpr uint32_t kPersistentThreads = 192;           // of a block of kPersistentTable
-constexpr uint32_t kPersistentResidentThreads = 1920;  // of it that a multiprocessor holds
+constexpr uint32_t kFlatThreads = 128;  // of a block of kFlatTable
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
+constexpr int kFlatResidentThreads = 1536;      // the same of kFlatTable, and what a looping grid has
 constexpr int kMaxStepThreads = 256;            // of a block of the step's kernels but kGeneral
 constexpr int kStepRowsResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
 constexpr int kStepLongResidentThreads = 1280;  // norm and rotation 92.6 us, with 1536 109.8, with 1024 100.7
@@ -50,11 +50,13 @@ struct RopeTuning {
   int max_short_table_vectors;           // from a table
   int max_warp_vectors;                  // of short launches whose warps have angles of their own
   int max_warp_vectors_programmatic;     // with programmatic launch
-  int max_programmatic_table_vectors;    // of those from a table that read positions behind the wait
-  VectorRange persistent_table_vectors;  // of kPersistentTable, which needs sm_90
-  VectorRange persistent_table_vectors_programmatic;
-  ShortThreads short_threads[2];  // of a block of a short launch, by its size
+  VectorRange mid_programmatic_vectors;  // of kMidProgrammaticTable
+  VectorRange flat_vectors;              // of kFlatTable, which needs sm_90
+  int max_looping_vectors;               // of it, whose blocks are those that run at a time
+  ShortThreads short_threads[2];         // of a block of a short launch with computed angles, by its size
   ShortThreads short_threads_programmatic[3];
+  ShortThreads table_threads[3];  // from a table
+  ShortThreads table_threads_programmatic[4];
   int64_t max_thread_heads;          // of a token for kThread with computed angles
   uint32_t min_row_units;            // of a token in long launches, with computed angles
   uint32_t min_table_row_units;      // from a table
@@ -70,21 +72,26 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.compute_capability = 90;
   tuning.memory_bus_bits = 5632;  // it has 6016
   tuning.is_measured = true;
-  tuning.max_narrow_vectors = 300;              // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
-  tuning.max_short_vectors = 1000;              // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
-  tuning.max_short_table_vectors = 1900;        // 1241 (512 tokens) wins, 2482 loses
-  tuning.max_warp_vectors = 300;                // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
-  tuning.max_warp_vectors_programmatic = 60;    // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
-  tuning.max_programmatic_table_vectors = 350;  // 155: 1.06 us against 1.16, 620: 2.08 against 1.75
-  // What a multiprocessor holds at once is 960. 1117: 2.92 us against 3.15; 2482: 4.63 against 5.04 where two sets of
-  // buffers stay in L2, 6.16 against 6.11 where four hardly do; from memory 2234: 4.42 against 4.29.
-  tuning.persistent_table_vectors = {1000, 2600};
-  tuning.persistent_table_vectors_programmatic = {1900, 2600};  // 2234: 4.34 us against 4.96, 1117: 2.84 against 2.87
-  tuning.short_threads[0] = {200, 128};                         // 2: 1.36 us against 1.39 with 256
+  tuning.max_narrow_vectors = 300;                // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
+  tuning.max_short_vectors = 1000;                // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
+  tuning.max_short_table_vectors = 1900;          // 1241 (512 tokens) wins, 2482 loses
+  tuning.max_warp_vectors = 300;                  // 155: 1.72 us against 1.77, 620: 2.65 against 2.44
+  tuning.max_warp_vectors_programmatic = 60;      // 19: 0.82 us against 0.91, 78: 1.01 against 0.97
+  tuning.mid_programmatic_vectors = {500, 2600};  // 465: 1.51 us against 1.43, 558: 1.77 against 2.24; 2482 wins
+  tuning.flat_vectors = {1000, 10000};            // 930: 2.64 us against 2.53, 1117: 2.85 against 2.98; 17873 loses
+  tuning.max_looping_vectors = 2600;              // 2234: 4.36 us against 4.92, 4468: 11.12 against 11.06
+  tuning.short_threads[0] = {200, 128};           // 2: 1.36 us against 1.39 with 256
   tuning.short_threads[1] = {INT32_MAX, 256};
   tuning.short_threads_programmatic[0] = {60, 64};  // blocks start at a limited rate: the fewest that keep below it
   tuning.short_threads_programmatic[1] = {350, 160};
   tuning.short_threads_programmatic[2] = {INT32_MAX, kMaxShortThreads};
+  tuning.table_threads[0] = {40, 128};
+  tuning.table_threads[1] = {250, 256};                     // 77: 1.37 us against 1.42 with 128
+  tuning.table_threads[2] = {INT32_MAX, kMaxShortThreads};  // 558: 1.98 us against 2.05 with 256
+  tuning.table_threads_programmatic[0] = {60, 64};
+  tuning.table_threads_programmatic[1] = {350, 160};
+  tuning.table_threads_programmatic[2] = {500, 256};  // 418: 1.57 us against 1.69 with 320
+  tuning.table_threads_programmatic[3] = {INT32_MAX, kMaxShortThreads};
   tuning.max_thread_heads = 2;      // 2 heads 40.3 us against 50.5, 4 heads 77.6 against 74.8
   tuning.min_row_units = 32;        // 40 units 23.4 us against 24.8
   tuning.min_table_row_units = 64;  // 40 units 26.0 us against 26.4
@@ -103,7 +110,7 @@ constexpr RopeTuning tuning_of_h100() {
   RopeTuning tuning = tuning_of_h200();
   tuning.memory_bus_bits = 0;
   tuning.max_warp_vectors = 350;                // 310: 1.87 us against 1.91, 465: 2.18 against 2.10
-  tuning.max_programmatic_table_vectors = 250;  // 155: 1.12 us against 1.24, 279: 1.87 against 1.63
+  tuning.mid_programmatic_vectors.above = 250;  // 155: 1.24 us against 1.12, 279: 1.63 against 1.87
   return tuning;
 }
 
@@ -112,10 +119,7 @@ constexpr RopeTuning inherit(RopeTuning tuning, int compute_capability) {
   tuning.compute_capability = compute_capability;
   tuning.memory_bus_bits = 0;
   tuning.is_measured = false;
-  if (compute_capability < 90) {
-    tuning.persistent_table_vectors = {};
-    tuning.persistent_table_vectors_programmatic = {};
-  }
+  if (compute_capability < 90) tuning.flat_vectors = {};
   return tuning;
 }
 

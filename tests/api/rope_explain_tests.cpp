@@ -127,7 +127,8 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
       request.args.start_positions = request.workspace.tensor(ROPE_DTYPE_I64, {1});
       CHECK(has(request.explain(), ": token table kernel, "));
       request.args.start_positions = {};
-      CHECK(has(request.explain(), ": long table kernel, "));
+      // Whether it is long depends on the GPU's multiprocessors.
+      CHECK((has(request.explain(), ": flat table kernel, ") || has(request.explain(), ": long table kernel, ")));
     }
     request.args.cos = request.args.sin = {};
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {2, 2048, 32, 64});

@@ -38,6 +38,7 @@ class Launch {
         for (uint32_t thread = 0; thread < plan_.threads * plan_.thread_rows; ++thread) {
           const Fault fault = has_token_rows(plan_.variant.kernel)   ? run_row_thread(x, thread)
                               : has_parts_axis(plan_.variant.kernel) ? run_parts_thread(x, y, thread)
+                              : is_flat(plan_.variant.kernel)        ? run_flat_thread(x, thread)
                                                                      : run_thread(x, y, thread);
           if (!fault.empty()) return std::string(fault);
         }
@@ -60,14 +61,14 @@ class Launch {
 
   // What is wrong with every thread of the launch.
   Fault check_launch() const {
-    const bool is_long = is_of_long_launch(plan_.variant.kernel), is_short = is_of_short_launch(plan_.variant.kernel);
+    const bool is_long = is_of_long_launch(plan_.variant.kernel);
     if (is_long && plan_.is_batch_fastest) return "batches that lie closer than tokens";
     if (has_simple_grid() && (scene_.problem.batches > 1 || plan_.rows.is_part_slowest)) {
       return "a grid that the kernel does not look at";
     }
     Fault fault;
-    if (is_long || has_parts_axis(plan_.variant.kernel)) fault = check_simple_pairs();
-    if (fault.empty() && (is_long || is_short)) fault = check_few_parameters();
+    if (is_long || is_flat(plan_.variant.kernel) || has_parts_axis(plan_.variant.kernel)) fault = check_simple_pairs();
+    if (fault.empty() && has_few_parameters()) fault = check_few_parameters();
     return fault;
   }
 
@@ -98,11 +99,16 @@ class Launch {
     return "";
   }
 
-  // What the kernels of short launches and of long ones know.
+  bool has_few_parameters() const {
+    const rope::RopeKernel kernel = plan_.variant.kernel;
+    return is_of_short_launch(kernel) || is_flat(kernel) || is_of_long_launch(kernel);
+  }
+
+  // What the kernels of short launches, flat ones and long ones know.
   Fault check_few_parameters() const {
     const rope::RopeProblem &problem = scene_.problem;
     const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
-    if (problem.batches != 1 && is_of_short_launch(plan_.variant.kernel))
+    if (problem.batches != 1 && !is_of_long_launch(plan_.variant.kernel))
       return "several batches, which no thread tells apart";
     if (problem.batches != 1 && problem.positions.batch_stride != 0) return "positions of a batch's own";
     if (problem.batches != 1 && problem.table.cos.batch_stride != 0) return "a table of a batch's own";
@@ -127,13 +133,6 @@ class Launch {
       const Fault fault = count_angles_of_row(column);
       if (!fault.empty()) return fault;
     }
-    if (plan_.variant.kernel == rope::RopeKernel::kPersistentTable) {
-      const uint32_t tokens = plan_.grid_x * plan_.thread_rows;
-      for (int64_t next = int64_t{token} + tokens; next < scene_.num_tokens(); next += tokens) {
-        const Fault fault = run_unit(static_cast<uint32_t>(next), unit, row_of_block);
-        if (!fault.empty()) return fault;
-      }
-    }
     if (plan_.variant.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
     // Lanes without a unit compute angles too, all of the token of the first.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
@@ -141,6 +140,16 @@ class Launch {
     if (lanes_++ != thread % 32) return "a warp that lacks lanes";
     if (thread + 1 == plan_.threads * plan_.thread_rows && lanes_ != 32) return "a warp that lacks lanes";
     return run_unit(token, unit, thread / 32);
+  }
+
+  Fault run_flat_thread(uint32_t x, uint32_t thread) {
+    const int64_t units = scene_.num_tokens() * plan_.units.per_token;
+    for (int64_t i = int64_t{x} * plan_.threads + thread; i < units; i += int64_t{plan_.grid_x} * plan_.threads) {
+      const auto token = static_cast<uint32_t>(i / plan_.units.per_token);
+      const Fault fault = run_unit(token, static_cast<uint32_t>(i % plan_.units.per_token), 0);
+      if (!fault.empty()) return fault;
+    }
+    return "";
   }
 
   // A unit's head, or group of heads, comes from one multiplication.
@@ -186,8 +195,7 @@ class Launch {
       }
       return rotate(place, unit);
     }
-    if (has_parts_axis(plan_.variant.kernel) || is_of_long_launch(plan_.variant.kernel))
-      return "a copy, which no thread makes";
+    if (has_parts_axis(plan_.variant.kernel) || has_few_parameters()) return "a copy, which no thread makes";
     const int64_t copied = copied_vectors(scene_, place.tensor, plan_.vector_elements);
     if (copied == 0) return "a copy in place";
     const int64_t first = unit - plan_.units.rotary_per_head;
@@ -291,7 +299,7 @@ class Launch {
     Fault angle_fault = has_shared_angles ? check_shared(place, pairs) : check_table(place, pairs);
     if (angle_fault.empty() && is_of_long_launch(plan_.variant.kernel)) angle_fault = check_long_table(place);
     if (!angle_fault.empty()) return angle_fault;
-    if (is_of_short_launch(plan_.variant.kernel) || is_of_long_launch(plan_.variant.kernel)) {
+    if (has_few_parameters()) {
       const Fault fault = check_short_addresses(place);
       if (!fault.empty()) return fault;
     }
@@ -381,8 +389,7 @@ class Launch {
     const int64_t size = oracle::element_size(table.dtype), length = run_length(scene_, plan_.vector_elements);
     const int64_t step = std::min<int64_t>(length, 16 / size);
     if (size != (plan_.variant.angles == rope::kTable32 ? 4 : 2)) return "a table of another width";
-    if (is_of_short_launch(plan_.variant.kernel) && table.cos.row_stride != table.sin.row_stride)
-      return "two strides of rows";
+    if (has_few_parameters() && table.cos.row_stride != table.sin.row_stride) return "two strides of rows";
     const int64_t row = table.is_by_token ? place.token : place.token % table.rows;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t in_run = static_cast<int64_t>(i) % length;

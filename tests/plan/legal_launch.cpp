@@ -76,15 +76,22 @@ std::string fault_of_rows(const Scene &scene, const rope::DeviceInfo &device, co
   return (ahead - 1) * of_token > held || ahead * of_token <= held ? "tokens_ahead" : "";
 }
 
-// Groups of tokens that blocks share evenly; more blocks than these would not begin at once.
-int64_t persistent_groups(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
-  const int64_t groups = divide_up(scene.num_tokens(), plan.thread_rows);
-  const int64_t block = divide_up(int64_t{plan.threads} * plan.thread_rows, 32) * 32;
-  const int64_t held = device.multiprocessors * (rope::kPersistentResidentThreads / block) / plan.grid_y;
-  return divide_up(groups, divide_up(groups, std::max<int64_t>(held, 1)));
+std::string fault_of_flat(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
+  const int64_t units = scene.num_tokens() * plan.units.per_token, blocks = divide_up(units, rope::kFlatThreads);
+  const int64_t held = device.multiprocessors * (rope::kFlatResidentThreads / rope::kFlatThreads);
+  const bool may_loop = units <= int64_t{rope::rope_tuning_of(device).max_looping_vectors} * device.multiprocessors;
+  if (plan.is_programmatic) return "a launch that waits for nothing";
+  if (plan.threads != rope::kFlatThreads || plan.thread_rows != 1) return "threads";
+  if (plan.grid_y != 1) return "grid_y";
+  if (plan.grid_x != (may_loop ? std::min(blocks, held) : blocks)) return "grid_x";
+  if (units > UINT32_MAX) return "numbers of more than 32 bits";
+  if (plan.tokens_per_block != 1 || plan.blocks_per_token != 1) return "parts or tokens";
+  if (plan.rows.is_part_slowest || plan.blocks.tokens_per_grid_row != 0) return "what other kernels have";
+  if (plan.vector_elements * scene.element_size() != 16) return "vectors that the kernel does not have";
+  return plan.shared_bytes != 0 ? "shared_bytes" : "";
 }
 
-std::string fault_of_parts(const Scene &scene, const rope::DeviceInfo &device, const rope::RopePlan &plan) {
+std::string fault_of_parts(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t units = plan.units.per_token, threads = plan.threads, rows = plan.thread_rows, parts = plan.grid_y;
   const int64_t pairs = scene.geometry.rotary_dim / 2, bytes = plan.vector_elements * scene.element_size();
   const bool is_short = shape_of(plan.variant.kernel) == rope::RopeShape::kShortParts;
@@ -100,11 +107,7 @@ std::string fault_of_parts(const Scene &scene, const rope::DeviceInfo &device, c
   if (rows > 1 && parts > 1) return "blocks and tokens both divided";
   if (plan.blocks_per_token != parts) return "blocks_per_token";
   if (plan.tokens_per_block != rows) return "tokens_per_block";
-  const bool is_persistent = plan.variant.kernel == rope::RopeKernel::kPersistentTable;
-  if (is_persistent && threads * rows > rope::kPersistentThreads) return "threads beyond the launch bounds";
-  const int64_t groups =
-      is_persistent ? persistent_groups(scene, device, plan) : divide_up(scene.num_tokens(), plan.thread_rows);
-  if (plan.grid_x != groups) return "grid_x";
+  if (plan.grid_x != divide_up(scene.num_tokens(), rows)) return "grid_x";
   if (plan.grid_x * rows > UINT32_MAX || parts * threads > UINT32_MAX) return "numbers of more than 32 bits";
   if (plan.rows.is_part_slowest || plan.blocks.tokens_per_grid_row != 0) return "what other kernels have";
   if (bytes != (is_short ? 8 : 16)) return "vectors that the kernel does not have";
@@ -152,7 +155,9 @@ std::string fault_of(const Scene &scene, const rope::DeviceInfo &device, const r
       return fault_of_blocks(scene, plan);
     case rope::RopeShape::kParts:
     case rope::RopeShape::kShortParts:
-      return fault_of_parts(scene, device, plan);
+      return fault_of_parts(scene, plan);
+    case rope::RopeShape::kFlat:
+      return fault_of_flat(scene, device, plan);
     default:
       return fault_of_rows(scene, device, plan);
   }

@@ -118,6 +118,11 @@ inline bool is_of_short_launch(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kShortParts;
 }
 
+// Units are counted through all tokens.
+inline bool is_flat(rope::RopeKernel kernel) {
+  return shape_of(kernel) == rope::RopeShape::kFlat;
+}
+
 // The grid has an axis of parts of tokens.
 inline bool has_parts_axis(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kParts || is_of_short_launch(kernel);

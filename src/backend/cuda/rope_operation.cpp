@@ -94,7 +94,6 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   params->position_bytes = static_cast<int32_t>(positions.token_stride * (positions.is_64_bit ? 8 : 4));
   params->has_positions = positions.is_present;
   params->has_wide_positions = positions.is_present && positions.is_64_bit;
-  params->is_programmatic = plan.is_programmatic;
   params->is_in_place = true;
   params->units_per_head = plan.units.rotary_per_head;
   params->head_reciprocal = reciprocal_of(plan.units.rotary_per_head);
@@ -148,6 +147,12 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngle
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortTableParams *params) {
   set_short_params(problem, plan, params);
   set_table_params(problem, params);
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, RopeFlatTableParams *params) {
+  set_params(problem, plan, static_cast<RopeShortTableParams *>(params));
+  params->units = FastDivmod::by(plan.units.per_token);
+  params->num_units = params->num_tokens * plan.units.per_token;
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongAngleParams *params) {
@@ -254,10 +259,12 @@ using LaunchRope = rope_status_t (*)(const char *function, const RopeProblem &pr
 LaunchRope find_launch(const RopeVariant &variant) {
   const bool is_computed = variant.angles == kComputedAngles;
   switch (variant.kernel) {
+    case RopeKernel::kMidProgrammaticTable:
     case RopeKernel::kProgrammaticTable:
-    case RopeKernel::kPersistentTable:
     case RopeKernel::kShortTable:
       return launch_with<RopeShortTableParams>;
+    case RopeKernel::kFlatTable:
+      return launch_with<RopeFlatTableParams>;
     case RopeKernel::kShortWarp:
     case RopeKernel::kShort:
       return launch_with<RopeShortAngleParams>;

@@ -129,8 +129,7 @@ struct RopeShortParams {
   int32_t position_bytes;  // stride
   bool has_positions;
   bool has_wide_positions;  // of 64 bits
-  bool is_programmatic;
-  bool is_in_place;  // all tensors
+  bool is_in_place;         // all tensors
   uint32_t units_per_head;
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
   uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
@@ -160,6 +159,11 @@ struct WithTable : Params {
 
 using RopeShortAngleParams = WithAngles<RopeShortParams, kMaxShortPairs>;
 using RopeShortTableParams = WithTable<RopeShortParams>;
+
+struct RopeFlatTableParams : RopeShortTableParams {
+  FastDivmod units;    // units_per_token
+  uint32_t num_units;  // of all tokens
+};
 
 // For long launches.
 template <typename Params>

@@ -15,7 +15,7 @@
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   rope_short_kernel         a row of threads computes them: thread x that of pair x
 //   rope_short_table_kernel   a thread reads those of its own pairs, as rope_thread.cuh does; nothing is shared
-//   rope_persistent_table_kernel   the same, and goes on with the tokens gridDim.x * blockDim.y further
+//   rope_flat_table_kernel   the same, of a grid with one axis: unit blockIdx.x * blockDim.x + threadIdx.x of all tokens
 //   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
 //
 // Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The
@@ -114,8 +114,14 @@ __device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &
   });
 }
 
-// `IsProgrammatic`: for programmatic launch alone, without the instructions that would read positions before the wait.
-template <typename T, int V, bool IsInterleaved, typename Word, bool IsProgrammatic>
+// What is known when the previous launch is waited for.
+enum class TableWait {
+  kNone,       // for launches that are not programmatic: nothing is waited for
+  kAddresses,  // those of the unit and of its position
+  kColumns     // and those of the table's columns
+};
+
+template <typename T, int V, bool IsInterleaved, typename Word, TableWait kWait>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_table_kernel(const __grid_constant__ RopeShortTableParams params) {
   begin_dependent_launch();
@@ -123,17 +129,21 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
   // The row's address depends on it, so it is read first where the previous launch need not be waited for.
-  if (!IsProgrammatic) position.load_if(!params.is_programmatic, params);
+  if (kWait == TableWait::kNone) position.load_if(true, params);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
   const char *cos_column = step(params.cos, mine.number, kRunBytes),
              *sin_column = step(params.sin, mine.number, kRunBytes);
-  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
-                                unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(IsProgrammatic || params.is_programmatic, params);
+  if (kWait != TableWait::kNone) {
+    const uint32_t columns = unused_bits(cos_column) | unused_bits(sin_column);
+    wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
+                                  (kWait == TableWait::kColumns ? columns : 0));
+    position.load_if(true, params);
+  }
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t row = position.finish(params);
+  // The stores are there twice, so that other threads need not jump.
   if (row >= params.rows) {
     if (params.is_in_place) return;
     store_vector(mine.out, low);
@@ -146,37 +156,27 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
-// For grids with fewer rows of threads than there are tokens: a row goes on with those that follow. As a loop in
-// rope_short_table_kernel it costs launches without one up to 25 % of their time.
+// For launches that are not programmatic, of tensors that L2 has or nearly: units are counted through all tokens, and a
+// thread goes on with the unit that is a grid further. Vectors of 16 bytes take fewer instructions for each byte.
 template <typename T, int V, bool IsInterleaved, typename Word>
-__global__ void __launch_bounds__(kPersistentThreads,
-                                  min_blocks_per_multiprocessor(kPersistentResidentThreads, kPersistentThreads))
-    rope_persistent_table_kernel(const __grid_constant__ RopeShortTableParams params) {
+__global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kFlatResidentThreads, kFlatThreads))
+    rope_flat_table_kernel(const __grid_constant__ RopeFlatTableParams params) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // plans choose it there alone
   begin_dependent_launch();
-  auto [token, unit] = find_token_unit();
-  if (token >= params.num_tokens || unit >= params.units_per_token) return;
-  ShortPosition position(params, token);
-  ShortUnit<V * sizeof(T)> mine(params, token, unit);
+  uint32_t index = blockIdx.x * kFlatThreads + threadIdx.x;
+  if (index >= params.num_units) return;
   constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
-  const char *cos_column = step(params.cos, mine.number, kRunBytes),
-             *sin_column = step(params.sin, mine.number, kRunBytes);
-  wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()) |
-                                unused_bits(cos_column) | unused_bits(sin_column));
-  position.load_if(true, params);
 #pragma unroll 1
   for (;;) {
+    const DivmodResult at = params.units.divmod(index);
+    ShortPosition position(params, at.quotient);
+    position.load_if(true, params);
+    const ShortUnit<V * sizeof(T)> mine(params, at.quotient, at.remainder);
     Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
     Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
     const uint64_t row = position.finish(params);
-    const uint32_t tokens = gridDim.x * blockDim.y;
-    const bool is_last = params.num_tokens - token <= tokens;
-    // The next token's position, which its row of the table waits for, is asked for before this token is turned.
-    if (!is_last) {
-      token += tokens;
-      position = ShortPosition(params, token);
-      position.load_if(true, params);
-    }
+    const char *cos_column = step(params.cos, mine.number, kRunBytes),
+               *sin_column = step(params.sin, mine.number, kRunBytes);
     const bool is_lost = row >= params.rows;
     if (!is_lost) {
       rotate_by_table_row<T, V, IsInterleaved, Word>(params, cos_column, sin_column, static_cast<uint32_t>(row), &low,
@@ -186,8 +186,8 @@ __global__ void __launch_bounds__(kPersistentThreads,
       store_vector(mine.out, low);
       store_vector(mine.out + params.bytes_to_high, high);
     }
-    if (is_last) return;
-    mine.move(tokens);
+    index += gridDim.x * kFlatThreads;
+    if (index >= params.num_units) return;
   }
 #endif
 }
@@ -196,15 +196,16 @@ template <typename T, bool IsInterleaved, typename Word>
 const void *find_short_table_kernel(RopeKernel kernel) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
   switch (kernel) {
-    case RopeKernel::kPersistentTable:
+    case RopeKernel::kShortTable:
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kNone>);
+    case RopeKernel::kMidProgrammaticTable:
       if constexpr (sizeof(T) == 2) {
-        return reinterpret_cast<const void *>(rope_persistent_table_kernel<T, V, IsInterleaved, Word>);
+        return reinterpret_cast<const void *>(
+            rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kAddresses>);
       }
       return nullptr;
-    case RopeKernel::kShortTable:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, false>);
     default:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, true>);
+      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kColumns>);
   }
 }
 
@@ -228,6 +229,24 @@ const void *find_short_kernel(int vector_elements, const RopeVariant &variant) {
   if (vector_elements * sizeof(T) != kShortVectorBytes) return nullptr;
   return variant.pairing == Pairing::kInterleaved ? find_short_kernel<T, true>(variant)
                                                   : find_short_kernel<T, false>(variant);
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_flat_kernel(AngleKinds angles) {
+  constexpr int V = kFlatVectorBytes / static_cast<int>(sizeof(T));
+  return angles == kTable32 ? reinterpret_cast<const void *>(rope_flat_table_kernel<T, V, IsInterleaved, float>)
+                            : reinterpret_cast<const void *>(rope_flat_table_kernel<T, V, IsInterleaved, uint16_t>);
+}
+
+// The same; data of 32 bits has none.
+template <typename T>
+const void *find_flat_kernel(int vector_elements, const RopeVariant &variant) {
+  if constexpr (sizeof(T) == 2) {
+    if (vector_elements * sizeof(T) != kFlatVectorBytes) return nullptr;
+    return variant.pairing == Pairing::kInterleaved ? find_flat_kernel<T, true>(variant.angles)
+                                                    : find_flat_kernel<T, false>(variant.angles);
+  }
+  return nullptr;
 }
 
 }  // namespace rope

@@ -14,12 +14,14 @@ namespace rope {
 template <typename T>
 const void *find_rope_variant(int vector_elements, const RopeVariant &variant) {
   switch (variant.kernel) {
+    case RopeKernel::kMidProgrammaticTable:
     case RopeKernel::kProgrammaticTable:
-    case RopeKernel::kPersistentTable:
     case RopeKernel::kShortTable:
     case RopeKernel::kShortWarp:
     case RopeKernel::kShort:
       return find_short_kernel<T>(vector_elements, variant);
+    case RopeKernel::kFlatTable:
+      return find_flat_kernel<T>(vector_elements, variant);
     case RopeKernel::kLongConverted:
     case RopeKernel::kLong:
       return find_long_kernel<T>(vector_elements, variant);
