@@ -159,15 +159,22 @@ bool is_of_matrices(const SwigluProblem &problem, const SwigluPlan &plan) {
   return true;
 }
 
-// Matrices forward get the shape of their size.
+const SwigluMatrixShape *choose_matrix_shapes(bool is_backward, bool is_programmatic) {
+  if (is_backward) return is_programmatic ? kSwigluGradientShapesProgrammatic : kSwigluGradientShapes;
+  return is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
+}
+
+// Matrices forward, and plain ones backward, get the shape of their size.
 bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
   const bool has_options = plan->formula > SwigluFormula::kForm;
   // What kernels of matrices with options would do with an up that leaves the numbers takes too much of the library.
   if (has_options && !moves_within_range(form_in<float>(problem.form))) return false;
   if (bytes < (has_options ? kMaxVectorBytes : kMaxVectorBytes / 2) || !is_of_matrices(problem, *plan)) return false;
-  if (problem.is_backward) return has_options && plan->formula != SwigluFormula::kOptions;
-  const SwigluMatrixShape *shape = plan->is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
+  const bool is_plain_backward = problem.is_backward && plan->formula == SwigluFormula::kPlain && size == 2 &&
+                                 problem.out[kRecomputedOut] == nullptr;
+  if (problem.is_backward && !is_plain_backward) return has_options && plan->formula != SwigluFormula::kOptions;
+  const SwigluMatrixShape *shape = choose_matrix_shapes(problem.is_backward, plan->is_programmatic);
   const int64_t vectors = problem.num_elements() * size / kMaxVectorBytes / device.multiprocessors;
   while (vectors > shape->max_vectors) ++shape;
   if (!has_options && bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
@@ -183,7 +190,7 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   }
   plan->begins_last = (shape->begins_last ||
                        (has_options && plan->formula != SwigluFormula::kReglu && vectors > kMinSwigluLastVectors)) &&
-                      bytes == kMaxVectorBytes;
+                      (bytes == kMaxVectorBytes || is_plain_backward);
   return true;
 }
 

@@ -234,15 +234,20 @@ int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
 
 // Whether rows have whole vectors, and what else the kernel of matrices asks for.
 bool is_matrix(const rope::SwigluProblem &problem, int64_t widest, const Layouts &layouts) {
-  if (problem.is_backward || problem.dtype == ROPE_DTYPE_F64 || !layouts.are_separate()) return false;
+  if (problem.dtype == ROPE_DTYPE_F64 || !layouts.are_separate()) return false;
   if (problem.row_scale != nullptr || problem.num_rows != nullptr || problem.ndim > 2) return false;
   const int64_t size = oracle::element_size(problem.dtype), columns = problem.shape[problem.ndim - 1];
   const auto has_narrow_rows = [&](const int64_t *stride) {
     return problem.ndim == 1 || (stride[0] >= 0 && stride[0] * size < int64_t{1} << 32);
   };
-  return widest * size >= 8 && columns % widest == 0 && problem.num_elements() < int64_t{1} << 32 &&
-         has_narrow_rows(problem.in_stride[0]) && has_narrow_rows(problem.in_stride[1]) &&
-         has_narrow_rows(problem.out_stride[0]);
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    if (!has_narrow_rows(problem.in_stride[i])) return false;
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    if (!has_narrow_rows(problem.out_stride[i])) return false;
+  }
+  if (problem.is_backward && (size != 2 || !problem.form.is_plain || problem.out[2] != nullptr)) return false;
+  return widest * size >= 8 && columns % widest == 0 && problem.num_elements() < int64_t{1} << 32;
 }
 
 // Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
@@ -276,10 +281,15 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.gradients != layouts.gradients) return "gradients";
   if (plan.is_matrix != is_matrix(problem, widest, layouts)) return "is_matrix";
   if (plan.threads != 128 && (plan.threads != 256 || !plan.is_matrix)) return "threads";
-  if (plan.begins_last && (!plan.is_matrix || !plan.is_programmatic || elements * size != 16)) return "begins_last";
+  const bool has_small_vectors = elements * size != 16 && !problem.is_backward;
+  if (plan.begins_last && (!plan.is_matrix || !plan.is_programmatic || has_small_vectors)) return "begins_last";
   if (!allows_vectors(problem, elements, layouts)) return "vectors are not aligned";
   if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
-  if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) return "vectors of a large problem are narrow";
+  if (plan.is_matrix && problem.is_backward) {
+    if (elements * size != 8) return "vectors that the kernel does not have";
+  } else if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) {
+    return "vectors of a large problem are narrow";
+  }
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (plan.vectors_per_row != (columns + elements - 1) / elements) return "vectors_per_row";
   if (plan.num_vectors != problem.num_elements() / columns * plan.vectors_per_row) return "num_vectors";
@@ -445,13 +455,14 @@ TEST_CASE("SwiGLU beyond one launch is refused with a reason", "[swiglu plan]") 
   CHECK(fault_of(problem, kDevices[2], plan).empty());
 }
 
-TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
+TEST_CASE("large aligned SwiGLU moves 16 bytes at a time, plain matrices of 16 bits backward 8", "[swiglu plan]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     for (const bool is_backward : {false, true}) {
       const rope::SwigluProblem problem = compact_problem(dtype, {1 << 17, 14336}, is_backward);
       rope::SwigluPlan plan;
       REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
-      CHECK(plan.vector_elements * oracle::element_size(dtype) == 16);
+      const int64_t size = oracle::element_size(dtype);
+      CHECK(plan.vector_elements * size == (is_backward && size == 2 ? 8 : 16));
       CHECK(fault_of(problem, kDevices[2], plan).empty());
     }
   }
@@ -459,8 +470,9 @@ TEST_CASE("large aligned SwiGLU moves 16 bytes at a time", "[swiglu plan]") {
 
 // Vectors of 16 bytes of gate for each of 132 multiprocessors; 8192 x 14336 have 111 212.
 TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
-  const auto shape_of = [](int64_t rows, int64_t columns, uint32_t flags) {
-    const rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, columns}, false, flags);
+  bool is_backward = false;
+  const auto shape_of = [&](int64_t rows, int64_t columns, uint32_t flags) {
+    const rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, columns}, is_backward, flags);
     rope::SwigluPlan plan;
     REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
     REQUIRE(plan.is_matrix);
@@ -481,6 +493,15 @@ TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
   CHECK(shape_of(1901, 132 * 8, programmatic) == "16 bytes, 256 threads");
   CHECK(shape_of(2301, 132 * 8, programmatic) == "16 bytes, 128 threads");
   CHECK(shape_of(131072, 32752, programmatic) == "16 bytes, 128 threads");
+  // Here begins_last says: behind the loads.
+  is_backward = true;
+  CHECK(shape_of(70, 132 * 8, 0) == "8 bytes, 128 threads");
+  CHECK(shape_of(71, 132 * 8, 0) == "8 bytes, 256 threads");
+  CHECK(shape_of(131072, 32752, 0) == "8 bytes, 256 threads");
+  CHECK(shape_of(230, 132 * 8, programmatic) == "8 bytes, 128 threads");
+  CHECK(shape_of(231, 132 * 8, programmatic) == "8 bytes, 256 threads, last");
+  CHECK(shape_of(451, 132 * 8, programmatic) == "8 bytes, 256 threads");
+  CHECK(shape_of(1301, 132 * 8, programmatic) == "8 bytes, 256 threads, last");
 }
 
 TEST_CASE("threads take several rows of large matrices with biases or soft caps", "[swiglu plan]") {
@@ -793,7 +814,7 @@ TEST_CASE("a plan of SwiGLU in words", "[swiglu plan][explain]") {
       "and written");
   problem = compact_problem(ROPE_DTYPE_F16, {512, 1056}, true, programmatic);
   CHECK(explain(problem, gpu) ==
-        "swiglu F16 backward on CUDA: general kernel, vectors of 16 bytes, grid 528 x 1 of 128 threads, programmatic, "
+        "swiglu F16 backward on CUDA: matrix kernel, vectors of 8 bytes, grid 528 x 1 of 256 threads, programmatic, "
         "5.40672 MB read and written");
   problem = compact_problem(ROPE_DTYPE_F16, {512, 1056}, true, 0, true);
   CHECK(explain(problem, gpu) ==

@@ -142,7 +142,7 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
 
 rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                           int32_t device_index, rope_stream_t stream) {
-  SwigluMatrixGradientParams params = {};
+  SwigluOptionsMatrixGradientParams params = {};
   for (int i = 0; i < kMaxSwigluInputs; ++i) {
     params.in[i] = problem.in[i];
     params.in_row[i] = row_bytes(problem, problem.in_stride[i]);
@@ -153,10 +153,14 @@ rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProb
   }
   params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
   params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
-  params.options = form_with_options_in<float>(problem.form);
-  set_biases(problem, &params);
-  const SwigluVariant variant = {kSwigluMatrixGradients, plan.formula, false};
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
+  SwigluWork work = kSwigluMatrixGradients;
+  if (plan.formula != SwigluFormula::kPlain) {
+    params.options = form_with_options_in<float>(problem.form);
+    set_biases(problem, &params);
+  } else if (plan.is_programmatic) {
+    work = plan.begins_last ? kSwigluLateMatrixGradients : kSwigluProgrammaticMatrixGradients;
+  }
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }

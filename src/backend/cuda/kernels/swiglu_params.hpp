@@ -14,11 +14,17 @@ enum SwigluWork {
   kSwigluRowSums,          // grad_row_scale, and what else is wanted
   kSwigluMatrix,           // forward: SwigluPlan::is_matrix
   kSwigluProgrammaticMatrix,
-  kSwigluMatrixRows,       // forward, several rows for each thread, programmatic or not
-  kSwigluMatrixGradients,  // and the recomputed output; of formulas after kForm
-  kSwigluExperts,          // forward: SwigluPlan::is_expert_matrix
-  kSwigluExpertGradients   // and the recomputed output
+  kSwigluMatrixRows,                   // forward, several rows for each thread, programmatic or not
+  kSwigluMatrixGradients,              // of kPlain; of formulas after kForm, and the recomputed output
+  kSwigluProgrammaticMatrixGradients,  // of kPlain; the other formulas' kernels are programmatic or not
+  kSwigluLateMatrixGradients,          // the same, the next launch begun behind the loads
+  kSwigluExperts,                      // forward: SwigluPlan::is_expert_matrix
+  kSwigluExpertGradients               // and the recomputed output
 };
+
+constexpr bool is_of_matrix_gradients(SwigluWork work) {
+  return work >= kSwigluMatrixGradients && work <= kSwigluLateMatrixGradients;
+}
 
 struct SwigluVariant {
   SwigluWork work;
@@ -138,6 +144,9 @@ struct SwigluMatrixGradientParams {
   uint32_t out_row[kMaxSwigluOutputs];
   uint32_t num_vectors;
   FastDivmod vectors_per_row;
+};
+
+struct SwigluOptionsMatrixGradientParams : SwigluMatrixGradientParams {
   FormWithOptions<float> options;
   const char *bias[2];
   bool is_bias_f32[2];

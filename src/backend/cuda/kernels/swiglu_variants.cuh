@@ -23,6 +23,8 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluProgrammaticMatrix:
     case kSwigluMatrixRows:
     case kSwigluMatrixGradients:
+    case kSwigluProgrammaticMatrixGradients:
+    case kSwigluLateMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluExperts:
     case kSwigluExpertGradients:
