@@ -15,7 +15,7 @@
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   rope_short_kernel         a row of threads computes them: thread x that of pair x
 //   rope_short_table_kernel   a thread reads those of its own pairs, as rope_thread.cuh does; nothing is shared
-//   rope_flat_table_kernel   the same, of a grid with one axis: unit blockIdx.x * blockDim.x + threadIdx.x of all tokens
+//   rope_flat_table_kernel    the same; unit blockIdx.x * blockDim.x + threadIdx.x of all tokens, and those a grid on
 //   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
 //
 // Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The
@@ -25,7 +25,8 @@
 // Such a launch is a chain of latencies, and of instructions each of which runs once and has to be fetched: the launch,
 // the position, perhaps a row of a table, the store. Hence tensors of one batch whose outputs have the strides of their
 // inputs, numbers of 32 bits, few parameters, vectors of 8 bytes, and code that goes straight on: a jump costs as much
-// as fifty instructions. With programmatic launch all addresses are found before the previous launch is waited for.
+// as fifty instructions. With programmatic launch all addresses, in mid-size launches all but the table's, are found
+// before the previous launch is waited for.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"

@@ -17,7 +17,6 @@ struct ShortUnit {
   uint32_t number;  // in its head
   const char *in;
   char *out;
-  int32_t token_bytes;
 
   __device__ __forceinline__ ShortUnit(const RopeShortParams &params, uint32_t token, uint32_t unit) {
     const HeadUnit place = find_head_unit(params, unit);
@@ -25,13 +24,6 @@ struct ShortUnit {
     const RopeShortTensor &tensor = params.tensor[place.tensor];
     in = step(step(step(tensor.in, token, tensor.token_bytes), place.head, tensor.head_bytes), number, VectorBytes);
     out = const_cast<char *>(in) + tensor.in_to_out;
-    token_bytes = tensor.token_bytes;
-  }
-
-  // To the token that is so many further.
-  __device__ __forceinline__ void move(uint32_t tokens) {
-    in = step(in, tokens, token_bytes);
-    out = const_cast<char *>(step(out, tokens, token_bytes));
   }
 };
 
