@@ -19,7 +19,6 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
-#include "backend/cuda/kernels/swiglu.cuh"
 #include "backend/cuda/kernels/swiglu_activation.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
@@ -177,7 +176,13 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
   float value[kMaxSwigluInputs][V], result[2][V];
 #pragma unroll
   for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, V>(in[i], value[i]);
-  compute_vector<true>(value, Form<float>(), 1.0f, false, result);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const SwigluGradient<float> gradient =
+        swiglu_gradient<true>(value[kGate][i], value[kUp][i], value[kGradOut][i], Form<float>());
+    result[kGradGate][i] = gradient.gate;
+    result[kGradUp][i] = gradient.up;
+  }
 #pragma unroll
   for (int i = kGradGate; i <= kGradUp; ++i) {
     if (params.out[i] != nullptr) store_vector(target[i], from_floats<T, V>(result[i]));
