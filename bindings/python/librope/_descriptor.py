@@ -10,7 +10,8 @@ from . import _library
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
                      NormType, Style, device_name, parse_device)
 from ._integers import fill
-from ._tensors import Reader
+from ._kept import Call, Kept, KeptCalls, Unkept
+from ._tensors import Reader, current_stream, framework_of, stream_number
 
 
 class _Handle:
@@ -63,6 +64,7 @@ class Descriptor:
         self._device = parse_device(device)
         self._handles: Optional[Dict[Tuple[int, int], _Handle]] = {}  # of devices that calls may use, and no other
         self._lock = threading.Lock()
+        self._kept = KeptCalls()
         kind, ordinal = self._device
         # Where the device is that of the tensors to come, the CPU answers whether the rest is right.
         first = (int(Device.CPU), 0) if kind is None or ordinal is None else (kind, ordinal)
@@ -98,6 +100,35 @@ class Descriptor:
                 handle = handles[device] = self._make_handle(*device)
         return handle
 
+    def _call_kept(self, function: str, call: Call, stream: Any, zeroed: bool) -> bool:
+        """Calls with args that are kept, and makes the outputs that are new. False: none are kept, or not for those."""
+        kept = self._kept.take(call)
+        handles = self._handles
+        if kept is None or handles is None:
+            return False
+        given = None if stream is None else stream_number(function, stream)
+        if call.new:
+            try:
+                call.make_new(zeroed, given)
+            except Unkept:
+                return False
+        for slot, address in zip(kept.slots, call.addresses):
+            slot.value = address
+        if given is None and kept.device[0] == Device.CUDA:
+            given = current_stream(call.first, kept.device)
+        status = getattr(_library.lib, function)(handles[kept.device].pointer, kept.reference, given or None)
+        if status != 0:
+            _library.check(status)
+        for x in call.written:
+            framework_of(x).wrote(x)
+        self._kept.put(call, kept)
+        return True
+
+    def _keep(self, call: Optional[Call], args: Any, reader: Reader) -> None:
+        """Keeps the args of a call that was right."""
+        if call is not None:
+            self._kept.put(call, Kept(args, call.names, (reader.kind, reader.ordinal)))
+
     def _arguments(self) -> Dict[str, Any]:
         """What the descriptor was made of, but for fields that are 0; the names are those of the fields."""
         kind, ordinal = self._device
@@ -129,6 +160,7 @@ class Descriptor:
     def close(self) -> None:
         """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed."""
         self._handles = None
+        self._kept.clear()
 
     def __enter__(self):
         return self

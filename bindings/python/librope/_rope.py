@@ -10,6 +10,7 @@ from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TE
                      NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
 from ._groups import Cache, Norm
 from ._integers import fill, integers_for
+from ._kept import Call, Unkept
 from ._library import check, lib
 from ._tensors import Reader
 from ._types import (AnyDtype, AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType,
@@ -303,10 +304,25 @@ class RopeDesc(Descriptor):
             handle.pointer, ctypes.byref(args.cos), ctypes.byref(args.sin), reader.stream or None))
         reader.finish()
 
-    def _rotate(self, function: str, *arguments: Any) -> Any:
-        reader, args, handle, results = self._read(function, *arguments)
-        check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
-        reader.finish()
+    def _rotate(
+            self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
+            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: Any, table_rows: Any,
+            programmatic_launch: bool, stream: Any, unrotated: bool, v_unrotated: bool,
+            norm: Optional[Norm] = None, cache: Optional[Cache] = None) -> Any:
+        operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
+        call = None
+        if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
+            flags = flags_of(programmatic_launch, unrotated, v_unrotated)
+            call = _look(Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache)
+        if call is not None and self._call_kept(function, call, stream, cu_seqlens is not None):
+            results = tuple(call.results)
+        else:
+            reader, args, handle, results = self._read(
+                function, q, k, v, out, *operands, fault, position_offset, table_rows, programmatic_launch, stream,
+                unrotated, v_unrotated, norm, cache)
+            check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
+            reader.finish()
+            self._keep(call, args, reader)
         return results[0] if len(results) == 1 else results
 
     def _read(
@@ -368,6 +384,56 @@ class RopeDesc(Descriptor):
         if norm is not None:
             _read_norm(args, reader, norm)
         return reader, args, handle, tuple(results)
+
+
+_INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
+_OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
+_NORM_FIELDS = ["norm." + field for field in Norm._fields]
+_CACHE_FIELDS = ["cache." + field for field in Cache._fields[2:-1]]
+
+
+def _look(
+        call: Call, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any,
+        cache: Any) -> Optional[Call]:
+    """Adds what a call of forward or backward is given; None: it takes the long way."""
+    if (norm is not None and type(norm) is not Norm) or (cache is not None and type(cache) is not Cache):
+        return None
+    outputs = [None] * 3 if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    if out is not None and len(outputs) != sum([x is not None for x in inputs]):
+        return None
+    cached = (None, None, None) if cache is None else (None, cache.k_cache, cache.v_cache)
+    try:
+        for (field, out_field), x, its_cache in zip(_INPUTS, inputs, cached):
+            if x is None:
+                continue
+            output = outputs.pop(0)
+            call.add(field, x)
+            if output is x:
+                if its_cache is not None:  # an absent output would mean: cached only
+                    call.add_again(out_field)
+                call.written.append(x)
+                call.results.append(x)
+            elif output is False and its_cache is None:
+                return None
+            else:
+                call.add_output(out_field, output, x)
+        for field, x in zip(_OPERANDS, operands):
+            if x is not None:
+                call.add(field, x)
+        if fault is not None:
+            call.add_written("fault", fault)
+        if norm is not None:
+            call.key.append("norm")
+            call.add_each(_NORM_FIELDS, norm)
+        if cache is not None:
+            call.key.append(bool(cache.skip_slot_0))
+            for name, x in (("cache.k_cache", cache.k_cache), ("cache.v_cache", cache.v_cache)):
+                if x is not None:
+                    call.add_written(name, x)
+            call.add_each(_CACHE_FIELDS, cache[2:-1])
+    except Unkept:
+        return None
+    return call if call.names else None
 
 
 def _check_group(function: str, field: str, group: Any, cls: type) -> None:

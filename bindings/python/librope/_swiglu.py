@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
 from . import _abi
 from ._descriptor import Descriptor
 from ._enums import ACTIVATIONS, LIMIT_RULES, Activation, LimitRule, dtype_number, number_of
 from ._integers import fill
+from ._kept import Call, Unkept
 from ._library import check, lib
 from ._rope import explanation, flags_of
 from ._tensors import Reader, dtype_of
@@ -105,12 +106,16 @@ class SwigluDesc(Descriptor):
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
         stream, programmatic_launch: as for RopeDesc.forward
         """
-        reader, args, handle = self._begin(
-            "swiglu_forward", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
-            stream)
-        out = _output(reader, args, "out", out, gate, zeroed=num_rows is not None or expert_rows is not None)
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
+        zeroed = num_rows is not None or expert_rows is not None
+        call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),))
+        if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
+            return call.results[0]
+        reader, args, handle = self._begin("swiglu_forward", *inputs, programmatic_launch, stream)
+        out = _output(reader, args, "out", out, gate, zeroed)
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
+        self._keep(call, args, reader)
         return out
 
     @overload
@@ -156,14 +161,22 @@ class SwigluDesc(Descriptor):
         The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to, which
         librope.torch adds up.
         """
-        reader, args, handle = self._begin(
-            "swiglu_backward", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
-            stream)
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
+        zeroed = num_rows is not None or expert_rows is not None
+        outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
+        if row_scale is not None:
+            outputs.append(("grad_row_scale", grad_row_scale, row_scale))
+        call = None
+        if row_scale is not None or grad_row_scale is None:
+            call = _look("swiglu_backward", programmatic_launch, inputs, outputs, grad_out, out)
+        if call is not None and self._call_kept("swiglu_backward", call, stream, zeroed):
+            return tuple(call.results)
+        reader, args, handle = self._begin("swiglu_backward", *inputs, programmatic_launch, stream)
         grads = _gradients(
-            reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out,
-            zeroed=num_rows is not None or expert_rows is not None)
+            reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out, zeroed)
         check(lib.swiglu_backward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
+        self._keep(call, args, reader)
         return tuple(grads)
 
     def explain(
@@ -221,6 +234,27 @@ class SwigluDesc(Descriptor):
                     reader.read(group, field, x)
             args.input = ctypes.pointer(group)
         return reader, args, handle
+
+
+_INPUTS = ("gate", "up", "row_scale", "num_rows", "input.gate_bias", "input.up_bias", "input.expert_rows")
+
+
+def _look(
+        function: str, programmatic_launch: bool, inputs: Sequence[Any], outputs: Sequence[Tuple[str, Any, Any]],
+        grad_out: Any = None, again: Any = None) -> Optional[Call]:
+    """What a call is given; `again`: where backward writes the output. None: it takes the long way."""
+    call = Call(function, flags_of(programmatic_launch))
+    try:
+        call.add_each(_INPUTS, inputs)
+        if grad_out is not None:
+            call.add("grad_out", grad_out)
+        for name, output, like in outputs:
+            call.add_output(name, output, like)
+        if again is not None:
+            call.add_written("out", again)
+    except Unkept:
+        return None
+    return call
 
 
 def _gradients(

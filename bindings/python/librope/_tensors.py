@@ -351,6 +351,11 @@ def stream_number(function: str, stream: Any) -> int:
     raise TypeError(f"stream is {stream!r}: it must be a handle, or have cuda_stream, ptr or __cuda_stream__")
 
 
+def current_stream(x: Any, device: Tuple[int, int]) -> int:
+    """The stream that the framework of x works on, which is on the device; 0 on the CPU."""
+    return framework_of(x).stream_of(x, device[1]) if device[0] == Device.CUDA else 0
+
+
 class Reader:
     """Reads the tensors of one call into its args struct and remembers what must outlive it."""
 
@@ -366,13 +371,8 @@ class Reader:
             self.kind, self.ordinal = framework.device_of(first)
         except (TypeError, ValueError, BufferError) as error:
             raise self._explained(field, error) from None
-        self.stream: int
-        if self.given_stream is not None:
-            self.stream = self.given_stream
-        elif self.kind == Device.CUDA:
-            self.stream = framework.stream_of(first, self.ordinal)
-        else:
-            self.stream = 0
+        self.stream: int = self.given_stream if self.given_stream is not None else current_stream(
+            first, (self.kind, self.ordinal))
 
     def _explained(self, field: str, error: Exception) -> Exception:
         return type(error)(f"{self.function}: {field}: {error}")

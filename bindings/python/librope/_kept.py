@@ -1,0 +1,156 @@
+# _kept.py - args structs of earlier calls, for calls that differ from them in addresses alone
+"""Filling an args struct costs several times what the library's call does. A descriptor keeps some: by what the call
+was given besides addresses, so that a call of the same kind writes those alone. A struct belongs to one call at a time,
+because ctypes releases the GIL: it is taken out for the call and put back after it. Nothing keeps a tensor alive.
+
+Only tensors of torch and NumPy themselves, not of classes made of theirs, and only those that nothing can be said
+against: whatever might be refused takes the long way, which says why."""
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+
+from ._tensors import framework_of
+
+MAX_KEPT = 64  # of a descriptor
+
+Quick = Callable[[Any], Tuple[int, Hashable]]  # an address, and all else that args have of a tensor
+
+
+class Unkept(Exception):
+    """A call that takes the long way."""
+
+
+def _quick_torch() -> Quick:
+    torch = sys.modules["torch"]
+    strided, is_grad_enabled, forward_ad = torch.strided, torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def quick(x: Any) -> Tuple[int, Hashable]:
+        if (x.requires_grad and is_grad_enabled()) or x.is_neg() or x.layout is not strided:
+            raise Unkept
+        if forward_ad._current_level >= 0:
+            raise Unkept
+        try:
+            return x.data_ptr(), (x.shape, x.stride(), x.dtype, x.device)
+        except RuntimeError:  # it is traced
+            raise Unkept from None
+
+    return quick
+
+
+def _quick_numpy(x: Any) -> Tuple[int, Hashable]:
+    address, is_read_only = x.__array_interface__["data"]
+    return address, (x.shape, x.strides, x.dtype, is_read_only)
+
+
+def _never_quick(x: Any) -> Tuple[int, Hashable]:
+    raise Unkept
+
+
+_quick: Dict[type, Quick] = {}  # by type
+
+
+def _find_quick(cls: type) -> Quick:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and cls in (torch.Tensor, torch.nn.Parameter):
+        return _quick_torch()
+    return _quick_numpy if numpy is not None and cls is numpy.ndarray else _never_quick
+
+
+class Call:
+    """What a call is given. `names` are the fields of its tensors, those of a group behind the group's name and a dot,
+    `addresses` theirs, `results` what the call returns. Unkept: it takes the long way."""
+
+    __slots__ = ("addresses", "first", "key", "names", "new", "results", "written")
+
+    def __init__(self, *what: Hashable) -> None:
+        self.first: Any = None  # the tensor whose framework says the stream
+        self.key: List[Hashable] = list(what)
+        self.names: List[str] = []
+        self.addresses: List[int] = []
+        self.written: List[Any] = []
+        self.results: List[Any] = []
+        self.new: List[Tuple[int, int, Any]] = []  # which of names and of results is to be made, and like which
+
+    def add(self, name: str, x: Any) -> None:
+        cls = type(x)
+        quick = _quick.get(cls)
+        if quick is None:
+            quick = _quick[cls] = _find_quick(cls)
+        address, signature = quick(x)
+        if self.first is None:
+            self.first = x
+        self.key += (name, signature)
+        self.names.append(name)
+        self.addresses.append(address)
+
+    def add_each(self, names: Sequence[str], tensors: Sequence[Any]) -> None:
+        for name, x in zip(names, tensors):
+            if x is not None:
+                self.add(name, x)
+
+    def add_again(self, name: str) -> None:
+        """The tensor before, as another operand too."""
+        self.key.append(name)
+        self.names.append(name)
+        self.addresses.append(self.addresses[-1])
+
+    def add_written(self, name: str, x: Any) -> None:
+        self.add(name, x)
+        self.written.append(x)
+
+    def add_output(self, name: str, output: Any, like: Any) -> None:
+        """None: the call makes one. False: there is none."""
+        if output is None:
+            self.new.append((len(self.names), len(self.results), like))
+            self.key.append(name)
+            self.names.append(name)
+            self.addresses.append(0)
+        elif output is not False:
+            self.add_written(name, output)
+        self.results.append(None if output is False else output)
+
+    def make_new(self, zeroed: bool, stream: Optional[int]) -> None:
+        for name, result, like in self.new:
+            x = framework_of(like).empty_like(like, zeroed, stream)
+            self.addresses[name] = _quick.get(type(x), _never_quick)(x)[0]
+            self.results[result] = x
+
+
+class Kept:
+    """Args that were right for a call."""
+
+    __slots__ = ("args", "device", "reference", "slots")
+
+    def __init__(self, args: Any, names: List[str], device: Tuple[int, int]) -> None:
+        self.args = args
+        self.reference = ctypes.byref(args)
+        self.device = device
+        self.slots = []
+        for name in names:
+            group, _, field = name.rpartition(".")
+            holder = getattr(args, group).contents if group else args
+            self.slots.append(ctypes.c_uint64.from_buffer(holder, getattr(type(holder), field).offset))
+
+
+class KeptCalls:
+    """At most MAX_KEPT, the one that was used longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._kept: Dict[Tuple[Hashable, ...], Kept] = {}
+
+    def take(self, call: Call) -> Optional[Kept]:
+        return self._kept.pop(tuple(call.key), None)
+
+    def put(self, call: Call, kept: Kept) -> None:
+        """Other threads may put theirs at the same time; where that goes wrong one is kept too few."""
+        self._kept[tuple(call.key)] = kept
+        while len(self._kept) > MAX_KEPT:
+            try:
+                self._kept.pop(next(iter(self._kept)), None)
+            except (RuntimeError, StopIteration):
+                break
+
+    def clear(self) -> None:
+        self._kept = {}
