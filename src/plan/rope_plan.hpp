@@ -52,8 +52,8 @@ struct StepHeads {
 
 // How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of
 // which takes one unit of a token (rope_facts.hpp). A block has a part of a token, `blocks_per_token` of which make the
-// token, or all units of `tokens_per_block` tokens, or a part of several; kFlatTable's blocks know no tokens. With kConverted in place a head's units write
-// where others of them read, so a block has whole heads.
+// token, or all units of `tokens_per_block` tokens, or a part of several; of kFlatTable it has units of any tokens. With
+// kConverted in place a head's units write where others of them read, so a block has whole heads.
 struct RopePlan {
   int num_tasks;  // CPU: parts that may run at the same time
 
