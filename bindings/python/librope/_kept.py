@@ -52,10 +52,14 @@ _quick: Dict[type, Quick] = {}  # by type
 
 
 def _find_quick(cls: type) -> Quick:
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and cls in (torch.Tensor, torch.nn.Parameter):
-        return _quick_torch()
-    return _quick_numpy if numpy is not None and cls is numpy.ndarray else _never_quick
+    if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+        return _quick_numpy
+    # A class of torch's own has been imported whole; others may be seen while another thread imports torch.
+    if cls.__module__.partition(".")[0] == "torch":
+        torch = sys.modules["torch"]
+        if cls in (torch.Tensor, torch.nn.Parameter):
+            return _quick_torch()
+    return _never_quick
 
 
 class Call:
@@ -91,8 +95,8 @@ class Call:
                 self.add(name, x)
 
     def add_again(self, name: str) -> None:
-        """The tensor before, as another operand too."""
-        self.key.append(name)
+        """The tensor before, as another operand too. Not the key of a new one, which has strides of its own."""
+        self.key.append((name,))
         self.names.append(name)
         self.addresses.append(self.addresses[-1])
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import unittest
@@ -106,6 +107,37 @@ class KeptTest(unittest.TestCase):
                 expected = numpy.full((8, 1, WIDTH), 9.0)
                 expected[slots[slots >= 0]] = normed(k)[slots >= 0]
                 self.check(numpy.asarray(pages).reshape(8, 1, WIDTH), expected)
+
+    def test_in_place_and_new_with_a_cache(self):
+        """k in place is k_out, too; a new k_out has other strides than a slice of packed heads."""
+        for tensor in self.frameworks():
+            desc, expected = rope_desc(), rotated(normal(3, 4, 1, WIDTH), numpy.arange(4))
+            slots = tensor(numpy.arange(4))
+            for in_place in (True, False, True, False):
+                packed = tensor(numpy.zeros((4, 5, WIDTH), numpy.float32))
+                k = packed[:, 2:3]
+                k[:] = tensor(normal(3, 4, 1, WIDTH))
+                cache = librope.Cache(k_cache=tensor(numpy.zeros((2, 2, 1, WIDTH), numpy.float32)), slots=slots)
+                out = desc.forward(None, k, out=k if in_place else None, cache=cache)
+                self.assertEqual(out is k, in_place)
+                self.check(out, expected)
+                self.check(numpy.asarray(cache.k_cache).reshape(4, 1, WIDTH), expected)
+                self.check(packed[:, :2], 0)
+                self.check(packed[:, 3:], 0)
+        k = normal(4, 4, 1, WIDTH)
+        k.flags.writeable = False
+        desc, slots = rope_desc(), numpy.arange(4)
+        cache = librope.Cache(k_cache=numpy.zeros((2, 2, 1, WIDTH), numpy.float32), slots=slots)
+        desc.forward(None, k, cache=cache)
+        with self.assertRaisesRegex(ValueError, "k: it is read-only"):
+            desc.forward(None, k, out=k, cache=cache)
+
+    def test_torch_that_is_half_imported(self):
+        script = (
+            "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\nimport numpy, librope\n"
+            f"desc = librope.RopeDesc(head_dim={WIDTH}, style='half', layout='thd', dtype='f32', theta=100.0)\n"
+            f"for _ in range(2): desc.forward(numpy.zeros((1, 1, {WIDTH}), numpy.float32))")
+        subprocess.run([sys.executable, "-c", script], check=True)
 
     def test_swiglu(self):
         desc = librope.SwigluDesc(dtype="f32")
