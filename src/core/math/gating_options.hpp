@@ -181,8 +181,9 @@ ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
   }
   if constexpr (IsBrief) {
     // With q = exp(-2 |x| / cap) the cap is 1 - 2 q / (1 + q), which for a small x would be a difference of two that are
-    // alike, and its slope 4 q / (1 + q)^2. q is 2^24 times as large here, so that it is normal where the slope is.
-    const float exponent = x * (inverse_of_cap * 2.88539008f), t = at_most(fabsf(exponent), 150.0f);
+    // alike, and its slope 4 q / (1 + q)^2. q is 2^24 times as large here, so that it is normal where the slope is; above
+    // 150 it becomes 0.
+    const float exponent = x * (inverse_of_cap * 2.88539008f), t = at_most(fabsf(exponent), 152.0f);
     const float q = approximate_power_of_two(24.0f - t);
     const float reciprocal = approximate_reciprocal(fmaf(q, 0x1p-24f, 1.0f)), share = q * reciprocal;
     const float large = copysignf(fmaf(share * 0x1p-23f, -cap, cap), x);

@@ -162,7 +162,6 @@ __global__ void __launch_bounds__(kMaxShortThreads)
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kFlatResidentThreads, kFlatThreads))
     rope_flat_table_kernel(const __grid_constant__ RopeFlatTableParams params) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // plans choose it there alone
   begin_dependent_launch();
   uint32_t index = blockIdx.x * kFlatThreads + threadIdx.x;
   if (index >= params.num_units) return;
@@ -190,7 +189,6 @@ __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kF
     index += gridDim.x * kFlatThreads;
     if (index >= params.num_units) return;
   }
-#endif
 }
 
 template <typename T, bool IsInterleaved, typename Word>
