@@ -352,6 +352,31 @@ TEST_CASE("every gate of 16 bits, through activations, soft caps and limits", "[
   }
 }
 
+TEST_CASE("activations of gates that vanish meet no infinity of a moved up", "[swiglu][gates]") {
+  for (const Device &device : devices()) {
+    for (const rope_dtype_t dtype : {kF32, kBF16}) {
+      for (const int32_t activation : {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF,
+                                       SWIGLU_ACTIVATION_GEGLU_TANH, SWIGLU_ACTIVATION_REGLU}) {
+        INFO(oracle::dtype_name(dtype) << ", activation " << activation << " on " << device);
+        Workspace workspace(3);
+        swiglu_args_t args = swiglu_args();
+        for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.out}) *tensor = workspace.tensor(dtype, {3, 64});
+        workspace.fill(args.gate, [](const Index &at) -> Real { return at[0] == 0 ? 0 : at[0] == 1 ? -200 : -3e38L; });
+        workspace.fill(args.up, [](const Index &at) -> Real { return at[1] % 2 ? 3e38L : 1; });
+        workspace.freeze();
+        swiglu_config_t config = swiglu_config_for(device);
+        config.dtype = dtype;
+        config.activation = activation;
+        config.up_offset = 3e38;
+        const SwigluDesc desc = create(config);
+        workspace.restore();
+        REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+        for_each_index(args.out, [&](const Index &at) { CHECK(value_at(args.out, at) == 0); });
+      }
+    }
+  }
+}
+
 namespace {
 
 // The activation of every F32 gate of one sign and 2^23 neighbours, up being 1: the worst error in ulp.
