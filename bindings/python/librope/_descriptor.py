@@ -102,7 +102,8 @@ class Descriptor:
 
     def _call_kept(self, function: str, call: Call, stream: Any, zeroed: bool) -> bool:
         """Calls with args that are kept, and makes the outputs that are new. False: none are kept, or not for those."""
-        kept = self._kept.take(call)
+        kind = tuple(call.key)
+        kept = self._kept.take(kind)
         handles = self._handles
         if kept is None or handles is None:
             return False
@@ -116,18 +117,17 @@ class Descriptor:
             slot.value = address
         if given is None and kept.device[0] == Device.CUDA:
             given = current_stream(call.first, kept.device)
-        status = getattr(_library.lib, function)(handles[kept.device].pointer, kept.reference, given or None)
-        if status != 0:
-            _library.check(status)
+        handle = handles[kept.device]
+        _library.check(getattr(_library.lib, function)(handle.pointer, kept.reference, given or None))
         for x in call.written:
             framework_of(x).wrote(x)
-        self._kept.put(call, kept)
+        self._kept.put(kind, kept)
         return True
 
     def _keep(self, call: Optional[Call], args: Any, reader: Reader) -> None:
         """Keeps the args of a call that was right."""
         if call is not None:
-            self._kept.put(call, Kept(args, call.names, (reader.kind, reader.ordinal)))
+            self._kept.put(tuple(call.key), Kept(args, call.names, (reader.kind, reader.ordinal)))
 
     def _arguments(self) -> Dict[str, Any]:
         """What the descriptor was made of, but for fields that are 0; the names are those of the fields."""

@@ -16,6 +16,7 @@ from ._tensors import framework_of
 MAX_KEPT = 64  # of a descriptor
 
 Quick = Callable[[Any], Tuple[int, Hashable]]  # an address, and all else that args have of a tensor
+Kind = Tuple[Hashable, ...]  # of a call: all that it is given but addresses
 
 
 class Unkept(Exception):
@@ -142,14 +143,14 @@ class KeptCalls:
     """At most MAX_KEPT, the one that was used longest ago goes first."""
 
     def __init__(self) -> None:
-        self._kept: Dict[Tuple[Hashable, ...], Kept] = {}
+        self._kept: Dict[Kind, Kept] = {}
 
-    def take(self, call: Call) -> Optional[Kept]:
-        return self._kept.pop(tuple(call.key), None)
+    def take(self, kind: Kind) -> Optional[Kept]:
+        return self._kept.pop(kind, None)
 
-    def put(self, call: Call, kept: Kept) -> None:
+    def put(self, kind: Kind, kept: Kept) -> None:
         """Other threads may put theirs at the same time; where that goes wrong one is kept too few."""
-        self._kept[tuple(call.key)] = kept
+        self._kept[kind] = kept
         while len(self._kept) > MAX_KEPT:
             try:
                 self._kept.pop(next(iter(self._kept)), None)
