@@ -48,6 +48,7 @@ const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan)
   if (problem.grad_row_scale != nullptr) return "row sums";
   const bool has_options = plan.formula > SwigluFormula::kForm;
   if (plan.is_expert_matrix) return "expert";
+  if (plan.is_flat) return "flat";
   if (plan.is_matrix) return has_options ? "matrix with options" : "matrix";
   if (has_options) return "element";
   return plan.is_alternating() ? "alternating" : "general";

@@ -19,10 +19,14 @@ enum class SwigluFormula : uint8_t {
 };
 constexpr int kNumSwigluFormulas = 8;
 
-// Of matrices forward, by the size of an element: whether there are kernels of which a thread takes several rows, and
-// kernels of vectors of 8 bytes for launches that are not programmatic.
+// Of matrices forward, by the size of an element: whether there are kernels of which a thread takes several rows, and,
+// for launches that are not programmatic, kernels of their own and some of vectors of 8 bytes.
 constexpr bool takes_rows(SwigluFormula formula, int64_t size) {
   return formula == SwigluFormula::kBiases || (formula == SwigluFormula::kSoftcaps && size == 2);
+}
+constexpr bool has_plain_launches(SwigluFormula formula, int64_t size) {
+  return size == 2 && (formula == SwigluFormula::kGegluTanh || formula == SwigluFormula::kReglu ||
+                       formula == SwigluFormula::kSoftcaps);
 }
 constexpr bool has_half_vectors(SwigluFormula formula, int64_t size) {
   return size == 2 && (formula == SwigluFormula::kGegluErf || formula == SwigluFormula::kGegluTanh ||

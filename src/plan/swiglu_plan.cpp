@@ -176,6 +176,14 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   if (problem.is_backward && !is_plain_backward) return has_options && plan->formula != SwigluFormula::kOptions;
   const SwigluMatrixShape *shape = choose_matrix_shapes(problem.is_backward, plan->is_programmatic);
   const int64_t vectors = problem.num_elements() * size / kMaxVectorBytes / device.multiprocessors;
+  plan->is_flat = is_plain_backward && !plan->is_programmatic && problem.ndim == 1 &&
+                  vectors <= kMaxSwigluFlatVectors && problem.out[kGradGate] != nullptr &&
+                  problem.out[kGradUp] != nullptr;
+  if (plan->is_flat) {
+    plan->vector_elements = static_cast<int>(kSwigluFlatVectorBytes / size);
+    plan->threads = kSwigluFlatThreads;
+    return true;
+  }
   while (vectors > shape->max_vectors) ++shape;
   if (!has_options && bytes > shape->vector_bytes) plan->vector_elements = static_cast<int>(shape->vector_bytes / size);
   plan->threads = shape->threads;

@@ -29,6 +29,7 @@ struct SwigluPlan {
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch
   bool is_matrix;
+  bool is_flat;  // of matrices backward: the tensors are one row, short enough for kernels that know nothing else
   bool is_expert_matrix;
   bool begins_last;              // SwigluMatrixShape's
   uint32_t rows_per_thread = 1;  // of matrices with biases or soft caps

@@ -225,6 +225,11 @@ constexpr SwigluMatrixShape kSwigluGradientShapesProgrammatic[] = {
     {INT64_MAX, 8, 256, true},  // 13 900: 35.2 us against 36.4 with 128 threads
 };
 constexpr int64_t kSwigluGradientVectorBytes = 8;
+// Tensors without gaps, in launches that are not programmatic, of at most so many vectors of 16 bytes: 434 1.87 us
+// against 1.94 with rows, 108 1.33 and 1.38.
+constexpr int64_t kMaxSwigluFlatVectors = 560;
+constexpr int64_t kSwigluFlatVectorBytes = 4;
+constexpr uint32_t kSwigluFlatThreads = 256;
 constexpr int kMaxSwigluMatrixThreads = 256;
 // Of activations and soft caps, which compute for long: more vectors than these begin the next launch at their end.
 constexpr int64_t kMinSwigluLastVectors = 300;

@@ -112,7 +112,7 @@ TEST_CASE("an explanation of SwiGLU names the kernel", "[swiglu][explain]") {
   CHECK(has(forward.explain(), ": alternating kernel, "));
 
   Request backward(device, Direction::Backward);
-  CHECK(has(backward.explain(), " backward on CUDA: matrix kernel, vectors of 8 bytes, grid 1 x 1 of 128 threads, "));
+  CHECK(has(backward.explain(), " backward on CUDA: flat kernel, vectors of 4 bytes, grid 1 x 1 of 256 threads, "));
   backward.args.row_scale = backward.workspace.tensor(ROPE_DTYPE_F32, {6});
   CHECK(has(backward.explain(), ": general kernel, "));
   backward.args.grad_row_scale = backward.workspace.tensor(ROPE_DTYPE_F32, {6});

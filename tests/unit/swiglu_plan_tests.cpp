@@ -250,6 +250,13 @@ bool is_matrix(const rope::SwigluProblem &problem, int64_t widest, const Layouts
   return widest * size >= 8 && columns % widest == 0 && problem.num_elements() < int64_t{1} << 32;
 }
 
+// Whether a matrix backward is one row, of at most 560 vectors of 16 bytes for each multiprocessor.
+bool is_flat(const rope::SwigluProblem &problem, const rope::DeviceInfo &device) {
+  const bool has_gradients = problem.out[0] != nullptr && problem.out[1] != nullptr;
+  return problem.is_backward && problem.ndim == 1 && has_gradients &&
+         problem.num_elements() / 8 / device.multiprocessors <= 560;
+}
+
 // Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
 std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
   const int64_t group = 16 / oracle::element_size(problem.dtype);
@@ -280,13 +287,14 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.inputs != layouts.inputs) return "inputs";
   if (plan.gradients != layouts.gradients) return "gradients";
   if (plan.is_matrix != is_matrix(problem, widest, layouts)) return "is_matrix";
+  if (plan.is_flat != (plan.is_matrix && !plan.is_programmatic && is_flat(problem, device))) return "is_flat";
   if (plan.threads != 128 && (plan.threads != 256 || !plan.is_matrix)) return "threads";
   const bool has_small_vectors = elements * size != 16 && !problem.is_backward;
   if (plan.begins_last && (!plan.is_matrix || !plan.is_programmatic || has_small_vectors)) return "begins_last";
   if (!allows_vectors(problem, elements, layouts)) return "vectors are not aligned";
-  if (elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
+  if (!plan.is_flat && elements * size < std::min<int64_t>(widest * size, 8)) return "vectors are needlessly narrow";
   if (plan.is_matrix && problem.is_backward) {
-    if (elements * size != 8) return "vectors that the kernel does not have";
+    if (elements * size != (plan.is_flat ? 4 : 8)) return "vectors that the kernel does not have";
   } else if (problem.num_elements() >= int64_t{1} << 30 && elements != widest) {
     return "vectors of a large problem are narrow";
   }
@@ -470,14 +478,15 @@ TEST_CASE("large aligned SwiGLU moves 16 bytes at a time, plain matrices of 16 b
 
 // Vectors of 16 bytes of gate for each of 132 multiprocessors; 8192 x 14336 have 111 212.
 TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
-  bool is_backward = false;
+  bool is_backward = false, has_gate_gradient = true;
   const auto shape_of = [&](int64_t rows, int64_t columns, uint32_t flags) {
-    const rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, columns}, is_backward, flags);
+    rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, columns}, is_backward, flags);
+    if (!has_gate_gradient) problem.out[0] = nullptr;
     rope::SwigluPlan plan;
     REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
     REQUIRE(plan.is_matrix);
     return std::to_string(plan.vector_elements * 2) + " bytes, " + std::to_string(plan.threads) + " threads" +
-           (plan.begins_last ? ", last" : "");
+           (plan.begins_last ? ", last" : "") + (plan.is_flat ? ", flat" : "");
   };
   const uint32_t programmatic = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   CHECK(shape_of(60, 132 * 8, 0) == "8 bytes, 128 threads");
@@ -495,6 +504,10 @@ TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
   CHECK(shape_of(131072, 32752, programmatic) == "16 bytes, 128 threads");
   // Here begins_last says: behind the loads.
   is_backward = true;
+  CHECK(shape_of(1, 132 * 8, 0) == "4 bytes, 256 threads, flat");
+  CHECK(shape_of(560, 132 * 8, 0) == "4 bytes, 256 threads, flat");
+  CHECK(shape_of(561, 132 * 8, 0) == "8 bytes, 256 threads");
+  has_gate_gradient = false;
   CHECK(shape_of(70, 132 * 8, 0) == "8 bytes, 128 threads");
   CHECK(shape_of(71, 132 * 8, 0) == "8 bytes, 256 threads");
   CHECK(shape_of(131072, 32752, 0) == "8 bytes, 256 threads");

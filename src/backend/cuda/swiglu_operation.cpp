@@ -140,6 +140,18 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
   return launch(function, what, &params, device_index, stream);
 }
 
+rope_status_t run_swiglu_flat_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                        int32_t device_index, rope_stream_t stream) {
+  SwigluFlatGradientParams params = {};
+  for (int i = 0; i < kMaxSwigluInputs; ++i) params.in[i] = problem.in[i];
+  for (int i = kGradGate; i <= kGradUp; ++i) params.out[i] = problem.out[i];
+  params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
+  const SwigluVariant variant = {kSwigluFlatMatrixGradients, plan.formula, false};
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
 rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                           int32_t device_index, rope_stream_t stream) {
   SwigluOptionsMatrixGradientParams params = {};
@@ -217,6 +229,7 @@ rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem
                               int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
   if (plan.is_expert_matrix) return run_swiglu_experts(function, problem, plan, device_index, stream);
+  if (plan.is_flat) return run_swiglu_flat_gradients(function, problem, plan, device_index, stream);
   if (plan.is_matrix) {
     return problem.is_backward ? run_swiglu_matrix_gradients(function, problem, plan, device_index, stream)
                                : run_swiglu_matrix(function, problem, plan, device_index, stream);

@@ -146,6 +146,21 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentRowsBlocks<k
   if (params.begins_last) begin_dependent_launch();
 }
 
+template <typename T, int V>
+__device__ __forceinline__ void compute_plain_gradients(const Vector<T, V> (&in)[kMaxSwigluInputs],
+                                                        float (&result)[2][V]) {
+  float value[kMaxSwigluInputs][V];
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, V>(in[i], value[i]);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const SwigluGradient<float> gradient =
+        swiglu_gradient<true>(value[kGate][i], value[kUp][i], value[kGradOut][i], Form<float>());
+    result[kGradGate][i] = gradient.gate;
+    result[kGradUp][i] = gradient.up;
+  }
+}
+
 // Plain SwiGLU backward, without the recomputed output, which costs small launches 0.05 us. The next launch begins at
 // once, or behind the loads.
 template <typename T, int V, bool IsProgrammatic, bool BeginsLate>
@@ -174,20 +189,30 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
 #pragma unroll
   for (int i = 0; i < kMaxSwigluInputs; ++i) in[i] = load_vector<Vector<T, V>>(source[i]);
   if (BeginsLate) begin_dependent_launch();
-  float value[kMaxSwigluInputs][V], result[2][V];
-#pragma unroll
-  for (int i = 0; i < kMaxSwigluInputs; ++i) to_floats<T, V>(in[i], value[i]);
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const SwigluGradient<float> gradient =
-        swiglu_gradient<true>(value[kGate][i], value[kUp][i], value[kGradOut][i], Form<float>());
-    result[kGradGate][i] = gradient.gate;
-    result[kGradUp][i] = gradient.up;
-  }
+  float result[2][V];
+  compute_plain_gradients<T, V>(in, result);
 #pragma unroll
   for (int i = kGradGate; i <= kGradUp; ++i) {
     if (params.out[i] != nullptr) store_vector(target[i], from_floats<T, V>(result[i]));
   }
+}
+
+// The same of tensors that are one row each, small enough for a launch to be bound by what a thread does before its
+// loads.
+template <typename T, int V>
+__global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
+    swiglu_flat_gradient_kernel(const __grid_constant__ SwigluFlatGradientParams params) {
+  begin_dependent_launch();
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index >= params.num_vectors) return;
+  const uint64_t offset = uint64_t{index} * (V * sizeof(T));
+  Vector<T, V> in[kMaxSwigluInputs];
+#pragma unroll
+  for (int i = 0; i < kMaxSwigluInputs; ++i) in[i] = load_vector<Vector<T, V>>(params.in[i] + offset);
+  float result[2][V];
+  compute_plain_gradients<T, V>(in, result);
+#pragma unroll
+  for (int i = kGradGate; i <= kGradUp; ++i) store_vector(params.out[i] + offset, from_floats<T, V>(result[i]));
 }
 
 template <typename T, SwigluFormula kFormula>
@@ -217,8 +242,8 @@ __global__ void __launch_bounds__(kSwigluThreads)
   }
 }
 
-// Of formulas after kForm; NULL where there is none. Launches of vectors of 16 bytes that are not programmatic have the
-// kernel of those that are: it waits for nothing then.
+// Of formulas after kForm; NULL where there is none. Launches that are not programmatic may have the kernel of those
+// that are: it waits for nothing then.
 template <typename T, SwigluFormula kFormula>
 const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork work) {
   constexpr int kWide = static_cast<int>(kMaxSwigluVectorBytes / sizeof(T));
@@ -241,6 +266,11 @@ const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork wo
   } else {
     if constexpr (takes_rows(kFormula, sizeof(T))) {
       if (work == kSwigluMatrixRows) return reinterpret_cast<const void *>(swiglu_matrix_rows_kernel<T, kFormula>);
+    }
+    if constexpr (has_plain_launches(kFormula, sizeof(T))) {
+      if (work == kSwigluMatrix) {
+        return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide, kFormula, false>);
+      }
     }
     return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide, kFormula, true>);
   }
@@ -281,8 +311,12 @@ template <typename T>
 const void *find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant variant) {
   if constexpr (sizeof(T) == 2) {
     constexpr int V = kSwigluGradientVectorBytes / static_cast<int>(sizeof(T));
-    if (vector_elements != V || variant.formula != SwigluFormula::kPlain) return nullptr;
+    constexpr int kFlatV = kSwigluFlatVectorBytes / static_cast<int>(sizeof(T));
+    const bool is_flat = variant.work == kSwigluFlatMatrixGradients;
+    if (vector_elements != (is_flat ? kFlatV : V) || variant.formula != SwigluFormula::kPlain) return nullptr;
     switch (variant.work) {
+      case kSwigluFlatMatrixGradients:
+        return reinterpret_cast<const void *>(swiglu_flat_gradient_kernel<T, kFlatV>);
       case kSwigluMatrixGradients:
         return reinterpret_cast<const void *>(swiglu_plain_gradient_kernel<T, V, false, false>);
       case kSwigluProgrammaticMatrixGradients:

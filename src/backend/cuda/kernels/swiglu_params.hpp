@@ -18,12 +18,13 @@ enum SwigluWork {
   kSwigluMatrixGradients,              // of kPlain; of formulas after kForm, and the recomputed output
   kSwigluProgrammaticMatrixGradients,  // of kPlain; the other formulas' kernels are programmatic or not
   kSwigluLateMatrixGradients,          // the same, the next launch begun behind the loads
+  kSwigluFlatMatrixGradients,          // of kPlain: SwigluPlan::is_flat
   kSwigluExperts,                      // forward: SwigluPlan::is_expert_matrix
   kSwigluExpertGradients               // and the recomputed output
 };
 
 constexpr bool is_of_matrix_gradients(SwigluWork work) {
-  return work >= kSwigluMatrixGradients && work <= kSwigluLateMatrixGradients;
+  return work >= kSwigluMatrixGradients && work <= kSwigluFlatMatrixGradients;
 }
 
 struct SwigluVariant {
@@ -144,6 +145,13 @@ struct SwigluMatrixGradientParams {
   uint32_t out_row[kMaxSwigluOutputs];
   uint32_t num_vectors;
   FastDivmod vectors_per_row;
+};
+
+// Of tensors that are one row, all of which are wanted.
+struct SwigluFlatGradientParams {
+  const char *in[kMaxSwigluInputs];
+  char *out[2];
+  uint32_t num_vectors;
 };
 
 struct SwigluOptionsMatrixGradientParams : SwigluMatrixGradientParams {

@@ -25,6 +25,7 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluMatrixGradients:
     case kSwigluProgrammaticMatrixGradients:
     case kSwigluLateMatrixGradients:
+    case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluExperts:
     case kSwigluExpertGradients:
