@@ -117,7 +117,7 @@ int choose_vector_elements(const SwigluProblem &problem) {
   // A vector has one row and one factor.
   if (problem.grad_row_scale == nullptr && !has_row_per_vector(problem)) return 1;
   const VectorLimits limits = limits_of(problem, GateUpLayout::kSeparate, GateUpLayout::kSeparate);
-  // No kernel has vectors of 4 bytes, but for those that are one element.
+  // Of vectors of 4 bytes there are elements, and the flat kernel's, which asks for tensors aligned to 8.
   if (limits.bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
 }

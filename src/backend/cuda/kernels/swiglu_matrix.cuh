@@ -5,7 +5,7 @@
 //
 //   vector of all rows      blockIdx.x * blockDim.x + threadIdx.x
 //
-// A thread takes one vector of each matrix, of 8 or 16 bytes, or those of a few rows below each other. Below 45 MB what
+// A thread takes one vector of each matrix, of 4 to 16 bytes, or those of a few rows below each other. Below 45 MB what
 // a thread does before its loads bounds a launch, so all is 32 bits but the addresses, params are few, and launches that
 // are not programmatic have kernels of their own, which wait for nothing. Programmatic ones let the next launch begin at
 // once where they are small, else behind their loads or at their end: its blocks would take the place of blocks of this

@@ -147,7 +147,7 @@ struct SwigluMatrixGradientParams {
   FastDivmod vectors_per_row;
 };
 
-// Of tensors that are one row, all of which are wanted.
+// Of tensors that are one row each; both gradients are wanted.
 struct SwigluFlatGradientParams {
   const char *in[kMaxSwigluInputs];
   char *out[2];
