@@ -22,7 +22,12 @@ from scikit_build_core.build import get_requires_for_build_sdist, get_requires_f
 __all__ = ["build_sdist", "build_wheel", "get_requires_for_build_sdist", "get_requires_for_build_wheel"]
 
 LIBRARY = "librope/lib/librope.so.0"
+TORCH_OPERATORS = "librope/lib/librope_torch.so"
 OF_THE_C_LIBRARY = r"lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*"
+# libtorch, which calls TORCH_OPERATORS, has loaded these. Every system with the GNU C library 2.24 has the versions.
+OF_CXX = r"libstdc\+\+\.so\.6|libgcc_s\.so\.1"
+CXX_VERSIONS = {"GLIBCXX": (3, 4, 21), "CXXABI": (1, 3, 9), "GCC": (4, 3, 0)}
+CXX_MINOR = 24
 
 
 def build_sdist(sdist_directory, config_settings=None):
@@ -34,6 +39,9 @@ def build_sdist(sdist_directory, config_settings=None):
             copy(project / name, folder)
         for name in ("CMakeLists.txt", "include", "src"):
             copy(project.parents[1] / name, folder)
+        native = Path(folder, project.relative_to(project.parents[1]))  # where CMakeLists.txt finds it
+        native.mkdir(parents=True)
+        copy(project / "native", native)
         os.chdir(folder)
         try:
             return scikit_build.build_sdist(str(output), config_settings)
@@ -67,7 +75,7 @@ def rename(wheel, folder, with_flavour):
         entries = old.infolist()
         old_record = old.getinfo(f"{info}/RECORD")
     flavour = files.pop(f"{info}/flavour").decode().strip()
-    new_system = system_tag(system, files[LIBRARY])
+    new_system = system_tag(system, files[LIBRARY], files[TORCH_OPERATORS])
     new_version = f"{version}+{flavour}" if with_flavour else version
     new_info = f"{name}-{new_version}.dist-info"
 
@@ -97,19 +105,28 @@ def replaced(contents, line, new_line):
     return f"\n{text}".replace(f"\n{line}\n", f"\n{new_line}\n", 1)[1:].encode()
 
 
-def system_tag(system, library):
-    """manylinux_2_N_… for linux_… where the library needs the GNU C library 2.N and nothing else."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(library)
-        file.flush()
-        try:
-            text = subprocess.run(["readelf", "-dVW", file.name], env={**os.environ, "LC_ALL": "C"}, text=True,
-                                  stdout=subprocess.PIPE, check=True).stdout
-        except FileNotFoundError:
-            return system
-    libraries = re.findall(r"\(NEEDED\).*\[(.*)\]", text)
-    versions = re.findall(r"Name: (\S+) +Flags", text)
-    minors = [int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", " ".join(versions))]
-    is_portable = (all(re.fullmatch(OF_THE_C_LIBRARY, name) for name in libraries)
-                   and all(re.fullmatch(r"GLIBC_2[.\d]+", name) for name in versions))
-    return re.sub(r"^linux_", f"manylinux_2_{max(minors)}_", system) if minors and is_portable else system
+def system_tag(system, library, torch_operators):
+    """manylinux_2_N_… for linux_… where both need the GNU C library 2.N and nothing else, but for C++'s of the second."""
+    minors = []
+    for contents, other_libraries, other_versions in (
+            (library, r"(?!)", {}), (torch_operators, OF_CXX, CXX_VERSIONS)):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(contents)
+            file.flush()
+            try:
+                text = subprocess.run(["readelf", "-dVW", file.name], env={**os.environ, "LC_ALL": "C"}, text=True,
+                                      stdout=subprocess.PIPE, check=True).stdout
+            except FileNotFoundError:
+                return system
+        for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text):
+            if not re.fullmatch(f"{OF_THE_C_LIBRARY}|{other_libraries}", name):
+                return system
+        for family, version in re.findall(r"Name: ([A-Z]+)_(\S+) +Flags", text):
+            numbers = tuple(int(part) for part in version.split(".")) if re.fullmatch(r"[\d.]+", version) else None
+            if numbers and family == "GLIBC" and numbers[0] == 2:
+                minors.append(numbers[1])
+            elif numbers and numbers <= other_versions.get(family, ()):
+                minors.append(CXX_MINOR)
+            else:
+                return system
+    return re.sub(r"^linux_", f"manylinux_2_{max(minors)}_", system) if minors else system

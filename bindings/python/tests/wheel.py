@@ -86,12 +86,23 @@ def needed_c_library(library):
     return max(int(minor) for minor in re.findall(r"\(?GLIBC_2\.(\d+)", symbols))
 
 
+def check_libraries(name, file):
+    """The C library's, and for torch's operators C++'s, whose versions are those of GCC 5."""
+    needed = set(re.findall(r"NEEDED +(\S+)", run("objdump", "-p", file).stdout))
+    needed = {library for library in needed if not re.match(r"lib(c|m|dl|rt|pthread)\.so|ld-linux", library)}
+    allowed = {"libstdc++.so.6", "libgcc_s.so.1"} if name.endswith("librope_torch.so") else set()
+    versions = re.findall(r"GLIBCXX_3\.4\.(\d+)", run("objdump", "-T", file).stdout)
+    if needed - allowed or any(int(version) > 21 for version in versions):
+        sys.exit(f"{name} needs {sorted(needed)} and GLIBCXX_3.4.{max(map(int, versions), default=0)}")
+
+
 def check_wheel(wheel, version):
     package = {f"librope/{path.name}" for path in (PROJECT / "librope").iterdir() if path.is_file()}
     info = f"librope-{version}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    expected = package | {"librope/lib/librope.so.0"} | {
+    libraries = {"librope/lib/librope.so.0", "librope/lib/librope_torch.so"}
+    expected = package | libraries | {
         f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
     if set(files) != expected:
         sys.exit(f"the wheel has {sorted(files)}")
@@ -101,10 +112,14 @@ def check_wheel(wheel, version):
         if checkout.search(contents):
             sys.exit(f"{name} names the folder that it was built in")
 
-    with tempfile.NamedTemporaryFile() as library:
-        library.write(files["librope/lib/librope.so.0"])
-        library.flush()
-        tag = f"py3-none-manylinux_2_{needed_c_library(library.name)}_{platform.machine()}"
+    minors = [24]  # whose systems have the C++ library that the second one needs
+    for name in libraries:
+        with tempfile.NamedTemporaryFile() as library:
+            library.write(files[name])
+            library.flush()
+            minors.append(needed_c_library(library.name))
+            check_libraries(name, library.name)
+    tag = f"py3-none-manylinux_2_{max(minors)}_{platform.machine()}"
     if wheel.name != f"librope-{version}-{tag}.whl":
         sys.exit(f"{wheel.name} is not librope-{version}-{tag}.whl")
     if email.message_from_bytes(files[f"{info}/WHEEL"]).get_all("Tag") != [tag]:

@@ -1,0 +1,760 @@
+// torch_operators.cpp - the kernels of torch.ops.librope for CPU and CUDA, over the stable C ABI of libtorch
+//
+// Nothing of torch is included or linked: what is used of its ABI is declared here and found in the libtorch that the
+// process has loaded, so that one file serves every torch from 2.10 on, with CUDA and without. The schemas, the fake
+// kernels and the derivatives are in librope/_torch_operators.py.
+#include <dlfcn.h>
+#include <rope/rope.h>
+
+#include <cstdarg>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace {
+
+// ---- What is used of other libraries ----
+
+// torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h
+struct Tensor;   // AtenTensorOpaque
+struct String;   // StringOpaque
+struct Library;  // TorchLibraryOpaque
+using Value = uint64_t;
+using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
+
+// Each returns an int32_t: a number, or whether it failed.
+#define FOR_TORCH_FUNCTIONS(DO)                                                                                   \
+  DO(aoti_torch_device_type_cpu, ())                                                                              \
+  DO(aoti_torch_device_type_cuda, ())                                                                             \
+  DO(aoti_torch_dtype_float32, ())                                                                                \
+  DO(aoti_torch_dtype_float16, ())                                                                                \
+  DO(aoti_torch_dtype_bfloat16, ())                                                                               \
+  DO(aoti_torch_dtype_float64, ())                                                                                \
+  DO(aoti_torch_dtype_int32, ())                                                                                  \
+  DO(aoti_torch_dtype_int64, ())                                                                                  \
+  DO(aoti_torch_get_dim, (Tensor *, int64_t *))                                                                   \
+  DO(aoti_torch_get_sizes, (Tensor *, int64_t **))                                                                \
+  DO(aoti_torch_get_strides, (Tensor *, int64_t **))                                                              \
+  DO(aoti_torch_get_dtype, (Tensor *, int32_t *))                                                                 \
+  DO(aoti_torch_get_device_type, (Tensor *, int32_t *))                                                           \
+  DO(aoti_torch_get_device_index, (Tensor *, int32_t *))                                                          \
+  DO(torch_get_const_data_ptr, (Tensor *, const void **))                                                         \
+  DO(torch_get_mutable_data_ptr, (Tensor *, void **))                                                             \
+  DO(aoti_torch_empty_strided, (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Tensor **)) \
+  DO(aoti_torch_zero_, (Tensor *))                                                                                \
+  DO(aoti_torch_new_uninitialized_tensor, (Tensor **))                                                            \
+  DO(aoti_torch_delete_tensor_object, (Tensor *))                                                                 \
+  DO(torch_string_length, (String *, size_t *))                                                                   \
+  DO(torch_string_c_str, (String *, const char **))                                                               \
+  DO(torch_delete_string, (String *))                                                                             \
+  DO(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, Library **))              \
+  DO(torch_library_impl, (Library *, const char *, Kernel *, uint64_t))
+
+// librope's, as librope/_torch_operators.py gives them.
+struct RopeFunctions {
+  decltype(&rope_last_error) last_error;
+  decltype(&rope_desc_create) create_rope;
+  decltype(&rope_forward) forward_rope;
+  decltype(&rope_backward) backward_rope;
+  decltype(&swiglu_desc_create) create_swiglu;
+  decltype(&swiglu_forward) forward_swiglu;
+  decltype(&swiglu_backward) backward_swiglu;
+};
+const RopeFunctions *rope;
+
+constexpr uint64_t kTorch_2_10 = (uint64_t{2} << 56) | (uint64_t{10} << 48);  // whose conventions the kernels follow
+
+struct {
+#define DECLARE(name, parameters) int32_t(*name) parameters;
+  FOR_TORCH_FUNCTIONS(DECLARE)
+#undef DECLARE
+  // NULL before torch 2.13, which frees what it allocated by operator new.
+  int32_t (*torch_delete_stable_ivalue)(Value *);
+  const char *(*torch_exception_get_what_without_backtrace)();
+} torch;
+
+template <typename Function>
+bool find(void *library, const char *name, Function **function) {
+  *function = reinterpret_cast<Function *>(dlsym(library, name));
+  return *function != nullptr;
+}
+
+// ---- Failures ----
+
+[[noreturn, gnu::format(printf, 1, 2)]] void fail(const char *format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  throw std::runtime_error(text);
+}
+
+void check_torch(int32_t failed, const char *function) {
+  if (failed == 0) return;
+  if (torch.torch_exception_get_what_without_backtrace == nullptr) fail("%s of torch failed", function);
+  fail("%s of torch failed: %s", function, torch.torch_exception_get_what_without_backtrace());
+}
+#define CALL_TORCH(function, ...) check_torch(torch.function(__VA_ARGS__), #function)
+
+void check_rope(rope_status_t status) {
+  if (status != ROPE_STATUS_SUCCESS) throw std::runtime_error(rope->last_error());
+}
+
+// ---- Descriptors by their keys ----
+
+union Descriptor {
+  rope_desc_t *rope;
+  swiglu_desc_t *swiglu;
+};
+
+struct Device {
+  rope_device_t kind;
+  int32_t index;
+};
+
+template <typename Text>
+struct Place {  // of a descriptor in the table
+  int32_t kind, index;
+  Text text;
+};
+
+struct IsBefore {
+  using is_transparent = void;
+  template <typename A, typename B>
+  bool operator()(const Place<A> &a, const Place<B> &b) const {
+    if (a.kind != b.kind) return a.kind < b.kind;
+    if (a.index != b.index) return a.index < b.index;
+    return std::string_view(a.text) < std::string_view(b.text);
+  }
+};
+
+// They live as long as the process, whose other threads may call while it ends.
+std::shared_mutex descriptors_lock;
+std::map<Place<std::string>, Descriptor, IsBefore> &descriptors =
+    *new std::map<Place<std::string>, Descriptor, IsBefore>;
+
+constexpr size_t kMaxConfigSize = 4096;  // of every struct of <rope/rope.h>
+
+int digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+std::string bytes_of(std::string_view digits, const char *function) {
+  std::string bytes(digits.size() / 2, '\0');
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    const int high = digit(digits[i]), low = i + 1 < digits.size() ? digit(digits[i + 1]) : -1;
+    if (high < 0 || low < 0) fail("%s: desc is not made of bytes in hexadecimal digits", function);
+    bytes[i / 2] = static_cast<char>(16 * high + low);
+  }
+  return bytes;
+}
+
+// A config of any size that the library may know, 0 behind what the key has of it.
+template <typename Config>
+union ConfigBuffer {
+  Config config;
+  char bytes[kMaxConfigSize];
+};
+
+// The config that a key begins with, for the device; returns the number of its bytes. first_size: what is read here.
+template <typename Config>
+size_t read_config(const char *function, const std::string &bytes, size_t first_size, const Device &device,
+                   ConfigBuffer<Config> *buffer) {
+  memset(buffer, 0, sizeof *buffer);
+  uint32_t size = 0;
+  if (bytes.size() >= sizeof size) memcpy(&size, bytes.data(), sizeof size);
+  if (size < first_size || size > kMaxConfigSize || size > bytes.size()) {
+    fail("%s: desc has %zu bytes, and a config of %u: it is cut off", function, bytes.size(), size);
+  }
+  memcpy(buffer->bytes, bytes.data(), size);
+  Config &config = buffer->config;
+  const bool is_for_kind = config.device == 0 || config.device == device.kind;
+  if (!is_for_kind || (config.device != 0 && config.device_index >= 0 && config.device_index != device.index)) {
+    fail("%s: its tensors are on %s %d: desc is for another device", function,
+         device.kind == ROPE_DEVICE_CPU ? "CPU" : "CUDA device", device.index);
+  }
+  config.device = device.kind;
+  config.device_index = device.index;
+  return size;
+}
+
+// Takes the next array of the key, which is there where its pointer in the config is not NULL.
+template <typename Number>
+const Number *take_array(const char **next, const char *end, const Number *marker, size_t count, std::string *storage,
+                         bool *is_cut) {
+  if (marker == nullptr) return nullptr;
+  if (static_cast<size_t>(end - *next) / sizeof(Number) < count) {
+    *is_cut = true;
+    return nullptr;
+  }
+  storage->assign(*next, count * sizeof(Number));
+  *next += storage->size();
+  return reinterpret_cast<const Number *>(storage->data());
+}
+
+constexpr std::string_view kRopePrefix = "rope:", kSwigluPrefix = "swiglu:";
+
+Descriptor make_rope(const char *function, std::string_view key, const Device &device) {
+  const std::string bytes = bytes_of(key.substr(kRopePrefix.size()), function);
+  ConfigBuffer<rope_config_t> buffer;
+  const size_t size = read_config(function, bytes, offsetof(rope_config_t, num_axes), device, &buffer);
+  rope_config_t &config = buffer.config;
+  const int32_t channels = config.rotary_dim != 0 ? config.rotary_dim : config.head_dim;
+  const size_t num_pairs = channels > 0 ? static_cast<size_t>(channels) / 2 : 0;
+  const char *next = bytes.data() + size, *end = bytes.data() + bytes.size();
+  std::string frequencies, axes;
+  bool is_cut = false;
+  config.inv_freq = take_array(&next, end, config.inv_freq, num_pairs, &frequencies, &is_cut);
+  config.pair_axis = take_array(&next, end, config.pair_axis, num_pairs, &axes, &is_cut);
+  if (is_cut || next != end) {
+    fail("%s: desc has %zu bytes behind its config, which do not fit %zu pairs", function, bytes.size() - size,
+         num_pairs);
+  }
+  Descriptor desc = {};
+  check_rope(rope->create_rope(&config, &desc.rope));
+  return desc;
+}
+
+Descriptor make_swiglu(const char *function, std::string_view key, const Device &device) {
+  const std::string bytes = bytes_of(key.substr(kSwigluPrefix.size()), function);
+  ConfigBuffer<swiglu_config_t> buffer;
+  const size_t size = read_config(function, bytes, offsetof(swiglu_config_t, dtype), device, &buffer);
+  if (size != bytes.size()) fail("%s: desc has %zu bytes behind its config", function, bytes.size() - size);
+  Descriptor desc = {};
+  check_rope(rope->create_swiglu(&buffer.config, &desc.swiglu));
+  return desc;
+}
+
+Descriptor find_descriptor(const char *function, std::string_view prefix, std::string_view key, const Device &device) {
+  if (key.substr(0, prefix.size()) != prefix) fail("%s: desc does not begin with \"%s\"", function, prefix.data());
+  const Place<std::string_view> place = {device.kind, device.index, key};
+  {
+    std::shared_lock<std::shared_mutex> lock(descriptors_lock);
+    const auto found = descriptors.find(place);
+    if (found != descriptors.end()) return found->second;
+  }
+  std::unique_lock<std::shared_mutex> lock(descriptors_lock);
+  const auto found = descriptors.find(place);
+  if (found != descriptors.end()) return found->second;
+  const Descriptor desc = prefix == kRopePrefix ? make_rope(function, key, device) : make_swiglu(function, key, device);
+  descriptors.emplace(Place<std::string>{device.kind, device.index, std::string(key)}, desc);
+  return desc;
+}
+
+// ---- Tensors ----
+
+constexpr int kMaxAxes = 4;
+constexpr int kMaxDtypes = 64;
+rope_dtype_t rope_dtypes[kMaxDtypes];  // by torch's number; 0: none
+int32_t torch_cpu, torch_cuda;
+
+// The arguments of a kernel, which owns them, in the order of the schema.
+class Arguments {
+ public:
+  Arguments(Value *stack, uint64_t given, uint64_t expected) : next_(stack) {
+    if (given != expected) fail("librope's operators are of another version than librope_torch.so");
+  }
+  Arguments(const Arguments &) = delete;
+  ~Arguments() {
+    for (int i = 0; i < num_tensors_; ++i) torch.aoti_torch_delete_tensor_object(tensors_[i]);
+    if (text_ != nullptr) torch.torch_delete_string(text_);
+  }
+
+  std::string_view text() {
+    text_ = reinterpret_cast<String *>(*next_++);
+    const char *data = nullptr;
+    size_t length = 0;
+    CALL_TORCH(torch_string_length, text_, &length);
+    CALL_TORCH(torch_string_c_str, text_, &data);
+    return {data, length};
+  }
+  Tensor *tensor() { return tensors_[num_tensors_++] = reinterpret_cast<Tensor *>(*next_++); }
+  Tensor *optional_tensor() {
+    Value *box = reinterpret_cast<Value *>(*next_++);
+    if (box == nullptr) return nullptr;
+    Tensor *tensor = tensors_[num_tensors_++] = reinterpret_cast<Tensor *>(*box);
+    if (torch.torch_delete_stable_ivalue != nullptr) {
+      torch.torch_delete_stable_ivalue(box);
+    } else {
+      delete box;
+    }
+    return tensor;
+  }
+  int64_t integer() { return static_cast<int64_t>(*next_++); }
+  bool boolean() { return static_cast<uint8_t>(*next_++) != 0; }
+
+ private:
+  Value *next_;
+  String *text_ = nullptr;
+  int num_tensors_ = 0;
+  Tensor *tensors_[24];
+};
+
+// New tensors, the results of a kernel; freed where it fails.
+class Results {
+ public:
+  Results() = default;
+  Results(const Results &) = delete;
+  ~Results() {
+    for (int i = 0; i < count_; ++i) torch.aoti_torch_delete_tensor_object(tensors_[i]);
+  }
+  Tensor *add(Tensor *tensor) { return tensors_[count_++] = tensor; }
+  void add_absent() {
+    Tensor *tensor = nullptr;
+    CALL_TORCH(aoti_torch_new_uninitialized_tensor, &tensor);
+    add(tensor);
+  }
+  void move_to(Value *stack) {
+    for (int i = 0; i < count_; ++i) stack[i] = reinterpret_cast<Value>(tensors_[i]);
+    count_ = 0;
+  }
+
+ private:
+  int count_ = 0;
+  Tensor *tensors_[3];
+};
+
+// What the tensors of one call are read with.
+class Reader {
+ public:
+  Reader(const char *function, const char *field, Tensor *first) : function_(function) {
+    int32_t type = 0;
+    CALL_TORCH(aoti_torch_get_device_type, first, &type);
+    if (type != torch_cpu && type != torch_cuda) fail("%s: %s: it is neither on a CPU nor on CUDA", function, field);
+    device_.kind = type == torch_cuda ? ROPE_DEVICE_CUDA : ROPE_DEVICE_CPU;
+    device_.index = index_of(first, device_.kind);
+  }
+
+  const char *function() const { return function_; }
+  const Device &device() const { return device_; }
+
+  // An absent tensor leaves an absent view.
+  void read(rope_tensor_t *view, const char *field, Tensor *x) const {
+    if (x == nullptr) return;
+    read_axes(view, field, x);
+    const void *data = nullptr;
+    CALL_TORCH(torch_get_const_data_ptr, x, &data);
+    view->data = const_cast<void *>(data);
+  }
+  void read_written(rope_tensor_t *view, const char *field, Tensor *x) const {
+    if (x == nullptr) return;
+    read_axes(view, field, x);
+    CALL_TORCH(torch_get_mutable_data_ptr, x, &view->data);
+  }
+
+  // What torch.empty_like(x), or zeros_like, makes of the tensor that `like` shows; *view shows it.
+  Tensor *make(const rope_tensor_t &like, Tensor *x, bool is_zeroed, rope_tensor_t *view) const {
+    *view = like;
+    if (!is_dense(like)) compact_strides(like, view->stride);
+    int32_t dtype = 0;
+    CALL_TORCH(aoti_torch_get_dtype, x, &dtype);
+    Tensor *made = nullptr;
+    CALL_TORCH(aoti_torch_empty_strided, like.ndim, like.shape, view->stride, dtype,
+               device_.kind == ROPE_DEVICE_CUDA ? torch_cuda : torch_cpu, device_.index, &made);
+    view->data = nullptr;
+    int32_t failed = is_zeroed ? torch.aoti_torch_zero_(made) : 0;
+    if (failed == 0) failed = torch.torch_get_mutable_data_ptr(made, &view->data);
+    if (failed != 0) torch.aoti_torch_delete_tensor_object(made);
+    check_torch(failed, "zeros_like");
+    return made;
+  }
+
+  rope_stream_t stream() const {
+    if (device_.kind == ROPE_DEVICE_CPU) return nullptr;
+    using Function = int32_t(int32_t, void **);
+    static Function *const current_stream = [] {  // of a torch with CUDA alone
+      Function *found = nullptr;
+      void *library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+      if (library != nullptr) find(library, "aoti_torch_get_current_cuda_stream", &found);
+      return found;
+    }();
+    if (current_stream == nullptr) fail("%s: this torch has no aoti_torch_get_current_cuda_stream", function_);
+    void *stream = nullptr;
+    check_torch(current_stream(device_.index, &stream), "aoti_torch_get_current_cuda_stream");
+    return static_cast<rope_stream_t>(stream);
+  }
+
+ private:
+  static int32_t index_of(Tensor *x, rope_device_t kind) {
+    int32_t index = 0;
+    if (kind == ROPE_DEVICE_CUDA) CALL_TORCH(aoti_torch_get_device_index, x, &index);
+    return index;
+  }
+
+  void read_axes(rope_tensor_t *view, const char *field, Tensor *x) const {
+    int32_t type = 0, dtype = 0;
+    CALL_TORCH(aoti_torch_get_device_type, x, &type);
+    const rope_device_t kind = type == torch_cuda ? ROPE_DEVICE_CUDA : type == torch_cpu ? ROPE_DEVICE_CPU : 0;
+    if (kind != device_.kind || index_of(x, kind) != device_.index) {
+      fail("%s: %s: it is on another device than the first tensor of the call", function_, field);
+    }
+    CALL_TORCH(aoti_torch_get_dtype, x, &dtype);
+    view->dtype = dtype >= 0 && dtype < kMaxDtypes ? rope_dtypes[dtype] : 0;
+    if (view->dtype == 0) fail("%s: %s: librope has no such dtype", function_, field);
+    int64_t ndim = 0, *shape = nullptr, *stride = nullptr;
+    CALL_TORCH(aoti_torch_get_dim, x, &ndim);
+    if (ndim < 1 || ndim > kMaxAxes) {
+      fail("%s: %s: it has %d axes: librope takes 1 to %d", function_, field, static_cast<int>(ndim), kMaxAxes);
+    }
+    CALL_TORCH(aoti_torch_get_sizes, x, &shape);
+    CALL_TORCH(aoti_torch_get_strides, x, &stride);
+    view->ndim = static_cast<uint16_t>(ndim);
+    view->flags = ROPE_TENSOR_STRIDED;
+    for (int i = 0; i < ndim; ++i) {
+      view->shape[i] = shape[i];
+      view->stride[i] = stride[i];
+    }
+  }
+
+  // Whether the elements fill one piece of memory, each element of it once.
+  static bool is_dense(const rope_tensor_t &x) {
+    int64_t stride = 1;
+    bool is_done[kMaxAxes] = {};
+    for (int left = x.ndim; left > 0; --left) {
+      int i = 0;
+      while (i < x.ndim && (is_done[i] || (x.shape[i] > 1 && x.stride[i] != stride))) ++i;
+      if (i == x.ndim) return false;
+      is_done[i] = true;
+      if (x.shape[i] > 1) stride *= x.shape[i];
+    }
+    return true;
+  }
+
+  // torch's rule: axes are ordered by strides, those of equal ones by lengths; a stride of 0 says nothing.
+  static bool must_swap(const rope_tensor_t &x, int inner, int outer, bool *is_settled) {
+    const int64_t a = x.stride[inner], b = x.stride[outer];
+    *is_settled = a != 0 && b != 0 && a < b;
+    return a != 0 && b != 0 && (a > b || (a == b && x.shape[inner] > x.shape[outer]));
+  }
+
+  static void compact_strides(const rope_tensor_t &x, int64_t *stride) {
+    int order[kMaxAxes];  // from the innermost axis
+    for (int i = 0; i < x.ndim; ++i) {
+      order[i] = x.ndim - 1 - i;
+      int at = i;
+      bool is_settled = false;
+      for (int j = i - 1; j >= 0 && !is_settled; --j) {
+        if (must_swap(x, order[j], order[at], &is_settled)) {
+          const int axis = order[j];
+          order[j] = order[at];
+          order[at] = axis;
+          at = j;
+        }
+      }
+    }
+    int64_t next = 1;
+    for (int i = 0; i < x.ndim; ++i) {
+      stride[order[i]] = next;
+      if (x.shape[order[i]] > 1) next *= x.shape[order[i]];
+    }
+  }
+
+  const char *function_;
+  Device device_;
+};
+
+// ---- RoPE ----
+
+// In `flags`, whose lower half are those of rope_args_t.
+constexpr int64_t kArgsFlags = 0xFFFF, kSkipSlot0 = 0x10000, kHasNorm = 0x20000;
+
+// What both operators of RoPE have behind q, k, v and their outputs.
+struct Operands {
+  bool is_backward;
+  Tensor *positions, *start_positions, *cu_seqlens, *cos, *sin, *angles;
+  int64_t position_offset, flags, table_rows;
+
+  explicit Operands(Arguments *arguments) : is_backward(arguments->boolean()), positions(arguments->optional_tensor()) {
+    position_offset = arguments->integer();
+    flags = arguments->integer();
+    start_positions = arguments->optional_tensor();
+    cu_seqlens = arguments->optional_tensor();
+    cos = arguments->optional_tensor();
+    sin = arguments->optional_tensor();
+    angles = arguments->optional_tensor();
+    table_rows = arguments->integer();
+  }
+
+  void fill(const Reader &reader, rope_args_t *args) const {
+    reader.read(&args->positions, "positions", positions);
+    reader.read(&args->start_positions, "start_positions", start_positions);
+    reader.read(&args->cu_seqlens, "cu_seqlens", cu_seqlens);
+    reader.read(&args->cos, "cos", cos);
+    reader.read(&args->sin, "sin", sin);
+    reader.read(&args->angles, "angles", angles);
+    if ((flags & ~(kArgsFlags | kSkipSlot0 | kHasNorm)) != 0) fail("%s: flags has unknown bits", reader.function());
+    args->flags = static_cast<uint32_t>(flags & kArgsFlags);
+    args->position_offset = position_offset;
+    if (table_rows != static_cast<int32_t>(table_rows)) fail("%s: table_rows is out of range", reader.function());
+    args->table_rows = static_cast<int32_t>(table_rows);
+  }
+
+  void run(const Descriptor &desc, const rope_args_t &args, const Reader &reader) const {
+    check_rope((is_backward ? rope->backward_rope : rope->forward_rope)(desc.rope, &args, reader.stream()));
+  }
+};
+
+void rotate(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 14);
+  const std::string_view key = arguments.text();
+  Tensor *const inputs[] = {arguments.tensor(), arguments.optional_tensor(), arguments.optional_tensor()};
+  const Operands operands(&arguments);
+
+  const Reader reader("rotate", "q", inputs[0]);
+  const Descriptor desc = find_descriptor("rotate", kRopePrefix, key, reader.device());
+  rope_args_t args = ROPE_ARGS_INIT;
+  rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
+  rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
+  static const char *const fields[] = {"q", "k", "v"};
+  Results results;
+  for (int i = 0; i < 3; ++i) {
+    if (inputs[i] == nullptr) {
+      results.add_absent();
+    } else {
+      reader.read(views[i], fields[i], inputs[i]);
+      results.add(reader.make(*views[i], inputs[i], operands.cu_seqlens != nullptr, output_views[i]));
+    }
+  }
+  operands.fill(reader, &args);
+  operands.run(desc, args, reader);
+  results.move_to(stack);
+}
+
+// In place: what step does, too, and 29 arguments cost 1 us more than 14.
+void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 14);
+  const std::string_view key = arguments.text();
+  Tensor *const tensors[] = {arguments.tensor(), arguments.optional_tensor(), arguments.optional_tensor()};
+  const Operands operands(&arguments);
+
+  const Reader reader("rotate_", "q", tensors[0]);
+  const Descriptor desc = find_descriptor("rotate_", kRopePrefix, key, reader.device());
+  rope_args_t args = ROPE_ARGS_INIT;
+  reader.read_written(&args.q, "q", tensors[0]);
+  reader.read_written(&args.k, "k", tensors[1]);
+  reader.read_written(&args.v, "v", tensors[2]);
+  operands.fill(reader, &args);
+  operands.run(desc, args, reader);
+}
+
+void step(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 29);
+  const std::string_view key = arguments.text();
+  Tensor *inputs[3], *outputs[3], *weights[4], *caches[2], *places[5];
+  for (Tensor *&x : inputs) x = arguments.optional_tensor();
+  for (Tensor *&x : outputs) x = arguments.optional_tensor();
+  const Operands operands(&arguments);
+  Tensor *const fault = arguments.optional_tensor();
+  for (Tensor *&x : weights) x = arguments.optional_tensor();
+  for (Tensor *&x : caches) x = arguments.optional_tensor();
+  for (Tensor *&x : places) x = arguments.optional_tensor();
+
+  static const char *const fields[] = {"q", "k", "v"}, *const output_fields[] = {"q_out", "k_out", "v_out"};
+  int first = 0;
+  while (first < 3 && inputs[first] == nullptr && outputs[first] == nullptr) ++first;
+  if (first == 3) fail("step: q, k and v are absent: one of them must be given");
+  const Reader reader("step", fields[first], inputs[first] != nullptr ? inputs[first] : outputs[first]);
+  const Descriptor desc = find_descriptor("step", kRopePrefix, key, reader.device());
+  rope_args_t args = ROPE_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+
+  rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
+  rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
+  for (int i = 0; i < 3; ++i) {
+    const bool is_cached = i > 0 && caches[i - 1] != nullptr;
+    if (inputs[i] == nullptr) {  // in place
+      reader.read_written(views[i], output_fields[i], outputs[i]);
+      if (is_cached) *output_views[i] = *views[i];
+    } else if (outputs[i] != nullptr) {
+      reader.read(views[i], fields[i], inputs[i]);
+      reader.read_written(output_views[i], output_fields[i], outputs[i]);
+    } else if (is_cached) {
+      reader.read(views[i], fields[i], inputs[i]);
+    } else {
+      fail("step: %s is absent: it is required without a cache", output_fields[i]);
+    }
+  }
+  operands.fill(reader, &args);
+  reader.read_written(&args.fault, "fault", fault);
+
+  bool has_norm = (operands.flags & kHasNorm) != 0;  // which a norm without weights has alone
+  for (const Tensor *x : weights) has_norm |= x != nullptr;
+  if (has_norm) {
+    reader.read(&norm.q_weight, "q_weight", weights[0]);
+    reader.read(&norm.k_weight, "k_weight", weights[1]);
+    reader.read(&norm.q_bias, "q_bias", weights[2]);
+    reader.read(&norm.k_bias, "k_bias", weights[3]);
+    args.norm = &norm;
+  }
+  bool has_cache = caches[0] != nullptr || caches[1] != nullptr;
+  for (const Tensor *x : places) has_cache |= x != nullptr;
+  if (has_cache) {
+    reader.read_written(&cache.k_cache, "k_cache", caches[0]);
+    reader.read_written(&cache.v_cache, "v_cache", caches[1]);
+    reader.read(&cache.slots, "slots", places[0]);
+    reader.read(&cache.page_table, "page_table", places[1]);
+    reader.read(&cache.page_indptr, "page_indptr", places[2]);
+    reader.read(&cache.sequence, "sequence", places[3]);
+    reader.read(&cache.positions, "cache_positions", places[4]);
+    if ((operands.flags & kSkipSlot0) != 0) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+    args.cache = &cache;
+  }
+  operands.run(desc, args, reader);
+}
+
+// ---- SwiGLU ----
+
+// What the operators of SwiGLU have in common.
+struct Gating {
+  Tensor *gate, *up, *row_scale = nullptr, *num_rows = nullptr, *gate_bias = nullptr, *up_bias = nullptr,
+                     *expert_rows = nullptr;
+  int64_t flags = 0;
+  swiglu_args_t args = SWIGLU_ARGS_INIT;
+  swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+
+  explicit Gating(Arguments *arguments) : gate(arguments->tensor()), up(arguments->tensor()) {}
+
+  void take_operands(Arguments *arguments) {
+    row_scale = arguments->optional_tensor();
+    num_rows = arguments->optional_tensor();
+    gate_bias = arguments->optional_tensor();
+    up_bias = arguments->optional_tensor();
+    expert_rows = arguments->optional_tensor();
+    flags = arguments->integer();
+  }
+
+  bool has_rows_left_out() const { return num_rows != nullptr || expert_rows != nullptr; }
+
+  void fill(const Reader &reader) {
+    if (flags < 0 || flags > UINT32_MAX) fail("%s: flags has unknown bits", reader.function());
+    args.flags = static_cast<uint32_t>(flags);
+    reader.read(&args.gate, "gate", gate);
+    reader.read(&args.up, "up", up);
+    reader.read(&args.row_scale, "row_scale", row_scale);
+    reader.read(&args.num_rows, "num_rows", num_rows);
+    if (gate_bias == nullptr && up_bias == nullptr && expert_rows == nullptr) return;
+    reader.read(&input.gate_bias, "gate_bias", gate_bias);
+    reader.read(&input.up_bias, "up_bias", up_bias);
+    reader.read(&input.expert_rows, "expert_rows", expert_rows);
+    args.input = &input;
+  }
+};
+
+void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 9);
+  const std::string_view key = arguments.text();
+  Gating gating(&arguments);
+  gating.take_operands(&arguments);
+  const Reader reader("swiglu", "gate", gating.gate);
+  const Descriptor desc = find_descriptor("swiglu", kSwigluPrefix, key, reader.device());
+  gating.fill(reader);
+  Results results;
+  results.add(reader.make(gating.args.gate, gating.gate, gating.has_rows_left_out(), &gating.args.out));
+  check_rope(rope->forward_swiglu(desc.swiglu, &gating.args, reader.stream()));
+  results.move_to(stack);
+}
+
+void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 10);
+  const std::string_view key = arguments.text();
+  Gating gating(&arguments);
+  Tensor *const out = arguments.tensor();
+  gating.take_operands(&arguments);
+  const Reader reader("swiglu_out", "gate", gating.gate);
+  const Descriptor desc = find_descriptor("swiglu_out", kSwigluPrefix, key, reader.device());
+  gating.fill(reader);
+  reader.read_written(&gating.args.out, "out", out);
+  check_rope(rope->forward_swiglu(desc.swiglu, &gating.args, reader.stream()));
+}
+
+void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 11);
+  const std::string_view key = arguments.text();
+  Tensor *const grad_out = arguments.tensor();
+  Gating gating(&arguments);
+  const int64_t wanted = arguments.integer();  // a bit for each of gate, up and row_scale
+  gating.take_operands(&arguments);
+  const Reader reader("swiglu_backward", "grad_out", grad_out);
+  const Descriptor desc = find_descriptor("swiglu_backward", kSwigluPrefix, key, reader.device());
+  gating.fill(reader);
+  swiglu_args_t &args = gating.args;
+  reader.read(&args.grad_out, "grad_out", grad_out);
+  Tensor *const inputs[] = {gating.gate, gating.up, gating.row_scale};
+  const rope_tensor_t *const views[] = {&args.gate, &args.up, &args.row_scale};
+  rope_tensor_t *const gradients[] = {&args.grad_gate, &args.grad_up, &args.grad_row_scale};
+  Results results;
+  for (int i = 0; i < 3; ++i) {
+    if ((wanted >> i & 1) == 0) {
+      results.add_absent();
+    } else if (inputs[i] == nullptr) {
+      fail("swiglu_backward: wanted has the gradient of row_scale, which is absent");
+    } else {
+      results.add(reader.make(*views[i], inputs[i], gating.has_rows_left_out(), gradients[i]));
+    }
+  }
+  check_rope(rope->backward_swiglu(desc.swiglu, &args, reader.stream()));
+  results.move_to(stack);
+}
+
+struct {
+  const char *name;
+  Kernel *kernel;
+} const kernels[] = {{"rotate", rotate}, {"rotate_", rotate_},       {"step", step},
+                     {"swiglu", swiglu}, {"swiglu_out", swiglu_out}, {"swiglu_backward", swiglu_backward}};
+
+char load_failure[256];
+
+const char *lacks(const char *function) {
+  snprintf(load_failure, sizeof load_failure, "this torch has no %s", function);
+  return load_failure;
+}
+
+}  // namespace
+
+// Registers the kernels, whose schemas are defined, with the torch that is loaded. The functions are read at each call.
+// Once in a process. NULL, or what is missing: then nothing is registered.
+extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(const RopeFunctions *functions) {
+  void *const libtorch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (libtorch == nullptr) return "libtorch_cpu.so is not loaded";
+#define FIND(name, parameters) \
+  if (!find(libtorch, #name, &torch.name)) return lacks(#name);
+  FOR_TORCH_FUNCTIONS(FIND)
+#undef FIND
+  find(libtorch, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue);
+  find(libtorch, "torch_exception_get_what_without_backtrace", &torch.torch_exception_get_what_without_backtrace);
+  rope = functions;
+
+  torch_cpu = torch.aoti_torch_device_type_cpu();
+  torch_cuda = torch.aoti_torch_device_type_cuda();
+  const struct {
+    int32_t number;
+    rope_dtype_t dtype;
+  } dtypes[] = {
+      {torch.aoti_torch_dtype_float32(), ROPE_DTYPE_F32},   {torch.aoti_torch_dtype_float16(), ROPE_DTYPE_F16},
+      {torch.aoti_torch_dtype_bfloat16(), ROPE_DTYPE_BF16}, {torch.aoti_torch_dtype_float64(), ROPE_DTYPE_F64},
+      {torch.aoti_torch_dtype_int32(), ROPE_DTYPE_I32},     {torch.aoti_torch_dtype_int64(), ROPE_DTYPE_I64}};
+  for (const auto &each : dtypes) {
+    if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
+  }
+  for (const char *key : {"CPU", "CUDA"}) {
+    Library *library = nullptr;  // kept: to free it would take the kernels back
+    if (torch.aoti_torch_library_init_impl("librope", key, "librope_torch.so", 0, &library) != 0) {
+      return "torch refuses kernels for the library librope";
+    }
+    for (const auto &each : kernels) {
+      if (torch.torch_library_impl(library, each.name, each.kernel, kTorch_2_10) != 0) {
+        return "torch refuses a kernel of librope";
+      }
+    }
+  }
+  return nullptr;
+}
