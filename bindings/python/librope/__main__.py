@@ -1,8 +1,23 @@
 # __main__.py - python -m librope: which library was loaded, and what it can use here
+import importlib.util
 import sys
 
 import librope
 from librope import _cuda, _library
+
+
+def torch_description() -> str:
+    """Such as "2.15.0, operators of C++"."""
+    if importlib.util.find_spec("torch") is None:
+        return "none"
+    import torch
+
+    version = str(torch.__version__)
+    try:
+        from librope._torch_operators import why_python
+    except (AttributeError, ImportError) as error:
+        return f"{version}, too old for librope.torch: {error}"
+    return f"{version}, operators of " + ("C++" if why_python is None else f"Python: {why_python}")
 
 
 def main() -> int:
@@ -14,6 +29,7 @@ def main() -> int:
     why = librope.why_no_device()
     print(f"CUDA        {count} device{'' if count == 1 else 's'}" + (f": {why}" if why else ""))
     print(f"driver      {_cuda.driver_description()}")
+    print(f"torch       {torch_description()}")
     print(f"Python      {sys.version.split()[0]}")
     return 0
 

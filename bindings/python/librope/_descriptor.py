@@ -1,9 +1,11 @@
 # _descriptor.py - what RopeDesc and SwigluDesc share: the handles of the library, one for each device
 from __future__ import annotations
 
+import binascii
 import ctypes
 import inspect
 import threading
+from functools import cached_property
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import _library
@@ -26,6 +28,8 @@ class _Handle:
     def __del__(self) -> None:
         self._destroy(self.pointer)
 
+
+direct: Any = None  # calls of torch.ops.librope by descriptors, where its kernels are those of C++
 
 _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, "norm": NormType,
           "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule}
@@ -56,8 +60,11 @@ class Descriptor:
     """Immutable, and safe to use from any number of threads. A context manager; closing it twice is harmless."""
 
     _arrays: Dict[str, Any] = {}  # by field; from_buffer_copy keeps pointers, not what they point to
+    _config_type: Any
     _create: Callable[..., int]
     _destroy: Callable[[int], None]
+    _key_prefix: str
+    _array_fields: Tuple[str, ...] = ()
 
     def __init__(self, config: Any, device: Any) -> None:
         self._config = config
@@ -99,6 +106,50 @@ class Descriptor:
             if handle is None:
                 handle = handles[device] = self._make_handle(*device)
         return handle
+
+    @cached_property
+    def _key(self) -> str:
+        """All that the descriptor is made of, for torch.ops.librope: the prefix, and in hexadecimal digits the config,
+        whose pointers are NULL or not, and the arrays. Its device is 0 for any, its device_index -1."""
+        kind, ordinal = self._device
+        config = self._config_type.from_buffer_copy(self._config)
+        config.device, config.device_index = kind or 0, -1 if ordinal is None else ordinal
+        for field in self._arrays:
+            setattr(config, field, ctypes.cast(1, type(getattr(config, field))))
+        return self._key_prefix + b"".join(map(bytes, (config, *self._arrays.values()))).hex()
+
+    @classmethod
+    def _of_key(cls, function: str, key: str) -> Any:
+        """The descriptor of a key, which may be any string."""
+        try:
+            data = binascii.unhexlify(key[len(cls._key_prefix):])
+            if not key.startswith(cls._key_prefix):
+                raise ValueError
+            config = cls._config_type.from_buffer_copy(data)
+            if config.struct_size != ctypes.sizeof(config):
+                raise ValueError
+            arrays, end = {}, ctypes.sizeof(config)
+            for field in cls._array_fields:
+                pointer = getattr(config, field)
+                if pointer:
+                    array = (pointer._type_ * ((config.rotary_dim or config.head_dim) // 2)).from_buffer_copy(data, end)
+                    arrays[field] = array
+                    setattr(config, field, ctypes.cast(array, type(pointer)))
+                    end += ctypes.sizeof(array)
+            if end != len(data):
+                raise ValueError
+            kind = config.device
+            if kind not in (0, Device.CPU, Device.CUDA):
+                raise ValueError
+            device = (
+                None if kind == 0 else "cuda" if kind == Device.CUDA and config.device_index < 0 else device_name(
+                    kind, config.device_index))
+        except ValueError:
+            raise ValueError(f"{function}: desc is no key of a {cls.__name__} of this version of librope") from None
+        desc = cls.__new__(cls)
+        desc._arrays = arrays
+        Descriptor.__init__(desc, config, device)
+        return desc
 
     def _call_kept(self, function: str, call: Call, stream: Any, zeroed: bool) -> bool:
         """Calls with args that are kept, and makes the outputs that are new. False: none are kept, or not for those."""

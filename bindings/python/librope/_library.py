@@ -116,6 +116,11 @@ def loaded_path() -> str:
     return path
 
 
+def torch_operators_path() -> str:
+    """Where the kernels of librope.torch are, if they are: beside the library."""
+    return str(Path(loaded_path()).with_name("librope_torch.so"))
+
+
 def check(status: int) -> None:
     """Raises what a failing status says. The text is the calling thread's, so this runs right after the call."""
     if status != _abi.ROPE_STATUS_SUCCESS:

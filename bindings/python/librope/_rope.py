@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
-from . import _abi
+from . import _abi, _descriptor
 from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
                      NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
@@ -77,8 +77,11 @@ class RopeDesc(Descriptor):
     Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
     """
 
+    _array_fields = ("inv_freq", "pair_axis")
+    _config_type = _abi.rope_config_t
     _create = lib.rope_desc_create
     _destroy = lib.rope_desc_destroy
+    _key_prefix = "rope:"
 
     def __init__(
         self,
@@ -309,10 +312,17 @@ class RopeDesc(Descriptor):
             cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: Any, table_rows: Any,
             programmatic_launch: bool, stream: Any, unrotated: bool, v_unrotated: bool,
             norm: Optional[Norm] = None, cache: Optional[Cache] = None) -> Any:
+        flags = flags_of(programmatic_launch, unrotated, v_unrotated)
+        direct = _descriptor.direct
+        if direct is not None and type(q) in direct.types and stream is None and type(position_offset) is int:
+            results = direct.rotate(
+                self, function == "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin,
+                angles, fault, norm, cache, position_offset, flags, table_rows)
+            if results is not None:
+                return results[0] if len(results) == 1 else results
         operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
         call = None
         if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
-            flags = flags_of(programmatic_launch, unrotated, v_unrotated)
             call = _look(Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache)
         if call is not None and self._call_kept(function, call, stream, cu_seqlens is not None):
             results = tuple(call.results)

@@ -5,7 +5,7 @@ import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
-from . import _abi
+from . import _abi, _descriptor
 from ._descriptor import Descriptor
 from ._enums import ACTIVATIONS, LIMIT_RULES, Activation, LimitRule, dtype_number, number_of
 from ._integers import fill
@@ -45,8 +45,10 @@ class SwigluDesc(Descriptor):
                  silu(gate) * up
     """
 
+    _config_type = _abi.swiglu_config_t
     _create = lib.swiglu_desc_create
     _destroy = lib.swiglu_desc_destroy
+    _key_prefix = "swiglu:"
 
     def __init__(
         self,
@@ -107,6 +109,11 @@ class SwigluDesc(Descriptor):
         stream, programmatic_launch: as for RopeDesc.forward
         """
         inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
+        direct = _descriptor.direct
+        if direct is not None and type(gate) in direct.types and stream is None:
+            result = direct.swiglu(self, gate, up, out, inputs[2:], flags_of(programmatic_launch))
+            if result is not None:
+                return result
         zeroed = num_rows is not None or expert_rows is not None
         call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),))
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
@@ -162,6 +169,13 @@ class SwigluDesc(Descriptor):
         librope.torch adds up.
         """
         inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
+        direct = _descriptor.direct
+        if (direct is not None and type(gate) in direct.types and grad_gate is grad_up is grad_row_scale is out is None
+                and stream is None):
+            results = direct.swiglu_backward(
+                self, grad_out, gate, up, inputs[2:], flags_of(programmatic_launch))
+            if results is not None:
+                return results
         zeroed = num_rows is not None or expert_rows is not None
         outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
         if row_scale is not None:

@@ -1,22 +1,25 @@
-# torch.py - RoPE and SwiGLU as operators of torch: eager, autograd, torch.compile(fullgraph=True) and CUDA graphs
+# torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
 """apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
-times. rotary_step is for inference: with a norm and paged caches in the same launch. The operators,
-torch.ops.librope.rotate, step, swiglu and swiglu_backward, run on the current stream, never break a graph and refuse
-tangents of forward mode. Descriptors are made on first use and kept."""
+times, and in forward mode. rotary_step is for inference: with a norm and paged caches in the same launch. The operators
+behind them, torch.ops.librope, run on the current stream and never break a graph. Their kernels are those of
+librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which. Descriptors are made on first
+use and kept."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, List, Literal, Optional, Sequence, Tuple, overload
+from typing import TYPE_CHECKING, Any, Callable, List, Literal, NoReturn, Optional, Sequence, Tuple, overload
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
+from . import _torch_operators as operators
 from ._enums import (ACTIVATIONS, LAYOUTS, LIMIT_RULES, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS,
                      NORM_TYPES, STYLES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, bits_of,
                      dtype_number, number_of)
 from ._groups import Cache, Norm
-from ._rope import RopeDesc
-from ._swiglu import cached_desc
+from ._rope import RopeDesc, flags_of
+from ._swiglu import SwigluDesc, cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
@@ -26,44 +29,58 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_rotary", "geglu", "rotary_step", "swiglu"]
 
-_UNCHANGED = ()  # the operator writes to none of its inputs
+# ---- Derivatives ----------------------------------------------------------------------------------------------------
+#
+# Where nothing has a derivative the operators are called alone. For reverse mode a Function calls them whose forward
+# takes the context, as one with setup_context costs 10 us more a call. Forward mode and torch.func need the latter.
+# torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves these to eager.
 
-# ---- Forward mode ---------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("librope", "FRAGMENT")
+_forward_ad = torch.autograd.forward_ad
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
 
 
-def _refuse_tangents(operator: Any) -> None:
-    """Puts a check before the autograd kernel of an operator, the last one that sees tangents."""
-    overload = operator._opoverload
-    kernel = torch._library.autograd.make_autograd_impl(overload, operator)
-    fields = [argument.name for argument in overload._schema.arguments]
+@torch.compiler.disable
+def _apply_transformed(function: Any, inputs: Any) -> Any:
+    return function.apply(*inputs)
 
-    def check(keyset: Any, *arguments: Any) -> Any:
-        if torch.autograd.forward_ad._current_level >= 0:
-            for field, argument in zip(fields, arguments):
-                for x in argument if isinstance(argument, (list, tuple)) else (argument,):
-                    if not isinstance(x, Tensor):
-                        continue
-                    try:
-                        refuse_tangent(x)
-                    except ValueError as error:
-                        raise ValueError(f"{overload._schema.name}: {field}: {error}") from None
-        return kernel(keyset, *arguments)
 
-    for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther"):
-        _library.impl(overload._schema.name, check, key, with_keyset=True)
+def _requires_grad(*tensors: Optional[Tensor]) -> bool:
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
+def _refuse_tangents(function: str, **tensors: Any) -> None:
+    for field, x in tensors.items():
+        if isinstance(x, Tensor):
+            try:
+                refuse_tangent(x)
+            except ValueError as error:
+                raise ValueError(f"{function}: {field}: {error}") from None
+
+
+def _explain(error: RuntimeError, call: Callable[[], Any]) -> NoReturn:
+    """Raises what the same call of a descriptor raises, which is of the package's classes, or else the error."""
+    if not (_is_compiling() or _forward_ad._current_level >= 0 or _are_transforms_active()):
+        try:
+            with torch.no_grad():
+                call()
+        except Exception as known:
+            raise known from None
+    raise error
 
 
 # ---- RoPE -----------------------------------------------------------------------------------------------------------
 
-_NUM_ROTATE_INPUTS = 22
-
 
 @lru_cache(maxsize=256)
 def _rope_desc(
-        dtype: torch.dtype, head_dim: int, layout: int, style: int, out_style: int, rotary_dim: int, rotary_offset: int,
-        theta: float, inv_freq: Optional[Tuple[float, ...]], attention_scale: float, num_axes: int,
+        dtype: torch.dtype, head_dim: int, style: AnyStyle, layout: AnyLayout, out_style: AnyStyle, rotary_dim: int,
+        rotary_offset: int, theta: float, inv_freq: Optional[Tuple[float, ...]], attention_scale: float, num_axes: int,
         pair_axis: Optional[Tuple[int, ...]], pair_block: int, **norm: Any) -> RopeDesc:
     return RopeDesc(
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
@@ -71,54 +88,105 @@ def _rope_desc(
         pair_axis=pair_axis, pair_block=pair_block, **norm)
 
 
+@torch.compiler.assume_constant_result
+def _rope_key(*what: Any, **norm: Any) -> str:
+    """Of the descriptor: what a graph has of it."""
+    return _rope_desc(*what, **norm)._key
+
+
+def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """A graph that has some of the numbers as symbols is for their values now."""
+    return tuple([guard_scalar(x) if type(x) in (int, float, torch.SymInt, torch.SymFloat) else x for x in what])
+
+
 def _as_tuple(values: Optional[Sequence[Any]]) -> Optional[Tuple[Any, ...]]:
     return None if values is None else tuple(values)
 
 
-@torch.library.custom_op(
-    "librope::rotate",
-    mutates_args=_UNCHANGED,
-    schema="(Tensor[] tensors, Tensor? positions, Tensor? start_positions, Tensor? cu_seqlens, Tensor? cos, "
-    "Tensor? sin, Tensor? angles, SymInt position_offset, int table_rows, int layout, int style, int out_style, "
-    "int rotary_dim, int rotary_offset, float theta, float[]? inv_freq, float attention_scale, int num_axes, "
-    "int[]? pair_axis, int pair_block, bool programmatic_launch, bool is_backward) -> Tensor[]",
-)
-def _rotate(
-        tensors: List[Tensor], positions: Optional[Tensor], start_positions: Optional[Tensor],
-        cu_seqlens: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor], angles: Optional[Tensor],
-        position_offset: int, table_rows: int, layout: int, style: int, out_style: int, rotary_dim: int,
-        rotary_offset: int, theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
-        pair_axis: Optional[Sequence[int]], pair_block: int, programmatic_launch: bool,
-        is_backward: bool) -> List[Tensor]:
-    first = tensors[0]
-    desc = _rope_desc(
-        first.dtype, first.shape[-1], layout, style, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
-        attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
-    results = (desc.backward if is_backward else desc.forward)(
-        *tensors, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
-        angles=angles, position_offset=position_offset, table_rows=table_rows, programmatic_launch=programmatic_launch)
-    return [results] if len(tensors) == 1 else list(results)
+_NUM_ROTATE_INPUTS = 14
+_ROTATE_DEFAULTS = 0, 0, None, None, None, None, None, 0  # of those behind positions
+_NO_OFFSET = 0  # the object, as True is no offset
+_OPERANDS = 5, 8, 9, 10, 11, 12
+_OPERAND_FIELDS = "positions", "start_positions", "cu_seqlens", "cos", "sin", "angles"
 
 
-@_rotate.register_fake
-def _(tensors: List[Tensor], *arguments: Any) -> List[Tensor]:
-    return [torch.empty_like(x) for x in tensors]
+def _rotate(*inputs: Any) -> Any:
+    """torch.ops.librope.rotate and its derivatives. The tensors that are there come first, and so do their results."""
+    is_transformed = _forward_ad._current_level >= 0 or (_are_transforms_active() and not _is_compiling())
+    if is_transformed or _requires_grad(*inputs[1:4]):
+        inputs += _ROTATE_DEFAULTS[len(inputs) - 6:]
+        if not is_transformed:
+            return _Rotation.apply(*inputs)
+        return _apply_transformed(_TransformedRotation, inputs)
+    return operators.rotate(*inputs)
 
 
-def _save_rotate(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[1:7])
-    ctx.arguments = inputs[7:-1]
-    ctx.is_backward = inputs[-1]
+def _rotate_linearly(
+        what: Tuple[Any, ...], operands: Sequence[Optional[Tensor]], is_backward: bool,
+        tensors: Sequence[Optional[Tensor]]) -> Tuple[Optional[Tensor], ...]:
+    """Those of the tensors that are there, by the rotation with the constants `what` and the operands."""
+    given = [x for x in tensors if x is not None]
+    if not given:
+        return tuple(tensors)
+    key, position_offset, flags, table_rows = what
+    positions, *others = operands
+    results = iter(_rotate(
+        key, *given, *(None, None, None)[len(given):], is_backward, positions, position_offset, flags, *others,
+        table_rows))
+    return tuple([None if x is None else next(results) for x in tensors])
 
 
-def _rotate_back(ctx: Any, grads: List[Tensor]) -> Tuple[Any, ...]:
+def _save_rotation(ctx: Any, inputs: Tuple[Any, ...], *further: Tensor) -> Tuple[Any, ...]:
+    key, _, _, _, ctx.is_backward, _, position_offset, flags, *_, table_rows = inputs
+    ctx.what = key, position_offset, flags, table_rows
+    ctx.set_materialize_grads(False)
+    saved = (*[inputs[i] for i in _OPERANDS], *further)
+    ctx.save_for_backward(*saved)
+    return saved
+
+
+def _rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
     """The gradient of a rotation is its transpose, and that of the transpose the rotation."""
-    results = torch.ops.librope.rotate(list(grads), *ctx.saved_tensors, *ctx.arguments, not ctx.is_backward)
-    return (results,) + (None,) * (_NUM_ROTATE_INPUTS - 1)
+    wanted = [grad if is_needed else None for grad, is_needed in zip(grads, ctx.needs_input_grad[1:4])]
+    results = _rotate_linearly(ctx.what, ctx.saved_tensors[:len(_OPERANDS)], not ctx.is_backward, wanted)
+    return (None, *results, *(None,) * (_NUM_ROTATE_INPUTS - 1 - len(results)))
 
 
-_rotate.register_autograd(_rotate_back, setup_context=_save_rotate)
-_refuse_tangents(_rotate)
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+        _save_rotation(ctx, inputs)
+        return operators.rotate(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _rotate_back(ctx, grads)
+
+
+class _TransformedRotation(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+        return tuple([x for x in operators.rotate(*inputs) if x is not None])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_forward(*_save_rotation(ctx, inputs, *output))  # the same ones, as vmap wants it
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _rotate_back(ctx, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        for field, i in zip(_OPERAND_FIELDS, _OPERANDS):
+            if tangents[i] is not None:
+                raise ValueError(f"apply_rotary: {field}: it has a tangent of forward-mode AD, and no derivative here")
+        operands, outputs = ctx.saved_tensors[:len(_OPERANDS)], ctx.saved_tensors[len(_OPERANDS):]
+        results = _rotate_linearly(ctx.what, operands, ctx.is_backward, tangents[1:4])
+        # A tensor without a tangent beside one that has one: torch takes no None.
+        return tuple([torch.zeros_like(x) if y is None else y for x, y in zip(outputs, results)])
 
 
 @overload
@@ -169,74 +237,38 @@ def apply_rotary(
     The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a
     sequence of numbers, because it belongs to the descriptor.
     """
-    for table in (cos, sin, angles):
-        if table is not None and table.requires_grad:
+    what: Tuple[Any, ...] = (
+        q.dtype, q.shape[-1], style, layout, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
+        attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
+    is_compiling = _is_compiling()
+    if is_compiling:
+        what = _as_constants(what)
+    inputs: Tuple[Any, ...] = (_rope_key(*what), q, k, v, False, positions)
+    if k is None and v is not None:
+        inputs = (inputs[0], q, v, None, False, positions)
+    # What has its default is left out, which costs less; a graph keeps the offset as a symbol.
+    if is_compiling or not (
+            cos is sin is angles is start_positions is cu_seqlens is None and position_offset is _NO_OFFSET
+            and table_rows is TableRows.BY_POSITION and not programmatic_launch):
+        if _requires_grad(cos, sin, angles):
             raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
-    tensors = [q]
-    if k is not None:
-        tensors.append(k)
-    if v is not None:
-        tensors.append(v)
-    results = torch.ops.librope.rotate(
-        tensors, positions, start_positions, cu_seqlens, cos, sin, angles, position_offset,
-        number_of(TABLE_ROWS, "table_rows", table_rows), number_of(LAYOUTS, "layout", layout),
-        number_of(STYLES, "style", style), number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta,
-        inv_freq, attention_scale, num_axes, pair_axis, pair_block, programmatic_launch, False)
-    return results[0] if len(tensors) == 1 else tuple(results)
+        if table_rows is not TableRows.BY_POSITION:
+            table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+        inputs += (position_offset, flags_of(programmatic_launch), start_positions, cu_seqlens, cos, sin, angles,
+                   table_rows)
+    try:
+        results = _rotate(*inputs)
+    except RuntimeError as error:
+        _explain(error, lambda: _rope_desc(*what).forward(
+            q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
+            angles=angles, position_offset=position_offset, table_rows=table_rows,
+            programmatic_launch=programmatic_launch))
+    if k is None and v is None:
+        return results[0]
+    return results[:2] if k is None or v is None else results
 
 
 # ---- The step: norm, rotation, caches -------------------------------------------------------------------------------
-
-
-@torch.library.custom_op(
-    "librope::step",
-    mutates_args=("q_out", "k_out", "v_out", "k_cache", "v_cache", "fault"),
-    schema="(Tensor? q, Tensor? k, Tensor? v, Tensor(a!)? q_out, Tensor(b!)? k_out, Tensor(c!)? v_out, "
-    "Tensor? q_weight, Tensor? k_weight, Tensor? q_bias, Tensor? k_bias, Tensor(d!)? k_cache, Tensor(e!)? v_cache, "
-    "Tensor? slots, Tensor? page_table, Tensor? page_indptr, Tensor? sequence, Tensor? cache_positions, "
-    "bool skip_slot_0, Tensor? positions, Tensor? start_positions, Tensor? cu_seqlens, Tensor? cos, Tensor? sin, "
-    "Tensor? angles, Tensor(f!)? fault, SymInt position_offset, int table_rows, int layout, int style, int out_style, "
-    "int rotary_dim, int rotary_offset, float theta, float[]? inv_freq, float attention_scale, int num_axes, "
-    "int[]? pair_axis, int pair_block, int norm, int norm_tensors, int norm_order, int norm_extent, "
-    "int norm_rounding, float norm_eps, float norm_weight_offset, bool unrotated, bool v_unrotated, "
-    "bool programmatic_launch) -> ()",
-)
-def _step(
-        q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
-        k_out: Optional[Tensor], v_out: Optional[Tensor], q_weight: Optional[Tensor], k_weight: Optional[Tensor],
-        q_bias: Optional[Tensor], k_bias: Optional[Tensor], k_cache: Optional[Tensor], v_cache: Optional[Tensor],
-        slots: Optional[Tensor], page_table: Optional[Tensor], page_indptr: Optional[Tensor],
-        sequence: Optional[Tensor], cache_positions: Optional[Tensor], skip_slot_0: bool, positions: Optional[Tensor],
-        start_positions: Optional[Tensor], cu_seqlens: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor],
-        angles: Optional[Tensor], fault: Optional[Tensor], position_offset: int, table_rows: int, layout: int,
-        style: int, out_style: int, rotary_dim: int, rotary_offset: int, theta: float,
-        inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int, pair_axis: Optional[Sequence[int]],
-        pair_block: int, norm: int, norm_tensors: int, norm_order: int, norm_extent: int, norm_rounding: int,
-        norm_eps: float, norm_weight_offset: float, unrotated: bool, v_unrotated: bool,
-        programmatic_launch: bool) -> None:
-    given = [(x, out) for x, out in ((q, q_out), (k, k_out), (v, v_out)) if x is not None]
-    first = given[0][0]
-    desc = _rope_desc(
-        first.dtype, first.shape[-1], layout, style, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
-        attention_scale, num_axes, _as_tuple(pair_axis), pair_block, norm=norm, norm_tensors=norm_tensors,
-        norm_order=norm_order, norm_extent=norm_extent, norm_rounding=norm_rounding, norm_eps=norm_eps,
-        norm_weight_offset=norm_weight_offset)
-    weights = Norm(q_weight, k_weight, q_bias, k_bias)
-    cache = Cache(k_cache, v_cache, slots, page_table, page_indptr, sequence, cache_positions, skip_slot_0)
-    desc.forward(
-        q, k, v, out=[False if out is None else out for _, out in given], positions=positions,
-        start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles, fault=fault,
-        norm=weights if norm or any(x is not None for x in weights) else None,
-        cache=cache if any(x is not None for x in cache[:-1]) else None, position_offset=position_offset,
-        table_rows=table_rows, unrotated=unrotated, v_unrotated=v_unrotated, programmatic_launch=programmatic_launch)
-
-
-@_step.register_fake
-def _(*arguments: Any) -> None:
-    pass
-
-
-_refuse_tangents(_step)
 
 
 def rotary_step(
@@ -302,92 +334,62 @@ def rotary_step(
                 raise ValueError(
                     f"rotary_step: {field}: it requires grad, and the step has no gradient: use apply_rotary, "
                     "torch.no_grad() or detach()")
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents(
+            "rotary_step", q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, q_bias=q_bias, k_bias=k_bias,
+            k_cache=cache.k_cache, v_cache=cache.v_cache, cos=cos, sin=sin, angles=angles)
+    first = q if q is not None else k if k is not None else v
+    assert first is not None
+    what = (first.dtype, first.shape[-1], style, layout, out_style, rotary_dim, rotary_offset, theta,
+            _as_tuple(inv_freq), attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
+    form = dict(
+        norm=norm, norm_tensors=norm_tensors if isinstance(norm_tensors, (int, str)) else tuple(norm_tensors),
+        norm_order=norm_order, norm_extent=norm_extent,
+        norm_rounding=norm_rounding if isinstance(norm_rounding, (int, str)) else tuple(norm_rounding),
+        norm_eps=norm_eps, norm_weight_offset=norm_weight_offset)
+    if _is_compiling():
+        what, form = _as_constants(what), dict(zip(form, _as_constants(tuple(form.values()))))
+    key = _rope_key(*what, **form)
+    flags = flags_of(programmatic_launch, unrotated, v_unrotated)
+    if number_of(NORM_TYPES, "norm", norm):
+        flags |= operators.HAS_NORM
+    if cache.skip_slot_0:
+        flags |= operators.SKIP_SLOT_0
+    if table_rows is not TableRows.BY_POSITION:
+        table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
     caches = (None, cache.k_cache, cache.v_cache) if cached_only else (None, None, None)
-    q_out, k_out, v_out = (
-        make(x) if x is not None and cached is None else None for x, cached in zip((q, k, v), caches))
-    torch.ops.librope.step(
-        q, k, v, q_out, k_out, v_out, q_weight, k_weight, q_bias, k_bias, *cache, positions, start_positions,
-        cu_seqlens, cos, sin, angles, fault, position_offset, number_of(TABLE_ROWS, "table_rows", table_rows),
-        number_of(LAYOUTS, "layout", layout), number_of(STYLES, "style", style),
-        number_of(STYLES, "out_style", out_style), rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
-        num_axes, pair_axis, pair_block, number_of(NORM_TYPES, "norm", norm),
-        bits_of(NORM_TENSORS, "norm_tensors", norm_tensors), number_of(NORM_ORDERS, "norm_order", norm_order),
-        number_of(NORM_EXTENTS, "norm_extent", norm_extent), bits_of(NORM_ROUNDINGS, "norm_rounding", norm_rounding),
-        norm_eps, norm_weight_offset, unrotated, v_unrotated, programmatic_launch)
+    outputs = [
+        make(x) if x is not None and cached is None else None for x, cached in zip((q, k, v), caches)]
+    weights = Norm(q_weight, k_weight, q_bias, k_bias)
+    try:
+        operators.step(
+            key, q, k, v, *outputs, False, positions, position_offset, flags, start_positions, cu_seqlens, cos, sin,
+            angles, table_rows, fault, *weights, *cache[:-1])
+    except RuntimeError as error:
+        out = [False if y is None else y for x, y in zip((q, k, v), outputs) if x is not None]
+        _explain(error, lambda: _rope_desc(*what, **form).forward(
+            q, k, v, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
+            sin=sin, angles=angles, fault=fault, position_offset=position_offset, table_rows=table_rows,
+            norm=weights if flags & operators.HAS_NORM or any(x is not None for x in weights) else None,
+            cache=cache if any(x is not None for x in cache[:-1]) else None, unrotated=unrotated,
+            v_unrotated=v_unrotated, programmatic_launch=programmatic_launch))
+    operators.wrote([x for x in (cache.k_cache, cache.v_cache, fault) if x is not None])
+    q_out, k_out, v_out = outputs
     return q_out, k_out, v_out
 
 
 # ---- SwiGLU ---------------------------------------------------------------------------------------------------------
 
 
-# The last arguments of both operators. They have defaults, so that programs from before them keep their meaning.
-_FURTHER = (
-    "Tensor? gate_bias=None, Tensor? up_bias=None, Tensor? expert_rows=None, int activation=0, "
-    "float gate_softcap=0.0, float up_softcap=0.0, int limit_rule=0, bool product_rounding=False")
-_NUM_SWIGLU_INPUTS = 17
-_GATE_BIAS, _UP_BIAS = 9, 10  # among them
+@torch.compiler.assume_constant_result
+def _swiglu_key(*what: Any) -> str:
+    return cached_desc(*what)._key
 
 
-@torch.library.custom_op(
-    "librope::swiglu",
-    mutates_args=_UNCHANGED,
-    schema="(Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, float up_offset, "
-    f"float out_scale, bool programmatic_launch, {_FURTHER}) -> Tensor",
-)
-def _swiglu(
-        gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor], alpha: float, limit: float,
-        up_offset: float, out_scale: float, programmatic_launch: bool, gate_bias: Optional[Tensor] = None,
-        up_bias: Optional[Tensor] = None, expert_rows: Optional[Tensor] = None, activation: int = 0,
-        gate_softcap: float = 0.0, up_softcap: float = 0.0, limit_rule: int = 0,
-        product_rounding: bool = False) -> Tensor:
-    desc = cached_desc(
-        dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap,
-        limit_rule, product_rounding)
-    return desc.forward(
-        gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-        expert_rows=expert_rows, programmatic_launch=programmatic_launch)
-
-
-@_swiglu.register_fake
-def _(gate: Tensor, *arguments: Any) -> Tensor:
-    return torch.empty_like(gate)
-
-
-@torch.library.custom_op(
-    "librope::swiglu_backward",
-    mutates_args=_UNCHANGED,
-    schema="(Tensor grad_out, Tensor gate, Tensor up, Tensor? row_scale, Tensor? num_rows, float alpha, float limit, "
-    f"float up_offset, float out_scale, bool programmatic_launch, bool[] is_wanted, {_FURTHER}) -> Tensor[]",
-)
-def _swiglu_backward(
-        grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
-        alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
-        is_wanted: Sequence[bool], gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
-        expert_rows: Optional[Tensor] = None, activation: int = 0, gate_softcap: float = 0.0, up_softcap: float = 0.0,
-        limit_rule: int = 0, product_rounding: bool = False) -> List[Tensor]:
-    desc = cached_desc(
-        dtype_number(gate.dtype), alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap,
-        limit_rule, product_rounding)
-    grad_gate, grad_up, grad_row_scale = (None if wanted else False for wanted in is_wanted)
-    grads = desc.backward(
-        grad_out, gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-        expert_rows=expert_rows, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
-        programmatic_launch=programmatic_launch)
-    return [grad for grad in grads if grad is not None]
-
-
-@_swiglu_backward.register_fake
-def _(
-        grad_out: Tensor, gate: Tensor, up: Tensor, row_scale: Optional[Tensor], num_rows: Optional[Tensor],
-        alpha: float, limit: float, up_offset: float, out_scale: float, programmatic_launch: bool,
-        is_wanted: Sequence[bool], *further: Any) -> List[Tensor]:
-    return [torch.empty_like(x) for x, wanted in zip((gate, up, row_scale), is_wanted) if wanted]
-
-
-def _save_swiglu(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4], *inputs[9:12])
-    ctx.numbers = inputs[4:9], inputs[12:]
+_NUM_SWIGLU_INPUTS = 9
+_ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # among them
+_SWIGLU_DEFAULTS = None, None, None, None, None, 0  # of those behind up
 
 
 def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
@@ -398,30 +400,113 @@ def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
     return grad.to(bias.dtype)
 
 
-def _swiglu_back(ctx: Any, grad_out: Tensor) -> Tuple[Optional[Tensor], ...]:
-    # Arguments at their defaults may be left out.
-    needed = ctx.needs_input_grad + (False,) * (_NUM_SWIGLU_INPUTS - len(ctx.needs_input_grad))
-    *inputs, gate_bias, up_bias, expert_rows = ctx.saved_tensors
-    numbers, form = ctx.numbers
-    is_wanted = [needed[0] or needed[_GATE_BIAS], needed[1] or needed[_UP_BIAS], needed[2]]
-    results = iter(torch.ops.librope.swiglu_backward(
-        grad_out, *inputs, *numbers, is_wanted, gate_bias, up_bias, expert_rows, *form))
+def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
+    ctx.key, ctx.flags = inputs[0], inputs[-1]
+    ctx.save_for_backward(*inputs[1:-1])
+
+
+def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
+    gate, up, *operands = ctx.saved_tensors
+    row_scale, _, gate_bias, up_bias, _ = operands
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents("the gradient of swiglu", grad_out=grad_out, gate=gate, up=up, row_scale=row_scale)
+    needed = ctx.needs_input_grad
+    wanted = needed[1] or needed[_GATE_BIAS], needed[2] or needed[_UP_BIAS], needed[_ROW_SCALE]
+    bits = sum([1 << i for i, is_wanted in enumerate(wanted) if is_wanted])
+    inputs = ctx.key, grad_out, gate, up, bits, *operands, ctx.flags
+    # Grad mode is on here where the gradient is to have one.
+    given = iter((_GatingGradients.apply if _requires_grad(*inputs[1:4], *operands) else _gating_gradients)(*inputs))
+    grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
     grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
-    for i, wanted in enumerate(is_wanted):
-        if wanted:
-            grads[i] = next(results)
-    for i, at, bias in ((0, _GATE_BIAS, gate_bias), (1, _UP_BIAS, up_bias)):
-        grad = grads[i]
-        if needed[at] and grad is not None:
+    grads[_ROW_SCALE] = grad_row_scale
+    for i, at, grad, bias in ((1, _GATE_BIAS, grad_gate, gate_bias), (2, _UP_BIAS, grad_up, up_bias)):
+        if needed[i]:
+            grads[i] = grad
+        if grad is not None and needed[at]:
             grads[at] = _bias_gradient(grad, bias)
-            if not needed[i]:
-                grads[i] = None
     return tuple(grads)
 
 
-_swiglu.register_autograd(_swiglu_back, setup_context=_save_swiglu)
-_refuse_tangents(_swiglu)
-_refuse_tangents(_swiglu_backward)
+def _gating_gradients(*inputs: Any) -> Tuple[Tensor, ...]:
+    """Those that are wanted."""
+    return tuple([x for x in operators.swiglu_backward(*inputs) if x is not None])
+
+
+class _GatingGradients(torch.autograd.Function):
+    """Refuses what would else be taken for constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+        return _gating_gradients(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError("swiglu: its gradient is not differentiable")
+
+
+class _Gating(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+        _save_gating(ctx, inputs)
+        return operators.swiglu(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:  # type: ignore[override]
+        return _gate_back(ctx, grad_out)
+
+
+class _TransformedGating(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+        return operators.swiglu(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        _save_gating(ctx, inputs)
+        ctx.save_for_forward(*inputs[1:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:  # type: ignore[override]
+        return _gate_back(ctx, grad_out)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The slopes of gate and up are their gradients for a grad_out of 1, as the output of a channel depends on
+        these channels alone; that of row_scale is the output without it."""
+        gate, up, row_scale, *operands = ctx.saved_tensors
+        slopes = operators.swiglu_backward(
+            ctx.key, torch.ones_like(gate), gate, up, 3, row_scale, *operands, ctx.flags)
+        terms = []
+        for slope, x, bias in ((slopes[0], tangents[1], tangents[_GATE_BIAS]),
+                               (slopes[1], tangents[2], tangents[_UP_BIAS])):
+            if x is not None:
+                terms.append(slope * x)
+            if bias is not None:  # [d], or [E, d] with gate [E, .., d]
+                middle = (1,) * (slope.dim() - bias.dim())
+                terms.append(slope * bias.reshape(bias.shape[:-1] + middle + bias.shape[-1:]))
+        if tangents[_ROW_SCALE] is not None:
+            plain = operators.swiglu(ctx.key, gate, up, None, *operands, ctx.flags)
+            terms.append(plain * tangents[_ROW_SCALE][..., None])
+        return sum(terms[1:], terms[0]).to(gate.dtype)
+
+
+def _gate(*inputs: Any) -> Tensor:
+    """torch.ops.librope.swiglu and its derivatives."""
+    is_transformed = _forward_ad._current_level >= 0 or (_are_transforms_active() and not _is_compiling())
+    if is_transformed or _requires_grad(*inputs[1:8]):
+        inputs += _SWIGLU_DEFAULTS[len(inputs) - 3:]
+        if not is_transformed:
+            return _Gating.apply(*inputs)
+        return _apply_transformed(_TransformedGating, inputs)
+    return operators.swiglu(*inputs)
 
 
 def swiglu(
@@ -454,10 +539,19 @@ def swiglu(
     expert_rows: [E] with gate [E, N, .., d]
     Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows.
     """
-    return torch.ops.librope.swiglu(
-        gate, up, row_scale, num_rows, alpha, limit, up_offset, out_scale, programmatic_launch, gate_bias, up_bias,
-        expert_rows, number_of(ACTIVATIONS, "activation", activation), gate_softcap, up_softcap,
-        number_of(LIMIT_RULES, "limit_rule", limit_rule), product_rounding)
+    what = (gate.dtype, alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap, limit_rule,
+            product_rounding)
+    if _is_compiling():
+        what = _as_constants(what)
+    inputs: Tuple[Any, ...] = (_swiglu_key(*what), gate, up)
+    if not (row_scale is num_rows is gate_bias is up_bias is expert_rows is None and not programmatic_launch):
+        inputs += (row_scale, num_rows, gate_bias, up_bias, expert_rows, flags_of(programmatic_launch))
+    try:
+        return _gate(*inputs)
+    except RuntimeError as error:
+        _explain(error, lambda: cached_desc(*what).forward(
+            gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
+            expert_rows=expert_rows, programmatic_launch=programmatic_launch))
 
 
 _GELUS = {"none": Activation.GEGLU_ERF, "tanh": Activation.GEGLU_TANH}

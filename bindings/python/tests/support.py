@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import math
+import sys
 import unittest
 from unittest import mock
 
@@ -26,10 +28,27 @@ def needs(*names):
 
 @contextlib.contextmanager
 def seen_args(observe):
-    """Calls observe(function, args struct) for each call that reaches the library meanwhile."""
-    from librope import _library
+    """Calls observe(function, args struct) for each call that reaches the library meanwhile, from torch's operators
+    too."""
+    from librope import _abi, _library
 
     with contextlib.ExitStack() as stack:
+        operators = sys.modules.get("librope._torch_operators")
+        if operators is not None:
+            for name, struct in (("rope_forward", _abi.rope_args_t), ("rope_backward", _abi.rope_args_t),
+                                 ("swiglu_forward", _abi.swiglu_args_t), ("swiglu_backward", _abi.swiglu_args_t)):
+                kind = ctypes.CFUNCTYPE(
+                    ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(struct), ctypes.c_void_p)
+                address = getattr(operators.functions, name)
+
+                def native(desc, args, stream, name=name, function=kind(address)):
+                    observe(name, args.contents)
+                    return function(desc, args, stream)
+
+                callback = kind(native)
+                stack.callback(lambda callback: None, callback)  # which lives as long as its address is there
+                stack.callback(setattr, operators.functions, name, address)
+                setattr(operators.functions, name, ctypes.cast(callback, ctypes.c_void_p).value)
         for name in ("rope_forward", "rope_backward", "rope_explain", "swiglu_forward", "swiglu_backward",
                      "swiglu_explain"):
             def call(desc, args, *rest, name=name, function=getattr(_library.lib, name)):

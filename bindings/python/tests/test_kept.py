@@ -7,11 +7,12 @@ import sys
 import threading
 import unittest
 import weakref
+from unittest import mock
 
 import librope
 import numpy
 import support
-from librope import _kept
+from librope import _descriptor, _kept
 
 try:
     import torch
@@ -37,6 +38,12 @@ def rotated(x, positions):
 
 
 class KeptTest(unittest.TestCase):
+    def setUp(self):
+        """Calls through ctypes, where another test has loaded torch's operators."""
+        patch = mock.patch.object(_descriptor, "direct", None)
+        patch.start()
+        self.addCleanup(patch.stop)
+
     def check(self, actual, expected):
         numpy.testing.assert_allclose(numpy.asarray(actual), expected, rtol=1e-5, atol=1e-5)
 
@@ -188,6 +195,13 @@ class KeptTest(unittest.TestCase):
 
     @needs_torch
     def test_refusals_of_torch_are_made_again(self):
+        from librope import _torch_operators
+
+        for direct in (None, _torch_operators.Direct)[:1 if _torch_operators.why_python else 2]:
+            with self.subTest(direct=direct), mock.patch.object(_descriptor, "direct", direct):
+                self.check_refusals_of_torch()
+
+    def check_refusals_of_torch(self):
         desc = rope_desc()
         x = torch.randn(4, HEADS, WIDTH)
         for _ in range(2):

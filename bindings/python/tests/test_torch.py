@@ -150,10 +150,34 @@ class OperatorTest(unittest.TestCase):
         self.assertTrue(torch.allclose(q.grad, 2 * q.detach(), atol=1e-5))
 
     def test_opcheck_of_rotations(self):
-        q, k = torch.randn(2, 3, 2, 8, requires_grad=True), torch.randn(2, 2, 3, 8, requires_grad=True).transpose(1, 2)
-        rest = (None, None, None, None, None, 7, 0, 1, 1, 2, 4, 2, 1e4, None, 1.5, 0, None, 0, False)
+        q, k = torch.randn(2, 3, 2, 8), torch.randn(2, 2, 3, 8).transpose(1, 2)
+        packed, expanded = torch.randn(2, 3, 5, 8)[:, :, 1:3], torch.randn(2, 3, 1, 8).expand(2, 3, 4, 8)
+        key = RopeDesc(
+            head_dim=8, dtype="f32", style="half", layout="bshd", out_style="interleaved", rotary_dim=4,
+            rotary_offset=2, theta=1e4, attention_scale=1.5)._key
+        rotate, in_place = torch.ops.librope.rotate.default, torch.ops.librope.rotate_.default
         for is_backward in (False, True):
-            torch.library.opcheck(torch.ops.librope.rotate.default, ([q, k], torch.arange(3), *rest, is_backward))
+            for tensors in ((q, k, None), (packed, None, expanded), (packed[:, :1], None, None)):
+                torch.library.opcheck(rotate, (key, *tensors, is_backward, None, 7))
+            torch.library.opcheck(rotate, (key, q, k, None, is_backward, torch.arange(3), 7, 1))
+            torch.library.opcheck(in_place, (key, q, k, None, is_backward, torch.arange(3)))
+
+    def test_new_tensors_are_as_empty_like_makes_them(self):
+        key = RopeDesc(head_dim=4, dtype="f32", **BSHD)._key
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(300):
+            order = torch.randperm(4, generator=generator).tolist()
+            shape = [int(torch.randint(1, 4, (), generator=generator)) for _ in range(3)] + [4]
+            x = torch.randn([shape[i] for i in order]).permute(torch.tensor(order).argsort().tolist())
+            for axis in range(3):  # parts and expanded axes
+                choice = int(torch.randint(4, (), generator=generator))
+                if choice == 0:
+                    x = x[(slice(None),) * axis + (slice(0, 2),)]
+                elif choice == 1:
+                    x = x[(slice(None),) * axis + (slice(0, 1),)].expand(*[2 if i == axis else -1 for i in range(4)])
+            result = torch.ops.librope.rotate(key, x, None, None, False)[0]
+            self.assertEqual(result.stride(), torch.empty_like(x).stride(), (x.shape, x.stride()))
+            self.assertTrue(torch.equal(result, apply_rotary(x.contiguous(), **BSHD)))
 
     def test_swiglu(self):
         packed = torch.randn(5, 24, requires_grad=True)
@@ -165,8 +189,10 @@ class OperatorTest(unittest.TestCase):
         actual_grad, = torch.autograd.grad(out, packed, grad)
         expected_grad, = torch.autograd.grad(expected, packed, grad)
         self.assertTrue(torch.allclose(actual_grad, expected_grad, atol=1e-5))
-        inputs = gate.detach().requires_grad_(), up, None, None, 1.7, 7.0, 1.0, 0.0, False
-        torch.library.opcheck(torch.ops.librope.swiglu.default, inputs)
+        key = librope.SwigluDesc(dtype="f32", alpha=1.7, limit=7.0, up_offset=1.0)._key
+        gate, up = gate.detach(), up.detach()
+        torch.library.opcheck(torch.ops.librope.swiglu.default, (key, gate, up))
+        torch.library.opcheck(torch.ops.librope.swiglu_out.default, (key, gate, up, torch.empty(5, 12)))
 
     def test_swiglu_with_one_gradient(self):
         gate, up = torch.randn(5, 12), torch.randn(5, 12, requires_grad=True)
@@ -286,13 +312,15 @@ class OperatorTest(unittest.TestCase):
     def test_opcheck_of_biases_and_experts(self):
         gate, up, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 6), (3, 4, 6), (3, 6)))
         rows = torch.tensor([4, 0, 2])
-        numbers = 0.0, 7.0, 1.0, 0.0, False
-        further = bias, None, rows, 2, 3.0, 4.0, 1, False
-        torch.library.opcheck(torch.ops.librope.swiglu.default, (gate, up, None, None, *numbers, *further))
+        key = librope.SwigluDesc(
+            dtype="f32", limit=7.0, up_offset=1.0, activation="geglu_tanh", gate_softcap=3.0, up_softcap=4.0,
+            limit_rule="activation")._key
+        gate, up, bias = gate.detach(), up.detach(), bias.detach()
+        operands = None, None, bias, None, rows
+        torch.library.opcheck(torch.ops.librope.swiglu.default, (key, gate, up, *operands))
+        torch.library.opcheck(torch.ops.librope.swiglu_backward.default, (key, gate, gate, up, 1, *operands))
         torch.library.opcheck(
-            torch.ops.librope.swiglu_backward.default,
-            tuple(x.detach() if torch.is_tensor(x) else x for x in (
-                gate, gate, up, None, None, *numbers, [True, False, False], *further)))
+            torch.ops.librope.swiglu_backward.default, (key, gate, gate, up, 7, torch.randn(3, 4), *operands[1:]))
 
 
 def normed(x, weight=None, offset=0.0, eps=1e-6):
@@ -397,16 +425,31 @@ class StepTest(unittest.TestCase):
         with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: cache.slots"):
             librope.torch.rotary_step(k=self.v, cache=librope.Cache(self.k_cache), **self.THD)
         self.assertTrue(self.k_cache.isnan().all())
-        with self.assertRaisesRegex(ValueError, "librope::step: k: it has a tangent of forward-mode AD"):
+        with self.assertRaisesRegex(ValueError, "rotary_step: k: it has a tangent of forward-mode AD"):
             torch.func.jvp(lambda x: librope.torch.rotary_step(k=x, **self.THD)[1], (self.v,), (self.v,))
 
     def test_the_operator(self):
         tensors = [x.detach() for x in self.arguments()]
         q, k, v, k_cache, v_cache, slots, q_weight, k_weight, positions = tensors
+        key = RopeDesc(head_dim=16, dtype="f32", **self.RMS, **self.THD)._key
+        caches = torch.zeros_like(k_cache), torch.zeros_like(v_cache)
         torch.library.opcheck(torch.ops.librope.step.default, (
-            q, k, v, torch.empty_like(q), None, None, q_weight, k_weight, None, None, torch.zeros_like(k_cache),
-            torch.zeros_like(v_cache), slots, None, None, None, None, False, positions, None, None, None, None, None,
-            None, 0, 0, 4, 1, 0, 0, 0, 1e4, None, 0.0, 0, None, 0, 1, 0, 0, 0, 0, 1e-6, 0.0, False, True, False))
+            key, q, k, v, torch.empty_like(q), None, None, False, positions, 0, 4, *(None,) * 5, 0, None, q_weight,
+            k_weight, None, None, *caches, slots))
+        has_norm = 1 << 17
+        torch.library.opcheck(
+            torch.ops.librope.step.default, (key, None, None, None, q, k, None, False, None, 0, has_norm))
+
+    def test_what_the_operator_refuses(self):
+        key = RopeDesc(head_dim=16, dtype="f32", **self.THD)._key
+        none = None, None, None
+        for arguments, text in (((key, *none, *none, False, torch.arange(5)), "q, k and v"),
+                                ((key, self.q, *none[1:], *none, False), "q"),  # it has no place to go to
+                                ((key, *none, self.q, *none[1:], False, None, 0, 1 << 20), "flags has unknown bits")):
+            before = self.q.clone()
+            with self.assertRaisesRegex(Exception, text):
+                torch.ops.librope.step(*arguments)
+            self.assertTrue(torch.equal(self.q, before))
 
     def test_compiled_in_one_graph(self):
         if not has_compiler():
@@ -418,7 +461,7 @@ class StepTest(unittest.TestCase):
 
 
 class ForwardModeTest(unittest.TestCase):
-    """Tangents are refused: torch gives zeros where it knows no formula of an operator."""
+    """What has no formula refuses tangents: torch would take it for constant."""
 
     TEXT = "{}: it has a tangent of forward-mode AD"
 
@@ -429,43 +472,93 @@ class ForwardModeTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, self.TEXT.format(field)):
             function(*arguments)
 
-    def test_operators(self):
-        functions = {
-            "librope::rotate: tensors": lambda x: apply_rotary(x * 2, self.x, **BSHD)[0],
-            "librope::rotate: cos": lambda x: apply_rotary(
-                self.x, cos=x[0, :, 0, :8], sin=self.x[0, :, 0, :8], style="half", layout="bshd"),
-            "librope::swiglu: gate": lambda x: swiglu(x, self.x),
-            "librope::swiglu: up": lambda x: swiglu(self.x, x),
-            "librope::swiglu: row_scale": lambda x: swiglu(self.x, self.x, row_scale=x[..., 0]),
-            "librope::swiglu: up_bias": lambda x: swiglu(self.x, self.x, up_bias=x[0, 0, 0]),
-            "librope::swiglu_backward: grad_out": lambda x: torch.ops.librope.swiglu_backward(
-                x, self.x, self.x, None, None, 0.0, 0.0, 0.0, 0.0, False, [True, True, False])[0],
+    def test_rotations(self):
+        x, tangent = self.x.double(), self.tangent.double()
+        positions = torch.randint(0, 50, (2, 5))
+
+        def function(x):
+            return apply_rotary(x * x, x[:, :, :1], positions=positions, **BSHD)
+
+        def formula(x):
+            return rotated(x * x, positions[:, :, None]), rotated(x[:, :, :1], positions[:, :, None])
+
+        actual, expected = (torch.func.jvp(f, (x,), (tangent,)) for f in (function, formula))
+        for part, wanted in zip((*actual[0], *actual[1]), (*expected[0], *expected[1])):
+            self.assertLess((part - wanted).abs().max().item(), 1e-9)
+        with torch.autograd.forward_ad.dual_level():  # k has no tangent
+            dual = torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), tangent)
+            q, k = apply_rotary(dual, x[:, :, :1], positions=positions, **BSHD)
+            self.assertTrue(torch.allclose(
+                torch.autograd.forward_ad.unpack_dual(q).tangent, rotated(tangent, positions[:, :, None])))
+            self.assertEqual(torch.autograd.forward_ad.unpack_dual(k).tangent.abs().max(), 0)
+        inputs = x[:, :2, :, :8].clone().requires_grad_(), x[:, :2, :1, :8].clone().requires_grad_()
+        arguments = dict(BSHD, positions=positions[:, :2], attention_scale=1.5)
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda q, k: apply_rotary(q, k, **arguments), inputs, check_forward_ad=True, check_batched_grad=True,
+            check_batched_forward_grad=True))
+        self.assertTrue(torch.autograd.gradgradcheck(
+            lambda q: apply_rotary(q * q, **arguments), inputs[:1], check_fwd_over_rev=True))
+
+    def test_gating(self):
+        def tensor(*shape):
+            return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+        gate, up, rows = tensor(3, 4, 6), tensor(3, 4, 6), torch.tensor([4, 0, 2], dtype=torch.int32)
+        form = dict(alpha=1.5, limit=1.0, up_offset=0.5, out_scale=0.75)
+        cases = {
+            "plain": (lambda g, u: swiglu(g, u), (gate, up)),
+            "all": (lambda g, u, r, a, b: swiglu(g, u, row_scale=r, gate_bias=a, up_bias=b, **form),
+                    (gate, up, tensor(3, 4), tensor(6), tensor(6))),
+            "experts": (lambda g, u, a: swiglu(g, u, gate_bias=a, expert_rows=rows, activation="geglu_tanh"),
+                        (gate, up, tensor(3, 6))),
+            "rows": (lambda g, r: swiglu(g, up.detach(), row_scale=r, num_rows=torch.tensor([2])),
+                     (gate, tensor(3, 4))),
+            "one row": (lambda g, b: swiglu(g, g, up_bias=b), (tensor(6), tensor(6))),
         }
-        for field, function in functions.items():
+        for name, (function, inputs) in cases.items():
+            with self.subTest(name):
+                self.assertTrue(torch.autograd.gradcheck(
+                    function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True))
+
+    def test_what_is_refused(self):
+        cases = {
+            "apply_rotary: cos": lambda x: apply_rotary(
+                self.x, cos=x[0, :, 0, :8], sin=self.x[0, :, 0, :8], style="half", layout="bshd"),
+            "rotary_step: q": lambda x: librope.torch.rotary_step(x, **BSHD)[0],
+            "rotary_step: sin": lambda x: librope.torch.rotary_step(
+                self.x, cos=self.x[0, :, 0, :8], sin=x[0, :, 0, :8], style="half", layout="bshd")[0],
+        }
+        for field, function in cases.items():
             with self.subTest(field):
                 self.assert_refused(field, torch.func.jvp, function, (self.x,), (self.tangent,))
                 self.assert_refused(field, torch.func.jacfwd(function), self.x)
-                for requires_grad in (False, True)[:1 if field.endswith("cos") else 2]:  # tables have no gradient
-                    with torch.autograd.forward_ad.dual_level():
-                        x = self.x.clone().requires_grad_(requires_grad)
-                        self.assert_refused(field, function, torch.autograd.forward_ad.make_dual(x, self.tangent))
+                with torch.autograd.forward_ad.dual_level():
+                    self.assert_refused(field, function, torch.autograd.forward_ad.make_dual(self.x, self.tangent))
+
+    def test_meta(self):
         meta = self.x.to("meta")
-        self.assert_refused("librope::swiglu: gate", torch.func.jvp, lambda x: swiglu(x, meta), (meta,), (meta,))
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(meta, torch.empty_like(meta))
-            self.assert_refused("librope::swiglu: up", swiglu, meta, dual)
-        # A transform inside another one.
-        for rows in (lambda x: swiglu(x, x), lambda x: swiglu(x, self.x[0])):
-            function = torch.vmap(rows)
-            self.assert_refused("librope::swiglu: gate", torch.func.jvp, function, (self.x,), (self.tangent,))
+        for function in (lambda x: swiglu(x, meta), lambda x: apply_rotary(x, meta, **BSHD)[0]):
+            out, tangent = torch.func.jvp(function, (meta,), (meta,))
+            self.assertEqual((out.shape, tangent.shape, out.is_meta), (meta.shape, meta.shape, True))
 
     def test_forward_over_reverse(self):
         x = self.x.clone().requires_grad_()
-        rotated, gated = apply_rotary(x, **BSHD), swiglu(x, self.x)
+        turned, gated = apply_rotary(x, **BSHD), swiglu(x, self.x)
         with torch.autograd.forward_ad.dual_level():
             grad = torch.autograd.forward_ad.make_dual(self.x, self.tangent)
-            self.assert_refused("librope::rotate: tensors", torch.autograd.grad, rotated, x, grad)
-            self.assert_refused("librope::swiglu_backward: grad_out", torch.autograd.grad, gated, x, grad)
+            back, = torch.autograd.grad(turned, x, grad)
+            desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
+            self.assertTrue(torch.equal(
+                torch.autograd.forward_ad.unpack_dual(back).tangent, desc.backward(self.tangent)))
+            self.assert_refused("the gradient of swiglu: grad_out", torch.autograd.grad, gated, x, grad)
+
+    def test_the_gradient_of_a_gradient(self):
+        x = self.x.clone().requires_grad_()
+        grad, = torch.autograd.grad(swiglu(x, self.x).sum(), x, create_graph=True)
+        with self.assertRaisesRegex(NotImplementedError, "swiglu: its gradient is not differentiable"):
+            (x.sum() + grad.sum()).backward()
+        with self.assertRaisesRegex(NotImplementedError, "swiglu: its gradient is not differentiable"):
+            torch.func.grad(lambda x: torch.func.grad(lambda x: swiglu(x, self.x).sum())(x).sum())(self.x)
 
     def test_what_has_no_tangent(self):
         expected = apply_rotary(self.x, **BSHD), swiglu(self.x, self.x)
@@ -519,10 +612,130 @@ class ForwardModeTest(unittest.TestCase):
                 torch.func.grad(lambda x: function(x).sum())(self.x)
 
     def test_vmap(self):
-        stack = torch.stack([self.x, self.tangent])
-        self.assertTrue(torch.equal(torch.vmap(lambda x: swiglu(x, self.x))(stack)[1], swiglu(self.tangent, self.x)))
-        with self.assertRaises(RuntimeError):  # torch's: its fallback knows no lists of tensors
-            torch.vmap(lambda x: apply_rotary(x, **BSHD))(stack)
+        stack = torch.randn(4, 2, 5, 3, 16, dtype=torch.float64)
+        positions = torch.randint(0, 50, (4, 2, 5))
+        layouts = {"bshd": (0, 1, 2, 3), "sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3)}
+        for layout, order in layouts.items():
+            form = dict(style="half", layout=layout, theta=10000.0)
+            with self.subTest(layout):
+                inputs = stack.permute(0, *[i + 1 for i in order])
+                expected = rotated(stack, positions[:, :, :, None]).permute(0, *[i + 1 for i in order])
+                actual = torch.vmap(lambda x, p, form=form: apply_rotary(x, positions=p, **form))(inputs, positions)
+                self.assertTrue(torch.allclose(actual, expected))
+                expected = rotated(stack, positions[0, :, :, None]).permute(0, *[i + 1 for i in order])
+                for dim in range(5):
+                    q, k = torch.vmap(
+                        lambda x, form=form: apply_rotary(x, inputs[1], positions=positions[0], **form),
+                        in_dims=dim, out_dims=(dim, None))(inputs.movedim(0, dim))
+                    self.assertTrue(torch.allclose(q, expected.movedim(0, dim)))
+                    self.assertTrue(torch.allclose(k, expected[1]))
+        gate, up, scale = torch.randn(4, 5, 6), torch.randn(5, 6), torch.randn(4, 5)
+        expected = torch.nn.functional.silu(gate) * up
+        self.assertTrue(torch.allclose(torch.vmap(swiglu, in_dims=(0, None))(gate, up), expected, atol=1e-6))
+        self.assertTrue(torch.allclose(torch.vmap(swiglu, in_dims=(0, 2))(gate, up.expand(4, 5, 6).movedim(0, 2)),
+                                       expected, atol=1e-6))
+        self.assertTrue(torch.allclose(
+            torch.vmap(lambda g, r: swiglu(g, up, row_scale=r))(gate, scale), expected * scale[..., None], atol=1e-6))
+        self.assertTrue(torch.allclose(
+            torch.vmap(swiglu)(stack, stack), torch.nn.functional.silu(stack) * stack))  # 5 axes
+
+        def loss(x):
+            return (apply_rotary(x, **BSHD) * swiglu(x, x)).sum()
+
+        def formula(x):
+            return (rotated(x, torch.arange(5)[:, None]) * torch.nn.functional.silu(x) * x).sum()
+
+        self.assertTrue(torch.allclose(
+            torch.vmap(torch.func.grad(loss))(stack), torch.vmap(torch.func.grad(formula))(stack)))
+        self.assertTrue(torch.allclose(
+            torch.func.grad(lambda x: torch.vmap(loss)(x).sum())(stack),
+            torch.func.grad(lambda x: torch.vmap(formula)(x).sum())(stack)))
+        with self.assertRaisesRegex(NotImplementedError, "vmap cannot map an operator of librope that writes"):
+            torch.vmap(lambda x: librope.torch.rotary_step(x, **BSHD)[0])(stack)
+
+
+class TrainingTest(unittest.TestCase):
+    """What trainers wrap around a block."""
+
+    def setUp(self):
+        self.x = torch.randn(2, 5, 4, 16)
+
+    def block(self, x):
+        q, k = apply_rotary(x * 2, x[:, :, :1], **BSHD)
+        return swiglu(q, x) + k
+
+    def gradient(self, block):
+        x = self.x.clone().requires_grad_()
+        out = block(x)
+        out.square().sum().backward()
+        return out.detach(), x.grad
+
+    def assert_alike(self, block):
+        for actual, expected in zip(self.gradient(block), self.gradient(self.block)):
+            self.assertTrue(torch.allclose(actual, expected, atol=1e-5, rtol=1e-5))
+
+    def test_checkpointing(self):
+        from torch.utils.checkpoint import checkpoint
+
+        for use_reentrant in (False, True):
+            self.assert_alike(lambda x, form=use_reentrant: checkpoint(self.block, x, use_reentrant=form))
+
+    def test_saved_tensors_elsewhere(self):
+        with torch.autograd.graph.save_on_cpu():
+            self.assert_alike(self.block)
+
+    def test_autocast(self):
+        weight = torch.randn(16, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            q = self.x @ weight
+            self.assertEqual(q.dtype, torch.bfloat16)
+            for x in (q, self.x):  # nothing is cast
+                turned = apply_rotary(x, **BSHD)
+                self.assertEqual(turned.dtype, x.dtype)
+                self.assertTrue(torch.equal(swiglu(turned, turned), swiglu(turned, turned)))
+                self.assertEqual(swiglu(turned, turned).dtype, x.dtype)
+            with self.assertRaisesRegex(librope.InvalidArgument, "k.dtype"):
+                apply_rotary(q, self.x, **BSHD)
+            with self.assertRaisesRegex(librope.InvalidArgument, "up.dtype"):
+                swiglu(q, self.x)
+
+    def test_inference_mode_and_hooks(self):
+        with torch.inference_mode():
+            out = self.block(self.x)
+        self.assertTrue(torch.equal(out, self.block(self.x)))
+        self.assertTrue(out.is_inference())
+        x, seen = self.x.clone().requires_grad_(), []
+        apply_rotary(x * 1, **BSHD).register_hook(seen.append)
+        y = apply_rotary(x, **BSHD)
+        y.register_hook(lambda grad: 2 * grad)
+        y.sum().backward()
+        desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
+        self.assertTrue(torch.allclose(x.grad, 2 * desc.backward(torch.ones(x.shape))))
+
+    def test_data_parallel(self):
+        import tempfile
+        from torch import distributed
+
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(16, 16, bias=False)
+
+            def forward(self, x):
+                return swiglu(apply_rotary(self.linear(x), **BSHD), x)
+
+        if not distributed.is_available():
+            self.skipTest("torch is built without distributed")
+        module = Block()
+        expected = torch.autograd.grad(module(self.x).square().sum(), module.linear.weight)[0]
+        with tempfile.NamedTemporaryFile() as file:
+            distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+            try:
+                parallel = torch.nn.parallel.DistributedDataParallel(module)
+                parallel(self.x).square().sum().backward()
+            finally:
+                distributed.destroy_process_group()
+        self.assertTrue(torch.allclose(module.linear.weight.grad, expected, atol=1e-5))
 
 
 class CompileTest(unittest.TestCase):
@@ -569,21 +782,52 @@ class CompileTest(unittest.TestCase):
         for actual, expected in zip(*results):
             self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
 
-    def test_forward_mode_is_refused(self):
+    def test_dynamic_shapes(self):
+        def block(x, positions, offset):
+            q, k = apply_rotary(x, x[:, :, :1], positions=positions, position_offset=offset, **BSHD)
+            return swiglu(q, x) * k
+
+        from torch._dynamo.testing import CompileCounterWithBackend
+
+        counter, counts = CompileCounterWithBackend("inductor"), set()
+        compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=counter)
+        for batch, tokens, offset in ((2, 5, 3), (3, 7, 4), (4, 12, 100)):
+            x = torch.randn(batch, tokens, 4, 16, requires_grad=True)
+            positions = torch.randint(0, 50, (batch, tokens))
+            (actual, grad), (expected, expected_grad) = (
+                (y, torch.autograd.grad(y.square().sum(), x)[0])
+                for y in (f(x, positions, offset) for f in (compiled, block)))
+            self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
+            self.assertTrue(torch.allclose(grad, expected_grad, atol=1e-3, rtol=1e-4))
+            counts.add(counter.frame_count)
+        self.assertEqual(len(counts), 1)
+
+    def test_numbers_that_change(self):
+        def block(x, theta):
+            return apply_rotary(x, style="half", layout="bshd", theta=theta)
+
+        compiled, x = torch.compile(block, fullgraph=True), torch.randn(2, 5, 3, 16)
+        for theta in (10000.0, 500000.0, 100.0, 10000.0):
+            self.assertTrue(torch.equal(compiled(x, theta), block(x, theta)))
+
+    def test_transforms(self):
         x, tangent = torch.randn(2, 3, 2, 8), torch.randn(2, 3, 2, 8)
 
         def block(x):
             return swiglu(apply_rotary(x * 2, **BSHD), x)
 
+        expected = torch.func.jvp(block, (x,), (tangent,))[1]
         compiled = torch.compile(block)
         compiled(x)
-        for function in (lambda: torch.func.jvp(compiled, (x,), (tangent,)),
-                         lambda: torch.compile(lambda x, t: torch.func.jvp(block, (x,), (t,)))(x, tangent)):
-            with self.assertRaisesRegex(Exception, "librope::rotate: tensors: it has a tangent of forward-mode AD"):
-                function()
+        self.assertTrue(torch.allclose(torch.func.jvp(compiled, (x,), (tangent,))[1], expected, atol=1e-5))
+        inside = torch.compile(lambda x, t: torch.func.jvp(block, (x,), (t,))[1])
+        self.assertTrue(torch.allclose(inside(x, tangent), expected, atol=1e-5))
         with torch.autograd.forward_ad.dual_level():
-            with self.assertRaisesRegex(Exception, "librope::rotate: tensors: it has a tangent of forward-mode AD"):
-                compiled(torch.autograd.forward_ad.make_dual(x, tangent))
+            out = compiled(torch.autograd.forward_ad.make_dual(x, tangent))
+            self.assertTrue(torch.allclose(torch.autograd.forward_ad.unpack_dual(out).tangent, expected, atol=1e-5))
+        stack = torch.stack([x, tangent])
+        self.assertTrue(torch.allclose(
+            torch.compile(torch.vmap(block), fullgraph=True)(stack), torch.stack([block(y) for y in stack]), atol=1e-5))
 
 
 if __name__ == "__main__":

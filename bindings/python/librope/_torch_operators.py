@@ -1,0 +1,415 @@
+# _torch_operators.py - torch.ops.librope: schemas, kernels of librope_torch.so or else of Python, fakes and vmap
+"""The operators take a descriptor by its key, a string that says all that it is made of, so that a graph that another
+process compiled or exported finds, or makes, the same one. `flags` are those of the library's args, and SKIP_SLOT_0 and
+HAS_NORM. A result whose operand is absent is None.
+
+  rotate           new tensors for q, k and v
+  rotate_          writes q, k and v
+  step             writes outputs, caches and fault. An output without its input is rotated in place, and an input
+                   without an output is cached only
+  swiglu           a new tensor
+  swiglu_out       writes out
+  swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
+
+They have no derivatives of their own: librope.torch has them."""
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from operator import is_
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from . import _abi, _descriptor, _library
+from ._enums import TABLE_ROWS, Layout, TableRows, number_of
+from ._groups import Cache, Norm
+from ._rope import RopeDesc
+from ._swiglu import SwigluDesc
+from ._tensors import MAX_NDIM, framework_of
+
+SKIP_SLOT_0 = 1 << 16  # that of a cache
+HAS_NORM = 1 << 17  # there is a norm, with weights or without
+
+_OPERANDS = (
+    "bool is_backward, Tensor? positions=None, SymInt position_offset=0, int flags=0, Tensor? start_positions=None, "
+    "Tensor? cu_seqlens=None, Tensor? cos=None, Tensor? sin=None, Tensor? angles=None, int table_rows=0")
+_GATING = (
+    "Tensor? row_scale=None, Tensor? num_rows=None, Tensor? gate_bias=None, Tensor? up_bias=None, "
+    "Tensor? expert_rows=None, int flags=0")
+# torch_operators.cpp reads the arguments in this order.
+_SCHEMAS = (
+    f"rotate(str desc, Tensor q, Tensor? k, Tensor? v, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    f"rotate_(str desc, Tensor(a!) q, Tensor(b!)? k, Tensor(c!)? v, {_OPERANDS}) -> ()",
+    "step(str desc, Tensor? q, Tensor? k, Tensor? v, Tensor(a!)? q_out, Tensor(b!)? k_out, Tensor(c!)? v_out, "
+    f"{_OPERANDS}, Tensor(d!)? fault=None, Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, "
+    "Tensor? k_bias=None, Tensor(e!)? k_cache=None, Tensor(f!)? v_cache=None, Tensor? slots=None, "
+    "Tensor? page_table=None, Tensor? page_indptr=None, Tensor? sequence=None, Tensor? cache_positions=None) -> ()",
+    f"swiglu(str desc, Tensor gate, Tensor up, {_GATING}) -> Tensor",
+    f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}) -> ()",
+    "swiglu_backward(str desc, Tensor grad_out, Tensor gate, Tensor up, int wanted, "
+    f"{_GATING}) -> (Tensor, Tensor, Tensor)",
+)
+
+_lib = torch.library.Library("librope", "FRAGMENT")
+for _schema in _SCHEMAS:
+    _lib.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+rotate = torch.ops.librope.rotate.default
+rotate_ = torch.ops.librope.rotate_.default
+step = torch.ops.librope.step.default
+swiglu = torch.ops.librope.swiglu.default
+swiglu_out = torch.ops.librope.swiglu_out.default
+swiglu_backward = torch.ops.librope.swiglu_backward.default
+
+Triple = Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+# ---- Kernels of Python ----------------------------------------------------------------------------------------------
+
+_FLAGS = {
+    "programmatic_launch": _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH,
+    "unrotated": _abi.ROPE_FLAG_UNROTATED,
+    "v_unrotated": _abi.ROPE_FLAG_V_UNROTATED,
+}
+
+
+@lru_cache(maxsize=256)
+def _desc_of(cls: Any, function: str, key: str) -> Any:
+    return cls._of_key(function, key)
+
+
+def _options(function: str, flags: int, known: int) -> Any:
+    if flags & ~known:
+        raise ValueError(f"{function}: flags has unknown bits")
+    return {name: True for name, flag in _FLAGS.items() if flags & flag}
+
+
+def _python_rotate(
+        key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], is_backward: bool,
+        positions: Optional[Tensor] = None, position_offset: int = 0, flags: int = 0,
+        start_positions: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None,
+        sin: Optional[Tensor] = None, angles: Optional[Tensor] = None, table_rows: int = 0) -> Triple:
+    desc = _desc_of(RopeDesc, "rotate", key)
+    results = (desc.backward if is_backward else desc.forward)(
+        q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
+        angles=angles, position_offset=position_offset, table_rows=table_rows or TableRows.BY_POSITION,
+        **_options("rotate", flags, sum(_FLAGS.values())))
+    given = iter(results if isinstance(results, tuple) else (results,))
+    return next(given), None if k is None else next(given), None if v is None else next(given)
+
+
+def _python_rotate_(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> None:
+    _python_step(key, None, None, None, q, k, v, *operands)
+
+
+def _python_step(
+        key: str, q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
+        k_out: Optional[Tensor], v_out: Optional[Tensor], is_backward: bool, positions: Optional[Tensor] = None,
+        position_offset: int = 0, flags: int = 0, start_positions: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
+        angles: Optional[Tensor] = None, table_rows: int = 0, fault: Optional[Tensor] = None,
+        q_weight: Optional[Tensor] = None, k_weight: Optional[Tensor] = None, q_bias: Optional[Tensor] = None,
+        k_bias: Optional[Tensor] = None, k_cache: Optional[Tensor] = None, v_cache: Optional[Tensor] = None,
+        slots: Optional[Tensor] = None, page_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
+        sequence: Optional[Tensor] = None, cache_positions: Optional[Tensor] = None) -> None:
+    desc = _desc_of(RopeDesc, "step", key)
+    options = _options("step", flags, sum(_FLAGS.values()) | SKIP_SLOT_0 | HAS_NORM)
+    inputs = [out if x is None else x for x, out in ((q, q_out), (k, k_out), (v, v_out))]
+    outputs = [False if out is None else out for x, out in zip(inputs, (q_out, k_out, v_out)) if x is not None]
+    weights = Norm(q_weight, k_weight, q_bias, k_bias)
+    cache = Cache(
+        k_cache, v_cache, slots, page_table, page_indptr, sequence, cache_positions, bool(flags & SKIP_SLOT_0))
+    if flags & HAS_NORM or any(x is not None for x in weights):
+        options["norm"] = weights
+    if any(x is not None for x in cache[:-1]):
+        options["cache"] = cache
+    (desc.backward if is_backward else desc.forward)(
+        *inputs, out=outputs, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
+        sin=sin, angles=angles, fault=fault, position_offset=position_offset,
+        table_rows=table_rows or TableRows.BY_POSITION, **options)
+
+
+def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optional[Tensor] = None,
+            gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
+            expert_rows: Optional[Tensor] = None, flags: int = 0) -> Any:
+    return dict(row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
+                **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
+
+
+def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor:
+    return _desc_of(SwigluDesc, "swiglu", key).forward(gate, up, **_gating("swiglu", *operands))
+
+
+def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operands: Any) -> None:
+    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, **_gating("swiglu_out", *operands))
+
+
+def _python_swiglu_backward(
+        key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, *operands: Any) -> Triple:
+    grad_gate, grad_up, grad_row_scale = (None if wanted & bit else False for bit in (1, 2, 4))
+    grads = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
+        grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
+        **_gating("swiglu_backward", *operands))
+    return (*grads, None)[:3]
+
+
+_PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "step": _python_step, "swiglu": _python_swiglu,
+           "swiglu_out": _python_swiglu_out, "swiglu_backward": _python_swiglu_backward}
+
+# ---- Kernels of C++ -------------------------------------------------------------------------------------------------
+
+
+class _Functions(ctypes.Structure):
+    """RopeFunctions of torch_operators.cpp, which keeps the address."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in (
+        "rope_last_error", "rope_desc_create", "rope_forward", "rope_backward", "swiglu_desc_create", "swiglu_forward",
+        "swiglu_backward")]
+
+
+functions = _Functions(*[
+    ctypes.cast(getattr(_library.lib, _field[0]), ctypes.c_void_p).value for _field in _Functions._fields_])
+
+
+def _load_native() -> Optional[str]:
+    """Registers the kernels of librope_torch.so; or says why not, and nothing is registered."""
+    file = _library.torch_operators_path()
+    try:
+        library = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
+        load = library.rope_torch_load
+    except (OSError, AttributeError) as error:
+        return str(error)
+    load.restype, load.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Functions)]
+    message = load(ctypes.byref(functions))
+    return None if message is None else f"{file}: {message.decode()}"
+
+
+why_python = _load_native()  # None: the kernels are those of C++
+if why_python is not None:
+    for _name, _kernel in _PYTHON.items():
+        for _key in ("CPU", "CUDA"):
+            _lib.impl(_name, _kernel, _key)
+
+# ---- Fakes ----------------------------------------------------------------------------------------------------------
+
+
+def _fake_rotate(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
+    return (torch.empty_like(q), None if k is None else torch.empty_like(k), None if v is None else torch.empty_like(v))
+
+
+def _fake_swiglu_backward(
+        key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
+        *operands: Any) -> Any:
+    return tuple([
+        torch.empty_like(x) if x is not None and wanted & bit else None
+        for x, bit in ((gate, 1), (up, 2), (row_scale, 4))])
+
+
+def _fake_nothing(*arguments: Any) -> None:
+    pass
+
+
+_FAKES = {
+    "rotate": _fake_rotate,
+    "rotate_": _fake_nothing,
+    "step": _fake_nothing,
+    "swiglu": lambda key, gate, *operands: torch.empty_like(gate),
+    "swiglu_out": _fake_nothing,
+    "swiglu_backward": _fake_swiglu_backward,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"librope::{_name}", _fake, lib=_lib)
+
+# ---- vmap -----------------------------------------------------------------------------------------------------------
+
+
+def _one_by_one(operator: Callable[..., Any], size: int, in_dims: Any, arguments: Any) -> Any:
+    """Calls for each index of the batch, and stacks the results."""
+    calls = [
+        operator(*[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]) for i in range(size)]
+    if isinstance(calls[0], Tensor):
+        return torch.stack(calls), 0
+    results = tuple([None if x[0] is None else torch.stack(x) for x in zip(*calls)])
+    return results, tuple([None if x is None else 0 for x in results])
+
+
+def _vmap_rotate(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """Every head turns alike, so a batch of tensors is more heads where the other operands are the same for all."""
+    key, *tensors = arguments[:4]
+    if any(dim is not None for dim in in_dims[4:]):
+        return _one_by_one(rotate, info.batch_size, in_dims, arguments)
+    heads = 1 if _desc_of(RopeDesc, "rotate", key)._config.layout in (Layout.BHSD, Layout.THD) else 2
+    lengths = []
+    for i, dim in enumerate(in_dims[1:4]):
+        if dim is not None:
+            tensors[i] = tensors[i].movedim(dim, heads)
+            lengths.append(tensors[i].shape[heads:heads + 2])
+            tensors[i] = tensors[i].flatten(heads, heads + 1)
+    results = list(rotate(key, *tensors, *arguments[4:]))
+    out_dims = [None if dim is None else heads for dim in in_dims[1:4]]
+    for i, dim in enumerate(out_dims):
+        if dim is not None:
+            results[i] = results[i].unflatten(heads, lengths.pop(0))
+    return tuple(results), tuple(out_dims)
+
+
+def _vmap_elementwise(operator: Callable[..., Any], num_tensors: int) -> Callable[..., Any]:
+    """A batch is one more axis where the tensors, behind the key, are the only operands."""
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        end = 1 + num_tensors
+        if any(isinstance(x, Tensor) for x in arguments[end:]):
+            return _one_by_one(operator, info.batch_size, in_dims, arguments)
+        tensors = [x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                   for x, dim in zip(arguments[1:end], in_dims[1:end])]
+        shape = tensors[0].shape
+        if len(shape) > MAX_NDIM:
+            tensors = [x.flatten(0, 1) for x in tensors]
+        results = operator(arguments[0], *tensors, *arguments[end:])
+        if isinstance(results, Tensor):
+            return results.reshape(shape), 0
+        return (tuple([None if x is None else x.reshape(shape) for x in results]),
+                tuple([None if x is None else 0 for x in results]))
+
+    return rule
+
+
+def _refuse_vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    raise NotImplementedError(
+        "torch.vmap cannot map an operator of librope that writes its arguments: use apply_rotary or swiglu")
+
+
+if hasattr(torch.library, "register_vmap"):  # torch 2.5
+    for _name, _rule in {
+            "rotate": _vmap_rotate, "rotate_": _refuse_vmap, "step": _refuse_vmap,
+            "swiglu": _vmap_elementwise(swiglu, 2), "swiglu_out": _refuse_vmap,
+            "swiglu_backward": _vmap_elementwise(swiglu_backward, 3)}.items():
+        torch.library.register_vmap(f"librope::{_name}", _rule, lib=_lib)
+
+# ---- Calls of descriptors -------------------------------------------------------------------------------------------
+
+
+def _is_transformed() -> bool:
+    """Whether tensors may be other than they seem, or calls do other than they say."""
+    return (
+        torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0)
+
+
+def _are_plain(tensors: Sequence[Any]) -> bool:
+    is_grad_enabled = torch.is_grad_enabled()
+    for x in tensors:
+        if x is not None and (
+                type(x) not in Direct.types or (is_grad_enabled and x.requires_grad) or x.is_neg() or x.is_meta):
+            return False
+    return True
+
+
+def wrote(tensors: Sequence[Tensor]) -> None:
+    """Tells autograd, which the kernels do not."""
+    try:
+        increment_version(tensors)
+    except RuntimeError:  # one of them is an inference tensor, which has no version
+        for x in tensors:
+            framework_of(x).wrote(x)
+
+
+class Direct:
+    """Calls of descriptors with tensors that nothing can be said against. None: not such a call, or it failed, and
+    nothing was written: the way through ctypes says why."""
+
+    types = frozenset((Tensor, torch.nn.Parameter, type(None)))  # and no class made of them
+
+    @staticmethod
+    def rotate(
+            desc: RopeDesc, is_backward: bool, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
+            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, norm: Any, cache: Any, position_offset: int,
+            flags: int, table_rows: Any) -> Optional[Tuple[Any, ...]]:
+        further: Tuple[Any, ...] = (is_backward, positions)
+        if not (cos is sin is angles is start_positions is cu_seqlens is None and position_offset == flags == 0
+                and table_rows is TableRows.BY_POSITION):
+            if not _are_plain((start_positions, cu_seqlens, cos, sin, angles)):
+                return None
+            if table_rows is not TableRows.BY_POSITION:
+                table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+            further += (position_offset, flags, start_positions, cu_seqlens, cos, sin, angles, table_rows)
+        if not _are_plain((q, k, v, positions)) or _is_transformed() or desc._handles is None:
+            return None
+        is_step = fault is not None or norm is not None or cache is not None
+        try:
+            if out is None and not is_step:
+                tensors = [x for x in (q, k, v) if x is not None]
+                results = rotate(desc._key, *tensors, *(None, None, None)[len(tensors):], *further)
+                return results[:len(tensors)]
+            given: Tuple[Any, ...] = (q,) if k is v is None else (q, k) if v is None else (q, k, v)
+            outputs = out if isinstance(out, (tuple, list)) else (out,)
+            if is_step or len(outputs) != len(given) or not all(map(is_, outputs, given)):
+                return _step(desc, q, k, v, out, further, fault, norm, cache)
+            rotate_(desc._key, q, k, v, *further)
+        except Exception:
+            return None
+        wrote(given)
+        return given
+
+    @staticmethod
+    def swiglu(desc: SwigluDesc, gate: Any, up: Any, out: Any, operands: Sequence[Any], flags: int) -> Optional[Tensor]:
+        """operands: those from row_scale to expert_rows."""
+        if not _are_plain((gate, up, out, *operands)) or _is_transformed() or desc._handles is None:
+            return None
+        try:
+            if out is None:
+                return swiglu(desc._key, gate, up, *operands, flags)
+            swiglu_out(desc._key, gate, up, out, *operands, flags)
+        except Exception:
+            return None
+        wrote((out,))
+        return out
+
+    @staticmethod
+    def swiglu_backward(
+            desc: SwigluDesc, grad_out: Any, gate: Any, up: Any, operands: Sequence[Any],
+            flags: int) -> Optional[Tuple[Any, ...]]:
+        """With new tensors for all gradients."""
+        if not _are_plain((grad_out, gate, up, *operands)) or _is_transformed() or desc._handles is None:
+            return None
+        num_grads = 2 if operands[0] is None else 3
+        try:
+            return swiglu_backward(desc._key, grad_out, gate, up, (1 << num_grads) - 1, *operands, flags)[:num_grads]
+        except Exception:
+            return None
+
+
+def _step(
+        desc: RopeDesc, q: Any, k: Any, v: Any, out: Any, further: Tuple[Any, ...], fault: Any, norm: Any,
+        cache: Any) -> Optional[Tuple[Any, ...]]:
+    given = [x for x in (q, k, v) if x is not None]
+    outputs = [None] * len(given) if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    written = [x for x in outputs if x is not None and x is not False]
+    if len(outputs) != len(given) or not _are_plain((fault, *written)):
+        return None
+    further += (0, 0, None, None, None, None, None, 0)[len(further) - 2:]
+    is_backward, positions, position_offset, flags, start_positions, cu_seqlens, *others = further
+    if norm is None:
+        norm = Norm()
+    else:
+        flags |= HAS_NORM
+    if cache is None:
+        cache = Cache()
+    elif cache.skip_slot_0:
+        flags |= SKIP_SLOT_0
+    if type(norm) is not Norm or type(cache) is not Cache or not _are_plain((*norm, *cache[:-1])):
+        return None
+    make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # not every token is written
+    outputs = [make(x) if y is None else None if y is False else y for x, y in zip(given, outputs)]
+    remaining = iter(zip(given, outputs))
+    pairs = [(None, None) if x is None else next(remaining) for x in (q, k, v)]
+    step(desc._key, *[None if x is y else x for x, y in pairs], *[y for _, y in pairs], is_backward, positions,
+         position_offset, flags, start_positions, cu_seqlens, *others, fault, *norm, *cache[:-1])
+    wrote([x for x in (*written, fault, cache.k_cache, cache.v_cache) if x is not None])
+    return tuple(outputs)
+
+
+if why_python is None:
+    _descriptor.direct = Direct
