@@ -95,6 +95,14 @@ class TorchRotation(_Pairing, Operands, total=False):
     pair_block: int
 
 
+class TorchPositions(TypedDict, total=False):
+    """Of librope.torch.RotaryEmbedding.forward"""
+
+    start_positions: Optional[Tensor]
+    cu_seqlens: Optional[Tensor]
+    position_offset: int
+
+
 class _Further(TypedDict, total=False):
     num_rows: Optional[Tensor]
     gate_bias: Optional[Tensor]

@@ -27,7 +27,8 @@ from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyN
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["apply_rotary", "geglu", "rotary_step", "swiglu"]
+__all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "apply_rotary_pos_emb", "geglu",
+           "rotary_step", "swiglu"]
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
@@ -564,3 +565,6 @@ def geglu(
     if activation is None:
         raise ValueError(f"geglu: approximate is {approximate!r}: it must be one of {', '.join(_GELUS)}")
     return swiglu(gate, up, activation=activation, **keywords)
+
+
+from ._torch_modules import RotaryEmbedding, SwiGLU, apply_rotary_emb, apply_rotary_pos_emb  # noqa: E402  # they use it

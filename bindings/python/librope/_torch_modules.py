@@ -1,0 +1,216 @@
+# _torch_modules.py - librope.torch in the shapes of other libraries: functions to import instead of theirs, and modules
+from __future__ import annotations
+
+import reprlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple, Union, overload
+
+import torch
+from torch import Tensor
+
+from ._enums import LAYOUTS, STYLES, Layout, Style, number_of
+from ._rope import RopeDesc, as_list
+from ._types import AnyLayout, AnyStyle, TorchPositions
+from .torch import apply_rotary, swiglu
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# ---- Functions ------------------------------------------------------------------------------------------------------
+
+_LAYOUTS = {(4, -3): Layout.BHSD, (4, -2): Layout.BSHD, (3, -2): Layout.THD}  # by the axes of q, and that of the heads
+
+
+def apply_rotary_pos_emb(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tuple[Tensor, Tensor]:
+    """transformers' function of this name, that of Llama, Qwen, Mistral, Gemma and Phi: pairs of the "half" style.
+
+    q, k:          [B, H, S, D], [B, S, H, D] or [T, H, D]; any strides, H of each its own
+    cos, sin:      [B, S, R], [1, S, R] or [S, R], of any floating dtype: a column for each channel. R is at most D;
+                   channels from R on pass through, as in Phi-3 and GPT-NeoX
+    unsqueeze_dim: the axis that cos and sin lack, where q and k have their heads
+
+    Returns new tensors, of the dtypes to which torch promotes q with cos and k with cos. Gradients flow to q and k.
+    Refused with ValueError: cos and sin that require grad, and an unsqueeze_dim that is not the axis of the heads.
+    Models whose function of this name pairs channels otherwise, such as Cohere and GLM, need apply_rotary.
+    """
+    if type(unsqueeze_dim) is not int:  # transformers 4 had position_ids in its place
+        raise TypeError(f"apply_rotary_pos_emb: unsqueeze_dim is {unsqueeze_dim!r}: it must be an int")
+    heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - (cos.dim() + 1)
+    layout = _LAYOUTS.get((q.dim(), heads))
+    if layout is None:
+        raise ValueError(
+            f"apply_rotary_pos_emb: unsqueeze_dim is {unsqueeze_dim}: for q of {q.dim()} axes and cos of {cos.dim()} "
+            "it must be the axis of the heads, the second or, of four, the third from the end")
+    return apply_rotary(
+        q.to(torch.promote_types(q.dtype, cos.dtype)), k.to(torch.promote_types(k.dtype, cos.dtype)),
+        style=Style.HALF, layout=layout, rotary_dim=cos.shape[-1], cos=cos, sin=sin, table_rows="by_token")
+
+
+def apply_rotary_emb(
+        x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
+        seqlen_offsets: Union[int, Tensor] = 0, cu_seqlens: Optional[Tensor] = None,
+        max_seqlen: Optional[int] = None) -> Tensor:
+    """flash-attn's function of this name.
+
+    x:              [B, S, H, D], with cu_seqlens [T, H, D]; any strides
+    cos, sin:       [M, R/2], R at most D, of any floating dtype: the row of a token is its index in its sequence plus
+                    the offset. Channels from R on pass through
+    interleaved:    pairs of the "interleaved" style, otherwise of the "half" style
+    inplace:        writes to x, and returns it; where a gradient is recorded, by way of a copy
+    seqlen_offsets: one for all sequences, or I32 or I64 [B]
+    cu_seqlens:     I32 or I64 [B + 1]. Tokens past its last entry are 0 in new outputs
+    max_seqlen:     of the longest sequence. It is not needed
+
+    Returns a tensor of x's dtype. Gradients flow to x. Refused with ValueError: cos and sin that require grad, and an
+    offset that with the length of a sequence is outside of the tables. Tokens that offsets in a tensor move outside of
+    them pass through.
+    """
+    starts, offset = (seqlen_offsets, 0) if isinstance(seqlen_offsets, Tensor) else (None, seqlen_offsets)
+    length = (max_seqlen or 0) if cu_seqlens is not None else x.shape[1] if x.dim() == 4 else 0
+    if offset < 0 or offset + length > cos.shape[0]:
+        raise ValueError(
+            f"apply_rotary_emb: cos.shape[0] is {cos.shape[0]}: sequences of {length} tokens from seqlen_offsets "
+            f"{offset} on must be inside")
+    style = Style.INTERLEAVED if interleaved else Style.HALF
+    layout = Layout.BSHD if cu_seqlens is None else Layout.THD
+    rotary_dim = 2 * cos.shape[-1]
+    operands: Dict[str, Any] = dict(
+        cos=cos, sin=sin, cu_seqlens=cu_seqlens, start_positions=starts, position_offset=offset)
+    if inplace and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
+        return _desc_of(x.dtype, x.shape[-1], style, layout, rotary_dim).forward(x, out=x, **operands)
+    result = apply_rotary(x, style=style, layout=layout, rotary_dim=rotary_dim, **operands)
+    return x.copy_(result) if inplace else result
+
+
+@lru_cache(maxsize=64)
+def _desc_of(dtype: torch.dtype, head_dim: int, style: Style, layout: Layout, rotary_dim: int) -> RopeDesc:
+    return RopeDesc(head_dim=head_dim, style=style, layout=layout, dtype=dtype, rotary_dim=rotary_dim)
+
+
+# ---- Modules --------------------------------------------------------------------------------------------------------
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """One rotation for any number of calls. Every argument is RopeDesc's of that name:
+
+        RotaryEmbedding(64, style="half", layout="bshd", theta=10000.0)
+        RotaryEmbedding(64, style="half", layout="bshd", **librope.scaled_frequencies(64, 1e6, type="yarn",
+            factor=4.0, original_max_position=32768)._asdict())
+        RotaryEmbedding(**librope.from_hf_config(model.config), layout="bhsd")
+
+    It has no parameters and no buffers: its state_dict is empty, and to(), half() and bfloat16() leave the frequencies
+    exact. Raises what RopeDesc raises.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        style: AnyStyle,
+        layout: AnyLayout,
+        rotary_dim: int = 0,
+        rotary_offset: int = 0,
+        theta: float = 0.0,
+        inv_freq: Optional[Sequence[float]] = None,
+        attention_scale: float = 0.0,
+        num_axes: int = 0,
+        pair_axis: Optional[Sequence[int]] = None,
+        pair_block: int = 0,
+        out_style: AnyStyle = 0,
+    ) -> None:
+        super().__init__()
+        arguments: Dict[str, Any] = dict(
+            style=number_of(STYLES, "style", style), layout=number_of(LAYOUTS, "layout", layout),
+            rotary_dim=rotary_dim, rotary_offset=rotary_offset, theta=theta,
+            inv_freq=None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale=attention_scale,
+            num_axes=num_axes, pair_axis=None if pair_axis is None else tuple(as_list(pair_axis)),
+            pair_block=pair_block, out_style=number_of(STYLES, "out_style", out_style))
+        RopeDesc(head_dim=head_dim, dtype="f32", **arguments)  # refuses what is wrong
+        self.head_dim = head_dim
+        self._rotation = {name: value for name, value in arguments.items() if value}  # 0 stands for a default
+
+    @overload
+    def forward(
+        self, q: Tensor, k: None = None, positions: Optional[Tensor] = None,
+        **keywords: Unpack[TorchPositions]) -> Tensor: ...
+    @overload
+    def forward(
+        self, q: Tensor, k: Tensor, positions: Optional[Tensor] = None,
+        **keywords: Unpack[TorchPositions]) -> Tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+        *,
+        start_positions: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None,
+        position_offset: int = 0,
+    ) -> Any:
+        """q and k rotated, new tensors: one for q alone, otherwise a tuple.
+
+        q, k: [B, S, H, head_dim] in the order of the layout, "thd" [T, H, head_dim]; any strides, H of each its own
+        positions: [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index in the sequence
+        start_positions: [B]; cu_seqlens: [B + 1]
+        The other arguments are RopeDesc.forward's. Gradients flow to q and k.
+        """
+        if q.shape[-1] != self.head_dim:
+            raise ValueError(f"RotaryEmbedding: q.shape[-1] is {q.shape[-1]}: it must be head_dim, {self.head_dim}")
+        return apply_rotary(
+            q, k, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens,
+            position_offset=position_offset, **self._rotation)
+
+    def extra_repr(self) -> str:
+        enums = {"style": Style, "out_style": Style, "layout": Layout}
+        shown = {name: enums[name](value).name.lower() if name in enums else value
+                 for name, value in self._rotation.items()}
+        shown = {"head_dim": self.head_dim, **shown}
+        return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in shown.items())
+
+
+class SwiGLU(torch.nn.Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), the MLP of Llama, with xformers' arguments.
+
+    state_dict: gate_proj, up_proj [hidden_features, in_features] and down_proj [out_features, hidden_features], as the
+                MLPs of Llama, Qwen and Mistral have them; packed=True gate_up_proj [2 * hidden_features, in_features],
+                gate first, and down_proj, as Phi-3's; .weight of each, and .bias where bias is True
+    out_features: None: in_features
+    device, dtype: of the weights, as for torch.nn.Linear
+
+    x [.., in_features] has 1 to 4 axes. The activation alone is librope.torch.swiglu.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: Optional[int] = None,
+        bias: bool = True,
+        *,
+        packed: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.packed = packed
+        place: Dict[str, Any] = dict(bias=bias, device=device, dtype=dtype)
+        if packed:
+            self.gate_up_proj = torch.nn.Linear(in_features, 2 * hidden_features, **place)
+        else:
+            self.gate_proj = torch.nn.Linear(in_features, hidden_features, **place)
+            self.up_proj = torch.nn.Linear(in_features, hidden_features, **place)
+        out_features = in_features if out_features is None else out_features
+        self.down_proj = torch.nn.Linear(hidden_features, out_features, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(swiglu(gate, up))
+
+
+for _public in (apply_rotary_pos_emb, apply_rotary_emb, RotaryEmbedding, SwiGLU):
+    _public.__module__ = "librope.torch"  # where pickles find them
