@@ -1,0 +1,215 @@
+# test_patched.py - a patched model is a model: it trains, saves, loads, is copied, compiled and unpatched
+"""Of each family that librope.transformers.patch knows, as small models with random weights. test_transformers.py has
+what patch changes in them."""
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import sys
+import tempfile
+import unittest
+
+import support
+
+torch, transformers = support.needs("torch", "transformers")
+from librope.transformers import patch, unpatch  # noqa: E402
+from test_transformers import DEVICES, MODELS, distance, make_model, patched, rotations, run  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+transformers.logging.disable_progress_bar()
+
+STRUCTURES = ("llama", "gemma3", "deepseek_v3")  # rotation and MLP; norms, and two ropes; experts, and two styles
+SMALL = 1e-5  # of numbers that differ by the order of operations in fp32
+NUM_STEPS = 3
+
+
+def make_ids(model, length=13):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, 97, (2, length), generator=generator).to(next(model.parameters()).device)
+
+
+def loss_and_gradients(model, call=None):
+    """The loss of predicting the next token, and all gradients in one vector."""
+    ids = make_ids(model)
+    model.zero_grad(set_to_none=True)
+    loss = (model if call is None else call)(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    gradients = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+    return loss.detach().double(), gradients
+
+
+def train(model, call=None):
+    """The losses of a few steps, and the parameters after them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for _ in range(NUM_STEPS):
+        losses.append(loss_and_gradients(model, call)[0])
+        optimizer.step()
+    return torch.stack(losses), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def num_patched(model):
+    return sum("_librope_method" in module.__dict__ for module in model.modules())
+
+
+class TestCase(unittest.TestCase):
+    def assert_near(self, actual, expected, tolerance=SMALL):
+        for a, b in zip(actual, expected):
+            self.assertLess(distance(a, b), tolerance)
+
+    def assert_same(self, actual, expected):
+        for a, b in zip(actual, expected):
+            self.assertTrue(torch.equal(a, b))
+
+
+def for_each(names):
+    """Runs a method of (self, name, device) for models on each device."""
+    def decorate(check):
+        @functools.wraps(check)
+        def test(self):
+            for device in DEVICES:
+                for name in names:
+                    with self.subTest(name, device=device):
+                        check(self, name, device)
+
+        return test
+
+    return decorate
+
+
+class FamiliesTest(TestCase):
+    @for_each(MODELS)
+    def test_training(self, name, device):
+        model = make_model(name, device).train()
+        twin = copy.deepcopy(model)
+        before, expected = loss_and_gradients(model), train(twin)
+        patched(self, model)
+        rotated = loss_and_gradients(model)
+        self.assert_near(rotated, before)
+        self.assertFalse(torch.equal(rotated[1], before[1]))
+        unpatch(model)
+        self.assert_same(loss_and_gradients(model), before)
+        losses, parameters = train(patched(self, model))
+        self.assert_near((losses, parameters), expected)
+        self.assertGreater((losses[0] - losses[-1]).item(), 10 * SMALL * losses[0].item())
+        unpatch(model)
+        self.assert_near(loss_and_gradients(model), loss_and_gradients(twin), 10 * SMALL)
+
+    @for_each(MODELS)
+    def test_bfloat16_is_as_near_to_fp32_as_the_original(self, name, device):
+        model = make_model(name, device, torch.bfloat16).train()
+        exact = loss_and_gradients(copy.deepcopy(model).float())
+        original = distance(loss_and_gradients(model)[1], exact[1])
+        loss, gradients = loss_and_gradients(patched(self, model))
+        self.assertLess(distance(loss, exact[0]), 2**-8)  # an ulp of a number in bf16
+        self.assertLess(distance(gradients, exact[1]), 2 * original)
+
+    @for_each(MODELS)
+    def test_saved_and_loaded(self, name, device):
+        model = make_model(name, device)
+        state, before = model.state_dict(), run(model)[0]
+        rotated = run(patched(self, model))[0]
+        self.assertEqual(list(model.state_dict()), list(state))
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation="eager", dtype=torch.float32).to(device)
+            modeling = sys.modules[type(model).__module__]
+            patched(self, modeling)
+            patched_before = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation="eager", dtype=torch.float32).to(device)
+            self.assertTrue(torch.equal(run(patched_before)[0], rotated))
+            unpatch(modeling)
+        self.assertEqual(num_patched(loaded), 0)
+        self.assertTrue(torch.equal(run(loaded)[0], before))
+        self.assertTrue(torch.equal(run(patched(self, loaded))[0], rotated))
+        with torch.no_grad():
+            for p in loaded.parameters():
+                p.zero_()
+        self.assertEqual(loaded.load_state_dict(state, assign=True), ([], []))
+        self.assertTrue(torch.equal(run(loaded)[0], rotated))
+
+    @for_each(MODELS)
+    def test_copies_and_pickles(self, name, device):
+        model = patched(self, make_model(name, device))
+        expected, count = loss_and_gradients(model), num_patched(model)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            self.addCleanup(unpatch, twin)
+            self.assertEqual(num_patched(twin), count)
+            self.assert_same(loss_and_gradients(twin), expected)
+            train(twin)
+            self.assertFalse(torch.equal(loss_and_gradients(twin)[0], expected[0]))
+            self.assert_same(loss_and_gradients(model), expected)
+        unpatch(model)
+        plain = loss_and_gradients(model)
+        self.assertFalse(torch.equal(plain[1], expected[1]))
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        for twin in copies:  # nothing of the patch is left in them
+            self.assertEqual(num_patched(twin), 0)
+            self.assert_same(loss_and_gradients(twin), plain)
+
+
+class StructuresTest(TestCase):
+    @for_each(STRUCTURES)
+    def test_distributed_data_parallel(self, name, device):
+        expected = train(make_model(name, device).train())
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            for is_wrapped_first in (False, True):
+                model = make_model(name, device).train()
+                if not is_wrapped_first:
+                    patched(self, model)
+                parallel = DistributedDataParallel(model)
+                if is_wrapped_first:
+                    self.assertIs(patched(self, parallel), parallel)
+                self.assertGreater(num_patched(parallel), 0)
+                self.assert_near(train(model, parallel), expected)
+                unpatch(parallel)
+                self.assertEqual(num_patched(model), 0)
+        finally:
+            torch.distributed.destroy_process_group()
+
+    @for_each(STRUCTURES)
+    def test_gradient_checkpointing(self, name, device):
+        for use_reentrant in (False, True):
+            model = make_model(name, device).train()
+            expected = train(copy.deepcopy(model))
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+            if use_reentrant:
+                model.enable_input_require_grads()
+            patched(self, model)
+            self.assert_near(train(model), expected)
+            unpatch(model)
+
+    @for_each(STRUCTURES)
+    def test_compiled_in_one_graph(self, name, device):
+        # A backend that traces both directions, as all do, and generates no code, which would take minutes.
+        torch._dynamo.reset()
+        model = make_model(name, device)
+        expected = loss_and_gradients(model)
+        compiled = torch.compile(patched(self, model), backend="aot_eager", fullgraph=True)
+        ids = make_ids(model)
+        with torch.no_grad(), rotations() as seen:
+            loss = compiled(ids, labels=ids, use_cache=False).loss
+        self.assertEqual(seen, 2 * [name == "gemma3"])
+        self.assert_near([loss.double()], expected)
+        if name != "deepseek_v3":  # the backward pass of its experts is not traced unpatched, either
+            self.assert_near(loss_and_gradients(model, compiled), expected)
+        unpatch(model)
+
+    @for_each(STRUCTURES)
+    def test_generated(self, name, device):
+        model = make_model(name, device)
+        ids = make_ids(model, 6)
+        expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+        patched(self, model)
+        for cache in ("dynamic", "static"):
+            actual = model.generate(
+                ids, max_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True)
+            self.assertTrue(torch.equal(actual, expected), cache)
+        unpatch(model)
+
+
+if __name__ == "__main__":
+    unittest.main()
