@@ -3,7 +3,8 @@ import importlib.util
 import sys
 
 import librope
-from librope import _cuda, _library
+from librope._cuda import driver_description
+from librope._library import loaded_path
 
 
 def torch_description() -> str:
@@ -22,13 +23,13 @@ def torch_description() -> str:
 
 def main() -> int:
     print(f"librope     {librope.version()} (package {librope.__version__})")
-    print(f"library     {_library.loaded_path()}")
+    print(f"library     {loaded_path()}")
     print(f"build       {librope.build_info()}")
     print(f"CPU         {librope.device_count('cpu')} device")
     count = librope.device_count("cuda")
     why = librope.why_no_device()
     print(f"CUDA        {count} device{'' if count == 1 else 's'}" + (f": {why}" if why else ""))
-    print(f"driver      {_cuda.driver_description()}")
+    print(f"driver      {driver_description()}")
     print(f"torch       {torch_description()}")
     print(f"Python      {sys.version.split()[0]}")
     return 0

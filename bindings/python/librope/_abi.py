@@ -4,6 +4,7 @@
 Compared with the header and with tests/abi/layout.golden and symbols.golden by tests/test_abi.py."""
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
+from typing import Any, Dict, List, Tuple
 
 ROPE_VERSION_MAJOR = 0
 ROPE_VERSION_MINOR = 2
@@ -363,7 +364,7 @@ class swiglu_args_t(Structure):
 # ---- Functions ------------------------------------------------------------------------------------------------------
 
 # name: (result, arguments)
-FUNCTIONS = {
+FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "rope_version": (c_uint32, []),
     "rope_build_info": (c_char_p, []),
     "rope_status_name": (c_char_p, [rope_status_t]),

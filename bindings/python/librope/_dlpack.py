@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from . import _abi
 
@@ -77,7 +77,7 @@ class Contents(NamedTuple):
 
 
 def compact_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
-    strides = []
+    strides: List[int] = []
     step = 1
     for length in reversed(shape):
         strides.append(step)

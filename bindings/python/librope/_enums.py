@@ -172,8 +172,8 @@ def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
 
 def bits_of(names: Dict[str, int], field: str, value: Union[str, int, Iterable[Union[str, int]]]) -> int:
     """The bits of one enumerator, as for number_of, or of several."""
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        return number_of(names, field, value)  # type: ignore[arg-type]
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return number_of(names, field, value)
     bits = 0
     for one in value:
         bits |= number_of(names, field, one)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import List, NamedTuple, Optional, Sequence, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
 from ._enums import SCALINGS, SECTIONS, Device, number_of
@@ -75,7 +75,7 @@ def scaled_frequencies(
         high_freq_factor=high_freq_factor,
         partial_rotary_factor=partial_rotary_factor,
     )
-    arrays = []
+    arrays: List[Any] = []
     for field, values in (("short_factor", short_factor), ("long_factor", long_factor), ("pair_factors", pair_factors)):
         if values is None:
             continue
@@ -139,4 +139,4 @@ def why_no_device(device: Union[Device, str] = "cuda") -> Optional[str]:
     """The library's words for a device_count of 0; None where there is a device."""
     if device_count(device) > 0:
         return None
-    return lib.rope_last_error().decode("utf-8", "replace")
+    return str(lib.rope_last_error(), "utf-8", "replace")

@@ -83,7 +83,7 @@ class _Config:
 
 def _rope_parameters(config: _Config, layer_type: Optional[str]) -> Dict[str, Any]:
     """transformers 5 has rope_parameters, of each layer type where they differ; 4 has rope_scaling beside the rest."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
     nested = [name for name, value in parameters.items() if isinstance(value, Mapping)]
     layer_types = config.get("_rope_type_labels") or config.get("layer_types")
     if nested:

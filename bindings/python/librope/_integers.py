@@ -24,12 +24,11 @@ def integer(field: str, value: Any) -> int:
 
 def integer_for(ctype: Any, function: str, field: str, value: Any) -> int:
     """An integer that a parameter or a field of this type can hold."""
-    if type(value) is not int:
-        value = integer(f"{function}: {field}", value)
+    number: int = value if type(value) is int else integer(f"{function}: {field}", value)
     low, high = _RANGES[ctype]
-    if not low <= value <= high:
-        raise ValueError(f"{function}: {field} is {value}: it must be {low} to {high}")
-    return value
+    if not low <= number <= high:
+        raise ValueError(f"{function}: {field} is {number}: it must be {low} to {high}")
+    return number
 
 
 _types_of: Dict[Any, Dict[str, Any]] = {}

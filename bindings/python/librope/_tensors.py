@@ -82,7 +82,8 @@ class _Torch:
     def stream_of(x: Any, ordinal: int) -> int:
         torch = sys.modules["torch"]
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        return raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream
+        number: int = raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream
+        return number
 
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
@@ -159,7 +160,7 @@ class _Cupy:
     @staticmethod
     def stream_of(x: Any, ordinal: int) -> int:
         with x.device:
-            return sys.modules["cupy"].cuda.get_current_stream().ptr
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
 
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
@@ -311,7 +312,7 @@ class _Protocols:
 _frameworks: Dict[type, Any] = {}
 
 
-def framework_of(x: Any) -> Any:
+def framework_of(x: object) -> Any:
     framework = _frameworks.get(type(x))
     if framework is None:
         framework = _frameworks[type(x)] = _find_framework(type(x))
@@ -345,9 +346,10 @@ def stream_number(function: str, stream: Any) -> int:
         handle = getattr(stream, name, None)
         if handle is not None:
             return int(handle)
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
+        pair: Any = protocol() if callable(protocol) else protocol
+        return int(pair[1])
     raise TypeError(f"stream is {stream!r}: it must be a handle, or have cuda_stream, ptr or __cuda_stream__")
 
 
@@ -404,7 +406,7 @@ class Reader:
         padding = (0,) * (MAX_NDIM - ndim)
         try:
             PACKED_TENSOR.pack_into(
-                args, getattr(type(args), field).offset, view.data, view.dtype, ndim, _abi.ROPE_TENSOR_STRIDED,
+                args, getattr(args.__class__, field).offset, view.data, view.dtype, ndim, _abi.ROPE_TENSOR_STRIDED,
                 *view.shape, *padding, *view.stride, *padding)
         except struct.error as error:
             raise ValueError(
@@ -440,5 +442,6 @@ def dtype_of(function: str, field: str, x: Any) -> int:
     reader = Reader(function, field, x, None)
     args = _abi.swiglu_args_t()
     reader.read(args, "gate", x)
-    return args.gate.dtype
+    number: int = args.gate.dtype
+    return number
 

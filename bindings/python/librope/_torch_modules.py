@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import reprlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union, overload
 
 import torch
 from torch import Tensor
 
 from ._enums import LAYOUTS, STYLES, Layout, Style, number_of
 from ._rope import RopeDesc, as_list
-from ._types import AnyLayout, AnyStyle, TorchPositions
+from ._types import AnyLayout, AnyStyle, Operands, TorchPositions
 from .torch import apply_rotary, swiglu
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def apply_rotary_emb(
     style = Style.INTERLEAVED if interleaved else Style.HALF
     layout = Layout.BSHD if cu_seqlens is None else Layout.THD
     rotary_dim = 2 * cos.shape[-1]
-    operands: Dict[str, Any] = dict(
-        cos=cos, sin=sin, cu_seqlens=cu_seqlens, start_positions=starts, position_offset=offset)
+    operands: Operands = {
+        "cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "start_positions": starts, "position_offset": offset}
     if inplace and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
         return _desc_of(x.dtype, x.shape[-1], style, layout, rotary_dim).forward(x, out=x, **operands)
     result = apply_rotary(x, style=style, layout=layout, rotary_dim=rotary_dim, **operands)
@@ -158,7 +158,8 @@ class RotaryEmbedding(torch.nn.Module):
         """
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"RotaryEmbedding: q.shape[-1] is {q.shape[-1]}: it must be head_dim, {self.head_dim}")
-        return apply_rotary(
+        apply: Callable[..., Any] = apply_rotary  # a dict does not tell which overload is meant
+        return apply(
             q, k, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens,
             position_offset=position_offset, **self._rotation)
 
@@ -209,7 +210,8 @@ class SwiGLU(torch.nn.Module):
             gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(swiglu(gate, up))
+        out: Tensor = self.down_proj(swiglu(gate, up))
+        return out
 
 
 for _public in (apply_rotary_pos_emb, apply_rotary_emb, RotaryEmbedding, SwiGLU):

@@ -9,11 +9,30 @@ from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder
 if TYPE_CHECKING:
     from ._groups import Cache, Norm
 
-# A tensor of any framework. A new output has the type of the input that it belongs to.
+# A tensor of any framework.
 Tensor = Any
-Q = TypeVar("Q")
-K = TypeVar("K")
-V = TypeVar("V")
+
+
+class _WithDlpack(Protocol):
+    @property
+    def __dlpack__(self) -> Any: ...
+
+
+class _WithCudaInterface(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+class _WithInterface(Protocol):
+    @property
+    def __array_interface__(self) -> Any: ...
+
+
+# A new output has the type of the input that it belongs to, which is not None.
+_Given = Union[_WithDlpack, _WithCudaInterface, _WithInterface]
+Q = TypeVar("Q", bound=_Given)
+K = TypeVar("K", bound=_Given)
+V = TypeVar("V", bound=_Given)
 
 
 class DtypeObject(Protocol):

@@ -21,12 +21,14 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
 from ._enums import NormExtent, NormRounding, NormType, Style
 from ._hf_config import from_hf_config
+from ._rope import as_list
+from ._types import TorchRotation
 from .torch import apply_rotary, rotary_step, swiglu
 
 __all__ = ["from_hf_config", "patch", "unpatch"]
@@ -72,7 +74,7 @@ class _Frequencies:
     def __init__(self, buffer: torch.Tensor, attention_scale: float) -> None:
         self.buffer = buffer
         self.version = _version_of(buffer)
-        self.inv_freq = tuple(buffer.tolist())
+        self.inv_freq: Tuple[float, ...] = tuple(as_list(buffer))
         self.attention_scale = attention_scale
 
 
@@ -81,10 +83,10 @@ def _version_of(buffer: torch.Tensor) -> Optional[int]:
     return None if buffer.is_inference() else buffer._version
 
 
-def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Frequencies:
+def _frequencies_of(rotary: Any, layer_type: Optional[str]) -> _Frequencies:
     """Read again when the buffer was changed, or is another one: moved, cast, or rescaled for a longer sequence. While
     torch.compile traces, the values that are known are constants, read as a plain attribute: it cannot trace more."""
-    known = rotary._librope_frequencies.get(layer_type)
+    known: Optional[_Frequencies] = rotary._librope_frequencies.get(layer_type)
     if known is not None and torch.compiler.is_compiling():
         return known
     prefix = "" if layer_type is None else f"{layer_type}_"
@@ -98,36 +100,40 @@ def _frequencies_of(rotary: torch.nn.Module, layer_type: Optional[str]) -> _Freq
 
 
 def _rotary_forward(
-        self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor,
+        self: Any, x: torch.Tensor, position_ids: torch.Tensor,
         layer_type: Optional[str] = None) -> Tuple[torch.Tensor, _Frequencies]:
     return position_ids, _frequencies_of(self, layer_type)
 
 
 def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    from transformers.modeling_rope_utils import dynamic_rope_update
+    from transformers import modeling_rope_utils
+    dynamic_rope_update: Any = getattr(modeling_rope_utils, "dynamic_rope_update")
 
     # "dynamic" and "longrope" choose their frequencies by the length of the sequence.
     with_update = torch.no_grad()(dynamic_rope_update(_rotary_forward))
 
-    def forward(self, x, position_ids, layer_type=None):
+    def forward(self: Any, x: Any, position_ids: Any, layer_type: Optional[str] = None) -> Any:
         rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
         is_fixed = rope_type != "longrope" and "dynamic" not in rope_type
-        arguments = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
+        arguments: Tuple[Any, ...] = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
         return (_rotary_forward if is_fixed else with_update)(self, *arguments)
 
     return forward
 
 
 def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) -> Callable[..., Any]:
-    def apply_rotary_pos_emb(q, k, cos, sin, *arguments, unsqueeze_dim=1, **keywords):
+    def apply_rotary_pos_emb(
+            q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *arguments: Any, unsqueeze_dim: int = 1,
+            **keywords: Any) -> Any:
         norms = None
         if isinstance(sin, _Norms):
             norms, sin = sin, sin.frequencies
         if not isinstance(sin, _Frequencies):  # of a model that is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
-        rotation = dict(
-            style=style, out_style=out_style, layout="bhsd" if unsqueeze_dim == 1 else "bshd", inv_freq=sin.inv_freq,
-            rotary_dim=2 * len(sin.inv_freq), attention_scale=sin.attention_scale, positions=cos)
+        rotation: TorchRotation = {
+            "style": style, "out_style": out_style, "layout": "bhsd" if unsqueeze_dim == 1 else "bshd",
+            "inv_freq": sin.inv_freq, "rotary_dim": 2 * len(sin.inv_freq), "attention_scale": sin.attention_scale,
+            "positions": cos}
         if norms is not None:
             heads = 1 if unsqueeze_dim == 1 else 2
             if norms.are_fused(q, k):
@@ -155,8 +161,9 @@ class _Norm:
     def __call__(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """As the model computes it: on [B, S, H, D], or on [B, S, H * D]."""
         x = x.transpose(heads, 2)
-        x = self.module(x.flatten(2)).unflatten(2, x.shape[2:]) if self.is_of_token else self.module(x)
-        return x.transpose(heads, 2)
+        y: torch.Tensor = (
+            self.module(x.flatten(2)).unflatten(2, x.shape[2:]) if self.is_of_token else self.module(x))
+        return y.transpose(heads, 2)
 
     def is_fused(self, x: torch.Tensor) -> bool:
         module = self.module
@@ -166,7 +173,7 @@ class _Norm:
             and not (torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)))
 
     def weight(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        weight = self.module.weight
+        weight: torch.Tensor = self.module.weight
         if not self.is_of_token:
             return weight
         if weight.numel() != x.shape[heads] * x.shape[3]:
@@ -199,7 +206,8 @@ class _Norms:
 
 
 def _eps_of(norm: Any) -> float:
-    return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    eps: float = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return eps
 
 
 class _WithoutNorms:
@@ -224,7 +232,8 @@ def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     cls = getattr(modeling, name)
 
     @functools.wraps(original)
-    def forward(self, hidden_states, position_embeddings=None, *arguments, **keywords):
+    def forward(
+            self: Any, hidden_states: Any, position_embeddings: Any = None, *arguments: Any, **keywords: Any) -> Any:
         if position_embeddings is not None and hasattr(self, "q_norm"):
             positions, frequencies = position_embeddings
             if isinstance(frequencies, _Frequencies):
@@ -262,7 +271,7 @@ class _Replacement:
 
     def __init__(self, modeling: types.ModuleType) -> None:
         self._modeling = modeling
-        self._functions = []
+        self._functions: List[Tuple[str, Any, Any]] = []
         for name, styles in _FAMILIES[modeling.__name__.rpartition(".")[2]][1].items():
             original = getattr(modeling, name)
             ours = _make_apply(original, *styles)
@@ -306,7 +315,7 @@ def _has_silu(module: torch.nn.Module) -> bool:
 
 
 def _make_mlp_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self, x):
+    def forward(self: Any, x: Any) -> Any:
         if not _has_silu(self):
             return original(self, x)
         if hasattr(self, "gate_up_proj"):
@@ -319,7 +328,7 @@ def _make_mlp_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_apply_gate(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply_gate(self, gate_up_out):
+    def apply_gate(self: Any, gate_up_out: Any) -> Any:
         if not _has_silu(self):
             return original(self, gate_up_out)
         return swiglu(*gate_up_out.chunk(2, dim=-1))
@@ -328,6 +337,9 @@ def _make_apply_gate(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ---- Patching -------------------------------------------------------------------------------------------------------
+
+
+Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
 
 
 def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
@@ -391,15 +403,16 @@ def _patch_instance(module: torch.nn.Module) -> bool:
         module.__dict__["_librope_replacement"] = _replacement_in(modeling)
         module.__dict__["_librope_frequencies"] = {}
         if not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
-            for layer_type in (module.rope_type if isinstance(module.rope_type, dict) else (None,)):
+            rope_type: Any = module.rope_type
+            for layer_type in (None,) if isinstance(rope_type, str) else rope_type:
                 _frequencies_of(module, layer_type)
     return True
 
 
 def _unpatch_instance(module: torch.nn.Module) -> None:
-    method, ours, previous = module.__dict__.get("_librope_method", (None, None, None))
+    method, ours, previous = module.__dict__.get("_librope_method", ("", None, None))
     # Hooks that came or went since have moved it.
-    for place in (method, "_old_forward") if method is not None else ():
+    for place in (method, "_old_forward") if method else ():
         if module.__dict__.get(place) != ours:
             continue
         if previous is not None:
@@ -438,23 +451,23 @@ def _unpatch_class(cls: type) -> None:
             delattr(cls, name)
 
 
-def _classes_of(modeling: types.ModuleType) -> list:
+def _classes_of(modeling: types.ModuleType) -> List[type]:
     if modeling.__name__.rpartition(".")[2] not in _FAMILIES:
         raise ValueError(f"{modeling.__name__} is not one of {', '.join(_FAMILIES)}")
     return [cls for cls in vars(modeling).values() if isinstance(cls, type) and cls.__module__ == modeling.__name__]
 
 
-def patch(target: Any) -> Any:
+def patch(target: Target) -> Target:
     """Lets a model rotate and gate through librope, and returns it.
 
     target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
             such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
-    Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads. Patching
-    twice is harmless.
+    Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads.
+    Patching twice is harmless.
     """
-    classes = _classes_of(target) if isinstance(target, types.ModuleType) else None
+    classes = _classes_of(target) if isinstance(target, types.ModuleType) else []
     try:
-        if classes is not None:
+        if isinstance(target, types.ModuleType):
             found = [_patch_class(target, cls) for cls in classes]
         else:
             _refuse_tensor_parallel(target)
@@ -469,7 +482,7 @@ def patch(target: Any) -> Any:
     return target
 
 
-def unpatch(target: Any) -> Any:
+def unpatch(target: Target) -> Target:
     """Undoes patch, and returns the target."""
     if isinstance(target, types.ModuleType):
         for cls in _classes_of(target):

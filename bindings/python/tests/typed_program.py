@@ -1,10 +1,11 @@
-# typed_program.py - what a type checker must say of calls into the package; test_types.py lets mypy check it
-"""Not run. A `type: ignore` that mypy does not need is an error, so that each line with one must be refused."""
+# typed_program.py - what type checkers must say of calls into the package; test_types.py lets mypy and pyright check it
+"""Not run. A `type: ignore` that is not needed is an error, so that each line with one must be refused."""
 from typing import Optional, Tuple, Union
 
 import jax
 import librope
 import librope.torch
+import librope.transformers
 import numpy
 import torch
 from typing_extensions import assert_type
@@ -33,6 +34,7 @@ def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, m
     assert_type(desc.backward(k, k, stream=7), Tuple[torch.Tensor, torch.Tensor])
     assert_type(desc.explain(q, k), str)
     desc.forward()  # type: ignore[call-overload]
+    desc.forward("q")  # type: ignore[call-overload]
     desc.forward(q, position=k)  # type: ignore[call-overload]
     desc.forward(q, norm=q, cache=librope.Norm())  # type: ignore[call-overload]
     desc.backward(q, norm=librope.Norm())  # type: ignore[call-overload]
@@ -79,6 +81,37 @@ def operators(q: torch.Tensor) -> None:
     librope.torch.geglu(q, q, alpha=1.702)  # type: ignore[call-arg]
     librope.torch.apply_rotary(q, layout="thd")  # type: ignore[call-overload]
     librope.torch.apply_rotary(q, style="neox", layout="thd")  # type: ignore[call-overload]
+
+
+def functions_of_others(q: torch.Tensor, offsets: torch.Tensor) -> None:
+    assert_type(librope.torch.apply_rotary_pos_emb(q, q, q, q), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(librope.torch.apply_rotary_pos_emb(q, k=q, cos=q, sin=q, unsqueeze_dim=2)[0], torch.Tensor)
+    librope.torch.apply_rotary_pos_emb(q, q, q, q, None)  # type: ignore[arg-type]
+    librope.torch.apply_rotary_pos_emb(q, q, q, q, position_ids=q)  # type: ignore[call-arg]
+    assert_type(librope.torch.apply_rotary_emb(q, q, q), torch.Tensor)
+    assert_type(
+        librope.torch.apply_rotary_emb(
+            q, q, q, interleaved=True, inplace=True, seqlen_offsets=offsets, cu_seqlens=offsets, max_seqlen=7),
+        torch.Tensor)
+    librope.torch.apply_rotary_emb(q, q, q, seqlen_offsets=1.5)  # type: ignore[arg-type]
+    librope.torch.apply_rotary_emb(q, q, q, conjugate=True)  # type: ignore[call-arg]
+
+
+def modules(q: torch.Tensor, model: torch.nn.Linear) -> None:
+    rotary = librope.torch.RotaryEmbedding(64, style="half", layout="bshd", theta=1e4)
+    assert_type(rotary.forward(q), torch.Tensor)
+    assert_type(rotary.forward(q, q, q, position_offset=3), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(rotary.forward(q, positions=q, cu_seqlens=q, start_positions=q), torch.Tensor)
+    rotary.forward(q, offset=3)  # type: ignore[call-overload]
+    librope.torch.RotaryEmbedding(64, style="neox", layout="bshd")  # type: ignore[arg-type]
+    librope.torch.RotaryEmbedding(64, style="half", layout="hsd")  # type: ignore[arg-type]
+    librope.torch.RotaryEmbedding(64, layout="bshd")  # type: ignore[call-arg]
+    librope.torch.RotaryEmbedding(64, style="half", layout="bshd", out_style="neox")  # type: ignore[arg-type]
+    assert_type(librope.torch.SwiGLU(12, 20, bias=False, packed=True, dtype=torch.bfloat16).forward(q), torch.Tensor)
+    librope.torch.SwiGLU(12, 20, dtype="bf16")  # type: ignore[arg-type]
+    librope.torch.SwiGLU(12)  # type: ignore[call-arg]
+    assert_type(librope.transformers.patch(model), torch.nn.Linear)
+    librope.transformers.unpatch("llama")  # type: ignore[type-var]
 
 
 def configs() -> None:
