@@ -70,7 +70,8 @@ class PosEmbTest(TestCase):
         for device in DEVICES:
             for dtype in dtypes:
                 for table_dtype in dtypes:
-                    for heads, width, batches in ((1, 16, 1), (2, 16, 2), (1, 8, 2), (2, 4, 1), (-2, 8, 1), (-3, 16, 2)):
+                    for heads, width, batches in (
+                            (1, 16, 1), (2, 16, 2), (1, 8, 2), (2, 4, 1), (-2, 8, 1), (-3, 16, 2)):
                         with self.subTest(device, dtype=dtype, table=table_dtype, heads=heads, width=width):
                             shape = [2, 5, 3, 16] if heads in (2, -2) else [2, 3, 5, 16]
                             q = torch.randn(shape, device=device).to(dtype)
@@ -322,11 +323,13 @@ class RotaryEmbeddingTest(TestCase):
                         q, k = (torch.randn(2, 5, heads, 16, device=device).to(dtype) for heads in (4, 2))
                         index = torch.arange(5, device=device)[None]
                         for arguments, positions in (
-                                (dict(), index), (dict(positions=index * 3), index * 3),  # [1, S], as Hugging Face has it
+                                (dict(), index),
+                                (dict(positions=index * 3), index * 3),  # [1, S], as Hugging Face has it
                                 (dict(positions=index[0] * 3), index * 3), (dict(position_offset=7), index + 7),
                                 (dict(positions=torch.cat([index, index + 9])), torch.cat([index, index + 9])),
                                 (dict(start_positions=index[0, 2:4]), index + index[0, 2:4, None])):
-                            with self.subTest(device, layout=layout, style=style, dtype=dtype, width=width, **arguments):
+                            with self.subTest(
+                                    device, layout=layout, style=style, dtype=dtype, width=width, **arguments):
                                 results = module(q.permute(order), k.permute(order), **arguments)
                                 for x, y in zip((q, k), results):
                                     expected = self.expected(x, positions, style, 500.0, width)
@@ -383,8 +386,8 @@ class RotaryEmbeddingTest(TestCase):
             16, style=librope.Style.HALF, layout="BSHD", inv_freq=inv_freq, out_style="interleaved",
             attention_scale=1.25)
         self.assertEqual(
-            repr(module), "RotaryEmbedding(head_dim=16, style='half', layout='bshd', inv_freq=(1.0, 0.7, 0.3, 0.1, 0.07, "
-            "0.03, ...), attention_scale=1.25, out_style='interleaved')")
+            repr(module), "RotaryEmbedding(head_dim=16, style='half', layout='bshd', inv_freq=(1.0, 0.7, 0.3, 0.1, "
+            "0.07, 0.03, ...), attention_scale=1.25, out_style='interleaved')")
         self.assertEqual((len(module.state_dict()), list(module.parameters()), list(module.buffers())), (0, [], []))
         module.load_state_dict({})
         x = torch.randn(2, 5, 3, 16)
