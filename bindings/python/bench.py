@@ -680,9 +680,14 @@ def captured(prepared: Prepared) -> Prepared:
             prepared.call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = prepared.call()
-    return prepared._replace(call=graph.replay, results=prepared.results or (lambda: results))
+    with torch.cuda.graph(graph, stream=stream):
+        captured_results = prepared.call()
+
+    def results() -> Any:
+        # Reads `prepared`, whose tensors the graph works on, and which must live as long.
+        return captured_results if prepared.results is None else prepared.results()
+
+    return prepared._replace(call=graph.replay, results=results)
 
 
 # Keys of rows: how the step runs, and how many times as long a patched one may take.

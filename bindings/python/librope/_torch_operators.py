@@ -147,11 +147,14 @@ def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operand
 
 
 def _python_swiglu_backward(
-        key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, *operands: Any) -> Triple:
+        key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
+        *operands: Any) -> Triple:
+    if wanted & 4 and row_scale is None:
+        raise ValueError("swiglu_backward: wanted has the gradient of row_scale, which is absent")
     grad_gate, grad_up, grad_row_scale = (None if wanted & bit else False for bit in (1, 2, 4))
     grads = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
-        **_gating("swiglu_backward", *operands))
+        **_gating("swiglu_backward", row_scale, *operands))
     return (*grads, None)[:3]
 
 

@@ -49,14 +49,17 @@ class TorchTest(unittest.TestCase):
                 back = desc.backward(result, positions=positions.cuda())
                 self.assertTrue(torch.equal(back.cpu(), desc.backward(result.cpu(), positions=positions)))
 
-    def test_forward_mode_is_refused(self):
+    def test_forward_mode(self):
         torch = self.torch
         x, tangent = (torch.randn(2, 5, 3, 64, device="cuda") for _ in range(2))
         before = x.clone()
         desc = make_desc()
-        for function in (lambda x: self.operators.apply_rotary(x, **BSHD), lambda x: self.operators.swiglu(x, x)):
-            with self.assertRaisesRegex(ValueError, "librope::.*: it has a tangent of forward-mode AD"):
-                torch.func.jvp(function, (x,), (tangent,))
+        result, slope = torch.func.jvp(lambda x: self.operators.apply_rotary(x, **BSHD), (x,), (tangent,))
+        self.assertTrue(torch.equal(result, desc.forward(x)))
+        self.assertTrue(torch.equal(slope, desc.forward(tangent)))  # a rotation is linear
+        slopes = [torch.func.jvp(function, (x,), (tangent,))[1] for function in (
+            lambda x: self.operators.swiglu(x, x), lambda x: torch.nn.functional.silu(x) * x)]
+        self.assertTrue(torch.allclose(*slopes, rtol=1e-5, atol=1e-5))
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(x, tangent)
             for function in (lambda: desc.forward(dual), lambda: desc.forward(dual, out=dual),
