@@ -79,29 +79,24 @@ def _explain(error: RuntimeError, call: Callable[[], Any]) -> NoReturn:
 
 
 @lru_cache(maxsize=256)
-def _rope_desc(
-        dtype: torch.dtype, head_dim: int, style: AnyStyle, layout: AnyLayout, out_style: AnyStyle, rotary_dim: int,
-        rotary_offset: int, theta: float, inv_freq: Optional[Tuple[float, ...]], attention_scale: float, num_axes: int,
-        pair_axis: Optional[Tuple[int, ...]], pair_block: int, **norm: Any) -> RopeDesc:
+def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> RopeDesc:
+    (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale, num_axes,
+     pair_axis, pair_block) = what
     return RopeDesc(
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
         rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
-        pair_axis=pair_axis, pair_block=pair_block, **norm)
+        pair_axis=pair_axis, pair_block=pair_block, **dict(norm))
 
 
 @torch.compiler.assume_constant_result
-def _rope_key(*what: Any, **norm: Any) -> str:
+def _rope_key(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> str:
     """Of the descriptor: what a graph has of it."""
-    return _rope_desc(*what, **norm)._key
+    return _rope_desc(what, norm)._key
 
 
 def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """A graph that has some of the numbers as symbols is for their values now."""
     return tuple([guard_scalar(x) if type(x) in (int, float, torch.SymInt, torch.SymFloat) else x for x in what])
-
-
-def _as_tuple(values: Optional[Sequence[Any]]) -> Optional[Tuple[Any, ...]]:
-    return None if values is None else tuple(values)
 
 
 _NUM_ROTATE_INPUTS = 14
@@ -239,12 +234,13 @@ def apply_rotary(
     sequence of numbers, because it belongs to the descriptor.
     """
     what: Tuple[Any, ...] = (
-        q.dtype, q.shape[-1], style, layout, out_style, rotary_dim, rotary_offset, theta, _as_tuple(inv_freq),
-        attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
+        q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
+        None if inv_freq is None else tuple(inv_freq), attention_scale, num_axes,
+        None if pair_axis is None else tuple(pair_axis), pair_block)
     is_compiling = _is_compiling()
     if is_compiling:
         what = _as_constants(what)
-    inputs: Tuple[Any, ...] = (_rope_key(*what), q, k, v, False, positions)
+    inputs: Tuple[Any, ...] = (_rope_key(what), q, k, v, False, positions)
     if k is None and v is not None:
         inputs = (inputs[0], q, v, None, False, positions)
     # What has its default is left out, which costs less; a graph keeps the offset as a symbol.
@@ -260,7 +256,7 @@ def apply_rotary(
     try:
         results = _rotate(*inputs)
     except RuntimeError as error:
-        _explain(error, lambda: _rope_desc(*what).forward(
+        _explain(error, lambda: _rope_desc(what).forward(
             q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
             angles=angles, position_offset=position_offset, table_rows=table_rows,
             programmatic_launch=programmatic_launch))
@@ -270,6 +266,8 @@ def apply_rotary(
 
 
 # ---- The step: norm, rotation, caches -------------------------------------------------------------------------------
+
+_NORM_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_rounding", "norm_eps", "norm_weight_offset")
 
 
 def rotary_step(
@@ -341,16 +339,16 @@ def rotary_step(
             k_cache=cache.k_cache, v_cache=cache.v_cache, cos=cos, sin=sin, angles=angles)
     first = q if q is not None else k if k is not None else v
     assert first is not None
-    what = (first.dtype, first.shape[-1], style, layout, out_style, rotary_dim, rotary_offset, theta,
-            _as_tuple(inv_freq), attention_scale, num_axes, _as_tuple(pair_axis), pair_block)
-    form = dict(
-        norm=norm, norm_tensors=norm_tensors if isinstance(norm_tensors, (int, str)) else tuple(norm_tensors),
-        norm_order=norm_order, norm_extent=norm_extent,
-        norm_rounding=norm_rounding if isinstance(norm_rounding, (int, str)) else tuple(norm_rounding),
-        norm_eps=norm_eps, norm_weight_offset=norm_weight_offset)
+    what = (first.dtype, first.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
+            None if inv_freq is None else tuple(inv_freq), attention_scale, num_axes,
+            None if pair_axis is None else tuple(pair_axis), pair_block)
+    values = (norm, norm_tensors if isinstance(norm_tensors, (int, str)) else tuple(norm_tensors), norm_order,
+              norm_extent, norm_rounding if isinstance(norm_rounding, (int, str)) else tuple(norm_rounding), norm_eps,
+              norm_weight_offset)
     if _is_compiling():
-        what, form = _as_constants(what), dict(zip(form, _as_constants(tuple(form.values()))))
-    key = _rope_key(*what, **form)
+        what, values = _as_constants(what), _as_constants(values)
+    form = tuple(zip(_NORM_FIELDS, values))
+    key = _rope_key(what, form)
     flags = flags_of(programmatic_launch, unrotated, v_unrotated)
     if number_of(NORM_TYPES, "norm", norm):
         flags |= operators.HAS_NORM
@@ -369,7 +367,7 @@ def rotary_step(
             angles, table_rows, fault, *weights, *cache[:-1])
     except RuntimeError as error:
         out = [False if y is None else y for x, y in zip((q, k, v), outputs) if x is not None]
-        _explain(error, lambda: _rope_desc(*what, **form).forward(
+        _explain(error, lambda: _rope_desc(what, form).forward(
             q, k, v, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
             sin=sin, angles=angles, fault=fault, position_offset=position_offset, table_rows=table_rows,
             norm=weights if flags & operators.HAS_NORM or any(x is not None for x in weights) else None,
