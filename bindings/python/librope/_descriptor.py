@@ -6,13 +6,13 @@ import ctypes
 import inspect
 import threading
 from functools import cached_property
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
-from . import _library
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
                      NormType, Style, device_name, parse_device)
 from ._integers import fill
 from ._kept import Call, Kept, KeptCalls, Unkept
+from ._library import check, lib
 from ._tensors import Reader, current_stream, framework_of, stream_number
 
 
@@ -35,6 +35,7 @@ _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, 
           "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule}
 _FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding}
 _BOOLS = {"product_rounding"}
+_ARRAYS = {"inv_freq", "pair_axis"}
 _MAX_SHOWN = 4  # entries of an array
 
 
@@ -47,13 +48,16 @@ def _text_of(name: str, value: Any) -> str:
         return repr(names[0] if len(names) == 1 else tuple(names))
     if name in _BOOLS:
         return repr(bool(value))
-    if isinstance(value, list) and len(value) > _MAX_SHOWN:
+    if name in _ARRAYS and len(value) > _MAX_SHOWN:
         return f"[{', '.join(map(repr, value[:_MAX_SHOWN - 1]))}, ..., {value[-1]!r}]"
     return repr(value)
 
 
 def _recreate(cls: type, arguments: Dict[str, Any]) -> Any:
     return cls(**arguments)
+
+
+_Self = TypeVar("_Self", bound="Descriptor")
 
 
 class Descriptor:
@@ -80,10 +84,10 @@ class Descriptor:
             self._handles[first] = handle
 
     def _make_handle(self, kind: int, ordinal: int) -> _Handle:
-        config = type(self._config).from_buffer_copy(self._config)
+        config = self._config_type.from_buffer_copy(self._config)
         fill(config, self._create.__name__, device=kind, device_index=ordinal)
         pointer = ctypes.c_void_p()
-        _library.check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
+        check(self._create(ctypes.byref(config), ctypes.byref(pointer)))
         return _Handle(pointer.value or 0, self._destroy)
 
     def _handle_for(self, reader: Reader) -> _Handle:
@@ -115,7 +119,7 @@ class Descriptor:
         config = self._config_type.from_buffer_copy(self._config)
         config.device, config.device_index = kind or 0, -1 if ordinal is None else ordinal
         for field in self._arrays:
-            setattr(config, field, ctypes.cast(1, type(getattr(config, field))))
+            setattr(config, field, ctypes.cast(1, getattr(config, field).__class__))
         return self._key_prefix + b"".join(map(bytes, (config, *self._arrays.values()))).hex()
 
     @classmethod
@@ -134,7 +138,7 @@ class Descriptor:
                 if pointer:
                     array = (pointer._type_ * ((config.rotary_dim or config.head_dim) // 2)).from_buffer_copy(data, end)
                     arrays[field] = array
-                    setattr(config, field, ctypes.cast(array, type(pointer)))
+                    setattr(config, field, ctypes.cast(array, pointer.__class__))
                     end += ctypes.sizeof(array)
             if end != len(data):
                 raise ValueError
@@ -169,7 +173,7 @@ class Descriptor:
         if given is None and kept.device[0] == Device.CUDA:
             given = current_stream(call.first, kept.device)
         handle = handles[kept.device]
-        _library.check(getattr(_library.lib, function)(handle.pointer, kept.reference, given or None))
+        check(getattr(lib, function)(handle.pointer, kept.reference, given or None))
         for x in call.written:
             framework_of(x).wrote(x)
         self._kept.put(kind, kept)
@@ -213,7 +217,7 @@ class Descriptor:
         self._handles = None
         self._kept.clear()
 
-    def __enter__(self):
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

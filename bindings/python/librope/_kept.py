@@ -92,7 +92,7 @@ class Call:
         self.results: List[Any] = []
         self.new: List[Tuple[int, int, Any]] = []  # which of names and of results is to be made, and like which
 
-    def add(self, name: str, x: Any) -> None:
+    def add(self, name: str, x: object) -> None:
         cls = type(x)
         quick = _quick.get(cls)
         if quick is None:
@@ -132,7 +132,7 @@ class Call:
 
     def make_new(self, zeroed: bool, stream: Optional[int]) -> None:
         for name, result, like in self.new:
-            x = framework_of(like).empty_like(like, zeroed, stream)
+            x: object = framework_of(like).empty_like(like, zeroed, stream)
             self.addresses[name] = _quick.get(type(x), _never_quick)(x)[0]
             self.results[result] = x
 
@@ -146,11 +146,11 @@ class Kept:
         self.args = args
         self.reference = ctypes.byref(args)
         self.device = device
-        self.slots = []
+        self.slots: List[ctypes.c_uint64] = []
         for name in names:
             group, _, field = name.rpartition(".")
             holder = getattr(args, group).contents if group else args
-            self.slots.append(ctypes.c_uint64.from_buffer(holder, getattr(type(holder), field).offset))
+            self.slots.append(ctypes.c_uint64.from_buffer(holder, getattr(holder.__class__, field).offset))
 
 
 class KeptCalls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 from . import _abi
 
@@ -24,7 +24,7 @@ class Error(Exception):
         self.status = status
         self.message = message
 
-    def __reduce__(self):
+    def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), (self.status, self.message)
 
 
@@ -78,7 +78,7 @@ def _format_version(number: int) -> str:
 
 
 def _load() -> Tuple[ctypes.CDLL, str]:
-    failures = []
+    failures: List[str] = []
     for file, why in candidates():
         try:
             library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -135,4 +135,5 @@ def version() -> str:
 
 def build_info() -> str:
     """One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets."""
-    return lib.rope_build_info().decode()
+    info: bytes = lib.rope_build_info()
+    return info.decode()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
+SEQUENCES: Tuple[Any, ...] = (tuple, list)  # of several outputs
 
 
 def as_list(values: Any) -> List[Any]:
@@ -290,7 +291,8 @@ class RopeDesc(Descriptor):
         given = [x for x in (q, k, v) if x is not None]
         if arguments.get("out") is None:
             arguments["out"] = given
-        reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
+        # _reader owns what args point to.
+        _reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
         return explanation(lib.rope_explain, handle, args)
 
     def fill_tables(self, cos: Tensor, sin: Tensor, *, stream: Any = None) -> None:
@@ -356,8 +358,8 @@ class RopeDesc(Descriptor):
         reader = Reader(function, *inputs[0], stream)
         handle = self._handle_for(reader)
         if out is None:
-            outputs = [None] * len(inputs)
-        elif isinstance(out, (tuple, list)):
+            outputs: List[Any] = [None] * len(inputs)
+        elif isinstance(out, SEQUENCES):
             outputs = list(out)
         else:
             outputs = [out]
@@ -365,7 +367,7 @@ class RopeDesc(Descriptor):
             raise ValueError(
                 f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
         cached = () if cache is None else _read_cache(args, reader, cache, is_dry)
-        results = []
+        results: List[Any] = []
         for (field, x), output in zip(inputs, outputs):
             if output is False:
                 if field not in cached:
@@ -408,7 +410,7 @@ def _look(
     """Adds what a call of forward or backward is given; None: it takes the long way."""
     if (norm is not None and type(norm) is not Norm) or (cache is not None and type(cache) is not Cache):
         return None
-    outputs = [None] * 3 if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    outputs: List[Any] = [None] * 3 if out is None else list(out) if isinstance(out, SEQUENCES) else [out]
     if out is not None and len(outputs) != sum([x is not None for x in inputs]):
         return None
     cached = (None, None, None) if cache is None else (None, cache.k_cache, cache.v_cache)
@@ -446,7 +448,7 @@ def _look(
     return call if call.names else None
 
 
-def _check_group(function: str, field: str, group: Any, cls: type) -> None:
+def _check_group(function: str, field: str, group: object, cls: type) -> None:
     if not isinstance(group, cls):
         given = type(group)
         raise TypeError(
@@ -470,7 +472,7 @@ def _read_cache(args: Any, reader: Reader, cache: Any, is_dry: bool) -> List[str
     operands = cache._asdict()
     if operands.pop("skip_slot_0"):
         struct.flags = _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0
-    cached = []
+    cached: List[str] = []
     for field, x in operands.items():
         if x is None:
             continue

@@ -111,19 +111,20 @@ class SwigluDesc(Descriptor):
         inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
         direct = _descriptor.direct
         if direct is not None and type(gate) in direct.types and stream is None:
-            result = direct.swiglu(self, gate, up, out, inputs[2:], flags_of(programmatic_launch))
+            result: Optional[Q] = direct.swiglu(self, gate, up, out, inputs[2:], flags_of(programmatic_launch))
             if result is not None:
                 return result
         zeroed = num_rows is not None or expert_rows is not None
         call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),))
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
-            return call.results[0]
+            kept: Q = call.results[0]
+            return kept
         reader, args, handle = self._begin("swiglu_forward", *inputs, programmatic_launch, stream)
-        out = _output(reader, args, "out", out, gate, zeroed)
+        written: Q = _output(reader, args, "out", out, gate, zeroed)
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         self._keep(call, args, reader)
-        return out
+        return written
 
     @overload
     def backward(
@@ -172,7 +173,7 @@ class SwigluDesc(Descriptor):
         direct = _descriptor.direct
         if (direct is not None and type(gate) in direct.types and grad_gate is grad_up is grad_row_scale is out is None
                 and stream is None):
-            results = direct.swiglu_backward(
+            results: Optional[Tuple[Optional[Tensor], ...]] = direct.swiglu_backward(
                 self, grad_out, gate, up, inputs[2:], flags_of(programmatic_launch))
             if results is not None:
                 return results

@@ -12,21 +12,24 @@ HAS_NORM. A result whose operand is absent is None.
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
 
 They have no derivatives of their own: librope.torch has them."""
+# pyright: reportPrivateUsage=false
+# The private names are those for which torch has no public ones, and those of descriptors, private to the package.
 from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
 from operator import is_
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import _abi, _descriptor, _library
+from . import _abi, _descriptor
 from ._enums import TABLE_ROWS, Layout, TableRows, number_of
 from ._groups import Cache, Norm
-from ._rope import RopeDesc
+from ._library import lib, torch_operators_path
+from ._rope import SEQUENCES, RopeDesc
 from ._swiglu import SwigluDesc
 from ._tensors import MAX_NDIM, framework_of
 
@@ -53,9 +56,10 @@ _SCHEMAS = (
     f"{_GATING}) -> (Tensor, Tensor, Tensor)",
 )
 
-_lib = torch.library.Library("librope", "FRAGMENT")
+_torch_library: Any = torch.library  # most of it has no types
+_fragment = _torch_library.Library("librope", "FRAGMENT")
 for _schema in _SCHEMAS:
-    _lib.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _fragment.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 rotate = torch.ops.librope.rotate.default
 rotate_ = torch.ops.librope.rotate_.default
@@ -96,7 +100,7 @@ def _python_rotate(
         q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
         angles=angles, position_offset=position_offset, table_rows=table_rows or TableRows.BY_POSITION,
         **_options("rotate", flags, sum(_FLAGS.values())))
-    given = iter(results if isinstance(results, tuple) else (results,))
+    given = iter((results,) if isinstance(results, Tensor) else results)
     return next(given), None if k is None else next(given), None if v is None else next(given)
 
 
@@ -139,7 +143,8 @@ def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optiona
 
 
 def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor:
-    return _desc_of(SwigluDesc, "swiglu", key).forward(gate, up, **_gating("swiglu", *operands))
+    out: Tensor = _desc_of(SwigluDesc, "swiglu", key).forward(gate, up, **_gating("swiglu", *operands))
+    return out
 
 
 def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operands: Any) -> None:
@@ -148,7 +153,7 @@ def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operand
 
 def _python_swiglu_backward(
         key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
-        *operands: Any) -> Triple:
+        *operands: Any) -> Tuple[Optional[Tensor], ...]:
     if wanted & 4 and row_scale is None:
         raise ValueError("swiglu_backward: wanted has the gradient of row_scale, which is absent")
     grad_gate, grad_up, grad_row_scale = (None if wanted & bit else False for bit in (1, 2, 4))
@@ -173,12 +178,12 @@ class _Functions(ctypes.Structure):
 
 
 functions = _Functions(*[
-    ctypes.cast(getattr(_library.lib, _field[0]), ctypes.c_void_p).value for _field in _Functions._fields_])
+    ctypes.cast(getattr(lib, _field[0]), ctypes.c_void_p).value for _field in _Functions._fields_])
 
 
 def _load_native() -> Optional[str]:
     """Registers the kernels of librope_torch.so; or says why not, and nothing is registered."""
-    file = _library.torch_operators_path()
+    file = torch_operators_path()
     try:
         library = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
         load = library.rope_torch_load
@@ -193,13 +198,17 @@ why_python = _load_native()  # None: the kernels are those of C++
 if why_python is not None:
     for _name, _kernel in _PYTHON.items():
         for _key in ("CPU", "CUDA"):
-            _lib.impl(_name, _kernel, _key)
+            _fragment.impl(_name, _kernel, _key)
 
 # ---- Fakes ----------------------------------------------------------------------------------------------------------
 
 
 def _fake_rotate(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
     return (torch.empty_like(q), None if k is None else torch.empty_like(k), None if v is None else torch.empty_like(v))
+
+
+def _fake_swiglu(key: str, gate: Tensor, *operands: Any) -> Tensor:
+    return torch.empty_like(gate)
 
 
 def _fake_swiglu_backward(
@@ -214,16 +223,16 @@ def _fake_nothing(*arguments: Any) -> None:
     pass
 
 
-_FAKES = {
+_FAKES: Dict[str, Callable[..., Any]] = {
     "rotate": _fake_rotate,
     "rotate_": _fake_nothing,
     "step": _fake_nothing,
-    "swiglu": lambda key, gate, *operands: torch.empty_like(gate),
+    "swiglu": _fake_swiglu,
     "swiglu_out": _fake_nothing,
     "swiglu_backward": _fake_swiglu_backward,
 }
 for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"librope::{_name}", _fake, lib=_lib)
+    _torch_library.register_fake(f"librope::{_name}", _fake, lib=_fragment)
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
 
@@ -244,7 +253,7 @@ def _vmap_rotate(info: Any, in_dims: Any, *arguments: Any) -> Any:
     if any(dim is not None for dim in in_dims[4:]):
         return _one_by_one(rotate, info.batch_size, in_dims, arguments)
     heads = 1 if _desc_of(RopeDesc, "rotate", key)._config.layout in (Layout.BHSD, Layout.THD) else 2
-    lengths = []
+    lengths: List[Any] = []
     for i, dim in enumerate(in_dims[1:4]):
         if dim is not None:
             tensors[i] = tensors[i].movedim(dim, heads)
@@ -284,21 +293,23 @@ def _refuse_vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
         "torch.vmap cannot map an operator of librope that writes its arguments: use apply_rotary or swiglu")
 
 
-if hasattr(torch.library, "register_vmap"):  # torch 2.5
+if hasattr(_torch_library, "register_vmap"):  # torch 2.5
     for _name, _rule in {
             "rotate": _vmap_rotate, "rotate_": _refuse_vmap, "step": _refuse_vmap,
             "swiglu": _vmap_elementwise(swiglu, 2), "swiglu_out": _refuse_vmap,
             "swiglu_backward": _vmap_elementwise(swiglu_backward, 3)}.items():
-        torch.library.register_vmap(f"librope::{_name}", _rule, lib=_lib)
+        _torch_library.register_vmap(f"librope::{_name}", _rule, lib=_fragment)
 
 # ---- Calls of descriptors -------------------------------------------------------------------------------------------
 
 
+_forward_ad: Any = torch.autograd.forward_ad
+
+
 def _is_transformed() -> bool:
     """Whether tensors may be other than they seem, or calls do other than they say."""
-    return (
-        torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-        or torch.autograd.forward_ad._current_level >= 0)
+    level: int = _forward_ad._current_level
+    return level >= 0 or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _are_plain(tensors: Sequence[Any]) -> bool:
@@ -342,12 +353,12 @@ class Direct:
             return None
         is_step = fault is not None or norm is not None or cache is not None
         try:
-            if out is None and not is_step:
+            if not is_step and out is None:
                 tensors = [x for x in (q, k, v) if x is not None]
-                results = rotate(desc._key, *tensors, *(None, None, None)[len(tensors):], *further)
+                results: Tuple[Any, ...] = rotate(desc._key, *tensors, *(None, None, None)[len(tensors):], *further)
                 return results[:len(tensors)]
             given: Tuple[Any, ...] = (q,) if k is v is None else (q, k) if v is None else (q, k, v)
-            outputs = out if isinstance(out, (tuple, list)) else (out,)
+            outputs = out if isinstance(out, SEQUENCES) else (out,)
             if is_step or len(outputs) != len(given) or not all(map(is_, outputs, given)):
                 return _step(desc, q, k, v, out, further, fault, norm, cache)
             rotate_(desc._key, q, k, v, *further)
@@ -357,13 +368,16 @@ class Direct:
         return given
 
     @staticmethod
-    def swiglu(desc: SwigluDesc, gate: Any, up: Any, out: Any, operands: Sequence[Any], flags: int) -> Optional[Tensor]:
+    def swiglu(
+            desc: SwigluDesc, gate: Any, up: Any, out: Optional[Tensor], operands: Sequence[Any],
+            flags: int) -> Optional[Tensor]:
         """operands: those from row_scale to expert_rows."""
         if not _are_plain((gate, up, out, *operands)) or _is_transformed() or desc._handles is None:
             return None
         try:
             if out is None:
-                return swiglu(desc._key, gate, up, *operands, flags)
+                result: Tensor = swiglu(desc._key, gate, up, *operands, flags)
+                return result
             swiglu_out(desc._key, gate, up, out, *operands, flags)
         except Exception:
             return None
@@ -379,7 +393,9 @@ class Direct:
             return None
         num_grads = 2 if operands[0] is None else 3
         try:
-            return swiglu_backward(desc._key, grad_out, gate, up, (1 << num_grads) - 1, *operands, flags)[:num_grads]
+            grads: Tuple[Any, ...] = swiglu_backward(
+                desc._key, grad_out, gate, up, (1 << num_grads) - 1, *operands, flags)
+            return grads[:num_grads]
         except Exception:
             return None
 
@@ -388,7 +404,7 @@ def _step(
         desc: RopeDesc, q: Any, k: Any, v: Any, out: Any, further: Tuple[Any, ...], fault: Any, norm: Any,
         cache: Any) -> Optional[Tuple[Any, ...]]:
     given = [x for x in (q, k, v) if x is not None]
-    outputs = [None] * len(given) if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    outputs: List[Any] = [None] * len(given) if out is None else list(out) if isinstance(out, SEQUENCES) else [out]
     written = [x for x in outputs if x is not None and x is not False]
     if len(outputs) != len(given) or not _are_plain((fault, *written)):
         return None

@@ -4,6 +4,8 @@ times, and in forward mode. rotary_step is for inference: with a norm and paged 
 behind them, torch.ops.librope, run on the current stream and never break a graph. Their kernels are those of
 librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which. Descriptors are made on first
 use and kept."""
+# pyright: reportPrivateUsage=false
+# The private names are those for which torch has no public ones, and those of descriptors, private to the package.
 from __future__ import annotations
 
 from functools import lru_cache
@@ -14,12 +16,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from . import _torch_operators as operators
-from ._enums import (ACTIVATIONS, LAYOUTS, LIMIT_RULES, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS,
-                     NORM_TYPES, STYLES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, bits_of,
-                     dtype_number, number_of)
+from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
 from ._groups import Cache, Norm
 from ._rope import RopeDesc, flags_of
-from ._swiglu import SwigluDesc, cached_desc
+from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
@@ -37,12 +37,16 @@ __all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "app
 # torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves these to eager.
 
 
-_forward_ad = torch.autograd.forward_ad
+_forward_ad: Any = torch.autograd.forward_ad
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_compiler: Any = torch.compiler  # torch gives its decorators no types
+_disable: _Decorator = _compiler.disable
+_assume_constant_result: _Decorator = _compiler.assume_constant_result
 
 
-@torch.compiler.disable
+@_disable
 def _apply_transformed(function: Any, inputs: Any) -> Any:
     return function.apply(*inputs)
 
@@ -88,7 +92,7 @@ def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) ->
         pair_axis=pair_axis, pair_block=pair_block, **dict(norm))
 
 
-@torch.compiler.assume_constant_result
+@_assume_constant_result
 def _rope_key(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> str:
     """Of the descriptor: what a graph has of it."""
     return _rope_desc(what, norm)._key
@@ -150,7 +154,7 @@ def _rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> Any:
         _save_rotation(ctx, inputs)
         return operators.rotate(*inputs)
 
@@ -163,7 +167,7 @@ class _TransformedRotation(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return tuple([x for x in operators.rotate(*inputs) if x is not None])
 
     @staticmethod
@@ -358,17 +362,17 @@ def rotary_step(
         table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
     caches = (None, cache.k_cache, cache.v_cache) if cached_only else (None, None, None)
-    outputs = [
-        make(x) if x is not None and cached is None else None for x, cached in zip((q, k, v), caches)]
+    tensors: Tuple[Any, ...] = (q, k, v)
+    outputs = [make(x) if x is not None and cached is None else None for x, cached in zip(tensors, caches)]
     weights = Norm(q_weight, k_weight, q_bias, k_bias)
     try:
         operators.step(
             key, q, k, v, *outputs, False, positions, position_offset, flags, start_positions, cu_seqlens, cos, sin,
             angles, table_rows, fault, *weights, *cache[:-1])
     except RuntimeError as error:
-        out = [False if y is None else y for x, y in zip((q, k, v), outputs) if x is not None]
+        out = [False if y is None else y for x, y in zip(tensors, outputs) if x is not None]
         _explain(error, lambda: _rope_desc(what, form).forward(
-            q, k, v, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
+            *tensors, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
             sin=sin, angles=angles, fault=fault, position_offset=position_offset, table_rows=table_rows,
             norm=weights if flags & operators.HAS_NORM or any(x is not None for x in weights) else None,
             cache=cache if any(x is not None for x in cache[:-1]) else None, unrotated=unrotated,
@@ -381,7 +385,7 @@ def rotary_step(
 # ---- SwiGLU ---------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result
+@_assume_constant_result
 def _swiglu_key(*what: Any) -> str:
     return cached_desc(*what)._key
 
@@ -437,7 +441,7 @@ class _GatingGradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return _gating_gradients(*inputs)
 
     @staticmethod
@@ -451,12 +455,12 @@ class _GatingGradients(torch.autograd.Function):
 
 class _Gating(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> Any:
         _save_gating(ctx, inputs)
         return operators.swiglu(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _gate_back(ctx, grad_out)
 
 
@@ -464,7 +468,7 @@ class _TransformedGating(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return operators.swiglu(*inputs)
 
     @staticmethod
@@ -473,7 +477,7 @@ class _TransformedGating(torch.autograd.Function):
         ctx.save_for_forward(*inputs[1:-1])
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _gate_back(ctx, grad_out)
 
     @staticmethod
@@ -483,7 +487,7 @@ class _TransformedGating(torch.autograd.Function):
         gate, up, row_scale, *operands = ctx.saved_tensors
         slopes = operators.swiglu_backward(
             ctx.key, torch.ones_like(gate), gate, up, 3, row_scale, *operands, ctx.flags)
-        terms = []
+        terms: List[Tensor] = []
         for slope, x, bias in ((slopes[0], tangents[1], tangents[_GATE_BIAS]),
                                (slopes[1], tangents[2], tangents[_UP_BIAS])):
             if x is not None:
@@ -497,7 +501,7 @@ class _TransformedGating(torch.autograd.Function):
         return sum(terms[1:], terms[0]).to(gate.dtype)
 
 
-def _gate(*inputs: Any) -> Tensor:
+def _gate(*inputs: Any) -> Any:
     """torch.ops.librope.swiglu and its derivatives."""
     is_transformed = _forward_ad._current_level >= 0 or (_are_transforms_active() and not _is_compiling())
     if is_transformed or _requires_grad(*inputs[1:8]):
@@ -546,7 +550,8 @@ def swiglu(
     if not (row_scale is num_rows is gate_bias is up_bias is expert_rows is None and not programmatic_launch):
         inputs += (row_scale, num_rows, gate_bias, up_bias, expert_rows, flags_of(programmatic_launch))
     try:
-        return _gate(*inputs)
+        result: Tensor = _gate(*inputs)
+        return result
     except RuntimeError as error:
         _explain(error, lambda: cached_desc(*what).forward(
             gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
