@@ -213,7 +213,8 @@ class Descriptor:
         return f"<closed {text}>" if self._handles is None else text
 
     def close(self) -> None:
-        """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed."""
+        """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed. torch's
+        operators, which make descriptors of their own, keep the latest 256."""
         self._handles = None
         self._kept.clear()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._enums import LAYOUTS, STYLES, Layout, Style, number_of
 from ._rope import RopeDesc, as_list
+from ._torch_operators import is_transformed
 from ._types import AnyLayout, AnyStyle, Operands, TorchPositions
 from .torch import apply_rotary, swiglu
 
@@ -25,12 +26,13 @@ def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tuple[Tensor, Tensor]:
     """transformers' function of this name, that of Llama, Qwen, Mistral, Gemma and Phi: pairs of the "half" style.
 
-    q, k:          [B, H, S, D], [B, S, H, D] or [T, H, D]; any strides, H of each its own
-    cos, sin:      [B, S, R], [1, S, R] or [S, R], of any floating dtype: a column for each channel. R is at most D;
-                   channels from R on pass through, as in Phi-3 and GPT-NeoX
+    q, k:          [B, H, S, D], [B, S, H, D] or [T, H, D], of one dtype; any strides, H of each its own
+    cos, sin:      [B, S, R], [1, S, R] or [S, R], both of any one floating dtype: a column for each channel. R is at
+                   most D; channels from R on pass through, as in Phi-3 and GPT-NeoX
     unsqueeze_dim: the axis that cos and sin lack, where q and k have their heads
 
-    Returns new tensors, of the dtypes to which torch promotes q with cos and k with cos. Gradients flow to q and k.
+    Returns new tensors, of the dtype to which torch promotes that of q and k with that of cos. Gradients flow to q and
+    k.
     Refused with ValueError: cos and sin that require grad, and an unsqueeze_dim that is not the axis of the heads.
     Models whose function of this name pairs channels otherwise, such as Cohere and GLM, need apply_rotary.
     """
@@ -57,15 +59,17 @@ def apply_rotary_emb(
     cos, sin:       [M, R/2], R at most D, of any floating dtype: the row of a token is its index in its sequence plus
                     the offset. Channels from R on pass through
     interleaved:    pairs of the "interleaved" style, otherwise of the "half" style
-    inplace:        writes to x, and returns it; where a gradient is recorded, by way of a copy
+    inplace:        writes to x, and returns it; where a derivative is recorded, by way of a copy
     seqlen_offsets: one for all sequences, or I32 or I64 [B]
     cu_seqlens:     I32 or I64 [B + 1]. Tokens past its last entry are 0 in new outputs
-    max_seqlen:     of the longest sequence. It is not needed
+    max_seqlen:     with cu_seqlens, and only then: the tokens of the longest sequence
 
     Returns a tensor of x's dtype. Gradients flow to x. Refused with ValueError: cos and sin that require grad, and an
     offset that with the length of a sequence is outside of the tables. Tokens that offsets in a tensor move outside of
     them pass through.
     """
+    if cu_seqlens is not None and max_seqlen is None:
+        raise ValueError("apply_rotary_emb: max_seqlen is None: it must be given with cu_seqlens")
     starts, offset = (seqlen_offsets, 0) if isinstance(seqlen_offsets, Tensor) else (None, seqlen_offsets)
     length = (max_seqlen or 0) if cu_seqlens is not None else x.shape[1] if x.dim() == 4 else 0
     if offset < 0 or offset + length > cos.shape[0]:
@@ -77,7 +81,8 @@ def apply_rotary_emb(
     rotary_dim = 2 * cos.shape[-1]
     operands: Operands = {
         "cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "start_positions": starts, "position_offset": offset}
-    if inplace and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
+    if inplace and not (
+            torch.compiler.is_compiling() or is_transformed() or (x.requires_grad and torch.is_grad_enabled())):
         return _desc_of(x.dtype, x.shape[-1], style, layout, rotary_dim).forward(x, out=x, **operands)
     result = apply_rotary(x, style=style, layout=layout, rotary_dim=rotary_dim, **operands)
     return x.copy_(result) if inplace else result

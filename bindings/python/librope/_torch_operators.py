@@ -11,7 +11,7 @@ HAS_NORM. A result whose operand is absent is None.
   swiglu_out       writes out
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
 
-They have no derivatives of their own: librope.torch has them."""
+They have no derivatives of their own, and do not tell autograd what they write: librope.torch and descriptors do."""
 # pyright: reportPrivateUsage=false
 # The private names are those for which torch has no public ones, and those of descriptors, private to the package.
 from __future__ import annotations
@@ -203,32 +203,46 @@ if why_python is not None:
 # ---- Fakes ----------------------------------------------------------------------------------------------------------
 
 
+def _on_one_device(function: str, *arguments: Any) -> None:
+    """These are the kernels of tensors without data too, which torch calls where one of the tensors has none."""
+    devices = {x.device for x in arguments if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"{function}: its tensors are on {names}: they must be on one device")
+
+
 def _fake_rotate(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
+    _on_one_device("rotate", q, k, v, *operands)
     return (torch.empty_like(q), None if k is None else torch.empty_like(k), None if v is None else torch.empty_like(v))
-
-
-def _fake_swiglu(key: str, gate: Tensor, *operands: Any) -> Tensor:
-    return torch.empty_like(gate)
 
 
 def _fake_swiglu_backward(
         key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
         *operands: Any) -> Any:
+    _on_one_device("swiglu_backward", grad_out, gate, up, row_scale, *operands)
     return tuple([
         torch.empty_like(x) if x is not None and wanted & bit else None
         for x, bit in ((gate, 1), (up, 2), (row_scale, 4))])
 
 
-def _fake_nothing(*arguments: Any) -> None:
-    pass
+def _fake_swiglu(key: str, gate: Tensor, *operands: Any) -> Tensor:
+    _on_one_device("swiglu", gate, *operands)
+    return torch.empty_like(gate)
+
+
+def _fake_of_writer(function: str) -> Callable[..., None]:
+    def fake(key: str, *operands: Any) -> None:
+        _on_one_device(function, *operands)
+
+    return fake
 
 
 _FAKES: Dict[str, Callable[..., Any]] = {
     "rotate": _fake_rotate,
-    "rotate_": _fake_nothing,
-    "step": _fake_nothing,
+    "rotate_": _fake_of_writer("rotate_"),
+    "step": _fake_of_writer("step"),
     "swiglu": _fake_swiglu,
-    "swiglu_out": _fake_nothing,
+    "swiglu_out": _fake_of_writer("swiglu_out"),
     "swiglu_backward": _fake_swiglu_backward,
 }
 for _name, _fake in _FAKES.items():
@@ -239,6 +253,8 @@ for _name, _fake in _FAKES.items():
 
 def _one_by_one(operator: Callable[..., Any], size: int, in_dims: Any, arguments: Any) -> Any:
     """Calls for each index of the batch, and stacks the results."""
+    if size == 0:
+        raise NotImplementedError(f"torch.vmap cannot map {operator} over a batch of 0 with operands for each of it")
     calls = [
         operator(*[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]) for i in range(size)]
     if isinstance(calls[0], Tensor):
@@ -304,9 +320,10 @@ if hasattr(_torch_library, "register_vmap"):  # torch 2.5
 
 
 _forward_ad: Any = torch.autograd.forward_ad
+_is_compiling = torch.compiler.is_compiling
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether tensors may be other than they seem, or calls do other than they say."""
     level: int = _forward_ad._current_level
     return level >= 0 or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
@@ -332,7 +349,8 @@ def wrote(tensors: Sequence[Tensor]) -> None:
 
 class Direct:
     """Calls of descriptors with tensors that nothing can be said against. None: not such a call, or it failed, and
-    nothing was written: the way through ctypes says why."""
+    nothing was written: the way through ctypes says why. torch.compile is left out, which would break the graph at each
+    look at a tensor."""
 
     types = frozenset((Tensor, torch.nn.Parameter, type(None)))  # and no class made of them
 
@@ -341,6 +359,8 @@ class Direct:
             desc: RopeDesc, is_backward: bool, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
             cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, norm: Any, cache: Any, position_offset: int,
             flags: int, table_rows: Any) -> Optional[Tuple[Any, ...]]:
+        if _is_compiling():
+            return None
         further: Tuple[Any, ...] = (is_backward, positions)
         if not (cos is sin is angles is start_positions is cu_seqlens is None and position_offset == flags == 0
                 and table_rows is TableRows.BY_POSITION):
@@ -349,15 +369,16 @@ class Direct:
             if table_rows is not TableRows.BY_POSITION:
                 table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
             further += (position_offset, flags, start_positions, cu_seqlens, cos, sin, angles, table_rows)
-        if not _are_plain((q, k, v, positions)) or _is_transformed() or desc._handles is None:
+        if not _are_plain((q, k, v, positions)) or is_transformed() or desc._handles is None:
             return None
         is_step = fault is not None or norm is not None or cache is not None
         try:
-            if not is_step and out is None:
-                tensors = [x for x in (q, k, v) if x is not None]
-                results: Tuple[Any, ...] = rotate(desc._key, *tensors, *(None, None, None)[len(tensors):], *further)
-                return results[:len(tensors)]
-            given: Tuple[Any, ...] = (q,) if k is v is None else (q, k) if v is None else (q, k, v)
+            given: Tuple[Any, ...] = (
+                (q, k) if v is None and k is not None and q is not None else
+                tuple([x for x in (q, k, v) if x is not None]))
+            if not is_step and out is None and not flags & _abi.ROPE_FLAG_V_UNROTATED:
+                results: Tuple[Any, ...] = rotate(desc._key, *given, *(None, None, None)[len(given):], *further)
+                return results[:len(given)]
             outputs = out if isinstance(out, SEQUENCES) else (out,)
             if is_step or len(outputs) != len(given) or not all(map(is_, outputs, given)):
                 return _step(desc, q, k, v, out, further, fault, norm, cache)
@@ -372,7 +393,7 @@ class Direct:
             desc: SwigluDesc, gate: Any, up: Any, out: Optional[Tensor], operands: Sequence[Any],
             flags: int) -> Optional[Tensor]:
         """operands: those from row_scale to expert_rows."""
-        if not _are_plain((gate, up, out, *operands)) or _is_transformed() or desc._handles is None:
+        if _is_compiling() or not _are_plain((gate, up, out, *operands)) or is_transformed() or desc._handles is None:
             return None
         try:
             if out is None:
@@ -389,7 +410,8 @@ class Direct:
             desc: SwigluDesc, grad_out: Any, gate: Any, up: Any, operands: Sequence[Any],
             flags: int) -> Optional[Tuple[Any, ...]]:
         """With new tensors for all gradients."""
-        if not _are_plain((grad_out, gate, up, *operands)) or _is_transformed() or desc._handles is None:
+        tensors = grad_out, gate, up, *operands
+        if _is_compiling() or not _are_plain(tensors) or is_transformed() or desc._handles is None:
             return None
         num_grads = 2 if operands[0] is None else 3
         try:

@@ -1,9 +1,12 @@
 # torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
 """apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
-times, and in forward mode. rotary_step is for inference: with a norm and paged caches in the same launch. The operators
-behind them, torch.ops.librope, run on the current stream and never break a graph. Their kernels are those of
-librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which. Descriptors are made on first
-use and kept."""
+times, and in forward mode; derivatives of swiglu have none. rotary_step is for inference: with a norm and paged caches
+in the same launch. The operators behind them, torch.ops.librope, run on the current stream and never break a graph.
+Their kernels are those of librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which.
+Descriptors are made on first use and kept.
+
+An error of the library is of the package's classes, but in graphs of torch.compile a RuntimeError with its text.
+torch.jit.trace takes the functions under torch.no_grad(), without derivatives."""
 # pyright: reportPrivateUsage=false
 # The private names are those for which torch has no public ones, and those of descriptors, private to the package.
 from __future__ import annotations
@@ -18,7 +21,8 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from . import _torch_operators as operators
 from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
 from ._groups import Cache, Norm
-from ._rope import RopeDesc, flags_of
+from ._integers import integer
+from ._rope import RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
@@ -68,9 +72,11 @@ def _refuse_tangents(function: str, **tensors: Any) -> None:
                 raise ValueError(f"{function}: {field}: {error}") from None
 
 
-def _explain(error: RuntimeError, call: Callable[[], Any]) -> NoReturn:
-    """Raises what the same call of a descriptor raises, which is of the package's classes, or else the error."""
-    if not (_is_compiling() or _forward_ad._current_level >= 0 or _are_transforms_active()):
+def _explain(error: RuntimeError, tensors: Sequence[Any], call: Callable[[], Any]) -> NoReturn:
+    """Raises what the same call of a descriptor raises, which is of the package's classes, where the kernel refused it,
+    or else the error: of CUDA, of other classes of tensors, or of what stands between the call and the kernel."""
+    if type(error) is RuntimeError and not _is_compiling() and not operators.is_transformed() and all(
+            type(x) in operators.Direct.types for x in tensors if isinstance(x, Tensor)):
         try:
             with torch.no_grad():
                 call()
@@ -100,7 +106,9 @@ def _rope_key(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> 
 
 def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """A graph that has some of the numbers as symbols is for their values now."""
-    return tuple([guard_scalar(x) if type(x) in (int, float, torch.SymInt, torch.SymFloat) else x for x in what])
+    return tuple([
+        guard_scalar(x) if type(x) in (int, float, torch.SymInt, torch.SymFloat) else
+        _as_constants(x) if type(x) is tuple else x for x in what])
 
 
 _NUM_ROTATE_INPUTS = 14
@@ -239,10 +247,10 @@ def apply_rotary(
     """
     what: Tuple[Any, ...] = (
         q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
-        None if inv_freq is None else tuple(inv_freq), attention_scale, num_axes,
-        None if pair_axis is None else tuple(pair_axis), pair_block)
+        None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
+        None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
     is_compiling = _is_compiling()
-    if is_compiling:
+    if is_compiling or type(what[1]) is not int:
         what = _as_constants(what)
     inputs: Tuple[Any, ...] = (_rope_key(what), q, k, v, False, positions)
     if k is None and v is not None:
@@ -253,6 +261,8 @@ def apply_rotary(
             and table_rows is TableRows.BY_POSITION and not programmatic_launch):
         if _requires_grad(cos, sin, angles):
             raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
+        if type(position_offset) is bool:
+            integer("apply_rotary: position_offset", position_offset)  # raises
         if table_rows is not TableRows.BY_POSITION:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
         inputs += (position_offset, flags_of(programmatic_launch), start_positions, cu_seqlens, cos, sin, angles,
@@ -260,7 +270,7 @@ def apply_rotary(
     try:
         results = _rotate(*inputs)
     except RuntimeError as error:
-        _explain(error, lambda: _rope_desc(what).forward(
+        _explain(error, inputs[1:], lambda: _rope_desc(what).forward(
             q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
             angles=angles, position_offset=position_offset, table_rows=table_rows,
             programmatic_launch=programmatic_launch))
@@ -344,12 +354,12 @@ def rotary_step(
     first = q if q is not None else k if k is not None else v
     assert first is not None
     what = (first.dtype, first.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
-            None if inv_freq is None else tuple(inv_freq), attention_scale, num_axes,
-            None if pair_axis is None else tuple(pair_axis), pair_block)
+            None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
+            None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
     values = (norm, norm_tensors if isinstance(norm_tensors, (int, str)) else tuple(norm_tensors), norm_order,
               norm_extent, norm_rounding if isinstance(norm_rounding, (int, str)) else tuple(norm_rounding), norm_eps,
               norm_weight_offset)
-    if _is_compiling():
+    if _is_compiling() or type(what[1]) is not int:
         what, values = _as_constants(what), _as_constants(values)
     form = tuple(zip(_NORM_FIELDS, values))
     key = _rope_key(what, form)
@@ -371,7 +381,7 @@ def rotary_step(
             angles, table_rows, fault, *weights, *cache[:-1])
     except RuntimeError as error:
         out = [False if y is None else y for x, y in zip(tensors, outputs) if x is not None]
-        _explain(error, lambda: _rope_desc(what, form).forward(
+        _explain(error, (*tensors, positions, *weights, *cache), lambda: _rope_desc(what, form).forward(
             *tensors, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
             sin=sin, angles=angles, fault=fault, position_offset=position_offset, table_rows=table_rows,
             norm=weights if flags & operators.HAS_NORM or any(x is not None for x in weights) else None,
@@ -410,15 +420,14 @@ def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
 
 def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
     gate, up, *operands = ctx.saved_tensors
-    row_scale, _, gate_bias, up_bias, _ = operands
-    if _forward_ad._current_level >= 0:
-        _refuse_tangents("the gradient of swiglu", grad_out=grad_out, gate=gate, up=up, row_scale=row_scale)
+    _, _, gate_bias, up_bias, _ = operands
     needed = ctx.needs_input_grad
     wanted = needed[1] or needed[_GATE_BIAS], needed[2] or needed[_UP_BIAS], needed[_ROW_SCALE]
     bits = sum([1 << i for i, is_wanted in enumerate(wanted) if is_wanted])
     inputs = ctx.key, grad_out, gate, up, bits, *operands, ctx.flags
     # Grad mode is on here where the gradient is to have one.
-    given = iter((_GatingGradients.apply if _requires_grad(*inputs[1:4], *operands) else _gating_gradients)(*inputs))
+    is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*inputs[1:4], *operands)
+    given = iter((_GatingGradients.apply if is_differentiated else _gating_gradients)(*inputs))
     grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
     grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
     grads[_ROW_SCALE] = grad_row_scale
@@ -450,7 +459,11 @@ class _GatingGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError("swiglu: its gradient is not differentiable")
+        raise NotImplementedError("swiglu: its derivative is not differentiable")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError("swiglu: its derivative is not differentiable")
 
 
 class _Gating(torch.autograd.Function):
@@ -485,7 +498,7 @@ class _TransformedGating(torch.autograd.Function):
         """The slopes of gate and up are their gradients for a grad_out of 1, as the output of a channel depends on
         these channels alone; that of row_scale is the output without it."""
         gate, up, row_scale, *operands = ctx.saved_tensors
-        slopes = operators.swiglu_backward(
+        slopes = _GatingGradients.apply(
             ctx.key, torch.ones_like(gate), gate, up, 3, row_scale, *operands, ctx.flags)
         terms: List[Tensor] = []
         for slope, x, bias in ((slopes[0], tangents[1], tangents[_GATE_BIAS]),
@@ -496,7 +509,7 @@ class _TransformedGating(torch.autograd.Function):
                 middle = (1,) * (slope.dim() - bias.dim())
                 terms.append(slope * bias.reshape(bias.shape[:-1] + middle + bias.shape[-1:]))
         if tangents[_ROW_SCALE] is not None:
-            plain = operators.swiglu(ctx.key, gate, up, None, *operands, ctx.flags)
+            plain = _gate(ctx.key, gate, up, None, *operands, ctx.flags)
             terms.append(plain * tangents[_ROW_SCALE][..., None])
         return sum(terms[1:], terms[0]).to(gate.dtype)
 
@@ -553,7 +566,7 @@ def swiglu(
         result: Tensor = _gate(*inputs)
         return result
     except RuntimeError as error:
-        _explain(error, lambda: cached_desc(*what).forward(
+        _explain(error, inputs[1:], lambda: cached_desc(*what).forward(
             gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
             expert_rows=expert_rows, programmatic_launch=programmatic_launch))
 

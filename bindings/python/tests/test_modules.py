@@ -295,12 +295,13 @@ class EmbTest(TestCase):
                     (ValueError, "from seqlen_offsets -1 on must be inside", dict(seqlen_offsets=-1)),
                     (ValueError, "cos.shape.0. is 4: sequences of 5", dict(cos=cos[:4], sin=sin[:4])),
                     (ValueError, "sequences of 10 tokens", dict(x=x[0], cu_seqlens=cu_seqlens, max_seqlen=10)),
+                    (ValueError, "max_seqlen is None: it must be given", dict(x=x[0], cu_seqlens=cu_seqlens)),
                     (ValueError, "cos, sin and angles have no gradient|cos: it requires grad", dict(cos=with_grad)),
                     (librope.InvalidArgument, "rotary_dim is 32", dict(cos=twice(cos), sin=twice(sin))),
                     (librope.InvalidArgument, "sin.shape", dict(sin=sin[:, :4])),
                     (librope.InvalidArgument, "start_positions", dict(seqlen_offsets=torch.tensor([1, 2, 3]))),
                     (librope.InvalidArgument, "q.ndim is 3", dict(x=x[0])),
-                    (librope.InvalidArgument, "q.ndim is 4", dict(cu_seqlens=cu_seqlens))):
+                    (librope.InvalidArgument, "q.ndim is 4", dict(cu_seqlens=cu_seqlens, max_seqlen=2))):
                 with self.subTest(text, inplace=inplace), self.assertRaisesRegex(error, text):
                     apply_rotary_emb(**{**dict(x=x, cos=cos, sin=sin, inplace=inplace), **arguments})
         self.assert_equal(x, before)

@@ -90,6 +90,14 @@ class TensorTest(unittest.TestCase):
         inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
         desc = RopeDesc(head_dim=16, dtype="f32", style="half", layout="bshd", inv_freq=inv_freq)
         self.assertTrue(torch.allclose(desc.forward(self.x), self.desc.forward(self.x), atol=1e-6))
+        self.assertTrue(torch.equal(
+            apply_rotary(self.x, style="half", layout="bshd", inv_freq=inv_freq), desc.forward(self.x)))
+
+    def test_inside_of_a_compiled_function(self):
+        def block(x):
+            return self.desc.forward(2 * x) + 1
+
+        self.assertTrue(torch.equal(torch.compile(block, backend="eager")(self.x), block(self.x)))
 
 
 class OperatorTest(unittest.TestCase):
@@ -142,6 +150,40 @@ class OperatorTest(unittest.TestCase):
         cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)
         self.assertTrue(torch.autograd.gradcheck(
             lambda q, k: apply_rotary(q, k, style="half", layout="thd", theta=100.0, cu_seqlens=cu_seqlens), inputs))
+
+    def test_meta_beside_others_is_refused(self):
+        x, row = torch.randn(2, 5, 3, 16), torch.randn(5, 8)
+        for function in (
+                lambda meta: swiglu(x, meta), lambda meta: swiglu(meta, x), lambda meta: apply_rotary(x, meta, **BSHD),
+                lambda meta: apply_rotary(x, cos=row.to("meta"), sin=row, style="half", layout="bshd"),
+                lambda meta: librope.torch.rotary_step(x, meta, **BSHD)):
+            with self.assertRaisesRegex(ValueError, "its tensors are on cpu, meta: they must be on one device"):
+                function(x.to("meta"))
+
+    def test_errors_of_others_stay(self):
+        class Other(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+                raise RuntimeError("other")
+
+        x = torch.randn(2, 5, 3, 16)
+        for function in (lambda: apply_rotary(x, **BSHD), lambda: swiglu(x, x)):
+            with Other(), self.assertRaisesRegex(RuntimeError, "^other$"):
+                function()
+        with self.assertRaisesRegex(TypeError, "position_offset is True: it must be an integer"):
+            apply_rotary(x, position_offset=True, **BSHD)
+
+    def test_symbolic_traces(self):
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        x = torch.randn(2, 5, 3, 16)
+        for function in (lambda x: apply_rotary(x, **BSHD), lambda x: librope.torch.rotary_step(x, **BSHD)[0],
+                         lambda x: swiglu(x, x)):
+            traced = make_fx(function, tracing_mode="symbolic")(x)
+            longer = torch.randn(3, 7, 3, 16)
+            self.assertTrue(torch.equal(traced(longer), function(longer)))
+        with torch.no_grad():
+            traced = torch.jit.trace(lambda x: apply_rotary(x, **BSHD), x.requires_grad_())
+            self.assertTrue(torch.equal(traced(longer), apply_rotary(longer, **BSHD)))
 
     def test_one_tensor_without_a_gradient(self):
         q, k = torch.randn(2, 3, 2, 8, requires_grad=True), torch.randn(2, 3, 1, 8)
@@ -535,6 +577,22 @@ class ForwardModeTest(unittest.TestCase):
                 with torch.autograd.forward_ad.dual_level():
                     self.assert_refused(field, function, torch.autograd.forward_ad.make_dual(self.x, self.tangent))
 
+    def test_derivatives_of_derivatives_of_swiglu_are_refused(self):
+        def total(x):
+            return swiglu(x, 2 * x, row_scale=x[..., 0]).sum()
+
+        forward, reverse = torch.func.jacfwd, torch.func.jacrev
+        for outer, inner in ((forward, forward), (reverse, forward), (forward, reverse), (reverse, reverse)):
+            with self.subTest(outer=outer.__name__, inner=inner.__name__):
+                with self.assertRaisesRegex(NotImplementedError, "swiglu: its derivative is not differentiable"):
+                    outer(inner(total))(torch.randn(2, 3))
+        x = torch.randn(2, 3, requires_grad=True)
+        with torch.autograd.forward_ad.dual_level():
+            out = total(torch.autograd.forward_ad.make_dual(x, torch.ones(2, 3)))
+            tangent = torch.autograd.forward_ad.unpack_dual(out).tangent
+            with self.assertRaisesRegex(NotImplementedError, "swiglu: its derivative is not differentiable"):
+                tangent.backward()
+
     def test_meta(self):
         meta = self.x.to("meta")
         for function in (lambda x: swiglu(x, meta), lambda x: apply_rotary(x, meta, **BSHD)[0]):
@@ -550,14 +608,15 @@ class ForwardModeTest(unittest.TestCase):
             desc = RopeDesc(head_dim=16, dtype="f32", **BSHD)
             self.assertTrue(torch.equal(
                 torch.autograd.forward_ad.unpack_dual(back).tangent, desc.backward(self.tangent)))
-            self.assert_refused("the gradient of swiglu: grad_out", torch.autograd.grad, gated, x, grad)
+            with self.assertRaisesRegex(NotImplementedError, "swiglu: its derivative is not differentiable"):
+                torch.autograd.grad(gated, x, grad)
 
     def test_the_gradient_of_a_gradient(self):
         x = self.x.clone().requires_grad_()
         grad, = torch.autograd.grad(swiglu(x, self.x).sum(), x, create_graph=True)
-        with self.assertRaisesRegex(NotImplementedError, "swiglu: its gradient is not differentiable"):
+        with self.assertRaisesRegex(NotImplementedError, "swiglu: its derivative is not differentiable"):
             (x.sum() + grad.sum()).backward()
-        with self.assertRaisesRegex(NotImplementedError, "swiglu: its gradient is not differentiable"):
+        with self.assertRaisesRegex(NotImplementedError, "swiglu: its derivative is not differentiable"):
             torch.func.grad(lambda x: torch.func.grad(lambda x: swiglu(x, self.x).sum())(x).sum())(self.x)
 
     def test_what_has_no_tangent(self):
@@ -652,6 +711,10 @@ class ForwardModeTest(unittest.TestCase):
             torch.func.grad(lambda x: torch.vmap(formula)(x).sum())(stack)))
         with self.assertRaisesRegex(NotImplementedError, "vmap cannot map an operator of librope that writes"):
             torch.vmap(lambda x: librope.torch.rotary_step(x, **BSHD)[0])(stack)
+        empty = torch.zeros(0, 5, dtype=torch.int64)
+        self.assertEqual(torch.vmap(lambda x: apply_rotary(x, **BSHD))(torch.zeros(0, 2, 5, 3, 16)).shape[0], 0)
+        with self.assertRaisesRegex(NotImplementedError, "over a batch of 0"):
+            torch.vmap(lambda p: apply_rotary(torch.zeros(1, 5, 3, 16), positions=p, **BSHD))(empty)
 
 
 class TrainingTest(unittest.TestCase):
@@ -809,6 +872,15 @@ class CompileTest(unittest.TestCase):
         compiled, x = torch.compile(block, fullgraph=True), torch.randn(2, 5, 3, 16)
         for theta in (10000.0, 500000.0, 100.0, 10000.0):
             self.assertTrue(torch.equal(compiled(x, theta), block(x, theta)))
+
+    def test_frequencies_that_change(self):
+        def block(x, inv_freq):
+            return apply_rotary(x, style="half", layout="bshd", inv_freq=inv_freq)
+
+        compiled, x = torch.compile(block, fullgraph=True), torch.randn(2, 5, 3, 16)
+        for first in (1.0, 0.5, 0.25):
+            inv_freq = (first, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
+            self.assertTrue(torch.equal(compiled(x, inv_freq), block(x, inv_freq)))
 
     def test_transforms(self):
         x, tangent = torch.randn(2, 3, 2, 8), torch.randn(2, 3, 2, 8)

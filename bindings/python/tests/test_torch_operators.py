@@ -264,7 +264,7 @@ class DescriptorsTest(unittest.TestCase):
             for is_backward in (False, True):
                 for keywords in (dict(), dict(positions=positions), dict(cos=cos, sin=sin, positions=positions),
                                  dict(cos=cos[:5], sin=sin[:5], table_rows="by_token"),
-                                 dict(position_offset=7, unrotated=True)):
+                                 dict(position_offset=7, unrotated=True), dict(v_unrotated=True)):
                     for out in (None, list, tuple, lambda given: [torch.full_like(x, 9.0) for x in given],
                                 lambda given: [given[0], *(None,) * (len(given) - 1)]):
                         self.both(lambda: outputs(desc, given, out, is_backward, **keywords))
