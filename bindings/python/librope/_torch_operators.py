@@ -170,11 +170,11 @@ _PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "step": _python
 
 
 class _Functions(ctypes.Structure):
-    """RopeFunctions of torch_operators.cpp, which keeps the address."""
+    """RopeFunctions of torch_operators.cpp."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in (
         "rope_last_error", "rope_desc_create", "rope_forward", "rope_backward", "swiglu_desc_create", "swiglu_forward",
-        "swiglu_backward")]
+        "swiglu_backward", "rope_desc_destroy", "swiglu_desc_destroy")]
 
 
 functions = _Functions(*[
@@ -189,9 +189,14 @@ def _load_native() -> Optional[str]:
         load = library.rope_torch_load
     except (OSError, AttributeError) as error:
         return str(error)
-    load.restype, load.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Functions)]
-    message = load(ctypes.byref(functions))
-    return None if message is None else f"{file}: {message.decode()}"
+    load.restype, load.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Functions), ctypes.c_int32]
+    version = _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
+    message = load(ctypes.byref(functions), version)
+    if message is not None:
+        return f"{file}: {message.decode()}"
+    # Never freed: the kernels read it, and other threads may call them while the interpreter ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
+    return None
 
 
 why_python = _load_native()  # None: the kernels are those of C++

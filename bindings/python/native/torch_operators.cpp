@@ -6,11 +6,14 @@
 #include <dlfcn.h>
 #include <rope/rope.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -54,7 +57,8 @@ using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
   DO(torch_string_c_str, (String *, const char **))                                                               \
   DO(torch_delete_string, (String *))                                                                             \
   DO(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, Library **))              \
-  DO(torch_library_impl, (Library *, const char *, Kernel *, uint64_t))
+  DO(torch_library_impl, (Library *, const char *, Kernel *, uint64_t))                                           \
+  DO(aoti_torch_delete_library_object, (Library *))
 
 // librope's, as librope/_torch_operators.py gives them.
 struct RopeFunctions {
@@ -65,6 +69,8 @@ struct RopeFunctions {
   decltype(&swiglu_desc_create) create_swiglu;
   decltype(&swiglu_forward) forward_swiglu;
   decltype(&swiglu_backward) backward_swiglu;
+  decltype(&rope_desc_destroy) destroy_rope;
+  decltype(&swiglu_desc_destroy) destroy_swiglu;
 };
 const RopeFunctions *rope;
 
@@ -109,10 +115,8 @@ void check_rope(rope_status_t status) {
 
 // ---- Descriptors by their keys ----
 
-union Descriptor {
-  rope_desc_t *rope;
-  swiglu_desc_t *swiglu;
-};
+// A rope_desc_t or swiglu_desc_t. A call holds it until it returns, whatever the table forgets meanwhile.
+using Descriptor = std::shared_ptr<void>;
 
 struct Device {
   rope_device_t kind;
@@ -135,10 +139,20 @@ struct IsBefore {
   }
 };
 
-// They live as long as the process, whose other threads may call while it ends.
+struct KeptDescriptor {
+  Descriptor desc;
+  std::atomic<uint64_t> last_use{0};  // num_made at that time
+};
+
+// More than a model needs, in less than 2 MB. A program may make new ones forever, such as one for each length: the least
+// recently used one is forgotten, and its key makes it again.
+constexpr size_t kMaxDescriptors = 256;
+
+// The table lives as long as the process, whose other threads may call while it ends. Its lock is that of num_made, too.
 std::shared_mutex descriptors_lock;
-std::map<Place<std::string>, Descriptor, IsBefore> &descriptors =
-    *new std::map<Place<std::string>, Descriptor, IsBefore>;
+using Descriptors = std::map<Place<std::string>, KeptDescriptor, IsBefore>;
+Descriptors &descriptors = *new Descriptors;
+uint64_t num_made;
 
 constexpr size_t kMaxConfigSize = 4096;  // of every struct of <rope/rope.h>
 
@@ -218,9 +232,9 @@ Descriptor make_rope(const char *function, std::string_view key, const Device &d
     fail("%s: desc has %zu bytes behind its config, which do not fit %zu pairs", function, bytes.size() - size,
          num_pairs);
   }
-  Descriptor desc = {};
-  check_rope(rope->create_rope(&config, &desc.rope));
-  return desc;
+  rope_desc_t *desc = nullptr;
+  check_rope(rope->create_rope(&config, &desc));
+  return {desc, rope->destroy_rope};
 }
 
 Descriptor make_swiglu(const char *function, std::string_view key, const Device &device) {
@@ -228,9 +242,17 @@ Descriptor make_swiglu(const char *function, std::string_view key, const Device 
   ConfigBuffer<swiglu_config_t> buffer;
   const size_t size = read_config(function, bytes, offsetof(swiglu_config_t, dtype), device, &buffer);
   if (size != bytes.size()) fail("%s: desc has %zu bytes behind its config", function, bytes.size() - size);
-  Descriptor desc = {};
-  check_rope(rope->create_swiglu(&buffer.config, &desc.swiglu));
-  return desc;
+  swiglu_desc_t *desc = nullptr;
+  check_rope(rope->create_swiglu(&buffer.config, &desc));
+  return {desc, rope->destroy_swiglu};
+}
+
+// NULL where it is not kept. The lock is held, shared or not.
+Descriptor find_kept(const Place<std::string_view> &place) {
+  const auto found = descriptors.find(place);
+  if (found == descriptors.end()) return nullptr;
+  found->second.last_use.store(num_made, std::memory_order_relaxed);
+  return found->second.desc;
 }
 
 Descriptor find_descriptor(const char *function, std::string_view prefix, std::string_view key, const Device &device) {
@@ -238,15 +260,20 @@ Descriptor find_descriptor(const char *function, std::string_view prefix, std::s
   const Place<std::string_view> place = {device.kind, device.index, key};
   {
     std::shared_lock<std::shared_mutex> lock(descriptors_lock);
-    const auto found = descriptors.find(place);
-    if (found != descriptors.end()) return found->second;
+    if (Descriptor kept = find_kept(place)) return kept;
   }
   std::unique_lock<std::shared_mutex> lock(descriptors_lock);
-  const auto found = descriptors.find(place);
-  if (found != descriptors.end()) return found->second;
-  const Descriptor desc = prefix == kRopePrefix ? make_rope(function, key, device) : make_swiglu(function, key, device);
-  descriptors.emplace(Place<std::string>{device.kind, device.index, std::string(key)}, desc);
-  return desc;
+  if (Descriptor kept = find_kept(place)) return kept;
+  Descriptor made = prefix == kRopePrefix ? make_rope(function, key, device) : make_swiglu(function, key, device);
+  if (descriptors.size() == kMaxDescriptors) {
+    descriptors.erase(std::min_element(descriptors.begin(), descriptors.end(), [](const auto &a, const auto &b) {
+      return a.second.last_use.load(std::memory_order_relaxed) < b.second.last_use.load(std::memory_order_relaxed);
+    }));
+  }
+  KeptDescriptor &entry = descriptors[{device.kind, device.index, std::string(key)}];
+  entry.desc = made;
+  entry.last_use = ++num_made;
+  return made;
 }
 
 // ---- Tensors ----
@@ -498,7 +525,8 @@ struct Operands {
   }
 
   void run(const Descriptor &desc, const rope_args_t &args, const Reader &reader) const {
-    check_rope((is_backward ? rope->backward_rope : rope->forward_rope)(desc.rope, &args, reader.stream()));
+    const auto function = is_backward ? rope->backward_rope : rope->forward_rope;
+    check_rope(function(static_cast<rope_desc_t *>(desc.get()), &args, reader.stream()));
   }
 };
 
@@ -632,6 +660,10 @@ struct Gating {
     flags = arguments->integer();
   }
 
+  void run(const Descriptor &desc, decltype(&::swiglu_forward) function, const Reader &reader) const {
+    check_rope(function(static_cast<swiglu_desc_t *>(desc.get()), &args, reader.stream()));
+  }
+
   bool has_rows_left_out() const { return num_rows != nullptr || expert_rows != nullptr; }
 
   void fill(const Reader &reader) {
@@ -659,7 +691,7 @@ void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
   gating.fill(reader);
   Results results;
   results.add(reader.make(gating.args.gate, gating.gate, gating.has_rows_left_out(), &gating.args.out));
-  check_rope(rope->forward_swiglu(desc.swiglu, &gating.args, reader.stream()));
+  gating.run(desc, rope->forward_swiglu, reader);
   results.move_to(stack);
 }
 
@@ -673,7 +705,7 @@ void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
   const Descriptor desc = find_descriptor("swiglu_out", kSwigluPrefix, key, reader.device());
   gating.fill(reader);
   reader.read_written(&gating.args.out, "out", out);
-  check_rope(rope->forward_swiglu(desc.swiglu, &gating.args, reader.stream()));
+  gating.run(desc, rope->forward_swiglu, reader);
 }
 
 void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
@@ -701,7 +733,7 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
       results.add(reader.make(*views[i], inputs[i], gating.has_rows_left_out(), gradients[i]));
     }
   }
-  check_rope(rope->backward_swiglu(desc.swiglu, &args, reader.stream()));
+  gating.run(desc, rope->backward_swiglu, reader);
   results.move_to(stack);
 }
 
@@ -713,20 +745,43 @@ struct {
 
 char load_failure[256];
 
-const char *lacks(const char *function) {
-  snprintf(load_failure, sizeof load_failure, "this torch has no %s", function);
+[[gnu::format(printf, 1, 2)]] const char *cannot_load(const char *format, ...) {
+  va_list values;
+  va_start(values, format);
+  vsnprintf(load_failure, sizeof load_failure, format, values);
+  va_end(values);
   return load_failure;
+}
+
+// Registers the kernels for one kind of device. NULL, or what torch refuses: then none of them is registered.
+const char *register_kernels(const char *dispatch_key, Library **library) {
+  if (torch.aoti_torch_library_init_impl("librope", dispatch_key, "librope_torch.so", 0, library) != 0) {
+    return "torch refuses kernels for the library librope";
+  }
+  for (const auto &each : kernels) {
+    if (torch.torch_library_impl(*library, each.name, each.kernel, kTorch_2_10) != 0) {
+      torch.aoti_torch_delete_library_object(*library);
+      return "torch refuses a kernel of librope";
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
 
-// Registers the kernels, whose schemas are defined, with the torch that is loaded. The functions are read at each call.
-// Once in a process. NULL, or what is missing: then nothing is registered.
-extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(const RopeFunctions *functions) {
+// Registers the kernels, whose schemas are defined, with the torch that is loaded. Once in a process. The functions are
+// read at each call and must live as long as the process. version: the ROPE_VERSION of the package that calls. NULL, or
+// what does not fit: then nothing is registered.
+extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(const RopeFunctions *functions,
+                                                                              int32_t version) {
+  if (version != ROPE_VERSION) {
+    return cannot_load("it is of librope %d.%d.%d, this package of %d.%d.%d", ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR,
+                       ROPE_VERSION_PATCH, version / 10000, version / 100 % 100, version % 100);
+  }
   void *const libtorch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (libtorch == nullptr) return "libtorch_cpu.so is not loaded";
 #define FIND(name, parameters) \
-  if (!find(libtorch, #name, &torch.name)) return lacks(#name);
+  if (!find(libtorch, #name, &torch.name)) return cannot_load("this torch has no %s", #name);
   FOR_TORCH_FUNCTIONS(FIND)
 #undef FIND
   find(libtorch, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue);
@@ -745,16 +800,10 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
   }
-  for (const char *key : {"CPU", "CUDA"}) {
-    Library *library = nullptr;  // kept: to free it would take the kernels back
-    if (torch.aoti_torch_library_init_impl("librope", key, "librope_torch.so", 0, &library) != 0) {
-      return "torch refuses kernels for the library librope";
-    }
-    for (const auto &each : kernels) {
-      if (torch.torch_library_impl(library, each.name, each.kernel, kTorch_2_10) != 0) {
-        return "torch refuses a kernel of librope";
-      }
-    }
-  }
-  return nullptr;
+  Library *cpu = nullptr, *cuda = nullptr;  // kept: to free one takes its kernels back
+  const char *failure = register_kernels("CPU", &cpu);
+  if (failure != nullptr) return failure;
+  failure = register_kernels("CUDA", &cuda);
+  if (failure != nullptr) torch.aoti_torch_delete_library_object(cpu);
+  return failure;
 }

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -9,19 +11,21 @@ import threading
 import unittest
 from pathlib import Path
 
+import numpy
 import support
 
 torch = support.needs("torch")
 
 import librope  # noqa: E402
 import librope.torch  # noqa: E402
-from librope import RopeDesc, SwigluDesc, _descriptor, _library, _torch_operators  # noqa: E402
+from librope import RopeDesc, SwigluDesc, _abi, _descriptor, _library, _torch_operators  # noqa: E402
 from librope.torch import apply_rotary, swiglu  # noqa: E402
 
 torch.manual_seed(20261125)
 HERE = Path(__file__).resolve().parent
 FORM = dict(style="half", layout="bshd", theta=10000.0)
 is_native = _torch_operators.why_python is None
+VERSION = _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
 
 
 def run_python(script, *arguments, **environment):
@@ -31,6 +35,20 @@ def run_python(script, *arguments, **environment):
     if result.returncode != 0:
         raise AssertionError(result.stdout)
     return result.stdout
+
+
+def pages():
+    """Memory that is resident."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def run_threads(count, work):
+    """work(number), by each of them at once."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # As if the package had no librope_torch.so.
@@ -63,14 +81,6 @@ class KernelsTest(unittest.TestCase):
                     "import librope.torch; print(librope.torch.operators.why_python)")
                 self.assertIn(f"{folder}/librope_torch.so", run_python(script))
 
-    @unittest.skipUnless(is_native, "the kernels are those of Python")
-    def test_without_torch(self):
-        self.assertIn("libtorch_cpu.so is not loaded", run_python(
-            "import ctypes, sys\n"
-            "load = ctypes.CDLL(sys.argv[1]).rope_torch_load\n"
-            "load.restype = ctypes.c_char_p\n"
-            "print(load(None))", _library.torch_operators_path()))
-
     def test_threads_that_make_one_descriptor(self):
         x, failures = torch.randn(2, 5, 3, 16), []
 
@@ -82,12 +92,48 @@ class KernelsTest(unittest.TestCase):
                     if not torch.equal(actual, desc.forward(x, position_offset=number, stream=0)):
                         failures.append((number, i))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(8, work)
         self.assertEqual(failures, [])
+
+    def test_threads_with_more_descriptors_than_are_kept(self):
+        """Each is forgotten and made again many times, while other threads call it."""
+        x, gate, failures = torch.randn(2, 5, 3, 16), torch.randn(5, 6), []
+        thetas, alphas = numpy.geomspace(10.0, 1e6, 600), numpy.linspace(0.5, 2.0, 300)
+        ropes = [RopeDesc(head_dim=16, dtype="f32", **{**FORM, "theta": theta})._key for theta in thetas]
+        gates = [SwigluDesc(dtype="f32", alpha=alpha)._key for alpha in alphas]
+        positions = numpy.arange(5)[:, None]
+        rotated = [support.rotate(x, positions, support.frequencies(16, theta), "half") for theta in thetas]
+        gated = [support.swiglu(gate, gate, alpha=alpha) for alpha in alphas]
+
+        def work(number):
+            order = numpy.random.default_rng(number)
+            for _ in range(2000):
+                i, j = int(order.integers(len(ropes))), int(order.integers(len(gates)))
+                out, y = torch.full_like(x, torch.nan), torch.full_like(gate, torch.nan)
+                out.copy_(torch.ops.librope.rotate(ropes[i], x, None, None, False)[0])
+                torch.ops.librope.swiglu_out(gates[j], gate, gate, y)
+                if not (numpy.allclose(out, rotated[i], atol=1e-5) and numpy.allclose(y, gated[j], atol=1e-5)):
+                    failures.append((number, i, j))
+
+        run_threads(8, work)
+        self.assertEqual(failures, [])
+
+    def test_ever_new_descriptors(self):
+        """Each for one call: those of the operators are forgotten, too."""
+        x, gate = torch.randn(1, 1, 1, 16), torch.randn(1, 4)
+
+        def call(number):
+            with RopeDesc(head_dim=16, dtype="f32", **{**FORM, "theta": 100.0 + number}) as desc:
+                desc.forward(x)
+            with SwigluDesc(dtype="f32", alpha=1.0 + number * 2.0**-20) as desc:
+                desc.forward(gate, gate)
+
+        for number in range(2000):
+            call(number)
+        before = pages()
+        for number in range(2000, 32000):
+            call(number)
+        self.assertLess((pages() - before) * 4096 / 30000, 100)  # bytes; a descriptor has 5 KB
 
     def test_memory_stays_flat(self):
         q, k, positions = torch.randn(2, 2, 16), torch.randn(2, 1, 16), torch.arange(2)
@@ -110,9 +156,6 @@ class KernelsTest(unittest.TestCase):
                 with self.assertRaises(Exception):
                     function()
 
-        def pages():
-            return int(Path("/proc/self/statm").read_text().split()[1])
-
         for _ in range(300):
             call()
         before = pages()
@@ -128,6 +171,103 @@ class KernelsTest(unittest.TestCase):
             "assert test_torch.librope.torch.operators.why_python.startswith('/nonexistent/librope_torch.so')\n"
             "unittest.main(test_torch)\n")
         self.assertIn("OK", run_python(script))
+
+
+# As much of torch as the loader calls: registrations are counted, and that of the number fail_at fails.
+FAKE_TORCH = """
+#include <stdint.h>
+#include <string.h>
+int registrations, fail_at, libraries, kernels[2];
+int32_t aoti_torch_library_init_impl(const char *name, const char *key, const char *file, uint32_t line, void **made) {
+  if (++registrations == fail_at) return 1;
+  ++libraries;
+  *made = &kernels[strcmp(key, "CUDA") == 0];
+  return 0;
+}
+int32_t torch_library_impl(void *library, const char *name, void *kernel, uint64_t version) {
+  if (++registrations == fail_at) return 1;
+  ++*(int *)library;
+  return 0;
+}
+int32_t aoti_torch_delete_library_object(void *library) {
+  --libraries;
+  *(int *)library = 0;
+  return 0;
+}
+"""
+
+# Two files are given: librope_torch.so and a libtorch_cpu.so of FAKE_TORCH; and the version.
+LOAD_WITH_FAILURES = """
+import ctypes, sys
+torch, library = ctypes.CDLL(sys.argv[2]), ctypes.CDLL(sys.argv[1])
+library.rope_torch_load.restype = ctypes.c_char_p
+number = lambda name: ctypes.c_int.in_dll(torch, name)
+kernels = (ctypes.c_int * 2).in_dll(torch, "kernels")
+for fail_at in [*range(1, 15), 0]:
+    number("registrations").value, number("fail_at").value = 0, fail_at
+    print(fail_at, library.rope_torch_load(None, int(sys.argv[3])), number("libraries").value, *kernels)
+"""
+
+
+@unittest.skipUnless(is_native, "the kernels are those of Python")
+class LoaderTest(unittest.TestCase):
+    def test_refusals(self):
+        """Of another version, and without torch."""
+        text = run_python(
+            "import ctypes, sys\n"
+            "load = ctypes.CDLL(sys.argv[1]).rope_torch_load\n"
+            "load.restype = ctypes.c_char_p\n"
+            "for version in map(int, sys.argv[2:]):\n"
+            "    print(load(None, version).decode())", _library.torch_operators_path(), VERSION, VERSION + 1, 123456)
+        prefix = f"it is of librope {librope.__version__}, this package of "
+        patch = f"{_abi.ROPE_VERSION_MAJOR}.{_abi.ROPE_VERSION_MINOR}.{_abi.ROPE_VERSION_PATCH + 1}"
+        self.assertEqual(text.splitlines(), ["libtorch_cpu.so is not loaded", prefix + patch, prefix + "12.34.56"])
+
+    def test_the_library_of_another_version(self):
+        """The operators run in Python, and say why."""
+        script = (
+            "from librope import _abi\n"
+            "_abi.ROPE_VERSION_PATCH += 1\n"
+            "import torch, librope.torch\n"
+            "print(librope.torch.operators.why_python)\n"
+            "x = torch.randn(2, 5, 3, 16)\n"
+            "y = librope.torch.apply_rotary(x, style='half', layout='bshd', theta=100.0)\n"
+            "assert torch.allclose(y[:, 0], x[:, 0]) and not torch.allclose(y, x)\n")
+        self.assertRegex(run_python(script), re.escape(_library.torch_operators_path()) + ": it is of librope .*, this ")
+
+    def test_all_or_nothing(self):
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            self.skipTest("needs a C compiler")
+        source = Path(HERE.parent, "native/torch_operators.cpp").read_text()
+        names = set(re.findall(r"DO\((\w+), \(", source)) - set(re.findall(r"(\w+)\(", FAKE_TORCH))
+        self.assertIn("aoti_torch_get_dim", names)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "torch.c").write_text(
+                FAKE_TORCH + "".join(f"int32_t {name}() {{ return 0; }}\n" for name in sorted(names)))
+            subprocess.run([compiler, "-shared", "-fPIC", "-o", "libtorch_cpu.so", "torch.c",
+                            "-Wl,-soname,libtorch_cpu.so"], check=True, cwd=folder)
+            lines = run_python(LOAD_WITH_FAILURES, _library.torch_operators_path(), Path(folder, "libtorch_cpu.so"),
+                               VERSION).splitlines()
+        for fail_at, line in enumerate(lines[:-1], 1):
+            self.assertRegex(line, rf"^{fail_at} b'torch refuses .*' 0 0 0$")
+        self.assertEqual(lines[-1], "0 None 2 6 6")
+
+    def test_the_functions_outlive_their_module(self):
+        """Other threads may call while the interpreter ends."""
+        script = (
+            "import ctypes, gc, weakref, torch\n"
+            "from librope import RopeDesc, _torch_operators\n"
+            "import librope.torch\n"
+            "key = RopeDesc(head_dim=16, dtype='f32', style='half', layout='bshd', theta=100.0)._key\n"
+            "x = torch.randn(2, 5, 3, 16)\n"
+            "expected = torch.ops.librope.rotate(key, x, None, None, False)[0]\n"
+            "functions = weakref.ref(_torch_operators.functions)\n"
+            "del _torch_operators.functions\n"
+            "gc.collect()\n"
+            "assert functions() is not None\n"
+            "assert torch.equal(torch.ops.librope.rotate(key, x, None, None, False)[0], expected)\n")
+        run_python(script)
 
 
 class KeyTest(unittest.TestCase):
