@@ -384,7 +384,7 @@ class Direct:
             if not is_step and out is None and not flags & _abi.ROPE_FLAG_V_UNROTATED:
                 results: Tuple[Any, ...] = rotate(desc._key, *given, *(None, None, None)[len(given):], *further)
                 return results[:len(given)]
-            outputs = out if isinstance(out, SEQUENCES) else (out,)
+            outputs: Any = out if isinstance(out, SEQUENCES) else (out,)
             if is_step or len(outputs) != len(given) or not all(map(is_, outputs, given)):
                 return _step(desc, q, k, v, out, further, fault, norm, cache)
             rotate_(desc._key, q, k, v, *further)

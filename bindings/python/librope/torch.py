@@ -106,9 +106,15 @@ def _rope_key(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> 
 
 def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """A graph that has some of the numbers as symbols is for their values now."""
-    return tuple([
-        guard_scalar(x) if type(x) in (int, float, torch.SymInt, torch.SymFloat) else
-        _as_constants(x) if type(x) is tuple else x for x in what])
+    constants: List[Any] = []
+    for x in what:
+        if type(x) in (int, float, torch.SymInt, torch.SymFloat):
+            constants.append(guard_scalar(x))
+        elif type(x) is tuple:
+            constants.append(_as_constants(x))  # pyright: ignore[reportUnknownArgumentType]  # of any elements
+        else:
+            constants.append(x)
+    return tuple(constants)
 
 
 _NUM_ROTATE_INPUTS = 14
