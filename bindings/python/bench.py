@@ -611,7 +611,8 @@ class Models:
 
 
 @functools.lru_cache(maxsize=None)
-def models_of(bench: Bench) -> Models:
+def models_of(bench: Bench, is_captured: bool) -> Models:
+    """Those that are captured are others: torch keeps the stream on which a parameter's gradient was first computed."""
     with torch.random.fork_rng():
         torch.manual_seed(22)
         return Models(bench)
@@ -702,7 +703,7 @@ MODES = {
 def model_row(bench: Bench, make_step: Callable[..., Prepared], what: str, mode: str, demanded: float) -> Row:
 
     def prepare(is_patched: bool) -> Prepared:
-        models = models_of(bench)
+        models = models_of(bench, mode == "eager, in a CUDA graph")
         if "CUDA" in mode and not bench.is_gpu:
             raise NotHere("CUDA graphs need a GPU")
         transform = {"compiled": bench.compiled, "compiled, CUDA graphs": partial(graph_trees, bench)}.get(

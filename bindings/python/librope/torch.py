@@ -37,7 +37,7 @@ __all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "app
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
 # Where nothing has a derivative the operators are called alone. For reverse mode a Function calls them whose forward
-# takes the context, as one with setup_context costs 10 us more a call. Forward mode and torch.func need the latter.
+# takes the context: one with setup_context, which forward mode and torch.func need, costs 29 us a call, this one 12.
 # torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves these to eager.
 
 
