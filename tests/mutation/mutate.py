@@ -406,7 +406,9 @@ PARTS = {
         "environment": {"ROPE_LIBRARY": "{build}/librope.so", "PYTHONDONTWRITEBYTECODE": "1"},
         "suites": [([sys.executable, "tests/run.py"], names, files) for names, files in (
             (["test_numpy", "test_protocols", "test_frequencies", "test_integers", "test_abi", "test_loader"], ""),
+            (["test_kept"], "_kept|_descriptor"),
             (["test_torch"], "torch|_tensors|_rope|_swiglu|_descriptor"),
+            (["test_modules"], "_torch_modules"),
             (["test_transformers"], "transformers|_hf_config|_enums"),
             (["test_hf_configs"], "_hf_config"),
             (["test_jax"], "_tensors|_dlpack"))],

@@ -144,6 +144,23 @@ TEMPLATE_TEST_CASE("weights of GeGLU by tanh", "[gating][gates]", float, double)
   CHECK(weight(0).value == TestType(0.5));
 }
 
+TEST_CASE("the scaled erfc has the errors of its minimax quotients", "[gating][gates]") {
+  Real brief = 0, fine = 0;
+  constexpr int kNumbers = 20000;
+  for (int i = 0; i <= kNumbers; ++i) {
+    const float t = rope::kLargestErfGate * static_cast<float>(i) / kNumbers;
+    const Real exact = std::exp(Real{t} * t / 2) * std::erfc(t * kRootHalf) / 2;
+    const auto error = [&](const rope::Quotient<float> &erfc) {
+      return std::fabs(Real{erfc.dividend} / erfc.divisor / exact - 1);
+    };
+    brief = std::fmax(brief, error(rope::scaled_erfc<true>(t, 1.0f)));
+    fine = std::fmax(fine, error(rope::scaled_erfc<false>(t, 1.0f)));
+  }
+  constexpr Real kRounding = 8 * 0x1p-24L;  // of the sums of both
+  CHECK(brief <= 4.3e-7L + kRounding);
+  CHECK(fine <= 6e-9L + kRounding);
+}
+
 TEST_CASE("brief weights of GeGLU are within 2^-16 of their value", "[gating][gates]") {
   const auto share = [](float actual, Real exact) { return std::fabs(actual / exact - 1); };
   CHECK(largest<float>(1e-10L, 12.5L, [&](float x) {

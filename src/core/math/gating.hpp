@@ -280,7 +280,7 @@ ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
 template <bool IsPlain, bool IsBounded = false, typename Real>
 ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain, IsBounded>(gate, up, form);
-  const Real weighted_up = scale_by_row < !IsPlain && !IsBounded > (in.up, row_scale);
+  const Real weighted_up = scale_by_row<(!IsPlain && !IsBounded)>(in.up, row_scale);
   const Real out = (sigmoid_value_of(in.argument) * weighted_up) * in.gate;
   return IsPlain ? out : out * form.out_scale;
 }
