@@ -776,6 +776,7 @@ class TrainingTest(unittest.TestCase):
         self.assertTrue(torch.allclose(x.grad, 2 * desc.backward(torch.ones(x.shape))))
 
     def test_data_parallel(self):
+        """Gradients that are reduced, and parameters that are sharded."""
         import tempfile
         from torch import distributed
 
@@ -796,9 +797,18 @@ class TrainingTest(unittest.TestCase):
             try:
                 parallel = torch.nn.parallel.DistributedDataParallel(module)
                 parallel(self.x).square().sum().backward()
+                grads = [module.linear.weight.grad]
+                from torch.distributed import device_mesh, fsdp
+
+                if hasattr(fsdp, "fully_shard"):  # torch 2.6
+                    module.zero_grad()
+                    mesh = device_mesh.init_device_mesh("cpu", (1,))
+                    fsdp.fully_shard(module, mesh=mesh)(self.x).square().sum().backward()
+                    grads.append(module.linear.weight.grad.full_tensor())
             finally:
                 distributed.destroy_process_group()
-        self.assertTrue(torch.allclose(module.linear.weight.grad, expected, atol=1e-5))
+        for grad in grads:
+            self.assertTrue(torch.allclose(grad, expected, atol=1e-5))
 
 
 class CompileTest(unittest.TestCase):
