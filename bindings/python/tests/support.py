@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import importlib
 import math
+import os
 import sys
 import unittest
 from unittest import mock
@@ -13,6 +14,10 @@ try:
     import numpy
 except ImportError:
     raise unittest.SkipTest("needs numpy") from None
+
+
+long = unittest.skipUnless(
+    os.environ.get("ROPE_TEST_LONG") == "1", "it takes half a minute: ROPE_TEST_LONG=1 runs it")
 
 
 def needs(*names):

@@ -519,6 +519,7 @@ class OtherProcessTest(unittest.TestCase):
                     self.assertIn("equal", run_python(
                         without + RUN_EXPORTED, Path(folder, "program.pt2"), Path(folder, "data.pt")))
 
+    @support.long
     def test_compiled_graphs_are_cached(self):
         try:
             torch.compile(lambda x: x + 1)(torch.zeros(2))
