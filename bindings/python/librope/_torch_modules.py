@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from ._enums import LAYOUTS, STYLES, Layout, Style, number_of
+from ._enums import ACTIVATIONS, LAYOUTS, STYLES, Activation, Layout, Style, number_of
 from ._rope import RopeDesc, as_list
 from ._torch_operators import is_transformed
-from ._types import AnyLayout, AnyStyle, Operands, TorchPositions
+from ._types import AnyActivation, AnyLayout, AnyStyle, Operands, TorchPositions
 from .torch import apply_rotary, swiglu
 
 if TYPE_CHECKING:
@@ -177,12 +177,13 @@ class RotaryEmbedding(torch.nn.Module):
 
 
 class SwiGLU(torch.nn.Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)), the MLP of Llama, with xformers' arguments.
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), the MLP of Llama, with xformers' arguments; or another activation's.
 
     state_dict: gate_proj, up_proj [hidden_features, in_features] and down_proj [out_features, hidden_features], as the
                 MLPs of Llama, Qwen and Mistral have them; packed=True gate_up_proj [2 * hidden_features, in_features],
                 gate first, and down_proj, as Phi-3's; .weight of each, and .bias where bias is True
     out_features: None: in_features
+    activation:   as for librope.torch.swiglu; "geglu_tanh" is Gemma's
     device, dtype: of the weights, as for torch.nn.Linear
 
     x [.., in_features] has 1 to 4 axes. The activation alone is librope.torch.swiglu.
@@ -196,11 +197,13 @@ class SwiGLU(torch.nn.Module):
         bias: bool = True,
         *,
         packed: bool = False,
+        activation: AnyActivation = Activation.SWIGLU,
         device: Any = None,
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__()
         self.packed = packed
+        self.activation = Activation(number_of(ACTIVATIONS, "activation", activation))
         place: Dict[str, Any] = dict(bias=bias, device=device, dtype=dtype)
         if packed:
             self.gate_up_proj = torch.nn.Linear(in_features, 2 * hidden_features, **place)
@@ -215,8 +218,11 @@ class SwiGLU(torch.nn.Module):
             gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        out: Tensor = self.down_proj(swiglu(gate, up))
+        out: Tensor = self.down_proj(swiglu(gate, up, activation=self.activation))
         return out
+
+    def extra_repr(self) -> str:
+        return "" if self.activation is Activation.SWIGLU else f"activation={self.activation.name.lower()!r}"
 
 
 for _public in (apply_rotary_pos_emb, apply_rotary_emb, RotaryEmbedding, SwiGLU):

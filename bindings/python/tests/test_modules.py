@@ -484,10 +484,13 @@ class SwiGLUTest(TestCase):
     def test_weights_of_models(self):
         sizes = dict(hidden_size=12, intermediate_size=20)
         models = transformers.models
-        for theirs, packed in (
-                (models.llama.modeling_llama.LlamaMLP(transformers.LlamaConfig(**sizes, num_attention_heads=1)), False),
-                (models.phi3.modeling_phi3.Phi3MLP(transformers.Phi3Config(**sizes, pad_token_id=0)), True)):
-            module = SwiGLU(12, 20, bias=False, packed=packed)
+        gemma = transformers.GemmaConfig(**sizes, num_attention_heads=1, hidden_activation="gelu_pytorch_tanh")
+        for theirs, form in (
+                (models.llama.modeling_llama.LlamaMLP(transformers.LlamaConfig(**sizes, num_attention_heads=1)), {}),
+                (models.phi3.modeling_phi3.Phi3MLP(transformers.Phi3Config(**sizes, pad_token_id=0)), dict(packed=True)),
+                (models.gemma.modeling_gemma.GemmaMLP(gemma), dict(activation="geglu_tanh"))):
+            module = SwiGLU(12, 20, bias=False, **form)
+            self.assertEqual("activation='geglu_tanh'" in repr(module), "activation" in form)
             module.load_state_dict(theirs.state_dict())
             x = torch.randn(2, 5, 12)
             self.assert_near(module(x), theirs.double()(x.double()).detach())
