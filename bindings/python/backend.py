@@ -22,6 +22,7 @@ from scikit_build_core.build import get_requires_for_build_sdist, get_requires_f
 __all__ = ["build_sdist", "build_wheel", "get_requires_for_build_sdist", "get_requires_for_build_wheel"]
 
 LIBRARY = "librope/lib/librope.so.0"
+BUILTINS = "librope/lib/librope_python.so"
 TORCH_OPERATORS = "librope/lib/librope_torch.so"
 OF_THE_C_LIBRARY = r"lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*"
 # libtorch, which calls TORCH_OPERATORS, has loaded these. Every system with the GNU C library 2.24 has the versions.
@@ -75,7 +76,7 @@ def rename(wheel, folder, with_flavour):
         entries = old.infolist()
         old_record = old.getinfo(f"{info}/RECORD")
     flavour = files.pop(f"{info}/flavour").decode().strip()
-    new_system = system_tag(system, files[LIBRARY], files[TORCH_OPERATORS])
+    new_system = system_tag(system, [files[LIBRARY], files[BUILTINS]], files[TORCH_OPERATORS])
     new_version = f"{version}+{flavour}" if with_flavour else version
     new_info = f"{name}-{new_version}.dist-info"
 
@@ -105,11 +106,11 @@ def replaced(contents, line, new_line):
     return f"\n{text}".replace(f"\n{line}\n", f"\n{new_line}\n", 1)[1:].encode()
 
 
-def system_tag(system, library, torch_operators):
-    """manylinux_2_N_… for linux_… where both need the GNU C library 2.N and nothing else, but for C++'s of the second."""
+def system_tag(system, libraries, torch_operators):
+    """manylinux_2_N_… for linux_… where all need the GNU C library 2.N and nothing else, but for C++'s of the last."""
     minors = []
     for contents, other_libraries, other_versions in (
-            (library, r"(?!)", {}), (torch_operators, OF_CXX, CXX_VERSIONS)):
+            *[(library, r"(?!)", {}) for library in libraries], (torch_operators, OF_CXX, CXX_VERSIONS)):
         with tempfile.NamedTemporaryFile() as file:
             file.write(contents)
             file.flush()

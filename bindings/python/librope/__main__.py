@@ -3,6 +3,7 @@ import importlib.util
 import sys
 
 import librope
+from librope._calls import why_ctypes
 from librope._cuda import driver_description
 from librope._library import loaded_path
 
@@ -30,6 +31,7 @@ def main() -> int:
     why = librope.why_no_device()
     print(f"CUDA        {count} device{'' if count == 1 else 's'}" + (f": {why}" if why else ""))
     print(f"driver      {driver_description()}")
+    print("calls       by " + (f"ctypes: {why_ctypes}" if why_ctypes else "builtins"))
     print(f"torch       {torch_description()}")
     print(f"Python      {sys.version.split()[0]}")
     return 0

@@ -29,8 +29,6 @@ class _Handle:
         self._destroy(self.pointer)
 
 
-direct: Any = None  # calls of torch.ops.librope by descriptors, where its kernels are those of C++
-
 _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, "norm": NormType,
           "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule}
 _FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding}
@@ -96,15 +94,21 @@ class Descriptor:
         if handles is None:
             raise ValueError(f"this {type(self).__name__} is closed")
         device = reader.kind, reader.ordinal
-        handle = handles.get(device)
-        if handle is not None:
-            return handle
-        kind, ordinal = self._device
-        if kind not in (None, reader.kind) or ordinal not in (None, reader.ordinal):
+        handle = handles.get(device) or self._handle_on(device)
+        if handle is None:
+            kind, ordinal = self._device
             wanted = "cuda" if kind is None or ordinal is None else device_name(kind, ordinal)
             raise ValueError(
                 f"{reader.function}: {reader.field}: it is on {device_name(*device)}: this {type(self).__name__} is "
                 f"for {wanted}")
+        return handle
+
+    def _handle_on(self, device: Tuple[int, int]) -> Optional[_Handle]:
+        """The handle for a device, made on first use; None: the descriptor is for another, or closed."""
+        handles = self._handles
+        kind, ordinal = self._device
+        if handles is None or kind not in (None, device[0]) or ordinal not in (None, device[1]):
+            return None
         with self._lock:
             handle = handles.get(device)
             if handle is None:

@@ -1,4 +1,4 @@
-# _groups.py - the operand groups of RopeDesc.forward: rope_norm_args_t and rope_cache_args_t
+# _groups.py - the operand groups of RopeDesc.forward: rope_norm_args_t and its like
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
@@ -31,6 +31,7 @@ class Cache(NamedTuple):
     sequence:         I32 or I64, shape of slots: the row of page_table of each token; None: its batch, or its sequence
                       in cu_seqlens
     positions:        I32 or I64, shape of slots: the token's position in the cache; None: that of the rotation
+    k_pass_cache, k_scales, v_scales, k_pass_scales: refused with NotSupported in this version
     skip_slot_0:      slot 0 is not written
 
     A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and
@@ -44,4 +45,35 @@ class Cache(NamedTuple):
     page_indptr: Optional[Tensor] = None
     sequence: Optional[Tensor] = None
     positions: Optional[Tensor] = None
+    k_pass_cache: Optional[Tensor] = None
+    k_scales: Optional[Tensor] = None
+    v_scales: Optional[Tensor] = None
+    k_pass_scales: Optional[Tensor] = None
     skip_slot_0: bool = False
+
+
+class Quant(NamedTuple):
+    """Scales of outputs and caches of 8 and 4 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. Refused
+    with NotSupported in this version."""
+
+    q_scale: Optional[Tensor] = None
+    k_scale: Optional[Tensor] = None
+    v_scale: Optional[Tensor] = None
+    k_pass_scale: Optional[Tensor] = None
+    q_scales_out: Optional[Tensor] = None
+    k_scales_out: Optional[Tensor] = None
+    v_scales_out: Optional[Tensor] = None
+    amax_out: Optional[Tensor] = None
+    scale_floor: float = 0.0
+    scale_multiplies: bool = False
+    power_of_two: bool = False
+
+
+class Input(NamedTuple):
+    """Further inputs: rope_input_args_t in <rope/rope.h>. Refused with NotSupported in this version."""
+
+    q_pass: Optional[Tensor] = None
+    k_pass: Optional[Tensor] = None
+    q_row_factor: Optional[Tensor] = None
+    k_row_factor: Optional[Tensor] = None
+    v_row_factor: Optional[Tensor] = None

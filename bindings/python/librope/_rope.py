@@ -4,11 +4,11 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
-from . import _abi, _descriptor
+from . import _abi, _calls
 from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
                      NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
-from ._groups import Cache, Norm
+from ._groups import Cache, Input, Norm, Quant
 from ._integers import fill, integers_for
 from ._kept import Call, Unkept
 from ._library import check, lib
@@ -188,6 +188,8 @@ class RopeDesc(Descriptor):
         fault: Optional[Tensor] = None,
         norm: Optional[Norm] = None,
         cache: Optional[Cache] = None,
+        quant: Optional[Quant] = None,
+        input: Optional[Input] = None,
         position_offset: int = 0,
         table_rows: AnyTableRows = TableRows.BY_POSITION,
         unrotated: bool = False,
@@ -214,6 +216,7 @@ class RopeDesc(Descriptor):
                          lowest of them + 1; with a cache also the tokens whose place is outside it
         norm:            a Norm, with the descriptor's norm and only then
         cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
+        quant, input:    a Quant, an Input
         unrotated:       nothing is turned: layers without positions, a write to caches alone
         v_unrotated:     v is not turned, q and k are
         position_offset: added to every position
@@ -225,9 +228,17 @@ class RopeDesc(Descriptor):
         Returns the outputs: one tensor where one is given, otherwise a tuple in the order of q, k, v. All tensors lie on one
         device; none is copied. With JAX arrays on a GPU the call waits for its end, because JAX cannot be told to.
         """
+        if type(table_rows) is str:
+            table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+        if stream is None and quant is None and input is None:
+            results = _calls.rotate(
+                self, False, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, norm, cache,
+                position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+            if results is not NotImplemented:
+                return results
         return self._rotate(
             "rope_forward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, norm, cache)
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, norm, cache, quant, input)
 
     @overload
     def backward(self, q: None = None, *, k: K, v: None = None, **keywords: Unpack[Rotation]) -> K: ...
@@ -277,6 +288,14 @@ class RopeDesc(Descriptor):
 
         Arguments and shapes as for forward. With attention_scale 1 it also undoes the rotation.
         """
+        if type(table_rows) is str:
+            table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+        if stream is None:
+            results = _calls.rotate(
+                self, True, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, None, None,
+                position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+            if results is not NotImplemented:
+                return results
         return self._rotate(
             "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
             position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated)
@@ -313,25 +332,19 @@ class RopeDesc(Descriptor):
             self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
             cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: Any, table_rows: Any,
             programmatic_launch: bool, stream: Any, unrotated: bool, v_unrotated: bool,
-            norm: Optional[Norm] = None, cache: Optional[Cache] = None) -> Any:
+            norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
+            input: Optional[Input] = None) -> Any:
         flags = flags_of(programmatic_launch, unrotated, v_unrotated)
-        direct = _descriptor.direct
-        if direct is not None and type(q) in direct.types and stream is None and type(position_offset) is int:
-            results = direct.rotate(
-                self, function == "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin,
-                angles, fault, norm, cache, position_offset, flags, table_rows)
-            if results is not None:
-                return results[0] if len(results) == 1 else results
         operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
         call = None
-        if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
+        if type(position_offset) is int and table_rows is TableRows.BY_POSITION and quant is None and input is None:
             call = _look(Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache)
         if call is not None and self._call_kept(function, call, stream, cu_seqlens is not None):
             results = tuple(call.results)
         else:
             reader, args, handle, results = self._read(
                 function, q, k, v, out, *operands, fault, position_offset, table_rows, programmatic_launch, stream,
-                unrotated, v_unrotated, norm, cache)
+                unrotated, v_unrotated, norm, cache, quant, input)
             check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
             reader.finish()
             self._keep(call, args, reader)
@@ -342,8 +355,8 @@ class RopeDesc(Descriptor):
             start_positions: Any = None, cu_seqlens: Any = None, cos: Any = None, sin: Any = None, angles: Any = None,
             fault: Any = None, position_offset: int = 0, table_rows: Any = TableRows.BY_POSITION,
             programmatic_launch: bool = False, stream: Any = None, unrotated: bool = False, v_unrotated: bool = False,
-            norm: Optional[Norm] = None, cache: Optional[Cache] = None,
-            is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
+            norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
+            input: Optional[Input] = None, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch, unrotated, v_unrotated)
@@ -366,7 +379,10 @@ class RopeDesc(Descriptor):
         if len(outputs) != len(inputs):
             raise ValueError(
                 f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
-        cached = () if cache is None else _read_cache(args, reader, cache, is_dry)
+        cached: List[str] = []
+        if cache is not None:
+            _read_group(args, reader, "cache", cache, Cache, is_dry)
+            cached += [field for field, x in (("k", cache.k_cache), ("v", cache.v_cache)) if x is not None]
         results: List[Any] = []
         for (field, x), output in zip(inputs, outputs):
             if output is False:
@@ -394,14 +410,17 @@ class RopeDesc(Descriptor):
         if fault is not None:
             reader.read(args, "fault", fault, is_output=True, is_ours=is_dry)
         if norm is not None:
-            _read_norm(args, reader, norm)
+            _read_group(args, reader, "norm", norm, Norm)
+        if quant is not None:
+            _read_group(args, reader, "quant", quant, Quant, is_dry)
+        if input is not None:
+            _read_group(args, reader, "input", input, Input)
         return reader, args, handle, tuple(results)
 
 
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
-_CACHE_FIELDS = ["cache." + field for field in Cache._fields[2:-1]]
 
 
 def _look(
@@ -439,10 +458,9 @@ def _look(
             call.add_each(_NORM_FIELDS, norm)
         if cache is not None:
             call.key.append(bool(cache.skip_slot_0))
-            for name, x in (("cache.k_cache", cache.k_cache), ("cache.v_cache", cache.v_cache)):
+            for name, x in zip(Cache._fields, cache[:-1]):
                 if x is not None:
-                    call.add_written(name, x)
-            call.add_each(_CACHE_FIELDS, cache[2:-1])
+                    (call.add_written if name in _WRITTEN_IN_GROUPS else call.add)(f"cache.{name}", x)
     except Unkept:
         return None
     return call if call.names else None
@@ -456,29 +474,25 @@ def _check_group(function: str, field: str, group: object, cls: type) -> None:
             f"{cls.__name__}")
 
 
-def _read_norm(args: Any, reader: Reader, norm: Any) -> None:
-    _check_group(reader.function, "norm", norm, Norm)
-    struct = _abi.rope_norm_args_t(struct_size=ctypes.sizeof(_abi.rope_norm_args_t))
-    for field, x in norm._asdict().items():
-        if x is not None:
-            reader.read(struct, field, x, group="norm.")
-    args.norm = ctypes.pointer(struct)
+_GROUP_FLAGS = {
+    "skip_slot_0": _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0,
+    "scale_multiplies": _abi.ROPE_QUANT_FLAG_SCALE_MULTIPLIES,
+    "power_of_two": _abi.ROPE_QUANT_FLAG_POWER_OF_TWO,
+}
+_WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
+                      "k_scales_out", "v_scales_out", "amax_out"}
 
 
-def _read_cache(args: Any, reader: Reader, cache: Any, is_dry: bool) -> List[str]:
-    """Which of k and v are cached."""
-    _check_group(reader.function, "cache", cache, Cache)
-    struct = _abi.rope_cache_args_t(struct_size=ctypes.sizeof(_abi.rope_cache_args_t))
-    operands = cache._asdict()
-    if operands.pop("skip_slot_0"):
-        struct.flags = _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0
-    cached: List[str] = []
-    for field, x in operands.items():
-        if x is None:
-            continue
-        is_cache = field.endswith("_cache")
-        reader.read(struct, field, x, is_output=is_cache, is_ours=is_cache and is_dry, group="cache.")
-        if is_cache:
-            cached.append(field[0])
-    args.cache = ctypes.pointer(struct)
-    return cached
+def _read_group(args: Any, reader: Reader, name: str, group: Any, cls: type, is_dry: bool = False) -> None:
+    _check_group(reader.function, name, group, cls)
+    struct_type = getattr(_abi, f"rope_{name}_args_t")
+    struct = struct_type(struct_size=ctypes.sizeof(struct_type))
+    for field, x in group._asdict().items():
+        if field in _GROUP_FLAGS:
+            struct.flags |= _GROUP_FLAGS[field] if x else 0
+        elif field == "scale_floor":
+            fill(struct, f"{reader.function}: {name}", scale_floor=x)
+        elif x is not None:
+            is_written = field in _WRITTEN_IN_GROUPS
+            reader.read(struct, field, x, is_output=is_written, is_ours=is_written and is_dry, group=f"{name}.")
+    setattr(args, name, ctypes.pointer(struct))

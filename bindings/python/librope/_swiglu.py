@@ -5,7 +5,7 @@ import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
 
-from . import _abi, _descriptor
+from . import _abi, _calls
 from ._descriptor import Descriptor
 from ._enums import ACTIVATIONS, LIMIT_RULES, Activation, LimitRule, dtype_number, number_of
 from ._integers import fill
@@ -108,12 +108,12 @@ class SwigluDesc(Descriptor):
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
         stream, programmatic_launch: as for RopeDesc.forward
         """
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        direct = _descriptor.direct
-        if direct is not None and type(gate) in direct.types and stream is None:
-            result: Optional[Q] = direct.swiglu(self, gate, up, out, inputs[2:], flags_of(programmatic_launch))
-            if result is not None:
+        if stream is None:
+            result: Q = _calls.gate(
+                self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch)
+            if result is not NotImplemented:
                 return result
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
         zeroed = num_rows is not None or expert_rows is not None
         call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),))
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
@@ -169,14 +169,13 @@ class SwigluDesc(Descriptor):
         The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to, which
         librope.torch adds up.
         """
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        direct = _descriptor.direct
-        if (direct is not None and type(gate) in direct.types and grad_gate is grad_up is grad_row_scale is out is None
-                and stream is None):
-            results: Optional[Tuple[Optional[Tensor], ...]] = direct.swiglu_backward(
-                self, grad_out, gate, up, inputs[2:], flags_of(programmatic_launch))
-            if results is not None:
+        if stream is None:
+            results: Tuple[Optional[Tensor], ...] = _calls.gate_back(
+                self, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias,
+                up_bias, expert_rows, programmatic_launch)
+            if results is not NotImplemented:
                 return results
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
         zeroed = num_rows is not None or expert_rows is not None
         outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
         if row_scale is not None:

@@ -1,7 +1,7 @@
 # _torch_operators.py - torch.ops.librope: schemas, kernels of librope_torch.so or else of Python, fakes and vmap
 """The operators take a descriptor by its key, a string that says all that it is made of, so that a graph that another
-process compiled or exported finds, or makes, the same one. `flags` are those of the library's args, and SKIP_SLOT_0 and
-HAS_NORM. A result whose operand is absent is None.
+process compiled or exported finds, or makes, the same one. `flags` are those of the library's args, and those below of
+its groups. A result whose operand is absent is None.
 
   rotate           new tensors for q, k and v
   rotate_          writes q, k and v
@@ -18,23 +18,24 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from operator import is_
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import _abi, _descriptor
-from ._enums import TABLE_ROWS, Layout, TableRows, number_of
-from ._groups import Cache, Norm
+from . import _abi, _calls
+from ._enums import Layout, TableRows
+from ._groups import Cache, Input, Norm, Quant
 from ._library import lib, torch_operators_path
-from ._rope import SEQUENCES, RopeDesc
+from ._rope import RopeDesc
 from ._swiglu import SwigluDesc
 from ._tensors import MAX_NDIM, framework_of
 
-SKIP_SLOT_0 = 1 << 16  # that of a cache
+SKIP_SLOT_0 = 1 << 16  # of a Cache
 HAS_NORM = 1 << 17  # there is a norm, with weights or without
+SCALE_MULTIPLIES = 1 << 18  # of a Quant
+POWER_OF_TWO = 1 << 19
 
 _OPERANDS = (
     "bool is_backward, Tensor? positions=None, SymInt position_offset=0, int flags=0, Tensor? start_positions=None, "
@@ -49,7 +50,12 @@ _SCHEMAS = (
     "step(str desc, Tensor? q, Tensor? k, Tensor? v, Tensor(a!)? q_out, Tensor(b!)? k_out, Tensor(c!)? v_out, "
     f"{_OPERANDS}, Tensor(d!)? fault=None, Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, "
     "Tensor? k_bias=None, Tensor(e!)? k_cache=None, Tensor(f!)? v_cache=None, Tensor? slots=None, "
-    "Tensor? page_table=None, Tensor? page_indptr=None, Tensor? sequence=None, Tensor? cache_positions=None) -> ()",
+    "Tensor? page_table=None, Tensor? page_indptr=None, Tensor? sequence=None, Tensor? cache_positions=None, "
+    "Tensor(g!)? k_pass_cache=None, Tensor(h!)? k_scales=None, Tensor(i!)? v_scales=None, "
+    "Tensor(j!)? k_pass_scales=None, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
+    "Tensor? k_pass_scale=None, Tensor(k!)? q_scales_out=None, Tensor(l!)? k_scales_out=None, "
+    "Tensor(m!)? v_scales_out=None, Tensor(n!)? amax_out=None, float scale_floor=0.0, Tensor? q_pass=None, "
+    "Tensor? k_pass=None, Tensor? q_row_factor=None, Tensor? k_row_factor=None, Tensor? v_row_factor=None) -> ()",
     f"swiglu(str desc, Tensor gate, Tensor up, {_GATING}) -> Tensor",
     f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}) -> ()",
     "swiglu_backward(str desc, Tensor grad_out, Tensor gate, Tensor up, int wanted, "
@@ -69,6 +75,8 @@ swiglu_out = torch.ops.librope.swiglu_out.default
 swiglu_backward = torch.ops.librope.swiglu_backward.default
 
 Triple = Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+_calls.add_torch(torch)
 
 # ---- Kernels of Python ----------------------------------------------------------------------------------------------
 
@@ -108,27 +116,42 @@ def _python_rotate_(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor
     _python_step(key, None, None, None, q, k, v, *operands)
 
 
+def _take_operands(group: Any, given: Iterator[Any]) -> Any:
+    """The group with its tensors, the next of those that are given."""
+    defaults = group._field_defaults
+    return group._replace(**{name: next(given, None) for name in group._fields if defaults[name] is None})
+
+
+def _has_any(operands: Sequence[Any]) -> bool:
+    return any(x is not None for x in operands)
+
+
 def _python_step(
         key: str, q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
         k_out: Optional[Tensor], v_out: Optional[Tensor], is_backward: bool, positions: Optional[Tensor] = None,
         position_offset: int = 0, flags: int = 0, start_positions: Optional[Tensor] = None,
         cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
-        angles: Optional[Tensor] = None, table_rows: int = 0, fault: Optional[Tensor] = None,
-        q_weight: Optional[Tensor] = None, k_weight: Optional[Tensor] = None, q_bias: Optional[Tensor] = None,
-        k_bias: Optional[Tensor] = None, k_cache: Optional[Tensor] = None, v_cache: Optional[Tensor] = None,
-        slots: Optional[Tensor] = None, page_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
-        sequence: Optional[Tensor] = None, cache_positions: Optional[Tensor] = None) -> None:
+        angles: Optional[Tensor] = None, table_rows: int = 0, fault: Optional[Tensor] = None, *groups: Any) -> None:
     desc = _desc_of(RopeDesc, "step", key)
-    options = _options("step", flags, sum(_FLAGS.values()) | SKIP_SLOT_0 | HAS_NORM)
+    options = _options(
+        "step", flags, sum(_FLAGS.values()) | SKIP_SLOT_0 | HAS_NORM | SCALE_MULTIPLIES | POWER_OF_TWO)
     inputs = [out if x is None else x for x, out in ((q, q_out), (k, k_out), (v, v_out))]
     outputs = [False if out is None else out for x, out in zip(inputs, (q_out, k_out, v_out)) if x is not None]
-    weights = Norm(q_weight, k_weight, q_bias, k_bias)
-    cache = Cache(
-        k_cache, v_cache, slots, page_table, page_indptr, sequence, cache_positions, bool(flags & SKIP_SLOT_0))
-    if flags & HAS_NORM or any(x is not None for x in weights):
-        options["norm"] = weights
-    if any(x is not None for x in cache[:-1]):
+    given = iter(groups)
+    norm = _take_operands(Norm(), given)
+    cache = _take_operands(Cache(skip_slot_0=bool(flags & SKIP_SLOT_0)), given)
+    quant = _take_operands(
+        Quant(scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO)), given)
+    quant = quant._replace(scale_floor=next(given, 0.0))
+    further = _take_operands(Input(), given)
+    if flags & HAS_NORM or _has_any(norm):
+        options["norm"] = norm
+    if _has_any(cache[:-1]):
         options["cache"] = cache
+    if _has_any(quant[:-3]) or any(quant[-3:]):
+        options["quant"] = quant
+    if _has_any(further):
+        options["input"] = further
     (desc.backward if is_backward else desc.forward)(
         *inputs, out=outputs, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
         sin=sin, angles=angles, fault=fault, position_offset=position_offset,
@@ -321,26 +344,17 @@ if hasattr(_torch_library, "register_vmap"):  # torch 2.5
             "swiglu_backward": _vmap_elementwise(swiglu_backward, 3)}.items():
         _torch_library.register_vmap(f"librope::{_name}", _rule, lib=_fragment)
 
-# ---- Calls of descriptors -------------------------------------------------------------------------------------------
+# ---- Who may call ---------------------------------------------------------------------------------------------------
 
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))  # and no class made of them
 
 _forward_ad: Any = torch.autograd.forward_ad
-_is_compiling = torch.compiler.is_compiling
 
 
 def is_transformed() -> bool:
     """Whether tensors may be other than they seem, or calls do other than they say."""
     level: int = _forward_ad._current_level
     return level >= 0 or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def _are_plain(tensors: Sequence[Any]) -> bool:
-    is_grad_enabled = torch.is_grad_enabled()
-    for x in tensors:
-        if x is not None and (
-                type(x) not in Direct.types or (is_grad_enabled and x.requires_grad) or x.is_neg() or x.is_meta):
-            return False
-    return True
 
 
 def wrote(tensors: Sequence[Tensor]) -> None:
@@ -350,112 +364,3 @@ def wrote(tensors: Sequence[Tensor]) -> None:
     except RuntimeError:  # one of them is an inference tensor, which has no version
         for x in tensors:
             framework_of(x).wrote(x)
-
-
-class Direct:
-    """Calls of descriptors with tensors that nothing can be said against. None: not such a call, or it failed, and
-    nothing was written: the way through ctypes says why. torch.compile is left out, which would break the graph at each
-    look at a tensor."""
-
-    types = frozenset((Tensor, torch.nn.Parameter, type(None)))  # and no class made of them
-
-    @staticmethod
-    def rotate(
-            desc: RopeDesc, is_backward: bool, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
-            cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, norm: Any, cache: Any, position_offset: int,
-            flags: int, table_rows: Any) -> Optional[Tuple[Any, ...]]:
-        if _is_compiling():
-            return None
-        further: Tuple[Any, ...] = (is_backward, positions)
-        if not (cos is sin is angles is start_positions is cu_seqlens is None and position_offset == flags == 0
-                and table_rows is TableRows.BY_POSITION):
-            if not _are_plain((start_positions, cu_seqlens, cos, sin, angles)):
-                return None
-            if table_rows is not TableRows.BY_POSITION:
-                table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
-            further += (position_offset, flags, start_positions, cu_seqlens, cos, sin, angles, table_rows)
-        if not _are_plain((q, k, v, positions)) or is_transformed() or desc._handles is None:
-            return None
-        is_step = fault is not None or norm is not None or cache is not None
-        try:
-            given: Tuple[Any, ...] = (
-                (q, k) if v is None and k is not None and q is not None else
-                tuple([x for x in (q, k, v) if x is not None]))
-            if not is_step and out is None and not flags & _abi.ROPE_FLAG_V_UNROTATED:
-                results: Tuple[Any, ...] = rotate(desc._key, *given, *(None, None, None)[len(given):], *further)
-                return results[:len(given)]
-            outputs: Any = out if isinstance(out, SEQUENCES) else (out,)
-            if is_step or len(outputs) != len(given) or not all(map(is_, outputs, given)):
-                return _step(desc, q, k, v, out, further, fault, norm, cache)
-            rotate_(desc._key, q, k, v, *further)
-        except Exception:
-            return None
-        wrote(given)
-        return given
-
-    @staticmethod
-    def swiglu(
-            desc: SwigluDesc, gate: Any, up: Any, out: Optional[Tensor], operands: Sequence[Any],
-            flags: int) -> Optional[Tensor]:
-        """operands: those from row_scale to expert_rows."""
-        if _is_compiling() or not _are_plain((gate, up, out, *operands)) or is_transformed() or desc._handles is None:
-            return None
-        try:
-            if out is None:
-                result: Tensor = swiglu(desc._key, gate, up, *operands, flags)
-                return result
-            swiglu_out(desc._key, gate, up, out, *operands, flags)
-        except Exception:
-            return None
-        wrote((out,))
-        return out
-
-    @staticmethod
-    def swiglu_backward(
-            desc: SwigluDesc, grad_out: Any, gate: Any, up: Any, operands: Sequence[Any],
-            flags: int) -> Optional[Tuple[Any, ...]]:
-        """With new tensors for all gradients."""
-        tensors = grad_out, gate, up, *operands
-        if _is_compiling() or not _are_plain(tensors) or is_transformed() or desc._handles is None:
-            return None
-        num_grads = 2 if operands[0] is None else 3
-        try:
-            grads: Tuple[Any, ...] = swiglu_backward(
-                desc._key, grad_out, gate, up, (1 << num_grads) - 1, *operands, flags)
-            return grads[:num_grads]
-        except Exception:
-            return None
-
-
-def _step(
-        desc: RopeDesc, q: Any, k: Any, v: Any, out: Any, further: Tuple[Any, ...], fault: Any, norm: Any,
-        cache: Any) -> Optional[Tuple[Any, ...]]:
-    given = [x for x in (q, k, v) if x is not None]
-    outputs: List[Any] = [None] * len(given) if out is None else list(out) if isinstance(out, SEQUENCES) else [out]
-    written = [x for x in outputs if x is not None and x is not False]
-    if len(outputs) != len(given) or not _are_plain((fault, *written)):
-        return None
-    further += (0, 0, None, None, None, None, None, 0)[len(further) - 2:]
-    is_backward, positions, position_offset, flags, start_positions, cu_seqlens, *others = further
-    if norm is None:
-        norm = Norm()
-    else:
-        flags |= HAS_NORM
-    if cache is None:
-        cache = Cache()
-    elif cache.skip_slot_0:
-        flags |= SKIP_SLOT_0
-    if type(norm) is not Norm or type(cache) is not Cache or not _are_plain((*norm, *cache[:-1])):
-        return None
-    make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # not every token is written
-    outputs = [make(x) if y is None else None if y is False else y for x, y in zip(given, outputs)]
-    remaining = iter(zip(given, outputs))
-    pairs = [(None, None) if x is None else next(remaining) for x in (q, k, v)]
-    step(desc._key, *[None if x is y else x for x, y in pairs], *[y for _, y in pairs], is_backward, positions,
-         position_offset, flags, start_positions, cu_seqlens, *others, fault, *norm, *cache[:-1])
-    wrote([x for x in (*written, fault, cache.k_cache, cache.v_cache) if x is not None])
-    return tuple(outputs)
-
-
-if why_python is None:
-    _descriptor.direct = Direct

@@ -7,7 +7,7 @@ from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder
                      Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
-    from ._groups import Cache, Norm
+    from ._groups import Cache, Input, Norm, Quant
 
 # A tensor of any framework.
 Tensor = Any
@@ -93,6 +93,8 @@ class Step(Rotation, total=False):
 
     norm: Optional[Norm]
     cache: Optional[Cache]
+    quant: Optional[Quant]
+    input: Optional[Input]
 
 
 class _Pairing(TypedDict):

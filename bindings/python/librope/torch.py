@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
+from . import _calls
 from . import _torch_operators as operators
 from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
 from ._groups import Cache, Norm
@@ -50,6 +51,12 @@ _disable: _Decorator = _compiler.disable
 _assume_constant_result: _Decorator = _compiler.assume_constant_result
 
 
+def _is_transformed() -> bool:
+    """Whether forward mode is on, or torch.func's transforms, which torch.compile sees by itself."""
+    level: int = _forward_ad._current_level
+    return level >= 0 or (_are_transforms_active() and not _is_compiling())
+
+
 @_disable
 def _apply_transformed(function: Any, inputs: Any) -> Any:
     return function.apply(*inputs)
@@ -76,7 +83,7 @@ def _explain(error: RuntimeError, tensors: Sequence[Any], call: Callable[[], Any
     """Raises what the same call of a descriptor raises, which is of the package's classes, where the kernel refused it,
     or else the error: of CUDA, of other classes of tensors, or of what stands between the call and the kernel."""
     if type(error) is RuntimeError and not _is_compiling() and not operators.is_transformed() and all(
-            type(x) in operators.Direct.types for x in tensors if isinstance(x, Tensor)):
+            type(x) in operators.PLAIN_TYPES for x in tensors if isinstance(x, Tensor)):
         try:
             with torch.no_grad():
                 call()
@@ -118,21 +125,15 @@ def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
 
 
 _NUM_ROTATE_INPUTS = 14
-_ROTATE_DEFAULTS = 0, 0, None, None, None, None, None, 0  # of those behind positions
-_NO_OFFSET = 0  # the object, as True is no offset
 _OPERANDS = 5, 8, 9, 10, 11, 12
 _OPERAND_FIELDS = "positions", "start_positions", "cu_seqlens", "cos", "sin", "angles"
 
 
 def _rotate(*inputs: Any) -> Any:
     """torch.ops.librope.rotate and its derivatives. The tensors that are there come first, and so do their results."""
-    is_transformed = _forward_ad._current_level >= 0 or (_are_transforms_active() and not _is_compiling())
-    if is_transformed or _requires_grad(*inputs[1:4]):
-        inputs += _ROTATE_DEFAULTS[len(inputs) - 6:]
-        if not is_transformed:
-            return _Rotation.apply(*inputs)
+    if _is_transformed():
         return _apply_transformed(_TransformedRotation, inputs)
-    return operators.rotate(*inputs)
+    return _Rotation.apply(*inputs) if _requires_grad(*inputs[1:4]) else operators.rotate(*inputs)
 
 
 def _rotate_linearly(
@@ -255,24 +256,24 @@ def apply_rotary(
         q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
         None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
         None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
-    is_compiling = _is_compiling()
-    if is_compiling or type(what[1]) is not int:
+    if table_rows is not TableRows.BY_POSITION:
+        table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+    if _is_compiling() or type(what[1]) is not int:
         what = _as_constants(what)
-    inputs: Tuple[Any, ...] = (_rope_key(what), q, k, v, False, positions)
-    if k is None and v is not None:
-        inputs = (inputs[0], q, v, None, False, positions)
-    # What has its default is left out, which costs less; a graph keeps the offset as a symbol.
-    if is_compiling or not (
-            cos is sin is angles is start_positions is cu_seqlens is None and position_offset is _NO_OFFSET
-            and table_rows is TableRows.BY_POSITION and not programmatic_launch):
-        if _requires_grad(cos, sin, angles):
-            raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
-        if type(position_offset) is bool:
-            integer("apply_rotary: position_offset", position_offset)  # raises
-        if table_rows is not TableRows.BY_POSITION:
-            table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
-        inputs += (position_offset, flags_of(programmatic_launch), start_positions, cu_seqlens, cos, sin, angles,
-                   table_rows)
+    else:
+        given = _calls.rotate(
+            _rope_desc(what), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles, None, None,
+            None, position_offset, table_rows, programmatic_launch, False, False)
+        if given is not NotImplemented:
+            return given
+    if _requires_grad(cos, sin, angles):
+        raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
+    if type(position_offset) is bool:
+        integer("apply_rotary: position_offset", position_offset)  # raises
+    tensors = (q, v, None) if k is None and v is not None else (q, k, v)
+    inputs: Tuple[Any, ...] = (
+        _rope_key(what), *tensors, False, positions, position_offset, flags_of(programmatic_launch), start_positions,
+        cu_seqlens, cos, sin, angles, table_rows)
     try:
         results = _rotate(*inputs)
     except RuntimeError as error:
@@ -368,31 +369,39 @@ def rotary_step(
     if _is_compiling() or type(what[1]) is not int:
         what, values = _as_constants(what), _as_constants(values)
     form = tuple(zip(_NORM_FIELDS, values))
-    key = _rope_key(what, form)
+    if table_rows is not TableRows.BY_POSITION:
+        table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+    tensors: Tuple[Any, ...] = (q, k, v)
+    weights = Norm(q_weight, k_weight, q_bias, k_bias)
+    norm_group = weights if number_of(NORM_TYPES, "norm", norm) or any([x is not None for x in weights]) else None
+    cache_group = cache if any([x is not None for x in cache[:-1]]) else None
+    caches = (None, cache.k_cache, cache.v_cache) if cached_only else (None, None, None)
+    if not _is_compiling():
+        out = [None if cached is None else False for x, cached in zip(tensors, caches) if x is not None]
+        results = _calls.rotate(
+            _rope_desc(what, form), False, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
+            norm_group, cache_group, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+        if results is not NotImplemented:
+            given = iter(results if len(out) > 1 else (results,))
+            return None if q is None else next(given), None if k is None else next(given), (
+                None if v is None else next(given))
     flags = flags_of(programmatic_launch, unrotated, v_unrotated)
-    if number_of(NORM_TYPES, "norm", norm):
+    if norm_group is not None:
         flags |= operators.HAS_NORM
     if cache.skip_slot_0:
         flags |= operators.SKIP_SLOT_0
-    if table_rows is not TableRows.BY_POSITION:
-        table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
-    caches = (None, cache.k_cache, cache.v_cache) if cached_only else (None, None, None)
-    tensors: Tuple[Any, ...] = (q, k, v)
     outputs = [make(x) if x is not None and cached is None else None for x, cached in zip(tensors, caches)]
-    weights = Norm(q_weight, k_weight, q_bias, k_bias)
     try:
         operators.step(
-            key, q, k, v, *outputs, False, positions, position_offset, flags, start_positions, cu_seqlens, cos, sin,
-            angles, table_rows, fault, *weights, *cache[:-1])
+            _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,
+            cu_seqlens, cos, sin, angles, table_rows, fault, *weights, *cache[:-1])
     except RuntimeError as error:
-        out = [False if y is None else y for x, y in zip(tensors, outputs) if x is not None]
         _explain(error, (*tensors, positions, *weights, *cache), lambda: _rope_desc(what, form).forward(
-            *tensors, out=out, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos,
-            sin=sin, angles=angles, fault=fault, position_offset=position_offset, table_rows=table_rows,
-            norm=weights if flags & operators.HAS_NORM or any(x is not None for x in weights) else None,
-            cache=cache if any(x is not None for x in cache[:-1]) else None, unrotated=unrotated,
-            v_unrotated=v_unrotated, programmatic_launch=programmatic_launch))
+            *tensors, out=[False if y is None else y for x, y in zip(tensors, outputs) if x is not None],
+            positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
+            fault=fault, position_offset=position_offset, table_rows=table_rows, norm=norm_group, cache=cache_group,
+            unrotated=unrotated, v_unrotated=v_unrotated, programmatic_launch=programmatic_launch))
     operators.wrote([x for x in (cache.k_cache, cache.v_cache, fault) if x is not None])
     q_out, k_out, v_out = outputs
     return q_out, k_out, v_out
@@ -408,7 +417,6 @@ def _swiglu_key(*what: Any) -> str:
 
 _NUM_SWIGLU_INPUTS = 9
 _ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # among them
-_SWIGLU_DEFAULTS = None, None, None, None, None, 0  # of those behind up
 
 
 def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
@@ -522,13 +530,9 @@ class _TransformedGating(torch.autograd.Function):
 
 def _gate(*inputs: Any) -> Any:
     """torch.ops.librope.swiglu and its derivatives."""
-    is_transformed = _forward_ad._current_level >= 0 or (_are_transforms_active() and not _is_compiling())
-    if is_transformed or _requires_grad(*inputs[1:8]):
-        inputs += _SWIGLU_DEFAULTS[len(inputs) - 3:]
-        if not is_transformed:
-            return _Gating.apply(*inputs)
+    if _is_transformed():
         return _apply_transformed(_TransformedGating, inputs)
-    return operators.swiglu(*inputs)
+    return _Gating.apply(*inputs) if _requires_grad(*inputs[1:8]) else operators.swiglu(*inputs)
 
 
 def swiglu(
@@ -565,9 +569,14 @@ def swiglu(
             product_rounding)
     if _is_compiling():
         what = _as_constants(what)
-    inputs: Tuple[Any, ...] = (_swiglu_key(*what), gate, up)
-    if not (row_scale is num_rows is gate_bias is up_bias is expert_rows is None and not programmatic_launch):
-        inputs += (row_scale, num_rows, gate_bias, up_bias, expert_rows, flags_of(programmatic_launch))
+    else:
+        given: Tensor = _calls.gate(
+            cached_desc(*what), gate, up, None, row_scale, num_rows, gate_bias, up_bias, expert_rows,
+            programmatic_launch)
+        if given is not NotImplemented:
+            return given
+    inputs = (_swiglu_key(*what), gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows,
+              flags_of(programmatic_launch))
     try:
         result: Tensor = _gate(*inputs)
         return result

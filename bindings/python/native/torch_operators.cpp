@@ -316,13 +316,18 @@ class Arguments {
     return tensor;
   }
   int64_t integer() { return static_cast<int64_t>(*next_++); }
+  double number() {
+    double value;
+    memcpy(&value, next_++, sizeof value);
+    return value;
+  }
   bool boolean() { return static_cast<uint8_t>(*next_++) != 0; }
 
  private:
   Value *next_;
   String *text_ = nullptr;
   int num_tensors_ = 0;
-  Tensor *tensors_[24];
+  Tensor *tensors_[40];
 };
 
 // New tensors, the results of a kernel; freed where it fails.
@@ -491,7 +496,8 @@ class Reader {
 // ---- RoPE ----
 
 // In `flags`, whose lower half are those of rope_args_t.
-constexpr int64_t kArgsFlags = 0xFFFF, kSkipSlot0 = 0x10000, kHasNorm = 0x20000;
+constexpr int64_t kArgsFlags = 0xFFFF, kSkipSlot0 = 0x10000, kHasNorm = 0x20000, kScaleMultiplies = 0x40000,
+                  kPowerOfTwo = 0x80000;
 
 // What both operators of RoPE have behind q, k, v and their outputs.
 struct Operands {
@@ -517,7 +523,8 @@ struct Operands {
     reader.read(&args->cos, "cos", cos);
     reader.read(&args->sin, "sin", sin);
     reader.read(&args->angles, "angles", angles);
-    if ((flags & ~(kArgsFlags | kSkipSlot0 | kHasNorm)) != 0) fail("%s: flags has unknown bits", reader.function());
+    if ((flags & ~(kArgsFlags | kSkipSlot0 | kHasNorm | kScaleMultiplies | kPowerOfTwo)) != 0)
+      fail("%s: flags has unknown bits", reader.function());
     args->flags = static_cast<uint32_t>(flags & kArgsFlags);
     args->position_offset = position_offset;
     if (table_rows != static_cast<int32_t>(table_rows)) fail("%s: table_rows is out of range", reader.function());
@@ -556,7 +563,7 @@ void rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   results.move_to(stack);
 }
 
-// In place: what step does, too, and 29 arguments cost 1 us more than 14.
+// In place: what step does, too, but many absent arguments cost more than 1 us.
 void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, 14);
   const std::string_view key = arguments.text();
@@ -573,17 +580,80 @@ void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   operands.run(desc, args, reader);
 }
 
+// A tensor of one of step's groups: where it goes, and its name in errors.
+template <typename Group>
+struct GroupField {
+  rope_tensor_t Group::*view;
+  const char *name;
+  bool is_written = false;
+};
+
+// In the order of the schema.
+constexpr GroupField<rope_norm_args_t> norm_fields[] = {{&rope_norm_args_t::q_weight, "q_weight"},
+                                                        {&rope_norm_args_t::k_weight, "k_weight"},
+                                                        {&rope_norm_args_t::q_bias, "q_bias"},
+                                                        {&rope_norm_args_t::k_bias, "k_bias"}};
+constexpr GroupField<rope_cache_args_t> cache_fields[] = {{&rope_cache_args_t::k_cache, "k_cache", true},
+                                                          {&rope_cache_args_t::v_cache, "v_cache", true},
+                                                          {&rope_cache_args_t::slots, "slots"},
+                                                          {&rope_cache_args_t::page_table, "page_table"},
+                                                          {&rope_cache_args_t::page_indptr, "page_indptr"},
+                                                          {&rope_cache_args_t::sequence, "sequence"},
+                                                          {&rope_cache_args_t::positions, "cache_positions"},
+                                                          {&rope_cache_args_t::k_pass_cache, "k_pass_cache", true},
+                                                          {&rope_cache_args_t::k_scales, "k_scales", true},
+                                                          {&rope_cache_args_t::v_scales, "v_scales", true},
+                                                          {&rope_cache_args_t::k_pass_scales, "k_pass_scales", true}};
+constexpr GroupField<rope_quant_args_t> quant_fields[] = {{&rope_quant_args_t::q_scale, "q_scale"},
+                                                          {&rope_quant_args_t::k_scale, "k_scale"},
+                                                          {&rope_quant_args_t::v_scale, "v_scale"},
+                                                          {&rope_quant_args_t::k_pass_scale, "k_pass_scale"},
+                                                          {&rope_quant_args_t::q_scales_out, "q_scales_out", true},
+                                                          {&rope_quant_args_t::k_scales_out, "k_scales_out", true},
+                                                          {&rope_quant_args_t::v_scales_out, "v_scales_out", true},
+                                                          {&rope_quant_args_t::amax_out, "amax_out", true}};
+constexpr GroupField<rope_input_args_t> input_fields[] = {{&rope_input_args_t::q_pass, "q_pass"},
+                                                          {&rope_input_args_t::k_pass, "k_pass"},
+                                                          {&rope_input_args_t::q_row_factor, "q_row_factor"},
+                                                          {&rope_input_args_t::k_row_factor, "k_row_factor"},
+                                                          {&rope_input_args_t::v_row_factor, "v_row_factor"}};
+
+// The tensors of one of step's groups, taken when the arguments are and read when there is a Reader.
+template <typename Group, size_t kCount>
+class GroupTensors {
+ public:
+  GroupTensors(const GroupField<Group> (&fields)[kCount], Arguments *arguments) : fields_(fields) {
+    for (Tensor *&x : tensors_) x = arguments->optional_tensor();
+  }
+  Tensor *operator[](size_t i) const { return tensors_[i]; }
+  bool has_any() const {
+    return std::any_of(tensors_, tensors_ + kCount, [](const Tensor *x) { return x != nullptr; });
+  }
+  void fill(const Reader &reader, Group *group) const {
+    for (size_t i = 0; i < kCount; ++i) {
+      const auto read = fields_[i].is_written ? &Reader::read_written : &Reader::read;
+      (reader.*read)(&(group->*fields_[i].view), fields_[i].name, tensors_[i]);
+    }
+  }
+
+ private:
+  const GroupField<Group> (&fields_)[kCount];
+  Tensor *tensors_[kCount];
+};
+
 void step(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 29);
+  Arguments arguments(stack, num_arguments, 47);
   const std::string_view key = arguments.text();
-  Tensor *inputs[3], *outputs[3], *weights[4], *caches[2], *places[5];
+  Tensor *inputs[3], *outputs[3];
   for (Tensor *&x : inputs) x = arguments.optional_tensor();
   for (Tensor *&x : outputs) x = arguments.optional_tensor();
   const Operands operands(&arguments);
   Tensor *const fault = arguments.optional_tensor();
-  for (Tensor *&x : weights) x = arguments.optional_tensor();
-  for (Tensor *&x : caches) x = arguments.optional_tensor();
-  for (Tensor *&x : places) x = arguments.optional_tensor();
+  const GroupTensors norm_tensors(norm_fields, &arguments);
+  const GroupTensors cache_tensors(cache_fields, &arguments);
+  const GroupTensors quant_tensors(quant_fields, &arguments);
+  const double scale_floor = arguments.number();
+  const GroupTensors input_tensors(input_fields, &arguments);
 
   static const char *const fields[] = {"q", "k", "v"}, *const output_fields[] = {"q_out", "k_out", "v_out"};
   int first = 0;
@@ -592,13 +662,15 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
   const Reader reader("step", fields[first], inputs[first] != nullptr ? inputs[first] : outputs[first]);
   const Descriptor desc = find_descriptor("step", kRopePrefix, key, reader.device());
   rope_args_t args = ROPE_ARGS_INIT;
-  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
 
   rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
   rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
-  for (int i = 0; i < 3; ++i) {
-    const bool is_cached = i > 0 && caches[i - 1] != nullptr;
+  for (size_t i = 0; i < 3; ++i) {
+    const bool is_cached = i > 0 && cache_tensors[i - 1] != nullptr;
     if (inputs[i] == nullptr) {  // in place
       reader.read_written(views[i], output_fields[i], outputs[i]);
       if (is_cached) *output_views[i] = *views[i];
@@ -614,27 +686,26 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
   operands.fill(reader, &args);
   reader.read_written(&args.fault, "fault", fault);
 
-  bool has_norm = (operands.flags & kHasNorm) != 0;  // which a norm without weights has alone
-  for (const Tensor *x : weights) has_norm |= x != nullptr;
-  if (has_norm) {
-    reader.read(&norm.q_weight, "q_weight", weights[0]);
-    reader.read(&norm.k_weight, "k_weight", weights[1]);
-    reader.read(&norm.q_bias, "q_bias", weights[2]);
-    reader.read(&norm.k_bias, "k_bias", weights[3]);
+  const int64_t flags = operands.flags;
+  if (norm_tensors.has_any() || (flags & kHasNorm) != 0) {  // a norm without weights has the flag alone
+    norm_tensors.fill(reader, &norm);
     args.norm = &norm;
   }
-  bool has_cache = caches[0] != nullptr || caches[1] != nullptr;
-  for (const Tensor *x : places) has_cache |= x != nullptr;
-  if (has_cache) {
-    reader.read_written(&cache.k_cache, "k_cache", caches[0]);
-    reader.read_written(&cache.v_cache, "v_cache", caches[1]);
-    reader.read(&cache.slots, "slots", places[0]);
-    reader.read(&cache.page_table, "page_table", places[1]);
-    reader.read(&cache.page_indptr, "page_indptr", places[2]);
-    reader.read(&cache.sequence, "sequence", places[3]);
-    reader.read(&cache.positions, "cache_positions", places[4]);
-    if ((operands.flags & kSkipSlot0) != 0) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+  if (cache_tensors.has_any()) {
+    cache_tensors.fill(reader, &cache);
+    if ((flags & kSkipSlot0) != 0) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
     args.cache = &cache;
+  }
+  if (quant_tensors.has_any() || scale_floor != 0 || (flags & (kScaleMultiplies | kPowerOfTwo)) != 0) {
+    quant_tensors.fill(reader, &quant);
+    quant.scale_floor = scale_floor;
+    if ((flags & kScaleMultiplies) != 0) quant.flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+    if ((flags & kPowerOfTwo) != 0) quant.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+    args.quant = &quant;
+  }
+  if (input_tensors.has_any()) {
+    input_tensors.fill(reader, &input);
+    args.input = &input;
   }
   operands.run(desc, args, reader);
 }

@@ -32,19 +32,32 @@ def needs(*names):
 
 
 @contextlib.contextmanager
+def through_ctypes():
+    """Calls of descriptors do without the builtins of librope_python.so meanwhile."""
+    from librope import _calls
+
+    with contextlib.ExitStack() as stack:
+        for name in ("rotate", "gate", "gate_back"):
+            stack.enter_context(mock.patch.object(_calls, name, _calls.absent))
+        yield
+
+
+@contextlib.contextmanager
 def seen_args(observe):
-    """Calls observe(function, args struct) for each call that reaches the library meanwhile, from torch's operators
-    too."""
+    """Calls observe(function, args struct) for each call that reaches the library meanwhile, by the builtins and from
+    torch's operators too."""
     from librope import _abi, _library
 
     with contextlib.ExitStack() as stack:
-        operators = sys.modules.get("librope._torch_operators")
-        if operators is not None:
+        for module in ("librope._calls", "librope._torch_operators"):
+            if module not in sys.modules:
+                continue
+            functions = sys.modules[module].functions
             for name, struct in (("rope_forward", _abi.rope_args_t), ("rope_backward", _abi.rope_args_t),
                                  ("swiglu_forward", _abi.swiglu_args_t), ("swiglu_backward", _abi.swiglu_args_t)):
                 kind = ctypes.CFUNCTYPE(
                     ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(struct), ctypes.c_void_p)
-                address = getattr(operators.functions, name)
+                address = getattr(functions, name)
 
                 def native(desc, args, stream, name=name, function=kind(address)):
                     observe(name, args.contents)
@@ -52,8 +65,8 @@ def seen_args(observe):
 
                 callback = kind(native)
                 stack.callback(lambda callback: None, callback)  # which lives as long as its address is there
-                stack.callback(setattr, operators.functions, name, address)
-                setattr(operators.functions, name, ctypes.cast(callback, ctypes.c_void_p).value)
+                stack.callback(setattr, functions, name, address)
+                setattr(functions, name, ctypes.cast(callback, ctypes.c_void_p).value)
         for name in ("rope_forward", "rope_backward", "rope_explain", "swiglu_forward", "swiglu_backward",
                      "swiglu_explain"):
             def call(desc, args, *rest, name=name, function=getattr(_library.lib, name)):

@@ -7,12 +7,11 @@ import sys
 import threading
 import unittest
 import weakref
-from unittest import mock
 
 import librope
 import numpy
 import support
-from librope import _descriptor, _kept
+from librope import _kept
 
 try:
     import torch
@@ -39,10 +38,10 @@ def rotated(x, positions):
 
 class KeptTest(unittest.TestCase):
     def setUp(self):
-        """Calls through ctypes, where another test has loaded torch's operators."""
-        patch = mock.patch.object(_descriptor, "direct", None)
-        patch.start()
-        self.addCleanup(patch.stop)
+        """Calls through ctypes."""
+        by_ctypes = support.through_ctypes()
+        by_ctypes.__enter__()
+        self.addCleanup(by_ctypes.__exit__, None, None, None)
 
     def check(self, actual, expected):
         numpy.testing.assert_allclose(numpy.asarray(actual), expected, rtol=1e-5, atol=1e-5)
@@ -195,13 +194,6 @@ class KeptTest(unittest.TestCase):
 
     @needs_torch
     def test_refusals_of_torch_are_made_again(self):
-        from librope import _torch_operators
-
-        for direct in (None, _torch_operators.Direct)[:1 if _torch_operators.why_python else 2]:
-            with self.subTest(direct=direct), mock.patch.object(_descriptor, "direct", direct):
-                self.check_refusals_of_torch()
-
-    def check_refusals_of_torch(self):
         desc = rope_desc()
         x = torch.randn(4, HEADS, WIDTH)
         for _ in range(2):

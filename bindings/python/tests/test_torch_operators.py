@@ -18,7 +18,7 @@ torch = support.needs("torch")
 
 import librope  # noqa: E402
 import librope.torch  # noqa: E402
-from librope import RopeDesc, SwigluDesc, _abi, _descriptor, _library, _torch_operators  # noqa: E402
+from librope import RopeDesc, SwigluDesc, _abi, _calls, _library, _torch_operators  # noqa: E402
 from librope.torch import apply_rotary, swiglu  # noqa: E402
 
 torch.manual_seed(20261125)
@@ -68,7 +68,6 @@ class KernelsTest(unittest.TestCase):
             self.assertIsNone(_torch_operators.why_python)
         else:
             self.assertIn("this torch has no", _torch_operators.why_python)
-        self.assertEqual(_descriptor.direct is not None, is_native)
         text = run_python("import torch; from librope.__main__ import main; main()")
         self.assertIn("torch       " + torch.__version__, text)
         self.assertIn("C++" if is_native else "Python: ", text)
@@ -368,16 +367,12 @@ class KeyTest(unittest.TestCase):
 
 
 class DescriptorsTest(unittest.TestCase):
-    """Descriptors call the operators where these are of C++: the results, refusals and versions are those of ctypes."""
+    """Of calls by builtins the results, refusals and versions are those of ctypes."""
 
     def both(self, function):
-        results = []
-        for direct in (None, _torch_operators.Direct if is_native else None):
-            saved, _descriptor.direct = _descriptor.direct, direct
-            try:
-                results.append(function())
-            finally:
-                _descriptor.direct = saved
+        results = [function()]
+        with support.through_ctypes():
+            results.append(function())
         for x, y in zip(*results):
             self.assertTrue(x is y is None or torch.equal(x, y))
 

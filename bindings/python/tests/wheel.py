@@ -101,7 +101,7 @@ def check_wheel(wheel, version):
     info = f"librope-{version}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    libraries = {"librope/lib/librope.so.0", "librope/lib/librope_torch.so"}
+    libraries = {f"librope/lib/{name}" for name in ("librope.so.0", "librope_python.so", "librope_torch.so")}
     expected = package | libraries | {
         f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
     if set(files) != expected:
@@ -196,7 +196,7 @@ def main():
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
     Path(packages, "numpy_of_the_builder.pth").write_text(f"{Path(found.stdout.strip()).parents[1]}\n")
     print(run(python, HERE / "readme_example.py", cwd=work).stdout, end="")
-    tests = run(python, "-m", "unittest", "test_numpy", "test_protocols", "test_frequencies", cwd=work,
+    tests = run(python, "-m", "unittest", "test_numpy", "test_protocols", "test_frequencies", "test_calls", cwd=work,
                 env={**ENVIRONMENT, "PYTHONPATH": str(HERE)})
     print(tests.stdout, end="")
 

@@ -1,0 +1,376 @@
+# test_calls.py - calls by the builtins of librope_python.so: which they make, which they leave, and what they leave behind
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import librope
+import numpy
+import support
+from librope import RopeDesc, SwigluDesc, _calls, _library
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+is_quick = not _calls.why_ctypes
+reads_torch = is_quick and torch is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+needs_builtins = unittest.skipUnless(is_quick, f"needs librope_python.so: {_calls.why_ctypes}")
+needs_torch = unittest.skipUnless(reads_torch, "needs librope_python.so and torch 2.10")
+FORM = dict(head_dim=8, style="half", layout="thd", dtype="f32", theta=100.0)
+
+
+def normal(*shape):
+    return numpy.random.default_rng(len(shape)).standard_normal(shape).astype(numpy.float32)
+
+
+def frameworks():
+    yield lambda x: x.copy()
+    if reads_torch:
+        yield lambda x: torch.from_numpy(x.copy())
+
+
+def only_builtins():
+    """The way through ctypes fails meanwhile."""
+    failing = mock.Mock(side_effect=AssertionError("not by a builtin"))
+    return mock.patch.multiple("librope._descriptor.Descriptor", _call_kept=failing, _handle_for=failing)
+
+
+def meet_frameworks():
+    for tensor in frameworks():
+        RopeDesc(**FORM).forward(tensor(normal(1, 1, 8)))
+
+
+def equal(x, y):
+    if isinstance(x, (list, tuple)):
+        return len(x) == len(y) and all(map(equal, x, y))
+    return x is y is None or numpy.array_equal(numpy.asarray(x), numpy.asarray(y))
+
+
+class LoadingTest(unittest.TestCase):
+    def describe(self, library):
+        return subprocess.run(
+            [sys.executable, "-m", "librope"], env={**os.environ, "ROPE_LIBRARY": str(library)}, text=True, check=True,
+            stdout=subprocess.PIPE, cwd=Path(librope.__file__).parents[1]).stdout
+
+    def test_which_make_the_calls(self):
+        file = Path(_library.loaded_path()).with_name("librope_python.so")
+        self.assertEqual(is_quick, file.exists())
+        self.assertIn("calls       by " + ("builtins" if is_quick else f"ctypes: {file}"), self.describe(_library.path))
+
+    def test_a_library_without_builtins(self):
+        for content in (None, "", "no library"):
+            with tempfile.TemporaryDirectory() as folder:
+                library = shutil.copy(_library.loaded_path(), folder)
+                file = Path(folder, "librope_python.so")
+                if content is not None:
+                    file.write_text(content)
+                self.assertIn(f"calls       by ctypes: {file}", self.describe(library))
+
+
+@needs_builtins
+class CallsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        meet_frameworks()
+
+    def both(self, make):
+        """make(): tensors, and a call of these: the results and the tensors behind the call are those of ctypes."""
+        tensors, call = make()
+        with only_builtins():
+            results = call(*tensors)
+        others, call = make()
+        with support.through_ctypes():
+            expected = call(*others)
+        self.assertTrue(equal(results, expected), (results, expected))
+        self.assertTrue(equal(tensors, others))
+
+    def test_rotations(self):
+        q, k, positions = normal(5, 3, 8), normal(5, 1, 8), numpy.array([4, 0, 3, 9, 1])
+        cos, sin = normal(12, 4), normal(12, 4)
+        desc = RopeDesc(**FORM)
+        for tensor in frameworks():
+            for run in (desc.forward, desc.backward):
+                for call in (
+                        lambda q, k, *_: run(q),
+                        lambda q, k, positions, *_: run(q, k, positions=positions),
+                        lambda q, k, *_: run(q, k, out=(q, k), position_offset=-3),
+                        lambda q, k, positions, *_: run(q, k, out=[None, k], start_positions=positions[:1]),
+                        lambda q, k, *_: run(None, k, out=k),
+                        lambda q, k, *_: run(q, out=[q]),
+                        lambda q, k, *_: run(q[::2], v=k[::2], unrotated=True),
+                        lambda q, k, *_: run(q, v=k, v_unrotated=True, programmatic_launch=True),
+                        lambda q, k, positions, cos, sin: run(q, cos=cos, sin=sin, positions=positions),
+                        lambda q, k, positions, cos, sin: run(q, cos=cos[:5], sin=sin[:5], table_rows="by_token"),
+                        lambda q, k, positions, cos, sin: run(q, angles=cos, positions=positions),
+                        lambda q, k, positions, cos, sin: run(q, cu_seqlens=positions[1:3])):  # 0 3: two are left out
+                    self.both(lambda: ([*map(tensor, (q, k, positions, cos, sin))], call))
+
+    def test_steps(self):
+        desc = RopeDesc(norm="rms", norm_eps=1e-6, **FORM)
+        for tensor in frameworks():
+            for out in (None, [None, False, False], False):
+
+                def make(tensor=tensor, out=out):
+                    q, k, v = (tensor(normal(4, heads, 8)) for heads in (3, 2, 2))
+                    caches = [tensor(numpy.zeros((3, 2, 2, 8), numpy.float32)) for _ in range(2)]
+                    fault = tensor(numpy.zeros(2, numpy.int64))
+                    cache = librope.Cache(*caches, slots=tensor(numpy.array([5, -1, 0, 77])), skip_slot_0=True)
+                    norm = librope.Norm(q_weight=tensor(normal(8)), k_weight=tensor(normal(8)))
+
+                    def call(q, k, v, *_):
+                        if out is False:  # the only result is None
+                            return desc.forward(None, k, out=False, norm=librope.Norm(), fault=fault,
+                                                cache=cache._replace(v_cache=None))
+                        return desc.forward(q, k, v, out=out, norm=norm, cache=cache, fault=fault, v_unrotated=True)
+
+                    return [q, k, v, *caches, fault], call
+
+                self.both(make)
+
+    def test_gating(self):
+        desc = SwigluDesc(dtype="f32", alpha=1.5)
+        gate, up, grad = normal(5, 6), normal(6, 5).T, normal(5, 7)[:, :6]
+        scale, bias, rows = normal(5), normal(6), numpy.array([3])
+        for tensor in frameworks():
+            tensors = gate, up, grad, scale, bias, rows
+            for call in (
+                    lambda gate, up, *_: desc.forward(gate, up),
+                    lambda gate, up, *_: desc.forward(gate, up, gate, programmatic_launch=True),
+                    lambda gate, up, grad, scale, bias, rows: desc.forward(
+                        gate, up, row_scale=scale, num_rows=rows, gate_bias=bias, up_bias=bias),
+                    lambda gate, up, grad, *_: desc.backward(grad, gate, up),
+                    lambda gate, up, grad, *_: desc.backward(grad, gate, up, grad_gate=grad, grad_up=False, out=up),
+                    lambda gate, up, grad, scale, *_: desc.backward(grad, gate, up, row_scale=scale),
+                    lambda gate, up, grad, scale, *_: desc.backward(
+                        grad, gate, up, row_scale=scale, grad_row_scale=False)):
+                self.both(lambda: ([*map(tensor, tensors)], call))
+
+    def test_what_is_left(self):
+        """Each of these the way through ctypes makes, or refuses with words of its own."""
+        desc, x = RopeDesc(**FORM), normal(4, 3, 8)
+        desc.forward(x)
+        fixed, holes = x.copy(), numpy.zeros((4, 3, 8), [("a", "f4"), ("b", "i2")])["a"]
+        fixed.flags.writeable = False
+        for error, text, call in (
+                (TypeError, "one of them must be given", lambda: desc.forward()),
+                (ValueError, "q: it is read-only", lambda: desc.forward(fixed, out=fixed)),
+                (ValueError, "strides", lambda: desc.forward(holes)),
+                (TypeError, "byte order", lambda: desc.forward(x.astype(">f4"))),
+                (ValueError, "axes", lambda: desc.forward(x.reshape(1, 1, 4, 3, 8))),
+                (ValueError, "axes", lambda: desc.forward(x, positions=numpy.array(3))),
+                (TypeError, "mask", lambda: desc.forward(numpy.ma.masked_array(x))),
+                (TypeError, "it is a builtins.list", lambda: desc.forward([1.0])),
+                (ValueError, "out has 2 tensors", lambda: desc.forward(x, out=[x, x])),
+                (ValueError, "out is False for q", lambda: desc.forward(x, out=False)),
+                (TypeError, "must be a librope.Norm", lambda: desc.forward(x, norm=(None,) * 4)),
+                (TypeError, "must be a librope.Cache", lambda: desc.forward(x, cache=(None,) * 12)),
+                (TypeError, "position_offset", lambda: desc.forward(x, position_offset=True)),
+                (ValueError, "position_offset", lambda: desc.forward(x, position_offset=2**63)),
+                (ValueError, "table_rows", lambda: desc.forward(x, table_rows=2**40)),
+                (ValueError, "table_rows", lambda: desc.forward(x, table_rows="by_row")),
+                (librope.InvalidArgument, "k has shape|k.shape", lambda: desc.forward(x, x[:3], out=[x, None]))):
+            before = x.copy()
+            with self.subTest(text):
+                self.assertRaisesRegex(error, text, call)
+            numpy.testing.assert_array_equal(x, before)
+
+        class Array(numpy.ndarray):
+            pass
+
+        self.assertIs(type(desc.forward(x.view(Array))), numpy.ndarray)
+        gpu = RopeDesc(device="cpu", **FORM)
+        gpu.close()
+        self.assertRaisesRegex(ValueError, "closed", gpu.forward, x)
+
+    def test_references_and_memory(self):
+        desc, x, positions = RopeDesc(num_threads=1, **FORM), normal(4, 3, 8), numpy.arange(4)
+        cache = librope.Cache(k_cache=numpy.zeros((2, 2, 1, 8), numpy.float32), slots=positions)
+        lists = [normal(4, 3, 8), normal(4, 1, 8)]
+        for tensor in frameworks():
+            x, positions = tensor(x) if not isinstance(x, numpy.ndarray) else x, positions
+        watched = [desc, x, positions, cache, cache.k_cache, lists, None, NotImplemented, False, desc._handles]
+
+        def work(count):
+            for _ in range(count):
+                desc.forward(x, positions=positions)
+                desc.forward(x, out=x)
+                desc.forward(*lists, out=lists)
+                desc.forward(None, lists[1], out=False, cache=cache)
+                _calls.rotate()
+                for wrong in (dict(position_offset=2**63), dict(table_rows=9), dict(out=[x, x])):
+                    try:
+                        desc.forward(x, **wrong)
+                    except ValueError:
+                        pass
+
+        work(100)
+        gc.collect()
+        counts, blocks = [*map(sys.getrefcount, watched)], sys.getallocatedblocks()
+        work(2000)
+        gc.collect()
+        self.assertLess(max(abs(sys.getrefcount(x) - count) for x, count in zip(watched, counts)), 100)
+        self.assertLess(sys.getallocatedblocks() - blocks, 500)
+
+    def test_threads_and_a_descriptor_that_is_closed(self):
+        failures = []
+
+        def work(seed):
+            x = normal(4, 3, 8) * seed
+            for i in range(300):
+                desc = shared[0]
+                try:
+                    actual = desc.forward(x, position_offset=seed)
+                except ValueError as error:
+                    if "closed" not in str(error):
+                        failures.append(error)
+                    continue
+                if not numpy.array_equal(actual, expected[seed]):
+                    failures.append((seed, i))
+                if i % 50 == seed:
+                    shared[0] = RopeDesc(num_threads=1, **FORM)
+                    desc.close()
+
+        shared = [RopeDesc(num_threads=1, **FORM)]
+        expected = [shared[0].forward(normal(4, 3, 8) * seed, position_offset=seed) for seed in range(8)]
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+    def test_an_interrupt_is_raised(self):
+        desc, x = RopeDesc(**FORM), normal(4, 3, 8)
+        desc._handles = {}
+        with mock.patch.object(RopeDesc, "_handle_on", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, desc.forward, x)
+        desc.forward(x)
+
+
+@needs_torch
+class TorchTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        meet_frameworks()
+
+    def test_what_is_left(self):
+        desc, x = RopeDesc(**FORM), torch.randn(4, 3, 8)
+        for error, text, call in (
+                (ValueError, "q: it requires grad", lambda: desc.forward(x.clone().requires_grad_())),
+                (ValueError, "q_out: it requires grad", lambda: desc.forward(x, out=torch.nn.Parameter(x.clone()))),
+                (ValueError, "lazily negated", lambda: desc.forward(torch._neg_view(x))),
+                (TypeError, "layout", lambda: desc.forward(x.to_sparse())),
+                (TypeError, "meta", lambda: desc.forward(x.to("meta"))),
+                (TypeError, "dtype is int8", lambda: desc.forward(x.to(torch.int8))),
+                (TypeError, "traced", lambda: torch.func.vmap(desc.forward)(torch.stack([x, x])))):
+            with self.subTest(text):
+                self.assertRaisesRegex(error, text, call)
+        with torch.no_grad(), only_builtins():
+            desc.forward(torch.nn.Parameter(x.clone()))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x)
+            self.assertRaisesRegex(ValueError, "tangent", desc.forward, dual)
+
+    def test_versions(self):
+        desc = RopeDesc(**FORM)
+        cache = librope.Cache(k_cache=torch.zeros(2, 2, 1, 8), slots=torch.arange(4))
+        q, k, fault = torch.randn(4, 3, 8), torch.randn(4, 1, 8), torch.zeros(2, dtype=torch.int64)
+        with only_builtins():
+            desc.forward(q, k, out=[q, None], cache=cache, fault=fault)
+            self.assertEqual([x._version for x in (q, k, cache.k_cache, cache.slots, fault)], [1, 0, 1, 0, 1])
+            with torch.inference_mode():  # such a tensor has no version, the other has
+                inferred = torch.randn(4, 1, 8)
+                desc.forward(q, inferred, out=[q, inferred])
+            self.assertEqual(q._version, 2)
+
+    def test_modes_and_traces_see_calls_of_librope_torch(self):
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from librope.torch import apply_rotary, swiglu
+
+        seen = []
+
+        class Dispatch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        class Function(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        def both(x):
+            return swiglu(apply_rotary(x, style="half", layout="thd", theta=100.0), x)
+
+        x = torch.randn(4, 3, 8)
+        operators = torch.ops.librope.rotate.default, torch.ops.librope.swiglu.default
+        for mode in (Dispatch, Function):
+            seen.clear()
+            with mode():
+                self.assertTrue(torch.equal(both(x), both(x)))
+            for operator in operators:
+                self.assertEqual(seen.count(operator), 2, mode)
+        with torch.no_grad():
+            traced = torch.jit.trace(both, (x,))
+        other = torch.randn(4, 3, 8)
+        self.assertTrue(torch.equal(traced(other), both(other)))
+
+    def test_with_a_default_device(self):
+        with torch.device("cpu"):
+            x = torch.randn(4, 3, 8)
+            self.assertEqual(RopeDesc(**FORM).forward(x).shape, x.shape)
+
+    def test_under_torch_compile(self):
+        desc, x = RopeDesc(**FORM), torch.randn(4, 3, 8)
+        compiled = torch.compile(lambda x: desc.forward(x * 2) + 1, backend="eager")
+        for _ in range(2):
+            self.assertTrue(torch.equal(compiled(x), desc.forward(x * 2) + 1))
+
+
+class GroupsTest(unittest.TestCase):
+    """Those that this version does not serve are refused by name, whichever way they come."""
+
+    def test_quant_and_input(self):
+        desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
+        for name, group in (("quant", librope.Quant(q_scale=one)), ("quant", librope.Quant(scale_floor=1.0)),
+                            ("quant", librope.Quant(power_of_two=True)), ("quant", librope.Quant(amax_out=normal(3))),
+                            ("input", librope.Input(q_row_factor=normal(4))), ("input", librope.Input(k_pass=x))):
+            with self.assertRaisesRegex(librope.NotSupported, name):
+                desc.forward(x, **{name: group})
+        with self.assertRaisesRegex(TypeError, "must be a librope.Quant"):
+            desc.forward(x, quant=librope.Norm())
+        with self.assertRaisesRegex(librope.NotSupported, "k_scales"):
+            cache = librope.Cache(k_cache=numpy.zeros((2, 2, 1, 8), numpy.float32), slots=numpy.arange(4),
+                                  k_scales=numpy.zeros((2, 2, 1, 1), numpy.float32))
+            desc.forward(None, x[:, :1], cache=cache)
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_of_the_operator(self):
+        from librope import _torch_operators as operators
+
+        key, x, one = RopeDesc(**FORM)._key, torch.randn(4, 3, 8), torch.ones(1)
+        for name, flags, keywords in (
+                ("quant", 0, dict(q_scale=one)), ("quant", 0, dict(amax_out=torch.zeros(3))),
+                ("quant", 0, dict(scale_floor=0.5)), ("quant", operators.POWER_OF_TWO, {}),
+                ("quant", operators.SCALE_MULTIPLIES, {}), ("input", 0, dict(v_row_factor=one)),
+                ("input", 0, dict(q_pass=x)),
+                ("k_pass_cache", 0, dict(k_pass_cache=torch.zeros(2, 2, 3, 8), slots=torch.arange(4)))):
+            with self.subTest(name, **keywords), self.assertRaisesRegex(Exception, name):
+                torch.ops.librope.step(key, None, None, None, x, None, None, False, flags=flags, **keywords)
+        torch.library.opcheck(torch.ops.librope.step.default, (
+            key, None, None, None, x, None, None, False), test_utils=("test_schema", "test_faketensor"))
+
+
+if __name__ == "__main__":
+    unittest.main()
