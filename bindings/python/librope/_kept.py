@@ -11,7 +11,6 @@ import ctypes
 import sys
 from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
-from . import _calls
 from ._tensors import framework_of
 
 MAX_KEPT = 64  # of a descriptor
@@ -69,13 +68,11 @@ _quick: Dict[type, Quick] = {}  # by type
 
 def _find_quick(cls: type) -> Quick:
     if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
-        _calls.meet(cls)
         return _quick_numpy
     # A class of torch's own has been imported whole; others may be seen while another thread imports torch.
     if cls.__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
         if cls in (torch.Tensor, torch.nn.Parameter):
-            _calls.meet(cls)
             return _quick_torch()
     return _never_quick
 

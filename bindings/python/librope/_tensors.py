@@ -12,7 +12,7 @@ import sys
 from ctypes import c_uint64
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import _abi, _cuda, _dlpack
+from . import _abi, _calls, _cuda, _dlpack
 from ._enums import DTYPES, Device, device_name, dtype_number
 from ._integers import integer_for
 
@@ -316,6 +316,7 @@ def framework_of(x: object) -> Any:
     framework = _frameworks.get(type(x))
     if framework is None:
         framework = _frameworks[type(x)] = _find_framework(type(x))
+        _calls.meet(type(x))
     return framework
 
 

@@ -407,8 +407,13 @@ bool read_integer(PyObject *x, int64_t *number) {
   return *number != -1 || PyErr_Occurred() == nullptr;
 }
 
+// A group has a class of its own, whose objects may have been made in other ways than by its constructor.
+bool is_group(PyObject *group, const PyObject *type, ptrdiff_t size) {
+  return is_exactly(group, type) && PySequence_Size(group) == size;
+}
+
 bool read_norm(PyObject *group, Call *call, rope_norm_args_t *norm) {
-  if (!is_exactly(group, types.norm)) return false;
+  if (!is_group(group, types.norm, 4)) return false;
   rope_tensor_t *const views[] = {&norm->q_weight, &norm->k_weight, &norm->q_bias, &norm->k_bias};
   ptrdiff_t i = 0;
   for (rope_tensor_t *view : views) {
@@ -429,7 +434,8 @@ enum CacheField : ptrdiff_t {
   kKScales,
   kVScales,
   kKPassScales,
-  kSkipSlot0
+  kSkipSlot0,
+  kNumCacheFields
 };
 
 bool read_cache(PyObject *group, Call *call, rope_cache_args_t *cache) {
@@ -483,7 +489,7 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   const bool has_cache = cache_group != kNone;
-  if (has_cache && !is_exactly(cache_group, types.cache)) return leave();
+  if (has_cache && !is_group(cache_group, types.cache, kNumCacheFields)) return leave();
 
   rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
   rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};

@@ -279,6 +279,7 @@ Descriptor find_descriptor(const char *function, std::string_view prefix, std::s
 // ---- Tensors ----
 
 constexpr int kMaxAxes = 4;
+constexpr uint64_t kMaxArguments = 47;  // those of step
 constexpr int kMaxDtypes = 64;
 rope_dtype_t rope_dtypes[kMaxDtypes];  // by torch's number; 0: none
 int32_t torch_cpu, torch_cuda;
@@ -287,7 +288,8 @@ int32_t torch_cpu, torch_cuda;
 class Arguments {
  public:
   Arguments(Value *stack, uint64_t given, uint64_t expected) : next_(stack) {
-    if (given != expected) fail("librope's operators are of another version than librope_torch.so");
+    if (given != expected || given > kMaxArguments)
+      fail("librope's operators are of another version than librope_torch.so");
   }
   Arguments(const Arguments &) = delete;
   ~Arguments() {
@@ -327,7 +329,7 @@ class Arguments {
   Value *next_;
   String *text_ = nullptr;
   int num_tensors_ = 0;
-  Tensor *tensors_[40];
+  Tensor *tensors_[kMaxArguments];
 };
 
 // New tensors, the results of a kernel; freed where it fails.
@@ -642,7 +644,7 @@ class GroupTensors {
 };
 
 void step(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 47);
+  Arguments arguments(stack, num_arguments, kMaxArguments);
   const std::string_view key = arguments.text();
   Tensor *inputs[3], *outputs[3];
   for (Tensor *&x : inputs) x = arguments.optional_tensor();

@@ -174,6 +174,8 @@ class CallsTest(unittest.TestCase):
                 (ValueError, "out is False for q", lambda: desc.forward(x, out=False)),
                 (TypeError, "must be a librope.Norm", lambda: desc.forward(x, norm=(None,) * 4)),
                 (TypeError, "must be a librope.Cache", lambda: desc.forward(x, cache=(None,) * 12)),
+                (Exception, "", lambda: desc.forward(x, cache=tuple.__new__(librope.Cache, ()))),
+                (Exception, "", lambda: desc.forward(x, norm=tuple.__new__(librope.Norm, (x,)))),
                 (TypeError, "position_offset", lambda: desc.forward(x, position_offset=True)),
                 (ValueError, "position_offset", lambda: desc.forward(x, position_offset=2**63)),
                 (ValueError, "table_rows", lambda: desc.forward(x, table_rows=2**40)),
@@ -248,6 +250,16 @@ class CallsTest(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(failures, [])
+
+    def test_the_first_call_of_any_kind_teaches_the_builtins(self):
+        script = (
+            "import numpy, librope\nfrom librope import _calls\n"
+            "desc = librope.RopeDesc(head_dim=8, style='half', layout='thd', dtype='f32')\n"
+            "x, table = numpy.ones((2, 1, 8), 'f4'), numpy.ones((2, 4), 'f4')\n"
+            "desc.forward(x, cos=table, sin=table, table_rows='by_token')\n"
+            "desc._call_kept = desc._handle_for = None\n"
+            "desc.forward(x, cos=table, sin=table, table_rows='by_token')")
+        subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(librope.__file__).parents[1])
 
     def test_an_interrupt_is_raised(self):
         desc, x = RopeDesc(**FORM), normal(4, 3, 8)
@@ -368,6 +380,17 @@ class GroupsTest(unittest.TestCase):
                 ("k_pass_cache", 0, dict(k_pass_cache=torch.zeros(2, 2, 3, 8), slots=torch.arange(4)))):
             with self.subTest(name, **keywords), self.assertRaisesRegex(Exception, name):
                 torch.ops.librope.step(key, None, None, None, x, None, None, False, flags=flags, **keywords)
+        # Every argument there is.
+        given = [torch.randn(4, 3, 8) for _ in range(41)]
+        references, tensors = [*map(sys.getrefcount, given)], iter(given)
+        arguments = [
+            key if x.name == "desc" else next(tensors) if "Tensor" in str(x.type) else 0.5 if x.name == "scale_floor" else
+            False if str(x.type) == "bool" else 0 for x in torch.ops.librope.step.default._schema.arguments]
+        self.assertEqual(len(arguments), 47)
+        for _ in range(10):
+            self.assertRaisesRegex(Exception, "quant", torch.ops.librope.step, *arguments)
+        del arguments
+        self.assertLessEqual(max(now - then for now, then in zip(map(sys.getrefcount, given), references)), 1)
         torch.library.opcheck(torch.ops.librope.step.default, (
             key, None, None, None, x, None, None, False), test_utils=("test_schema", "test_faketensor"))
 
