@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, Callable, Optional, Tuple
 
@@ -36,6 +37,8 @@ _MAX_ORDINALS = 16  # of calls.cpp
 def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     """Why there are no builtins, or "", and these."""
     file = str(Path(loaded_path()).with_name("librope_python.so"))
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return f"{file}: it needs a Python with its global lock", (absent,) * 5
     try:
         load = ctypes.PyDLL(file).rope_python_load
     except (OSError, AttributeError) as error:
@@ -73,10 +76,11 @@ def add_torch(torch: Any) -> None:
     if _torch is not None:
         return
     try:
-        # Where one of them says yes, tensors may be other than they seem, or calls do other than they say.
+        # Where one of them says yes, tensors may be other than they seem, calls do other than they say, or somebody
+        # watches the operators.
         questions = (
             torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack,
-            torch._C._len_torch_function_stack, torch._C._get_tracing_state)
+            torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
         added = _add_torch(
             (torch.Tensor, torch.nn.Parameter), torch.empty_like, torch.zeros_like, torch._C._increment_version,
             torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad, torch.is_grad_enabled, questions)

@@ -95,6 +95,8 @@ class Descriptor:
             raise ValueError(f"this {type(self).__name__} is closed")
         device = reader.kind, reader.ordinal
         handle = handles.get(device) or self._handle_on(device)
+        if handle is None and self._handles is None:  # by another thread, a moment ago
+            raise ValueError(f"this {type(self).__name__} is closed")
         if handle is None:
             kind, ordinal = self._device
             wanted = "cuda" if kind is None or ordinal is None else device_name(kind, ordinal)

@@ -1,7 +1,8 @@
 # torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
 """apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
 times, and in forward mode; derivatives of swiglu have none. rotary_step is for inference: with a norm and paged caches
-in the same launch. The operators behind them, torch.ops.librope, run on the current stream and never break a graph.
+in the same launch. The operators behind them, torch.ops.librope, run on the current stream and never break a graph;
+in eager, where nobody records what operators do, builtins do the same for less.
 Their kernels are those of librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which.
 Descriptors are made on first use and kept.
 
@@ -37,9 +38,10 @@ __all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "app
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
-# Where nothing has a derivative the operators are called alone. For reverse mode a Function calls them whose forward
-# takes the context: one with setup_context, which forward mode and torch.func need, costs 29 us a call, this one 12.
-# torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves these to eager.
+# Where nothing has a derivative a builtin is called (_calls.py), or the operators alone. For reverse mode a Function
+# calls them whose forward takes the context: one with setup_context, which forward mode and torch.func need, costs 29 us
+# a call, this one 12. torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves
+# these to eager.
 
 
 _forward_ad: Any = torch.autograd.forward_ad

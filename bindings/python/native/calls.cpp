@@ -1,8 +1,8 @@
 // calls.cpp - calls of descriptors with tensors of torch and arrays of NumPy, as builtins of Python
 //
-// They do what librope/_rope.py and librope/_swiglu.py do through ctypes, in a tenth of the time, for calls that nothing
-// can be said against. Of any other, and of one that the library refuses, they return NotImplemented, and nothing was written:
-// those modules then make the call again, and say what is wrong with it.
+// They do what librope/_rope.py and librope/_swiglu.py do through ctypes, in a fraction of the time, for calls that
+// nothing can be said against. Of any other, and of one that the library refuses, they return NotImplemented, and nothing
+// was written: those modules then make the call again, and say what is wrong with it.
 //
 // Nothing of Python or torch is included: of Python's stable ABI what is used is declared here, and found in the
 // interpreter that loads this file; torch gives its tensors through DLPack's exchange API. One file serves every Python
@@ -239,6 +239,7 @@ bool read_torch(PyObject *x, bool, rope_tensor_t *view, Device *device) {
 
 bool is_plain_torch(PyObject *x) {
   const Ref requires_grad(PyObject_GetAttr(x, names.requires_grad));
+  if (!requires_grad) return false;
   if (is_true(requires_grad) && is_true(Ref(PyObject_CallObject(torch_state.is_grad_enabled, nullptr)))) return false;
   return !is_true(Ref(PyObject_CallMethodObjArgs(x, names.is_neg, nullptr)));
 }
@@ -642,13 +643,13 @@ bool intern(PyObject **name, const char *text) {
 }  // namespace
 
 // Returns a tuple of the builtins, in their order above, or an exception. With the GIL, once in a process. version: the
-// ROPE_VERSION of the package that calls; NotImplemented is returned where it is another. The functions are read at each call and
-// must live as long as the process. classes: Norm, Cache and TableRows. keys: of the handles of a descriptor, for the CPU
-// and for each device of CUDA that is served.
+// ROPE_VERSION of the package that calls; NotImplemented is returned where it is another, and of a second call. The
+// functions are read at each call and must live as long as the process. classes: Norm, Cache and TableRows. keys: of the
+// handles of a descriptor, for the CPU and for each device of CUDA that is served.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
                                                                              PyObject *classes, PyObject *keys) {
-  if (version != ROPE_VERSION) return leave();
+  if (version != ROPE_VERSION || rope != nullptr) return leave();
   rope = functions;
   for (PyObject *object : {classes, keys}) Py_IncRef(object);  // forever
   types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2)};

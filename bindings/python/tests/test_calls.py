@@ -349,6 +349,13 @@ class TorchTest(unittest.TestCase):
         for _ in range(2):
             self.assertTrue(torch.equal(compiled(x), desc.forward(x * 2) + 1))
 
+    def test_a_profiler_sees_the_operators(self):
+        from librope.torch import apply_rotary
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            apply_rotary(torch.randn(4, 3, 8), style="half", layout="thd", theta=100.0)
+        self.assertIn("librope::rotate", [event.key for event in profile.key_averages()])
+
 
 class GroupsTest(unittest.TestCase):
     """Those that this version does not serve are refused by name, whichever way they come."""
