@@ -6,13 +6,11 @@ from __future__ import annotations
 import ctypes
 import sys
 import sysconfig
-from pathlib import Path
 from typing import Any, Callable, Optional, Tuple
 
-from . import _abi
 from ._enums import Device, TableRows
 from ._groups import Cache, Norm
-from ._library import lib, loaded_path
+from ._library import beside_library, function_table, package_version
 
 Builtin = Callable[..., Any]
 
@@ -22,21 +20,14 @@ def absent(*arguments: Any) -> Any:
     return NotImplemented
 
 
-class _Functions(ctypes.Structure):
-    """RopeFunctions of calls.cpp."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in (
-        "rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward")]
-
-
-functions = _Functions(*[
-    ctypes.cast(getattr(lib, _field[0]), ctypes.c_void_p).value for _field in _Functions._fields_])
+# RopeFunctions of calls.cpp.
+functions = function_table("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward")
 _MAX_ORDINALS = 16  # of calls.cpp
 
 
 def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     """Why there are no builtins, or "", and these."""
-    file = str(Path(loaded_path()).with_name("librope_python.so"))
+    file = beside_library("librope_python.so")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return f"{file}: it needs a Python with its global lock", (absent,) * 5
     try:
@@ -44,14 +35,11 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     except (OSError, AttributeError) as error:
         return str(error), (absent,) * 5
     load.restype = ctypes.py_object
-    load.argtypes = [ctypes.c_int32, ctypes.POINTER(_Functions), ctypes.py_object, ctypes.py_object]
-    version = _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
+    load.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
     devices = ((int(Device.CPU), 0), *[(int(Device.CUDA), ordinal) for ordinal in range(_MAX_ORDINALS)])
-    builtins = load(version, ctypes.byref(functions), (Norm, Cache, TableRows), devices)
+    builtins = load(package_version(), ctypes.addressof(functions), (Norm, Cache, TableRows), devices)
     if builtins is NotImplemented:
         return f"{file}: it is of another version", (absent,) * 5
-    # Never freed: the builtins read it, and other threads may call them while the interpreter ends.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
     return "", builtins
 
 
@@ -76,8 +64,8 @@ def add_torch(torch: Any) -> None:
     if _torch is not None:
         return
     try:
-        # Where one of them says yes, tensors may be other than they seem, calls do other than they say, or somebody
-        # watches the operators.
+        # Where one of them says yes, tensors may be other than they seem, calls do other than they say, or operators are
+        # recorded.
         questions = (
             torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)

@@ -116,9 +116,28 @@ def loaded_path() -> str:
     return path
 
 
+def package_version() -> int:
+    """As ROPE_VERSION."""
+    return _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
+
+
+def beside_library(name: str) -> str:
+    """Where a file of the package's own is, if it is."""
+    return str(Path(loaded_path()).with_name(name))
+
+
 def torch_operators_path() -> str:
-    """Where the kernels of librope.torch are, if they are: beside the library."""
-    return str(Path(loaded_path()).with_name("librope_torch.so"))
+    """Where the kernels of librope.torch are, if they are."""
+    return beside_library("librope_torch.so")
+
+
+def function_table(*names: str) -> Any:
+    """A struct of the library's functions, for native code. Never freed: other threads may call through it while the
+    interpreter ends."""
+    table = type("FunctionTable", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in names]})
+    functions = table(*[ctypes.cast(getattr(lib, name), ctypes.c_void_p).value for name in names])
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
+    return functions
 
 
 def check(status: int) -> None:

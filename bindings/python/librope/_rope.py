@@ -420,7 +420,10 @@ class RopeDesc(Descriptor):
 
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
+_WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
+                      "k_scales_out", "v_scales_out", "amax_out"}
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
+_CACHE_FIELDS = [("cache." + field, field in _WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
 
 
 def _look(
@@ -458,9 +461,9 @@ def _look(
             call.add_each(_NORM_FIELDS, norm)
         if cache is not None:
             call.key.append(bool(cache.skip_slot_0))
-            for name, x in zip(Cache._fields, cache[:-1]):
+            for (name, is_written), x in zip(_CACHE_FIELDS, cache[:-1]):
                 if x is not None:
-                    (call.add_written if name in _WRITTEN_IN_GROUPS else call.add)(f"cache.{name}", x)
+                    (call.add_written if is_written else call.add)(name, x)
     except Unkept:
         return None
     return call if call.names else None
@@ -479,8 +482,6 @@ _GROUP_FLAGS = {
     "scale_multiplies": _abi.ROPE_QUANT_FLAG_SCALE_MULTIPLIES,
     "power_of_two": _abi.ROPE_QUANT_FLAG_POWER_OF_TWO,
 }
-_WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
-                      "k_scales_out", "v_scales_out", "amax_out"}
 
 
 def _read_group(args: Any, reader: Reader, name: str, group: Any, cls: type, is_dry: bool = False) -> None:

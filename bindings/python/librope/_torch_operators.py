@@ -27,7 +27,7 @@ from torch.autograd.graph import increment_version
 from . import _abi, _calls
 from ._enums import Layout, TableRows
 from ._groups import Cache, Input, Norm, Quant
-from ._library import lib, torch_operators_path
+from ._library import function_table, package_version, torch_operators_path
 from ._rope import RopeDesc
 from ._swiglu import SwigluDesc
 from ._tensors import MAX_NDIM, framework_of
@@ -192,16 +192,10 @@ _PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "step": _python
 # ---- Kernels of C++ -------------------------------------------------------------------------------------------------
 
 
-class _Functions(ctypes.Structure):
-    """RopeFunctions of torch_operators.cpp."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in (
-        "rope_last_error", "rope_desc_create", "rope_forward", "rope_backward", "swiglu_desc_create", "swiglu_forward",
-        "swiglu_backward", "rope_desc_destroy", "swiglu_desc_destroy")]
-
-
-functions = _Functions(*[
-    ctypes.cast(getattr(lib, _field[0]), ctypes.c_void_p).value for _field in _Functions._fields_])
+# RopeFunctions of torch_operators.cpp.
+functions = function_table(
+    "rope_last_error", "rope_desc_create", "rope_forward", "rope_backward", "swiglu_desc_create", "swiglu_forward",
+    "swiglu_backward", "rope_desc_destroy", "swiglu_desc_destroy")
 
 
 def _load_native() -> Optional[str]:
@@ -212,14 +206,9 @@ def _load_native() -> Optional[str]:
         load = library.rope_torch_load
     except (OSError, AttributeError) as error:
         return str(error)
-    load.restype, load.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Functions), ctypes.c_int32]
-    version = _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
-    message = load(ctypes.byref(functions), version)
-    if message is not None:
-        return f"{file}: {message.decode()}"
-    # Never freed: the kernels read it, and other threads may call them while the interpreter ends.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
-    return None
+    load.restype, load.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int32]
+    message = load(ctypes.addressof(functions), package_version())
+    return None if message is None else f"{file}: {message.decode()}"
 
 
 why_python = _load_native()  # None: the kernels are those of C++

@@ -358,7 +358,8 @@ class Call {
     return true;
   }
 
-  // The descriptor's for the device, which lives until the call returns, whoever closes the descriptor.
+  // The descriptor's for the device, which lives until the call returns, even where another
+  // thread closes the descriptor.
   Ref find_handle() const {
     if (device_.kind == ROPE_DEVICE_CUDA && (device_.index < 0 || device_.index >= kMaxOrdinals)) return Ref();
     PyObject *const key = device_keys[device_.kind == ROPE_DEVICE_CUDA ? 1 + device_.index : 0];

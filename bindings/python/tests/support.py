@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -29,6 +30,15 @@ def needs(*names):
         except ImportError as error:
             raise unittest.SkipTest(f"needs {name}: {error}") from None
     return modules[0] if len(modules) == 1 else modules
+
+
+def run_threads(count, work):
+    """work(number), by each of them at once."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -246,11 +245,7 @@ class CallsTest(unittest.TestCase):
 
         shared = [RopeDesc(num_threads=1, **FORM)]
         expected = [shared[0].forward(normal(4, 3, 8) * seed, position_offset=seed) for seed in range(8)]
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        support.run_threads(8, work)
         self.assertEqual(failures, [])
 
     def test_the_first_call_of_any_kind_teaches_the_builtins(self):

@@ -4,7 +4,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 import unittest
 import weakref
 
@@ -240,11 +239,7 @@ class KeptTest(unittest.TestCase):
                 if not numpy.allclose(actual, expected, rtol=1e-5, atol=1e-5):
                     failures.append((seed, i))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        support.run_threads(8, work)
         self.assertEqual(failures, [])
 
     def test_memory_stays_flat(self):

@@ -315,11 +315,7 @@ class ErrorTest(unittest.TestCase):
                     if f"head_dim is {head_dim}:" not in error.message:
                         wrong.append(error.message)
 
-        threads = [threading.Thread(target=fail_often, args=(2 * i + 1,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        support.run_threads(4, lambda number: fail_often(2 * number + 1))
         self.assertEqual(wrong, [])
 
     def test_what_is_no_tensor_of_librope(self):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def run_python(script, *arguments, **environment):
 def pages():
     """Memory that is resident."""
     return int(Path("/proc/self/statm").read_text().split()[1])
-
-
-def run_threads(count, work):
-    """work(number), by each of them at once."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 # As if the package had no librope_torch.so.
@@ -91,7 +81,7 @@ class KernelsTest(unittest.TestCase):
                     if not torch.equal(actual, desc.forward(x, position_offset=number, stream=0)):
                         failures.append((number, i))
 
-        run_threads(8, work)
+        support.run_threads(8, work)
         self.assertEqual(failures, [])
 
     def test_threads_with_more_descriptors_than_are_kept(self):
@@ -114,7 +104,7 @@ class KernelsTest(unittest.TestCase):
                 if not (numpy.allclose(out, rotated[i], atol=1e-5) and numpy.allclose(y, gated[j], atol=1e-5)):
                     failures.append((number, i, j))
 
-        run_threads(8, work)
+        support.run_threads(8, work)
         self.assertEqual(failures, [])
 
     def test_ever_new_descriptors(self):
