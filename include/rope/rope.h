@@ -253,10 +253,10 @@ enum {
  * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
  * written; one that is cached has them read, and one that is normed or scaled has them written too.
  *
- * This version serves norms and caches of 16, 32 and 64 bits in rope_forward, and what is not turned. The rest is
- * refused by name, with NOT_SUPPORTED: the groups `quant` and `input`, k_pass_cache and scales, types of 8 and 4 bits,
- * ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding and gradients of norms; of SwiGLU `quant`, quant_rounding,
- * expert_offsets and row_index. */
+ * This version serves norms and caches of 16, 32 and 64 bits in rope_forward, row factors, and what is not turned. The
+ * rest is refused by name, with NOT_SUPPORTED: the group `quant`, q_pass and k_pass, k_pass_cache and scales, types of 8
+ * and 4 bits, ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding and gradients of norms; of SwiGLU `quant`,
+ * quant_rounding, expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -516,8 +516,9 @@ typedef struct rope_input_args {
   /* The axes of q with D - R channels: those before the window, then those behind it. q then has the window alone,
    * [.., R], and q_out, required, all D. Heads may broadcast (one latent head for all). So for k. Backward: absent. */
   rope_tensor_t q_pass, k_pass;
-  /* F32 or the descriptor's dtype: a factor of each token, [S], [B, S], THD [T], or of each token and head, with a last
-   * axis H (Llama 4's temperature, log-n); stride 0 is allowed. Backward: constants. */
+  /* F32 or the descriptor's dtype: a factor of each token, [S] or [B, S], THD [T], or of each token and head, [B, S, H],
+   * THD [T, H] (Llama 4's temperature, log-n); an axis B of length 1 serves all. All channels are multiplied, those
+   * outside the window too, in place as well. Backward: constants, by which the gradient is multiplied last. */
   rope_tensor_t q_row_factor, k_row_factor, v_row_factor;
 } rope_input_args_t;
 

@@ -102,6 +102,13 @@ struct RopeRequest {
     return norm;
   }
 
+  // A factor of each of q's tokens.
+  rope_input_args_t &use_factor() {
+    input.q_row_factor = tensor({3});
+    args.input = &input;
+    return input;
+  }
+
   // k goes to slots of three pages of four entries.
   rope_cache_args_t &use_cache() {
     cache.k_cache = tensor({3, 4, 2, 16});
@@ -153,6 +160,7 @@ struct RopeRequest {
   rope_args_t args = rope_args();
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_stream_t stream = nullptr;
   bool null_args = false;
 };
@@ -787,6 +795,69 @@ std::vector<RopeMisuse> misused_steps() {
   using R = RopeRequest;
   const auto integers = [](R &r, const Shape &shape) { return r.workspace.tensor(ROPE_DTYPE_I32, shape); };
   return {
+      {"input.struct_size 0", invalid, "input.struct_size", "0", [](R &r) { r.use_factor().struct_size = 0; }},
+      {"input.struct_size one short", invalid, "input.struct_size", "407",
+       [](R &r) { r.use_factor().struct_size = 407; }},
+      {"input.struct_size above 4096", invalid, "input.struct_size", "4097",
+       [](R &r) { r.use_factor().struct_size = 4097; }},
+      {"input with a flag", unsupported, "input.flags", "0x1", [](R &r) { r.use_factor().flags = 1; }},
+      {"q_pass", unsupported, "input.q_pass", "",
+       [](R &r) {
+         r.use_factor().q_pass = r.tensor({2, 3, 4, 8});
+       }},
+      {"k_pass", unsupported, "input.k_pass", "",
+       [](R &r) {
+         r.use_factor().k_pass = r.tensor({2, 3, 2, 8});
+       }},
+      {"q_row_factor of other tokens", invalid, "input.q_row_factor", "[4]",
+       [](R &r) { r.use_factor().q_row_factor = r.tensor({4}); }},
+      {"q_row_factor of other batches", invalid, "input.q_row_factor", "[3, 3]",
+       [](R &r) {
+         r.use_factor().q_row_factor = r.tensor({3, 3});
+       }},
+      {"q_row_factor of tokens and heads alone", invalid, "input.q_row_factor", "[3, 4]",
+       [](R &r) {
+         r.use_factor().q_row_factor = r.tensor({3, 4});
+       }},
+      {"q_row_factor of other heads", invalid, "input.q_row_factor", "[2, 3, 2]",
+       [](R &r) {
+         r.use_factor().q_row_factor = r.tensor({2, 3, 2});
+       }},
+      {"q_row_factor of each channel", invalid, "input.q_row_factor", "[2, 3, 4, 16]",
+       [](R &r) {
+         r.use_factor().q_row_factor = r.tensor({2, 3, 4, 16});
+       }},
+      {"k_row_factor of F16 for F32 data", invalid, "input.k_row_factor", "F16",
+       [](R &r) { r.use_factor().k_row_factor = r.workspace.tensor(ROPE_DTYPE_F16, {3}); }},
+      {"k_row_factor of I32", invalid, "input.k_row_factor", "I32",
+       [](R &r) { r.use_factor().k_row_factor = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
+      {"q_row_factor of 8 bits", unsupported, "input.q_row_factor", "F8_E4M3",
+       [](R &r) { r.use_factor().q_row_factor.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"q_row_factor without data", invalid, "input.q_row_factor", "NULL",
+       [](R &r) { r.use_factor().q_row_factor.data = nullptr; }},
+      {"q_row_factor misaligned", invalid, "input.q_row_factor", "",
+       [](R &r) { move(&r.use_factor().q_row_factor, 2); }},
+      {"q_row_factor absent but with data", invalid, "input.q_row_factor", "",
+       [](R &r) { r.use_factor().q_row_factor.ndim = 0; }},
+      {"strides of q_row_factor that overflow", invalid, "input.q_row_factor", "",
+       [](R &r) { r.use_factor().q_row_factor.stride[0] = huge; }},
+      {"k_row_factor without k", invalid, "input.k_row_factor", "",
+       [](R &r) {
+         r.use_factor().k_row_factor = r.tensor({3});
+         r.args.k = r.args.k_out = {};
+       }},
+      {"v_row_factor without v", invalid, "input.v_row_factor", "",
+       [](R &r) { r.use_factor().v_row_factor = r.tensor({3}); }},
+      {"q_row_factor inside q_out", invalid, "q_row_factor", "",
+       [](R &r) {
+         rope_tensor_t &factor = r.use_factor().q_row_factor;
+         factor.data = (r.args.q_out.ndim != 0 ? r.args.q_out : r.args.q).data;
+       }},
+      {"a factor beside a v that is turned", unsupported, "v", "input",
+       [](R &r) {
+         r.use_factor();
+         r.args.v = r.tensor({2, 3, 2, 16});
+       }},
       {"norm without one in the descriptor", invalid, "norm", "", [](R &r) { r.args.norm = &r.norm; }},
       {"a descriptor with a norm alone", invalid, "norm", "NULL", [](R &r) { r.use_norm(ROPE_NORM_RMS); }},
       {"norm.struct_size 0", invalid, "norm.struct_size", "0", [](R &r) { r.use_weights().struct_size = 0; }},
@@ -2302,8 +2373,6 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   using Swiglu = swiglu_args_t;
   const Refused<Rope> rope[] = {
       {"quant is set: this version does not quantise yet", [](Rope &a) { a.quant = unreadable<rope_quant_args_t>(); }},
-      {"input is set: this version reads no pass and no row factors yet",
-       [](Rope &a) { a.input = unreadable<rope_input_args_t>(); }},
       {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
        [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
       {"q_out.dtype is F8_E4M3: this version does not serve it yet",

@@ -21,16 +21,16 @@ constexpr int parts = 2;
 using Coverage = std::map<std::string, int64_t>;
 
 const std::vector<std::string> features = {
-    "q absent",        "k absent",       "v absent",      "window alone", "v of its own width",
-    "in place",        "same view",      "out of place",  "16-bit out",   "RMS",
-    "LAYER",           "order after",    "token extent",  "weight",       "bias",
-    "weight by head",  "F32 weight",     "weight_offset", "roundings",    "v normed",
-    "unrotated",       "v unrotated",    "v turned",      "computed",     "table",
-    "table by token",  "wide table",     "several axes",  "cu_seqlens",   "out_style",
-    "pair_block",      "partial window", "k cached",      "v cached",     "16-bit cache",
-    "slots",           "fewer slots",    "page_table",    "page_indptr",  "sequence",
-    "cache positions", "skip slot 0",    "stacked",       "side by side", "heads first",
-    "strides",         "fault",          "expanded input"};
+    "q absent",        "k absent",       "v absent",       "window alone", "v of its own width",
+    "in place",        "same view",      "out of place",   "16-bit out",   "RMS",
+    "LAYER",           "order after",    "token extent",   "weight",       "bias",
+    "weight by head",  "F32 weight",     "weight_offset",  "roundings",    "v normed",
+    "unrotated",       "v unrotated",    "v turned",       "computed",     "table",
+    "table by token",  "wide table",     "several axes",   "cu_seqlens",   "out_style",
+    "pair_block",      "partial window", "k cached",       "v cached",     "16-bit cache",
+    "slots",           "fewer slots",    "page_table",     "page_indptr",  "sequence",
+    "cache positions", "skip slot 0",    "stacked",        "side by side", "heads first",
+    "strides",         "fault",          "expanded input", "row factor",   "row factor by head"};
 
 class Draw {
  public:
@@ -43,6 +43,7 @@ class Draw {
     draw_angles();
     if (!v_is_turned_) draw_cache();
     drawn_.has_fault = saw_if(chance(60), "fault");
+    draw_factors();
     return drawn_;
   }
 
@@ -184,6 +185,21 @@ class Draw {
       tensor.weight_by_head = saw_if(chance(40), "weight by head");
       if (saw_if(chance(40), "F32 weight")) tensor.weight_dtype = ROPE_DTYPE_F32;
       tensor.weight_placement = placement(tensor.weight_by_head ? 2 : 1, false);
+    }
+  }
+
+  void draw_factors() {
+    if (v_is_turned_ || chance(60)) return;
+    for (StepTensor *tensor : {&drawn_.q, &drawn_.k, &drawn_.v}) {
+      if (tensor->heads < 0 || chance(40)) continue;
+      saw("row factor");
+      const auto by_token = one_of({RowFactor::ByToken, RowFactor::OneBatch, RowFactor::ByBatch});
+      const auto by_head = one_of({RowFactor::ByHead, RowFactor::OneBatchHeads});
+      const bool is_by_head = saw_if(chance(40), "row factor by head");
+      tensor->factor = is_by_head ? by_head : by_token;
+      if (chance(40)) tensor->factor_dtype = ROPE_DTYPE_F32;
+      const bool has_batches = !is_thd() && tensor->factor != RowFactor::ByToken;
+      tensor->factor_placement = placement((has_batches ? 2 : 1) + (is_by_head ? 1 : 0), true);
     }
   }
 

@@ -214,6 +214,7 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   const bool has_groups = args.struct_size >= sizeof args;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   if (has_groups && args.norm != nullptr) {
     norm = *args.norm;
     there.norm = &norm;
@@ -224,6 +225,11 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
     there.cache = &cache;
     mirror.translate({&cache.k_cache, &cache.v_cache, &cache.slots, &cache.page_table, &cache.page_indptr,
                       &cache.sequence, &cache.positions});
+  }
+  if (has_groups && args.input != nullptr) {
+    input = *args.input;
+    there.input = &input;
+    mirror.translate({&input.q_row_factor, &input.k_row_factor, &input.v_row_factor});
   }
   const rope_status_t status =
       direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);

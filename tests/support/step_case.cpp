@@ -32,8 +32,9 @@ struct StepCase::Scene {
   rope_args_t args = rope_args();
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
-  rope_tensor_t weights[3] = {}, biases[3] = {};
+  rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {};
   std::vector<Expectation> expected;
   std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
 };
@@ -54,6 +55,18 @@ int32_t StepCase::width_of(int i) const {
 
 Shape StepCase::shape_of(int i) const {
   return shape_in_layout(layout, batch, tokens, operand(i).heads, width_of(i));
+}
+
+Shape StepCase::factor_shape(int i) const {
+  const RowFactor factor = operand(i).factor;
+  const bool by_head = factor == RowFactor::ByHead || factor == RowFactor::OneBatchHeads;
+  Shape shape;
+  if (layout != ROPE_LAYOUT_THD && factor != RowFactor::ByToken) {
+    shape.push_back(factor == RowFactor::OneBatch || factor == RowFactor::OneBatchHeads ? 1 : batch);
+  }
+  shape.push_back(tokens);
+  if (by_head) shape.push_back(operand(i).heads);
+  return shape;
 }
 
 Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t channel) const {
@@ -153,6 +166,9 @@ std::string StepCase::describe() const {
     if (t.has_bias) text << " bias" << (t.weight_by_head ? " by head" : "");
     if (t.weight_dtype) text << ' ' << oracle::dtype_name(t.weight_dtype);
     text << t.weight_placement.describe();
+    if (t.factor == RowFactor::None) continue;
+    text << " factor " << static_cast<int>(t.factor) << ' '
+         << oracle::dtype_name(t.factor_dtype ? t.factor_dtype : dtype) << t.factor_placement.describe();
   }
   if (norm) {
     text << "; " << (norm == ROPE_NORM_RMS ? "RMS" : "LAYER") << " tensors=" << norm_tensors
@@ -338,6 +354,11 @@ void StepCase::build(Scene *scene) const {
       scene->biases[i] = workspace.tensor(weight_dtype, shape, of.weight_placement);
       workspace.fill_normal(scene->biases[i]);
     }
+    if (of.factor != RowFactor::None) {
+      const rope_dtype_t factor_dtype = of.factor_dtype ? of.factor_dtype : dtype;
+      scene->factors[i] = workspace.tensor(factor_dtype, factor_shape(i), of.factor_placement);
+      workspace.fill(scene->factors[i], [&](const Index &) { return workspace.random().uniform(-2, 2); });
+    }
   }
   args.q = scene->in[0];
   args.k = scene->in[1];
@@ -353,6 +374,11 @@ void StepCase::build(Scene *scene) const {
     scene->norm.k_bias = scene->biases[1];
     args.norm = &scene->norm;
   }
+  scene->input.q_row_factor = scene->factors[0];
+  scene->input.k_row_factor = scene->factors[1];
+  scene->input.v_row_factor = scene->factors[2];
+  const auto has_factor = [](const rope_tensor_t &factor) { return factor.ndim != 0; };
+  if (std::any_of(scene->factors, scene->factors + 3, has_factor)) args.input = &scene->input;
   build_cache(scene);
   workspace.freeze();
 }
@@ -540,6 +566,20 @@ struct StepCase::Model {
     return result;
   }
 
+  // One product for each channel, rounded once.
+  void scale(int i, int64_t b, int64_t t, std::vector<Head> *heads) const {
+    const rope_tensor_t &factors = scene.factors[i];
+    for (size_t h = 0; h < heads->size(); ++h) {
+      Index at = {};
+      int axis = 0;
+      if (step.layout != ROPE_LAYOUT_THD && factors.ndim > 1) at[axis++] = factors.shape[0] == 1 ? 0 : b;
+      at[axis++] = t;
+      if (axis < factors.ndim) at[axis] = static_cast<int64_t>(h);
+      const auto factor = static_cast<T>(value_at(factors, at));
+      for (Cell &cell : (*heads)[h]) cell = {cell.value * factor, true, nullptr};
+    }
+  }
+
   void expect_token(int64_t b, int64_t t) {
     std::vector<Turn> turns;
     if (!(step.flags & ROPE_FLAG_UNROTATED) && step.has_row(b, t)) {
@@ -561,6 +601,7 @@ struct StepCase::Model {
       if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_BEFORE) norm(i, &heads);
       for (Head &head : heads) head = rotated(i, head, step.is_turned(i) ? turns : std::vector<Turn>());
       if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_AFTER) norm(i, &heads);
+      if (of.factor != RowFactor::None) scale(i, b, t, &heads);
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
         for (int64_t c = 0; c < step.width_of(i); ++c) {

@@ -28,6 +28,15 @@ enum class StepOut {
   Own
 };
 
+enum class RowFactor {
+  None,
+  ByToken,       // [S], THD [T]
+  OneBatch,      // [1, S]
+  ByBatch,       // [B, S]
+  ByHead,        // [B, S, H], THD [T, H]
+  OneBatchHeads  // [1, S, H]
+};
+
 // q, k or v.
 struct StepTensor {
   int64_t heads = -1;      // -1: absent
@@ -40,6 +49,9 @@ struct StepTensor {
   bool weight_by_head = false;
   rope_dtype_t weight_dtype = 0;  // of weight and bias; 0: that of the data
   Placement weight_placement;
+  RowFactor factor = RowFactor::None;  // THD has the first one, and that by head
+  rope_dtype_t factor_dtype = 0;       // 0: that of the data
+  Placement factor_placement;
 };
 
 enum class CacheStorage {
@@ -123,6 +135,7 @@ struct StepCase {
   int32_t width_of(int i) const;
   int32_t offset_of(int i) const { return operand(i).is_window ? 0 : rotary_offset; }
   Shape shape_of(int i) const;
+  Shape factor_shape(int i) const;
   Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
   bool is_absent(int64_t token) const;
   int64_t sequence_of(int64_t batch, int64_t token) const;

@@ -361,7 +361,7 @@ class GroupsTest(unittest.TestCase):
         desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
         for name, group in (("quant", librope.Quant(q_scale=one)), ("quant", librope.Quant(scale_floor=1.0)),
                             ("quant", librope.Quant(power_of_two=True)), ("quant", librope.Quant(amax_out=normal(3))),
-                            ("input", librope.Input(q_row_factor=normal(4))), ("input", librope.Input(k_pass=x))):
+                            ("input", librope.Input(k_pass=x))):
             with self.assertRaisesRegex(librope.NotSupported, name):
                 desc.forward(x, **{name: group})
         with self.assertRaisesRegex(TypeError, "must be a librope.Quant"):
@@ -371,6 +371,11 @@ class GroupsTest(unittest.TestCase):
                                   k_scales=numpy.zeros((2, 2, 1, 1), numpy.float32))
             desc.forward(None, x[:, :1], cache=cache)
 
+    def test_row_factors(self):
+        desc, x, factor = RopeDesc(**FORM), normal(4, 3, 8), normal(4)
+        numpy.testing.assert_array_equal(
+            desc.forward(x, input=librope.Input(q_row_factor=factor)), desc.forward(x) * factor[:, None, None])
+
     @unittest.skipIf(torch is None, "needs torch")
     def test_of_the_operator(self):
         from librope import _torch_operators as operators
@@ -379,8 +384,7 @@ class GroupsTest(unittest.TestCase):
         for name, flags, keywords in (
                 ("quant", 0, dict(q_scale=one)), ("quant", 0, dict(amax_out=torch.zeros(3))),
                 ("quant", 0, dict(scale_floor=0.5)), ("quant", operators.POWER_OF_TWO, {}),
-                ("quant", operators.SCALE_MULTIPLIES, {}), ("input", 0, dict(v_row_factor=one)),
-                ("input", 0, dict(q_pass=x)),
+                ("quant", operators.SCALE_MULTIPLIES, {}), ("input", 0, dict(q_pass=x)),
                 ("k_pass_cache", 0, dict(k_pass_cache=torch.zeros(2, 2, 3, 8), slots=torch.arange(4)))):
             with self.subTest(name, **keywords), self.assertRaisesRegex(Exception, name):
                 torch.ops.librope.step(key, None, None, None, x, None, None, False, flags=flags, **keywords)

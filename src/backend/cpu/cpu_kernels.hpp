@@ -68,6 +68,7 @@ struct StepRun {
   bool is_norm_of_token;       // over all heads of the run
   ChannelNumbers weight;       // of the first head on
   ChannelNumbers bias;
+  RowFactor factor;       // of the first head on
   StepTarget targets[2];  // the first may be the input
   int num_targets;
 };

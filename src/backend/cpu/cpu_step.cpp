@@ -94,7 +94,13 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
   run.is_norm_of_token = geometry.norm.is_of_token;
   run.weight = numbers_from(tensor.weight, heads.head, geometry.dtype);
   run.bias = numbers_from(tensor.bias, heads.head, geometry.dtype);
-  const bool changes = tensor.is_normed || run.is_turned || run.in_distance != run.out_distance;
+  run.factor = tensor.factor;
+  if (run.factor.is_present()) {
+    run.factor.data += tensor.factor.offset_of(heads.batch, heads.token, heads.head) *
+                       dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
+  }
+  const bool changes =
+      tensor.is_normed || tensor.factor.is_present() || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {
     run.targets[run.num_targets++] = {rotated.out + offset(rotated.out_stride) * dtype_size(tensor.out_dtype),
                                       cpu_type(tensor.out_dtype),

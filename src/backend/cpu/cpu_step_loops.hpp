@@ -183,6 +183,22 @@ void norm_heads(const StepRun<Real> &run, const TokenNorm<Real> &of_token, StepH
 }
 
 template <typename T, typename Real>
+Real factor_of(const RowFactor &factor, int64_t head) {
+  const int64_t offset = head * factor.head_stride;
+  if (factor.is_f32) return reinterpret_cast<const float *>(factor.data)[offset];
+  return to_real<Real>(reinterpret_cast<const T *>(factor.data)[offset]);
+}
+
+template <typename T, typename Real>
+void scale_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
+  for (int i = 0; i < heads->count; ++i) {
+    const Real factor = factor_of<T, Real>(run.factor, heads->first + i);
+    Real *const values = heads->head(i);
+    for (int channel = 0; channel < run.channels; ++channel) values[channel] = multiply_rounded(values[channel], factor);
+  }
+}
+
+template <typename T, typename Real>
 void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
   T *out = reinterpret_cast<T *>(target.data) + heads->first * target.head_stride;
   const bool is_contiguous =
@@ -254,9 +270,9 @@ void move_heads(const StepRun<Real> &run) {
 template <typename T>
 void step_through_buffers(const StepRun<RealOf<T>> &run) {
   using Real = RealOf<T>;
-  const bool is_normed = run.norm != nullptr;
+  const bool is_normed = run.norm != nullptr, is_scaled = run.factor.is_present();
   // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
-  const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed;
+  const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled;
   if (keeps_others && !run.is_turned) return move_heads<T>(run);
   StepHeads<Real> heads;
   heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
@@ -267,6 +283,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &run) {
     read_heads<T>(run, first, &heads);
     if (is_normed) norm_heads<T>(run, of_token, &heads);
     if (!run.is_norm_after) turn_heads(run, &heads);
+    if (is_scaled) scale_heads<T>(run, &heads);
     for (int i = 0; i < run.num_targets; ++i) {
       const StepTarget &target = run.targets[i];
       const bool has_others = !target.is_window_alone && !keeps_others;

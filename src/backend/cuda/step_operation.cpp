@@ -330,6 +330,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     if (of_step.is_cached()) mine->cache = scaled(of_step.cache, dtype_size(of_step.cache.dtype));
     mine->weight = of_step.weight;
     mine->bias = of_step.bias;
+    mine->factor = of_step.factor;
     mine->out_dtype = of_step.out_dtype;
     mine->heads = tensor.heads;
     mine->norm = norm_form<double>(problem, i);

@@ -59,9 +59,9 @@ class Operands {
   rope_status_t check_loops() const;
 
  private:
-  // Of RoPE: q, k, v and their outputs, three of integers, three tables, fault; four of the norm; two caches, and four
-  // that say the places in them.
-  static constexpr int kMaxOperands = 23;
+  // Of RoPE: q, k, v and their outputs, three of integers, three tables, fault; four of the norm; three factors; two
+  // caches, and five that say the places in them.
+  static constexpr int kMaxOperands = 27;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);
 

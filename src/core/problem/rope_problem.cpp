@@ -59,9 +59,6 @@ __attribute__((cold, noinline)) rope_status_t refuse_later(const char *function,
   if (args.quant != nullptr) {
     return fail(kUnsupported, "%s: quant is set: this version does not quantise yet", function);
   }
-  if (args.input != nullptr) {
-    return fail(kUnsupported, "%s: input is set: this version reads no pass and no row factors yet", function);
-  }
   return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve ROPE_FLAG_ACCUMULATE yet", function,
               args.flags);
 }
@@ -96,7 +93,7 @@ class ProblemReader {
     const int64_t channels = length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
     const bool changes =
-        use.is_turned || use.is_normed || (use.has_styles && problem_->in_distance != problem_->out_distance);
+        use.is_turned || use.changes_all_channels() || (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
     tensors_[problem_->num_tensors] = {name, use, static_cast<int>(channels), written->view.dtype, is_written};
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
@@ -110,7 +107,7 @@ class ProblemReader {
     if (is_in_place) {
       operands_.join(in, out);
       // Only the rotated window is read and written, so neighbours may live in the other channels.
-      const bool is_window_alone = !use.is_normed && channels == geometry_.head_dim && !use.is_cached;
+      const bool is_window_alone = !use.changes_all_channels() && channels == geometry_.head_dim && !use.is_cached;
       if (is_window_alone) in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
     }
     return check_output_strides(function_, written->field, written->view);
@@ -420,7 +417,7 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
-  if (args.quant != nullptr || args.input != nullptr || (args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
+  if (args.quant != nullptr || (args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
     return refuse_later(function, args);
   }
   ROPE_TRY(check_call_flags(

@@ -26,6 +26,21 @@ struct CacheView {
   int64_t channel_stride;
 };
 
+// A number for each token, or for each token and head, that all channels are multiplied by behind everything else.
+// Strides in elements.
+struct RowFactor {
+  const char *data;  // NULL: 1
+  bool is_f32;       // else it has the data's type
+  int64_t batch_stride;
+  int64_t token_stride;
+  int64_t head_stride;  // 0 where all heads have the same
+
+  ROPE_HOST_DEVICE bool is_present() const { return data != nullptr; }
+  ROPE_HOST_DEVICE int64_t offset_of(int64_t batch, int64_t token, int64_t head) const {
+    return batch * batch_stride + token * token_stride + head * head_stride;
+  }
+};
+
 // What the step adds to the RotatedTensor of the same index.
 struct StepTensor {
   int channels;      // of a head
@@ -38,6 +53,7 @@ struct StepTensor {
   rope_dtype_t out_dtype;
   ChannelNumbers weight;
   ChannelNumbers bias;
+  RowFactor factor;
   CacheView cache;
 
   bool is_cached() const { return cache.data != nullptr; }
@@ -73,6 +89,7 @@ struct StepProblem {
   bool is_turned;   // some tensor is
   bool has_norm;    // some tensor is normed
   bool has_caches;  // some tensor is cached
+  bool has_factor;  // some tensor has one
   CachePlaces places;
 };
 

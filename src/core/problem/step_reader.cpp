@@ -27,7 +27,8 @@ int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tens
 rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
   is_unrotated_ = (args.flags & ROPE_FLAG_UNROTATED) != 0;
   is_v_unrotated_ = is_unrotated_ || (args.flags & ROPE_FLAG_V_UNROTATED) != 0;
-  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || geometry_.norm.type != 0;
+  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || args.input != nullptr ||
+                geometry_.norm.type != 0;
   return is_present_ ? check_groups(args, is_transposed) : ROPE_STATUS_SUCCESS;
 }
 
@@ -42,12 +43,13 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
   if (is_transposed && args.cache != nullptr) {
     return fail(kUnsupported, "%s: cache is set: only forward writes caches", function_);
   }
-  const bool has_group = args.norm != nullptr || args.cache != nullptr;
+  const char *group = args.norm != nullptr ? "norm" : args.cache != nullptr ? "cache" : "input";
+  const bool has_group = args.norm != nullptr || args.cache != nullptr || args.input != nullptr;
   if (has_group && !is_v_unrotated_ && !is_zeroed(args.v)) {
     return fail(kUnsupported,
                 "%s: v is set beside %s: it needs ROPE_FLAG_UNROTATED or ROPE_FLAG_V_UNROTATED, without which it would "
                 "be rotated",
-                function_, args.norm != nullptr ? "norm" : "cache");
+                function_, group);
   }
   if (args.norm != nullptr) {
     ROPE_TRY(import_args(function_, "norm", args.norm, kRopeNormArgsFirstSize, &norm_copy_, &norm_));
@@ -56,6 +58,7 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     }
     ROPE_TRY(refuse_gradients());
   }
+  if (args.input != nullptr) ROPE_TRY(check_input(args));
   if (args.cache == nullptr) return ROPE_STATUS_SUCCESS;
   ROPE_TRY(import_args(function_, "cache", args.cache, kRopeCacheArgsFirstSize, &cache_copy_, &cache_));
   if ((cache_->flags & ~uint32_t{ROPE_CACHE_FLAG_SKIP_SLOT_0}) != 0) {
@@ -95,17 +98,33 @@ rope_status_t StepReader::refuse_gradients() const {
   return ROPE_STATUS_SUCCESS;
 }
 
+rope_status_t StepReader::check_input(const rope_args_t &args) {
+  ROPE_TRY(import_args(function_, "input", args.input, kRopeInputArgsFirstSize, &input_copy_, &input_));
+  if (input_->flags != 0) {
+    return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function_, input_->flags);
+  }
+  constexpr TensorName kWithPass[] = {kQ, kK};
+  for (const TensorName name : kWithPass) {
+    if (is_zeroed(name == kQ ? input_->q_pass : input_->k_pass)) continue;
+    return fail(kUnsupported, "%s: input.%s_pass is set: this version does not read it yet", function_, kNames[name]);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 TensorUse StepReader::use_of(TensorName name) const {
   TensorUse use;
   use.is_turned = name == kV ? !is_v_unrotated_ : !is_unrotated_;
   use.has_styles = name != kV || use.is_turned;
   use.is_normed = (geometry_.norm.tensors & kNormBits[name]) != 0;
   use.is_cached = cache_ != nullptr && name != kQ && !is_zeroed(name == kK ? cache_->k_cache : cache_->v_cache);
+  use.has_factor = input_ != nullptr && !is_zeroed(name == kQ   ? input_->q_row_factor
+                                                   : name == kK ? input_->k_row_factor
+                                                                : input_->v_row_factor);
   return use;
 }
 
 rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
-  step->is_turned = step->has_norm = step->has_caches = false;
+  step->is_turned = step->has_norm = step->has_caches = step->has_factor = false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];
     describe(problem.tensor[i], tensors[i], tensor);
@@ -113,6 +132,11 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
     step->has_norm = step->has_norm || tensor->is_normed;
   }
   if (norm_ != nullptr) ROPE_TRY(read_norm(problem, tensors, step));
+  if (input_ != nullptr) {
+    ROPE_TRY(read_factor("input.q_row_factor", input_->q_row_factor, kQ, problem, tensors, step));
+    ROPE_TRY(read_factor("input.k_row_factor", input_->k_row_factor, kK, problem, tensors, step));
+    ROPE_TRY(read_factor("input.v_row_factor", input_->v_row_factor, kV, problem, tensors, step));
+  }
   return cache_ != nullptr ? read_caches(problem, tensors, step) : ROPE_STATUS_SUCCESS;
 }
 
@@ -125,7 +149,7 @@ void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, 
   tensor->has_styles = use.has_styles;
   tensor->is_normed = use.is_normed;
   tensor->is_written = read.is_written;
-  tensor->is_whole = use.is_normed || !rotated.is_in_place;
+  tensor->is_whole = use.changes_all_channels() || !rotated.is_in_place;
   tensor->out_dtype = read.out_dtype;
 }
 
@@ -167,6 +191,46 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   }
   ChannelNumbers *numbers = is_bias ? &step->tensor[index].bias : &step->tensor[index].weight;
   *numbers = {view.data, view.dtype == ROPE_DTYPE_F32, is_by_head ? view.stride[0] : 0, view.stride[view.ndim - 1]};
+  return ROPE_STATUS_SUCCESS;
+}
+
+// [S], [B, S] or [B, S, H], of which an axis B of length 1 serves all; THD [T] or [T, H].
+rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &given, TensorName name,
+                                      const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const int index = index_of(name, problem, tensors);
+  if (index < 0) {
+    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
+  }
+  const View &view = operand->view;
+  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != geometry_.dtype) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
+                dtype_name(view.dtype), dtype_name(geometry_.dtype));
+  }
+  const bool is_thd = layout_.ndim == 3;
+  const int64_t heads = problem.tensor[index].heads, tokens = problem.tokens;
+  const bool is_by_head = view.ndim == (is_thd ? 2 : 3), has_batches = !is_thd && view.ndim >= 2;
+  const int token_axis = has_batches ? 1 : 0;
+  const bool fits = view.ndim <= token_axis + 2 && view.shape[token_axis] == tokens &&
+                    (!has_batches || view.shape[0] == problem.batches || view.shape[0] == 1) &&
+                    (!is_by_head || view.shape[view.ndim - 1] == heads);
+  if (!fits && is_thd) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [T], [%lld], or [T, H], [%lld, %lld]", function_, field,
+                ShapeText(view).text, printable(tokens), printable(tokens), printable(heads));
+  }
+  if (!fits) {
+    return fail(
+        kInvalid,
+        "%s: %s has shape %s: it must be [S], [%lld], [B, S], [%lld, %lld], or [B, S, H], [%lld, %lld, %lld]; B "
+        "may be 1",
+        function_, field, ShapeText(view).text, printable(tokens), printable(problem.batches), printable(tokens),
+        printable(problem.batches), printable(tokens), printable(heads));
+  }
+  step->has_factor = true;
+  step->tensor[index].factor = {view.data, view.dtype == ROPE_DTYPE_F32, has_batches ? view.stride[0] : 0,
+                                view.stride[token_axis], is_by_head ? view.stride[view.ndim - 1] : 0};
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -20,6 +20,9 @@ struct TensorUse {
   bool has_styles;  // pairs move from the style that is read to the one that is written
   bool is_normed;
   bool is_cached;
+  bool has_factor;
+
+  bool changes_all_channels() const { return is_normed || has_factor; }
 };
 
 // A tensor that was read, in the order of RopeProblem's.
@@ -53,10 +56,13 @@ class StepReader {
  private:
   rope_status_t check_groups(const rope_args_t &args, bool is_transposed);
   rope_status_t refuse_gradients() const;
+  rope_status_t check_input(const rope_args_t &args);
   void describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const;
   rope_status_t read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name,
                               const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step, bool is_bias);
+  rope_status_t read_factor(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
+                            const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
                            const ReadTensor *tensors, StepProblem *step);
@@ -75,9 +81,11 @@ class StepReader {
   bool is_v_unrotated_ = false;
   const rope_norm_args_t *norm_ = nullptr;
   const rope_cache_args_t *cache_ = nullptr;
+  const rope_input_args_t *input_ = nullptr;
   const char *first_cache_ = nullptr;  // the field of the cache that says how many pages and entries there are
   rope_norm_args_t norm_copy_;         // unset unless a caller's struct has another size
   rope_cache_args_t cache_copy_;
+  rope_input_args_t input_copy_;
 };
 
 }  // namespace rope

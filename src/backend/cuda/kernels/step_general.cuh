@@ -10,7 +10,7 @@
 //   shared   the token's place; cosines and sines of its pairs, as rope_general.cuh has them; sums of heads; then for
 //            each warp a head three times: as it was read, as numbers in the order of the input, and in that of the output
 //
-//   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ store
+//   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ factor ─ store
 //
 // Moves each head once in and once out to each of its destinations; a norm over a token reads it once or twice more.
 #pragma once
@@ -144,7 +144,16 @@ class StepHead {
     __syncwarp();
   }
 
-  // What is neither normed nor turned keeps its bits.
+  __device__ __forceinline__ void scale() {
+    const RowFactor &factor = tensor_.factor;
+    const Real by = load_real<Real>(factor.data, factor.is_f32 ? ROPE_DTYPE_F32 : kDtypeOf<T>,
+                                    factor.offset_of(at_.batch, at_.token, head_));
+#pragma unroll 1
+    for (int c = begin_ + lane(); c < end_; c += 32) moved_[c] = multiply_rounded(moved_[c], by);
+    __syncwarp();
+  }
+
+  // What is not computed keeps its bits.
   __device__ __forceinline__ void store(const CachePlace &place) {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     char *out = nullptr, *cache = nullptr;
@@ -155,7 +164,8 @@ class StepHead {
     }
 #pragma unroll 1
     for (int c = begin_ + lane(); c < end_; c += 32) {
-      const bool is_inside = c >= begin && c < end, is_computed = tensor_.is_normed || (is_turned_ && is_inside);
+      const bool is_inside = c >= begin && c < end;
+      const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside);
       if (out != nullptr && (tensor_.is_whole || is_inside)) {
         store_channel(out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
       }
@@ -259,6 +269,7 @@ __device__ __forceinline__ void run_heads(const StepGeneralParams &params, const
     }
     if (tensor.is_normed) head.normalise(form, mean, inverse);
     if (!params.is_after) head.rotate();
+    if (tensor.factor.is_present()) head.scale();
     head.store(token.place);
   }
 }

@@ -216,6 +216,7 @@ struct StepGeneralTensor {
   CacheView cache;
   ChannelNumbers weight;
   ChannelNumbers bias;
+  RowFactor factor;
   rope_dtype_t out_dtype;
   int64_t heads;
   NormForm<double> norm;  // numbers that the arithmetic's type holds, or that are rounded to it
