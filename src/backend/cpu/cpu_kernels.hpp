@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "core/math/float8.hpp"
 #include "core/math/gating_options.hpp"
 #include "core/math/norm.hpp"
 #include "core/problem/status.hpp"
@@ -15,7 +16,9 @@ enum CpuType {
   kCpuF16,
   kCpuBF16,
   kCpuF64,
-  kNumCpuTypes
+  kNumCpuTypes,
+  kCpuE4M3 = kNumCpuTypes,  // these are written to alone
+  kCpuE5M2
 };
 
 // The cosines and sines that make x' and those that make y' of a run of pairs; the same arrays where tables do not say
@@ -47,6 +50,22 @@ struct StepTarget {
   int64_t channel_stride;
   bool is_window_alone;  // other channels are not written
   bool is_streamed;      // it may go past the caches, and not be seen by others until a store fence
+
+  bool has_codes() const { return type >= kCpuE4M3; }
+};
+
+// How heads become codes.
+struct CodeRule {
+  const char *scale;          // of the first head; NULL: 1
+  int64_t scale_head_stride;  // in elements
+  bool scale_multiplies;
+  bool rounds_before;  // to the data's type
+  uint32_t *amax;      // the bits of a magnitude that those of values raise; NULL: not wanted
+
+  ROPE_HOST float factor_of(int64_t head) const {
+    if (scale == nullptr) return 1.0f;
+    return code_factor(reinterpret_cast<const float *>(scale)[head * scale_head_stride], scale_multiplies);
+  }
 };
 
 // Heads of one token and tensor on their way through the step.
@@ -71,6 +90,9 @@ struct StepRun {
   RowFactor factor;       // of the first head on
   StepTarget targets[2];  // the first may be the input
   int num_targets;
+  CodeRule code;
+
+  bool has_codes() const { return (num_targets > 0 && targets[0].has_codes()) || (num_targets > 1 && targets[1].has_codes()); }
 };
 
 // Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,
@@ -146,6 +168,10 @@ inline CpuType cpu_type(rope_dtype_t dtype) {
       return kCpuBF16;
     case ROPE_DTYPE_F64:
       return kCpuF64;
+    case ROPE_DTYPE_F8_E4M3:
+      return kCpuE4M3;
+    case ROPE_DTYPE_F8_E5M2:
+      return kCpuE5M2;
     default:
       return kCpuF32;
   }

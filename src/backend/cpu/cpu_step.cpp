@@ -69,6 +69,26 @@ ChannelNumbers numbers_from(const ChannelNumbers &given, int64_t head, rope_dtyp
   return numbers;
 }
 
+CodeRule code_rule(const RopeProblem &problem, const StepTensor &tensor, int64_t head) {
+  CodeRule rule = {};
+  if (tensor.scale.data != nullptr) {
+    rule.scale = tensor.scale.data + head * tensor.scale.head_stride * dtype_size(ROPE_DTYPE_F32);
+    rule.scale_head_stride = tensor.scale.head_stride;
+  }
+  rule.scale_multiplies = problem.step->scale_multiplies;
+  rule.rounds_before = problem.geometry->rounds_before_codes;
+  return rule;
+}
+
+// Raises a magnitude that other threads raise too. As integers, so that NaN is above infinity.
+void raise_amax(char *amax, uint32_t magnitude) {
+  uint32_t *const word = reinterpret_cast<uint32_t *>(amax);
+  uint32_t found = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (found < magnitude &&
+         !__atomic_compare_exchange_n(word, &found, magnitude, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 template <typename Real>
 StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepToken<Real> &token) {
   const RopeProblem &problem = *job.problem;
@@ -99,6 +119,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
     run.factor.data += tensor.factor.offset_of(heads.batch, heads.token, heads.head) *
                        dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
   }
+  run.code = code_rule(problem, tensor, heads.head);
   const bool changes =
       tensor.is_normed || tensor.factor.is_present() || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {
@@ -148,6 +169,7 @@ void process_rows(void *context, int index) {
   const int64_t unit = has_whole_tokens ? heads : 1;
   Range rows = part_of(tokens * heads / unit, job.num_tasks, index);
   rows = {rows.begin * unit, rows.end * unit};
+  uint32_t amax[3] = {};
   StepToken<Real> token;
   const auto begin = [&](int64_t batch, int64_t number, bool is_first) {
     return token.find(problem, batch, number, is_first);
@@ -155,8 +177,12 @@ void process_rows(void *context, int index) {
   walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
     StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
+    if (step.tensor[heads_of_tensor.tensor].amax != nullptr) run.code.amax = &amax[heads_of_tensor.tensor];
     if (run.num_targets > 0) run_step(run);
   });
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (step.tensor[i].amax != nullptr) raise_amax(step.tensor[i].amax, amax[i]);
+  }
 #if defined(ROPE_X86_KERNELS)
   // Without it a reader that is told that the call is done might read what was there before.
   if (job.is_streamed) _mm_sfence();

@@ -209,6 +209,39 @@ void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin,
   }
 }
 
+// The largest magnitude among values, as bits. NaN is above infinity.
+ROPE_LOOP uint32_t max_magnitude(const float *values, int count) {
+  uint32_t max = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
+    if (magnitude > max) max = magnitude;
+  }
+  return max;
+}
+
+// Heads as codes, by way of `before`.
+template <typename T>
+void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
+  float *const values = heads->before;
+  for (int i = 0; i < heads->count; ++i) {
+    const int64_t head = heads->first + i;
+    const float factor = run.code.factor_of(head);
+    memcpy(values, heads->head(i), static_cast<size_t>(run.channels) * sizeof *values);
+    if (run.code.rounds_before) round_values<T>(values, run.channels);
+    if (run.code.amax != nullptr) {
+      const uint32_t max = max_magnitude(values, run.channels);
+      if (max > *run.code.amax) *run.code.amax = max;
+    }
+    for (int channel = 0; channel < run.channels; ++channel) values[channel] = multiply_rounded(values[channel], factor);
+    char *const out = target.data + head * target.head_stride;
+    if (target.type == kCpuE4M3) {
+      write_elements<Float8E4M3>(values, run.channels, out, target.channel_stride, 0);
+    } else {
+      write_elements<Float8E5M2>(values, run.channels, out, target.channel_stride, 0);
+    }
+  }
+}
+
 template <typename T, typename Real>
 void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
   if constexpr (std::is_same_v<T, float>) {
@@ -273,7 +306,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &run) {
   const bool is_normed = run.norm != nullptr, is_scaled = run.factor.is_present();
   // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
   const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled;
-  if (keeps_others && !run.is_turned) return move_heads<T>(run);
+  if (keeps_others && !run.is_turned && !run.has_codes()) return move_heads<T>(run);
   StepHeads<Real> heads;
   heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
@@ -286,6 +319,12 @@ void step_through_buffers(const StepRun<RealOf<T>> &run) {
     if (is_scaled) scale_heads<T>(run, &heads);
     for (int i = 0; i < run.num_targets; ++i) {
       const StepTarget &target = run.targets[i];
+      if constexpr (std::is_same_v<Real, float>) {
+        if (target.has_codes()) {
+          write_codes<T>(run, target, &heads);
+          continue;
+        }
+      }
       const bool has_others = !target.is_window_alone && !keeps_others;
       write_heads<T>(target, &heads, has_others ? 0 : begin, has_others ? run.channels : end);
       if (!keeps_others || target.is_window_alone) continue;

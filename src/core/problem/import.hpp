@@ -12,6 +12,7 @@ constexpr uint32_t kRopeConfigFirstSize = 88;
 constexpr uint32_t kRopeArgsFirstSize = 1064;
 constexpr uint32_t kRopeNormArgsFirstSize = 888;
 constexpr uint32_t kRopeCacheArgsFirstSize = 888;
+constexpr uint32_t kRopeQuantArgsFirstSize = 656;
 constexpr uint32_t kRopeInputArgsFirstSize = 408;
 constexpr uint32_t kRopeScalingFirstSize = 144;
 constexpr uint32_t kRopeSectionsFirstSize = 48;

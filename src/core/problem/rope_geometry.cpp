@@ -111,9 +111,9 @@ rope_status_t copy_norm(const char *function, const rope_config_t &config, NormG
 }
 
 rope_status_t check_roundings(const char *function, const rope_config_t &config) {
-  if (config.quant_rounding != 0) {
-    return fail(kUnsupported, "%s: quant_rounding is %d: this version does not quantise yet", function,
-                config.quant_rounding);
+  if ((config.quant_rounding & ~ROPE_QUANT_ROUND_FIRST) != 0) {
+    return fail(kUnsupported, "%s: quant_rounding is 0x%x: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
+                function, static_cast<unsigned>(config.quant_rounding));
   }
   if (config.rotation_rounding != 0) {
     return fail(kUnsupported, "%s: rotation_rounding is %d: this version does not round inside the rotation yet",
@@ -201,6 +201,7 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   ROPE_TRY(copy_axes(function, config, geometry));
   ROPE_TRY(copy_frequencies(function, config, geometry));
   ROPE_TRY(copy_norm(function, config, &geometry->norm));
+  geometry->rounds_before_codes = config.quant_rounding != 0;
   return check_roundings(function, config);
 }
 

@@ -54,14 +54,6 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-// What the header has and calls do not serve yet. A group is refused before it is read.
-__attribute__((cold, noinline)) rope_status_t refuse_later(const char *function, const rope_args_t &args) {
-  if (args.quant != nullptr) {
-    return fail(kUnsupported, "%s: quant is set: this version does not quantise yet", function);
-  }
-  return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve ROPE_FLAG_ACCUMULATE yet", function,
-              args.flags);
-}
 
 // Reads a call's tensors one by one into a problem.
 class ProblemReader {
@@ -237,9 +229,12 @@ class ProblemReader {
   }
 
  private:
-  // That of the input, whose type F32 may be narrowed.
+  // That of the input, whose type may be narrowed.
   rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in) const {
-    if (!may_be_written_as(in.dtype, view.dtype)) return check_alike(function_, field, view, in_field, in);
+    ROPE_TRY(check_written_type(function_, field, view.dtype, in.dtype));
+    if (problem_->is_transposed && is_code(view.dtype)) {
+      return fail(kUnsupported, "%s: %s.dtype is %s: only forward quantises", function_, field, dtype_name(view.dtype));
+    }
     return check_same_shape(function_, field, view, in_field, in);
   }
 
@@ -417,8 +412,9 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
-  if (args.quant != nullptr || (args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
-    return refuse_later(function, args);
+  if ((args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
+    return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve ROPE_FLAG_ACCUMULATE yet", function,
+                args.flags);
   }
   ROPE_TRY(check_call_flags(
       function, args.flags, kRopeFlags,

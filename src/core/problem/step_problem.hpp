@@ -5,6 +5,7 @@
 
 #include "core/math/norm.hpp"
 #include "core/problem/rope_problem.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 
@@ -24,6 +25,12 @@ struct CacheView {
   int64_t entry_stride;
   int64_t head_stride;
   int64_t channel_stride;
+};
+
+// What codes of a tensor stand for: F32, for each head or one for all; strides in elements.
+struct StaticScale {
+  const char *data;  // NULL: 1
+  int64_t head_stride;
 };
 
 // A number for each token, or for each token and head, that all channels are multiplied by behind everything else.
@@ -55,8 +62,13 @@ struct StepTensor {
   ChannelNumbers bias;
   RowFactor factor;
   CacheView cache;
+  StaticScale scale;
+  char *amax;  // a F32 that the largest magnitude of what becomes codes raises; NULL: not wanted
 
   bool is_cached() const { return cache.data != nullptr; }
+  bool has_code_out() const { return is_written && is_code(out_dtype); }
+  bool has_code_cache() const { return is_cached() && is_code(cache.dtype); }
+  bool has_codes() const { return has_code_out() || has_code_cache(); }
 };
 
 // Pages of the sequences: rows of a table, or runs of one list.
@@ -90,6 +102,8 @@ struct StepProblem {
   bool has_norm;    // some tensor is normed
   bool has_caches;  // some tensor is cached
   bool has_factor;  // some tensor has one
+  bool has_codes;   // some tensor becomes codes
+  bool scale_multiplies;  // values are multiplied by scales; else divided
   CachePlaces places;
 };
 

@@ -27,8 +27,8 @@ int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tens
 rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
   is_unrotated_ = (args.flags & ROPE_FLAG_UNROTATED) != 0;
   is_v_unrotated_ = is_unrotated_ || (args.flags & ROPE_FLAG_V_UNROTATED) != 0;
-  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || args.input != nullptr ||
-                geometry_.norm.type != 0;
+  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || args.quant != nullptr ||
+                args.input != nullptr || geometry_.norm.type != 0;
   return is_present_ ? check_groups(args, is_transposed) : ROPE_STATUS_SUCCESS;
 }
 
@@ -43,9 +43,15 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
   if (is_transposed && args.cache != nullptr) {
     return fail(kUnsupported, "%s: cache is set: only forward writes caches", function_);
   }
-  const char *group = args.norm != nullptr ? "norm" : args.cache != nullptr ? "cache" : "input";
-  const bool has_group = args.norm != nullptr || args.cache != nullptr || args.input != nullptr;
-  if (has_group && !is_v_unrotated_ && !is_zeroed(args.v)) {
+  if (is_transposed && args.quant != nullptr) {
+    return fail(kUnsupported, "%s: quant is set: only forward quantises", function_);
+  }
+  const char *group = args.norm != nullptr    ? "norm"
+                      : args.cache != nullptr ? "cache"
+                      : args.quant != nullptr ? "quant"
+                      : args.input != nullptr ? "input"
+                                              : nullptr;
+  if (group != nullptr && !is_v_unrotated_ && !is_zeroed(args.v)) {
     return fail(kUnsupported,
                 "%s: v is set beside %s: it needs ROPE_FLAG_UNROTATED or ROPE_FLAG_V_UNROTATED, without which it would "
                 "be rotated",
@@ -58,6 +64,7 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     }
     ROPE_TRY(refuse_gradients());
   }
+  if (args.quant != nullptr) ROPE_TRY(check_quant(args));
   if (args.input != nullptr) ROPE_TRY(check_input(args));
   if (args.cache == nullptr) return ROPE_STATUS_SUCCESS;
   ROPE_TRY(import_args(function_, "cache", args.cache, kRopeCacheArgsFirstSize, &cache_copy_, &cache_));
@@ -98,6 +105,37 @@ rope_status_t StepReader::refuse_gradients() const {
   return ROPE_STATUS_SUCCESS;
 }
 
+rope_status_t StepReader::check_quant(const rope_args_t &args) {
+  ROPE_TRY(import_args(function_, "quant", args.quant, kRopeQuantArgsFirstSize, &quant_copy_, &quant_));
+  constexpr uint32_t kFlags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES | ROPE_QUANT_FLAG_POWER_OF_TWO;
+  if ((quant_->flags & ~kFlags) != 0) {
+    return fail(kUnsupported,
+                "%s: quant.flags is 0x%x: this version knows ROPE_QUANT_FLAG_SCALE_MULTIPLIES (0x1) and "
+                "ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) only",
+                function_, quant_->flags);
+  }
+  if ((quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
+    return fail(kUnsupported, "%s: quant.flags is 0x%x: this version does not write scales yet", function_,
+                quant_->flags);
+  }
+  if (quant_->scale_floor != 0) {
+    return fail(kUnsupported, "%s: quant.scale_floor is %g: this version does not write scales yet", function_,
+                quant_->scale_floor);
+  }
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } later[] = {{"q_scales_out", quant_->q_scales_out},
+               {"k_scales_out", quant_->k_scales_out},
+               {"v_scales_out", quant_->v_scales_out},
+               {"k_pass_scale", quant_->k_pass_scale}};
+  for (const auto &given : later) {
+    if (is_zeroed(given.tensor)) continue;
+    return fail(kUnsupported, "%s: quant.%s is set: this version does not serve it yet", function_, given.field);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 rope_status_t StepReader::check_input(const rope_args_t &args) {
   ROPE_TRY(import_args(function_, "input", args.input, kRopeInputArgsFirstSize, &input_copy_, &input_));
   if (input_->flags != 0) {
@@ -124,7 +162,8 @@ TensorUse StepReader::use_of(TensorName name) const {
 }
 
 rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
-  step->is_turned = step->has_norm = step->has_caches = step->has_factor = false;
+  step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_codes = false;
+  step->scale_multiplies = false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];
     describe(problem.tensor[i], tensors[i], tensor);
@@ -137,7 +176,22 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
     ROPE_TRY(read_factor("input.k_row_factor", input_->k_row_factor, kK, problem, tensors, step));
     ROPE_TRY(read_factor("input.v_row_factor", input_->v_row_factor, kV, problem, tensors, step));
   }
-  return cache_ != nullptr ? read_caches(problem, tensors, step) : ROPE_STATUS_SUCCESS;
+  if (cache_ != nullptr) ROPE_TRY(read_caches(problem, tensors, step));
+  for (int i = 0; i < problem.num_tensors; ++i) step->has_codes = step->has_codes || step->tensor[i].has_codes();
+  return quant_ != nullptr ? read_quant(problem, tensors, step) : ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::find_tensor(const char *field, TensorName name, const RopeProblem &problem,
+                                      const ReadTensor *tensors, int *index) const {
+  *index = index_of(name, problem, tensors);
+  if (*index >= 0) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
+}
+
+rope_status_t StepReader::check_number_type(const char *field, const View &view) const {
+  if (view.dtype == ROPE_DTYPE_F32 || view.dtype == geometry_.dtype) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
+              dtype_name(view.dtype), dtype_name(geometry_.dtype));
 }
 
 void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const {
@@ -167,10 +221,8 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-  const int index = index_of(name, problem, tensors);
-  if (index < 0) {
-    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
-  }
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   if (!step->tensor[index].is_normed) {
     return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kNames[name]);
   }
@@ -178,10 +230,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
     return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
   }
   const View &view = operand->view;
-  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != geometry_.dtype) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
-                dtype_name(view.dtype), dtype_name(geometry_.dtype));
-  }
+  ROPE_TRY(check_number_type(field, view));
   const int64_t heads = problem.tensor[index].heads, channels = step->tensor[index].channels;
   const bool is_by_head = view.ndim == 2;
   if ((view.ndim != 1 && !is_by_head) || view.shape[view.ndim - 1] != channels ||
@@ -194,21 +243,71 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   return ROPE_STATUS_SUCCESS;
 }
 
+rope_status_t StepReader::read_quant(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  step->scale_multiplies = (quant_->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
+  ROPE_TRY(read_scale("quant.q_scale", quant_->q_scale, kQ, problem, tensors, step));
+  ROPE_TRY(read_scale("quant.k_scale", quant_->k_scale, kK, problem, tensors, step));
+  ROPE_TRY(read_scale("quant.v_scale", quant_->v_scale, kV, problem, tensors, step));
+  return read_amax(problem, tensors, step);
+}
+
+rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &given, TensorName name,
+                                     const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
+  StepTensor *const tensor = &step->tensor[index];
+  if (!tensor->has_codes()) {
+    return fail(kInvalid, "%s: %s is set: nothing that %s is written to has 8 bits", function_, field, kNames[name]);
+  }
+  const View &view = operand->view;
+  if (view.dtype != ROPE_DTYPE_F32) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
+  }
+  const int64_t heads = problem.tensor[index].heads;
+  if (view.ndim != 1 || (view.shape[0] != 1 && view.shape[0] != heads)) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [1], or [%lld] with a scale for each head", function_, field,
+                ShapeText(view).text, printable(heads));
+  }
+  tensor->scale = {view.data, view.shape[0] == 1 ? 0 : view.stride[0]};
+  return ROPE_STATUS_SUCCESS;
+}
+
+// [3]: of q, k and v, whichever of them there are.
+rope_status_t StepReader::read_amax(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, "quant.amax_out", quant_->amax_out, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const View &view = operand->view;
+  if (!step->has_codes) {
+    return fail(kInvalid, "%s: quant.amax_out is set: nothing that is written has 8 bits", function_);
+  }
+  if (view.dtype != ROPE_DTYPE_F32) {
+    return fail(kInvalid, "%s: quant.amax_out.dtype is %s: it must be F32", function_, dtype_name(view.dtype));
+  }
+  if (view.ndim != 1 || view.shape[0] != kNumTensorNames) {
+    return fail(kInvalid, "%s: quant.amax_out has shape %s: it must be [3]", function_, ShapeText(view).text);
+  }
+  ROPE_TRY(check_output_strides(function_, "quant.amax_out", view));
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (!step->tensor[i].has_codes()) continue;
+    step->tensor[i].amax = view.data + tensors[i].name * view.stride[0] * dtype_size(ROPE_DTYPE_F32);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
 // [S], [B, S] or [B, S, H], of which an axis B of length 1 serves all; THD [T] or [T, H].
 rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &given, TensorName name,
                                       const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-  const int index = index_of(name, problem, tensors);
-  if (index < 0) {
-    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
-  }
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   const View &view = operand->view;
-  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != geometry_.dtype) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or the descriptor's, %s", function_, field,
-                dtype_name(view.dtype), dtype_name(geometry_.dtype));
-  }
+  ROPE_TRY(check_number_type(field, view));
   const bool is_thd = layout_.ndim == 3;
   const int64_t heads = problem.tensor[index].heads, tokens = problem.tokens;
   const bool is_by_head = view.ndim == (is_thd ? 2 : 3), has_batches = !is_thd && view.ndim >= 2;
@@ -248,15 +347,10 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-  const int index = index_of(name, problem, tensors);
-  if (index < 0)
-    return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kNames[name]);
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   const View &view = operand->view;
-  if (!may_be_written_as(geometry_.dtype, view.dtype)) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s%s", function_, field,
-                dtype_name(view.dtype), dtype_name(geometry_.dtype),
-                geometry_.dtype == ROPE_DTYPE_F32 ? ", or F16 or BF16" : "");
-  }
+  ROPE_TRY(check_written_type(function_, field, view.dtype, geometry_.dtype));
   if (view.ndim != 4) {
     return fail(kInvalid, "%s: %s.ndim is %d: it must be 4, [pages, entries, heads, channels]", function_, field,
                 view.ndim);

@@ -57,12 +57,21 @@ class StepReader {
   rope_status_t check_groups(const rope_args_t &args, bool is_transposed);
   rope_status_t refuse_gradients() const;
   rope_status_t check_input(const rope_args_t &args);
+  rope_status_t check_quant(const rope_args_t &args);
   void describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const;
   rope_status_t read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name,
                               const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step, bool is_bias);
   rope_status_t read_factor(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
                             const ReadTensor *tensors, StepProblem *step);
+  // What all operands of a tensor need: that it is there, whose index it gets, and their type F32 or the descriptor's.
+  rope_status_t find_tensor(const char *field, TensorName name, const RopeProblem &problem, const ReadTensor *tensors,
+                            int *index) const;
+  rope_status_t check_number_type(const char *field, const View &view) const;
+  rope_status_t read_quant(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
+                           const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_amax(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
                            const ReadTensor *tensors, StepProblem *step);
@@ -81,10 +90,12 @@ class StepReader {
   bool is_v_unrotated_ = false;
   const rope_norm_args_t *norm_ = nullptr;
   const rope_cache_args_t *cache_ = nullptr;
+  const rope_quant_args_t *quant_ = nullptr;
   const rope_input_args_t *input_ = nullptr;
   const char *first_cache_ = nullptr;  // the field of the cache that says how many pages and entries there are
   rope_norm_args_t norm_copy_;         // unset unless a caller's struct has another size
   rope_cache_args_t cache_copy_;
+  rope_quant_args_t quant_copy_;
   rope_input_args_t input_copy_;
 };
 

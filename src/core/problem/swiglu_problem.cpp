@@ -31,6 +31,10 @@ class SwigluReader {
     ROPE_TRY(operands_.read(role, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
+    if ((*operand)->is_output() && is_code(view.dtype)) {
+      return fail(kUnsupported, "%s: %s.dtype is %s: this version does not serve it yet", function_, field,
+                  dtype_name(view.dtype));
+    }
     if (view.dtype != dtype_) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
                   dtype_name(view.dtype), dtype_name(dtype_));

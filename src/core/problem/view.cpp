@@ -34,6 +34,19 @@ const char *dtype_name(rope_dtype_t dtype) {
   }
 }
 
+rope_status_t check_written_type(const char *function, const char *field, rope_dtype_t written, rope_dtype_t data) {
+  if (may_be_written_as(data, written)) return ROPE_STATUS_SUCCESS;
+  if (is_code(written)) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: data of F64 are not quantised", function, field,
+                dtype_name(written));
+  }
+  const char *const others = data == ROPE_DTYPE_F32 ? ", or F16, BF16, F8_E4M3 or F8_E5M2"
+                             : data == ROPE_DTYPE_F64 ? ""
+                                                      : ", or F8_E4M3 or F8_E5M2";
+  return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %s: it must be the descriptor's, %s%s", function, field,
+              dtype_name(written), dtype_name(data), others);
+}
+
 // Fills view->stride with those of a compact tensor. False on overflow.
 static bool set_compact_strides(View *view) {
   int64_t stride = 1;
@@ -79,11 +92,11 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   }
   const int64_t size = dtype_size(tensor.dtype);
   if (size == 0) {
-    if (tensor.dtype >= ROPE_DTYPE_F8_E4M3 && tensor.dtype <= ROPE_DTYPE_F4_E2M1X2) {
+    if (tensor.dtype == ROPE_DTYPE_F8_E8M0 || tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
       return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
                   dtype_name(tensor.dtype));
     }
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32 or I64",
+    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2",
                 function, field, tensor.dtype);
   }
   *view = View{};

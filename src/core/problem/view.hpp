@@ -38,16 +38,24 @@ inline int64_t magnitude(int64_t stride) {
 
 // In bytes, a power of two; 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
-  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8};  // F32, F16, BF16, F64, I32, I64
-  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_I64 ? kSizes[dtype] : 0;
+  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1};  // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2
+  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F8_E5M2 ? kSizes[dtype] : 0;
+}
+
+// Whether elements of a type are codes, which stand for a number times a scale.
+inline bool is_code(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F8_E4M3 || dtype == ROPE_DTYPE_F8_E5M2;
 }
 
 const char *dtype_name(rope_dtype_t dtype);
 
-// Whether data of a type may be written as another one: as itself, and F32 as F16 or BF16.
+// Whether data of a type may be written as another one: as itself, F32 as F16 or BF16, and all but F64 as codes.
 inline bool may_be_written_as(rope_dtype_t data, rope_dtype_t written) {
-  return written == data || (data == ROPE_DTYPE_F32 && (written == ROPE_DTYPE_F16 || written == ROPE_DTYPE_BF16));
+  return written == data || (data == ROPE_DTYPE_F32 && (written == ROPE_DTYPE_F16 || written == ROPE_DTYPE_BF16)) ||
+         (data != ROPE_DTYPE_F64 && is_code(written));
 }
+
+rope_status_t check_written_type(const char *function, const char *field, rope_dtype_t written, rope_dtype_t data);
 
 // Whether a tensor is absent.
 inline bool is_zeroed(const rope_tensor_t &tensor) {

@@ -1,0 +1,76 @@
+// float8.hpp - the 8-bit storage types and how values become them, the same on host and device
+#pragma once
+
+#include "core/math/float16.hpp"
+
+namespace rope {
+
+// 4 bits of exponent and 3 of mantissa; no infinity, the largest number is 448.
+struct Float8E4M3 {
+  uint8_t bits;
+
+  static constexpr int kMantissaBits = 3;
+  static constexpr int kExponentBias = 7;
+  static constexpr float kMax = 448.0f;
+};
+
+// 5 bits of exponent and 2 of mantissa; the largest number is 57344.
+struct Float8E5M2 {
+  uint8_t bits;
+
+  static constexpr int kMantissaBits = 2;
+  static constexpr int kExponentBias = 15;
+  static constexpr float kMax = 57344.0f;
+};
+
+constexpr uint8_t kFloat8NaN = 0x7f;  // of both types, whatever NaN it comes from
+
+// To nearest even; what is larger than the largest number, infinities too, becomes that one.
+template <typename Float8>
+ROPE_HOST_DEVICE Float8 round_to_float8_by_bits(float value) {
+  constexpr int kDropped = 23 - Float8::kMantissaBits, kMinExponent = 1 - Float8::kExponentBias;
+  constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + kMinExponent) << 23;
+  // 2^23 times the step of subnormal numbers: a float of this size is a multiple of the step, and its mantissa counts.
+  constexpr uint32_t kCounter = static_cast<uint32_t>(127 + kMinExponent - Float8::kMantissaBits + 23) << 23;
+  const uint32_t sign = (bits_of(value) >> 24) & 0x80u, max = bits_of(Float8::kMax);
+  uint32_t magnitude = bits_of(value) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {kFloat8NaN};
+  if (magnitude > max) magnitude = max;
+  const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1u);
+  const uint32_t normal = (magnitude - kMinNormal + (1u << 23) + half) >> kDropped;
+  const uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kCounter)) - kCounter;
+  return {static_cast<uint8_t>(sign | (magnitude < kMinNormal ? subnormal : normal))};
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define ROPE_HAS_FLOAT8_CONVERSION 1
+#endif
+
+template <>
+ROPE_HOST_DEVICE Float8E4M3 round_to<Float8E4M3>(float value) {
+#if defined(ROPE_HAS_FLOAT8_CONVERSION)
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return {static_cast<uint8_t>(pair)};
+#else
+  return round_to_float8_by_bits<Float8E4M3>(value);
+#endif
+}
+
+template <>
+ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
+#if defined(ROPE_HAS_FLOAT8_CONVERSION)
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return {static_cast<uint8_t>(pair)};
+#else
+  return round_to_float8_by_bits<Float8E5M2>(value);
+#endif
+}
+
+// What values are multiplied by before they are rounded to 8 bits.
+ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
+  return multiplies ? scale : 1.0f / scale;
+}
+
+}  // namespace rope
