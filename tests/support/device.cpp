@@ -214,6 +214,7 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   const bool has_groups = args.struct_size >= sizeof args;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   if (has_groups && args.norm != nullptr) {
     norm = *args.norm;
@@ -225,6 +226,11 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
     there.cache = &cache;
     mirror.translate({&cache.k_cache, &cache.v_cache, &cache.slots, &cache.page_table, &cache.page_indptr,
                       &cache.sequence, &cache.positions});
+  }
+  if (has_groups && args.quant != nullptr) {
+    quant = *args.quant;
+    there.quant = &quant;
+    mirror.translate({&quant.q_scale, &quant.k_scale, &quant.v_scale, &quant.amax_out});
   }
   if (has_groups && args.input != nullptr) {
     input = *args.input;

@@ -31,6 +31,10 @@ Format format_of(rope_dtype_t dtype) {
       return {2, 7, 8};
     case ROPE_DTYPE_F64:
       return {8, 52, 11};
+    case ROPE_DTYPE_F8_E4M3:
+      return {1, 3, 4};
+    case ROPE_DTYPE_F8_E5M2:
+      return {1, 2, 5};
     default:
       std::abort();
   }
@@ -104,6 +108,9 @@ int64_t element_size(rope_dtype_t dtype) {
     case ROPE_DTYPE_F64:
     case ROPE_DTYPE_I64:
       return 8;
+    case ROPE_DTYPE_F8_E4M3:
+    case ROPE_DTYPE_F8_E5M2:
+      return 1;
     default:
       return 4;
   }
@@ -123,12 +130,21 @@ const char *dtype_name(rope_dtype_t dtype) {
       return "I32";
     case ROPE_DTYPE_I64:
       return "I64";
+    case ROPE_DTYPE_F8_E4M3:
+      return "F8_E4M3";
+    case ROPE_DTYPE_F8_E5M2:
+      return "F8_E5M2";
     default:
       return "unknown";
   }
 }
 
+bool is_code(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F8_E4M3 || dtype == ROPE_DTYPE_F8_E5M2;
+}
+
 Real max_finite(rope_dtype_t dtype) {
+  if (dtype == ROPE_DTYPE_F8_E4M3) return 448;  // the exponent of infinities is that of numbers here
   const Format format = format_of(dtype);
   return (2 - power_of_two(-format.fraction_bits)) * power_of_two(format.bias());
 }
@@ -153,6 +169,15 @@ Real decode(rope_dtype_t dtype, const void *element) {
     std::memcpy(&value, element, sizeof value);
     return value;
   }
+  if (is_code(dtype)) {
+    uint8_t code;
+    std::memcpy(&code, element, sizeof code);
+    if (dtype == ROPE_DTYPE_F8_E5M2) return value_of_bits(format_of(dtype), code);
+    if ((code & 0x7f) == 0x7f) return std::numeric_limits<Real>::quiet_NaN();
+    // With a bit of exponent more, and so a bias 8 larger, no number has the exponent of infinities.
+    const Real magnitude = value_of_bits({1, 3, 5}, code & 0x7fu) * power_of_two(8);
+    return (code & 0x80) != 0 ? -magnitude : magnitude;
+  }
   static const std::vector<Real> half = all_values(format_of(ROPE_DTYPE_F16));
   static const std::vector<Real> bfloat = all_values(format_of(ROPE_DTYPE_BF16));
   uint16_t bits;
@@ -166,6 +191,7 @@ Real ulp(rope_dtype_t dtype, Real value) {
 }
 
 Real nearest(rope_dtype_t dtype, Real value) {
+  if (is_code(dtype) && std::fabs(value) >= max_finite(dtype)) return std::copysign(max_finite(dtype), value);
   if (!std::isfinite(value) || value == 0) return value;
   const Real rounded = nearest_multiple(value, ulp(dtype, value));
   if (std::fabs(rounded) > max_finite(dtype)) return std::copysign(std::numeric_limits<Real>::infinity(), value);
@@ -183,7 +209,7 @@ void encode(rope_dtype_t dtype, Real value, void *element) {
   const uint32_t infinite = ((1u << format.exponent_bits) - 1) << format.fraction_bits;
   uint32_t bits;
   if (std::isnan(rounded)) {
-    bits = infinite | (1u << (format.fraction_bits - 1));
+    bits = is_code(dtype) ? 0x7f : infinite | (1u << (format.fraction_bits - 1));
   } else if (std::isinf(rounded)) {
     bits = infinite;
   } else {
@@ -194,8 +220,12 @@ void encode(rope_dtype_t dtype, Real value, void *element) {
                         (significand - (1u << format.fraction_bits))
                   : significand;
   }
-  if (std::signbit(rounded)) bits |= 1u << (format.fraction_bits + format.exponent_bits);
-  if (format.bytes == 4) {
+  if (std::signbit(rounded) && !(is_code(dtype) && std::isnan(rounded)))
+    bits |= 1u << (format.fraction_bits + format.exponent_bits);
+  if (format.bytes == 1) {
+    const auto narrow = static_cast<uint8_t>(bits);
+    std::memcpy(element, &narrow, 1);
+  } else if (format.bytes == 4) {
     std::memcpy(element, &bits, 4);
   } else {
     const auto narrow = static_cast<uint16_t>(bits);

@@ -13,6 +13,8 @@ using Real = long double;
 
 int64_t element_size(rope_dtype_t dtype);
 const char *dtype_name(rope_dtype_t dtype);
+// Whether a type has codes of 8 bits: what is larger than the largest number becomes that one, and NaN is 0x7f.
+bool is_code(rope_dtype_t dtype);
 
 // The largest finite value, the smallest normal and the smallest positive value of a floating type.
 Real max_finite(rope_dtype_t dtype);

@@ -32,9 +32,10 @@ struct StepCase::Scene {
   rope_args_t args = rope_args();
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
-  rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {};
+  rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {}, scales[3] = {};
   std::vector<Expectation> expected;
   std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
 };
@@ -67,6 +68,16 @@ Shape StepCase::factor_shape(int i) const {
   shape.push_back(tokens);
   if (by_head) shape.push_back(operand(i).heads);
   return shape;
+}
+
+rope_dtype_t StepCase::cache_dtype(int i) const {
+  const rope_dtype_t given = i == 1 ? cache->k_dtype : cache->v_dtype;
+  return given ? given : dtype;
+}
+
+bool StepCase::has_codes(int i) const {
+  return (operand(i).heads >= 0 && operand(i).out == StepOut::Own && oracle::is_code(operand(i).out_dtype)) ||
+         (is_cached(i) && oracle::is_code(cache_dtype(i)));
 }
 
 Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t channel) const {
@@ -166,6 +177,7 @@ std::string StepCase::describe() const {
     if (t.has_bias) text << " bias" << (t.weight_by_head ? " by head" : "");
     if (t.weight_dtype) text << ' ' << oracle::dtype_name(t.weight_dtype);
     text << t.weight_placement.describe();
+    if (t.scale != Scale::None) text << " scale " << static_cast<int>(t.scale) << t.scale_placement.describe();
     if (t.factor == RowFactor::None) continue;
     text << " factor " << static_cast<int>(t.factor) << ' '
          << oracle::dtype_name(t.factor_dtype ? t.factor_dtype : dtype) << t.factor_placement.describe();
@@ -204,6 +216,9 @@ std::string StepCase::describe() const {
     if (cache->sequence) list("sequence", *cache->sequence);
     if (cache->positions) list("positions", *cache->positions);
   }
+  if (quant_flags) text << "; quant flags=" << quant_flags;
+  if (quant_rounding) text << "; quant rounding=" << quant_rounding;
+  if (has_amax) text << "; amax";
   if (has_fault) text << "; fault";
   return text.str();
 }
@@ -238,18 +253,14 @@ void StepCase::build_cache(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   rope_cache_args_t &args = scene->cache;
   args.flags = cache->flags;
-  const auto dtype_of = [&](int i) {
-    const rope_dtype_t given = i == 1 ? cache->k_dtype : cache->v_dtype;
-    return given ? given : dtype;
-  };
   const int some = cache->has_k ? 1 : 2;
   const int64_t heads = operand(some).heads, width = width_of(some);
   if (cache->storage == CacheStorage::Stacked) {
-    const rope_tensor_t both = workspace.tensor(dtype_of(some), {cache->pages, 2 * cache->entries, heads, width});
+    const rope_tensor_t both = workspace.tensor(cache_dtype(some), {cache->pages, 2 * cache->entries, heads, width});
     scene->caches[1] = narrow(both, 1, 0, cache->entries);
     scene->caches[2] = narrow(both, 1, cache->entries, cache->entries);
   } else if (cache->storage == CacheStorage::SideBySide) {
-    const rope_tensor_t both = workspace.tensor(dtype_of(some), {cache->pages, cache->entries, heads, 2 * width},
+    const rope_tensor_t both = workspace.tensor(cache_dtype(some), {cache->pages, cache->entries, heads, 2 * width},
                                                 Placement().order({0, 2, 1, 3}));
     scene->caches[1] = narrow(both, 3, 0, width);
     scene->caches[2] = narrow(both, 3, width, width);
@@ -259,7 +270,7 @@ void StepCase::build_cache(Scene *scene) const {
       Placement placement = i == 1 ? cache->k_placement : cache->v_placement;
       if (cache->storage == CacheStorage::HeadsFirst) placement.order({0, 2, 1, 3});
       scene->caches[i] =
-          workspace.tensor(dtype_of(i), {cache->pages, cache->entries, operand(i).heads, width_of(i)}, placement);
+          workspace.tensor(cache_dtype(i), {cache->pages, cache->entries, operand(i).heads, width_of(i)}, placement);
     }
   }
   for (int i = 1; i < 3; ++i) {
@@ -297,6 +308,30 @@ void StepCase::build_cache(Scene *scene) const {
   if (cache->page_list) args.page_table = flat(*cache->page_list);
   if (cache->page_indptr) args.page_indptr = flat(*cache->page_indptr);
   scene->args.cache = &args;
+}
+
+void StepCase::build_quant(Scene *scene) const {
+  Workspace &workspace = scene->workspace;
+  rope_quant_args_t &args = scene->quant;
+  args.flags = quant_flags;
+  rope_tensor_t *const fields[] = {&args.q_scale, &args.k_scale, &args.v_scale};
+  bool is_needed = quant_flags != 0 || has_amax;
+  for (int i = 0; i < 3; ++i) {
+    const StepTensor &of = operand(i);
+    if (of.scale == Scale::None) continue;
+    is_needed = true;
+    const rope_tensor_t scale =
+        workspace.tensor(ROPE_DTYPE_F32, {of.scale == Scale::One ? 1 : of.heads}, of.scale_placement);
+    workspace.fill(scale, [&](const Index &) {
+      return std::ldexp(workspace.random().uniform(1, 2), static_cast<int>(workspace.random().below(16)) - 12);
+    });
+    scene->scales[i] = *fields[i] = scale;
+  }
+  if (has_amax) {
+    args.amax_out = workspace.tensor(ROPE_DTYPE_F32, {3}, Placement().gap(0, 1));
+    workspace.fill(args.amax_out, [](const Index &at) { return at[0] == 1 ? 1e6L : 0.25L; });
+  }
+  if (is_needed) scene->args.quant = &args;
 }
 
 void StepCase::build(Scene *scene) const {
@@ -380,6 +415,7 @@ void StepCase::build(Scene *scene) const {
   const auto has_factor = [](const rope_tensor_t &factor) { return factor.ndim != 0; };
   if (std::any_of(scene->factors, scene->factors + 3, has_factor)) args.input = &scene->input;
   build_cache(scene);
+  build_quant(scene);
   workspace.freeze();
 }
 
@@ -397,6 +433,7 @@ rope_config_t StepCase::config(const Device &device, int32_t threads) const {
   config.num_axes = num_axes;
   config.pair_axis = pair_axis.empty() ? nullptr : pair_axis.data();
   config.num_threads = threads;
+  config.quant_rounding = quant_rounding;
   config.norm = norm;
   if (norm) {
     config.norm_tensors = norm_tensors;
@@ -431,6 +468,7 @@ struct StepCase::Model {
   rope_tensor_t probe = {};  // (cos, sin) of computed angles
   std::unordered_map<const void *, int64_t> expectation_of;
   Real distance_of_norm = 0;
+  float amax[3] = {};
 
   Model(const StepCase &of, Scene *in) : step(of), scene(*in) {}
 
@@ -444,6 +482,7 @@ struct StepCase::Model {
     INFO("distance of the norm from the exact one: " << static_cast<double>(distance_of_norm));
     CHECK(distance_of_norm <= 1);
     if (step.has_fault) expect_fault();
+    if (step.has_amax) expect_amax();
   }
 
   // The rotation of (1, -0) by every angle of the call. It is held against the exact one.
@@ -605,12 +644,41 @@ struct StepCase::Model {
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
         for (int64_t c = 0; c < step.width_of(i); ++c) {
-          if (scene.out[i].ndim != 0) expect(names[i], scene.out[i], step.index(b, t, h, c), heads[h][c]);
+          const Cell &cell = heads[h][c];
+          if (scene.out[i].ndim != 0) {
+            expect(names[i], scene.out[i], step.index(b, t, h, c), in_type_of(scene.out[i], i, h, cell));
+          }
           if (!step.is_cached(i) || slot == nowhere) continue;
           const int64_t entries = step.cache->entries;
-          expect(cache_names[i], scene.caches[i], {slot / entries, slot % entries, h, c}, heads[h][c]);
+          expect(cache_names[i], scene.caches[i], {slot / entries, slot % entries, h, c},
+                 in_type_of(scene.caches[i], i, h, cell));
         }
       }
+    }
+  }
+
+  // What becomes a code: the value over its scale, where the tensor has codes.
+  Cell in_type_of(const rope_tensor_t &tensor, int i, int64_t head, Cell cell) {
+    if (!oracle::is_code(tensor.dtype)) return cell;
+    if (step.quant_rounding == ROPE_QUANT_ROUND_FIRST) {
+      cell.value = static_cast<T>(oracle::nearest(step.dtype, cell.value));
+    }
+    const auto magnitude = static_cast<float>(std::fabs(cell.value));
+    if (!(magnitude <= amax[i])) amax[i] = std::isnan(amax[i]) ? amax[i] : magnitude;
+    if (step.operand(i).scale == Scale::None) return {cell.value, true, nullptr};
+    const auto scale = static_cast<float>(value_at(scene.scales[i], {step.operand(i).scale == Scale::One ? 0 : head}));
+    const float factor = (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
+    return {static_cast<T>(static_cast<float>(cell.value) * factor), true, nullptr};
+  }
+
+  void expect_amax() {
+    for (int i = 0; i < 3; ++i) {
+      const auto before = static_cast<float>(value_at(scene.quant.amax_out, {i}));
+      const bool is_raised = step.has_codes(i) && !(amax[i] <= before);
+      Expectation expected = {"amax_out", ROPE_DTYPE_F32, {i}, nullptr, element_at(scene.quant.amax_out, {i}), true, {},
+                              -1};
+      oracle::encode(ROPE_DTYPE_F32, is_raised ? amax[i] : before, expected.bits.data());
+      add(expected);
     }
   }
 

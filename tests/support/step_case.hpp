@@ -37,6 +37,12 @@ enum class RowFactor {
   OneBatchHeads  // [1, S, H]
 };
 
+enum class Scale {
+  None,
+  One,    // [1]
+  ByHead  // [H]
+};
+
 // q, k or v.
 struct StepTensor {
   int64_t heads = -1;      // -1: absent
@@ -52,6 +58,8 @@ struct StepTensor {
   RowFactor factor = RowFactor::None;  // THD has the first one, and that by head
   rope_dtype_t factor_dtype = 0;       // 0: that of the data
   Placement factor_placement;
+  Scale scale = Scale::None;  // static, of what has 8 bits
+  Placement scale_placement;
 };
 
 enum class CacheStorage {
@@ -111,6 +119,10 @@ struct StepCase {
   std::optional<StepCache> cache;
   bool has_fault = false;
 
+  uint32_t quant_flags = 0;
+  int32_t quant_rounding = 0;
+  bool has_amax = false;
+
   // The value of each element of q, k and v, which are tensors 0 to 2, instead of random ones.
   std::function<oracle::Real(int tensor, int64_t token_number, int64_t head, int64_t channel)> values;
 
@@ -136,6 +148,8 @@ struct StepCase {
   int32_t offset_of(int i) const { return operand(i).is_window ? 0 : rotary_offset; }
   Shape shape_of(int i) const;
   Shape factor_shape(int i) const;
+  rope_dtype_t cache_dtype(int i) const;
+  bool has_codes(int i) const;
   Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
   bool is_absent(int64_t token) const;
   int64_t sequence_of(int64_t batch, int64_t token) const;
@@ -147,6 +161,7 @@ struct StepCase {
 
   void build(Scene *scene) const;
   void build_cache(Scene *scene) const;
+  void build_quant(Scene *scene) const;
   void fill_operand(int i, Scene *scene) const;
   rope_config_t config(const Device &device, int32_t threads) const;
   void verify(Scene *scene) const;

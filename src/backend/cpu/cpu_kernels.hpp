@@ -92,7 +92,9 @@ struct StepRun {
   int num_targets;
   CodeRule code;
 
-  bool has_codes() const { return (num_targets > 0 && targets[0].has_codes()) || (num_targets > 1 && targets[1].has_codes()); }
+  bool has_codes() const {
+    return (num_targets > 0 && targets[0].has_codes()) || (num_targets > 1 && targets[1].has_codes());
+  }
 };
 
 // Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,

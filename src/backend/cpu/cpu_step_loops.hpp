@@ -194,7 +194,8 @@ void scale_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   for (int i = 0; i < heads->count; ++i) {
     const Real factor = factor_of<T, Real>(run.factor, heads->first + i);
     Real *const values = heads->head(i);
-    for (int channel = 0; channel < run.channels; ++channel) values[channel] = multiply_rounded(values[channel], factor);
+    for (int channel = 0; channel < run.channels; ++channel)
+      values[channel] = multiply_rounded(values[channel], factor);
   }
 }
 
@@ -232,7 +233,8 @@ void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<
       const uint32_t max = max_magnitude(values, run.channels);
       if (max > *run.code.amax) *run.code.amax = max;
     }
-    for (int channel = 0; channel < run.channels; ++channel) values[channel] = multiply_rounded(values[channel], factor);
+    for (int channel = 0; channel < run.channels; ++channel)
+      values[channel] = multiply_rounded(values[channel], factor);
     char *const out = target.data + head * target.head_stride;
     if (target.type == kCpuE4M3) {
       write_elements<Float8E4M3>(values, run.channels, out, target.channel_stride, 0);

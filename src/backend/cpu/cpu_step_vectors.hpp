@@ -515,7 +515,8 @@ void inverse_norms(const NormForm<float> &form, float *sums) {
 
 // Whether step_contiguous does the run.
 bool is_contiguous(const StepRun<float> &run) {
-  bool is = run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present() && !run.has_codes();
+  bool is =
+      run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present() && !run.has_codes();
   for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }

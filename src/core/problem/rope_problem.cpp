@@ -54,7 +54,6 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-
 // Reads a call's tensors one by one into a problem.
 class ProblemReader {
  public:
@@ -84,8 +83,8 @@ class ProblemReader {
     Operand *written = is_in_place ? in : out;
     const int64_t channels = length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
-    const bool changes =
-        use.is_turned || use.changes_all_channels() || (use.has_styles && problem_->in_distance != problem_->out_distance);
+    const bool changes = use.is_turned || use.changes_all_channels() ||
+                         (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
     tensors_[problem_->num_tensors] = {name, use, static_cast<int>(channels), written->view.dtype, is_written};
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];

@@ -98,11 +98,11 @@ struct CachePlaces {
 
 struct StepProblem {
   StepTensor tensor[3];
-  bool is_turned;   // some tensor is
-  bool has_norm;    // some tensor is normed
-  bool has_caches;  // some tensor is cached
-  bool has_factor;  // some tensor has one
-  bool has_codes;   // some tensor becomes codes
+  bool is_turned;         // some tensor is
+  bool has_norm;          // some tensor is normed
+  bool has_caches;        // some tensor is cached
+  bool has_factor;        // some tensor has one
+  bool has_codes;         // some tensor becomes codes
   bool scale_multiplies;  // values are multiplied by scales; else divided
   CachePlaces places;
 };

@@ -40,7 +40,7 @@ rope_status_t check_written_type(const char *function, const char *field, rope_d
     return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: data of F64 are not quantised", function, field,
                 dtype_name(written));
   }
-  const char *const others = data == ROPE_DTYPE_F32 ? ", or F16, BF16, F8_E4M3 or F8_E5M2"
+  const char *const others = data == ROPE_DTYPE_F32   ? ", or F16, BF16, F8_E4M3 or F8_E5M2"
                              : data == ROPE_DTYPE_F64 ? ""
                                                       : ", or F8_E4M3 or F8_E5M2";
   return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %s: it must be the descriptor's, %s%s", function, field,
@@ -96,8 +96,9 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
       return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
                   dtype_name(tensor.dtype));
     }
-    return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2",
-                function, field, tensor.dtype);
+    return fail(ROPE_STATUS_INVALID_ARGUMENT,
+                "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2", function, field,
+                tensor.dtype);
   }
   *view = View{};
   view->data = static_cast<char *>(tensor.data);

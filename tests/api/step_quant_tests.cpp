@@ -1,0 +1,210 @@
+// step_quant_tests.cpp - outputs and caches of 8 bits: codes, static scales, the largest magnitude
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/step_case.hpp"
+
+namespace {
+
+const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+const std::vector<rope_dtype_t> codes = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
+const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
+
+// Servers' step: q turned in place, k turned and cached, v cached.
+StepCase cached(rope_dtype_t code) {
+  StepCase step;
+  step.dtype = ROPE_DTYPE_BF16;
+  step.flags = ROPE_FLAG_V_UNROTATED;
+  step.q.heads = 4;
+  step.k.heads = step.v.heads = 2;
+  step.k.scale = step.v.scale = Scale::One;
+  step.table_rows = 6;
+  StepCache &cache = step.cache.emplace();
+  cache.has_v = true;
+  cache.k_dtype = cache.v_dtype = code;
+  cache.slots = {5, 3, 9, -1, 0, 1, 2, 4, 6, 7};
+  return step;
+}
+
+void quantise_q(rope_dtype_t code, StepCase *step) {
+  step->q.out = StepOut::Own;
+  step->q.out_dtype = code;
+  step->q.scale = Scale::One;
+}
+
+}  // namespace
+
+TEST_CASE("caches of 8 bits", "[rope][step][quant]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const rope_layout_t layout : layouts) {
+        for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+          StepCase step = cached(code);
+          step.dtype = dtype;
+          step.layout = layout;
+          if (layout == ROPE_LAYOUT_THD) step.tokens = 10;
+          step.style = style;
+          step.check();
+          quantise_q(code, &step);
+          step.check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant]") {
+  for (const rope_dtype_t code : codes) {
+    for (const Scale scale : {Scale::None, Scale::One, Scale::ByHead}) {
+      for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_QUANT_FLAG_SCALE_MULTIPLIES}}) {
+        StepCase step = cached(code);
+        quantise_q(code, &step);
+        step.quant_flags = flags;
+        step.q.scale = step.k.scale = step.v.scale = scale;
+        step.q.scale_placement.gap(0, 2).reversed(0);
+        step.check();
+        step.norm = ROPE_NORM_RMS;
+        step.q.has_weight = step.k.has_weight = true;
+        step.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("16-bit outputs beside caches of 8 bits, and the other way round", "[rope][step][quant]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const bool is_normed : {false, true}) {
+      StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+      step.dtype = dtype;
+      if (is_normed) step.norm = ROPE_NORM_RMS;
+      step.k.out = StepOut::Own;
+      step.v.out = StepOut::Own;
+      step.check();
+      step.k.out = step.v.out = StepOut::Same;
+      step.check();
+      step.k.out = StepOut::Own;
+      step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // another type than the cache's
+      step.check();
+      step.cache->k_dtype = dtype;
+      step.check();
+    }
+  }
+}
+
+TEST_CASE("every launch that codes can come out of", "[rope][step][quant]") {
+  for (const int32_t head_dim : {64, 96, 128, 256}) {
+    for (const int64_t tokens : {1, 33, 700}) {
+      for (const bool is_normed : {false, true}) {
+        StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+        step.layout = ROPE_LAYOUT_THD;
+        step.head_dim = head_dim;
+        step.tokens = tokens;
+        if (is_normed) {
+          step.norm = ROPE_NORM_RMS;
+          step.q.has_weight = step.k.has_weight = true;
+        }
+        step.table_rows = tokens == 33 ? -1 : 1000;
+        step.cache->pages = 90;
+        step.cache->entries = 16;
+        step.cache->slots.emplace();
+        for (int64_t i = 0; i < tokens; ++i) step.cache->slots->push_back((i * 7 + 3) % 1440);
+        step.check();
+        quantise_q(ROPE_DTYPE_F8_E5M2, &step);
+        step.q.scale = Scale::ByHead;
+        step.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("codes of a window, of one that is part of a head, and of what is not turned", "[rope][step][quant]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_style_t out_style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+      step.dtype = dtype;
+      step.out_style = out_style;
+      step.rotary_dim = 24;
+      step.rotary_offset = 10;
+      quantise_q(ROPE_DTYPE_F8_E4M3, &step);
+      step.check();
+      step.k.is_window = true;
+      step.check();
+      step.v.width = 20;
+      step.flags = ROPE_FLAG_UNROTATED;
+      step.table_rows = -1;
+      step.check();
+    }
+  }
+}
+
+TEST_CASE("values that become dtype's before they become codes", "[rope][step][quant]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const bool is_normed : {false, true}) {
+        StepCase step = cached(code);
+        step.dtype = dtype;
+        step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+        step.has_amax = true;
+        if (is_normed) step.norm = ROPE_NORM_RMS;
+        quantise_q(code, &step);
+        step.k.factor = RowFactor::ByHead;
+        step.check();
+        step.k.factor = RowFactor::None;
+        step.has_amax = false;
+        step.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("amax is raised by what becomes a code alone", "[rope][step][quant]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+    step.dtype = dtype;
+    step.has_amax = true;
+    step.values = [](int tensor, int64_t token, int64_t head, int64_t channel) {
+      return static_cast<oracle::Real>(tensor * 100 + token * 7 + head) - static_cast<oracle::Real>(channel % 5);
+    };
+    step.check();  // q has 16 bits
+    quantise_q(ROPE_DTYPE_F8_E5M2, &step);
+    step.check();
+    step.cache->slots = std::vector<int64_t>(10, -1);  // no code of k and v
+    step.check();
+    step.v.out = StepOut::Own;
+    step.v.out_dtype = ROPE_DTYPE_F8_E4M3;
+    step.check();
+  }
+}
+
+TEST_CASE("infinities, NaN, zeros, and what lies between two codes", "[rope][step][quant]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const bool has_amax : {false, true}) {
+        StepCase step = cached(code);
+        step.dtype = dtype;
+        step.flags = ROPE_FLAG_UNROTATED;
+        step.table_rows = -1;
+        quantise_q(code, &step);
+        step.q.scale = step.k.scale = step.v.scale = Scale::None;
+        step.has_amax = has_amax;
+        int64_t number = 0;
+        step.values = [&](int, int64_t, int64_t, int64_t) {
+          constexpr oracle::Real inf = std::numeric_limits<oracle::Real>::infinity();
+          const oracle::Real special[] = {
+              0,       -0.0L,    inf,       -inf,     std::numeric_limits<oracle::Real>::quiet_NaN(),
+              448,     -448,     456,       464,      -465,
+              480,     57344,    61440,     65504,    -61441,
+              1e-9,    1e-3L,    -0x1p-10L, 0x3p-11L, 0x1p-9L,
+              0x1p-6L, 0xfp-10L, -0x1p-17L, 0x3p-18L, 0x1p-14L,
+              0x7p-17L};
+          const int64_t i = number++;
+          if (i % 2 == 0) return special[i / 2 % (sizeof special / sizeof *special)];
+          return std::ldexp(static_cast<oracle::Real>(i % 64), static_cast<int>(i / 64 % 20) - 12);  // midpoints too
+        };
+        step.check();
+      }
+    }
+  }
+}
