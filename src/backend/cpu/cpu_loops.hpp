@@ -67,6 +67,24 @@ void write_elements(const Real *values, int64_t count, void *target, int64_t str
   for (; i < count; ++i) element[i] = round_to<T>(values[i]);
 }
 
+// Raises the bits of a magnitude to those of the largest one among elements. NaN is above infinity.
+template <typename T>
+void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  constexpr Bits kAllButSign = static_cast<Bits>(~Bits{0}) >> 1;
+  Bits max = 0;
+  for (int i = 0; i < count; ++i) {
+    Bits bits;
+    memcpy(&bits, elements + i, sizeof bits);
+    bits &= kAllButSign;
+    max = bits > max ? bits : max;
+  }
+  T largest;
+  memcpy(&largest, &max, sizeof largest);
+  const uint32_t bits = bits_of(to_float(largest));
+  if (bits > *magnitude) *magnitude = bits;
+}
+
 template <typename Real>
 void fill_angles(const uint64_t *phases, int count, Real scale, Real *__restrict cos, Real *__restrict sin) {
   for (int i = 0; i < count; ++i) {

@@ -210,16 +210,6 @@ void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin,
   }
 }
 
-// The largest magnitude among values, as bits. NaN is above infinity.
-ROPE_LOOP uint32_t max_magnitude(const float *values, int count) {
-  uint32_t max = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
-    if (magnitude > max) max = magnitude;
-  }
-  return max;
-}
-
 // Heads as codes, by way of `before`.
 template <typename T>
 void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
@@ -229,10 +219,7 @@ void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<
     const float factor = run.code.factor_of(head);
     memcpy(values, heads->head(i), static_cast<size_t>(run.channels) * sizeof *values);
     if (run.code.rounds_before) round_values<T>(values, run.channels);
-    if (run.code.amax != nullptr) {
-      const uint32_t max = max_magnitude(values, run.channels);
-      if (max > *run.code.amax) *run.code.amax = max;
-    }
+    if (run.code.amax != nullptr) raise_magnitude(values, run.channels, run.code.amax);
     for (int channel = 0; channel < run.channels; ++channel)
       values[channel] = multiply_rounded(values[channel], factor);
     char *const out = target.data + head * target.head_stride;

@@ -80,6 +80,11 @@ struct HeadRows {
   ROPE_VECTOR void put(int head, int64_t channel, Bits bits) const {
     memcpy(out + head * out_stride + channel, &bits, sizeof bits);
   }
+
+  template <int kLanes>
+  ROPE_VECTOR void put_interleaved(int head, int64_t channel, Vector<kLanes> even, Vector<kLanes> odd) const {
+    write_interleaved(even, odd, out + head * out_stride + channel);
+  }
 };
 
 // ---- Loops: each takes what fills its vectors from `begin` on and returns where it ended ----
@@ -99,14 +104,14 @@ ROPE_LOOP int weigh_vectors(const HeadRows<T, U, Rounded> rows, int begin, int e
 }
 
 // The same as words, whose weights are as arrange_angles leaves them.
-template <int kLanes, typename Rounded>
-ROPE_LOOP int weigh_words(const HeadRows<BFloat16, BFloat16, Rounded> rows, int begin, int end, const float *weights) {
+template <int kLanes, typename U, typename Rounded>
+ROPE_LOOP int weigh_words(const HeadRows<BFloat16, U, Rounded> rows, int begin, int end, const float *weights) {
   for (; begin + 2 * kLanes <= end; begin += 2 * kLanes) {
     const auto of_even = Vector<kLanes>::load(weights + begin), of_odd = Vector<kLanes>::load(weights + begin + kLanes);
     for (int head = 0; head < rows.count; ++head) {
       Vector<kLanes> even, odd;
       read_interleaved(rows.read(head, begin), &even, &odd);
-      rows.put(head, begin, words_of(rows.weigh(head, even, of_even), rows.weigh(head, odd, of_odd)));
+      rows.put_interleaved(head, begin, rows.weigh(head, even, of_even), rows.weigh(head, odd, of_odd));
     }
   }
   return begin;
@@ -158,9 +163,9 @@ ROPE_LOOP int turn_halves(const HeadRows<T, U, Rounded> rows, int begin, int end
 }
 
 // The same as words, whose numbers are as arrange_angles leaves them.
-template <int kLanes, typename Rounded>
-ROPE_LOOP int turn_words_of_halves(const HeadRows<BFloat16, BFloat16, Rounded> rows, int begin, int end,
-                                   const TurnedRun run, const PairAngles<float> angles) {
+template <int kLanes, typename U, typename Rounded>
+ROPE_LOOP int turn_words_of_halves(const HeadRows<BFloat16, U, Rounded> rows, int begin, int end, const TurnedRun run,
+                                   const PairAngles<float> angles) {
   for (; begin + 2 * kLanes <= end; begin += 2 * kLanes) {
     const PairNumbers<kLanes> of_even(run.weights_x, run.weights_y, angles, begin);
     const PairNumbers<kLanes> of_odd(run.weights_x, run.weights_y, angles, begin + kLanes);
@@ -170,16 +175,16 @@ ROPE_LOOP int turn_words_of_halves(const HeadRows<BFloat16, BFloat16, Rounded> r
       read_interleaved(rows.read(head, run.y + begin), &even.y, &odd.y);
       even = of_even.turn(rows, head, even);
       odd = of_odd.turn(rows, head, odd);
-      rows.put(head, run.x + begin, words_of(even.x, odd.x));
-      rows.put(head, run.y + begin, words_of(even.y, odd.y));
+      rows.put_interleaved(head, run.x + begin, even.x, odd.x);
+      rows.put_interleaved(head, run.y + begin, even.y, odd.y);
     }
   }
   return begin;
 }
 
 // Interleaved pairs as words.
-template <int kLanes, typename Rounded>
-ROPE_LOOP int turn_words(const HeadRows<BFloat16, BFloat16, Rounded> rows, int begin, int end, const TurnedRun run,
+template <int kLanes, typename U, typename Rounded>
+ROPE_LOOP int turn_words(const HeadRows<BFloat16, U, Rounded> rows, int begin, int end, const TurnedRun run,
                          const PairAngles<float> angles) {
   for (; begin + kLanes <= end; begin += kLanes) {
     const PairNumbers<kLanes> numbers(run.weights_x, run.weights_y, angles, begin);
@@ -187,7 +192,7 @@ ROPE_LOOP int turn_words(const HeadRows<BFloat16, BFloat16, Rounded> rows, int b
       Pair<Vector<kLanes>> pair;
       read_interleaved(rows.read(head, run.x + 2 * begin), &pair.x, &pair.y);
       pair = numbers.turn(rows, head, pair);
-      rows.put(head, run.x + 2 * begin, words_of(pair.x, pair.y));
+      rows.put_interleaved(head, run.x + 2 * begin, pair.x, pair.y);
     }
   }
   return begin;
@@ -218,6 +223,16 @@ ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, in
       vector = add_rounded(multiply_rounded(vector, itself), multiply_rounded(swap_neighbours(vector), other));
       rows.put(head, window + begin, elements_of<U>(vector));
     }
+  }
+  return begin;
+}
+
+template <int kLanes, typename T, typename U>
+ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float factor) {
+  for (; begin + kLanes <= end; begin += kLanes) {
+    Vector<kLanes> vector;
+    read_vector(in + begin, &vector);
+    encode_vector(multiply_rounded(vector, same_in_all<kLanes>(factor)), out + begin);
   }
   return begin;
 }
@@ -513,12 +528,37 @@ void inverse_norms(const NormForm<float> &form, float *sums) {
   Vector<8>{inverse}.store(sums);
 }
 
+// Of heads that go through both passes before the next ones, so that they stay in the first cache.
+constexpr int kMaxBlockHeads = 8;
+constexpr int kMaxBlockBytes = 4096;
+
+template <typename T>
+HeadBlock block_of_input(const StepRun<float> &run, int64_t first) {
+  return {const_cast<char *>(run.in) + first * run.head_stride * static_cast<int64_t>(sizeof(T)), run.head_stride};
+}
+
 // Whether step_contiguous does the run.
 bool is_contiguous(const StepRun<float> &run) {
-  bool is =
-      run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present() && !run.has_codes();
+  bool is = run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present();
   for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
+}
+
+// Heads of T as codes of U.
+template <typename T, typename U>
+void encode_heads(const StepRun<float> &run, const HeadBlock &from, const HeadBlock &to, int64_t first, int count) {
+  for (int head = 0; head < count; ++head) {
+    const T *const in = reinterpret_cast<const T *>(from.data) + head * from.stride;
+    U *const out = reinterpret_cast<U *>(to.data) + head * to.stride;
+    if (run.code.amax != nullptr) raise_magnitude(in, run.channels, run.code.amax);
+    const float factor = run.code.factor_of(first + head);
+    int i = 0;
+#if defined(__AVX512BW__)
+    i = encode_vectors<16>(in, out, i, run.channels, factor);
+#endif
+    i = encode_vectors<8>(in, out, i, run.channels, factor);
+    for (; i < run.channels; ++i) out[i] = round_to<U>(multiply_rounded(to_float(in[i]), factor));
+  }
 }
 
 template <typename T, typename U>
@@ -533,9 +573,22 @@ void step_to_block(const StepRun<float> &run, const HeadBlock &to, bool is_windo
   }
 }
 
-// Of heads that go through both passes before the next ones, so that they stay in the first cache.
-constexpr int kMaxBlockHeads = 8;
-constexpr int kMaxBlockBytes = 4096;
+// The same for U of 8 bits, all channels, from numbers before they are codes: the input's own, or those of another block.
+template <typename T, typename U>
+void step_to_codes(const StepRun<float> &run, const HeadBlock &to, int64_t first, int count, const float *inverse,
+                   StepNumbers<T> *numbers) {
+  alignas(64) char buffer[kMaxBlockBytes];
+  const HeadBlock block = {buffer, run.channels};
+  if (run.norm == nullptr && !run.is_turned) {
+    encode_heads<T, U>(run, block_of_input<T>(run, first), to, first, count);
+  } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
+    step_to_block<T, float>(run, block, false, first, count, inverse, numbers);
+    encode_heads<float, U>(run, block, to, first, count);
+  } else {
+    step_to_block<T, T>(run, block, false, first, count, inverse, numbers);
+    encode_heads<T, U>(run, block, to, first, count);
+  }
+}
 
 // Heads to targets from the one numbered `begin` on that have one type. What goes past the caches is put together first:
 // lines that follow each other take less time there.
@@ -549,15 +602,16 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t firs
   HeadBlock done;
   const StepTarget &target = run.targets[begin];
   if (std::is_same_v<T, U> && run.norm == nullptr && !run.is_turned) {
-    const int64_t offset = first * run.head_stride * static_cast<int64_t>(sizeof(T));
-    done = {const_cast<char *>(run.in) + offset, run.head_stride};
-  } else if (target.is_streamed) {
-    done = {buffer, run.channels};
-    step_to_block<T, U>(run, done, false, first, count, inverse, numbers);
+    done = block_of_input<T>(run, first);
   } else {
-    done = block_of(target);
-    step_to_block<T, U>(run, done, target.is_window_alone, first, count, inverse, numbers);
-    ++begin;
+    const bool is_buffered = target.is_streamed;
+    done = is_buffered ? HeadBlock{buffer, run.channels} : block_of(target);
+    if constexpr (sizeof(U) == 1) {
+      step_to_codes<T, U>(run, done, first, count, inverse, numbers);
+    } else {
+      step_to_block<T, U>(run, done, !is_buffered && target.is_window_alone, first, count, inverse, numbers);
+    }
+    begin += is_buffered ? 0 : 1;
   }
   for (int i = begin; i < end; ++i) {
     copy_heads<U>(done, block_of(run.targets[i]), run.channels, count, run.targets[i].is_streamed);
@@ -566,22 +620,26 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t firs
 
 template <typename T>
 void step_to_all(const StepRun<float> &run, int64_t first, int count, const float *inverse, StepNumbers<T> *numbers) {
-  if constexpr (!std::is_same_v<T, float>) {
+  if (!std::is_same_v<T, float> && !run.has_codes()) {
     return step_to_targets<T, T>(run, 0, run.num_targets, first, count, inverse, numbers);
-  } else {
-    // The first target, which may be the input, comes last.
-    for (int end = run.num_targets; end > 0;) {
-      const CpuType type = run.targets[end - 1].type;
-      const int begin = end == 2 && run.targets[0].type == type ? 0 : end - 1;
-      if (type == kCpuF16) {
-        step_to_targets<T, Float16>(run, begin, end, first, count, inverse, numbers);
-      } else if (type == kCpuBF16) {
-        step_to_targets<T, BFloat16>(run, begin, end, first, count, inverse, numbers);
-      } else {
-        step_to_targets<T, T>(run, begin, end, first, count, inverse, numbers);
-      }
-      end = begin;
+  }
+  // The first target, which may be the input, comes last.
+  for (int end = run.num_targets; end > 0;) {
+    const CpuType type = run.targets[end - 1].type;
+    const int begin = end == 2 && run.targets[0].type == type ? 0 : end - 1;
+    const auto write = [&](auto element) {
+      step_to_targets<T, decltype(element)>(run, begin, end, first, count, inverse, numbers);
+    };
+    if (type == kCpuE4M3) {
+      write(Float8E4M3{});
+    } else if (type == kCpuE5M2) {
+      write(Float8E5M2{});
+    } else if (!std::is_same_v<T, float> || type == kCpuF32) {
+      write(T{});
+    } else if constexpr (std::is_same_v<T, float>) {
+      type == kCpuF16 ? write(Float16{}) : write(BFloat16{});
     }
+    end = begin;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "core/math/float16.hpp"
+#include "core/math/float8.hpp"
 
 #if defined(__AVX2__) && defined(__F16C__)
 #define ROPE_HAS_VECTORS 1
@@ -25,6 +26,7 @@ template <int kLanes>
 struct Vector {
   typedef float Floats __attribute__((vector_size(4 * kLanes)));
   typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+  typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
   typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
   Floats values;
@@ -203,6 +205,58 @@ template <int kLanes>
 ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, Float16 *to) {
   const Words<kLanes> words = widen(to_float16(first)) | widen(to_float16(second)) << 16;
   memcpy(to, &words, sizeof words);
+}
+
+ROPE_VECTOR void write_interleaved(Vector<8> first, Vector<8> second, float *to) {
+  const __m256 lower = _mm256_unpacklo_ps(first.values, second.values),
+               upper = _mm256_unpackhi_ps(first.values, second.values);
+  _mm256_storeu_ps(to, _mm256_permute2f128_ps(lower, upper, 0x20));
+  _mm256_storeu_ps(to + 8, _mm256_permute2f128_ps(lower, upper, 0x31));
+}
+
+#if defined(__AVX512BW__)
+ROPE_VECTOR void write_interleaved(Vector<16> first, Vector<16> second, float *to) {
+  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
+  _mm512_storeu_ps(to, _mm512_permutex2var_ps(first.values, lower, second.values));
+  _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(first.values, upper, second.values));
+}
+#endif
+
+// ---- 8-bit elements ----
+
+// Words below 256.
+ROPE_VECTOR void write_bytes(Words<8> words, void *to) {
+  const __m128i halves = reinterpret_cast<__m128i>(narrow(words));
+  _mm_storel_epi64(static_cast<__m128i *>(to), _mm_packus_epi16(halves, halves));
+}
+
+#if defined(__AVX512BW__)
+ROPE_VECTOR void write_bytes(Words<16> words, void *to) {
+  _mm_storeu_si128(static_cast<__m128i *>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(words)));
+}
+#endif
+
+// As round_to_float8_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the
+// step of the code at the number's exponent is added, and the steps are counted in the sum's lowest bits.
+template <typename Float8, int kLanes>
+ROPE_VECTOR void encode_vector(Vector<kLanes> vector, Float8 *to) {
+  using Floats = typename Vector<kLanes>::Floats;
+  using Integers = typename Vector<kLanes>::Integers;
+  constexpr int kDropped = 23 - Float8::kMantissaBits;
+  const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
+  const Integers max = Integers{} + static_cast<int32_t>(bits_of(Float8::kMax)),
+                 min_exponent = Integers{} + ((128 - Float8::kExponentBias) << 23);
+  Integers magnitude = reinterpret_cast<Integers>(bits & 0x7fffffffu);
+  magnitude = magnitude < max ? magnitude : max;
+  Integers exponent = magnitude & 0x7f800000;
+  exponent = exponent > min_exponent ? exponent : min_exponent;
+  const Integers counter = exponent + (kDropped << 23);
+  const Floats sum = reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(counter);
+  const Integers code = reinterpret_cast<Integers>(sum) + ((exponent - min_exponent) >> kDropped);
+  const Words<kLanes> signed_code = (reinterpret_cast<Words<kLanes>>(code) & 0x7fu) | (bits >> 24 & 0x80u);
+  const Words<kLanes> nan = Words<kLanes>{} + kFloat8NaN;
+  write_bytes(vector.values == vector.values ? signed_code : nan, to);
 }
 
 }  // namespace
