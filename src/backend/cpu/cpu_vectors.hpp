@@ -225,10 +225,12 @@ ROPE_VECTOR void write_interleaved(Vector<16> first, Vector<16> second, float *t
 
 // ---- 8-bit elements ----
 
-// Words below 256.
+// The lowest bytes of words.
 ROPE_VECTOR void write_bytes(Words<8> words, void *to) {
-  const __m128i halves = reinterpret_cast<__m128i>(narrow(words));
-  _mm_storel_epi64(static_cast<__m128i *>(to), _mm_packus_epi16(halves, halves));
+  const __m256i lowest = _mm256_set1_epi32(0x0c080400);
+  const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(words), lowest);
+  _mm_storel_epi64(static_cast<__m128i *>(to),
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
 
 #if defined(__AVX512BW__)
@@ -238,24 +240,24 @@ ROPE_VECTOR void write_bytes(Words<16> words, void *to) {
 #endif
 
 // As round_to_float8_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the
-// step of the code at the number's exponent is added, and the steps are counted in the sum's lowest bits.
+// step of codes at the number's exponent is added, and the lowest byte of the sum counts steps. It begins with what takes
+// the exponent of subnormal numbers, which is added behind it, to 0.
 template <typename Float8, int kLanes>
 ROPE_VECTOR void encode_vector(Vector<kLanes> vector, Float8 *to) {
   using Floats = typename Vector<kLanes>::Floats;
   using Integers = typename Vector<kLanes>::Integers;
-  constexpr int kDropped = 23 - Float8::kMantissaBits;
+  constexpr int kDropped = 23 - Float8::kMantissaBits, kMinExponent = (128 - Float8::kExponentBias) << 23;
+  constexpr int kCounter = (kDropped << 23) + (-(kMinExponent >> kDropped) & 0xff);
   const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
   const Integers max = Integers{} + static_cast<int32_t>(bits_of(Float8::kMax)),
-                 min_exponent = Integers{} + ((128 - Float8::kExponentBias) << 23);
+                 min_exponent = Integers{} + kMinExponent;
   Integers magnitude = reinterpret_cast<Integers>(bits & 0x7fffffffu);
   magnitude = magnitude < max ? magnitude : max;
   Integers exponent = magnitude & 0x7f800000;
   exponent = exponent > min_exponent ? exponent : min_exponent;
-  const Integers counter = exponent + (kDropped << 23);
-  const Floats sum = reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(counter);
-  const Integers code = reinterpret_cast<Integers>(sum) + ((exponent - min_exponent) >> kDropped);
-  const Words<kLanes> signed_code = (reinterpret_cast<Words<kLanes>>(code) & 0x7fu) | (bits >> 24 & 0x80u);
-  const Words<kLanes> nan = Words<kLanes>{} + kFloat8NaN;
+  const Floats sum = reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(exponent + kCounter);
+  const Words<kLanes> code = reinterpret_cast<Words<kLanes>>(reinterpret_cast<Integers>(sum) + (exponent >> kDropped));
+  const Words<kLanes> signed_code = code | (bits >> 24 & 0x80u), nan = Words<kLanes>{} + kFloat8NaN;
   write_bytes(vector.values == vector.values ? signed_code : nan, to);
 }
 
