@@ -544,12 +544,23 @@ bool is_contiguous(const StepRun<float> &run) {
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }
 
-// Heads of T as codes of U.
-template <typename T, typename U>
+// Asks for a head's lines while others are at work. Behind the last head may lie anything.
+template <typename T>
+ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
+  constexpr int kSize = sizeof(T), kLine = 64;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(run.in) + static_cast<uintptr_t>(head * run.head_stride * kSize);
+  for (int i = 0; i < run.channels * kSize; i += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void *>(begin + static_cast<uintptr_t>(i)));
+  }
+}
+
+// Heads of T as codes of U. Heads of the next block, which are In, are asked for one by one in the meantime.
+template <typename In, typename T, typename U>
 void encode_heads(const StepRun<float> &run, const HeadBlock &from, const HeadBlock &to, int64_t first, int count) {
   for (int head = 0; head < count; ++head) {
     const T *const in = reinterpret_cast<const T *>(from.data) + head * from.stride;
     U *const out = reinterpret_cast<U *>(to.data) + head * to.stride;
+    prefetch_head<In>(run, first + count + head);
     if (run.code.amax != nullptr) raise_magnitude(in, run.channels, run.code.amax);
     const float factor = run.code.factor_of(first + head);
     int i = 0;
@@ -580,13 +591,13 @@ void step_to_codes(const StepRun<float> &run, const HeadBlock &to, int64_t first
   alignas(64) char buffer[kMaxBlockBytes];
   const HeadBlock block = {buffer, run.channels};
   if (run.norm == nullptr && !run.is_turned) {
-    encode_heads<T, U>(run, block_of_input<T>(run, first), to, first, count);
+    encode_heads<T, T, U>(run, block_of_input<T>(run, first), to, first, count);
   } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
     step_to_block<T, float>(run, block, false, first, count, inverse, numbers);
-    encode_heads<float, U>(run, block, to, first, count);
+    encode_heads<T, float, U>(run, block, to, first, count);
   } else {
     step_to_block<T, T>(run, block, false, first, count, inverse, numbers);
-    encode_heads<T, U>(run, block, to, first, count);
+    encode_heads<T, T, U>(run, block, to, first, count);
   }
 }
 
