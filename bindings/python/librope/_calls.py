@@ -9,7 +9,7 @@ import sysconfig
 from typing import Any, Callable, Optional, Tuple
 
 from ._enums import Device, TableRows
-from ._groups import Cache, Norm
+from ._groups import Cache, Input, Norm, Quant
 from ._library import beside_library, function_table, package_version
 
 Builtin = Callable[..., Any]
@@ -37,7 +37,8 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     load.restype = ctypes.py_object
     load.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
     devices = ((int(Device.CPU), 0), *[(int(Device.CUDA), ordinal) for ordinal in range(_MAX_ORDINALS)])
-    builtins = load(package_version(), ctypes.addressof(functions), (Norm, Cache, TableRows), devices)
+    classes = Norm, Cache, Quant, Input, TableRows
+    builtins = load(package_version(), ctypes.addressof(functions), classes, devices)
     if builtins is NotImplemented:
         return f"{file}: it is of another version", (absent,) * 5
     return "", builtins

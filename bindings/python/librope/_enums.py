@@ -14,7 +14,8 @@ class Device(IntEnum):
 
 
 class Dtype(IntEnum):
-    """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX."""
+    """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX. F8_E4M3 is
+    float8_e4m3fn and F8_E5M2 float8_e5m2, of torch and of ml_dtypes."""
 
     F32 = _abi.ROPE_DTYPE_F32
     F16 = _abi.ROPE_DTYPE_F16
@@ -87,6 +88,13 @@ class NormRounding(IntFlag):
     AFTER_WEIGHT = _abi.ROPE_NORM_ROUND_AFTER_WEIGHT
 
 
+class QuantRounding(IntFlag):
+    """What is rounded to the descriptor's dtype before it is scaled and quantised: the values, as where separate kernels
+    write 16 bits and quantise those."""
+
+    FIRST = _abi.ROPE_QUANT_ROUND_FIRST
+
+
 class Activation(IntEnum):
     """What gates. REGLU: max(g, 0); GEGLU_ERF and GEGLU_TANH: GELU, exact and by torch's approximate="tanh"."""
 
@@ -144,6 +152,7 @@ NORM_ORDERS = _names(NormOrder)
 NORM_EXTENTS = _names(NormExtent)
 NORM_TENSORS = _names(NormTensors)
 NORM_ROUNDINGS = _names(NormRounding)
+QUANT_ROUNDINGS = _names(QuantRounding)
 ACTIVATIONS = _names(Activation)
 LIMIT_RULES = _names(LimitRule)
 SCALINGS = _names(Scaling)
@@ -156,6 +165,8 @@ DTYPES = {
     "float64": _abi.ROPE_DTYPE_F64,
     "int32": _abi.ROPE_DTYPE_I32,
     "int64": _abi.ROPE_DTYPE_I64,
+    "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
+    "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
 }
 
 

@@ -24,7 +24,7 @@ class Cache(NamedTuple):
     """Paged caches that k and v are written to, and where each token goes: `slots`, or `page_table`, one of them.
 
     k_cache, v_cache: [P, E, H, D]: pages, entries of a page, heads, channels, with any strides, in the descriptor's
-                      dtype, or F16 or BF16 of F32 data
+                      dtype, F8_E4M3 or F8_E5M2, or F16 or BF16 of F32 data
     slots:            I32 or I64 [B, S], "thd" [T], or [N] for the first N tokens: page * E + entry
     page_table:       I32 or I64 [B, any]: pages of each sequence; with page_indptr one list for all, [any]
     page_indptr:      I32 or I64 [B + 1]: sequence b has entries page_indptr[b] to page_indptr[b + 1] - 1
@@ -53,8 +53,15 @@ class Cache(NamedTuple):
 
 
 class Quant(NamedTuple):
-    """Scales of outputs and caches of 8 and 4 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. Refused
-    with NotSupported in this version."""
+    """Scales of outputs and caches of 8 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. A code is
+    x / scale, by the rounded reciprocal, to nearest even and saturating; NaN stays NaN.
+
+    q_scale, k_scale, v_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1
+    amax_out:         F32 [3], of q, k and v: a call raises them to the largest magnitude of what it scales
+    scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine)
+    k_pass_scale, q_scales_out, k_scales_out, v_scales_out, scale_floor, power_of_two: refused with NotSupported in this
+                      version
+    """
 
     q_scale: Optional[Tensor] = None
     k_scale: Optional[Tensor] = None
@@ -70,7 +77,12 @@ class Quant(NamedTuple):
 
 
 class Input(NamedTuple):
-    """Further inputs: rope_input_args_t in <rope/rope.h>. Refused with NotSupported in this version."""
+    """Further inputs: rope_input_args_t in <rope/rope.h>.
+
+    q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype, a factor of each token, [S] or [B, S], "thd"
+                      [T], or of each token and head, [B, S, H], "thd" [T, H], by which all channels are multiplied
+    q_pass, k_pass:   refused with NotSupported in this version
+    """
 
     q_pass: Optional[Tensor] = None
     k_pass: Optional[Tensor] = None

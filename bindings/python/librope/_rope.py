@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, o
 
 from . import _abi, _calls
 from ._descriptor import Descriptor
-from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, STYLES, TABLE_ROWS,
-                     NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
+from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, QUANT_ROUNDINGS,
+                     STYLES, TABLE_ROWS, NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
 from ._groups import Cache, Input, Norm, Quant
 from ._integers import fill, integers_for
 from ._kept import Call, Unkept
 from ._library import check, lib
 from ._tensors import Reader
 from ._types import (AnyDtype, AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType,
-                     AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
+                     AnyQuantRounding, AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -74,6 +74,7 @@ class RopeDesc(Descriptor):
     norm_rounding:   what is rounded to dtype inside the norm: "before_weight" (Llama, Qwen3), "after_weight", or both
     norm_eps:        above 0 with a norm
     norm_weight_offset: added to every weight (Gemma: 1)
+    quant_rounding:  "first": values are rounded to dtype before they are scaled and quantised
 
     Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
     """
@@ -109,6 +110,7 @@ class RopeDesc(Descriptor):
         norm_rounding: AnyNormRounding = 0,
         norm_eps: float = 0.0,
         norm_weight_offset: float = 0.0,
+        quant_rounding: AnyQuantRounding = 0,
     ) -> None:
         config = fill(
             _abi.rope_config_t(), "rope_desc_create",
@@ -132,6 +134,7 @@ class RopeDesc(Descriptor):
             norm_rounding=bits_of(NORM_ROUNDINGS, "norm_rounding", norm_rounding),
             norm_eps=norm_eps,
             norm_weight_offset=norm_weight_offset,
+            quant_rounding=bits_of(QUANT_ROUNDINGS, "quant_rounding", quant_rounding),
         )
         # The library cannot see how long an array is.
         num_pairs = (config.rotary_dim or config.head_dim) // 2
@@ -198,13 +201,14 @@ class RopeDesc(Descriptor):
         stream: Any = None,
     ) -> Any:
         """Rotates those of q, k and v that are given, at least one, in one launch, each token by the angles of its
-        position; norms them, and writes k and v to caches, where asked.
+        position; norms and quantises them, and writes k and v to caches, where asked.
 
         q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own. D is
                          head_dim, or rotary_dim: the window alone
         out:             None: new tensors of the framework of q, k and v. Otherwise one tensor for each of q, k and v
                          that is given, in their order, None for a new one; q itself rotates q in place. False for k
-                         with a k_cache and for v with a v_cache: cached only, None is returned
+                         with a k_cache and for v with a v_cache: cached only, None is returned. F8_E4M3 and F8_E5M2
+                         of any data, F16 and BF16 of F32 data
         positions:       I32 or I64 [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index
                          of the token in its sequence
         start_positions: I32 or I64 [B], or one for each token; added
@@ -216,7 +220,8 @@ class RopeDesc(Descriptor):
                          lowest of them + 1; with a cache also the tokens whose place is outside it
         norm:            a Norm, with the descriptor's norm and only then
         cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
-        quant, input:    a Quant, an Input
+        quant:           a Quant: scales of outputs and caches of 8 bits, which without one are not scaled
+        input:           an Input: row factors
         unrotated:       nothing is turned: layers without positions, a write to caches alone
         v_unrotated:     v is not turned, q and k are
         position_offset: added to every position
@@ -230,10 +235,10 @@ class RopeDesc(Descriptor):
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
-        if stream is None and quant is None and input is None:
+        if stream is None:
             results = _calls.rotate(
                 self, False, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, norm, cache,
-                position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+                quant, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
             if results is not NotImplemented:
                 return results
         return self._rotate(
@@ -277,6 +282,7 @@ class RopeDesc(Descriptor):
         sin: Optional[Tensor] = None,
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
+        input: Optional[Input] = None,
         position_offset: int = 0,
         table_rows: AnyTableRows = TableRows.BY_POSITION,
         unrotated: bool = False,
@@ -286,19 +292,20 @@ class RopeDesc(Descriptor):
     ) -> Any:
         """The transpose of forward: q, k and v are gradients of the outputs, the result those of the inputs.
 
-        Arguments and shapes as for forward. With attention_scale 1 it also undoes the rotation.
+        Arguments and shapes as for forward; row factors are constants. With attention_scale 1 it also undoes the
+        rotation.
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
         if stream is None:
             results = _calls.rotate(
                 self, True, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, None, None,
-                position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+                None, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
             if results is not NotImplemented:
                 return results
         return self._rotate(
             "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated)
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, input=input)
 
     def explain(
         self, q: Optional[Tensor] = None, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
@@ -337,8 +344,9 @@ class RopeDesc(Descriptor):
         flags = flags_of(programmatic_launch, unrotated, v_unrotated)
         operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
         call = None
-        if type(position_offset) is int and table_rows is TableRows.BY_POSITION and quant is None and input is None:
-            call = _look(Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache)
+        if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
+            call = _look(
+                Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache, quant, input)
         if call is not None and self._call_kept(function, call, stream, cu_seqlens is not None):
             results = tuple(call.results)
         else:
@@ -424,13 +432,18 @@ _WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scale
                       "k_scales_out", "v_scales_out", "amax_out"}
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
 _CACHE_FIELDS = [("cache." + field, field in _WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
+_QUANT_FIELDS = [("quant." + field, field in _WRITTEN_IN_GROUPS) for field in Quant._fields[:-3]]
+_INPUT_FIELDS = ["input." + field for field in Input._fields]
 
 
 def _look(
-        call: Call, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any,
-        cache: Any) -> Optional[Call]:
+        call: Call, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any, cache: Any,
+        quant: Any, input: Any) -> Optional[Call]:
     """Adds what a call of forward or backward is given; None: it takes the long way."""
-    if (norm is not None and type(norm) is not Norm) or (cache is not None and type(cache) is not Cache):
+    for group, cls in ((norm, Norm), (cache, Cache), (quant, Quant), (input, Input)):
+        if group is not None and type(group) is not cls:
+            return None
+    if quant is not None and (type(quant.scale_floor) is not float or quant.scale_floor != 0.0):
         return None
     outputs: List[Any] = [None] * 3 if out is None else list(out) if isinstance(out, SEQUENCES) else [out]
     if out is not None and len(outputs) != sum([x is not None for x in inputs]):
@@ -464,6 +477,14 @@ def _look(
             for (name, is_written), x in zip(_CACHE_FIELDS, cache[:-1]):
                 if x is not None:
                     (call.add_written if is_written else call.add)(name, x)
+        if quant is not None:
+            call.key += ("quant", bool(quant.scale_multiplies), bool(quant.power_of_two))
+            for (name, is_written), x in zip(_QUANT_FIELDS, quant[:-3]):
+                if x is not None:
+                    (call.add_written if is_written else call.add)(name, x)
+        if input is not None:
+            call.key.append("input")
+            call.add_each(_INPUT_FIELDS, input)
     except Unkept:
         return None
     return call if call.names else None

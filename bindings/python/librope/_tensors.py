@@ -239,6 +239,13 @@ _TYPESTRS = {
     "<i4": _abi.ROPE_DTYPE_I32,
     "<i8": _abi.ROPE_DTYPE_I64,
 }
+# ml_dtypes gives these to several types each, which the array's dtype names.
+_TYPESTRS_OF_MANY = {"V2", "V1", "f1"}
+_NAMED = {
+    "bfloat16": _abi.ROPE_DTYPE_BF16,
+    "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
+    "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
+}
 
 
 class _Protocols:
@@ -282,8 +289,8 @@ class _Protocols:
         interface = x.__cuda_array_interface__ if kind == Device.CUDA else x.__array_interface__
         typestr = interface["typestr"]
         dtype = _TYPESTRS.get(typestr)
-        if dtype is None and typestr[1:] == "V2" and getattr(getattr(x, "dtype", None), "name", "") == "bfloat16":
-            dtype = _abi.ROPE_DTYPE_BF16
+        if dtype is None and typestr[1:] in _TYPESTRS_OF_MANY:
+            dtype = _NAMED.get(getattr(getattr(x, "dtype", None), "name", ""))
         if dtype is None:
             raise TypeError(f"its typestr is {typestr!r}: librope has none such")
         if interface.get("data") is None or interface.get("mask") is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
 
 from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors, NormType,
-                     Scaling, Sections, Style, TableRows)
+                     QuantRounding, Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
     from ._groups import Cache, Input, Norm, Quant
@@ -55,6 +55,7 @@ _NormTensor = Literal["q", "k", "v"]
 AnyNormTensors = Union[NormTensors, _NormTensor, Sequence[_NormTensor], int]
 _NormRounding = Literal["before_weight", "after_weight"]
 AnyNormRounding = Union[NormRounding, _NormRounding, Sequence[_NormRounding], int]
+AnyQuantRounding = Union[QuantRounding, Literal["first"], Sequence[Literal["first"]], int]
 AnyActivation = Union[
     Activation, Literal["swiglu", "geglu_erf", "geglu-erf", "geglu_tanh", "geglu-tanh", "reglu"], int]
 AnyLimitRule = Union[LimitRule, Literal["gate", "activation"], int]
@@ -81,6 +82,7 @@ class Operands(TypedDict, total=False):
 class Rotation(Operands, total=False):
     """Of RopeDesc.backward"""
 
+    input: Optional[Input]
     out: Union[Tensor, Sequence[Optional[Tensor]], None]
     fault: Optional[Tensor]
     unrotated: bool
@@ -94,7 +96,6 @@ class Step(Rotation, total=False):
     norm: Optional[Norm]
     cache: Optional[Cache]
     quant: Optional[Quant]
-    input: Optional[Input]
 
 
 class _Pairing(TypedDict):

@@ -22,13 +22,13 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from . import _calls
 from . import _torch_operators as operators
 from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
-from ._groups import Cache, Norm
+from ._groups import Cache, Input, Norm, Quant
 from ._integers import integer
 from ._rope import RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
-                     AnyNormTensors, AnyNormType, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
+                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -265,7 +265,7 @@ def apply_rotary(
     else:
         given = _calls.rotate(
             _rope_desc(what), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles, None, None,
-            None, position_offset, table_rows, programmatic_launch, False, False)
+            None, None, None, position_offset, table_rows, programmatic_launch, False, False)
         if given is not NotImplemented:
             return given
     if _requires_grad(cos, sin, angles):
@@ -288,9 +288,15 @@ def apply_rotary(
     return results[:2] if k is None or v is None else results
 
 
-# ---- The step: norm, rotation, caches -------------------------------------------------------------------------------
+# ---- The step: norm, rotation, row factors, caches ------------------------------------------------------------------
 
-_NORM_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_rounding", "norm_eps", "norm_weight_offset")
+_STEP_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_rounding", "norm_eps", "norm_weight_offset",
+                "quant_rounding")
+
+
+def _as_bits(value: Any) -> Any:
+    """Bits as users write them, to be a part of a key."""
+    return value if isinstance(value, (int, str)) else tuple(value)
 
 
 def rotary_step(
@@ -316,12 +322,15 @@ def rotary_step(
     norm_rounding: AnyNormRounding = 0,
     norm_eps: float = 0.0,
     norm_weight_offset: float = 0.0,
+    quant_rounding: AnyQuantRounding = 0,
     q_weight: Optional[Tensor] = None,
     k_weight: Optional[Tensor] = None,
     q_bias: Optional[Tensor] = None,
     k_bias: Optional[Tensor] = None,
     cache: Optional[Cache] = None,
     cached_only: bool = False,
+    quant: Optional[Quant] = None,
+    input: Optional[Input] = None,
     positions: Optional[Tensor] = None,
     start_positions: Optional[Tensor] = None,
     cu_seqlens: Optional[Tensor] = None,
@@ -335,12 +344,13 @@ def rotary_step(
     v_unrotated: bool = False,
     programmatic_launch: bool = False,
 ) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    """Norms and rotates q and k, and writes k and v to paged caches, in one launch. For inference: there is no gradient,
-    and tensors that require grad are refused while grad mode is on.
+    """Norms and rotates q and k, scales heads, and writes k and v to paged caches, of 8 bits too, in one launch. For
+    inference: there is no gradient, and tensors that require grad are refused while grad mode is on.
 
     q, k, v:     as for apply_rotary, one at least; q_weight and the others: as those of librope.Norm
     cache:       a librope.Cache, whose k_cache and v_cache are written
     cached_only: k and v get no output where they are cached
+    quant:       a librope.Quant: scales of caches of 8 bits; input: a librope.Input: row factors
     The other arguments are RopeDesc's and RopeDesc.forward's. Returns new tensors in the place of q, k and v, None for
     what is not given or cached only.
     """
@@ -348,10 +358,14 @@ def rotary_step(
         raise TypeError("rotary_step: q, k and v are None: one of them must be given")
     if cache is None:
         cache = Cache()
+    scales = {} if quant is None else dict(zip(Quant._fields[:-3], quant[:-3]))
+    if input is not None:
+        scales.update(input._asdict())
     if torch.is_grad_enabled():
         for field, x in (("q", q), ("k", k), ("v", v), ("q_weight", q_weight), ("k_weight", k_weight),
                          ("q_bias", q_bias), ("k_bias", k_bias), ("k_cache", cache.k_cache),
-                         ("v_cache", cache.v_cache), ("cos", cos), ("sin", sin), ("angles", angles)):
+                         ("v_cache", cache.v_cache), ("cos", cos), ("sin", sin), ("angles", angles),
+                         *scales.items()):
             if x is not None and x.requires_grad:
                 raise ValueError(
                     f"rotary_step: {field}: it requires grad, and the step has no gradient: use apply_rotary, "
@@ -359,18 +373,17 @@ def rotary_step(
     if _forward_ad._current_level >= 0:
         _refuse_tangents(
             "rotary_step", q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, q_bias=q_bias, k_bias=k_bias,
-            k_cache=cache.k_cache, v_cache=cache.v_cache, cos=cos, sin=sin, angles=angles)
+            k_cache=cache.k_cache, v_cache=cache.v_cache, cos=cos, sin=sin, angles=angles, **scales)
     first = q if q is not None else k if k is not None else v
     assert first is not None
     what = (first.dtype, first.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
             None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
-    values = (norm, norm_tensors if isinstance(norm_tensors, (int, str)) else tuple(norm_tensors), norm_order,
-              norm_extent, norm_rounding if isinstance(norm_rounding, (int, str)) else tuple(norm_rounding), norm_eps,
-              norm_weight_offset)
+    values = (norm, _as_bits(norm_tensors), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps,
+              norm_weight_offset, _as_bits(quant_rounding))
     if _is_compiling() or type(what[1]) is not int:
         what, values = _as_constants(what), _as_constants(values)
-    form = tuple(zip(_NORM_FIELDS, values))
+    form = tuple(zip(_STEP_FIELDS, values))
     if table_rows is not TableRows.BY_POSITION:
         table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     tensors: Tuple[Any, ...] = (q, k, v)
@@ -382,7 +395,8 @@ def rotary_step(
         out = [None if cached is None else False for x, cached in zip(tensors, caches) if x is not None]
         results = _calls.rotate(
             _rope_desc(what, form), False, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            norm_group, cache_group, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+            norm_group, cache_group, quant, input, position_offset, table_rows, programmatic_launch, unrotated,
+            v_unrotated)
         if results is not NotImplemented:
             given = iter(results if len(out) > 1 else (results,))
             return None if q is None else next(given), None if k is None else next(given), (
@@ -392,19 +406,27 @@ def rotary_step(
         flags |= operators.HAS_NORM
     if cache.skip_slot_0:
         flags |= operators.SKIP_SLOT_0
+    further: Tuple[Any, ...] = ()
+    if quant is not None or input is not None:
+        quant_group = quant or Quant()
+        flags |= operators.SCALE_MULTIPLIES if quant_group.scale_multiplies else 0
+        flags |= operators.POWER_OF_TWO if quant_group.power_of_two else 0
+        further = (*quant_group[:-3], quant_group.scale_floor, *(input or Input()))
     make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
     outputs = [make(x) if x is not None and cached is None else None for x, cached in zip(tensors, caches)]
     try:
         operators.step(
             _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,
-            cu_seqlens, cos, sin, angles, table_rows, fault, *weights, *cache[:-1])
+            cu_seqlens, cos, sin, angles, table_rows, fault, *weights, *cache[:-1], *further)
     except RuntimeError as error:
-        _explain(error, (*tensors, positions, *weights, *cache), lambda: _rope_desc(what, form).forward(
+        _explain(error, (*tensors, positions, *weights, *cache, *further), lambda: _rope_desc(what, form).forward(
             *tensors, out=[False if y is None else y for x, y in zip(tensors, outputs) if x is not None],
             positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
             fault=fault, position_offset=position_offset, table_rows=table_rows, norm=norm_group, cache=cache_group,
-            unrotated=unrotated, v_unrotated=v_unrotated, programmatic_launch=programmatic_launch))
-    operators.wrote([x for x in (cache.k_cache, cache.v_cache, fault) if x is not None])
+            quant=quant, input=input, unrotated=unrotated, v_unrotated=v_unrotated,
+            programmatic_launch=programmatic_launch))
+    amax_out = None if quant is None else quant.amax_out
+    operators.wrote([x for x in (cache.k_cache, cache.v_cache, fault, amax_out) if x is not None])
     q_out, k_out, v_out = outputs
     return q_out, k_out, v_out
 

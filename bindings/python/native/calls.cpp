@@ -43,6 +43,7 @@ int PyTuple_SetItem(PyObject *, ptrdiff_t, PyObject *);
 ptrdiff_t PySequence_Size(PyObject *);
 PyObject *PySequence_GetItem(PyObject *, ptrdiff_t);
 PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+double PyFloat_AsDouble(PyObject *);
 long PyLong_AsLong(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 void *PyLong_AsVoidPtr(PyObject *);
@@ -68,7 +69,9 @@ enum DlDevice : int32_t {
 enum DlType : uint8_t {
   kDlInt = 0,
   kDlFloat = 2,
-  kDlBfloat = 4
+  kDlBfloat = 4,
+  kDlFloat8E4m3fn = 10,
+  kDlFloat8E5m2 = 12
 };
 struct DlTensor {
   void *data;
@@ -223,6 +226,10 @@ rope_dtype_t dtype_of(const DlTensor &x) {
       return ROPE_DTYPE_I32;
     case kDlInt << 8 | 64:
       return ROPE_DTYPE_I64;
+    case kDlFloat8E4m3fn << 8 | 8:
+      return ROPE_DTYPE_F8_E4M3;
+    case kDlFloat8E5m2 << 8 | 8:
+      return ROPE_DTYPE_F8_E5M2;
     default:
       return 0;
   }
@@ -244,6 +251,7 @@ bool is_plain_torch(PyObject *x) {
   return !is_true(Ref(PyObject_CallMethodObjArgs(x, names.is_neg, nullptr)));
 }
 
+// Types of ml_dtypes share what this has of them: the way through ctypes asks for their names.
 rope_dtype_t dtype_of(const ArrayInterface &x) {
   if ((x.flags & kNativeOrder) == 0) return 0;
   if (x.kind == 'f') {
@@ -287,7 +295,7 @@ bool is_torch_transformed() {
 
 // ---- Calls ----
 
-constexpr int kMaxWritten = 10;
+constexpr int kMaxWritten = 14;  // three outputs, fault, six of a cache, four of a quant
 constexpr int kMaxResults = 3;
 constexpr int kMaxOrdinals = 16;
 PyObject *device_keys[1 + kMaxOrdinals];  // of a descriptor's handles: the CPU's, and those of CUDA
@@ -399,7 +407,7 @@ class Call {
 
 // Of librope: the classes that groups and enumerators have.
 struct {
-  PyObject *norm, *cache, *table_rows;
+  PyObject *norm, *cache, *quant, *input, *table_rows;
 } types;
 
 // Of what is no integer, or a bool, the long way knows what to say.
@@ -414,14 +422,51 @@ bool is_group(PyObject *group, const PyObject *type, ptrdiff_t size) {
   return is_exactly(group, type) && PySequence_Size(group) == size;
 }
 
-bool read_norm(PyObject *group, Call *call, rope_norm_args_t *norm) {
-  if (!is_group(group, types.norm, 4)) return false;
-  rope_tensor_t *const views[] = {&norm->q_weight, &norm->k_weight, &norm->q_bias, &norm->k_bias};
+// The first fields of a group, which are tensors that are read.
+bool read_fields(PyObject *group, std::initializer_list<rope_tensor_t *> views, Call *call) {
   ptrdiff_t i = 0;
   for (rope_tensor_t *view : views) {
     if (!call->read(PyTuple_GetItem(group, i++), view)) return false;
   }
   return true;
+}
+
+bool read_norm(PyObject *group, Call *call, rope_norm_args_t *norm) {
+  return is_group(group, types.norm, 4) &&
+         read_fields(group, {&norm->q_weight, &norm->k_weight, &norm->q_bias, &norm->k_bias}, call);
+}
+
+bool read_input(PyObject *group, Call *call, rope_input_args_t *input) {
+  return is_group(group, types.input, 5) &&
+         read_fields(group,
+                     {&input->q_pass, &input->k_pass, &input->q_row_factor, &input->k_row_factor, &input->v_row_factor},
+                     call);
+}
+
+enum QuantField : ptrdiff_t {
+  kQScalesOut = 4,  // behind the scales that are read
+  kKScalesOut,
+  kVScalesOut,
+  kAmaxOut,
+  kScaleFloor,
+  kScaleMultiplies,
+  kPowerOfTwo,
+  kNumQuantFields
+};
+
+bool read_quant(PyObject *group, Call *call, rope_quant_args_t *quant) {
+  if (!is_group(group, types.quant, kNumQuantFields)) return false;
+  const auto field = [group](QuantField i) { return PyTuple_GetItem(group, i); };
+  const int multiplies = PyObject_IsTrue(field(kScaleMultiplies)), is_power = PyObject_IsTrue(field(kPowerOfTwo));
+  if (multiplies > 0) quant->flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  if (is_power > 0) quant->flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+  quant->scale_floor = PyFloat_AsDouble(field(kScaleFloor));
+  return multiplies >= 0 && is_power >= 0 && PyErr_Occurred() == nullptr &&
+         read_fields(group, {&quant->q_scale, &quant->k_scale, &quant->v_scale, &quant->k_pass_scale}, call) &&
+         call->read_written(field(kQScalesOut), &quant->q_scales_out) &&
+         call->read_written(field(kKScalesOut), &quant->k_scales_out) &&
+         call->read_written(field(kVScalesOut), &quant->v_scales_out) &&
+         call->read_written(field(kAmaxOut), &quant->amax_out);
 }
 
 enum CacheField : ptrdiff_t {
@@ -475,11 +520,12 @@ class Outputs {
 };
 
 // rotate(desc, is_backward, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, norm, cache,
-// position_offset, table_rows, programmatic_launch, unrotated, v_unrotated): those of RopeDesc.forward.
+// quant, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated): those of RopeDesc.forward.
 PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 20) return leave();
+  if (count != 22) return leave();
   PyObject *const *const inputs = arguments + 2, *const *const operands = arguments + 6;
-  PyObject *const norm_group = arguments[13], *const cache_group = arguments[14];
+  PyObject *const norm_group = arguments[13], *const cache_group = arguments[14], *const quant_group = arguments[15],
+                  *const input_group = arguments[16];
 
   int num_inputs = 0;
   for (int i = 0; i < 3; ++i) num_inputs += inputs[i] != kNone;
@@ -490,6 +536,8 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   rope_args_t args = ROPE_ARGS_INIT;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   const bool has_cache = cache_group != kNone;
   if (has_cache && !is_group(cache_group, types.cache, kNumCacheFields)) return leave();
 
@@ -529,13 +577,21 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
     if (!read_cache(cache_group, &call, &cache)) return leave();
     args.cache = &cache;
   }
+  if (quant_group != kNone) {
+    if (!read_quant(quant_group, &call, &quant)) return leave();
+    args.quant = &quant;
+  }
+  if (input_group != kNone) {
+    if (!read_input(input_group, &call, &input)) return leave();
+    args.input = &input;
+  }
   int64_t table_rows = 0;
-  if (!read_integer(arguments[15], &args.position_offset) || !read_integer(arguments[16], &table_rows)) return leave();
+  if (!read_integer(arguments[17], &args.position_offset) || !read_integer(arguments[18], &table_rows)) return leave();
   args.table_rows = static_cast<int32_t>(table_rows);
   if (args.table_rows != table_rows) return leave();
   const uint32_t flags[] = {ROPE_FLAG_PROGRAMMATIC_LAUNCH, ROPE_FLAG_UNROTATED, ROPE_FLAG_V_UNROTATED};
   for (int i = 0; i < 3; ++i) {
-    const int is_set = PyObject_IsTrue(arguments[17 + i]);
+    const int is_set = PyObject_IsTrue(arguments[19 + i]);
     if (is_set < 0) return leave();
     if (is_set != 0) args.flags |= flags[i];
   }
@@ -645,7 +701,7 @@ bool intern(PyObject **name, const char *text) {
 
 // Returns a tuple of the builtins, in their order above, or an exception. With the GIL, once in a process. version: the
 // ROPE_VERSION of the package that calls; NotImplemented is returned where it is another, and of a second call. The
-// functions are read at each call and must live as long as the process. classes: Norm, Cache and TableRows. keys: of the
+// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input and TableRows. keys: of the
 // handles of a descriptor, for the CPU and for each device of CUDA that is served.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
@@ -653,7 +709,8 @@ extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int
   if (version != ROPE_VERSION || rope != nullptr) return leave();
   rope = functions;
   for (PyObject *object : {classes, keys}) Py_IncRef(object);  // forever
-  types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2)};
+  types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2),
+           PyTuple_GetItem(classes, 3), PyTuple_GetItem(classes, 4)};
   for (int i = 0; i <= kMaxOrdinals; ++i) {
     device_keys[i] = PyTuple_GetItem(keys, i);
     if (device_keys[i] == nullptr) return nullptr;

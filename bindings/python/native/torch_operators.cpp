@@ -41,6 +41,8 @@ using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
   DO(aoti_torch_dtype_float64, ())                                                                                \
   DO(aoti_torch_dtype_int32, ())                                                                                  \
   DO(aoti_torch_dtype_int64, ())                                                                                  \
+  DO(aoti_torch_dtype_float8_e4m3fn, ())                                                                          \
+  DO(aoti_torch_dtype_float8_e5m2, ())                                                                            \
   DO(aoti_torch_get_dim, (Tensor *, int64_t *))                                                                   \
   DO(aoti_torch_get_sizes, (Tensor *, int64_t **))                                                                \
   DO(aoti_torch_get_strides, (Tensor *, int64_t **))                                                              \
@@ -866,10 +868,14 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   const struct {
     int32_t number;
     rope_dtype_t dtype;
-  } dtypes[] = {
-      {torch.aoti_torch_dtype_float32(), ROPE_DTYPE_F32},   {torch.aoti_torch_dtype_float16(), ROPE_DTYPE_F16},
-      {torch.aoti_torch_dtype_bfloat16(), ROPE_DTYPE_BF16}, {torch.aoti_torch_dtype_float64(), ROPE_DTYPE_F64},
-      {torch.aoti_torch_dtype_int32(), ROPE_DTYPE_I32},     {torch.aoti_torch_dtype_int64(), ROPE_DTYPE_I64}};
+  } dtypes[] = {{torch.aoti_torch_dtype_float32(), ROPE_DTYPE_F32},
+                {torch.aoti_torch_dtype_float16(), ROPE_DTYPE_F16},
+                {torch.aoti_torch_dtype_bfloat16(), ROPE_DTYPE_BF16},
+                {torch.aoti_torch_dtype_float64(), ROPE_DTYPE_F64},
+                {torch.aoti_torch_dtype_int32(), ROPE_DTYPE_I32},
+                {torch.aoti_torch_dtype_int64(), ROPE_DTYPE_I64},
+                {torch.aoti_torch_dtype_float8_e4m3fn(), ROPE_DTYPE_F8_E4M3},
+                {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2}};
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
   }
