@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ is_quick = not _calls.why_ctypes
 reads_torch = is_quick and torch is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 needs_builtins = unittest.skipUnless(is_quick, f"needs librope_python.so: {_calls.why_ctypes}")
 needs_torch = unittest.skipUnless(reads_torch, "needs librope_python.so and torch 2.10")
+FLOATS_OF_8_BITS = () if torch is None else (torch.float8_e4m3fn, torch.float8_e5m2)
 FORM = dict(head_dim=8, style="half", layout="thd", dtype="f32", theta=100.0)
 
 
@@ -49,10 +51,17 @@ def meet_frameworks():
         RopeDesc(**FORM).forward(tensor(normal(1, 1, 8)))
 
 
+def comparable(x):
+    """NumPy lacks some types of torch."""
+    if torch is not None and isinstance(x, torch.Tensor) and x.dtype in (*FLOATS_OF_8_BITS, torch.bfloat16):
+        x = x.view(torch.int16 if x.dtype is torch.bfloat16 else torch.uint8)
+    return numpy.asarray(x)
+
+
 def equal(x, y):
     if isinstance(x, (list, tuple)):
         return len(x) == len(y) and all(map(equal, x, y))
-    return x is y is None or numpy.array_equal(numpy.asarray(x), numpy.asarray(y))
+    return x is y is None or numpy.array_equal(comparable(x), comparable(y))
 
 
 class LoadingTest(unittest.TestCase):
@@ -138,6 +147,20 @@ class CallsTest(unittest.TestCase):
 
                 self.both(make)
 
+    def test_row_factors(self):
+        desc = RopeDesc(**FORM)
+        q, k, factor, by_head = normal(5, 3, 8), normal(5, 2, 8), normal(5), normal(5, 2)
+        for tensor in frameworks():
+            for run in (desc.forward, desc.backward):
+                for call in (
+                        lambda q, k, factor, _: run(q, input=librope.Input(q_row_factor=factor)),
+                        lambda q, k, factor, by_head: run(q, k, out=(q, None), input=librope.Input(
+                            q_row_factor=factor, k_row_factor=by_head)),
+                        lambda q, k, factor, by_head: run(q, v=k, v_unrotated=True, input=librope.Input(
+                            v_row_factor=by_head)),
+                        lambda q, *_: run(q, input=librope.Input())):
+                    self.both(lambda: ([*map(tensor, (q, k, factor, by_head))], call))
+
     def test_gating(self):
         desc = SwigluDesc(dtype="f32", alpha=1.5)
         gate, up, grad = normal(5, 6), normal(6, 5).T, normal(5, 7)[:, :6]
@@ -175,8 +198,13 @@ class CallsTest(unittest.TestCase):
                 (ValueError, "out is False for q", lambda: desc.forward(x, out=False)),
                 (TypeError, "must be a librope.Norm", lambda: desc.forward(x, norm=(None,) * 4)),
                 (TypeError, "must be a librope.Cache", lambda: desc.forward(x, cache=(None,) * 12)),
+                (TypeError, "must be a librope.Quant", lambda: desc.forward(x, quant=(None,) * 11)),
+                (TypeError, "must be a librope.Input", lambda: desc.backward(x, input=(None,) * 5)),
+                (TypeError, "real number", lambda: desc.forward(x, quant=librope.Quant(scale_floor="0"))),
                 (Exception, "", lambda: desc.forward(x, cache=tuple.__new__(librope.Cache, ()))),
                 (Exception, "", lambda: desc.forward(x, norm=tuple.__new__(librope.Norm, (x,)))),
+                (Exception, "", lambda: desc.forward(x, quant=tuple.__new__(librope.Quant, (x,)))),
+                (Exception, "", lambda: desc.forward(x, input=tuple.__new__(librope.Input, (x,)))),
                 (TypeError, "position_offset", lambda: desc.forward(x, position_offset=True)),
                 (ValueError, "position_offset", lambda: desc.forward(x, position_offset=2**63)),
                 (ValueError, "table_rows", lambda: desc.forward(x, table_rows=2**40)),
@@ -198,10 +226,11 @@ class CallsTest(unittest.TestCase):
     def test_references_and_memory(self):
         desc, x, positions = RopeDesc(num_threads=1, **FORM), normal(4, 3, 8), numpy.arange(4)
         cache = librope.Cache(k_cache=numpy.zeros((2, 2, 1, 8), numpy.float32), slots=positions)
+        factor = librope.Input()
         lists = [normal(4, 3, 8), normal(4, 1, 8)]
         for tensor in frameworks():
             x, positions = tensor(x) if not isinstance(x, numpy.ndarray) else x, positions
-        watched = [desc, x, positions, cache, cache.k_cache, lists, None, NotImplemented, False, desc._handles]
+        watched = [desc, x, positions, cache, cache.k_cache, factor, lists, None, NotImplemented, False, desc._handles]
 
         def work(count):
             for _ in range(count):
@@ -209,6 +238,7 @@ class CallsTest(unittest.TestCase):
                 desc.forward(x, out=x)
                 desc.forward(*lists, out=lists)
                 desc.forward(None, lists[1], out=False, cache=cache)
+                desc.forward(x, input=factor, quant=librope.Quant())
                 _calls.rotate()
                 for wrong in (dict(position_offset=2**63), dict(table_rows=9), dict(out=[x, x])):
                     try:
@@ -302,6 +332,67 @@ class TorchTest(unittest.TestCase):
                 desc.forward(q, inferred, out=[q, inferred])
             self.assertEqual(q._version, 2)
 
+    def test_codes_of_8_bits(self):
+        """Those of torch, of outputs and caches."""
+        q_scale, by_head, slots = torch.tensor([0.37]), torch.tensor([0.02, 3.0]), torch.tensor([5, -1, 0, 2])
+        sizes = torch.tensor([1e-4, 1.0, 50.0, 4e5])[:, None, None]
+        q, k, v = (torch.randn(4, heads, 8) * sizes for heads in (3, 2, 2))
+        for data in (torch.float32, torch.bfloat16):
+            desc = RopeDesc(**{**FORM, "dtype": data}, quant_rounding="first")
+            inputs = [x.to(data) for x in (q, k, v)]
+            outputs = desc.forward(*inputs, v_unrotated=True)
+            for dtype, multiplies in itertools.product(FLOATS_OF_8_BITS, (False, True)):
+
+                def codes(x, scale):
+                    top = torch.finfo(dtype).max
+                    return (x.float() * (scale if multiplies else 1 / scale)[:, None]).clamp(-top, top).to(dtype)
+
+                def make():
+                    def call(out, k_cache, v_cache, amax):
+                        quant = librope.Quant(
+                            q_scale=q_scale, k_scale=by_head, amax_out=amax, scale_multiplies=multiplies)
+                        return desc.forward(
+                            *inputs, out=[out, None, False], v_unrotated=True, quant=quant,
+                            cache=librope.Cache(k_cache, v_cache, slots=slots))
+
+                    by_heads = torch.zeros(3, 2, 2, 8, dtype=dtype).transpose(1, 2)
+                    return [torch.zeros(4, 3, 8, dtype=dtype), torch.zeros_like(by_heads), by_heads, torch.zeros(3)], call
+
+                CallsTest.both(self, make)
+                tensors, call = make()
+                with only_builtins():
+                    results = call(*tensors)
+                out, k_cache, v_cache, amax = tensors
+                self.assertIs(results[0], out)
+                self.assertTrue(equal(out, codes(outputs[0], q_scale)))
+                self.assertTrue(equal(results[1], outputs[1]))
+                self.assertEqual([x._version for x in tensors], [1] * 4)
+                for cache, x, scale in ((k_cache, outputs[1], by_head), (v_cache, outputs[2], torch.ones(1))):
+                    rows = torch.zeros(6, 2, 8, dtype=torch.uint8)
+                    for token in (0, 2, 3):
+                        rows[slots[token]] = codes(x[token], scale).view(torch.uint8)
+                    self.assertTrue(equal(cache.view(torch.uint8).reshape(6, 2, 8), rows))
+                self.assertEqual(amax.tolist(), [x.abs().max() for x in outputs])  # the fourth token is the largest
+
+    def test_codes_of_what_is_no_number(self):
+        x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e30, -1e30, 1.0]).reshape(1, 1, 8)
+        for dtype, expected in zip(FLOATS_OF_8_BITS, ([0x7F, 0x7E, 0xFE, 0, 0x80, 0x7E, 0xFE, 0x38],
+                                                      [0x7F, 0x7B, 0xFB, 0, 0x80, 0x7B, 0xFB, 0x3C])):
+            out = torch.zeros(1, 1, 8, dtype=dtype)
+            with only_builtins():
+                RopeDesc(**FORM).forward(x, out=out, unrotated=True)
+            self.assertEqual(out.view(torch.uint8).flatten().tolist(), expected)
+
+    def test_codes_without_a_scale_and_of_values_that_are_not_rounded_first(self):
+        x, factor = torch.randn(4, 3, 8), torch.tensor([0.5, 2.0, 3.0, 7.0])
+        for dtype in FLOATS_OF_8_BITS:
+            out, half = torch.empty(4, 3, 8, dtype=dtype), x.bfloat16()
+            wanted = (RopeDesc(**FORM).forward(half.float()) * factor[:, None, None]).to(dtype)
+            with only_builtins():
+                RopeDesc(**{**FORM, "dtype": torch.bfloat16}).forward(
+                    half, out=out, input=librope.Input(q_row_factor=factor))
+            self.assertTrue(equal(out, wanted))
+
     def test_modes_and_traces_see_calls_of_librope_torch(self):
         from torch.overrides import TorchFunctionMode
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -355,15 +446,21 @@ class TorchTest(unittest.TestCase):
 
 
 class GroupsTest(unittest.TestCase):
-    """Those that this version does not serve are refused by name, whichever way they come."""
+    """What of them this version does not serve is refused by name, whichever way it comes."""
 
     def test_quant_and_input(self):
         desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
-        for name, group in (("quant", librope.Quant(q_scale=one)), ("quant", librope.Quant(scale_floor=1.0)),
-                            ("quant", librope.Quant(power_of_two=True)), ("quant", librope.Quant(amax_out=normal(3))),
-                            ("input", librope.Input(k_pass=x))):
+        for name, group in (("quant.scale_floor", librope.Quant(scale_floor=1.0)),
+                            ("quant.flags", librope.Quant(power_of_two=True)),
+                            ("quant.k_pass_scale", librope.Quant(k_pass_scale=one)),
+                            ("quant.q_scales_out", librope.Quant(q_scales_out=normal(4, 3, 1))),
+                            ("input.k_pass", librope.Input(k_pass=x)), ("input.q_pass", librope.Input(q_pass=x))):
             with self.assertRaisesRegex(librope.NotSupported, name):
-                desc.forward(x, **{name: group})
+                desc.forward(x, **{name.partition(".")[0]: group})
+        for name, group in (("quant.q_scale", librope.Quant(q_scale=one)),
+                            ("quant.amax_out", librope.Quant(amax_out=normal(3)))):
+            with self.assertRaisesRegex(librope.InvalidArgument, name + " is set: nothing that .* has 8 bits"):
+                desc.forward(x, quant=group)
         with self.assertRaisesRegex(TypeError, "must be a librope.Quant"):
             desc.forward(x, quant=librope.Norm())
         with self.assertRaisesRegex(librope.NotSupported, "k_scales"):
@@ -373,8 +470,9 @@ class GroupsTest(unittest.TestCase):
 
     def test_row_factors(self):
         desc, x, factor = RopeDesc(**FORM), normal(4, 3, 8), normal(4)
-        numpy.testing.assert_array_equal(
-            desc.forward(x, input=librope.Input(q_row_factor=factor)), desc.forward(x) * factor[:, None, None])
+        for run in (desc.forward, desc.backward):
+            numpy.testing.assert_array_equal(
+                run(x, input=librope.Input(q_row_factor=factor)), run(x) * factor[:, None, None])
 
     @unittest.skipIf(torch is None, "needs torch")
     def test_of_the_operator(self):
@@ -382,9 +480,9 @@ class GroupsTest(unittest.TestCase):
 
         key, x, one = RopeDesc(**FORM)._key, torch.randn(4, 3, 8), torch.ones(1)
         for name, flags, keywords in (
-                ("quant", 0, dict(q_scale=one)), ("quant", 0, dict(amax_out=torch.zeros(3))),
-                ("quant", 0, dict(scale_floor=0.5)), ("quant", operators.POWER_OF_TWO, {}),
-                ("quant", operators.SCALE_MULTIPLIES, {}), ("input", 0, dict(q_pass=x)),
+                ("quant.q_scale", 0, dict(q_scale=one)), ("quant.amax_out", 0, dict(amax_out=torch.zeros(3))),
+                ("quant.scale_floor", 0, dict(scale_floor=0.5)), ("quant.flags", operators.POWER_OF_TWO, {}),
+                ("input.q_pass", 0, dict(q_pass=x)),
                 ("k_pass_cache", 0, dict(k_pass_cache=torch.zeros(2, 2, 3, 8), slots=torch.arange(4)))):
             with self.subTest(name, **keywords), self.assertRaisesRegex(Exception, name):
                 torch.ops.librope.step(key, None, None, None, x, None, None, False, flags=flags, **keywords)
@@ -396,11 +494,29 @@ class GroupsTest(unittest.TestCase):
             False if str(x.type) == "bool" else 0 for x in torch.ops.librope.step.default._schema.arguments]
         self.assertEqual(len(arguments), 47)
         for _ in range(10):
-            self.assertRaisesRegex(Exception, "quant", torch.ops.librope.step, *arguments)
+            self.assertRaisesRegex(Exception, "norm is set", torch.ops.librope.step, *arguments)
         del arguments
         self.assertLessEqual(max(now - then for now, then in zip(map(sys.getrefcount, given), references)), 1)
         torch.library.opcheck(torch.ops.librope.step.default, (
             key, None, None, None, x, None, None, False), test_utils=("test_schema", "test_faketensor"))
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_codes_and_factors_of_the_operator(self):
+        from librope import _torch_operators as operators
+
+        key, x, scale, factor = RopeDesc(**FORM)._key, torch.randn(4, 3, 8), torch.tensor([0.3]), torch.rand(4)
+        y = RopeDesc(**FORM).forward(x) * factor[:, None, None]
+        for dtype in FLOATS_OF_8_BITS:
+            for flags, factor_of_codes in ((0, 1 / scale), (operators.SCALE_MULTIPLIES, scale)):
+                out, amax = torch.empty(4, 3, 8, dtype=dtype), torch.zeros(3)
+                torch.ops.librope.step(
+                    key, x, None, None, out, None, None, False, flags=flags, q_scale=scale, amax_out=amax,
+                    q_row_factor=factor)
+                self.assertTrue(equal(out, (y * factor_of_codes).to(dtype)))
+                self.assertEqual(amax.tolist(), [y.abs().max(), 0, 0])
+        grad = x.clone()
+        torch.ops.librope.step(key, None, None, None, grad, None, None, True, q_row_factor=factor)
+        self.assertTrue(equal(grad, RopeDesc(**FORM).backward(x) * factor[:, None, None]))
 
 
 if __name__ == "__main__":
