@@ -95,6 +95,9 @@ pub const NORM_V: i32 = sys::ROPE_NORM_TENSOR_V;
 pub const NORM_ROUND_BEFORE_WEIGHT: i32 = sys::ROPE_NORM_ROUND_BEFORE_WEIGHT;
 pub const NORM_ROUND_AFTER_WEIGHT: i32 = sys::ROPE_NORM_ROUND_AFTER_WEIGHT;
 
+/// A bit of [`quant_rounding`](crate::DescBuilder::quant_rounding).
+pub const QUANT_ROUND_FIRST: i32 = sys::ROPE_QUANT_ROUND_FIRST;
+
 /// What gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]

@@ -62,6 +62,117 @@ impl<'a> Norm<'a> {
     }
 }
 
+/// Further inputs; `rope_input_args_t`.
+#[derive(Debug)]
+pub struct Input<'a> {
+    pub(crate) raw: sys::rope_input_args_t,
+    memory: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for Input<'_> {}
+
+impl Default for Input<'_> {
+    fn default() -> Self {
+        Input::new()
+    }
+}
+
+impl<'a> Input<'a> {
+    pub fn new() -> Self {
+        let raw = sys::rope_input_args_t {
+            struct_size: size_of::<sys::rope_input_args_t>() as u32,
+            flags: 0,
+            q_pass: ABSENT,
+            k_pass: ABSENT,
+            q_row_factor: ABSENT,
+            k_row_factor: ABSENT,
+            v_row_factor: ABSENT,
+        };
+        Input { raw, memory: PhantomData }
+    }
+
+    /// A factor of each token, `[S]`, `[B, S]` or `[T]`, or of each token and head, with an axis H behind these. All
+    /// channels are multiplied. Not given: 1.
+    pub fn q_row_factor(mut self, factor: View<'a>) -> Self {
+        self.raw.q_row_factor = factor.raw;
+        self
+    }
+
+    pub fn k_row_factor(mut self, factor: View<'a>) -> Self {
+        self.raw.k_row_factor = factor.raw;
+        self
+    }
+
+    pub fn v_row_factor(mut self, factor: View<'a>) -> Self {
+        self.raw.v_row_factor = factor.raw;
+        self
+    }
+}
+
+/// Scales of outputs and caches of 8 bits, whose codes are x / scale; `rope_quant_args_t`.
+#[derive(Debug)]
+pub struct Quant<'a> {
+    pub(crate) raw: sys::rope_quant_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for Quant<'_> {}
+
+impl Default for Quant<'_> {
+    fn default() -> Self {
+        Quant::new()
+    }
+}
+
+impl<'a> Quant<'a> {
+    pub fn new() -> Self {
+        let raw = sys::rope_quant_args_t {
+            struct_size: size_of::<sys::rope_quant_args_t>() as u32,
+            flags: 0,
+            scale_floor: 0.0,
+            q_scale: ABSENT,
+            k_scale: ABSENT,
+            v_scale: ABSENT,
+            k_pass_scale: ABSENT,
+            q_scales_out: ABSENT,
+            k_scales_out: ABSENT,
+            v_scales_out: ABSENT,
+            amax_out: ABSENT,
+        };
+        Quant { raw, memory: PhantomData }
+    }
+
+    /// `f32`, `[1]`, or `[H]` with a scale for each head, above 0. Not given: 1.
+    pub fn q_scale(mut self, scale: View<'a>) -> Self {
+        self.raw.q_scale = scale.raw;
+        self
+    }
+
+    pub fn k_scale(mut self, scale: View<'a>) -> Self {
+        self.raw.k_scale = scale.raw;
+        self
+    }
+
+    pub fn v_scale(mut self, scale: View<'a>) -> Self {
+        self.raw.v_scale = scale.raw;
+        self
+    }
+
+    /// Three `f32`, of q, k and v, which calls raise to the largest magnitude of what they scale.
+    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
+        self.raw.amax_out = amax.raw;
+        self
+    }
+
+    /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine).
+    pub fn scale_multiplies(mut self) -> Self {
+        self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+        self
+    }
+}
+
 /// Paged caches that k and v are written to, `[P, E, H, D]`, and where each token goes: `slots`, or `page_table`, one of
 /// them; `rope_cache_args_t`.
 #[derive(Debug)]
@@ -114,7 +225,7 @@ impl<'a> Cache<'a> {
         cache
     }
 
-    /// Receives k.
+    /// Receives k, in the descriptor's type, 8 bits, or `F16` or `Bf16` of `f32` data.
     pub fn k_cache(mut self, cache: ViewMut<'a>) -> Self {
         self.raw.k_cache = cache.raw;
         self

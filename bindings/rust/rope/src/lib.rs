@@ -36,14 +36,14 @@ mod view;
 pub use descriptor::{
     build_info, device_count, version, Activation, Device, Layout, LimitRule, NormExtent, NormOrder, NormType, Style,
     TableRows, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V, PRODUCT_ROUND_ACTIVATION,
-    PROGRAMMATIC_LAUNCH, UNROTATED, V_UNROTATED,
+    PROGRAMMATIC_LAUNCH, QUANT_ROUND_FIRST, UNROTATED, V_UNROTATED,
 };
 pub use error::{Error, Result, Status};
 pub use frequencies::{
     scaled_frequencies, section_axes, ScaledFrequencies, Scaling, ScalingType, SectionAxes, SectionsType,
 };
-pub use groups::{Cache, Norm};
+pub use groups::{Cache, Input, Norm, Quant};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};
-pub use view::{Bf16, Dtype, Element, View, ViewMut, F16};
+pub use view::{Bf16, Dtype, Element, F8E4m3, F8E5m2, View, ViewMut, F16};

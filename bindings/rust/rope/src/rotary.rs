@@ -1,8 +1,8 @@
 use crate::error::{check, explanation};
 use crate::view::ABSENT;
 use crate::{
-    sys, Cache, Device, Dtype, Error, Layout, Norm, NormExtent, NormOrder, NormType, Result, Style, TableRows, View,
-    ViewMut,
+    sys, Cache, Device, Dtype, Error, Input, Layout, Norm, NormExtent, NormOrder, NormType, Quant, Result, Style,
+    TableRows, View, ViewMut,
 };
 use std::marker::PhantomData;
 use std::mem::size_of;
@@ -115,6 +115,13 @@ impl<'a> DescBuilder<'a> {
     /// Added to every weight (Gemma: 1).
     pub fn norm_weight_offset(mut self, offset: f64) -> Self {
         self.config.norm_weight_offset = offset;
+        self
+    }
+
+    /// [`QUANT_ROUND_FIRST`](crate::QUANT_ROUND_FIRST): values are rounded to the dtype before they are scaled and
+    /// quantised.
+    pub fn quant_rounding(mut self, bits: i32) -> Self {
+        self.config.quant_rounding = bits;
         self
     }
 
@@ -306,6 +313,8 @@ pub struct Args<'a> {
     raw: sys::rope_args_t,
     norm: Option<Norm<'a>>,
     cache: Option<Cache<'a>>,
+    quant: Option<Quant<'a>>,
+    input: Option<Input<'a>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -347,7 +356,7 @@ impl<'a> Args<'a> {
             quant: null(),
             input: null(),
         };
-        Args { raw, norm: None, cache: None, memory: PhantomData }
+        Args { raw, norm: None, cache: None, quant: None, input: None, memory: PhantomData }
     }
 
     /// What C takes: with the groups, which are borrowed.
@@ -371,6 +380,8 @@ impl<'a> Args<'a> {
         }
         whole.norm = self.norm.as_ref().map_or(null(), |norm| &norm.raw);
         whole.cache = self.cache.as_ref().map_or(null(), |cache| &cache.raw);
+        whole.quant = self.quant.as_ref().map_or(null(), |quant| &quant.raw);
+        whole.input = self.input.as_ref().map_or(null(), |input| &input.raw);
         Ok(whole)
     }
 
@@ -392,10 +403,22 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// Caches that k and v are written to. With one, or a norm, v needs [`V_UNROTATED`](crate::V_UNROTATED) or
-    /// [`UNROTATED`](crate::UNROTATED).
+    /// Caches that k and v are written to. With one, or another of these groups, v needs
+    /// [`V_UNROTATED`](crate::V_UNROTATED) or [`UNROTATED`](crate::UNROTATED).
     pub fn cache(mut self, cache: Cache<'a>) -> Self {
         self.cache = Some(cache);
+        self
+    }
+
+    /// Scales of outputs and caches of 8 bits, which without them are not scaled.
+    pub fn quant(mut self, quant: Quant<'a>) -> Self {
+        self.quant = Some(quant);
+        self
+    }
+
+    /// Row factors, backward too.
+    pub fn input(mut self, input: Input<'a>) -> Self {
+        self.input = Some(input);
         self
     }
 

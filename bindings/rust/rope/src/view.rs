@@ -15,6 +15,10 @@ pub enum Dtype {
     I32 = sys::ROPE_DTYPE_I32,
     /// Positions only.
     I64 = sys::ROPE_DTYPE_I64,
+    /// Outputs and caches only, as the next one: largest 448, NaN, no infinity.
+    F8E4m3 = sys::ROPE_DTYPE_F8_E4M3,
+    /// Largest 57344, NaN; infinities become the largest.
+    F8E5m2 = sys::ROPE_DTYPE_F8_E5M2,
 }
 
 /// The bits of an IEEE binary16 number, for slices of whatever half-precision type a program uses.
@@ -26,6 +30,16 @@ pub struct F16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
+
+/// The code of a number in OCP's E4M3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F8E4m3(pub u8);
+
+/// The code of a number in OCP's E5M2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F8E5m2(pub u8);
 
 /// A type that slices of tensor elements may have.
 ///
@@ -47,6 +61,12 @@ unsafe impl Element for F16 {
 }
 unsafe impl Element for Bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
+}
+unsafe impl Element for F8E4m3 {
+    const DTYPE: Dtype = Dtype::F8E4m3;
+}
+unsafe impl Element for F8E5m2 {
+    const DTYPE: Dtype = Dtype::F8E5m2;
 }
 unsafe impl Element for i32 {
     const DTYPE: Dtype = Dtype::I32;

@@ -249,6 +249,8 @@ fn each_field_of_a_config_arrives() {
     ] {
         assert_refused(desc.build(), Status::InvalidArgument, words);
     }
+    let rounding = f32s().quant_rounding(QUANT_ROUND_FIRST | 8);
+    assert_refused(rounding.build(), Status::NotSupported, "quant_rounding is 0x9:");
     let swiglu = |device| Swiglu::builder(device, Dtype::F32);
     for (gating, words) in [
         (swiglu(Device::Cpu).alpha(f64::NAN), "alpha is nan:"),
@@ -403,6 +405,120 @@ fn a_cached_tensor_is_read_only_or_rotated_in_place_as_well() {
     let mut q = given.clone();
     let text = message(desc.forward(&mut Args::new(ViewMut::new(&mut q, &shape).unwrap()).cache(place())));
     assert!(text.starts_with("rope_forward: cache.k_cache is absent"), "{text}");
+}
+
+/// A number of 8 bits that is not negative, by its code; E4M3 has 3 bits of fraction, E5M2 has 2.
+fn number_of(code: u8, fraction_bits: i32) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> fraction_bits), i32::from(code & ((1 << fraction_bits) - 1)));
+    let hidden = if exponent == 0 { 0 } else { 1 << fraction_bits };
+    let bias = (1 << (6 - fraction_bits)) - 1;
+    (hidden + fraction) as f32 * 2f32.powi(exponent.max(1) - bias - fraction_bits)
+}
+
+/// The code of the number nearest to x, of two the even one; the largest at most.
+fn code_of(x: f32, fraction_bits: i32) -> u8 {
+    let largest = if fraction_bits == 3 { 0x7E } else { 0x7B };
+    let distance = |code: u8| (number_of(code, fraction_bits) - x.abs()).abs();
+    let nearest = (0..=largest).min_by(|&a, &b| {
+        distance(a).partial_cmp(&distance(b)).unwrap().then((a & 1).cmp(&(b & 1)))
+        // of finite numbers
+    });
+    nearest.unwrap() | if x.is_sign_negative() { 0x80 } else { 0 }
+}
+
+#[test]
+fn codes_and_factors() {
+    let desc = builder(Dtype::F32).build().unwrap();
+    let given: Vec<f32> = numbers(3 * 2 * HEAD_DIM).iter().map(|x| x * 20.0).collect();
+    let (shape, slots, factor) = ([3, 2, HEAD_DIM], [2i64, -1, 0], [0.5f32, 3.0, 100.0]);
+    let (k_scale, v_scale) = ([0.37f32, 2.0], [0.05f32]);
+    let row = |token: usize, head: usize| (token * 2 + head) * HEAD_DIM..(token * 2 + head + 1) * HEAD_DIM;
+    for multiplies in [false, true] {
+        let mut q_out = vec![F8E4m3(1); given.len()];
+        let mut k_cache = vec![F8E4m3(1); given.len()];
+        let mut v_cache = vec![F8E5m2(1); given.len()];
+        let mut amax = [0.0f32, 1.0, 1e9];
+        let view = || View::new(&given, &shape).unwrap();
+        let mut quant = Quant::new()
+            .k_scale(View::new(&k_scale, &[2]).unwrap())
+            .v_scale(View::new(&v_scale, &[1]).unwrap())
+            .amax_out(ViewMut::new(&mut amax, &[3]).unwrap());
+        if multiplies {
+            quant = quant.scale_multiplies();
+        }
+        let cache_shape = [1, 3, 2, HEAD_DIM];
+        let cache = Cache::by_slots(View::new(&slots, &[3]).unwrap())
+            .k_cache(ViewMut::new(&mut k_cache, &cache_shape).unwrap())
+            .v_cache(ViewMut::new(&mut v_cache, &cache_shape).unwrap());
+        let factors = || View::new(&factor, &[3]).unwrap();
+        let mut args = Args::new((view(), ViewMut::new(&mut q_out, &shape).unwrap()))
+            .k(view())
+            .v(view())
+            .flags(UNROTATED)
+            .input(Input::new().q_row_factor(factors()).k_row_factor(factors()))
+            .cache(cache)
+            .quant(quant);
+        desc.forward(&mut args).unwrap();
+        for token in 0..3 {
+            for (head, &scale) in k_scale.iter().enumerate() {
+                let scale = if multiplies { scale } else { 1.0 / scale };
+                for (i, channel) in row(token, head).enumerate() {
+                    let x = given[channel] * factor[token];
+                    assert_eq!(q_out[channel].0, code_of(x, 3));
+                    if slots[token] >= 0 {
+                        let entry = row(slots[token] as usize, head).start + i;
+                        assert_eq!(k_cache[entry].0, code_of(x * scale, 3));
+                        let by = if multiplies { v_scale[0] } else { 1.0 / v_scale[0] };
+                        assert_eq!(v_cache[entry].0, code_of(given[channel] * by, 2));
+                    }
+                }
+            }
+        }
+        assert!(k_cache[row(1, 0)].iter().all(|code| code.0 == 1));
+        let largest = given.iter().zip(0..).map(|(x, i)| (x * factor[i / (2 * HEAD_DIM)]).abs()).fold(0.0, f32::max);
+        assert_eq!(amax, [largest, largest, 1e9]);
+    }
+}
+
+#[test]
+fn factors_in_backward_and_what_scales_and_factors_must_be() {
+    let (desc, given, factor) = (thd(Dtype::F32), numbers(2 * HEAD_DIM), [2.0f32, -0.5]);
+    let shape = [2, 1, HEAD_DIM];
+    let mut grad = given.clone();
+    let mut args = Args::new(ViewMut::new(&mut grad, &shape).unwrap())
+        .input(Input::new().q_row_factor(View::new(&factor, &[2, 1]).unwrap()));
+    desc.backward(&mut args).unwrap();
+    let mut wanted = rotated(&given, 1, |token| token as i64, -1.0);
+    for (i, x) in wanted.iter_mut().enumerate() {
+        *x *= factor[i / HEAD_DIM];
+    }
+    assert_near(&grad, &wanted);
+
+    let wrong = View::new(&factor[..1], &[1, 1]).unwrap();
+    let mut amax = [0.0f32; 3];
+    for (quant, words) in [
+        (Quant::new().q_scale(wrong), "rope_forward: quant.q_scale has shape [1, 1]:"),
+        (Quant::new().k_scale(wrong), "rope_forward: quant.k_scale has shape [1, 1]:"),
+        (Quant::new().v_scale(wrong), "rope_forward: quant.v_scale has shape [1, 1]:"),
+        (Quant::new().amax_out(ViewMut::new(&mut amax, &[3, 1]).unwrap()), "rope_forward: quant.amax_out has shape"),
+    ] {
+        let mut outs = vec![F8E5m2(0); 3 * given.len()];
+        let mut parts = outs.chunks_mut(given.len()).map(|out| ViewMut::new(out, &shape).unwrap());
+        let mut part = || (View::new(&given, &shape).unwrap(), parts.next().unwrap());
+        let mut args = Args::new(part()).k(part()).v(part()).flags(V_UNROTATED).quant(quant);
+        assert_refused(desc.forward(&mut args), Status::InvalidArgument, words);
+    }
+    for (input, words) in [
+        (Input::new().q_row_factor(wrong), "rope_forward: input.q_row_factor has shape [1, 1]:"),
+        (Input::new().k_row_factor(wrong), "rope_forward: input.k_row_factor has shape [1, 1]:"),
+        (Input::new().v_row_factor(wrong), "rope_forward: input.v_row_factor has shape [1, 1]:"),
+    ] {
+        let mut tensors = given.repeat(3);
+        let mut parts = tensors.chunks_mut(given.len()).map(|x| ViewMut::new(x, &shape).unwrap());
+        let mut part = || parts.next().unwrap();
+        let mut args = Args::new(part()).k(part()).v(part()).flags(V_UNROTATED).input(input);
+        assert_refused(desc.forward(&mut args), Status::InvalidArgument, words);
+    }
 }
 
 #[test]
