@@ -89,8 +89,8 @@ class NormRounding(IntFlag):
 
 
 class QuantRounding(IntFlag):
-    """What is rounded to the descriptor's dtype before it is scaled and quantised: the values, as where separate kernels
-    write 16 bits and quantise those."""
+    """What is rounded to the descriptor's dtype before it is scaled and quantised: the values, as where separate
+    kernels write 16 bits and quantise those."""
 
     FIRST = _abi.ROPE_QUANT_ROUND_FIRST
 

@@ -79,8 +79,8 @@ class Quant(NamedTuple):
 class Input(NamedTuple):
     """Further inputs: rope_input_args_t in <rope/rope.h>.
 
-    q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype, a factor of each token, [S] or [B, S], "thd"
-                      [T], or of each token and head, [B, S, H], "thd" [T, H], by which all channels are multiplied
+    q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype, a factor of each token, [S] or [B, S],
+                      "thd" [T], or of each token and head, [B, S, H], "thd" [T, H]; all channels are multiplied
     q_pass, k_pass:   refused with NotSupported in this version
     """
 

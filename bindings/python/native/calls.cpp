@@ -701,8 +701,8 @@ bool intern(PyObject **name, const char *text) {
 
 // Returns a tuple of the builtins, in their order above, or an exception. With the GIL, once in a process. version: the
 // ROPE_VERSION of the package that calls; NotImplemented is returned where it is another, and of a second call. The
-// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input and TableRows. keys: of the
-// handles of a descriptor, for the CPU and for each device of CUDA that is served.
+// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input and
+// TableRows. keys: of the handles of a descriptor, for the CPU and for each device of CUDA that is served.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
                                                                              PyObject *classes, PyObject *keys) {

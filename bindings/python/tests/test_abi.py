@@ -76,7 +76,8 @@ class AbiTest(unittest.TestCase):
                              (_enums.TableRows, "ROPE_TABLE_"), (_enums.Scaling, "ROPE_SCALING_"),
                              (_enums.Sections, "ROPE_SECTIONS_"), (_enums.NormType, "ROPE_NORM_"),
                              (_enums.NormOrder, "ROPE_NORM_ORDER_"), (_enums.NormExtent, "ROPE_NORM_EXTENT_"),
-                             (_enums.NormTensors, "ROPE_NORM_TENSOR_"), (_enums.NormRounding, "ROPE_NORM_ROUND_")):
+                             (_enums.NormTensors, "ROPE_NORM_TENSOR_"), (_enums.NormRounding, "ROPE_NORM_ROUND_"),
+                             (_enums.QuantRounding, "ROPE_QUANT_ROUND_")):
             with self.subTest(prefix):
                 others = "(FLAG|ORDER|EXTENT|TENSOR|ROUND)_" if prefix == "ROPE_NORM_" else "FLAG_"
                 constants = {name: value for name, value in vars(_abi).items()

@@ -355,8 +355,8 @@ class TorchTest(unittest.TestCase):
                             *inputs, out=[out, None, False], v_unrotated=True, quant=quant,
                             cache=librope.Cache(k_cache, v_cache, slots=slots))
 
-                    by_heads = torch.zeros(3, 2, 2, 8, dtype=dtype).transpose(1, 2)
-                    return [torch.zeros(4, 3, 8, dtype=dtype), torch.zeros_like(by_heads), by_heads, torch.zeros(3)], call
+                    zeros = torch.zeros(3, 2, 2, 8, dtype=dtype)
+                    return [torch.zeros(4, 3, 8, dtype=dtype), zeros, zeros.clone().transpose(1, 2), torch.zeros(3)], call
 
                 CallsTest.both(self, make)
                 tensors, call = make()

@@ -164,6 +164,28 @@ class TorchTest(unittest.TestCase):
         for expected, actual in zip(*seen):
             self.assertTrue(torch.equal(actual, expected))
 
+    def test_a_step_of_8_bits(self):
+        torch = self.torch
+        slots = torch.tensor([7, 2, -1, 0, 11])
+        desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6, quant_rounding="first")
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            seen = []
+            for device in ("cpu", "cuda"):
+                (q, k, v), arguments = self.step(device, slots)
+                out = torch.zeros(q.shape, dtype=dtype, device=device)
+                caches = [torch.zeros(4, 3, 2, 64, dtype=dtype, device=device) for _ in range(2)]
+                amax = torch.zeros(3, device=device)
+                arguments.update(
+                    out=(out, False, False), cache=librope.Cache(*caches, slots=arguments["cache"].slots),
+                    quant=librope.Quant(
+                        q_scale=torch.tensor([0.37], device=device), k_scale=torch.tensor([0.02, 3.0], device=device),
+                        amax_out=amax),
+                    input=librope.Input(q_row_factor=torch.arange(5.0, device=device)))
+                desc.forward(q, k, v, **arguments)
+                seen.append([*(x.cpu().view(torch.uint8) for x in (out, *caches)), amax.cpu()])
+            for expected, actual in zip(*seen):
+                self.assertTrue(torch.equal(actual, expected))
+
     def test_a_step_in_a_graph_whose_slots_change(self):
         torch = self.torch
         desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6, device="cuda:0")

@@ -112,6 +112,34 @@ class KeptTest(unittest.TestCase):
                 expected[slots[slots >= 0]] = normed(k)[slots >= 0]
                 self.check(numpy.asarray(pages).reshape(8, 1, WIDTH), expected)
 
+    def test_factors(self):
+        desc = rope_desc()
+        for tensor in self.frameworks():
+            for seed in range(3):
+                x, factor = normal(seed, 4, HEADS, WIDTH), normal(seed + 10, 4)
+                given = librope.Input(q_row_factor=tensor(factor))
+                for run in (desc.forward, desc.backward):
+                    self.check(run(tensor(x), input=given, unrotated=True), x * factor[:, None, None])
+        self.assertEqual(self.num_kept(desc), 2 * len(list(self.frameworks())))
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_codes(self):
+        desc = rope_desc()
+        for seed in range(3):
+            x, scale = torch.from_numpy(normal(seed, 4, HEADS, WIDTH)), torch.rand(1) + 0.5
+            expected = [x / scale, x * scale]
+            for out in (torch.zeros(x.shape, dtype=torch.float8_e4m3fn), torch.zeros(x.shape, dtype=torch.float8_e5m2)):
+                for multiplies, y in enumerate(expected):
+                    amax = torch.zeros(3)
+                    quant = librope.Quant(q_scale=scale, amax_out=amax, scale_multiplies=bool(multiplies))
+                    desc.forward(x, out=out, quant=quant, unrotated=True)
+                    numpy.testing.assert_allclose(out.float(), y, rtol=0.13, atol=1e-2)
+                    self.assertEqual(amax[0], x.abs().max())
+                    for wrong in (dict(scale_floor=0.5), dict(power_of_two=True), dict(q_scale=scale[:0])):
+                        with self.assertRaises(librope.Error):
+                            desc.forward(x, out=out, quant=quant._replace(**wrong), unrotated=True)
+        self.assertEqual(self.num_kept(desc), 4)
+
     def test_in_place_and_new_with_a_cache(self):
         """k in place is k_out, too; a new k_out has other strides than a slice of packed heads."""
         for tensor in self.frameworks():

@@ -28,7 +28,8 @@ class Producer:
     """Exports an array as DLPack does it, and counts its exports and the calls of its deleter."""
 
     def __init__(self, array, is_versioned=True, flags=0, version=(1, 0), device=(1, 0), knows_versions=True,
-                 omits_strides=False, byte_offset=0):
+                 omits_strides=False, byte_offset=0, code=None):
+        self.code = _CODES[array.dtype.kind] if code is None else code
         self.array, self.device, self.byte_offset, self.omits_strides = array, device, byte_offset, omits_strides
         self.is_versioned, self.flags, self.version, self.knows_versions = is_versioned, flags, version, knows_versions
         self.exports = self.deletions = 0
@@ -48,7 +49,7 @@ class Producer:
         strides = (ctypes.c_int64 * array.ndim)(*(s // array.itemsize for s in array.strides))
         tensor = _dlpack.DLTensor(
             data=array.__array_interface__["data"][0] - self.byte_offset, device_type=self.device[0],
-            device_id=self.device[1], ndim=array.ndim, code=_CODES[array.dtype.kind], bits=array.itemsize * 8, lanes=1,
+            device_id=self.device[1], ndim=array.ndim, code=self.code, bits=array.itemsize * 8, lanes=1,
             shape=shape, strides=None if self.omits_strides else strides, byte_offset=self.byte_offset)
         if self.is_versioned:
             managed = _dlpack.DLManagedTensorVersioned(
@@ -106,6 +107,15 @@ class DlpackTest(unittest.TestCase):
                     self.assertGreater(producer.exports, 0)
                     self.assertEqual(producer.deletions, producer.exports)
                     self.assertNotIn("stream", producer.keywords)
+
+    def test_codes_of_8_bits(self):
+        for code, expected in ((10, 0x38), (12, 0x3C)):  # 1.0
+            result = numpy.zeros((5, 2, 16), numpy.uint8)
+            self.desc.forward(numpy.ones((5, 2, 16), numpy.float32), out=Producer(result, code=code), unrotated=True)
+            self.assertTrue((result == expected).all())
+        for code in (8, 9, 11, 13):  # e4m3, e4m3b11fnuz, e4m3fnuz, e5m2fnuz
+            with self.assertRaisesRegex(TypeError, f"q_out: its dtype is DLPack code {code}, 8 bits"):
+                self.desc.forward(self.x, out=Producer(result, code=code))
 
     def test_capsules_live_as_long_as_the_call(self):
         result, grads = numpy.zeros((5, 2, 16), numpy.float32), numpy.zeros((2, 5, 2, 16), numpy.float32)
@@ -201,6 +211,17 @@ class InterfaceTest(unittest.TestCase):
         result = numpy.zeros((5, 2, 16), numpy.float32)
         self.desc.forward(array_interface(self.x), out=array_interface(result, strides=None))
         numpy.testing.assert_array_equal(result, self.expected)
+
+    def test_codes_of_8_bits(self):
+        """As ml_dtypes gives them, whose types share typestrs."""
+        for typestr, name, expected in (("<V1", "float8_e4m3fn", 0x38), ("<f1", "float8_e5m2", 0x3C)):
+            result = numpy.zeros((5, 2, 16), numpy.uint8)
+            out = array_interface(result, typestr=typestr)
+            with self.assertRaisesRegex(TypeError, f"q_out: its typestr is '{typestr}'"):
+                self.desc.forward(self.x, out=out)
+            out.dtype = types.SimpleNamespace(name=name)
+            self.desc.forward(numpy.ones((5, 2, 16), numpy.float32), out=out, unrotated=True)
+            self.assertTrue((result == expected).all())
 
     def test_a_class_named_as_numpy_s_and_cupy_s(self):
         named = type("ndarray", (Interface,), {})

@@ -47,6 +47,9 @@ class ReprTest(unittest.TestCase):
             RopeDesc(**REQUIRED, theta=1e4, norm=NormType.LAYER, norm_tensors=flags, norm_eps=0.5),
             REQUIRED_TEXT + ", theta=10000.0, norm='layer', norm_tensors=('q', 'k'), norm_eps=0.5)")
 
+    def test_roundings_before_codes(self):
+        self.check(RopeDesc(**REQUIRED, quant_rounding="first"), REQUIRED_TEXT + ", quant_rounding='first')")
+
     def test_a_device(self):
         self.check(RopeDesc(**REQUIRED, device="cuda"), REQUIRED_TEXT + ", device='cuda')")
         self.assertIn(", device='cpu')", repr(RopeDesc(**REQUIRED, device="cpu")))

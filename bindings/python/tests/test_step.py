@@ -1,4 +1,4 @@
-# test_step.py - norms and paged caches around the rotation, on NumPy's arrays
+# test_step.py - norms, row factors, codes and paged caches around the rotation, on NumPy's arrays
 from __future__ import annotations
 
 import unittest
@@ -7,7 +7,12 @@ import support
 from support import numpy
 
 import librope
-from librope import Cache, InvalidArgument, Norm, NotSupported, RopeDesc
+from librope import Cache, Input, InvalidArgument, Norm, NotSupported, Quant, RopeDesc
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
 
 random = numpy.random.default_rng(20261123)
 HEAD_DIM = 16
@@ -231,6 +236,104 @@ class CacheTest(StepTest):
         text = make_desc().explain(k=self.k, cache=Cache(read_only, slots=numpy.zeros(5, dtype=numpy.int64)))
         self.assertIn("read and written", text)
         self.assertTrue(numpy.isnan(read_only).all())
+
+
+class FactorTest(StepTest):
+    def test_of_tokens_and_of_heads(self):
+        q, k = normal(2, 5, 4, HEAD_DIM), normal(2, 5, 2, HEAD_DIM)
+        desc = make_desc(layout="bshd")
+        q_out, k_out = desc.forward(q, k)
+        for q_factor, k_factor in ((normal(5), normal(2, 5)), (normal(1, 5), normal(2, 5, 2)), (None, normal(1, 5, 2))):
+            results = desc.forward(q, k, input=Input(q_row_factor=q_factor, k_row_factor=k_factor))
+            for x, factor, result in zip((q_out, k_out), (q_factor, k_factor), results):
+                if factor is None:
+                    factor = numpy.ones(5, numpy.float32)
+                factor = factor if factor.ndim == 3 else factor[..., None]
+                numpy.testing.assert_array_equal(result, x * factor[..., None])
+
+    def test_backward(self):
+        grad, factor = normal(5, 4, HEAD_DIM), normal(5)
+        numpy.testing.assert_array_equal(
+            make_desc().backward(grad, input=Input(q_row_factor=factor)),
+            make_desc().backward(grad) * factor[:, None, None])
+
+    def test_refusals(self):
+        x = normal(5, 2, HEAD_DIM)
+        for error, text, given in (
+                (InvalidArgument, "rope_forward: input.q_row_factor has shape", Input(q_row_factor=normal(4))),
+                (InvalidArgument, "rope_forward: input.k_row_factor is set but k is absent", Input(k_row_factor=x[0, 0])),
+                (NotSupported, "rope_forward: input.q_pass is set", Input(q_pass=x)),
+                (TypeError, "rope_forward: input: it is a .*Norm: it must be a librope.Input", Norm())):
+            with self.assertRaisesRegex(error, text):
+                make_desc().forward(x, input=given)
+
+
+@unittest.skipIf(ml_dtypes is None, "needs ml_dtypes")
+class CodesTest(StepTest):
+    """Arrays of ml_dtypes, whose conversions are the oracle."""
+
+    def setUp(self):
+        self.types = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+    def codes(self, x, factor, dtype):
+        top = float(ml_dtypes.finfo(dtype).max)
+        return numpy.clip(x.astype(numpy.float32) * factor, -top, top).astype(dtype)
+
+    def assert_same(self, actual, expected):
+        numpy.testing.assert_array_equal(actual.view(numpy.uint8), expected.view(numpy.uint8))
+
+    def test_outputs(self):
+        q, one = normal(50, 4, HEAD_DIM) * 100, numpy.float32(1)
+        scale, by_head = numpy.array([0.37], numpy.float32), numpy.array([0.02, 1, 3, 700], numpy.float32)
+        for data in (numpy.float32, numpy.float16, ml_dtypes.bfloat16):
+            x = q.astype(data)
+            desc = make_desc(dtype=data, quant_rounding="first")
+            expected = desc.forward(x)
+            for dtype in self.types:
+                for quant, factor in ((None, one), (Quant(), one), (Quant(q_scale=scale), one / scale),
+                                      (Quant(q_scale=by_head), (one / by_head)[:, None]),
+                                      (Quant(q_scale=by_head, scale_multiplies=True), by_head[:, None])):
+                    out = numpy.zeros(q.shape, dtype)
+                    self.assertIs(desc.forward(x, out=out, quant=quant), out)
+                    self.assert_same(out, self.codes(expected, factor, dtype))
+
+    def test_caches(self):
+        k, v, scale = normal(5, 2, HEAD_DIM), normal(5, 2, HEAD_DIM), numpy.array([0.01], numpy.float32)
+        slots, factor = numpy.array([7, 2, -1, 0, 11]), normal(5)
+        amax = numpy.array([9, 0, 1e9], numpy.float32)
+        for dtype in self.types:
+            k_cache, v_cache = (numpy.zeros((4, 3, 2, HEAD_DIM), dtype) for _ in range(2))
+            k_out, v_out = make_desc().forward(
+                k=k, v=v, v_unrotated=True, cache=Cache(k_cache, v_cache, slots=slots),
+                input=Input(k_row_factor=factor), quant=Quant(k_scale=scale, amax_out=amax))
+            self.assert_close(k_out, rotated(k, numpy.arange(5)) * factor[:, None, None])
+            for cache, x, by in ((k_cache, k_out, 1 / scale), (v_cache, v_out, numpy.float32(1))):
+                expected = numpy.zeros((12, 2, HEAD_DIM), dtype)
+                expected[slots[slots >= 0]] = self.codes(x, by, dtype)[slots >= 0]
+                self.assert_same(cache.reshape(12, 2, HEAD_DIM), expected)
+        self.assertEqual(amax[[0, 2]].tolist(), [9, 1e9])
+        self.assertIn(amax[1], (numpy.abs(k_out).max(), numpy.abs(k_out[slots >= 0]).max()))
+
+    def test_refusals(self):
+        x, scale = normal(5, 2, HEAD_DIM), numpy.ones(1, numpy.float32)
+        out = numpy.zeros(x.shape, ml_dtypes.float8_e4m3fn)
+        for error, text, arguments in (
+                (InvalidArgument, "rope_forward: quant.q_scale is set: nothing", dict(quant=Quant(q_scale=scale))),
+                (InvalidArgument, "quant.q_scale.dtype is F64", dict(out=out, quant=Quant(scale.astype(float)))),
+                (InvalidArgument, "quant.q_scale has shape", dict(out=out, quant=Quant(normal(3)))),
+                (InvalidArgument, "quant.amax_out has shape", dict(out=out, quant=Quant(amax_out=normal(2)))),
+                (NotSupported, "quant.q_scales_out is set", dict(out=out, quant=Quant(q_scales_out=normal(5, 2, 1)))),
+                (librope.Error, "rope_forward: q", dict(q=out)),
+                (TypeError, "q_out: its dtype is float8_e4m3b11fnuz: librope has none such",
+                 dict(out=out.view(ml_dtypes.float8_e4m3b11fnuz)))):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                make_desc().forward(**{"q": x, **arguments})
+        with self.assertRaisesRegex(librope.Error, "rope_backward: "):
+            make_desc().backward(x, out=out)
+        with self.assertRaisesRegex(librope.Error, "rope_desc_create: dtype"):
+            make_desc(dtype="float8_e4m3fn")
+        with self.assertRaisesRegex(ValueError, "quant_rounding is 'last': it must be one of first"):
+            make_desc(quant_rounding="last")
 
 
 class UnrotatedTest(StepTest):

@@ -1,6 +1,7 @@
 # test_torch.py - torch's tensors, and librope.torch: eager, autograd, torch.compile
 from __future__ import annotations
 
+import contextlib
 import unittest
 
 import support
@@ -442,6 +443,52 @@ class StepTest(unittest.TestCase):
         x = torch.randn(7, 2, 16)
         cu_seqlens = torch.tensor([0, 2, 5])
         self.assertEqual(librope.torch.rotary_step(x, cu_seqlens=cu_seqlens, **self.THD)[0][5:].abs().max(), 0)
+
+    def quantised(self, *tensors, **arguments):
+        """rotary_step of q and k, both scaled, and codes of k in a cache."""
+        q, k, k_cache, slots, scale, amax, factor = tensors
+        return librope.torch.rotary_step(
+            q, k, cached_only=True, cache=librope.Cache(k_cache, slots=slots),
+            quant=librope.Quant(k_scale=scale, amax_out=amax),
+            input=librope.Input(q_row_factor=factor, k_row_factor=factor), **self.THD, **arguments)
+
+    def quantities(self):
+        return (self.q, self.k, torch.zeros(4, 3, 2, 16, dtype=torch.float8_e4m3fn), self.slots, torch.tensor([0.25]),
+                torch.zeros(3), torch.rand(5))
+
+    def check_quantised(self, q_out, given):
+        q, k, k_cache, slots, scale, amax, factor = given
+        expected = [y * factor[:, None, None] for y in apply_rotary(q, k, **self.THD)]
+        self.assertTrue(torch.equal(q_out, expected[0]))
+        codes = torch.zeros(12, 2, 16, dtype=torch.uint8)
+        codes[slots[slots >= 0]] = (expected[1] / scale).to(torch.float8_e4m3fn).view(torch.uint8)[slots >= 0]
+        self.assertTrue(torch.equal(k_cache.view(torch.uint8).flatten(0, 1), codes))
+        self.assertGreater(amax[1], 0)
+
+    def test_codes_and_factors(self):
+        for calls in (contextlib.nullcontext(), support.through_ctypes()):
+            given = self.quantities()
+            with calls:
+                q_out, k_out, v_out = self.quantised(*given)
+            self.assertIsNone(k_out)
+            self.check_quantised(q_out, given)
+            self.assertEqual([given[i]._version for i in (2, 5)], [1, 1])
+        with self.assertRaisesRegex(librope.InvalidArgument, "quant.k_scale is set: nothing"):
+            self.quantised(*given[:2], self.k_cache, *given[3:])
+        with self.assertRaisesRegex(ValueError, "rotary_step: q_row_factor: it requires grad"):
+            self.quantised(*given[:6], given[6].requires_grad_())
+        bf16 = [x.bfloat16() for x in given[:2]]
+        rounded, exact = ([*bf16, *self.quantities()[2:6], given[6].detach()] for _ in range(2))
+        self.quantised(*rounded, quant_rounding="first")
+        self.quantised(*exact)
+        self.assertFalse(torch.equal(rounded[2].view(torch.uint8), exact[2].view(torch.uint8)))
+
+    def test_codes_and_factors_in_one_graph(self):
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        given = self.quantities()
+        q_out, _, _ = torch.compile(self.quantised, fullgraph=True)(*given)
+        self.check_quantised(q_out, given)
 
     def test_what_is_written_is_seen_by_autograd(self):
         versions = [x._version for x in (self.k_cache, self.v_cache, self.q, self.k, self.v)]

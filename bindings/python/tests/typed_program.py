@@ -30,6 +30,10 @@ def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, m
     assert_type(
         desc.forward(q, k, norm=librope.Norm(q_weight=q), cache=librope.Cache(k, slots=k, skip_slot_0=True)),
         Tuple[Array, torch.Tensor])
+    assert_type(
+        desc.forward(q, k, quant=librope.Quant(k_scale=k, scale_multiplies=True), input=librope.Input(q_row_factor=q)),
+        Tuple[Array, torch.Tensor])
+    assert_type(desc.backward(q, input=librope.Input(q_row_factor=q)), Array)
     assert_type(desc.backward(q), Array)
     assert_type(desc.backward(k, k, stream=7), Tuple[torch.Tensor, torch.Tensor])
     assert_type(desc.explain(q, k), str)
@@ -123,7 +127,8 @@ def configs() -> None:
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype=jax.numpy.bfloat16)
     librope.RopeDesc(
         head_dim=64, style="half", layout="thd", dtype="f32", norm="rms", norm_tensors=("q", "k"), norm_order="after",
-        norm_extent=librope.NormExtent.TOKEN, norm_rounding=["before_weight"], norm_eps=1e-6)
+        norm_extent=librope.NormExtent.TOKEN, norm_rounding=["before_weight"], norm_eps=1e-6,
+        quant_rounding="first")
     librope.RopeDesc(
         head_dim=64, style="half", layout="thd", dtype="f32", norm="batch")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="float16")
