@@ -139,6 +139,9 @@ const (
 	NormRoundAfterWeight  int32 = C.ROPE_NORM_ROUND_AFTER_WEIGHT
 )
 
+// QuantRoundFirst is a bit of Config.QuantRounding: values are rounded to Dtype before they are scaled and quantised.
+const QuantRoundFirst int32 = C.ROPE_QUANT_ROUND_FIRST
+
 // Activation is what gates.
 type Activation int32
 
@@ -169,6 +172,9 @@ const (
 
 // CacheSkipSlot0 is a flag of Cache: slot 0 is not written.
 const CacheSkipSlot0 uint32 = C.ROPE_CACHE_FLAG_SKIP_SLOT_0
+
+// QuantScaleMultiplies is a flag of Quant: codes are x * scale, as flashinfer, TensorRT-LLM and TransformerEngine have it.
+const QuantScaleMultiplies uint32 = C.ROPE_QUANT_FLAG_SCALE_MULTIPLIES
 
 // Version is the version of the loaded library: major * 10000 + minor * 100 + patch.
 func Version() uint32 { return uint32(C.rope_version()) }
@@ -210,6 +216,8 @@ type Config struct {
 	NormRounding     int32 // NormRoundBeforeWeight and NormRoundAfterWeight, as bits
 	NormEps          float64
 	NormWeightOffset float64 // added to every weight; Gemma: 1
+
+	QuantRounding int32 // QuantRoundFirst, or 0
 }
 
 // Desc is a rotation: device, type, layout, geometry and frequencies.
@@ -257,6 +265,7 @@ func NewDesc(config Config) (*Desc, error) {
 		norm_rounding:      C.int32_t(config.NormRounding),
 		norm_eps:           C.double(config.NormEps),
 		norm_weight_offset: C.double(config.NormWeightOffset),
+		quant_rounding:     C.int32_t(config.QuantRounding),
 	}
 	var text errorText
 	desc := &Desc{device: config.Device}
@@ -291,6 +300,8 @@ type Args struct {
 	TableRows                 TableRows
 	Norm                      *Norm   // with Config.Norm, and only then
 	Cache                     *Cache  // nil: no cache is written
+	Quant                     *Quant  // nil: nothing is scaled
+	Input                     *Input  // nil: no row factors
 	Stream                    uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
@@ -312,7 +323,21 @@ type Cache struct {
 	Positions      Tensor // in the cache; the zero Tensor: those of the rotation
 }
 
-const maxOperands = 24 // of rope_args_t and its groups
+// Quant is rope_quant_args_t: scales of outputs and caches of 8 bits, whose codes are x / scale. F32 [1], or [H] with a
+// scale for each head, above 0; the zero Tensor: 1.
+type Quant struct {
+	Flags                  uint32
+	QScale, KScale, VScale Tensor
+	AmaxOut                Tensor // F32 [3], of q, k and v: raised to the largest magnitude of what is scaled
+}
+
+// Input is rope_input_args_t: factors of rows, all channels of which they multiply. F32 or Config.Dtype, one of each
+// token, [S], [B, S] or [T], or of each token and head, with an axis H behind these; the zero Tensor: 1. In Backward too.
+type Input struct {
+	QRowFactor, KRowFactor, VRowFactor Tensor
+}
+
+const maxOperands = 31 // of rope_args_t and its groups
 
 // operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
 // C may hold Go pointers only where they are pinned, which needs Go 1.21.
@@ -387,17 +412,41 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 			return err
 		}
 	}
+	var quant *C.rope_quant_args_t
+	if n := args.Quant; n != nil {
+		quant = &C.rope_quant_args_t{struct_size: C.sizeof_rope_quant_args_t, flags: C.uint32_t(n.Flags)}
+		err := o.add(call, d.device, 24, []operand{
+			{"quant.q_scale", &n.QScale, &quant.q_scale}, {"quant.k_scale", &n.KScale, &quant.k_scale},
+			{"quant.v_scale", &n.VScale, &quant.v_scale}, {"quant.amax_out", &n.AmaxOut, &quant.amax_out},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var input *C.rope_input_args_t
+	if n := args.Input; n != nil {
+		input = &C.rope_input_args_t{struct_size: C.sizeof_rope_input_args_t}
+		err := o.add(call, d.device, 28, []operand{
+			{"input.q_row_factor", &n.QRowFactor, &input.q_row_factor},
+			{"input.k_row_factor", &n.KRowFactor, &input.k_row_factor},
+			{"input.v_row_factor", &n.VRowFactor, &input.v_row_factor},
+		})
+		if err != nil {
+			return err
+		}
+	}
 	h := &o.hosts
-	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
-		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19], h[20], h[21],
-		h[22], h[23], C.uint64_t(args.Stream), text.pointer(), text.size())
+	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3],
+		h[4], h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
+		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], C.uint64_t(args.Stream),
+		text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }
 
-// Forward rotates those of Q, K and V that are given, norms them, and writes K and V to caches, where asked. On the CPU
-// the tensors are written when it returns; on CUDA the work is on the stream, and the memory must stay as it is until the
-// stream has done it.
+// Forward rotates those of Q, K and V that are given, norms and quantises them, and writes K and V to caches, where asked.
+// On the CPU the tensors are written when it returns; on CUDA the work is on the stream, and the memory must stay as it is
+// until the stream has done it.
 func (d *Desc) Forward(args Args) error {
 	return d.rotate(C.ROPE_GO_FORWARD, "rope_forward", &args, &errorText{})
 }

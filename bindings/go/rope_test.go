@@ -3,6 +3,7 @@ package rope
 import (
 	"errors"
 	"math"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -238,6 +239,134 @@ func TestOperandsOfGroups(t *testing.T) {
 	must(t, err)
 	if !strings.Contains(text, "cache") {
 		t.Errorf("it would run as '%s'", text)
+	}
+}
+
+// numberOf is a number of 8 bits that is not negative, by its code: E4M3 has 3 bits of fraction, E5M2 has 2.
+func numberOf(code uint8, fractionBits int) float64 {
+	exponent, number := int(code>>fractionBits), int(code)&(1<<fractionBits-1)
+	if exponent == 0 {
+		exponent = 1
+	} else {
+		number += 1 << fractionBits
+	}
+	bias := 1<<(6-fractionBits) - 1
+	return math.Ldexp(float64(number), exponent-bias-fractionBits)
+}
+
+// codeOf is the code of the number nearest to x, of two the even one; the largest at most.
+func codeOf(x float32, fractionBits int) uint8 {
+	largest := uint8(0x7E)
+	if fractionBits == 2 {
+		largest = 0x7B
+	}
+	size, nearest := math.Abs(float64(x)), uint8(0)
+	for code := uint8(1); code <= largest; code++ {
+		distance, least := math.Abs(numberOf(code, fractionBits)-size), math.Abs(numberOf(nearest, fractionBits)-size)
+		if distance < least || (distance == least && code%2 == 0) {
+			nearest = code
+		}
+	}
+	if math.Signbit(float64(x)) {
+		nearest |= 0x80
+	}
+	return nearest
+}
+
+func TestCodesAndFactors(t *testing.T) {
+	desc := newDesc(t, thdConfig(F32))
+	const tokens, heads = 3, 2
+	given := numbers(tokens * heads * headDim)
+	for i := range given {
+		given[i] *= 20
+	}
+	slots, factor := []int64{2, -1, 0}, []float32{0.5, 3, 100}
+	kScale, vScale := []float32{0.37, 2}, []float32{0.05}
+	for _, flags := range []uint32{0, QuantScaleMultiplies} {
+		by := func(scale float32) float32 {
+			if flags != 0 {
+				return scale
+			}
+			return 1 / scale
+		}
+		qOut := make([]Float8E4M3, len(given))
+		kCache, vCache := make([]Float8E4M3, len(given)), make([]Float8E5M2, len(given))
+		amax := []float32{0, 1, 1e9}
+		x, factors := Of(given, tokens, heads, headDim), Of(factor, tokens)
+		must(t, desc.Forward(Args{Flags: Unrotated, Q: x, QOut: Of(qOut, tokens, heads, headDim), K: x, V: x,
+			Cache: &Cache{KCache: Of(kCache, 1, tokens, heads, headDim), VCache: Of(vCache, 1, tokens, heads, headDim),
+				Slots: Of(slots, tokens)},
+			Quant: &Quant{Flags: flags, KScale: Of(kScale, heads), VScale: Of(vScale, 1), AmaxOut: Of(amax, 3)},
+			Input: &Input{QRowFactor: factors, KRowFactor: factors}}))
+		wantedK, wantedV := make([]Float8E4M3, len(given)), make([]Float8E5M2, len(given))
+		largest := float32(0)
+		for i, value := range given {
+			token, rest := i/(heads*headDim), i%(heads*headDim)
+			product := value * factor[token]
+			largest = float32(math.Max(float64(largest), math.Abs(float64(product))))
+			if wanted := codeOf(product, 3); uint8(qOut[i]) != wanted {
+				t.Fatalf("the code of %v is %#x instead of %#x", product, qOut[i], wanted)
+			}
+			if slots[token] >= 0 {
+				at := int(slots[token])*heads*headDim + rest
+				wantedK[at] = Float8E4M3(codeOf(product*by(kScale[rest/headDim]), 3))
+				wantedV[at] = Float8E5M2(codeOf(value*by(vScale[0]), 2))
+			}
+		}
+		if !reflect.DeepEqual(kCache, wantedK) || !reflect.DeepEqual(vCache, wantedV) {
+			t.Errorf("with flags %d the caches are %v and %v instead of %v and %v", flags, kCache, vCache, wantedK, wantedV)
+		}
+		if amax[0] != largest || amax[1] != largest || amax[2] != 1e9 {
+			t.Errorf("amax is %v, the largest %v", amax, largest)
+		}
+	}
+}
+
+func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
+	desc := newDesc(t, thdConfig(F32))
+	given, factor := numbers(2*headDim), []float32{2, -0.5}
+	grad := append([]float32(nil), given...)
+	must(t, desc.Backward(Args{Q: Of(grad, 2, 1, headDim), Input: &Input{QRowFactor: Of(factor, 2, 1)}}))
+	wanted := rotated(given, 1, func(token int) int64 { return -int64(token) })
+	for i := range wanted {
+		wanted[i] *= factor[i/headDim]
+	}
+	near(t, grad, wanted)
+
+	wrong := Of(factor, 1, 2)
+	codes := make([]Float8E5M2, 3*2*headDim)
+	out := Of(codes, 3, 2, 1, headDim)
+	x := Of(given, 2, 1, headDim)
+	args := Args{Flags: VUnrotated, Q: x, K: x, V: x, QOut: out.Select(0, 0), KOut: out.Select(0, 1),
+		VOut: out.Select(0, 2)}
+	for words, quant := range map[string]Quant{
+		"quant.q_scale has shape [1, 2]":  {QScale: wrong},
+		"quant.k_scale has shape [1, 2]":  {KScale: wrong},
+		"quant.v_scale has shape [1, 2]":  {VScale: wrong},
+		"quant.amax_out has shape [1, 2]": {AmaxOut: wrong},
+		"quant.q_scale: tensor: ":         {QScale: Of(factor, 99)},
+	} {
+		quant := quant
+		args.Quant = &quant
+		refused(t, desc.Forward(args), words)
+	}
+	args.Quant = nil
+	for words, input := range map[string]Input{
+		"input.q_row_factor has shape [1, 2]": {QRowFactor: wrong},
+		"input.k_row_factor has shape [1, 2]": {KRowFactor: wrong},
+		"input.v_row_factor has shape [1, 2]": {VRowFactor: wrong},
+		"input.v_row_factor: tensor: ":        {VRowFactor: Of(factor, 99)},
+	} {
+		input := input
+		args.Input = &input
+		refused(t, desc.Forward(args), words)
+	}
+	config := thdConfig(F32)
+	config.QuantRounding = QuantRoundFirst | 8
+	var refusal *Error
+	_, err := NewDesc(config)
+	if !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "quant_rounding is 0x9") {
+		t.Errorf("an unknown bit of QuantRounding: '%v'", err)
 	}
 }
 
@@ -592,7 +721,7 @@ func TestTensorsStayInsideTheirSlices(t *testing.T) {
 }
 
 func TestPartsOfMemoryOfADevice(t *testing.T) {
-	for dtype, size := range map[Dtype]uintptr{F32: 4, F16: 2, BF16: 2, F64: 8, I32: 4, I64: 8} {
+	for dtype, size := range map[Dtype]uintptr{F32: 4, F16: 2, BF16: 2, F64: 8, I32: 4, I64: 8, F8E4M3: 1, F8E5M2: 1} {
 		tensor := At(4096, dtype, 5, 3, 7)
 		if found := tensor.Narrow(0, 2, 1).Narrow(2, 4, 3).address; found != 4096+(2*3*7+4)*size {
 			t.Errorf("Narrow of dtype %v at %d", dtype, found)

@@ -45,17 +45,21 @@ typedef struct rope_go_operands {
   rope_args_t args;
   rope_norm_args_t norm;
   rope_cache_args_t cache;
+  rope_quant_args_t quant;
+  rope_input_args_t input;
 } rope_go_operands_t;
 
 /* Completes args and its groups, of which an absent one is NULL. `addresses` has an entry for each tensor, in the order
  * of the structs. */
 static inline void rope_go_complete(rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm,
-                                    const rope_cache_args_t *cache, const uint64_t *addresses, void *q, void *q_out,
+                                    const rope_cache_args_t *cache, const rope_quant_args_t *quant,
+                                    const rope_input_args_t *input, const uint64_t *addresses, void *q, void *q_out,
                                     void *k, void *k_out, void *v, void *v_out, void *positions, void *start_positions,
                                     void *cu_seqlens, void *cos, void *sin, void *angles, void *fault, void *q_weight,
                                     void *k_weight, void *q_bias, void *k_bias, void *k_cache, void *v_cache,
                                     void *slots, void *page_table, void *page_indptr, void *sequence,
-                                    void *cache_positions) {
+                                    void *cache_positions, void *q_scale, void *k_scale, void *v_scale, void *amax_out,
+                                    void *q_row_factor, void *k_row_factor, void *v_row_factor) {
   whole->args = *args;
   rope_go_place(&whole->args.q, q, addresses[0]);
   rope_go_place(&whole->args.q_out, q_out, addresses[1]);
@@ -89,22 +93,40 @@ static inline void rope_go_complete(rope_go_operands_t *whole, const rope_args_t
     rope_go_place(&whole->cache.positions, cache_positions, addresses[23]);
     whole->args.cache = &whole->cache;
   }
+  if (quant != NULL) {
+    whole->quant = *quant;
+    rope_go_place(&whole->quant.q_scale, q_scale, addresses[24]);
+    rope_go_place(&whole->quant.k_scale, k_scale, addresses[25]);
+    rope_go_place(&whole->quant.v_scale, v_scale, addresses[26]);
+    rope_go_place(&whole->quant.amax_out, amax_out, addresses[27]);
+    whole->args.quant = &whole->quant;
+  }
+  if (input != NULL) {
+    whole->input = *input;
+    rope_go_place(&whole->input.q_row_factor, q_row_factor, addresses[28]);
+    rope_go_place(&whole->input.k_row_factor, k_row_factor, addresses[29]);
+    rope_go_place(&whole->input.v_row_factor, v_row_factor, addresses[30]);
+    whole->args.input = &whole->input;
+  }
 }
 
 /* `text` receives the words of an error, and those of rope_explain. */
 static inline rope_status_t rope_go_rotate(int call, const rope_desc_t *desc, const rope_args_t *args,
                                            const rope_norm_args_t *norm, const rope_cache_args_t *cache,
+                                           const rope_quant_args_t *quant, const rope_input_args_t *input,
                                            const uint64_t *addresses, void *q, void *q_out, void *k, void *k_out,
                                            void *v, void *v_out, void *positions, void *start_positions,
                                            void *cu_seqlens, void *cos, void *sin, void *angles, void *fault,
                                            void *q_weight, void *k_weight, void *q_bias, void *k_bias, void *k_cache,
                                            void *v_cache, void *slots, void *page_table, void *page_indptr,
-                                           void *sequence, void *cache_positions, uint64_t stream, char *text,
-                                           size_t size) {
+                                           void *sequence, void *cache_positions, void *q_scale, void *k_scale,
+                                           void *v_scale, void *amax_out, void *q_row_factor, void *k_row_factor,
+                                           void *v_row_factor, uint64_t stream, char *text, size_t size) {
   rope_go_operands_t whole;
-  rope_go_complete(&whole, args, norm, cache, addresses, q, q_out, k, k_out, v, v_out, positions, start_positions,
-                   cu_seqlens, cos, sin, angles, fault, q_weight, k_weight, q_bias, k_bias, k_cache, v_cache, slots,
-                   page_table, page_indptr, sequence, cache_positions);
+  rope_go_complete(&whole, args, norm, cache, quant, input, addresses, q, q_out, k, k_out, v, v_out, positions,
+                   start_positions, cu_seqlens, cos, sin, angles, fault, q_weight, k_weight, q_bias, k_bias, k_cache,
+                   v_cache, slots, page_table, page_indptr, sequence, cache_positions, q_scale, k_scale, v_scale,
+                   amax_out, q_row_factor, k_row_factor, v_row_factor);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {

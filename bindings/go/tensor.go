@@ -15,6 +15,9 @@ const (
 	F64  Dtype = C.ROPE_DTYPE_F64
 	I32  Dtype = C.ROPE_DTYPE_I32 // positions only
 	I64  Dtype = C.ROPE_DTYPE_I64 // positions only
+
+	F8E4M3 Dtype = C.ROPE_DTYPE_F8_E4M3 // outputs and caches only; largest 448, NaN, no infinity
+	F8E5M2 Dtype = C.ROPE_DTYPE_F8_E5M2 // outputs and caches only; largest 57344, NaN
 )
 
 // Float16 holds the bits of an IEEE binary16 number.
@@ -23,9 +26,15 @@ type Float16 uint16
 // BFloat16 holds the bits of a bfloat16 number.
 type BFloat16 uint16
 
+// Float8E4M3 holds the code of a number in OCP's E4M3.
+type Float8E4M3 uint8
+
+// Float8E5M2 holds the code of a number in OCP's E5M2.
+type Float8E5M2 uint8
+
 // Element is what slices of tensors hold.
 type Element interface {
-	float32 | float64 | Float16 | BFloat16 | int32 | int64
+	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | int32 | int64
 }
 
 func dtypeOf[T Element]() Dtype {
@@ -39,6 +48,10 @@ func dtypeOf[T Element]() Dtype {
 		return F16
 	case BFloat16:
 		return BF16
+	case Float8E4M3:
+		return F8E4M3
+	case Float8E5M2:
+		return F8E5M2
 	case int32:
 		return I32
 	default:
@@ -159,6 +172,8 @@ func (t *Tensor) isEmpty() bool {
 func (t *Tensor) advance(elements int64) {
 	size := int64(4)
 	switch t.dtype {
+	case F8E4M3, F8E5M2:
+		size = 1
 	case F16, BF16:
 		size = 2
 	case F64, I64:

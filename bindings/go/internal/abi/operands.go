@@ -14,13 +14,19 @@ static void note_rope(const uint64_t *addresses, uint64_t *found) {
   const rope_args_t args = {0};
   const rope_norm_args_t norm = {0};
   const rope_cache_args_t cache = {0};
+  const rope_quant_args_t quant = {0};
+  const rope_input_args_t input = {0};
   rope_go_operands_t whole;
-  rope_go_complete(&whole, &args, &norm, &cache, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  rope_go_complete(&whole, &args, &norm, &cache, &quant, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   note(&whole.args.q, 13, found);
   note(&whole.args.norm->q_weight, 4, found + 13);
   note(&whole.args.cache->k_cache, 2, found + 17);
   note(&whole.args.cache->slots, 5, found + 19);
+  note(&whole.args.quant->q_scale, 3, found + 24);
+  note(&whole.args.quant->amax_out, 1, found + 27);
+  note(&whole.args.input->q_row_factor, 3, found + 28);
 }
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
