@@ -253,10 +253,11 @@ enum {
  * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
  * written; one that is cached has them read, and one that is normed or scaled has them written too.
  *
- * This version serves norms and caches of 16, 32 and 64 bits in rope_forward, row factors, and what is not turned. The
- * rest is refused by name, with NOT_SUPPORTED: the group `quant`, q_pass and k_pass, k_pass_cache and scales, types of 8
- * and 4 bits, ROPE_FLAG_ACCUMULATE, quant_rounding, rotation_rounding and gradients of norms; of SwiGLU `quant`,
- * quant_rounding, expert_offsets and row_index. */
+ * This version serves row factors, what is not turned, and in rope_forward norms, caches, and outputs and caches of
+ * F8_E4M3 and F8_E5M2 with static scales or none. The rest is refused by name, with NOT_SUPPORTED: written scales,
+ * scale_floor and ROPE_QUANT_FLAG_POWER_OF_TWO, q_pass and k_pass, k_pass_cache, F8_E8M0 and F4_E2M1X2,
+ * ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms; of SwiGLU `quant`, quant_rounding, expert_offsets and
+ * row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -491,7 +492,9 @@ enum {
  *   F8_E8M0   that power of two (OCP MX)
  *   F8_E4M3   g * (amax / 6), rounded to it (NVFP4)
  * and codes are x * i, i = 1/scale rounded, 0 for a scale of 0. A NaN among the values writes a NaN scale and NaN
- * codes, an infinity an infinite scale (F8_E8M0: 254) and finite codes 0. */
+ * codes, an infinity an infinite scale (F8_E8M0: 254) and finite codes 0.
+ *   A product becomes a code by rounding to nearest even. What is larger than the largest number of the type becomes that
+ * one, infinities too; NaN becomes 0x7f (types of 4 bits: 6). Backward: absent, and outputs have more than 8 bits. */
 typedef struct rope_quant_args {
   uint32_t struct_size;                                  /* sizeof(rope_quant_args_t) */
   uint32_t flags;                                        /* ROPE_QUANT_FLAG_ values */
@@ -536,10 +539,11 @@ typedef struct rope_args {
   uint32_t flags;       /* ROPE_FLAG_ values */
   /* q, k and v are each optional, one is required; those that are given are served in one launch. Axes as the layout
    * says, B and S or T equal in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). A tensor has D channels, or R,
-   * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs. Backward:
-   * q holds the gradient of the output, q_out receives that of the input. An absent *_out means in place: channels
-   * outside the rotated window are then neither read nor written, unless they are normed or cached (read alone);
-   * out of place they are copied. */
+   * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs. All have the
+   * descriptor's dtype, but outputs may be F16 or BF16 where that is F32, and in forward F8_E4M3 or F8_E5M2 where it is
+   * not F64. Backward: q holds the gradient of the output, q_out receives that of the input. An absent *_out means in
+   * place: channels outside the rotated window are then neither read nor written, unless they are normed or cached (read
+   * alone); out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
   rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
                                     [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's

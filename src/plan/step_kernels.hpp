@@ -36,7 +36,8 @@ struct StepVariant {
   StepNorm norm;
   StepAngles angles;
   bool is_interleaved;
-  bool has_more;  // kLong: roundings within the norm, several position axes, a page table
+  bool has_codes;  // kWarp, kShort and kLong: outputs or caches of 8 bits
+  bool has_more;   // kLong: roundings within the norm, several position axes, a page table
 };
 
 constexpr int kShortStepVectorBytes = 8;

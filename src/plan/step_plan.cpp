@@ -63,24 +63,31 @@ bool fits_vectors(const RopeProblem &problem, int index, int64_t vector_bytes) {
   const RotatedTensor &tensor = problem.tensor[index];
   const StepTensor &step = problem.step->tensor[index];
   const int64_t size = dtype_size(geometry.dtype);
-  VectorBytes bytes;
-  const auto add_stride = [&](int64_t stride) { bytes.add(stride * size); };
-  const auto add_side = [&](const char *data, const int64_t *stride) {
+  const auto fits_side = [&](const char *data, rope_dtype_t dtype, const int64_t *stride) {
+    const int64_t element = dtype_size(dtype);
+    VectorBytes bytes;
     bytes.add(data);
-    if (problem.batches > 1) add_stride(stride[kBatch]);
-    if (problem.tokens > 1) add_stride(stride[kToken]);
-    if (tensor.heads > 1) add_stride(stride[kHead]);
-    return stride[kChannel] == 1 && fits(stride[kToken], size) && fits(stride[kHead], size);
+    if (problem.batches > 1) bytes.add(stride[kBatch] * element);
+    if (problem.tokens > 1) bytes.add(stride[kToken] * element);
+    if (tensor.heads > 1) bytes.add(stride[kHead] * element);
+    return (dtype == geometry.dtype || is_code(dtype)) && stride[kChannel] == 1 && fits(stride[kToken], element) &&
+           fits(stride[kHead], element) && bytes.value() >= vector_bytes / size * element;
   };
-  if (!add_side(tensor.in, tensor.in_stride)) return false;
-  if (step.is_written && (step.out_dtype != geometry.dtype || !add_side(tensor.out, tensor.out_stride))) return false;
+  if (!fits_side(tensor.in, geometry.dtype, tensor.in_stride)) return false;
+  if (step.is_written && !fits_side(tensor.out, step.out_dtype, tensor.out_stride)) return false;
   if (step.is_cached()) {
+    // Pages and entries in the place of batches and tokens.
     const CacheView &cache = step.cache;
-    if (cache.dtype != geometry.dtype || cache.channel_stride != 1 || !fits(cache.head_stride, size)) return false;
+    const int64_t element = dtype_size(cache.dtype);
+    VectorBytes bytes;
     bytes.add(cache.data);
-    add_stride(cache.page_stride);
-    add_stride(cache.entry_stride);
-    if (tensor.heads > 1) add_stride(cache.head_stride);
+    bytes.add(cache.page_stride * element);
+    bytes.add(cache.entry_stride * element);
+    if (tensor.heads > 1) bytes.add(cache.head_stride * element);
+    if ((cache.dtype != geometry.dtype && !is_code(cache.dtype)) || cache.channel_stride != 1 ||
+        !fits(cache.head_stride, element) || bytes.value() < vector_bytes / size * element) {
+      return false;
+    }
   }
   if (!fits_numbers(step.weight, size, vector_bytes) || !fits_numbers(step.bias, size, vector_bytes)) return false;
   const int64_t unit = 2 * vector_bytes;
@@ -89,8 +96,7 @@ bool fits_vectors(const RopeProblem &problem, int index, int64_t vector_bytes) {
     return false;
   }
   const bool has_window = step.has_styles;
-  if (has_window && (geometry.rotary_dim * size % unit != 0 || step.window_begin * size % unit != 0)) return false;
-  return bytes.value() >= vector_bytes;
+  return !has_window || (geometry.rotary_dim * size % unit == 0 && step.window_begin * size % unit == 0);
 }
 
 bool fit_vectors(const RopeProblem &problem, int64_t vector_bytes) {
@@ -163,6 +169,20 @@ bool has_lookups(const RopeProblem &problem) {
   return has_axes || (step.has_caches && !step.places.slots.is_present);
 }
 
+// Whether a tensor is written as codes and as words of the data's type, becomes words before it becomes codes, or codes
+// of E5M2.
+bool has_more_codes(const RopeProblem &problem) {
+  const StepProblem &step = *problem.step;
+  bool has_more = step.has_codes && problem.geometry->rounds_before_codes;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &tensor = step.tensor[i];
+    const bool has_words = tensor.is_written != tensor.has_code_out() || tensor.is_cached() != tensor.has_code_cache();
+    const rope_dtype_t code = tensor.has_code_out() ? tensor.out_dtype : tensor.cache.dtype;
+    if (tensor.has_codes() && (has_words || code != ROPE_DTYPE_F8_E4M3)) has_more = true;
+  }
+  return has_more;
+}
+
 StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
   const StepProblem &step = *problem.step;
   const StepNorm norm = step.has_norm ? step_norm_of(*problem.geometry) : StepNorm::kNone;
@@ -171,11 +191,13 @@ StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
                                                                          : StepAngles::kTable;
   const NormGeometry &form = problem.geometry->norm;
   const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
-  return {kernel, norm, angles, problem.in_distance == 1, rounds || has_lookups(problem)};
+  return {kernel,         norm,
+          angles,         problem.in_distance == 1,
+          step.has_codes, rounds || has_lookups(problem) || has_more_codes(problem)};
 }
 
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  if (!takes_rows(problem)) return false;
+  if (!takes_rows(problem) || problem.step->has_codes) return false;
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
   if (tokens > kMaxInt32) return false;
   const int64_t limit = kStepTuning.max_short_rows_vectors[plan->is_programmatic];
@@ -249,12 +271,21 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
   const bool has_window = mine.has_styles && problem.geometry->rotary_dim != channels;
   if (mine.channels != channels || has_window) return false;
   if (is_changed && (mine.is_normed != step.has_norm || mine.is_turned != step.is_turned)) return false;
-  if (!mine.is_written) return true;
+  if (!mine.is_written || mine.has_code_out()) return true;
   const int64_t shift =
       token_stride_of(problem, is_flat, tensor.out_stride) - token_stride_of(problem, is_flat, tensor.in_stride);
   return (mine.has_styles || mine.is_whole) && fits(shift, dtype_size(problem.geometry->dtype)) &&
          (tensor.heads == 1 || tensor.out_stride[kHead] == tensor.in_stride[kHead]) &&
          (is_flat || tensor.out_stride[kBatch] == tensor.in_stride[kBatch]);
+}
+
+// Whether the kernels of whole heads make the codes of a tensor.
+bool takes_codes(const RopeProblem &problem, int index) {
+  const StepTensor &tensor = problem.step->tensor[index];
+  const bool has_one_type =
+      !tensor.has_code_out() || !tensor.has_code_cache() || tensor.out_dtype == tensor.cache.dtype;
+  return !tensor.has_codes() || (dtype_size(problem.geometry->dtype) == 2 && has_one_type && tensor.amax == nullptr &&
+                                 fits(tensor.scale.head_stride, dtype_size(ROPE_DTYPE_F32)));
 }
 
 // The channels of each head where the kernels of whole heads serve what is asked for, whatever the sizes of vectors;
@@ -266,7 +297,7 @@ int count_whole_channels(const RopeProblem &problem, bool is_flat) {
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
     if (channels == 0) channels = step.tensor[i].channels;
-    if (!has_whole_heads(problem, is_flat, i, channels)) return 0;
+    if (!has_whole_heads(problem, is_flat, i, channels) || !takes_codes(problem, i)) return 0;
   }
   const AngleTable &table = problem.table;
   const bool takes_angles = !step.is_turned || problem.angles != AngleSource::kTable ||
@@ -334,12 +365,13 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const uint32_t pairs = static_cast<uint32_t>(channels / 2);
   plan->vector_elements = static_cast<int>(kShortStepVectorBytes / size);
   plan->heads.units = count_units(channels, plan->vector_elements);
+  if (step.has_codes && (has_more || has_more_codes(problem))) return false;
   if (vectors > tuning.max_short_vectors || pairs > kMaxShortStepPairs || plan->heads.units == 0 ||
       !fit_vectors(problem, kShortStepVectorBytes)) {
     return false;
   }
   const bool is_warp =
-      !has_more &&
+      !has_more && !(step.has_codes && step.has_norm) &&
       (!step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors));
   plan->heads.lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan->vector_elements));
   plan->units.per_token = static_cast<uint32_t>(problem.heads_per_token()) << plan->heads.lanes_log2;
@@ -371,7 +403,7 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
     return false;
   }
   heads->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan->vector_elements));
-  heads->turns = kStepTuning.turns[step.has_norm];
+  heads->turns = kStepTuning.turns[step.has_norm] + (step.has_codes ? 1 : 0);
   plan->units.per_token = static_cast<uint32_t>(problem.heads_per_token()) << heads->lanes_log2;
   shape_long(problem, kStepTuning.long_threads, plan);
   const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;

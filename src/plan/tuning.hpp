@@ -22,7 +22,7 @@ constexpr int kRopeGeneralResidentThreads = 1440;
 constexpr int kFlatResidentThreads = 1536;      // the same of kFlatTable, and what a looping grid has
 constexpr int kMaxStepThreads = 256;            // of a block of the step's kernels but kGeneral
 constexpr int kStepRowsResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
-constexpr int kStepLongResidentThreads = 1280;  // norm and rotation 92.6 us, with 1536 109.8, with 1024 100.7
+constexpr int kStepLongResidentThreads = 1536;  // norm, rotation, cache 106.4 us, with 1280 110.5
 constexpr int kTableThreads = 128;              // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
@@ -160,7 +160,7 @@ struct StepTuning {
   uint32_t few_threads;       // of a block of kWarp and kShort, up to so many vectors
   uint32_t short_threads;     // beyond them
   uint32_t long_threads;
-  uint32_t turns[2];                  // of a block of kLong, without a norm and with one
+  uint32_t turns[2];                  // of a block of kLong, without a norm and with one; with codes one more
   int64_t max_short_rows_vectors[2];  // the second with programmatic launch
   uint32_t rows_threads;
   int64_t general_heads;     // of a block of kGeneral, where they need not all be in one
@@ -175,8 +175,8 @@ constexpr StepTuning tuning_of_step() {
   tuning.few_threads = 128;    // 310: 1.41 us against 1.48 with 256
   tuning.short_threads = 256;  // 1241: 2.35 us against 2.73 with 128
   tuning.long_threads = 128;   // 88.7 us, with 256 90.2
-  tuning.turns[0] = 2;         // 164.7 us, three times 165.6
-  tuning.turns[1] = 3;         // 86.9 us, twice 87.9, four times 87.4
+  tuning.turns[0] = 2;         // 164.7 us, three times 165.6; codes 77.1, three times 75.5
+  tuning.turns[1] = 3;         // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
   tuning.max_short_rows_vectors[0] = 300;
   tuning.max_short_rows_vectors[1] = 100;
   tuning.rows_threads = 128;

@@ -73,6 +73,16 @@ TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant
   }
 }
 
+TEST_CASE("caches of 8 bits without pages or entries", "[rope][step][quant]") {
+  for (const int64_t pages : {0, 3}) {
+    StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+    step.has_amax = true;
+    step.cache->pages = pages;
+    step.cache->entries = pages == 0 ? 4 : 0;
+    step.check();
+  }
+}
+
 TEST_CASE("16-bit outputs beside caches of 8 bits, and the other way round", "[rope][step][quant]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const bool is_normed : {false, true}) {

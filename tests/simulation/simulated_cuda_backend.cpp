@@ -30,7 +30,7 @@ using Call = void (*)(const void *kernel, void *params);
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
-    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false})] =
+    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
     const auto add_kind = [&](StepKernel kernel, Call plain, Call angles, Call table) {
       for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {

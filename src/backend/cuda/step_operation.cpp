@@ -180,17 +180,22 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
   params->in_token = static_cast<int32_t>(in_token);
   params->head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
   if (step.is_normed || step.is_turned) params->flags |= kIsChanged;
-  if (step.is_written) {
-    params->flags |= kHasOut;
+  if (step.is_written) params->flags |= kHasOut;
+  if (step.has_code_out()) params->flags |= kHasCodeOut;
+  if (step.has_code_cache()) params->flags |= kHasCodeCache;
+  if ((step.has_code_out() ? step.out_dtype : step.cache.dtype) == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
+  if (step.is_written != step.has_code_out() || step.is_cached() != step.has_code_cache()) params->flags |= kHasWords;
+  if (step.is_written && !step.has_code_out()) {
     params->in_to_out =
         static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in));
     params->token_shift =
         static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, tensor.out_stride) * size - in_token);
   }
+  const int64_t cache_size = dtype_size(step.is_cached() ? step.cache.dtype : geometry.dtype);
   params->cache = step.cache.data;
-  params->page_bytes = step.cache.page_stride * size;
-  params->entry_bytes = step.cache.entry_stride * size;
-  params->cache_head = static_cast<int32_t>(step.cache.head_stride * size);
+  params->page_bytes = step.cache.page_stride * cache_size;
+  params->entry_bytes = step.cache.entry_stride * cache_size;
+  params->cache_head = static_cast<int32_t>(step.cache.head_stride * cache_size);
   const bool has_weight = step.is_normed && step.weight.data != nullptr;
   params->weight = has_weight ? step.weight.data : nullptr;
   params->weight_offset = has_weight ? norm_form<float>(problem, index).weight_offset : 1.0f;
@@ -304,6 +309,33 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithAngles<Par
   copy_increments(*problem.geometry, params->increments);
 }
 
+template <typename Params>
+void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Params> *params) {
+  set_params(problem, plan, static_cast<Params *>(params));
+  params->scale_multiplies = problem.step->scale_multiplies;
+  params->rounds_before_codes = problem.geometry->rounds_before_codes;
+  // Heads of short launches are numbered through all tensors that have some.
+  const bool is_short = plan.step.kernel != StepKernel::kLong;
+  int64_t heads = 0;
+  int count = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const RotatedTensor &tensor = problem.tensor[i];
+    const StepTensor &step = problem.step->tensor[i];
+    if (is_short && tensor.heads == 0) continue;
+    StepHeadCodes *const codes = &params->codes[count++];
+    *codes = {};
+    codes->scale_head = static_cast<int32_t>(step.scale.head_stride * dtype_size(ROPE_DTYPE_F32));
+    if (step.scale.data != nullptr) codes->scale = step.scale.data - heads * codes->scale_head;
+    codes->cache_unit = static_cast<int32_t>(plan.vector_elements *
+                                             dtype_size(step.is_cached() ? step.cache.dtype : problem.geometry->dtype));
+    codes->out_head = static_cast<int32_t>(tensor.out_stride[kHead]);
+    codes->out = tensor.out - heads * codes->out_head;
+    codes->out_batch = tensor.out_stride[kBatch];
+    codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, tensor.out_stride));
+    if (is_short) heads += tensor.heads;
+  }
+}
+
 // In bytes where `size` is an element's.
 CacheView scaled(const CacheView &cache, int64_t size) {
   return {cache.data,
@@ -331,6 +363,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     mine->weight = of_step.weight;
     mine->bias = of_step.bias;
     mine->factor = of_step.factor;
+    mine->scale = of_step.scale;
+    mine->amax = of_step.amax;
     mine->out_dtype = of_step.out_dtype;
     mine->heads = tensor.heads;
     mine->norm = norm_form<double>(problem, i);
@@ -352,6 +386,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
   params->has_caches = step.has_caches;
   params->is_after = geometry.norm.is_after;
   params->is_of_token = step.has_norm && geometry.norm.is_of_token;
+  params->scale_multiplies = step.scale_multiplies;
+  params->rounds_before_codes = geometry.rounds_before_codes;
   if (step.has_caches) params->places = step.places;
 }
 
@@ -366,25 +402,34 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
                 stream);
 }
 
+bool has_code_instances(StepKernel kernel) {
+  return kernel == StepKernel::kWarp || kernel == StepKernel::kShort || kernel == StepKernel::kLong;
+}
+
 }  // namespace
 
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
   const bool is_interleaved = geometry.in_distance == 1;
-  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false});
+  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false});
   if (!may_have_rows(geometry)) return;
   constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
                                      StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
   constexpr bool kHasMore[] = {false, true};
+  const bool may_have_codes = dtype_size(geometry.dtype) == 2;
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
       for (const bool has_more : kHasMore) {
-        // A call without the tensors that are normed has no norm to do.
-        load({kernel, StepNorm::kNone, angles, is_interleaved, has_more});
-        const StepNorm norm = step_norm_of(geometry);
-        if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) continue;
-        if (norm != StepNorm::kNone) load({kernel, norm, angles, is_interleaved, has_more});
+        const auto load_instances = [&](bool has_codes) {
+          // A call without the tensors that are normed has no norm to do.
+          load({kernel, StepNorm::kNone, angles, is_interleaved, has_codes, has_more});
+          const StepNorm norm = step_norm_of(geometry);
+          if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) return;
+          if (norm != StepNorm::kNone) load({kernel, norm, angles, is_interleaved, has_codes, has_more});
+        };
+        load_instances(false);
+        if (may_have_codes && has_code_instances(kernel)) load_instances(true);
       }
     }
   }
@@ -398,9 +443,15 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                                                                        : launch_table;
     return launch_it(function, problem, plan, device_index, stream);
   };
+  const bool has_codes = plan.step.has_codes;
   switch (plan.step.kernel) {
     case StepKernel::kWarp:
     case StepKernel::kShort:
+      if (has_codes) {
+        return launch_with(launch_step<WithCodes<StepShortHeadParams>>,
+                           launch_step<WithCodes<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>>,
+                           launch_step<WithCodes<WithTable<StepShortHeadParams>>>);
+      }
       return launch_with(launch_step<StepShortHeadParams>,
                          launch_step<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
                          launch_step<WithTable<StepShortHeadParams>>);
@@ -409,6 +460,11 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                          launch_step<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>,
                          launch_step<WithTable<StepShortMoreParams>>);
     case StepKernel::kLong:
+      if (has_codes) {
+        return launch_with(launch_step<WithCodes<StepLongHeadParams>>,
+                           launch_step<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+                           launch_step<WithCodes<StepLongTableParams>>);
+      }
       return launch_with(launch_step<StepLongHeadParams>,
                          launch_step<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
                          launch_step<StepLongTableParams>);

@@ -69,6 +69,8 @@ struct StepTensor {
   bool has_code_out() const { return is_written && is_code(out_dtype); }
   bool has_code_cache() const { return is_cached() && is_code(cache.dtype); }
   bool has_codes() const { return has_code_out() || has_code_cache(); }
+  // Even where a cache has no memory.
+  bool may_have_codes() const { return is_code(out_dtype) || is_code(cache.dtype); }
 };
 
 // Pages of the sequences: rows of a table, or runs of one list.

@@ -259,7 +259,7 @@ rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &giv
   int index;
   ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   StepTensor *const tensor = &step->tensor[index];
-  if (!tensor->has_codes()) {
+  if (!tensor->may_have_codes()) {
     return fail(kInvalid, "%s: %s is set: nothing that %s is written to has 8 bits", function_, field, kNames[name]);
   }
   const View &view = operand->view;
@@ -281,7 +281,9 @@ rope_status_t StepReader::read_amax(const RopeProblem &problem, const ReadTensor
   ROPE_TRY(operands_->read(Role::kDisjointOut, "quant.amax_out", quant_->amax_out, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   const View &view = operand->view;
-  if (!step->has_codes) {
+  bool is_needed = false;
+  for (int i = 0; i < problem.num_tensors; ++i) is_needed = is_needed || step->tensor[i].may_have_codes();
+  if (!is_needed) {
     return fail(kInvalid, "%s: quant.amax_out is set: nothing that is written has 8 bits", function_);
   }
   if (view.dtype != ROPE_DTYPE_F32) {

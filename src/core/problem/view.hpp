@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "core/math/host_device.hpp"
 #include "core/problem/status.hpp"
 
 namespace rope {
@@ -43,7 +44,7 @@ inline int64_t dtype_size(rope_dtype_t dtype) {
 }
 
 // Whether elements of a type are codes, which stand for a number times a scale.
-inline bool is_code(rope_dtype_t dtype) {
+ROPE_HOST_DEVICE bool is_code(rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F8_E4M3 || dtype == ROPE_DTYPE_F8_E5M2;
 }
 

@@ -19,6 +19,7 @@
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_params.hpp"
 #include "backend/cuda/kernels/step_sums.cuh"
+#include "core/math/float8.hpp"
 
 namespace rope {
 
@@ -36,6 +37,13 @@ __device__ __forceinline__ Real load_number(const ChannelNumbers &numbers, rope_
 
 template <typename T>
 __device__ __forceinline__ void store_rounded(char *address, rope_dtype_t dtype, RealOf<T> value) {
+  if constexpr (sizeof(T) <= 4) {
+    if (is_code(dtype)) {
+      *reinterpret_cast<uint8_t *>(address) =
+          dtype == ROPE_DTYPE_F8_E4M3 ? round_to<Float8E4M3>(value).bits : round_to<Float8E5M2>(value).bits;
+      return;
+    }
+  }
   if constexpr (sizeof(T) == 4) {
     if (dtype == ROPE_DTYPE_F16) {
       *reinterpret_cast<uint16_t *>(address) = round_to<Float16>(value).bits;
@@ -162,6 +170,9 @@ class StepHead {
       cache = tensor_.cache.data + place.page * tensor_.cache.page_stride + place.entry * tensor_.cache.entry_stride +
               head_ * tensor_.cache.head_stride;
     }
+    const bool has_codes =
+        (out != nullptr && is_code(tensor_.out_dtype)) || (cache != nullptr && is_code(tensor_.cache.dtype));
+    if (has_codes) prepare_codes();
 #pragma unroll 1
     for (int c = begin_ + lane(); c < end_; c += 32) {
       const bool is_inside = c >= begin && c < end;
@@ -191,8 +202,36 @@ class StepHead {
     return tensor_.window_begin + moved_channel(in_window, params_.out_distance, params_.in_distance);
   }
 
+  // Finds what values are multiplied by to become codes, and raises the largest magnitude.
+  __device__ __forceinline__ void prepare_codes() {
+    const StaticScale &scale = tensor_.scale;
+    code_factor_ = 1;
+    if (scale.data != nullptr) {
+      const float given = reinterpret_cast<const float *>(scale.data)[head_ * scale.head_stride];
+      code_factor_ = code_factor(given, params_.scale_multiplies);
+    }
+    if (tensor_.amax == nullptr) return;
+    uint32_t max = 0;
+#pragma unroll 1
+    for (int c = begin_ + lane(); c < end_; c += 32) {
+      const uint32_t magnitude = bits_of(static_cast<float>(before_code(c))) & 0x7fffffffu;
+      max = magnitude > max ? magnitude : max;
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, max, distance);
+      max = other > max ? other : max;
+    }
+    if (lane() == 0) atomicMax(reinterpret_cast<uint32_t *>(tensor_.amax), max);
+  }
+
+  __device__ __forceinline__ Real before_code(int channel) const {
+    return params_.rounds_before_codes ? to_real<Real>(round_to<T>(moved_[channel])) : moved_[channel];
+  }
+
   __device__ __forceinline__ void store_channel(char *address, rope_dtype_t dtype, int channel, bool is_computed) {
-    if (!is_computed && dtype == kDtypeOf<T>) {
+    if (is_code(dtype)) {
+      store_rounded<T>(address, dtype, multiply_rounded(before_code(channel), code_factor_));
+    } else if (!is_computed && dtype == kDtypeOf<T>) {
       *reinterpret_cast<T *>(address) = raw_[source_of(channel)];
     } else {
       store_rounded<T>(address, dtype, moved_[channel]);
@@ -207,6 +246,7 @@ class StepHead {
   int begin_;  // channels that are read, from there
   int end_;
   int64_t head_ = 0;
+  Real code_factor_ = 1;
   Real *in_order_;
   Real *moved_;
   T *raw_;

@@ -16,6 +16,7 @@
 // (tests/bench/TUNING.md). So channels stay as they came until a few of them at a time become floats.
 #pragma once
 
+#include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/step_token.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
 #include "backend/cuda/kernels/unit_rotation.cuh"
@@ -129,7 +130,7 @@ struct SharedWeights {
 #pragma unroll
     for (int i = 0; i < N; i += kStep) {
       const Vector<float, kStep> vector =
-          *reinterpret_cast<const Vector<float, kStep> *>(from + (first + i) / 4 * half);
+          *reinterpret_cast<const Vector<float, kStep> *>(from + (first + i) / 4 * half + (first + i) % 4);
       to_floats<float, kStep>(vector, weights + i);
     }
   }
@@ -165,7 +166,7 @@ struct SharedAngles {
   // Turns N pairs. They are of the unit's second vector, or come from its pair `first` on.
   template <int N>
   __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
-    const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first / 4 * (pairs / 2);
+    const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first / 4 * (pairs / 2) + first % 4;
     rotate_by_run<N>(x, y, distance, cos, cos + to_sin);
   }
 };
@@ -182,43 +183,84 @@ __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, flo
   if (MayRound && form.rounds_after_weight) to_floats<T, N>(from_floats<T, N>(x), x);
 }
 
-// A unit's norm, from the sum of its head's squares, and its rotation. What gets neither keeps its bits. Most calls want
-// no roundings within the norm.
-template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, typename Weights>
+// Data of other types become codes by kGeneral.
+template <typename T>
+constexpr bool kMayHaveCodes = sizeof(T) == 2;
+
+// What a unit's values become: words of the data's type, or codes. Of these the first half of each vector has those of
+// the whole.
+enum class UnitAs {
+  kWords,
+  kCodes,  // E4M3
+  kAny     // what UnitForm says
+};
+
+struct UnitForm {
+  bool as_codes;
+  bool is_e5m2;
+  bool rounds_before;  // to the data's type
+  float factor;
+};
+
+// N values from the one numbered `first` on.
+template <typename T, int V, int N, UnitAs kAs>
+__device__ __forceinline__ void put_values(const UnitForm &form, float *values, int first, Vector<T, V> *vector) {
+  if (kAs == UnitAs::kWords || (kAs == UnitAs::kAny && !form.as_codes)) {
+    return from_some_floats<T, V, N>(values, first, vector);
+  }
+  if constexpr (kAs != UnitAs::kWords) {
+    if (kAs == UnitAs::kAny && form.rounds_before) to_floats<T, N>(from_floats<T, N>(values), values);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const float x = multiply_rounded(values[i], form.factor), y = multiply_rounded(values[i + 1], form.factor);
+      const uint32_t codes =
+          kAs == UnitAs::kAny && form.is_e5m2 ? join_codes<Float8E5M2>(x, y) : join_codes<Float8E4M3>(x, y);
+      uint32_t &word = vector->word[(first + i) / 4];
+      word = (first + i) % 4 == 0 ? codes : word | codes << 16;
+    }
+  }
+}
+
+// A unit's norm, from the sum of its head's squares, and its rotation, of a unit that gets them. What gets neither keeps
+// its bits, unless it becomes codes. Most calls want no roundings within the norm.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
 __device__ __forceinline__ void change_unit(const NormForm<float> &form, float sum, const Weights &weights,
-                                            bool is_turned, const SharedAngles<V, IsInterleaved> &angles,
+                                            bool is_normed, bool is_turned,
+                                            const SharedAngles<V, IsInterleaved> &angles, const UnitForm &unit_form,
                                             Vector<T, V> *low, Vector<T, V> *high) {
-  if (!IsNormed && !is_turned) return;
+  const bool norms = IsNormed && (kAs == UnitAs::kWords || is_normed);
+  if (kAs == UnitAs::kWords && !norms && !is_turned) return;
+  if (kAs == UnitAs::kAny && !norms && !is_turned && !unit_form.as_codes) return;
   const float inverse = IsNormed ? inverse_norm(form, sum) : 0.0f;
   if constexpr (IsInterleaved) {
     const auto change = [&](bool is_high, Vector<T, V> *vector) {
       float x[V], w[V];
       to_floats<T, V>(*vector, x);
-      if constexpr (IsNormed) {
+      if (norms) {
         weights.template load<V>(is_high, 0, w);
         scale_and_weigh<T, V, MayRound>(form, inverse, w, x);
       }
       if (is_turned) angles.template turn<V / 2>(is_high, 0, x, x + 1, 2);
-      *vector = from_floats<T, V>(x);
+      put_values<T, V, V, kAs>(unit_form, x, 0, vector);
     };
     change(false, low);
     change(true, high);
   } else {
-    constexpr int kFour = V < 4 ? V : 4;
+    constexpr int kPiece = V <= 4 ? V : IsNormed ? 2 : 4;
 #pragma unroll
-    for (int i = 0; i < V; i += kFour) {
-      float x[kFour], y[kFour], w[kFour];
-      to_some_floats<T, V, kFour>(*low, i, x);
-      to_some_floats<T, V, kFour>(*high, i, y);
-      if constexpr (IsNormed) {
-        weights.template load<kFour>(false, i, w);
-        scale_and_weigh<T, kFour, MayRound>(form, inverse, w, x);
-        weights.template load<kFour>(true, i, w);
-        scale_and_weigh<T, kFour, MayRound>(form, inverse, w, y);
+    for (int i = 0; i < V; i += kPiece) {
+      float x[kPiece], y[kPiece], w[kPiece];
+      to_some_floats<T, V, kPiece>(*low, i, x);
+      to_some_floats<T, V, kPiece>(*high, i, y);
+      if (norms) {
+        weights.template load<kPiece>(false, i, w);
+        scale_and_weigh<T, kPiece, MayRound>(form, inverse, w, x);
+        weights.template load<kPiece>(true, i, w);
+        scale_and_weigh<T, kPiece, MayRound>(form, inverse, w, y);
       }
-      if (is_turned) angles.template turn<kFour>(false, i, x, y, 1);
-      from_some_floats<T, V, kFour>(x, i, low);
-      from_some_floats<T, V, kFour>(y, i, high);
+      if (is_turned) angles.template turn<kPiece>(false, i, x, y, 1);
+      put_values<T, V, kPiece, kAs>(unit_form, x, i, low);
+      put_values<T, V, kPiece, kAs>(unit_form, y, i, high);
     }
   }
 }
@@ -247,29 +289,53 @@ struct TablePlace {
   }
 };
 
+// Of codes the first halves of the vectors.
+template <typename Vector>
+__device__ __forceinline__ void store_codes(const StepHeadParams &params, char *to, const Vector &low,
+                                            const Vector &high) {
+  constexpr int kBytes = sizeof(Vector) / 2;
+  Words<kBytes> half;
+#pragma unroll
+  for (int i = 0; i < kBytes / 4; ++i) half.word[i] = low.word[i];
+  store_vector(to, half);
+#pragma unroll
+  for (int i = 0; i < kBytes / 4; ++i) half.word[i] = high.word[i];
+  store_vector(to + params.pairs, half);
+}
+
+template <bool HasCodes, typename Vector>
+__device__ __forceinline__ void store_unit(const StepHeadParams &params, bool as_codes, char *to, const Vector &low,
+                                           const Vector &high) {
+  if constexpr (HasCodes) {
+    if (as_codes) return store_codes(params, to, low, high);
+  }
+  store_vector(to, low);
+  store_vector(to + params.to_high, high);
+}
+
 // Stores a unit to the cache at `slot`, which may have any value; `cache` is where page 0's first entry would have it.
 // Returns whether the slot is outside.
-template <typename Vector>
+template <bool HasCodes, typename Vector>
 __device__ __forceinline__ bool store_cached(const StepHeadParams &params, const StepHeadTensor &tensor, char *cache,
-                                             LoadedInteger loaded, const Vector &low, const Vector &high) {
+                                             LoadedInteger loaded, bool as_codes, const Vector &low,
+                                             const Vector &high) {
   const StepSlots &slots = params.slots;
   const uint64_t slot = extend(loaded, slots.is_64_bit);
   const bool is_skipped = slots.skips_slot_0 && slot == 0;
   if (slot >= slots.end || is_skipped) return static_cast<int64_t>(slot) >= 0 && !is_skipped;
   const DivmodResult place = slots.entries.divmod(static_cast<uint32_t>(slot));
   char *const to = cache + place.quotient * tensor.page_bytes + place.remainder * tensor.entry_bytes;
-  store_vector(to, low);
-  store_vector(to + params.to_high, high);
+  store_unit<HasCodes>(params, as_codes, to, low, high);
   return false;
 }
 
-template <typename Vector>
+template <bool HasCodes, typename Vector>
 __device__ __forceinline__ bool store_cached(const StepHeadParams &params, const StepHeadTensor &tensor, char *cache,
-                                             const StepPlace &place, const Vector &low, const Vector &high) {
+                                             const StepPlace &place, bool as_codes, const Vector &low,
+                                             const Vector &high) {
   if (!place.is_cached) return place.is_faulty;
   char *const to = cache + place.page * tensor.page_bytes + place.entry * tensor.entry_bytes;
-  store_vector(to, low);
-  store_vector(to + params.to_high, high);
+  store_unit<HasCodes>(params, as_codes, to, low, high);
   return false;
 }
 

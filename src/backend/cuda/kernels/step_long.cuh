@@ -35,15 +35,19 @@
 namespace rope {
 
 template <StepAngles kAngles>
-using StepLongParams =
+using StepLongWordParams =
     std::conditional_t<kAngles == StepAngles::kNone, StepLongHeadParams,
                        std::conditional_t<kAngles == StepAngles::kComputed,
                                           WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
+template <bool HasCodes, StepAngles kAngles>
+using StepLongParams =
+    std::conditional_t<HasCodes, WithCodes<StepLongWordParams<kAngles>>, StepLongWordParams<kAngles>>;
+
 // Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
 // what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
 template <StepAngles kAngles, bool HasLookups, bool AreSpread>
-__device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
+__device__ __forceinline__ void share_angles(const StepLongWordParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
   const uint32_t numbers = tensor.rows * params.turns * params.pairs;
   const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // of the blocks of these tokens
@@ -111,14 +115,16 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
   }
 }
 
-// HasMore: roundings within the norm, several position axes, a page table.
-template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, StepAngles kAngles>
+// HasMore: roundings within the norm, several position axes, a page table. HasCodes: codes of 8 bits, of E4M3 from values
+// as they are in the place of words, with HasMore all others too.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
                                   min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
-    step_long_kernel(const __grid_constant__ StepLongParams<kAngles> params) {
+    step_long_kernel(const __grid_constant__ StepLongParams<HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
+  constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
   using Angles = SharedAngles<V, IsInterleaved>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
@@ -126,8 +132,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
 
   const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
   const uint32_t of_group = in_group.remainder;
-  const StepLongTensor &tensor =
-      params.tensor[(of_group >= params.tensor[1].first_block) + (of_group >= params.tensor[2].first_block)];
+  const uint32_t index = (of_group >= params.tensor[1].first_block) + (of_group >= params.tensor[2].first_block);
+  const StepLongTensor &tensor = params.tensor[index];
   const DivmodResult block = tensor.parts.divmod(of_group - tensor.first_block);
   const uint32_t rows = tensor.rows, turns = params.turns, part = block.remainder;
   const uint32_t first_token = (in_group.quotient * tensor.runs + block.quotient) * (rows * turns);
@@ -143,7 +149,9 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), number, kVectorBytes) +
                    blockIdx.y * tensor.batch;
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, kVectorBytes));
+  int32_t cache_unit = kVectorBytes;
+  if constexpr (HasCodes) cache_unit = params.codes[index].cache_unit;
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, cache_unit));
   const char *slot_address =
       step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
   const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
@@ -154,17 +162,29 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   Vector<T, V> low = {}, high = {};
   const auto load = [&] {
     if (has_cache && token < params.slots.cached_tokens) {
-      slot = HasMore ? load_slot(params.slots, slot_address, token & params.implicit_mask)
-                     : load_step_integer(slot_address, params.slots.is_64_bit);
+      // Instances with codes have no register left for the address.
+      const char *const address = HasCodes ? step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y,
+                                                  params.slots.batch_bytes)
+                                           : slot_address;
+      slot = HasMore ? load_slot(params.slots, address, token & params.implicit_mask)
+                     : load_step_integer(address, params.slots.is_64_bit);
     }
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
   if (is_active) load();
+  UnitForm form = {};
+  if constexpr (HasCodes) {
+    const StepHeadCodes &of_tensor = params.codes[index];
+    form = {false, (tensor.flags & kHasE5M2) != 0, params.rounds_before_codes, 1.0f};
+    if (of_tensor.scale != nullptr && is_present) {
+      form.factor = *reinterpret_cast<const float *>(step(of_tensor.scale, head, of_tensor.scale_head));
+    }
+  }
 
   const uint32_t tokens = rows * turns;
   float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
-  uint32_t *lost = reinterpret_cast<uint32_t *>(behind_angles);
+  uint32_t *const lost = reinterpret_cast<uint32_t *>(behind_angles);
   float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
   if (is_changed) {
     if constexpr (kIsTurned)
@@ -175,34 +195,63 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   const uint32_t read_unit = number < params.units_per_head ? number : 0;  // idle lanes compute too
   Angles angles = {cos + row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
   const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
-  lost += row;
+  if constexpr (HasCodes) form.factor = code_factor(form.factor, params.scale_multiplies);
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
-    if (is_changed) {
-      float sum = 0.0f;
-      if constexpr (IsNormed) {
+    float sum = 0.0f;
+    if constexpr (IsNormed) {
+      if (is_changed) {
         sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
         forget_floats(&low);
         forget_floats(&high);
       }
-      const bool is_turned = kIsTurned && (kAngles != StepAngles::kTable || *lost == 0);
-      change_unit<T, V, IsInterleaved, IsNormed, HasMore>(params.norm, sum, weights, is_turned, angles, &low, &high);
     }
-    if (is_active) {
-      if (has_out) {
-        char *const out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
-        store_vector(out, low);
-        store_vector(out + params.to_high, high);
+    if constexpr (HasCodes) form.as_codes = (tensor.flags & kHasCodes) != 0;
+#pragma unroll 1
+    for (;;) {
+      const bool is_turned =
+          kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
+      const auto change = [&](auto as) {
+        change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(params.norm, sum, weights, is_changed,
+                                                                                 is_turned, angles, form, &low, &high);
+      };
+      if (HasCodes && HasMore) {
+        change(std::integral_constant<UnitAs, UnitAs::kAny>());
+      } else if (HasCodes && form.as_codes) {
+        change(std::integral_constant<UnitAs, kAsCodes>());
+      } else if (is_changed) {
+        change(std::integral_constant<UnitAs, UnitAs::kWords>());
       }
-      if (has_cache && token < params.slots.cached_tokens) {
-        const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
-        const StepPlace place =
-            HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
-        const bool is_outside = store_cached(params, tensor, cache, place, low, high);
-        if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
-          count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      if (is_active) {
+        const auto takes = [&](StepFlags bit) { return !HasCodes || form.as_codes == ((tensor.flags & bit) != 0); };
+        if (has_out && takes(kHasCodeOut)) {
+          char *out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+          if constexpr (HasCodes) {
+            const StepHeadCodes &of_tensor = params.codes[index];
+            const char *const of_batch = of_tensor.out + blockIdx.y * of_tensor.out_batch;
+            if (form.as_codes) {
+              out = const_cast<char *>(
+                  step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), number, V));
+            }
+          }
+          store_unit<HasCodes>(params, form.as_codes, out, low, high);
+        }
+        if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
+          const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
+          const StepPlace place =
+              HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
+          const bool is_outside = store_cached<HasCodes>(params, tensor, cache, place, form.as_codes, low, high);
+          if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
+            count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+          }
         }
       }
+      if (!HasCodes || !HasMore || !form.as_codes || (tensor.flags & kHasWords) == 0) break;
+      // What has codes and words is read anew for the words.
+      form.as_codes = false;
+      if (!is_active) continue;
+      low = load_vector<Vector<T, V>>(in);
+      high = load_vector<Vector<T, V>>(in + params.to_high);
     }
     if (++turn >= turns) return;
     token += rows;
@@ -210,30 +259,38 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     in = step(in, rows, tensor.in_token);
     slot_address = step(slot_address, rows, params.slots.token_bytes);
     angles.cos_of_unit += rows * (2 * params.pairs);
-    lost += rows;
     if (is_active) load();
   }
 }
 
-template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore>
+template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes>
 const void *find_step_long_kernel(StepAngles angles) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, StepAngles::angles>)
+  reinterpret_cast<const void *>(                \
+      step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, HasCodes, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
 #undef ROPE_STEP_KERNEL
 }
 
+template <typename T, bool IsInterleaved, bool IsNormed>
+const void *find_step_long_kernel(const StepVariant &variant) {
+  if constexpr (kMayHaveCodes<T>) {
+    if (variant.has_codes && variant.has_more) {
+      return find_step_long_kernel<T, IsInterleaved, IsNormed, true, true>(variant.angles);
+    }
+    if (variant.has_codes) return find_step_long_kernel<T, IsInterleaved, IsNormed, false, true>(variant.angles);
+  }
+  return variant.has_more ? find_step_long_kernel<T, IsInterleaved, IsNormed, true, false>(variant.angles)
+                          : find_step_long_kernel<T, IsInterleaved, IsNormed, false, false>(variant.angles);
+}
+
 template <typename T, bool IsInterleaved>
 const void *find_step_long_kernel(const StepVariant &variant) {
-  if (variant.norm == StepNorm::kNone) {
-    return variant.has_more ? find_step_long_kernel<T, IsInterleaved, false, true>(variant.angles)
-                            : find_step_long_kernel<T, IsInterleaved, false, false>(variant.angles);
-  }
-  return variant.has_more ? find_step_long_kernel<T, IsInterleaved, true, true>(variant.angles)
-                          : find_step_long_kernel<T, IsInterleaved, true, false>(variant.angles);
+  return variant.norm != StepNorm::kNone ? find_step_long_kernel<T, IsInterleaved, true>(variant)
+                                         : find_step_long_kernel<T, IsInterleaved, false>(variant);
 }
 
 template <typename T>

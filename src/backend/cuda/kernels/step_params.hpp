@@ -20,6 +20,11 @@ enum StepFlags : uint32_t {
   kCountsPositions = 128,  // its first thread counts tokens that are lost
   kCountsPlaces = 256,     // and those whose slot or page is outside
   kHasWideBias = 512,      // as kHasWideWeight
+  kHasCodeOut = 1024,      // its output has codes of 8 bits
+  kHasCodeCache = 2048,
+  kHasE5M2 = 4096,  // codes are of that type
+  kHasCodes = kHasCodeOut | kHasCodeCache,
+  kHasWords = 8192,  // its output or its cache has the data's type
 };
 
 // A page table, strides in bytes.
@@ -79,6 +84,17 @@ struct StepHeadTensor {
   const char *weight;   // NULL: zeros
 };
 
+// Of a tensor, strides in bytes.
+struct StepHeadCodes {
+  const char *scale;  // NULL: 1
+  int32_t scale_head;
+  int32_t cache_unit;  // from a unit to the next
+  char *out;           // instead of what in_to_out leads to
+  int64_t out_batch;
+  int32_t out_token;
+  int32_t out_head;
+};
+
 // What the kernels of whole heads read.
 struct StepHeadParams {
   uint32_t lanes_log2;
@@ -99,7 +115,15 @@ struct StepHeadParams {
   FaultWords fault;
 };
 
-// Of kWarp and kShort. Heads are numbered through q, k and v, and `in` and `cache` are where head 0 would lie. Tensors
+// What instances with codes read too.
+template <typename Params>
+struct WithCodes : Params {
+  bool scale_multiplies;
+  bool rounds_before_codes;
+  StepHeadCodes codes[3];
+};
+
+// Of kWarp and kShort. Heads are numbered through q, k and v, and `in`, `cache` and the like are where head 0 would lie. Tensors
 // without heads are left out.
 struct StepShortHeadParams : StepHeadParams {
   uint32_t units_per_token;
@@ -217,6 +241,8 @@ struct StepGeneralTensor {
   ChannelNumbers weight;
   ChannelNumbers bias;
   RowFactor factor;
+  StaticScale scale;
+  char *amax;
   rope_dtype_t out_dtype;
   int64_t heads;
   NormForm<double> norm;  // numbers that the arithmetic's type holds, or that are rounded to it
@@ -241,6 +267,8 @@ struct StepGeneralParams : RopeLookupParams {
   bool has_caches;
   bool is_after;
   bool is_of_token;
+  bool scale_multiplies;
+  bool rounds_before_codes;
   CachePlaces places;
 };
 

@@ -32,18 +32,23 @@
 namespace rope {
 
 template <StepAngles kAngles>
-using StepShortParams = std::conditional_t<
+using StepShortWordParams = std::conditional_t<
     kAngles == StepAngles::kNone, StepShortHeadParams,
     std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams, kMaxShortStepPairs>,
                        WithTable<StepShortHeadParams>>>;
 
-template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, StepAngles kAngles>
+template <bool HasCodes, StepAngles kAngles>
+using StepShortParams =
+    std::conditional_t<HasCodes, WithCodes<StepShortWordParams<kAngles>>, StepShortWordParams<kAngles>>;
+
+template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads)
-    step_short_kernel(const __grid_constant__ StepShortParams<kAngles> params) {
+    step_short_kernel(const __grid_constant__ StepShortParams<HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
+  constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
   constexpr bool kBeginsAtOnce = IsWarp == IsNormed;  // tests/bench/TUNING.md
   if (kBeginsAtOnce) begin_dependent_launch();
   extern __shared__ float4 shared[];
@@ -52,12 +57,24 @@ __global__ void __launch_bounds__(kMaxStepThreads)
 
   const uint32_t token = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x;
   const uint32_t head = unit >> params.lanes_log2, number = unit & ((1u << params.lanes_log2) - 1);
-  const StepHeadTensor &tensor = params.tensor[(head >= params.begins[0]) + (head >= params.begins[1])];
+  const uint32_t which = (head >= params.begins[0]) + (head >= params.begins[1]);
+  const StepHeadTensor &tensor = params.tensor[which];
   const bool is_active = unit < params.units_per_token && number < params.units_per_head,
              has_cache = tensor.cache != nullptr;
   const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), number, kVectorBytes);
-  char *const out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, kVectorBytes));
+  char *out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+  int32_t cache_unit = kVectorBytes;
+  const char *scale_address = nullptr;
+  if constexpr (HasCodes) {
+    const StepHeadCodes &of_tensor = params.codes[which];
+    cache_unit = of_tensor.cache_unit;
+    scale_address = step(of_tensor.scale, head, of_tensor.scale_head);
+    if ((tensor.flags & kHasCodeOut) != 0) {
+      out = const_cast<char *>(
+          step(step(step(of_tensor.out, token, of_tensor.out_token), head, of_tensor.out_head), number, V));
+    }
+  }
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, cache_unit));
   const char *const position_address = step(params.positions, token, params.position_bytes);
   const char *const slot_address = step(params.slots.data, token, params.slots.token_bytes);
   const char *const weight = step(tensor.weight, number, kVectorBytes);
@@ -71,13 +88,20 @@ __global__ void __launch_bounds__(kMaxStepThreads)
     }
   }
   wait_for_previous_launch_with(unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
-                                unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache));
+                                unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache) |
+                                (HasCodes ? unused_bits(scale_address) : 0));
 
   LoadedInteger position = {token & params.implicit_mask, 0}, slot = kNoSlot;
   if (kIsTurned && has_pair && params.has_positions) {
     position = load_step_integer(position_address, params.has_wide_positions);
   }
   if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
+  UnitForm form = {};
+  if constexpr (HasCodes) {
+    form = {(tensor.flags & kHasCodes) != 0, false, false, 1.0f};
+    const bool has_scale = is_active && params.codes[which].scale != nullptr;
+    if (has_scale) form.factor = *reinterpret_cast<const float *>(scale_address);
+  }
   Vector<T, V> low = {}, high = {};
   OwnWeights<T, V> weights = {{}, {}, tensor.weight_offset};
   if (is_active) {
@@ -112,6 +136,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
       cos[sharer + i * kLanes + kMaxShortStepPairs] = angle[i].sin;
     }
   }
+  if constexpr (HasCodes) form.factor = code_factor(form.factor, params.scale_multiplies);
   float sum = 0.0f;
   if constexpr (IsNormed) {
     sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
@@ -119,51 +144,68 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   if constexpr (kIsTurned && IsWarp) __syncwarp();
   if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
   if (!is_active) return;
-  if ((IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0) {
-    using Angles = SharedAngles<V, IsInterleaved>;
-    const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortStepPairs};
-    const bool is_turned = kIsTurned && !is_lost;
+  const bool is_changed = (tensor.flags & kIsChanged) != 0;
+  using Angles = SharedAngles<V, IsInterleaved>;
+  const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortStepPairs};
+  const bool is_turned = kIsTurned && !is_lost && is_changed;
+  const auto change_as = [&](auto may_round, auto as) {
+    change_unit<T, V, IsInterleaved, IsNormed, decltype(may_round)::value, decltype(as)::value>(
+        params.norm, sum, weights, is_changed, is_turned, angles, form, &low, &high);
+  };
+  const auto change = [&](auto as) {
     if (IsNormed && params.rounds) {
-      change_unit<T, V, IsInterleaved, IsNormed, true>(params.norm, sum, weights, is_turned, angles, &low, &high);
+      change_as(std::true_type(), as);
     } else {
-      change_unit<T, V, IsInterleaved, IsNormed, false>(params.norm, sum, weights, is_turned, angles, &low, &high);
+      change_as(std::false_type(), as);
     }
+  };
+  if (HasCodes && form.as_codes) {
+    change(std::integral_constant<UnitAs, kAsCodes>());
+  } else if ((IsNormed || kIsTurned) && is_changed) {
+    change(std::integral_constant<UnitAs, UnitAs::kWords>());
   }
-  if ((tensor.flags & kHasOut) != 0) {
-    store_vector(out, low);
-    store_vector(out + params.to_high, high);
-  }
-  if (has_cache && store_cached(params, tensor, cache, slot, low, high) && unit == params.counting_unit) {
+  if ((tensor.flags & kHasOut) != 0) store_unit<HasCodes>(params, form.as_codes, out, low, high);
+  if (has_cache && store_cached<HasCodes>(params, tensor, cache, slot, form.as_codes, low, high) &&
+      unit == params.counting_unit) {
     count_fault(params.fault, token);
   }
 }
 
-template <typename T, bool IsWarp, bool IsInterleaved>
-const void *find_step_short_kernel(const StepVariant &variant) {
+template <typename T, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes>
+const void *find_step_short_kernel(StepAngles angles) {
   constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
-#define ROPE_STEP_KERNEL(is_warp, is_normed, angles) \
-  reinterpret_cast<const void *>(step_short_kernel<T, V, is_warp, IsInterleaved, is_normed, StepAngles::angles>)
-  const bool is_normed = variant.norm != StepNorm::kNone;
-  switch (variant.angles) {
-    case StepAngles::kComputed:
-      return is_normed ? ROPE_STEP_KERNEL(IsWarp, true, kComputed) : ROPE_STEP_KERNEL(IsWarp, false, kComputed);
-    case StepAngles::kTable:
-      return is_normed ? ROPE_STEP_KERNEL(false, true, kTable) : ROPE_STEP_KERNEL(false, false, kTable);
-    default:
-      return is_normed ? reinterpret_cast<const void *>(step_short_kernel<T, V, true, false, true, StepAngles::kNone>)
-                       : reinterpret_cast<const void *>(step_short_kernel<T, V, true, false, false, StepAngles::kNone>);
-  }
+#define ROPE_STEP_KERNEL(is_warp, is_interleaved, angles) \
+  reinterpret_cast<const void *>(                         \
+      step_short_kernel<T, V, is_warp, is_interleaved, IsNormed, HasCodes, StepAngles::angles>)
+  return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsWarp, IsInterleaved, kComputed)
+         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(false, IsInterleaved, kTable)
+                                         : ROPE_STEP_KERNEL(true, false, kNone);
 #undef ROPE_STEP_KERNEL
+}
+
+template <typename T, bool IsInterleaved, bool IsNormed>
+const void *find_step_short_kernel(const StepVariant &variant) {
+  const bool is_warp = variant.kernel == StepKernel::kWarp;
+  if constexpr (kMayHaveCodes<T>) {
+    constexpr bool kMayBeWarp = !IsNormed;  // plan_short_heads asks for no others
+    if (variant.has_codes) {
+      return is_warp ? find_step_short_kernel<T, kMayBeWarp, IsInterleaved, IsNormed, true>(variant.angles)
+                     : find_step_short_kernel<T, false, IsInterleaved, IsNormed, true>(variant.angles);
+    }
+  }
+  return is_warp ? find_step_short_kernel<T, true, IsInterleaved, IsNormed, false>(variant.angles)
+                 : find_step_short_kernel<T, false, IsInterleaved, IsNormed, false>(variant.angles);
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_step_short_kernel(const StepVariant &variant) {
+  return variant.norm != StepNorm::kNone ? find_step_short_kernel<T, IsInterleaved, true>(variant)
+                                         : find_step_short_kernel<T, IsInterleaved, false>(variant);
 }
 
 template <typename T>
 const void *find_step_short_kernel(const StepVariant &variant) {
-  if (variant.kernel == StepKernel::kWarp) {
-    return variant.is_interleaved ? find_step_short_kernel<T, true, true>(variant)
-                                  : find_step_short_kernel<T, true, false>(variant);
-  }
-  return variant.is_interleaved ? find_step_short_kernel<T, false, true>(variant)
-                                : find_step_short_kernel<T, false, false>(variant);
+  return variant.is_interleaved ? find_step_short_kernel<T, true>(variant) : find_step_short_kernel<T, false>(variant);
 }
 
 }  // namespace rope

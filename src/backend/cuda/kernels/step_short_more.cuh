@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(kMaxStepThreads)
     store_vector(out, low);
     store_vector(out + params.to_high, high);
   }
-  if (has_cache && store_cached(params, tensor, cache, place, low, high) && unit == params.counting_unit) {
+  if (has_cache && store_cached<false>(params, tensor, cache, place, false, low, high) &&
+      unit == params.counting_unit) {
     count_fault(params.fault, token);
   }
 }
