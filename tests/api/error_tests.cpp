@@ -119,6 +119,14 @@ struct RopeRequest {
     return cache;
   }
 
+  // A cache of 8 bits, with a scale.
+  rope_quant_args_t &use_codes(rope_dtype_t dtype = ROPE_DTYPE_F8_E4M3) {
+    use_cache().k_cache = workspace.tensor(dtype, {3, 4, 2, 16});
+    quant.k_scale = workspace.tensor(ROPE_DTYPE_F32, {1});
+    args.quant = &quant;
+    return quant;
+  }
+
   // v beside k, each into a cache.
   rope_cache_args_t &use_v() {
     use_cache();
@@ -160,6 +168,7 @@ struct RopeRequest {
   rope_args_t args = rope_args();
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_stream_t stream = nullptr;
   bool null_args = false;
@@ -831,7 +840,7 @@ std::vector<RopeMisuse> misused_steps() {
        [](R &r) { r.use_factor().k_row_factor = r.workspace.tensor(ROPE_DTYPE_F16, {3}); }},
       {"k_row_factor of I32", invalid, "input.k_row_factor", "I32",
        [](R &r) { r.use_factor().k_row_factor = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
-      {"q_row_factor of 8 bits", unsupported, "input.q_row_factor", "F8_E4M3",
+      {"q_row_factor of 8 bits", invalid, "input.q_row_factor", "F8_E4M3",
        [](R &r) { r.use_factor().q_row_factor.dtype = ROPE_DTYPE_F8_E4M3; }},
       {"q_row_factor without data", invalid, "input.q_row_factor", "NULL",
        [](R &r) { r.use_factor().q_row_factor.data = nullptr; }},
@@ -857,6 +866,120 @@ std::vector<RopeMisuse> misused_steps() {
        [](R &r) {
          r.use_factor();
          r.args.v = r.tensor({2, 3, 2, 16});
+       }},
+      {"quant.struct_size 0", invalid, "quant.struct_size", "0", [](R &r) { r.use_codes().struct_size = 0; }},
+      {"quant.struct_size one short", invalid, "quant.struct_size", "655",
+       [](R &r) { r.use_codes().struct_size = 655; }},
+      {"quant.struct_size above 4096", invalid, "quant.struct_size", "4097",
+       [](R &r) { r.use_codes().struct_size = 4097; }},
+      {"quant with an undefined flag", unsupported, "quant.flags", "0x4", [](R &r) { r.use_codes().flags = 4; }},
+      {"written scales that are powers of two", unsupported, "quant.flags", "0x2",
+       [](R &r) { r.use_codes().flags = ROPE_QUANT_FLAG_POWER_OF_TWO; }},
+      {"a floor of written scales", unsupported, "quant.scale_floor", "0.5",
+       [](R &r) { r.use_codes().scale_floor = 0.5; }},
+      {"q_scales_out", unsupported, "quant.q_scales_out", "",
+       [](R &r) {
+         r.use_codes().q_scales_out = r.tensor({2, 3, 4, 1});
+       }},
+      {"k_scales_out", unsupported, "quant.k_scales_out", "",
+       [](R &r) {
+         r.use_codes().k_scales_out = r.tensor({2, 3, 2, 1});
+       }},
+      {"v_scales_out", unsupported, "quant.v_scales_out", "",
+       [](R &r) {
+         r.use_codes().v_scales_out = r.tensor({2, 3, 2, 1});
+       }},
+      {"k_pass_scale", unsupported, "quant.k_pass_scale", "", [](R &r) { r.use_codes().k_pass_scale = r.tensor({1}); }},
+      {"quant beside a v that is turned", unsupported, "v", "quant",
+       [](R &r) {
+         r.use_codes();
+         r.args.cache = nullptr;
+         r.args.v = r.tensor({2, 3, 2, 16});
+       }},
+      {"k_scale of F16", invalid, "quant.k_scale", "F16",
+       [](R &r) { r.use_codes().k_scale = r.workspace.tensor(ROPE_DTYPE_F16, {1}); }},
+      {"k_scale of exponents", unsupported, "quant.k_scale", "F8_E8M0",
+       [](R &r) { r.use_codes().k_scale.dtype = ROPE_DTYPE_F8_E8M0; }},
+      {"k_scale of rank 2", invalid, "quant.k_scale", "[1, 2]",
+       [](R &r) {
+         r.use_codes().k_scale = r.tensor({1, 2});
+       }},
+      {"k_scale of other heads", invalid, "quant.k_scale", "[4]", [](R &r) { r.use_codes().k_scale = r.tensor({4}); }},
+      {"k_scale of no heads", invalid, "quant.k_scale", "[0]", [](R &r) { r.use_codes().k_scale = r.tensor({0}); }},
+      {"k_scale without data", invalid, "quant.k_scale", "NULL", [](R &r) { r.use_codes().k_scale.data = nullptr; }},
+      {"k_scale misaligned", invalid, "quant.k_scale", "", [](R &r) { move(&r.use_codes().k_scale, 2); }},
+      {"k_scale absent but with data", invalid, "quant.k_scale", "", [](R &r) { r.use_codes().k_scale.ndim = 0; }},
+      {"k_scale inside the cache", invalid, "k_scale", "",
+       [](R &r) { r.use_codes().k_scale.data = r.cache.k_cache.data; }},
+      {"q_scale of a q of 32 bits", invalid, "quant.q_scale", "8 bits",
+       [](R &r) { r.use_codes().q_scale = r.tensor({1}); }},
+      {"k_scale of a cache of 32 bits", invalid, "quant.k_scale", "8 bits",
+       [](R &r) {
+         r.use_codes();
+         r.use_cache();
+       }},
+      {"v_scale without v", invalid, "quant.v_scale", "v is absent",
+       [](R &r) { r.use_codes().v_scale = r.tensor({1}); }},
+      {"k_scale without k", invalid, "quant.k_scale", "k is absent",
+       [](R &r) {
+         r.use_codes();
+         r.args.k = r.args.k_out = {};
+         r.args.cache = nullptr;
+       }},
+      {"amax_out of two", invalid, "quant.amax_out", "[2]", [](R &r) { r.use_codes().amax_out = r.tensor({2}); }},
+      {"amax_out of rank 2", invalid, "quant.amax_out", "[3, 1]",
+       [](R &r) {
+         r.use_codes().amax_out = r.tensor({3, 1});
+       }},
+      {"amax_out of F64", invalid, "quant.amax_out", "F64",
+       [](R &r) { r.use_codes().amax_out = r.workspace.tensor(ROPE_DTYPE_F64, {3}); }},
+      {"amax_out of one element", invalid, "quant.amax_out", "0",
+       [](R &r) {
+         rope_tensor_t &amax = r.use_codes().amax_out = r.tensor({3});
+         amax.flags = ROPE_TENSOR_STRIDED;
+         amax.stride[0] = 0;
+       }},
+      {"amax_out where nothing has 8 bits", invalid, "quant.amax_out", "8 bits",
+       [](R &r) {
+         r.use_codes().amax_out = r.tensor({3});
+         r.quant.k_scale = {};
+         r.use_cache();
+       }},
+      {"amax_out that is a scale", invalid, "amax_out", "",
+       [](R &r) {
+         rope_quant_args_t &quant = r.use_codes();
+         quant.k_scale = r.tensor({3});
+         quant.k_scale.shape[0] = 1;
+         quant.amax_out = quant.k_scale;
+         quant.amax_out.shape[0] = 3;
+       }},
+      {"q_out of 8 bits in q's memory", invalid, "q_out", "",
+       [](R &r) {
+         r.use_codes();
+         r.args.q_out = r.args.q;
+         r.args.q_out.dtype = ROPE_DTYPE_F8_E4M3;
+       }},
+      {"q_out of 8 bits of F64 data", unsupported, "q_out", "F64",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_F64);
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {2, 3, 4, 16});
+       }},
+      {"k_cache of 8 bits of F64 data", unsupported, "cache.k_cache", "F64",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_F64);
+         r.use_codes();
+       }},
+      {"k of 8 bits", invalid, "k", "F8_E5M2", [](R &r) { r.args.k.dtype = ROPE_DTYPE_F8_E5M2; }},
+      {"positions of 8 bits", invalid, "positions", "F8_E4M3",
+       [](R &r) { r.args.positions.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"cos of 8 bits", invalid, "cos", "F8_E4M3",
+       [](R &r) {
+         r.use_tables();
+         r.args.cos.dtype = r.args.sin.dtype = ROPE_DTYPE_F8_E4M3;
+       }},
+      {"angles of 8 bits", invalid, "angles", "F8_E5M2",
+       [](R &r) {
+         r.args.angles = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {5, 8});
        }},
       {"norm without one in the descriptor", invalid, "norm", "", [](R &r) { r.args.norm = &r.norm; }},
       {"a descriptor with a norm alone", invalid, "norm", "NULL", [](R &r) { r.use_norm(ROPE_NORM_RMS); }},
@@ -902,7 +1025,7 @@ std::vector<RopeMisuse> misused_steps() {
        [](R &r) { r.use_weights().k_weight = r.workspace.tensor(ROPE_DTYPE_F64, {16}); }},
       {"k_weight of I32", invalid, "norm.k_weight", "I32",
        [](R &r) { r.use_weights().k_weight = r.workspace.tensor(ROPE_DTYPE_I32, {16}); }},
-      {"q_weight of 8 bits", unsupported, "norm.q_weight", "F8_E4M3",
+      {"q_weight of 8 bits", invalid, "norm.q_weight", "F8_E4M3",
        [](R &r) { r.use_weights().q_weight.dtype = ROPE_DTYPE_F8_E4M3; }},
       {"q_weight without data", invalid, "norm.q_weight", "NULL",
        [](R &r) { r.use_weights().q_weight.data = nullptr; }},
@@ -1065,8 +1188,8 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_cache().k_cache.dtype = ROPE_DTYPE_F16;
          r.use_dtype(ROPE_DTYPE_BF16);
        }},
-      {"k_cache of 8 bits", unsupported, "cache.k_cache", "F8_E4M3",
-       [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"k_cache of exponents", unsupported, "cache.k_cache", "F8_E8M0",
+       [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F8_E8M0; }},
       {"k_cache of 4 bits", unsupported, "cache.k_cache", "F4_E2M1X2",
        [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"k_cache of no dtype", invalid, "cache.k_cache", "0", [](R &r) { r.use_cache().k_cache.dtype = 0; }},
@@ -1471,20 +1594,34 @@ TEST_CASE("misused norms, caches and flags of a step", "[errors][step]") {
   }
 }
 
-TEST_CASE("backward has no norms and caches yet", "[errors][step]") {
+TEST_CASE("backward has no norms yet, no caches and no codes", "[errors][step]") {
+  using R = RopeRequest;
+  const struct {
+    const char *field;
+    std::function<void(R &)> commit;
+  } refused[] = {
+      {"norm", [](R &r) { r.use_weights(); }},
+      {"cache", [](R &r) { r.use_cache(); }},
+      {"quant",
+       [](R &r) {
+         r.use_codes();
+         r.args.cache = nullptr;
+       }},
+      {"q_out",
+       [](R &r) {
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {2, 3, 4, 16});
+       }},
+  };
   for (const Device &device : devices()) {
-    for (const bool has_norm : {true, false}) {
+    for (const auto &each : refused) {
+      INFO(each.field << ", on " << device);
       RopeRequest request(device);
-      if (has_norm) {
-        request.use_weights();
-      } else {
-        request.use_cache();
-      }
+      each.commit(request);
       request.workspace.freeze();
       request.workspace.restore();
       const RopeDesc desc = create(request.config);
       CHECK(rope_backward(desc.get(), &request.args, nullptr) == unsupported);
-      check_message("rope_backward", has_norm ? "norm" : "cache", "");
+      check_message("rope_backward", each.field, "");
       check_untouched(request.workspace);
     }
   }
@@ -2284,12 +2421,13 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
   CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
         "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
   CHECK(args_error([](R &r) { r.args.q.dtype = 11; }) ==
-        "rope_forward: q.dtype is 11: it must be F32, F16, BF16, F64, I32 or I64");
+        "rope_forward: q.dtype is 11: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2");
   CHECK(args_error([](R &r) { r.args.positions.dtype = ROPE_DTYPE_F64; }) ==
         "rope_forward: positions.dtype is F64: it must be I32 or I64");
   CHECK(args_error([](R &r) {
           r.use_cache().k_cache = r.workspace.tensor(ROPE_DTYPE_F64, {3, 4, 2, 16});
-        }) == "rope_forward: cache.k_cache.dtype is F64: it must be the descriptor's, F32, or F16 or BF16");
+        }) ==
+        "rope_forward: cache.k_cache.dtype is F64: it must be the descriptor's, F32, or F16, BF16, F8_E4M3 or F8_E5M2");
   CHECK(args_error([](R &r) {
           r.use_cache();
           r.args.v = r.tensor({2, 3, 2, 16});
@@ -2338,8 +2476,8 @@ TEST_CASE("a config that this version does not serve yet is refused by name", "[
   using Rope = rope_config_t;
   using Swiglu = swiglu_config_t;
   const Refused<Rope> rope[] = {
-      {"quant_rounding is 1: this version does not quantise yet",
-       [](Rope &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
+      {"quant_rounding is 0x2: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
+       [](Rope &c) { c.quant_rounding = 2; }},
       {"rotation_rounding is 1: this version does not round inside the rotation yet",
        [](Rope &c) { c.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }},
   };
@@ -2372,13 +2510,12 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   using Rope = rope_args_t;
   using Swiglu = swiglu_args_t;
   const Refused<Rope> rope[] = {
-      {"quant is set: this version does not quantise yet", [](Rope &a) { a.quant = unreadable<rope_quant_args_t>(); }},
       {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
        [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
-      {"q_out.dtype is F8_E4M3: this version does not serve it yet",
-       [](Rope &a) { a.q_out.dtype = ROPE_DTYPE_F8_E4M3; }},
-      {"k_out.dtype is F8_E5M2: this version does not serve it yet",
-       [](Rope &a) { a.k_out.dtype = ROPE_DTYPE_F8_E5M2; }},
+      {"q_out.dtype is F8_E8M0: this version does not serve it yet",
+       [](Rope &a) { a.q_out.dtype = ROPE_DTYPE_F8_E8M0; }},
+      {"k_out.dtype is F4_E2M1X2: this version does not serve it yet",
+       [](Rope &a) { a.k_out.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"q.dtype is F4_E2M1X2: this version does not serve it yet", [](Rope &a) { a.q.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"positions.dtype is F8_E8M0: this version does not serve it yet",
        [](Rope &a) { a.positions.dtype = ROPE_DTYPE_F8_E8M0; }},
@@ -2392,8 +2529,10 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
       {swiglu_flags[0].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_UNROTATED; }},
       {swiglu_flags[1].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_V_UNROTATED; }},
       {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
-      {"gate.dtype is F8_E4M3: this version does not serve it yet",
-       [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"out.dtype is F8_E4M3: this version does not serve it yet",
+       [](Swiglu &a) { a.out = a.gate, a.out.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"gate.dtype is F8_E8M0: this version does not serve it yet",
+       [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F8_E8M0; }},
   };
   const auto is_refused_as = [](rope_status_t status, const std::string &text) {
     CHECK(status == unsupported);

@@ -20,17 +20,63 @@ constexpr int parts = 2;
 // How often draws contained what.
 using Coverage = std::map<std::string, int64_t>;
 
-const std::vector<std::string> features = {
-    "q absent",        "k absent",       "v absent",       "window alone", "v of its own width",
-    "in place",        "same view",      "out of place",   "16-bit out",   "RMS",
-    "LAYER",           "order after",    "token extent",   "weight",       "bias",
-    "weight by head",  "F32 weight",     "weight_offset",  "roundings",    "v normed",
-    "unrotated",       "v unrotated",    "v turned",       "computed",     "table",
-    "table by token",  "wide table",     "several axes",   "cu_seqlens",   "out_style",
-    "pair_block",      "partial window", "k cached",       "v cached",     "16-bit cache",
-    "slots",           "fewer slots",    "page_table",     "page_indptr",  "sequence",
-    "cache positions", "skip slot 0",    "stacked",        "side by side", "heads first",
-    "strides",         "fault",          "expanded input", "row factor",   "row factor by head"};
+const std::vector<std::string> features = {"q absent",
+                                           "k absent",
+                                           "v absent",
+                                           "window alone",
+                                           "v of its own width",
+                                           "in place",
+                                           "same view",
+                                           "out of place",
+                                           "16-bit out",
+                                           "RMS",
+                                           "LAYER",
+                                           "order after",
+                                           "token extent",
+                                           "weight",
+                                           "bias",
+                                           "weight by head",
+                                           "F32 weight",
+                                           "weight_offset",
+                                           "roundings",
+                                           "v normed",
+                                           "unrotated",
+                                           "v unrotated",
+                                           "v turned",
+                                           "computed",
+                                           "table",
+                                           "table by token",
+                                           "wide table",
+                                           "several axes",
+                                           "cu_seqlens",
+                                           "out_style",
+                                           "pair_block",
+                                           "partial window",
+                                           "k cached",
+                                           "v cached",
+                                           "16-bit cache",
+                                           "slots",
+                                           "fewer slots",
+                                           "page_table",
+                                           "page_indptr",
+                                           "sequence",
+                                           "cache positions",
+                                           "skip slot 0",
+                                           "stacked",
+                                           "side by side",
+                                           "heads first",
+                                           "strides",
+                                           "fault",
+                                           "expanded input",
+                                           "row factor",
+                                           "row factor by head",
+                                           "8-bit out",
+                                           "8-bit cache",
+                                           "scale",
+                                           "scale by head",
+                                           "scale multiplies",
+                                           "rounded first",
+                                           "amax"};
 
 class Draw {
  public:
@@ -44,6 +90,7 @@ class Draw {
     if (!v_is_turned_) draw_cache();
     drawn_.has_fault = saw_if(chance(60), "fault");
     draw_factors();
+    draw_codes();
     return drawn_;
   }
 
@@ -201,6 +248,37 @@ class Draw {
       const bool has_batches = !is_thd() && tensor->factor != RowFactor::ByToken;
       tensor->factor_placement = placement((has_batches ? 2 : 1) + (is_by_head ? 1 : 0), true);
     }
+  }
+
+  void draw_codes() {
+    if (drawn_.dtype == ROPE_DTYPE_F64 || chance(60)) return;
+    const auto code = [&] { return one_of<rope_dtype_t>({ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2}); };
+    if (drawn_.cache && saw_if(chance(70), "8-bit cache")) {
+      const bool has_one_type =
+          drawn_.cache->storage == CacheStorage::Stacked || drawn_.cache->storage == CacheStorage::SideBySide;
+      drawn_.cache->k_dtype = code();
+      drawn_.cache->v_dtype = has_one_type ? drawn_.cache->k_dtype : chance(30) ? rope_dtype_t{0} : code();
+    }
+    bool has_codes = false;
+    for (int i = 0; i < 3; ++i) {
+      StepTensor &tensor = i == 0 ? drawn_.q : i == 1 ? drawn_.k : drawn_.v;
+      if (tensor.heads < 0) continue;
+      if (tensor.out == StepOut::Own && saw_if(chance(50), "8-bit out")) tensor.out_dtype = code();
+      const bool is_cached = drawn_.cache && (i == 1 ? drawn_.cache->has_k : i == 2 && drawn_.cache->has_v);
+      const rope_dtype_t cached = !is_cached ? 0 : i == 1 ? drawn_.cache->k_dtype : drawn_.cache->v_dtype;
+      const bool has_out = tensor.out == StepOut::Own && oracle::is_code(tensor.out_dtype);
+      if (!has_out && !oracle::is_code(cached)) continue;
+      has_codes = true;
+      // A scale would be a group, beside which v is not turned.
+      if (v_is_turned_ || !saw_if(chance(70), "scale")) continue;
+      tensor.scale = saw_if(chance(40), "scale by head") && tensor.heads > 0 ? Scale::ByHead : Scale::One;
+      tensor.scale_placement = placement(1, true);
+    }
+    if (!has_codes) return;
+    if (saw_if(chance(30), "rounded first")) drawn_.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+    if (v_is_turned_) return;
+    if (saw_if(chance(40), "scale multiplies")) drawn_.quant_flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+    drawn_.has_amax = saw_if(chance(40), "amax");
   }
 
   // The same value for the same token each time.
