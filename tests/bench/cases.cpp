@@ -138,6 +138,13 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(!is_step(*item) || (!item->is_swiglu && !item->is_backward), "a step other than RoPE forward");
   require(!item->is_packed || item->v_heads == 0 || item->v_heads == item->k_heads, "packed=qkv: heads of v are k's");
 
+  const int codes = choice_of(words, "codes", {"none", "cache", "all"});
+  item->has_code_q = codes == 2;
+  if (codes != 0) item->code_dtype = ROPE_DTYPE_F8_E4M3;
+  require(codes == 0 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
+  require(codes != 2 || item->is_out_of_place, "codes=all: place=out-of-place");
+  require(codes == 0 || !item->is_beside_separate, "codes= beside separate calls");
+
   // Twice as many pages as are written; in decode, where each token has a page of its own, more than an L2 cache holds.
   const int64_t rows = item->batches * item->tokens;
   item->has_page_per_token = item->measure == Measure::kResident || item->measure == Measure::kLatency;
@@ -242,7 +249,8 @@ bool fits(const Rule &rule, const Case &item) {
   facts.insert(facts.end(), item.words.begin(), item.words.end());
   const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
                           {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
-                          {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"}};
+                          {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
+                          {"codes", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -260,12 +268,13 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",   "measure",   "layout",     "batch",       "tokens",       "heads",      "dim",       "rotary",
-      "offset",  "style",     "theta",      "angles",      "place",        "packed",     "positions", "rows",
-      "axes",    "sequences", "out-style",  "scaling",     "pitch",        "from",       "view",      "alpha",
-      "columns", "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",    "threads",
-      "margin",  "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",     "k-out",
-      "rotated", "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",      "experts"};
+      "class",       "measure",    "layout",       "batch",      "tokens",    "heads",   "dim",
+      "rotary",      "offset",     "style",        "theta",      "angles",    "place",   "packed",
+      "positions",   "rows",       "axes",         "sequences",  "out-style", "scaling", "pitch",
+      "from",        "view",       "alpha",        "columns",    "gate",      "limit",   "up-offset",
+      "direction",   "dtype",      "launch",       "threads",    "margin",    "norm",    "norm-order",
+      "norm-extent", "weight",     "cache",        "slots",      "k-out",     "rotated", "beside",
+      "activation",  "limit-rule", "gate-softcap", "up-softcap", "bias",      "experts", "codes"};
   return keys;
 }
 
@@ -284,6 +293,8 @@ int64_t size_of(rope_dtype_t dtype) {
     case ROPE_DTYPE_F32:
     case ROPE_DTYPE_I32:
       return 4;
+    case ROPE_DTYPE_F8_E4M3:
+      return 1;
     default:
       return 8;
   }
@@ -316,9 +327,11 @@ double bytes_moved(const Case &item) {
   const double tokens = static_cast<double>(item.batches * item.tokens);
   if (item.cache == CacheLayout::kNone)
     return 2 * size * tokens * static_cast<double>((item.q_heads + item.k_heads) * touched_channels(item));
-  const int64_t out_channels = (item.q_heads * 2 + (item.has_k_out ? item.k_heads : 0)) * touched_channels(item);
-  const int64_t cached_channels = 2 * (item.k_heads + item.v_heads) * item.head_dim;
-  return size * tokens * static_cast<double>(out_channels + cached_channels);
+  const double code_size = item.code_dtype != 0 ? 1 : size, q_size = size + (item.has_code_q ? code_size : size);
+  const double of_q = q_size * static_cast<double>(item.q_heads * touched_channels(item));
+  const double of_k_out = item.has_k_out ? size * static_cast<double>(item.k_heads * touched_channels(item)) : 0;
+  const double cached = (size + code_size) * static_cast<double>((item.k_heads + item.v_heads) * item.head_dim);
+  return tokens * (of_q + of_k_out + cached);
 }
 
 double bytes_in_place(const Case &item) {

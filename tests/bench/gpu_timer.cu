@@ -50,6 +50,13 @@ __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, const uint4 *s
   if (i < vectors) target[i] = source[i];
 }
 
+__global__ void __launch_bounds__(256) narrowing_kernel(uint2 *target, const uint4 *source, size_t vectors) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i >= vectors) return;
+  const uint4 value = source[i];
+  target[i] = make_uint2(value.x ^ value.z, value.y ^ value.w);
+}
+
 template <bool is_programmatic>
 __global__ void __launch_bounds__(128) load_store_kernel(uint2 *data, unsigned vectors) {
   begin_early<is_programmatic>();
@@ -296,6 +303,13 @@ void enqueue_copy(void *target, const void *source, size_t bytes, bool is_progra
   launch(kernel, blocks_for(vectors, 256), 256, arguments, is_programmatic, stream, "copy_kernel");
 }
 
+void enqueue_narrowing(void *target, const void *source, size_t bytes, rope_stream_t stream) {
+  size_t vectors = bytes / 24;
+  void *arguments[] = {&target, &source, &vectors};
+  launch(reinterpret_cast<const void *>(&narrowing_kernel), blocks_for(vectors, 256), 256, arguments, false, stream,
+         "narrowing_kernel");
+}
+
 void enqueue_scale(void *data, size_t rows, size_t touched, size_t pitch, rope_stream_t stream) {
   const size_t vectors = rows * (touched / 16);
   if (vectors >> 32 != 0) throw std::runtime_error("scale_kernel: too many rows");
@@ -365,7 +379,10 @@ void gpu_gather(const void *base, size_t element_bytes, const std::vector<int64_
   gpu_upload(places, indices.data(), count * 8);
   char *values = block + count * 8;
   const unsigned blocks = blocks_for(count, 256);
-  if (element_bytes == 2) {
+  if (element_bytes == 1) {
+    gather_kernel<<<blocks, 256, 0, gpu_stream()>>>(reinterpret_cast<uint8_t *>(values),
+                                                    static_cast<const uint8_t *>(base), places, count);
+  } else if (element_bytes == 2) {
     gather_kernel<<<blocks, 256, 0, gpu_stream()>>>(reinterpret_cast<uint16_t *>(values),
                                                     static_cast<const uint16_t *>(base), places, count);
   } else if (element_bytes == 4) {

@@ -44,6 +44,8 @@ std::vector<Spread> time_on_host(int calls, const std::vector<std::function<void
 
 // One 16-byte load and store a thread, 256 threads a block, default cache policy.
 void enqueue_copy(void *target, const void *source, size_t bytes, bool is_programmatic, rope_stream_t stream);
+// Reads 16 bytes a thread and writes 8, `bytes` in all, as the copy does otherwise.
+void enqueue_narrowing(void *target, const void *source, size_t bytes, rope_stream_t stream);
 // Flips the sign of the first `touched` bytes of every `pitch` bytes, 16 bytes a thread.
 void enqueue_scale(void *data, size_t rows, size_t touched, size_t pitch, rope_stream_t stream);
 // Loads 8 bytes a thread and stores them where they were.

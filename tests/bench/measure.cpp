@@ -268,8 +268,10 @@ void measure_gpu(const Case &item, const Effort &effort, Row *row) {
   const int copy_sets = sets_for(row->bytes, is_resident);
   char *const copies = memory.allocate(2 * half * static_cast<size_t>(copy_sets));
   memory.fill(copies, 2 * half * static_cast<size_t>(copy_sets), ROPE_DTYPE_BF16);
-  add(&row->copy, launches_for(row->bytes, copy_sets, effort), [=](int i, rope_stream_t stream) {
+  add(&row->copy, launches_for(row->bytes, copy_sets, effort), [=, &item](int i, rope_stream_t stream) {
     char *const source = copies + 2 * half * static_cast<size_t>(i % copy_sets);
+    if (item.code_dtype != 0)
+      return enqueue_narrowing(source + 2 * half / 3 * 2 / 16 * 16, source, 2 * half - 48, stream);
     enqueue_copy(source + half, source, half, false, stream);
   });
   if (item.is_beside_separate) {

@@ -26,6 +26,12 @@ double number_of_bits(uint64_t bits, rope_dtype_t dtype) {
     if (exponent == 0) return sign * std::ldexp(mantissa, -24);
     return sign * std::ldexp(1024 + mantissa, exponent - 25);
   }
+  if (dtype == ROPE_DTYPE_F8_E4M3) {
+    const int exponent = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
+    const double sign = (bits >> 7 & 1) != 0 ? -1 : 1;
+    if (exponent == 15 && mantissa == 7) return NAN;
+    return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+  }
   const uint32_t word = static_cast<uint32_t>(dtype == ROPE_DTYPE_BF16 ? bits << 16 : bits);
   float number;
   std::memcpy(&number, &word, sizeof number);

@@ -57,9 +57,16 @@ double allowed_error(rope_dtype_t dtype) {
       return 2.5e-3;
     case ROPE_DTYPE_F16:
       return 4e-4;
+    case ROPE_DTYPE_F8_E4M3:
+      return 4e-2;
     default:
       return 1e-6;
   }
+}
+
+// The coarsest type that a case writes.
+rope_dtype_t written_dtype_of(const Case &item) {
+  return item.code_dtype != 0 ? item.code_dtype : item.dtype;
 }
 
 // Rounding of one number below 1.
@@ -98,6 +105,8 @@ rope_tensor_t narrowed(const rope_tensor_t &source, int dim, int64_t start, int6
 
 // ---- RoPE ----
 
+constexpr float kCodeScale = 0x1p-5f;
+
 class PreparedRope : public PreparedCase {
  public:
   PreparedRope(const Case &item, Memory &memory, int sets) : item_(item), memory_(memory) {
@@ -109,6 +118,7 @@ class PreparedRope : public PreparedCase {
     fill_positions();
     make_table();
     if (item_.weight_dtype != 0) make_weights();
+    if (item_.code_dtype != 0) make_scales();
     if (item_.cache != CacheLayout::kNone) make_slots();
     for (int i = 0; i < sets; ++i) one_.args.push_back(make_args());
     if (item_.is_beside_separate) make_separate();
@@ -134,11 +144,11 @@ class PreparedRope : public PreparedCase {
 
   Accuracy check() const override {
     const Accuracy accuracy = accuracy_of(false);
-    require_accuracy(accuracy, allowed_error(item_.dtype) * std::sqrt(num_repeats()));
+    require_accuracy(accuracy, allowed_error(written_dtype_of(item_)) * std::sqrt(num_repeats()));
     if (!separate_.empty()) {
       // Each call rounds what it stores.
       const double roundings = static_cast<double>(separate_.size()) * num_repeats();
-      require_accuracy(accuracy_of(true), allowed_error(item_.dtype) * std::sqrt(roundings));
+      require_accuracy(accuracy_of(true), allowed_error(written_dtype_of(item_)) * std::sqrt(roundings));
     }
     return accuracy;
   }
@@ -334,6 +344,14 @@ class PreparedRope : public PreparedCase {
     }
   }
 
+  void make_scales() {
+    quant_.struct_size = sizeof quant_;
+    void *memory = memory_.allocate(sizeof kCodeScale);
+    memory_.upload(memory, &kCodeScale, sizeof kCodeScale);
+    quant_.k_scale = quant_.v_scale = tensor(memory, ROPE_DTYPE_F32, {1});
+    if (item_.has_code_q) quant_.q_scale = quant_.k_scale;
+  }
+
   void upload_weights(const std::vector<double> &weights, void *memory) {
     if (item_.weight_dtype == ROPE_DTYPE_F32) {
       const std::vector<float> words(weights.begin(), weights.end());
@@ -385,16 +403,18 @@ class PreparedRope : public PreparedCase {
   }
 
   // q, k or their outputs: heads of `pitch` channels, all compact.
-  rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) {
-    rope_tensor_t result = tensor(nullptr, item_.dtype, {});
-    if (item_.layout == ROPE_LAYOUT_THD) result = tensor(nullptr, item_.dtype, {item_.tokens, num_heads, pitch});
+  rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) { return make_tensor(item_.dtype, num_heads, pitch); }
+
+  rope_tensor_t make_tensor(rope_dtype_t dtype, int64_t num_heads, int64_t pitch) {
+    rope_tensor_t result = tensor(nullptr, dtype, {});
+    if (item_.layout == ROPE_LAYOUT_THD) result = tensor(nullptr, dtype, {item_.tokens, num_heads, pitch});
     if (item_.layout == ROPE_LAYOUT_BSHD)
-      result = tensor(nullptr, item_.dtype, {item_.batches, item_.tokens, num_heads, pitch});
+      result = tensor(nullptr, dtype, {item_.batches, item_.tokens, num_heads, pitch});
     if (item_.layout == ROPE_LAYOUT_SBHD)
-      result = tensor(nullptr, item_.dtype, {item_.tokens, item_.batches, num_heads, pitch});
+      result = tensor(nullptr, dtype, {item_.tokens, item_.batches, num_heads, pitch});
     if (item_.layout == ROPE_LAYOUT_BHSD)
-      result = tensor(nullptr, item_.dtype, {item_.batches, num_heads, item_.tokens, pitch});
-    const size_t bytes = static_cast<size_t>(num_tokens() * num_heads * pitch * size_of(item_.dtype));
+      result = tensor(nullptr, dtype, {item_.batches, num_heads, item_.tokens, pitch});
+    const size_t bytes = static_cast<size_t>(num_tokens() * num_heads * pitch * size_of(dtype));
     result.data = memory_.allocate(bytes);
     memory_.fill(result.data, bytes, item_.dtype);
     return result;
@@ -420,13 +440,14 @@ class PreparedRope : public PreparedCase {
       if (item_.v_heads > 0) args.v = make_tensor(item_.v_heads, item_.head_dim);
     }
     if (item_.is_out_of_place) {
-      args.q_out = make_output(item_.q_heads);
-      if (item_.k_heads > 0 && item_.has_k_out) args.k_out = make_output(item_.k_heads);
+      args.q_out = make_output(item_.has_code_q ? item_.code_dtype : item_.dtype, item_.q_heads);
+      if (item_.k_heads > 0 && item_.has_k_out) args.k_out = make_output(item_.dtype, item_.k_heads);
     } else if (item_.cache != CacheLayout::kNone && item_.has_k_out) {
       args.k_out = args.k;
     }
     if (item_.norm != 0) args.norm = &norm_;
     if (item_.cache != CacheLayout::kNone) args.cache = make_cache();
+    if (item_.code_dtype != 0) args.quant = &quant_;
     args.positions = position_tensor_;
     args.cu_seqlens = sequence_tensor_;
     if (table_.ndim != 0) {
@@ -446,23 +467,24 @@ class PreparedRope : public PreparedCase {
 
   uint32_t launch_flag() const { return item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0; }
 
-  void keep_output(void *data, int64_t elements) {
+  void keep_output(rope_dtype_t dtype, void *data, int64_t elements) {
     const bool is_checked = one_.args.empty();
-    if (is_checked) outputs_.push_back({data, static_cast<size_t>(elements * size_of(item_.dtype))});
+    if (is_checked) outputs_.push_back({data, static_cast<size_t>(elements * size_of(dtype))});
   }
 
-  rope_tensor_t make_output(int64_t num_heads) {
-    const rope_tensor_t result = make_tensor(num_heads, item_.head_dim);
-    keep_output(result.data, num_tokens() * num_heads * item_.head_dim);
+  rope_tensor_t make_output(rope_dtype_t dtype, int64_t num_heads) {
+    const rope_tensor_t result = make_tensor(dtype, num_heads, item_.head_dim);
+    keep_output(dtype, result.data, num_tokens() * num_heads * item_.head_dim);
     return result;
   }
 
   // [P, E, H, D] of rows of `pitch` channels.
   rope_tensor_t make_pages(int64_t num_heads, int64_t pitch) {
     const int64_t heads_of_page = kPageEntries * num_heads, elements = item_.cache_pages * heads_of_page * pitch;
-    void *memory = memory_.allocate(static_cast<size_t>(elements * size_of(item_.dtype)));
-    keep_output(memory, elements);
-    rope_tensor_t pages = tensor(memory, item_.dtype, {item_.cache_pages, kPageEntries, num_heads, item_.head_dim});
+    const rope_dtype_t dtype = written_dtype_of(item_);
+    void *memory = memory_.allocate(static_cast<size_t>(elements * size_of(dtype)));
+    keep_output(dtype, memory, elements);
+    rope_tensor_t pages = tensor(memory, dtype, {item_.cache_pages, kPageEntries, num_heads, item_.head_dim});
     pages.flags = ROPE_TENSOR_STRIDED;
     const bool is_nhd = item_.cache == CacheLayout::kNhd;
     pages.stride[0] = heads_of_page * pitch;
@@ -477,7 +499,7 @@ class PreparedRope : public PreparedCase {
     cache.struct_size = sizeof cache;
     if (item_.cache == CacheLayout::kPacked) {
       cache.k_cache = cache.v_cache = make_pages(item_.k_heads, 2 * item_.head_dim);
-      cache.v_cache.data = static_cast<char *>(cache.v_cache.data) + item_.head_dim * size_of(item_.dtype);
+      cache.v_cache.data = static_cast<char *>(cache.v_cache.data) + item_.head_dim * size_of(cache.v_cache.dtype);
     } else {
       cache.k_cache = make_pages(item_.k_heads, item_.head_dim);
       cache.v_cache = make_pages(item_.v_heads, item_.head_dim);
@@ -581,7 +603,10 @@ class PreparedRope : public PreparedCase {
     }
     Heads heads;
     if (indices.empty()) return heads;
-    const std::vector<double> values = memory_.read(from.data, item_.dtype, indices);
+    std::vector<double> values = memory_.read(from.data, from.dtype, indices);
+    if (from.dtype == item_.code_dtype) {
+      for (double &value : values) value *= kCodeScale;
+    }
     for (auto at = values.begin(); at != values.end(); at += item_.head_dim)
       heads.emplace_back(at, at + item_.head_dim);
     return heads;
@@ -653,6 +678,7 @@ class PreparedRope : public PreparedCase {
   rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {};
   rope_cache_args_t cache_ = {};  // where tokens go
   rope_norm_args_t norm_ = {};
+  rope_quant_args_t quant_ = {};
   std::deque<rope_cache_args_t> caches_;
   std::vector<Block> outputs_;  // of set 0, beside what is in place
   Calls one_;
@@ -732,7 +758,7 @@ class PreparedSwiglu : public PreparedCase {
       const std::vector<double> out = read(args.out, rows);
       for (size_t i = 0; i < gate.size(); ++i) accuracy.add(out[i], gated(numbers, gate[i], up[i]));
     }
-    require_accuracy(accuracy, allowed_error(item_.dtype));
+    require_accuracy(accuracy, allowed_error(written_dtype_of(item_)));
     return accuracy;
   }
 
