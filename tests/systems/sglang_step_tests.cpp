@@ -79,6 +79,69 @@ void check_fused_store(rope_dtype_t dtype, rope_dtype_t index_dtype, rope_style_
   call.check(Direction::Forward);
 }
 
+// Without weights, rounded before the rotation, into q_out, k_out and the pool, and v beside it. A pool of 8 bits takes
+// no scale: what would be k_out is clamped and cast.
+void check_muse(rope_dtype_t dtype, rope_dtype_t loc_dtype, rope_dtype_t code) {
+  const int64_t heads = 4, k_heads = 2, head_dim = 128;
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  Norm norm;
+  norm.rounding = ROPE_NORM_ROUND_BEFORE_WEIGHT;
+  norm.fill(call.config);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = ROPE_STYLE_INTERLEAVED;
+  if (code) call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array q = call.data({T, heads, head_dim}), q_out = call.data({T, heads, head_dim});
+  const Array k = call.data({T, k_heads, head_dim}), k_out = call.data({T, k_heads, head_dim});
+  const Array v = call.data({T, k_heads, head_dim});
+  const Array k_pool = call.data({pool_size, k_heads, head_dim}, code);
+  const Array v_pool = call.data({pool_size, k_heads, head_dim}, code);
+  const Array table = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+  const Array positions = positions_of(call, ROPE_DTYPE_I64), out_loc = out_loc_of(call, loc_dtype);
+  const rope_norm_args_t norms = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+  cache.k_cache = pages_of(k_pool, k_heads, head_dim);
+  cache.v_cache = pages_of(v_pool, k_heads, head_dim);
+  cache.slots = out_loc.tensor();
+  call.args.flags = ROPE_FLAG_V_UNROTATED;
+  call.args.q = q.tensor();
+  call.args.q_out = q_out.tensor();
+  call.args.k = k.tensor();
+  call.args.k_out = k_out.tensor();
+  call.args.v = v.tensor();
+  call.args.positions = positions.tensor();
+  call.args.norm = &norms;
+  call.args.cache = &cache;
+  call.expect_no_fault();
+  take_cos_sin(call, table);
+  const auto result = [&](const Array &array, int64_t t, int64_t h) {
+    return arithmetic.rotated(ROPE_STYLE_INTERLEAVED, 0, head_dim,
+                              arithmetic.normed(norm, read(array, array.at({t, h, 0}), head_dim), {}),
+                              turns_of(arithmetic, table, positions.integer({t})));
+  };
+  Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out), &cached = call.outcome(k_pool);
+  Formula &v_formula = call.formula(v, v_pool);
+  Outcome &v_outcome = call.outcome(v_pool);
+  for (int64_t t = 0; t < T; ++t) {
+    const int64_t row = out_loc.integer({t});
+    for (int64_t h = 0; h < heads; ++h) expect(q_outcome, q_out.at({t, h, 0}), result(q, t, h));
+    for (int64_t h = 0; h < k_heads; ++h) {
+      expect(k_outcome, k_out.at({t, h, 0}), result(k, t, h));
+      if (row == 0) continue;
+      const Row row_of_k = result(k, t, h);
+      expect(cached, k_pool.at({row, h, 0}), code ? arithmetic.rounded_to_dtype(row_of_k) : row_of_k);
+      const int64_t to = v_pool.at({row, h, 0}), from = v.at({t, h, 0});
+      if (code) {
+        expect(v_outcome, to, read(v, from, head_dim));
+      } else {
+        copy(v_formula, to, from, head_dim);
+      }
+    }
+  }
+  call.check(Direction::Forward);
+}
+
 }  // namespace
 
 TEST_CASE("sglang set_kv_buffer: a pool of tokens, slot 0 reserved", "[systems][step]") {
@@ -233,60 +296,67 @@ TEST_CASE("sglang fused_gemma_qknorm_rope: MiniMax-M3, 1 + w, in two calls", "[s
   }
 }
 
-// Without weights, rounded before the rotation, into q_out, k_out and the pool, and v beside it.
 TEST_CASE("sglang muse_spark_qk_norm_rope_store: no weights, rounded before the rotation", "[systems][step]") {
-  const int64_t heads = 4, k_heads = 2, head_dim = 128;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t loc_dtype : integers) check_muse(dtype, loc_dtype, 0);
+  }
+}
+
+TEST_CASE("sglang muse_spark_qk_norm_rope_store: an FP8 pool without scales, rounded to BF16 first",
+          "[systems][step]") {
+  for (rope_dtype_t loc_dtype : integers) check_muse(ROPE_DTYPE_BF16, loc_dtype, ROPE_DTYPE_F8_E4M3);
+}
+
+// q, k and v to FP8, k and v into the pool: x * inv, where inv is the reciprocal of each scale, and the cast saturates.
+TEST_CASE("sglang fused_fp8_qkv_kv_cache: q, k and v to FP8 in one call", "[systems][step]") {
+  const int64_t heads = 5, k_heads = 2, head_dim = 128;
+  const Real q_scale = single(0.0137L), k_scale = single(0.0041L), v_scale = single(0.0193L);  // k saturates
   for (rope_dtype_t dtype : serving) {
     for (rope_dtype_t loc_dtype : integers) {
-      RopeCall call(dtype, head_dim);
-      const Arithmetic arithmetic(dtype);
-      Norm norm;
-      norm.rounding = ROPE_NORM_ROUND_BEFORE_WEIGHT;
-      norm.fill(call.config);
-      call.config.layout = ROPE_LAYOUT_THD;
-      call.config.style = ROPE_STYLE_INTERLEAVED;
-      const Array q = call.data({T, heads, head_dim}), q_out = call.data({T, heads, head_dim});
-      const Array k = call.data({T, k_heads, head_dim}), k_out = call.data({T, k_heads, head_dim});
-      const Array v = call.data({T, k_heads, head_dim});
-      const Array k_pool = call.data({pool_size, k_heads, head_dim}),
-                  v_pool = call.data({pool_size, k_heads, head_dim});
-      const Array table = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
-      const Array positions = positions_of(call, ROPE_DTYPE_I64), out_loc = out_loc_of(call, loc_dtype);
-      const rope_norm_args_t norms = ROPE_NORM_ARGS_INIT;
-      rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
-      cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
-      cache.k_cache = pages_of(k_pool, k_heads, head_dim);
-      cache.v_cache = pages_of(v_pool, k_heads, head_dim);
-      cache.slots = out_loc.tensor();
-      call.args.flags = ROPE_FLAG_V_UNROTATED;
-      call.args.q = q.tensor();
-      call.args.q_out = q_out.tensor();
-      call.args.k = k.tensor();
-      call.args.k_out = k_out.tensor();
-      call.args.v = v.tensor();
-      call.args.positions = positions.tensor();
-      call.args.norm = &norms;
-      call.args.cache = &cache;
-      call.expect_no_fault();
-      take_cos_sin(call, table);
-      const auto result = [&](const Array &array, int64_t t, int64_t h) {
-        return arithmetic.rotated(ROPE_STYLE_INTERLEAVED, 0, head_dim,
-                                  arithmetic.normed(norm, read(array, array.at({t, h, 0}), head_dim), {}),
-                                  turns_of(arithmetic, table, positions.integer({t})));
-      };
-      Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out), &cached = call.outcome(k_pool);
-      Formula &v_formula = call.formula(v, v_pool);
-      for (int64_t t = 0; t < T; ++t) {
-        const int64_t row = out_loc.integer({t});
-        for (int64_t h = 0; h < heads; ++h) expect(q_outcome, q_out.at({t, h, 0}), result(q, t, h));
-        for (int64_t h = 0; h < k_heads; ++h) {
-          expect(k_outcome, k_out.at({t, h, 0}), result(k, t, h));
-          if (row == 0) continue;
-          expect(cached, k_pool.at({row, h, 0}), result(k, t, h));
-          copy(v_formula, v_pool.at({row, h, 0}), v.at({t, h, 0}), head_dim);
+      for (bool is_inverse : {false, true}) {
+        RopeCall call(dtype, head_dim);
+        const Arithmetic arithmetic(dtype);
+        call.config.layout = ROPE_LAYOUT_THD;
+        call.config.theta = 0;
+        const Array qkv = call.data({T, heads + 2 * k_heads, head_dim});
+        const Array q_fp8 = call.data({T, heads, head_dim}, ROPE_DTYPE_F8_E4M3);
+        const Array k_pool = call.data({pool_size, k_heads, head_dim}, ROPE_DTYPE_F8_E4M3);
+        const Array v_pool = call.data({pool_size, k_heads, head_dim}, ROPE_DTYPE_F8_E4M3);
+        const Array out_loc = out_loc_of(call, loc_dtype);
+        const auto scale_of = [&](Real scale) { return scales(call, {is_inverse ? single(1 / scale) : scale}); };
+        const Array q_by = scale_of(q_scale), k_by = scale_of(k_scale), v_by = scale_of(v_scale);
+        rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+        quant.flags = is_inverse ? ROPE_QUANT_FLAG_SCALE_MULTIPLIES : 0;
+        quant.q_scale = q_by.tensor();
+        quant.k_scale = k_by.tensor();
+        quant.v_scale = v_by.tensor();
+        rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+        cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+        cache.k_cache = pages_of(k_pool, k_heads, head_dim);
+        cache.v_cache = pages_of(v_pool, k_heads, head_dim);
+        cache.slots = out_loc.tensor();
+        call.args.flags = ROPE_FLAG_UNROTATED;
+        call.args.q = narrow(qkv.tensor(), 1, 0, heads);
+        call.args.q_out = q_fp8.tensor();
+        call.args.k = narrow(qkv.tensor(), 1, heads, k_heads);
+        call.args.v = narrow(qkv.tensor(), 1, heads + k_heads, k_heads);
+        call.args.cache = &cache;
+        call.args.quant = &quant;
+        call.expect_no_fault();
+        const auto code = [&](int64_t t, int64_t head, Real scale) {
+          return arithmetic.scaled(read(qkv, qkv.at({t, head, 0}), head_dim), single(1 / scale));
+        };
+        Outcome &q_outcome = call.outcome(q_fp8), &k_outcome = call.outcome(k_pool), &v_outcome = call.outcome(v_pool);
+        for (int64_t t = 0; t < T; ++t) {
+          for (int64_t h = 0; h < heads; ++h) expect(q_outcome, q_fp8.at({t, h, 0}), code(t, h, q_scale));
+          const int64_t row = out_loc.integer({t});
+          for (int64_t h = 0; row != 0 && h < k_heads; ++h) {
+            expect(k_outcome, k_pool.at({row, h, 0}), code(t, heads + h, k_scale));
+            expect(v_outcome, v_pool.at({row, h, 0}), code(t, heads + k_heads + h, v_scale));
+          }
         }
+        call.check(Direction::Forward);
       }
-      call.check(Direction::Forward);
     }
   }
 }

@@ -62,6 +62,11 @@ Range Arithmetic::rounded_to_dtype(Range value) const {
   return {oracle::nearest(dtype_, value.low), oracle::nearest(dtype_, value.high)};
 }
 
+Row Arithmetic::rounded_to_dtype(Row row) const {
+  for (Range &value : row) value = rounded_to_dtype(value);
+  return row;
+}
+
 Range Arithmetic::plus(Range a, Range b) const {
   return rounded({a.low + b.low, a.high + b.high});
 }
@@ -124,6 +129,25 @@ Row Arithmetic::rotated(rope_style_t style, int64_t first, int64_t width, Row ro
   return row;
 }
 
+// Rounding keeps the order of numbers, so that the ends of a product or quotient are those of its ends.
+Row Arithmetic::scaled(Row row, Real factor) const {
+  const rope_dtype_t wide = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+  for (Range &x : row) {
+    x = {oracle::nearest(wide, x.low * factor), oracle::nearest(wide, x.high * factor)};
+    if (factor < 0) std::swap(x.low, x.high);
+  }
+  return row;
+}
+
+Row Arithmetic::divided(Row row, Real divisor) const {
+  const rope_dtype_t wide = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+  for (Range &x : row) {
+    x = {oracle::nearest(wide, x.low / divisor), oracle::nearest(wide, x.high / divisor)};
+    if (divisor < 0) std::swap(x.low, x.high);
+  }
+  return row;
+}
+
 TurnRange Arithmetic::computed(int64_t position, Real inv_freq, Real scale) const {
   const oracle::Rotation exact = by_angle(static_cast<Real>(position) * inv_freq);
   const Real slack = dtype_ == ROPE_DTYPE_F64 ? 4e-16L + tolerance::phase(position, inv_freq)
@@ -173,9 +197,10 @@ TurnRanges turns_of(const Arithmetic &arithmetic, const Array &table, int64_t ro
   };
 }
 
-PagedCaches::PagedCaches(RopeCall &call, CacheLayout layout, CacheShape shape) : layout(layout), shape(shape) {
+PagedCaches::PagedCaches(RopeCall &call, CacheLayout layout, CacheShape shape, rope_dtype_t dtype)
+    : layout(layout), shape(shape) {
   const bool is_apart = layout == CacheLayout::Nhd || layout == CacheLayout::Hnd;
-  for (int i = 0; i < (is_apart ? 2 : 1); ++i) arrays.push_back(call.data(shape_of(layout, shape)));
+  for (int i = 0; i < (is_apart ? 2 : 1); ++i) arrays.push_back(call.data(shape_of(layout, shape), dtype));
 }
 
 int64_t PagedCaches::at(bool is_v, int64_t page, int64_t entry, int64_t head) const {
@@ -226,6 +251,15 @@ rope_cache_args_t cache_args(const PagedCaches &caches) {
   args.k_cache = caches.view(false);
   args.v_cache = caches.view(true);
   return args;
+}
+
+Real single(Real value) {
+  return oracle::nearest(ROPE_DTYPE_F32, value);
+}
+
+Array scales(RopeCall &call, const std::vector<Real> &values) {
+  return call.values(ROPE_DTYPE_F32, {static_cast<int64_t>(values.size())},
+                     [&](const Shape &at) { return values[at[0]]; });
 }
 
 rope_norm_args_t norm_args(const Array &q_weight, const Array &k_weight) {

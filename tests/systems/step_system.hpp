@@ -12,6 +12,7 @@ namespace systems {
 
 // What serving systems keep activations in; they do not compute with F64.
 constexpr rope_dtype_t serving[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+constexpr rope_dtype_t code_types[] = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
 
 // The channels of a head, or of all heads of a token.
 using Row = std::vector<Range>;
@@ -39,12 +40,17 @@ class Arithmetic {
   // A number that the arithmetic may have to round.
   Range number(Real value) const;
   Range rounded_to_dtype(Range value) const;
+  Row rounded_to_dtype(Row row) const;
 
   // An absent weight or bias is an empty row.
   Row normed(const Norm &norm, Row x, const Row &weight, const Row &bias = {}) const;
 
   // Turns the pairs of `width` channels from `first` on.
   Row rotated(rope_style_t style, int64_t first, int64_t width, Row x, const TurnRanges &turn) const;
+
+  // Each times a factor, or by a divisor, rounded once.
+  Row scaled(Row row, Real factor) const;
+  Row divided(Row row, Real divisor) const;
 
   // cos and sin of an angle that librope computes, times its attention_scale.
   TurnRange computed(int64_t position, Real inv_freq, Real scale = 1) const;
@@ -97,7 +103,7 @@ struct CacheShape {
 
 // Caches of k and v in a layout, full of old values.
 struct PagedCaches {
-  PagedCaches(RopeCall &call, CacheLayout layout, CacheShape shape);
+  PagedCaches(RopeCall &call, CacheLayout layout, CacheShape shape, rope_dtype_t dtype = 0);  // 0: the call's
 
   const Array &of(bool is_v) const { return arrays[arrays.size() == 2 && is_v]; }
   // The first channel of a head, in of(is_v).
@@ -111,6 +117,10 @@ struct PagedCaches {
 };
 
 rope_cache_args_t cache_args(const PagedCaches &caches);
+// A number of fp32.
+Real single(Real value);
+// Static scales, F32 [1] or [H].
+Array scales(RopeCall &call, const std::vector<Real> &values);
 // With weights of all heads in one, [D].
 rope_norm_args_t norm_args(const Array &q_weight, const Array &k_weight);
 

@@ -17,6 +17,9 @@
 //   Outcome &outcome = call.outcome(x);
 //   outcome.push_back({x.at({s, h, c}), value});
 //   call.check(Direction::Forward);
+//
+// Codes of 8 bits are said so too, by the number that becomes a code. Where both ends of a range become the same one,
+// the call must leave that byte.
 #ifndef ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 #define ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 
@@ -106,8 +109,8 @@ class RopeCall {
   rope_config_t config;  // of rope_config_for: theta 10000, HALF, BSHD
   rope_args_t args;
 
-  // Of the call's dtype, standard normal.
-  Array data(const Shape &shape);
+  // Of the call's dtype, or of another, standard normal.
+  Array data(const Shape &shape, rope_dtype_t dtype = 0);
   // Random and not of unit length, so that a wrong row, column or table shows.
   Array table(rope_dtype_t dtype, const Shape &shape);
   Array angles(rope_dtype_t dtype, const Shape &shape);
@@ -119,6 +122,10 @@ class RopeCall {
   Formula &formula(const Array &in, const Array &out);
 
   Outcome &outcome(const Array &out);
+
+  // So many of the codes of each outcome may be neighbours of what it says: for systems whose products or quotients
+  // round otherwise than rope.h's.
+  void tolerate_codes(Real share) { tolerated_codes_ = share; }
 
   // Gives the call a `fault`, in which it must count nothing.
   void expect_no_fault();
@@ -133,9 +140,11 @@ class RopeCall {
   };
   int64_t wrong_elements(Direction direction);
   int64_t wrong_outcomes();
+  int64_t wrong_codes(const Array &array, const Outcome &outcome);
 
   Workspace workspace_;
   bool frozen_ = false;
+  Real tolerated_codes_ = 0;
   std::list<Operand> operands_;
   std::list<std::pair<Array, Outcome>> outcomes_;
 };

@@ -2,7 +2,9 @@
 // mapping that may be shorter than the padded batch
 //
 // concat_and_cache_mla_rope_fused rotates in the data's type; librope computes in fp32 and rounds once.
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <vector>
 
 #include "step_system.hpp"
@@ -117,6 +119,58 @@ void check_write_cache(rope_dtype_t dtype, CacheLayout layout, rope_style_t styl
   call.check(Direction::Forward);
 }
 
+// key and value into caches of 8 bits: each by the scale of its tensor or head. librope multiplies by the reciprocal,
+// so that of scales that are no powers of two a few codes are neighbours of the quotient's.
+void check_codes(rope_dtype_t dtype, rope_dtype_t code, CacheLayout layout, bool is_by_head, bool is_power_of_two,
+                 int64_t tokens) {
+  const int64_t heads = 3, head_size = 64, entries = 5, pages = tokens / entries + 3;
+  RopeCall call(dtype, head_size);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.theta = 0;
+  const PagedCaches caches(call, layout, {pages, entries, heads, head_size}, code);
+  // slices of one qkv with 2 heads of q
+  const int64_t q_heads = 2, columns = q_heads + 2 * heads;
+  const Array qkv = call.data({tokens, columns, head_size});
+  const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, pages * entries);
+  std::vector<Real> by[2];  // of k and v
+  for (bool is_v : {false, true}) {
+    for (int64_t h = 0; h < (is_by_head ? heads : 1); ++h) {
+      // calibrated: the largest magnitude of a head becomes the largest number
+      Real largest = 0;
+      for_each({tokens, head_size}, [&](const Shape &at) {
+        const Real x = qkv.value({at[0], q_heads + is_v * heads + h, at[1]});
+        largest = std::max(largest, std::fabs(x));
+      });
+      const Real scale = single(largest / oracle::max_finite(code));
+      by[is_v].push_back(is_power_of_two ? std::exp2(std::floor(std::log2(scale))) : scale);
+    }
+  }
+  const Array k_scale = scales(call, by[0]), v_scale = scales(call, by[1]);
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.k_scale = k_scale.tensor();
+  quant.v_scale = v_scale.tensor();
+  rope_cache_args_t cache = cache_args(caches);
+  cache.slots = slots.tensor();
+  call.args.flags = ROPE_FLAG_UNROTATED;
+  call.args.k = narrow(qkv.tensor(), 1, q_heads, heads);
+  call.args.v = narrow(qkv.tensor(), 1, q_heads + heads, heads);
+  call.args.cache = &cache;
+  call.args.quant = &quant;
+  call.expect_no_fault();
+  if (!is_power_of_two) call.tolerate_codes(5e-4L);
+  for (bool is_v : {false, true}) {
+    Outcome &outcome = call.outcome(caches.of(is_v));
+    for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const Row row = read(qkv, qkv.at({t, q_heads + is_v * heads + h, 0}), head_size);
+        expect(outcome, caches.at(is_v, page, entry, h), arithmetic.divided(row, by[is_v][is_by_head ? h : 0]));
+      }
+    });
+  }
+  call.check(Direction::Forward);
+}
+
 }  // namespace
 
 TEST_CASE("vLLM reshape_and_cache_flash: every cache layout", "[systems][step]") {
@@ -179,6 +233,29 @@ TEST_CASE("vLLM reshape_and_cache_flash: a prompt of many pages", "[systems][ste
     });
   }
   call.check(Direction::Forward);
+}
+
+// fp8 and fp8_e5m2 of scales that are powers of two: byte for byte.
+TEST_CASE("vLLM reshape_and_cache_flash: FP8, scales of powers of two", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (CacheLayout layout : cache_layouts) {
+        for (bool is_by_head : {false, true}) check_codes(dtype, code, layout, is_by_head, true, 13);
+      }
+    }
+  }
+}
+
+TEST_CASE("vLLM reshape_and_cache_flash: FP8, any scales", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (bool is_by_head : {false, true}) {
+        for (CacheLayout layout : {CacheLayout::Nhd, CacheLayout::Hnd, CacheLayout::Packed}) {
+          check_codes(dtype, code, layout, is_by_head, false, 211);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("vLLM fused_qk_norm_rope: packed qkv in place, tables of any type", "[systems][step]") {
