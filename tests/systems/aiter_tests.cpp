@@ -23,6 +23,8 @@ struct PackedStep {
   rope_style_t style;
   Norm norm;
   bool has_v_norm;
+  rope_dtype_t code = 0;    // of the caches; 0: they have the data's type
+  bool is_by_head = false;  // the scales of codes
 
   void check(RopeCall &call, const std::function<TurnRanges(const Arithmetic &, int64_t token)> &turns) const {
     const Arithmetic arithmetic(call.config.dtype);
@@ -31,11 +33,21 @@ struct PackedStep {
     call.config.layout = ROPE_LAYOUT_THD;
     call.config.style = style;
     call.config.rotary_dim = static_cast<int32_t>(rotary_dim);
-    const PagedCaches caches(call, CacheLayout::Nhd, {pages, page_size, k_heads, head_dim});
+    const PagedCaches caches(call, CacheLayout::Nhd, {pages, page_size, k_heads, head_dim}, code);
     const int64_t columns = heads + 2 * k_heads;
     const Array qkv = call.data({T, columns * head_dim}), q_out = call.data({T, heads, head_dim});
     const Array q_weight = call.data({head_dim}), k_weight = call.data({head_dim});
     const Array slots = slot_mapping_of(call);
+    std::vector<Real> k_by, v_by;
+    for (int64_t h = 0; h < (is_by_head ? k_heads : 1); ++h) {
+      k_by.push_back(single(0.0111L + 0.0037L * h));
+      v_by.push_back(single(0.0043L + 0.0029L * h));
+    }
+    const Array k_scale = scales(call, k_by), v_scale = scales(call, v_by);
+    rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+    quant.k_scale = k_scale.tensor();
+    quant.v_scale = v_scale.tensor();
+    if (code) call.args.quant = &quant;
     const rope_norm_args_t norms = norm_args(q_weight, k_weight);
     rope_cache_args_t cache = cache_args(caches);
     cache.slots = slots.tensor();
@@ -61,8 +73,12 @@ struct PackedStep {
       for (int64_t h = 0; slot >= 0 && h < k_heads; ++h) {
         const int64_t page = slot / page_size, entry = slot % page_size;
         const Row v = head_at(heads + k_heads + h);
-        expect(k_outcome, caches.at(false, page, entry, h), result(heads + h, k_weight));
-        expect(v_outcome, caches.at(true, page, entry, h), has_v_norm ? arithmetic.normed(norm, v, {}) : v);
+        const auto stored = [&](const Row &row, const std::vector<Real> &by) {
+          return code ? arithmetic.scaled(row, single(1 / by[is_by_head ? h : 0])) : row;
+        };
+        expect(k_outcome, caches.at(false, page, entry, h), stored(result(heads + h, k_weight), k_by));
+        expect(v_outcome, caches.at(true, page, entry, h),
+               stored(has_v_norm ? arithmetic.normed(norm, v, {}) : v, v_by));
       }
     }
     call.check(Direction::Forward);
@@ -86,6 +102,32 @@ TEST_CASE("aiter fused_qk_norm_rope_cache: gemma_norm, v_norm, partial rotary", 
             call.args.positions = positions.tensor();
             take_cos_sin(call, table);
             PackedStep{3, 2, head_dim, rotary_dim, style, norm, v_norm}.check(
+                call, [&](const Arithmetic &arithmetic, int64_t t) {
+                  return turns_of(arithmetic, table, positions.integer({t}));
+                });
+          }
+        }
+      }
+    }
+  }
+}
+
+// One scale for k and one for v, or one for each head; q stays as it is.
+TEST_CASE("aiter fused_qk_norm_rope_cache: FP8 caches, scales of tensors and of heads", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_style_t style : styles) {
+      for (bool gemma_norm : {false, true}) {
+        for (bool is_by_head : {false, true}) {
+          for (const auto &[head_dim, rotary_dim] : {std::pair{128, 128}, std::pair{256, 64}}) {
+            RopeCall call(dtype, head_dim);
+            Norm norm;
+            norm.weight_offset = gemma_norm ? 1 : 0;
+            const Array table = call.table(dtype, {max_position, rotary_dim});
+            const Array positions =
+                call.positions(ROPE_DTYPE_I64, {T}, [](const Shape &at) { return (at[0] * 9 + 4) % max_position; });
+            call.args.positions = positions.tensor();
+            take_cos_sin(call, table);
+            PackedStep{5, 3, head_dim, rotary_dim, style, norm, gemma_norm, ROPE_DTYPE_F8_E4M3, is_by_head}.check(
                 call, [&](const Arithmetic &arithmetic, int64_t t) {
                   return turns_of(arithmetic, table, positions.integer({t}));
                 });

@@ -165,3 +165,105 @@ TEST_CASE("flashinfer rope and append: q out, k and v to the pages", "[systems][
     }
   }
 }
+
+// q and k of heads that are turned whole, q_nope and k_nope empty: out = fp8(x * quant_scale).
+TEST_CASE("flashinfer rope_quantize_fp8: q and k to FP8, scales that multiply", "[systems][step]") {
+  const int64_t heads = 5, k_heads = 2, head_dim = 128, max_position = 20;
+  const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (rope_style_t style : styles) {
+        RopeCall call(dtype, head_dim);
+        const Arithmetic arithmetic(dtype);
+        call.config.layout = ROPE_LAYOUT_THD;
+        call.config.style = style;
+        const Array q_rope = call.data({nnz, heads, head_dim}), k_rope = call.data({nnz, k_heads, head_dim});
+        const Array q_out = call.data({nnz, heads, head_dim}, code), k_out = call.data({nnz, k_heads, head_dim}, code);
+        const Array cos_sin = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+        const Array pos_ids = call.positions(ROPE_DTYPE_I32, {nnz}, [](const Shape &at) { return at[0] * 7 % 20; });
+        const Array q_scale = scales(call, {quant_scale_q}), kv_scale = scales(call, {quant_scale_kv});
+        rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+        quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+        quant.q_scale = q_scale.tensor();
+        quant.k_scale = kv_scale.tensor();
+        call.args.q = q_rope.tensor();
+        call.args.q_out = q_out.tensor();
+        call.args.k = k_rope.tensor();
+        call.args.k_out = k_out.tensor();
+        call.args.positions = pos_ids.tensor();
+        call.args.quant = &quant;
+        take_cos_sin(call, cos_sin);
+        const auto code_of = [&](const Array &from, const Shape &at, Real scale) {
+          const TurnRanges turns = turns_of(arithmetic, cos_sin, pos_ids.integer({at[0]}));
+          const Row row = read(from, from.at({at[0], at[1], 0}), head_dim);
+          return arithmetic.scaled(arithmetic.rotated(style, 0, head_dim, row, turns), scale);
+        };
+        Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out);
+        for_each({nnz, heads}, [&](const Shape &at) {
+          expect(q_outcome, q_out.at({at[0], at[1], 0}), code_of(q_rope, at, quant_scale_q));
+        });
+        for_each({nnz, k_heads}, [&](const Shape &at) {
+          expect(k_outcome, k_out.at({at[0], at[1], 0}), code_of(k_rope, at, quant_scale_kv));
+        });
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
+// k and v to the pages with one scale, q to FP8 of its own.
+TEST_CASE("flashinfer rope_quantize_fp8_append_paged_kv_cache: heads that are turned whole", "[systems][step]") {
+  const int64_t heads = 3, k_heads = 2, head_dim = 128, max_position = 20;
+  const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (CacheLayout layout : layouts) {
+        for (rope_dtype_t index_dtype : integers) {
+          RopeCall call(dtype, head_dim);
+          const Arithmetic arithmetic(dtype);
+          call.config.layout = ROPE_LAYOUT_THD;
+          const PagedCaches caches(call, layout, {max_num_pages, page_size, k_heads, head_dim}, code);
+          const Array q = call.data({nnz, heads, head_dim}), q_out = call.data({nnz, heads, head_dim}, code);
+          const Array k = call.data({nnz, k_heads, head_dim}), v = call.data({nnz, k_heads, head_dim});
+          const Array cos_sin = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+          const PageTable table(call, index_dtype);
+          const Array q_scale = scales(call, {quant_scale_q}), kv_scale = scales(call, {quant_scale_kv});
+          rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+          quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+          quant.q_scale = q_scale.tensor();
+          quant.k_scale = quant.v_scale = kv_scale.tensor();
+          rope_cache_args_t cache = cache_args(caches);
+          table.take(cache);
+          cache.positions = {};
+          call.args.flags = ROPE_FLAG_V_UNROTATED;
+          call.args.q = q.tensor();
+          call.args.q_out = q_out.tensor();
+          call.args.k = k.tensor();
+          call.args.v = v.tensor();
+          call.args.positions = table.positions.tensor();
+          call.args.cache = &cache;
+          call.args.quant = &quant;
+          call.expect_no_fault();
+          take_cos_sin(call, cos_sin);
+          const auto turned = [&](const Array &from, int64_t t, int64_t h) {
+            return arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, read(from, from.at({t, h, 0}), head_dim),
+                                      turns_of(arithmetic, cos_sin, position_of(t)));
+          };
+          Outcome &q_outcome = call.outcome(q_out);
+          Outcome &k_outcome = call.outcome(caches.of(false)), &v_outcome = call.outcome(caches.of(true));
+          for_each({nnz, heads}, [&](const Shape &at) {
+            expect(q_outcome, q_out.at({at[0], at[1], 0}), arithmetic.scaled(turned(q, at[0], at[1]), quant_scale_q));
+          });
+          table.for_each_token([&](int64_t t, int64_t page, int64_t entry) {
+            for (int64_t h = 0; h < k_heads; ++h) {
+              const Row row_of_v = read(v, v.at({t, h, 0}), head_dim);
+              expect(k_outcome, caches.at(false, page, entry, h), arithmetic.scaled(turned(k, t, h), quant_scale_kv));
+              expect(v_outcome, caches.at(true, page, entry, h), arithmetic.scaled(row_of_v, quant_scale_kv));
+            }
+          });
+          call.check(Direction::Forward);
+        }
+      }
+    }
+  }
+}
