@@ -92,3 +92,68 @@ TEST_CASE("TensorRT-LLM fusedQKNormRope: packed qkv in place, YaRN", "[systems][
     }
   }
 }
+
+// What QKVPreprocessing does of a chunk of a prompt: q turned and times logn_scaling[position], in place, and k and v to
+// the blocks [blocks, 2, H, tokens, D] of the request, in FP8 by a scale that multiplies. The factors of the chunk are a
+// part of the table.
+TEST_CASE("TensorRT-LLM QKV preprocessing: logn_scaling of q, k and v to FP8 blocks", "[systems][step]") {
+  const int64_t T = 13, past = 9, q_heads = 5, kv_heads = 2, head_dim = 128, tokens_per_block = 4, num_blocks = 11;
+  const int64_t max_position = 37, trained_positions = 12, columns = q_heads + 2 * kv_heads;
+  const Real kv_scale_orig_quant = single(73.1L);
+  for (rope_dtype_t dtype : serving) {
+    for (bool is_fp8 : {false, true}) {
+      const rope_dtype_t code = is_fp8 ? ROPE_DTYPE_F8_E4M3 : 0;
+      RopeCall call(dtype, head_dim);
+      const Arithmetic arithmetic(dtype);
+      call.config.layout = ROPE_LAYOUT_THD;
+      const PagedCaches caches(call, CacheLayout::StackedPagesHnd, {num_blocks, tokens_per_block, kv_heads, head_dim},
+                               code);
+      const Array qkv = call.data({T, columns, head_dim});
+      const Array cos_sin = call.table(ROPE_DTYPE_F32, {max_position, head_dim});
+      const Array logn_scaling = call.values(ROPE_DTYPE_F32, {max_position}, [](const Shape &at) {
+        return std::max(1.0L, std::log(static_cast<Real>(at[0] + 1)) / std::log(static_cast<Real>(trained_positions)));
+      });
+      const Array block_offsets = call.positions(
+          ROPE_DTYPE_I32, {1, 7}, [](const Shape &at) { return at[1] == 6 ? -1 : (at[1] * 5 + 2) % num_blocks; });
+      const Array kv_scale = scales(call, {kv_scale_orig_quant});
+      rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+      quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+      quant.k_scale = quant.v_scale = kv_scale.tensor();
+      if (is_fp8) call.args.quant = &quant;
+      rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+      input.q_row_factor = narrow(logn_scaling.tensor(), 0, past, T);
+      rope_cache_args_t cache = cache_args(caches);
+      cache.page_table = block_offsets.tensor();
+      call.args.flags = ROPE_FLAG_V_UNROTATED;
+      call.args.q = narrow(qkv.tensor(), 1, 0, q_heads);
+      call.args.k = narrow(qkv.tensor(), 1, q_heads, kv_heads);
+      call.args.v = narrow(qkv.tensor(), 1, q_heads + kv_heads, kv_heads);
+      call.args.position_offset = past;
+      call.args.cache = &cache;
+      call.args.input = &input;
+      call.expect_no_fault();
+      take_cos_sin(call, cos_sin);
+      Outcome &q_outcome = call.outcome(qkv), &cached = call.outcome(caches.of(false));
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t position = past + t;
+        const int64_t block = block_offsets.integer({0, position / tokens_per_block});
+        const auto head_at = [&](int64_t head) { return read(qkv, qkv.at({t, head, 0}), head_dim); };
+        const auto rotated = [&](int64_t head) {
+          return arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, head_at(head),
+                                    turns_of(arithmetic, cos_sin, position));
+        };
+        for (int64_t h = 0; h < q_heads; ++h) {
+          expect(q_outcome, qkv.at({t, h, 0}), arithmetic.scaled(rotated(h), logn_scaling.value({position})));
+        }
+        for (int64_t h = 0; h < kv_heads; ++h) {
+          const Row rows[] = {rotated(q_heads + h), head_at(q_heads + kv_heads + h)};
+          for (bool is_v : {false, true}) {
+            expect(cached, caches.at(is_v, block, position % tokens_per_block, h),
+                   is_fp8 ? arithmetic.scaled(rows[is_v], kv_scale_orig_quant) : rows[is_v]);
+          }
+        }
+      }
+      call.check(Direction::Forward);
+    }
+  }
+}
