@@ -112,7 +112,7 @@ TEST_CASE("aiter fused_qk_norm_rope_cache: gemma_norm, v_norm, partial rotary", 
   }
 }
 
-// One scale for k and one for v, or one for each head; q stays as it is.
+// One scale for k and one for v, or one for each head, whose rounded reciprocals multiply; q stays as it is.
 TEST_CASE("aiter fused_qk_norm_rope_cache: FP8 caches, scales of tensors and of heads", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (rope_style_t style : styles) {

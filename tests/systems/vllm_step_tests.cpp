@@ -327,6 +327,47 @@ TEST_CASE("vLLM concat_and_cache_mla: kv_c and k_pe in one row", "[systems][step
   }
 }
 
+// One scale for both parts of a row: x / scale[0].
+TEST_CASE("vLLM concat_and_cache_mla: FP8, kv_c and k_pe by one scale", "[systems][step]") {
+  const int64_t rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (bool is_power_of_two : {true, false}) {
+        const Real by = single(is_power_of_two ? 0x1p-7L : 0.0137L);
+        RopeCall call(dtype, rotary_dim);
+        const Arithmetic arithmetic(dtype);
+        call.config.layout = ROPE_LAYOUT_THD;
+        call.config.theta = 0;
+        const Array kv_c = call.data({T, rank}), k_pe = call.data({T, rotary_dim});
+        const Array kv_cache = call.data({pages, entries, row_width}, code);
+        const Array slots = slot_mapping(call, ROPE_DTYPE_I64, mapped, pages * entries);
+        const Array scale = scales(call, {by});
+        const rope_tensor_t rows = kv_cache.as({pages, entries, 1, row_width});
+        rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+        quant.k_scale = quant.v_scale = scale.tensor();
+        rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+        cache.v_cache = narrow(rows, 3, 0, rank);
+        cache.k_cache = narrow(rows, 3, rank, rotary_dim);
+        cache.slots = slots.tensor();
+        call.args.flags = ROPE_FLAG_UNROTATED;
+        call.args.k = k_pe.as({T, 1, rotary_dim});
+        call.args.v = kv_c.as({T, 1, rank});
+        call.args.cache = &cache;
+        call.args.quant = &quant;
+        call.expect_no_fault();
+        if (!is_power_of_two) call.tolerate_codes(5e-4L);
+        Outcome &outcome = call.outcome(kv_cache);
+        for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+          const int64_t row = kv_cache.at({page, entry, 0});
+          expect(outcome, row, arithmetic.divided(read(kv_c, kv_c.at({t, 0}), rank), by));
+          expect(outcome, row + rank, arithmetic.divided(read(k_pe, k_pe.at({t, 0}), rotary_dim), by));
+        });
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
 TEST_CASE("vLLM concat_and_cache_mla_rope_fused: q_pe and k_pe turned on the way", "[systems][step]") {
   const int64_t heads = 4, rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
   for (rope_dtype_t dtype : serving) {
