@@ -480,7 +480,8 @@ typedef struct rope_cache_args {
 enum {
   ROPE_QUANT_FLAG_SCALE_MULTIPLIES = 1, /* static scales: stored = x * scale (flashinfer, TensorRT-LLM,
                                            TransformerEngine); else x * i, i = 1/scale rounded (vLLM divides: of its
-                                           codes about 1 in 10 000 differ) */
+                                           codes about 2 in 10 000 differ, by one step; none where scales are powers
+                                           of two) */
   ROPE_QUANT_FLAG_POWER_OF_TWO = 2      /* written F32 scales are powers of two */
 };
 
