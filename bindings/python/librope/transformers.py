@@ -4,14 +4,19 @@
     model = AutoModelForCausalLM.from_pretrained(...)
     librope.transformers.patch(model)
 
-Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3, OLMo-2 and Cohere. Angles are computed from
-the frequencies that the model's rotary embedding holds, in place of cos and sin tables that it rounds to the model's
-dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU and GPT-NeoX has no gate. Of DeepSeek-V3's
-routed experts the "grouped_mm" and "batched_mm" implementations are changed, the "eager" one is not.
+Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3,
+OLMo-2 and Cohere. Angles are computed from the frequencies that the model's rotary embedding holds, in place of cos and
+sin tables that it rounds to the model's dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU and
+GPT-NeoX has no gate. Of DeepSeek-V3's and Mistral 4's routed experts the "grouped_mm" and "batched_mm" implementations
+are changed, the "eager" one is not; Llama-4's are not.
 
-The norms of q and k of Qwen3, Gemma 3, OLMo-2 and Cohere are part of the rotation's launch in inference: where no
-gradient is recorded, their weights have the dtype of q and they have no hooks. Elsewhere they run as they are. OLMo-2's
-are over all heads of a token; tensor-parallel models of it, where a rank may have a part of them, are refused.
+The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference: where
+no gradient is recorded, their weights have the dtype of q and they have no hooks. Elsewhere they run as they are.
+OLMo-2's are over all heads of a token; tensor-parallel models of it, where a rank may have a part of them, are refused.
+
+The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in inference
+and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4 multiplies
+channels that do not rotate as well: theirs are as they were.
 """
 from __future__ import annotations
 
@@ -25,10 +30,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
-from ._enums import NormExtent, NormRounding, NormType, Style
+from ._enums import NormExtent, NormOrder, NormRounding, NormType, Style
 from ._hf_config import from_hf_config
 from ._rope import as_list
-from ._types import TorchRotation
+from ._torch_scaled import apply_scaled_rotary
+from ._types import AnyLayout, TorchRotation
 from .torch import apply_rotary, rotary_step, swiglu
 
 __all__ = ["from_hf_config", "patch", "unpatch"]
@@ -36,38 +42,51 @@ __all__ = ["from_hf_config", "patch", "unpatch"]
 # modeling_<name>: what its classes begin with, and the functions by which its attention rotates, with the styles in
 # which they read and write pairs
 _HALF = {"apply_rotary_pos_emb": (Style.HALF, Style.HALF)}
+_HALF_OR_INTERLEAVED = {**_HALF, "apply_rotary_pos_emb_interleave": (Style.INTERLEAVED, Style.HALF)}
 _FAMILIES = {
     "modeling_cohere": ("Cohere", {"apply_rotary_pos_emb": (Style.INTERLEAVED, Style.INTERLEAVED)}),
-    "modeling_deepseek_v3": (
-        "DeepseekV3", {**_HALF, "apply_rotary_pos_emb_interleave": (Style.INTERLEAVED, Style.HALF)}),
+    "modeling_deepseek_v3": ("DeepseekV3", _HALF_OR_INTERLEAVED),
     "modeling_gemma": ("Gemma", _HALF),
     "modeling_gemma2": ("Gemma2", _HALF),
     "modeling_gemma3": ("Gemma3", _HALF),
     "modeling_gpt_neox": ("GPTNeoX", _HALF),
     "modeling_llama": ("Llama", _HALF),
+    "modeling_llama4": ("Llama4Text", {"apply_rotary_emb": (Style.INTERLEAVED, Style.INTERLEAVED)}),
+    "modeling_ministral3": ("Ministral3", _HALF),
     "modeling_mistral": ("Mistral", _HALF),
+    "modeling_mistral4": ("Mistral4", _HALF_OR_INTERLEAVED),
     "modeling_olmo2": ("Olmo2", _HALF),
     "modeling_phi3": ("Phi3", _HALF),
     "modeling_qwen2": ("Qwen2", _HALF),
     "modeling_qwen3": ("Qwen3", _HALF),
 }
 
-# modeling_<name>: the class of its attention's q_norm and k_norm, and what that computes
+# modeling_<name>: the class of its attention's q_norm and k_norm, or qk_norm for both, and what that computes
 _NORMS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "modeling_cohere": ("CohereLayerNorm", dict(norm=NormType.LAYER, norm_rounding=NormRounding.AFTER_WEIGHT)),
     "modeling_gemma3": ("Gemma3RMSNorm", dict(
         norm=NormType.RMS, norm_rounding=NormRounding.AFTER_WEIGHT, norm_weight_offset=1.0)),
+    "modeling_llama4": ("Llama4TextL2Norm", dict(norm=NormType.RMS, norm_order=NormOrder.AFTER)),
     "modeling_olmo2": ("Olmo2RMSNorm", dict(
         norm=NormType.RMS, norm_rounding=NormRounding.AFTER_WEIGHT, norm_extent=NormExtent.TOKEN)),
     "modeling_qwen3": ("Qwen3RMSNorm", dict(
         norm=NormType.RMS, norm_rounding=NormRounding.BEFORE_WEIGHT | NormRounding.AFTER_WEIGHT)),
 }
 
+# modeling_<name>: the function by which its attention makes a factor of q for each position
+_TEMPERATURES = {"modeling_ministral3": "get_llama_4_attn_scale"}
+
+
+def _name_of(modeling: str) -> str:
+    return modeling.rpartition(".")[2]
+
+
 # ---- Rotation -------------------------------------------------------------------------------------------------------
 
 
 class _Frequencies:
-    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions."""
+    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions. Where the model
+    has one complex table or a temperature, it returns them in a _Complex or a _Scaled."""
 
     __slots__ = ("buffer", "version", "inv_freq", "attention_scale")
 
@@ -76,6 +95,34 @@ class _Frequencies:
         self.version = _version_of(buffer)
         self.inv_freq: Tuple[float, ...] = tuple(as_list(buffer))
         self.attention_scale = attention_scale
+
+
+class _Complex:
+    """In place of a complex table: positions, and what is in place of sin elsewhere."""
+
+    __slots__ = ("positions", "frequencies")
+
+    def __init__(self, positions: torch.Tensor, frequencies: Union[_Frequencies, _Norms]) -> None:
+        self.positions = positions
+        self.frequencies = frequencies
+
+    def to(self, *arguments: Any, **keywords: Any) -> _Complex:
+        return _Complex(self.positions.to(*arguments, **keywords), self.frequencies)
+
+
+class _Scaled:
+    """In place of sin: frequencies, and the factor of q of each position, which a patched attention lets the rotation
+    multiply by."""
+
+    __slots__ = ("frequencies", "q_factor", "is_fused")
+
+    def __init__(self, frequencies: _Frequencies, q_factor: torch.Tensor, is_fused: bool) -> None:
+        self.frequencies = frequencies
+        self.q_factor = q_factor
+        self.is_fused = is_fused
+
+    def to(self, *arguments: Any, **keywords: Any) -> _Scaled:  # as accelerate moves it
+        return _Scaled(self.frequencies, self.q_factor.to(*arguments, **keywords), self.is_fused)
 
 
 def _version_of(buffer: torch.Tensor) -> Optional[int]:
@@ -111,38 +158,106 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     # "dynamic" and "longrope" choose their frequencies by the length of the sequence.
     with_update = torch.no_grad()(dynamic_rope_update(_rotary_forward))
+    modeling = sys.modules[original.__module__]
+    name = _name_of(modeling.__name__)
 
     def forward(self: Any, x: Any, position_ids: Any, layer_type: Optional[str] = None) -> Any:
         rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
         is_fixed = rope_type != "longrope" and "dynamic" not in rope_type
         arguments: Tuple[Any, ...] = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
-        return (_rotary_forward if is_fixed else with_update)(self, *arguments)
+        positions, frequencies = (_rotary_forward if is_fixed else with_update)(self, *arguments)
+        if name == "modeling_llama4":
+            return _Complex(positions, frequencies)
+        beta = self.config.rope_parameters.get("llama_4_scaling_beta") if name in _TEMPERATURES else None
+        if beta is None:
+            return positions, frequencies
+        q_factor = getattr(modeling, _TEMPERATURES[name])(
+            positions, beta, self.config.rope_parameters.get("original_max_position_embeddings"))
+        return positions, _Scaled(frequencies, q_factor[:, 0, :, 0], False)
 
     return forward
+
+
+def _rotate(
+        q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, given: Union[_Frequencies, _Norms, _Scaled],
+        style: Style, out_style: Style, layout: AnyLayout) -> Any:
+    """given: what is in place of sin"""
+    frequencies = given if isinstance(given, _Frequencies) else given.frequencies
+    if isinstance(given, _Scaled) and given.is_fused:
+        return apply_scaled_rotary(
+            q, k, given.q_factor, style=style, out_style=out_style, layout=layout, inv_freq=frequencies.inv_freq,
+            attention_scale=frequencies.attention_scale, positions=positions)
+    rotation: TorchRotation = {
+        "style": style, "out_style": out_style, "layout": layout, "inv_freq": frequencies.inv_freq,
+        "rotary_dim": 2 * len(frequencies.inv_freq), "attention_scale": frequencies.attention_scale,
+        "positions": positions}
+    if not isinstance(given, _Norms):
+        return apply_rotary(q, k, **rotation)
+    heads = 1 if layout == "bhsd" else 2
+    if given.are_fused(q, k):
+        return rotary_step(q, k, **given.arguments(q, k, heads), **rotation)[:2]
+    if given.come_after:
+        q, k = apply_rotary(q, k, **rotation)
+        return given.q(q, heads), given.k(k, heads)
+    return apply_rotary(given.q(q, heads), given.k(k, heads), **rotation)
 
 
 def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) -> Callable[..., Any]:
     def apply_rotary_pos_emb(
             q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *arguments: Any, unsqueeze_dim: int = 1,
             **keywords: Any) -> Any:
-        norms = None
-        if isinstance(sin, _Norms):
-            norms, sin = sin, sin.frequencies
-        if not isinstance(sin, _Frequencies):  # of a model that is not patched
+        if not isinstance(sin, (_Frequencies, _Norms, _Scaled)):  # of a model that is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
-        rotation: TorchRotation = {
-            "style": style, "out_style": out_style, "layout": "bhsd" if unsqueeze_dim == 1 else "bshd",
-            "inv_freq": sin.inv_freq, "rotary_dim": 2 * len(sin.inv_freq), "attention_scale": sin.attention_scale,
-            "positions": cos}
-        if norms is not None:
-            heads = 1 if unsqueeze_dim == 1 else 2
-            if norms.are_fused(q, k):
-                return rotary_step(q, k, **norms.arguments(q, k, heads), **rotation)[:2]
-            q, k = norms.q(q, heads), norms.k(k, heads)
-        return apply_rotary(q, k, **rotation)
+        layout = "bhsd" if unsqueeze_dim == 1 else "bshd"
+        return _rotate(q, k, cos, sin, style, out_style, layout)
 
     setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb
+
+
+def _make_apply_complex(original: Callable[..., Any], style: Style, out_style: Style) -> Callable[..., Any]:
+    def apply_rotary_emb(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: Any) -> Any:
+        if not isinstance(freqs_cis, _Complex):
+            return original(xq, xk, freqs_cis)
+        return _rotate(xq, xk, freqs_cis.positions, freqs_cis.frequencies, style, out_style, "bshd")
+
+    setattr(apply_rotary_emb, "__wrapped__", original)
+    return apply_rotary_emb
+
+
+# ---- Temperature ----------------------------------------------------------------------------------------------------
+
+
+class _Multiplied:
+    """In place of the positions, and of the factors made of them, where q has been multiplied by these."""
+
+    def to(self, dtype: torch.dtype) -> _Multiplied:
+        return self
+
+    def __rmul__(self, q: torch.Tensor) -> torch.Tensor:
+        return q
+
+
+def _make_temperature(original: Callable[..., Any]) -> Callable[..., Any]:
+    def temperature(positions: Any, *arguments: Any, **keywords: Any) -> Any:
+        return positions if isinstance(positions, _Multiplied) else original(positions, *arguments, **keywords)
+
+    setattr(temperature, "__wrapped__", original)
+    return temperature
+
+
+def _make_scaled_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(
+            self: Any, hidden_states: Any, position_embeddings: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        if "position_ids" in keywords and position_embeddings is not None:
+            positions, given = position_embeddings
+            if isinstance(given, _Scaled):
+                position_embeddings = positions, _Scaled(given.frequencies, given.q_factor, True)
+                keywords["position_ids"] = _Multiplied()
+        return original(self, hidden_states, position_embeddings, *arguments, **keywords)
+
+    return forward
 
 
 # ---- Norms of q and k -----------------------------------------------------------------------------------------------
@@ -167,14 +282,15 @@ class _Norm:
 
     def is_fused(self, x: torch.Tensor) -> bool:
         module = self.module
+        weight: Optional[torch.Tensor] = getattr(module, "weight", None)
         return (
             type(module) is self.cls and "forward" not in module.__dict__ and not module._forward_hooks
-            and not module._forward_pre_hooks and module.weight.dtype == x.dtype
-            and not (torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)))
+            and not module._forward_pre_hooks and (weight is None or weight.dtype == x.dtype) and not (
+                torch.is_grad_enabled() and (x.requires_grad or weight is not None and weight.requires_grad)))
 
-    def weight(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        weight: torch.Tensor = self.module.weight
-        if not self.is_of_token:
+    def weight(self, x: torch.Tensor, heads: int) -> Optional[torch.Tensor]:
+        weight: Optional[torch.Tensor] = getattr(self.module, "weight", None)
+        if weight is None or not self.is_of_token:
             return weight
         if weight.numel() != x.shape[heads] * x.shape[3]:
             raise ValueError(
@@ -191,9 +307,14 @@ class _Norms:
     def __init__(self, frequencies: _Frequencies, attention: torch.nn.Module, cls: Any, config: Dict[str, Any]) -> None:
         is_of_token = config.get("norm_extent") == NormExtent.TOKEN
         self.frequencies = frequencies
-        self.q = _Norm(attention.q_norm, cls, is_of_token)
-        self.k = _Norm(attention.k_norm, cls, is_of_token)
+        q_norm, k_norm = _norms_of(attention)
+        self.q = _Norm(q_norm, cls, is_of_token)
+        self.k = _Norm(k_norm, cls, is_of_token)
         self.config = config
+
+    @property
+    def come_after(self) -> bool:
+        return self.config.get("norm_order") == NormOrder.AFTER
 
     def are_fused(self, q: torch.Tensor, k: torch.Tensor) -> bool:
         return self.q.is_fused(q) and self.k.is_fused(k) and _eps_of(self.q.module) == _eps_of(self.k.module)
@@ -203,6 +324,13 @@ class _Norms:
         return dict(
             self.config, norm_eps=_eps_of(self.q.module), q_weight=self.q.weight(q, heads),
             k_weight=self.k.weight(k, heads))
+
+
+def _norms_of(attention: Any) -> Tuple[Any, Any]:
+    """Of q and of k; None where it has none."""
+    if hasattr(attention, "qk_norm"):
+        return attention.qk_norm, attention.qk_norm
+    return getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
 
 
 def _eps_of(norm: Any) -> float:
@@ -220,7 +348,7 @@ class _WithoutNorms:
     def q_norm(x: torch.Tensor) -> torch.Tensor:
         return x
 
-    k_norm = q_norm
+    k_norm = qk_norm = q_norm
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attention, name)
@@ -228,17 +356,22 @@ class _WithoutNorms:
 
 def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     modeling = sys.modules[original.__module__]
-    name, config = _NORMS[modeling.__name__.rpartition(".")[2]]
+    name, config = _NORMS[_name_of(modeling.__name__)]
     cls = getattr(modeling, name)
 
     @functools.wraps(original)
     def forward(
             self: Any, hidden_states: Any, position_embeddings: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        if position_embeddings is not None and hasattr(self, "q_norm"):
-            positions, frequencies = position_embeddings
-            if isinstance(frequencies, _Frequencies):
-                position_embeddings = positions, _Norms(frequencies, self, cls, config)
+        if position_embeddings is not None and _norms_of(self)[0] is not None:
+            if isinstance(position_embeddings, _Complex):
+                norms = _Norms(position_embeddings.frequencies, self, cls, config)
+                position_embeddings = _Complex(position_embeddings.positions, norms)
                 self = _WithoutNorms(self)
+            elif not isinstance(position_embeddings, torch.Tensor):
+                positions, frequencies = position_embeddings
+                if isinstance(frequencies, _Frequencies):
+                    position_embeddings = positions, _Norms(frequencies, self, cls, config)
+                    self = _WithoutNorms(self)
         return original(self, hidden_states, position_embeddings, *arguments, **keywords)
 
     return forward
@@ -256,7 +389,7 @@ def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
         plan = _plan_for(type(module))
         if plan is None or plan[2] is not _make_attention_forward:
             continue
-        config = _NORMS[plan[0].__name__.rpartition(".")[2]][1]
+        config = _NORMS[_name_of(plan[0].__name__)][1]
         if config.get("norm_extent") == NormExtent.TOKEN and (
                 (getattr(target, "_tp_size", None) or 1) > 1 or any(map(_is_split, module.parameters()))):
             raise ValueError(
@@ -272,11 +405,17 @@ class _Replacement:
     def __init__(self, modeling: types.ModuleType) -> None:
         self._modeling = modeling
         self._functions: List[Tuple[str, Any, Any]] = []
-        for name, styles in _FAMILIES[modeling.__name__.rpartition(".")[2]][1].items():
-            original = getattr(modeling, name)
-            ours = _make_apply(original, *styles)
-            self._functions.append((name, original, ours))
-            setattr(modeling, name, ours)
+        family = _name_of(modeling.__name__)
+        for name, styles in _FAMILIES[family][1].items():
+            make = _make_apply_complex if name == "apply_rotary_emb" else _make_apply
+            self._replace(name, make(getattr(modeling, name), *styles))
+        if family in _TEMPERATURES:
+            name = _TEMPERATURES[family]
+            self._replace(name, _make_temperature(getattr(modeling, name)))
+
+    def _replace(self, name: str, ours: Any) -> None:
+        self._functions.append((name, getattr(self._modeling, name), ours))
+        setattr(self._modeling, name, ours)
 
     def __deepcopy__(self, memo: Any) -> "_Replacement":
         return self
@@ -345,7 +484,7 @@ Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
 def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
     """The modeling module of a class, which of its methods to replace, and what makes the replacement."""
     for base in cls.__mro__:
-        family = _FAMILIES.get(base.__module__.rpartition(".")[2])
+        family = _FAMILIES.get(_name_of(base.__module__))
         if family is None:
             continue
         prefix = family[0]
@@ -354,8 +493,10 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
             return modeling, "forward", _make_rotary_forward
         if base.__name__ == prefix + "MLP" and prefix != "GPTNeoX":
             return modeling, "forward", _make_mlp_forward
-        if base.__name__ == prefix + "Attention" and modeling.__name__.rpartition(".")[2] in _NORMS:
+        if base.__name__ == prefix + "Attention" and _name_of(modeling.__name__) in _NORMS:
             return modeling, "forward", _make_attention_forward
+        if base.__name__ == prefix + "Attention" and _name_of(modeling.__name__) in _TEMPERATURES:
+            return modeling, "forward", _make_scaled_attention_forward
         if base.__name__ == prefix + "Experts" and hasattr(cls, "_apply_gate"):
             return modeling, "_apply_gate", _make_apply_gate
     return None
@@ -391,7 +532,10 @@ def _patch_instance(module: torch.nn.Module) -> bool:
         return False
     modeling, method, make = plan
     is_rotary = make is _make_rotary_forward
-    is_changed = hasattr(module, "q_norm") if make is _make_attention_forward else is_rotary or _has_silu(module)
+    if make is _make_attention_forward:
+        is_changed = _norms_of(module)[0] is not None
+    else:
+        is_changed = is_rotary or make is _make_scaled_attention_forward or _has_silu(module)
     if not is_changed:
         return False
     # accelerate's hooks keep what they wrap under another name.
@@ -452,7 +596,7 @@ def _unpatch_class(cls: type) -> None:
 
 
 def _classes_of(modeling: types.ModuleType) -> List[type]:
-    if modeling.__name__.rpartition(".")[2] not in _FAMILIES:
+    if _name_of(modeling.__name__) not in _FAMILIES:
         raise ValueError(f"{modeling.__name__} is not one of {', '.join(_FAMILIES)}")
     return [cls for cls in vars(modeling).values() if isinstance(cls, type) and cls.__module__ == modeling.__name__]
 

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 transformers.logging.disable_progress_bar()
 
-STRUCTURES = ("llama", "gemma3", "deepseek_v3")  # rotation and MLP; norms, and two ropes; experts, and two styles
+# rotation and MLP; norms, and two ropes; experts, and two styles; complex tables; temperature in the rotation, and not
+STRUCTURES = ("llama", "gemma3", "deepseek_v3", "llama4", "ministral3", "mistral4")
 SMALL = 2e-5  # of numbers that differ by the order of operations in fp32
 NUM_STEPS = 3
 
@@ -113,11 +114,11 @@ class FamiliesTest(TestCase):
         self.assertEqual(list(model.state_dict()), list(state))
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded = type(model).from_pretrained(
                 folder, attn_implementation="eager", dtype=torch.float32).to(device)
             modeling = sys.modules[type(model).__module__]
             patched(self, modeling)
-            patched_before = transformers.AutoModelForCausalLM.from_pretrained(
+            patched_before = type(model).from_pretrained(
                 folder, attn_implementation="eager", dtype=torch.float32).to(device)
             self.assertTrue(torch.equal(run(patched_before)[0], rotated))
             unpatch(modeling)
@@ -192,7 +193,7 @@ class StructuresTest(TestCase):
         ids = make_ids(model)
         with torch.no_grad(), rotations() as seen:
             loss = compiled(ids, labels=ids, use_cache=False).loss
-        self.assertEqual(seen, 2 * [name == "gemma3"])
+        self.assertEqual(seen, 2 * [name in ("gemma3", "llama4")])
         self.assert_near([loss.double()], expected)
         if name != "deepseek_v3":  # the backward pass of its experts is not traced unpatched, either
             self.assert_near(loss_and_gradients(model, compiled), expected)

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -38,6 +39,18 @@ DEEPSEEK = dict(
     first_k_dense_replace=1, rope_parameters={
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
         "mscale_all_dim": 0.7})
+# A temperature that differs from 1 from the fourth position on, and a layer of three without positions.
+LLAMA4 = dict(
+    num_hidden_layers=3, head_dim=16, intermediate_size_mlp=96, num_local_experts=4, interleave_moe_layer_step=2,
+    no_rope_layers=[1, 0, 1], floor_scale=4, attn_scale=0.4, attention_chunk_size=8)
+MINISTRAL3 = dict(
+    head_dim=16, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 4,
+        "llama_4_scaling_beta": 0.8, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 4.0, "beta_slow": 1.0})
+MISTRAL4 = dict(
+    num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
+    rope_parameters={**MINISTRAL3["rope_parameters"], "partial_rotary_factor": 0.5})
 PHI3 = dict(
     head_dim=16, max_position_embeddings=64, original_max_position_embeddings=8, rope_parameters={
         "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "factor": 8.0,
@@ -51,7 +64,13 @@ MODELS = {
         max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}), 3),
     "qwen2": ("Qwen2Config", {}, 3),
     "qwen3": ("Qwen3Config", dict(head_dim=32), 5),
+    "llama4": ("Llama4TextConfig", LLAMA4, 6),
+    "llama4, without norms": ("Llama4TextConfig", dict(
+        LLAMA4, use_qk_norm=False, rope_parameters={**LLAMA3, "rope_theta": 1e4}), 4),
+    "ministral3": ("Ministral3Config", MINISTRAL3, 5),
     "mistral": ("MistralConfig", dict(head_dim=16), 3),
+    "mistral4": ("Mistral4Config", MISTRAL4, 4),
+    "mistral4, half": ("Mistral4Config", dict(MISTRAL4, rope_interleave=False), 4),
     "gemma": ("GemmaConfig", dict(head_dim=16), 1),
     "gemma2": ("Gemma2Config", dict(head_dim=16), 1),
     "gemma3": ("Gemma3TextConfig", dict(head_dim=16, layer_types=["sliding_attention", "full_attention"]), 3),
@@ -79,7 +98,9 @@ def make_config(name):
 
 def make_model(name, device="cpu", dtype=torch.float32):
     torch.manual_seed(20261120)
-    model = transformers.AutoModelForCausalLM.from_config(make_config(name), attn_implementation="eager")
+    config = make_config(name)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, re.sub("(Text)?Config$", "ForCausalLM", type(config).__name__))(config)
     frequencies = [(module, key, value) for module in model.modules() for key, value in module._buffers.items()
                    if value is not None and "inv_freq" in key]
     model = model.to(device, dtype).eval()
@@ -141,14 +162,14 @@ class PatchTest(unittest.TestCase):
                             self.assertGreater(distance(other[0], before[0]), 100 * TOLERANCES[dtype][0])
 
     def test_norms_in_inference(self):
-        for name in ("qwen3", "gemma3", "olmo2", "cohere"):
+        for name in ("qwen3", "gemma3", "olmo2", "cohere", "llama4"):
             for device in DEVICES:
                 for dtype in (torch.float32, torch.bfloat16):
                     with self.subTest(name, device=device, dtype=dtype):
                         model = make_model(name, device, dtype)
                         with torch.no_grad():
                             for module in model.modules():  # weights of 1 would hide where they are
-                                if type(module).__name__.endswith("Norm"):
+                                if type(module).__name__.endswith("Norm") and hasattr(module, "weight"):
                                     module.weight.add_(torch.randn_like(module.weight), alpha=0.3)
                         ids = torch.randint(1, 97, (2, 13), device=device)
                         with torch.no_grad(), rotations() as seen:
@@ -219,6 +240,112 @@ class PatchTest(unittest.TestCase):
                         patch(model)
                 else:
                     patched(self, model)
+
+    def test_norms_behind_the_rotation_that_have_hooks(self):
+        model = patched(self, make_model("llama4"))
+        ids = torch.randint(1, 97, (2, 13))
+        with torch.no_grad():
+            expected = model(ids).logits.double()
+            shapes = []
+            norm = model.model.layers[2].self_attn.qk_norm
+            norm.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+            with rotations() as seen:
+                actual = model(ids).logits.double()
+        self.assertEqual(seen, [True, False])
+        self.assertEqual(shapes, [(2, 13, 4, 16), (2, 13, 2, 16)])
+        self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
+
+    def test_temperature(self):
+        def factors(of):
+            """Whether q has one in each call of the code, forward and backward."""
+            seen = []
+            with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
+                                   and seen.append(bool(args.input))):
+                of()
+            return seen
+
+        for device in DEVICES:
+            for dtype in (torch.float32, torch.bfloat16):
+                with self.subTest(device=device, dtype=dtype):
+                    model = make_model("ministral3", device, dtype)
+                    ids = torch.randint(1, 97, (2, 13), device=device)
+                    positions = torch.stack([torch.arange(13), torch.arange(13) * 3 + 5]).to(device)
+                    calls = [dict(), dict(position_ids=positions), dict(position_ids=positions[1:])]
+                    with torch.no_grad():
+                        expected = [model(ids, **call).logits.double() for call in calls]
+                    gradients = run(model, position_ids=positions)[1]
+                    patched(self, model)
+                    for call, logits in zip(calls, expected):
+                        with torch.no_grad():
+                            self.assertEqual(factors(lambda: model(ids, **call)), [True, True])
+                            self.assertLess(distance(model(ids, **call).logits.double(), logits), TOLERANCES[dtype][0])
+                    self.assertEqual(factors(lambda: run(model)), [True, True, True, True])
+                    self.assertLess(
+                        distance(run(model, position_ids=positions)[1], gradients), TOLERANCES[dtype][1])
+                    if dtype == torch.float32:  # the comparison would notice that it is left out
+                        model.config.rope_parameters["llama_4_scaling_beta"] = 0.0
+                        self.assertGreater(distance(model(ids).logits.double(), expected[0]), 0.01)
+                    unpatch(model)
+
+    def test_temperature_where_a_part_is_patched(self):
+        model = make_model("ministral3")
+        before = run(model)
+        attentions = [layer.self_attn for layer in model.model.layers]
+        for parts in ([model.model.rotary_emb], attentions, [model.model.rotary_emb, attentions[1]]):
+            for part in parts:
+                patched(self, part)
+            for actual, expected, tolerance in zip(run(model), before, TOLERANCES[torch.float32]):
+                self.assertLess(distance(actual, expected), tolerance)
+            for part in parts:
+                unpatch(part)
+
+    def test_temperature_of_transforms(self):
+        model = make_model("ministral3")
+        parameters = dict(model.named_parameters())
+        ids = torch.randint(1, 97, (2, 13))
+
+        def loss(values):
+            logits = torch.func.functional_call(model, values, (ids,), dict(use_cache=False)).logits
+            return logits.square().mean()
+
+        expected = torch.func.grad(loss)(parameters)
+        patched(self, model)
+        actual = torch.func.grad(loss)(parameters)
+        self.assertFalse(torch.equal(actual["lm_head.weight"], expected["lm_head.weight"]))
+        for name, gradient in actual.items():
+            self.assertLess(distance(gradient, expected[name]), TOLERANCES[torch.float32][1], name)
+
+    def test_gradients_of_the_temperature_have_gradients(self):
+        model = make_model("ministral3")
+        weight = model.model.layers[0].self_attn.q_proj.weight
+
+        def second():
+            loss = model(torch.randint(1, 97, (2, 13), generator=torch.Generator().manual_seed(1))).logits.square().mean()
+            gradient, = torch.autograd.grad(loss, weight, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), weight)[0]
+
+        expected = second()
+        for module in (model.model.rotary_emb, *[layer.self_attn for layer in model.model.layers]):  # and not the MLPs
+            patched(self, module)
+        self.assertLess(distance(second(), expected), TOLERANCES[torch.float32][1])
+
+    def test_what_is_in_place_of_tables_moves(self):
+        # As accelerate moves the arguments of a layer to its device.
+        def move(x):
+            if isinstance(x, (tuple, list)):
+                return type(x)(map(move, x))
+            return x.to("cpu", non_blocking=True) if hasattr(x, "to") else x
+
+        for name in ("llama4", "ministral3"):
+            with self.subTest(name):
+                model = make_model(name)
+                before = run(model)
+                patched(self, model)
+                for layer in model.model.layers:
+                    layer.register_forward_pre_hook(
+                        lambda module, inputs, keywords: (move(inputs), {k: move(x) for k, x in keywords.items()}),
+                        with_kwargs=True)
+                self.assertLess(distance(run(model)[0], before[0]), TOLERANCES[torch.float32][0])
 
     def test_norms_compiled_in_one_graph(self):
         from test_torch import has_compiler
@@ -426,6 +553,8 @@ class ConfigTest(unittest.TestCase):
             return struct.unpack("<i", struct.pack("<f", value))[0]
 
         for name in MODELS:
+            if name.startswith("llama4"):
+                continue  # refused
             with self.subTest(name):
                 model = make_model(name)
                 rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
