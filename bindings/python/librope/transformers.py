@@ -98,16 +98,16 @@ class _Frequencies:
 
 
 class _Complex:
-    """In place of a complex table: positions, and what is in place of sin elsewhere."""
+    """In place of a complex table: the positions, and what is in place of sin elsewhere."""
 
-    __slots__ = ("positions", "frequencies")
+    __slots__ = ("pair",)
 
-    def __init__(self, positions: torch.Tensor, frequencies: Union[_Frequencies, _Norms]) -> None:
-        self.positions = positions
-        self.frequencies = frequencies
+    def __init__(self, positions: torch.Tensor, given: Union[_Frequencies, _Norms]) -> None:
+        self.pair = positions, given
 
     def to(self, *arguments: Any, **keywords: Any) -> _Complex:
-        return _Complex(self.positions.to(*arguments, **keywords), self.frequencies)
+        positions, given = self.pair
+        return _Complex(positions.to(*arguments, **keywords), given)
 
 
 class _Scaled:
@@ -208,8 +208,7 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
             **keywords: Any) -> Any:
         if not isinstance(sin, (_Frequencies, _Norms, _Scaled)):  # of a model that is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
-        layout = "bhsd" if unsqueeze_dim == 1 else "bshd"
-        return _rotate(q, k, cos, sin, style, out_style, layout)
+        return _rotate(q, k, cos, sin, style, out_style, "bhsd" if unsqueeze_dim == 1 else "bshd")
 
     setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb
@@ -219,7 +218,7 @@ def _make_apply_complex(original: Callable[..., Any], style: Style, out_style: S
     def apply_rotary_emb(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: Any) -> Any:
         if not isinstance(freqs_cis, _Complex):
             return original(xq, xk, freqs_cis)
-        return _rotate(xq, xk, freqs_cis.positions, freqs_cis.frequencies, style, out_style, "bshd")
+        return _rotate(xq, xk, *freqs_cis.pair, style, out_style, "bshd")
 
     setattr(apply_rotary_emb, "__wrapped__", original)
     return apply_rotary_emb
@@ -362,16 +361,12 @@ def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(
             self: Any, hidden_states: Any, position_embeddings: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        if position_embeddings is not None and _norms_of(self)[0] is not None:
-            if isinstance(position_embeddings, _Complex):
-                norms = _Norms(position_embeddings.frequencies, self, cls, config)
-                position_embeddings = _Complex(position_embeddings.positions, norms)
-                self = _WithoutNorms(self)
-            elif not isinstance(position_embeddings, torch.Tensor):
-                positions, frequencies = position_embeddings
-                if isinstance(frequencies, _Frequencies):
-                    position_embeddings = positions, _Norms(frequencies, self, cls, config)
-                    self = _WithoutNorms(self)
+        is_complex = isinstance(position_embeddings, _Complex)
+        pair: Any = position_embeddings.pair if is_complex else position_embeddings
+        if isinstance(pair, (tuple, list)) and isinstance(pair[1], _Frequencies) and _norms_of(self)[0] is not None:
+            pair = pair[0], _Norms(pair[1], self, cls, config)
+            position_embeddings = _Complex(*pair) if is_complex else pair
+            self = _WithoutNorms(self)
         return original(self, hidden_states, position_embeddings, *arguments, **keywords)
 
     return forward
