@@ -409,7 +409,7 @@ PARTS = {
             (["test_kept"], "_kept|_descriptor"),
             (["test_torch"], "torch|_tensors|_rope|_swiglu|_descriptor"),
             (["test_modules"], "_torch_modules"),
-            (["test_transformers"], "transformers|_hf_config|_enums"),
+            (["test_transformers"], "transformers|_torch_scaled|_hf_config|_enums"),
             (["test_hf_configs"], "_hf_config"),
             (["test_jax"], "_tensors|_dlpack"))],
     },

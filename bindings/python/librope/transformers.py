@@ -81,6 +81,12 @@ def _name_of(modeling: str) -> str:
     return modeling.rpartition(".")[2]
 
 
+def _temperature_in(modeling: types.ModuleType) -> Optional[str]:
+    """The name of its function; None where there is none, as in some versions of transformers."""
+    name = _TEMPERATURES.get(_name_of(modeling.__name__), "")
+    return name if hasattr(modeling, name) else None
+
+
 # ---- Rotation -------------------------------------------------------------------------------------------------------
 
 
@@ -159,19 +165,20 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # "dynamic" and "longrope" choose their frequencies by the length of the sequence.
     with_update = torch.no_grad()(dynamic_rope_update(_rotary_forward))
     modeling = sys.modules[original.__module__]
-    name = _name_of(modeling.__name__)
+    is_complex = _name_of(modeling.__name__) == "modeling_llama4"
+    temperature = _temperature_in(modeling)
 
     def forward(self: Any, x: Any, position_ids: Any, layer_type: Optional[str] = None) -> Any:
         rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
         is_fixed = rope_type != "longrope" and "dynamic" not in rope_type
         arguments: Tuple[Any, ...] = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
         positions, frequencies = (_rotary_forward if is_fixed else with_update)(self, *arguments)
-        if name == "modeling_llama4":
+        if is_complex:
             return _Complex(positions, frequencies)
-        beta = self.config.rope_parameters.get("llama_4_scaling_beta") if name in _TEMPERATURES else None
-        if beta is None:
+        beta = None if temperature is None else self.config.rope_parameters.get("llama_4_scaling_beta")
+        if temperature is None or beta is None:
             return positions, frequencies
-        q_factor = getattr(modeling, _TEMPERATURES[name])(
+        q_factor = getattr(modeling, temperature)(
             positions, beta, self.config.rope_parameters.get("original_max_position_embeddings"))
         return positions, _Scaled(frequencies, q_factor[:, 0, :, 0], False)
 
@@ -233,8 +240,11 @@ class _Multiplied:
     def to(self, dtype: torch.dtype) -> _Multiplied:
         return self
 
-    def __rmul__(self, q: torch.Tensor) -> torch.Tensor:
-        return q
+    @classmethod
+    def __torch_function__(
+            cls, function: Any, types: Any, arguments: Tuple[Any, ...] = (), keywords: Any = None) -> Any:
+        """q times this is q, in a way that torch.compile sees through, as it does not through __rmul__."""
+        return arguments[0] if function.__name__ in ("mul", "__mul__") else NotImplemented
 
 
 def _make_temperature(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -400,13 +410,12 @@ class _Replacement:
     def __init__(self, modeling: types.ModuleType) -> None:
         self._modeling = modeling
         self._functions: List[Tuple[str, Any, Any]] = []
-        family = _name_of(modeling.__name__)
-        for name, styles in _FAMILIES[family][1].items():
+        for name, styles in _FAMILIES[_name_of(modeling.__name__)][1].items():
             make = _make_apply_complex if name == "apply_rotary_emb" else _make_apply
             self._replace(name, make(getattr(modeling, name), *styles))
-        if family in _TEMPERATURES:
-            name = _TEMPERATURES[family]
-            self._replace(name, _make_temperature(getattr(modeling, name)))
+        temperature = _temperature_in(modeling)
+        if temperature is not None:
+            self._replace(temperature, _make_temperature(getattr(modeling, temperature)))
 
     def _replace(self, name: str, ours: Any) -> None:
         self._functions.append((name, getattr(self._modeling, name), ours))
@@ -490,7 +499,7 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
             return modeling, "forward", _make_mlp_forward
         if base.__name__ == prefix + "Attention" and _name_of(modeling.__name__) in _NORMS:
             return modeling, "forward", _make_attention_forward
-        if base.__name__ == prefix + "Attention" and _name_of(modeling.__name__) in _TEMPERATURES:
+        if base.__name__ == prefix + "Attention" and _temperature_in(modeling) is not None:
             return modeling, "forward", _make_scaled_attention_forward
         if base.__name__ == prefix + "Experts" and hasattr(cls, "_apply_gate"):
             return modeling, "_apply_gate", _make_apply_gate

@@ -195,7 +195,7 @@ class StructuresTest(TestCase):
             loss = compiled(ids, labels=ids, use_cache=False).loss
         self.assertEqual(seen, 2 * [name in ("gemma3", "llama4")])
         self.assert_near([loss.double()], expected)
-        if name != "deepseek_v3":  # the backward pass of its experts is not traced unpatched, either
+        if name not in ("deepseek_v3", "mistral4"):  # the backward pass of experts is not traced unpatched, either
             self.assert_near(loss_and_gradients(model, compiled), expected)
         unpatch(model)
 
@@ -205,7 +205,8 @@ class StructuresTest(TestCase):
         ids = make_ids(model, 6)
         expected = model.generate(ids, max_new_tokens=6, do_sample=False)
         patched(self, model)
-        for cache in ("dynamic", "static"):
+        # transformers 5.17 cannot make the chunked mask of Llama-4 for a static cache, unpatched either.
+        for cache in ("dynamic", "static") if name != "llama4" else ("dynamic",):
             actual = model.generate(
                 ids, max_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True)
             self.assertTrue(torch.equal(actual, expected), cache)

@@ -139,6 +139,15 @@ def rotations():
         yield seen
 
 
+def factors(of):
+    """For each rotation of the code, forward and backward: whether it had a factor."""
+    seen = []
+    with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
+                           and seen.append(bool(args.input))):
+        of()
+    return seen
+
+
 class PatchTest(unittest.TestCase):
     def test_logits_and_gradients(self):
         for name, (_, _, num_patched) in MODELS.items():
@@ -256,14 +265,6 @@ class PatchTest(unittest.TestCase):
         self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
 
     def test_temperature(self):
-        def factors(of):
-            """Whether q has one in each call of the code, forward and backward."""
-            seen = []
-            with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
-                                   and seen.append(bool(args.input))):
-                of()
-            return seen
-
         for device in DEVICES:
             for dtype in (torch.float32, torch.bfloat16):
                 with self.subTest(device=device, dtype=dtype):
@@ -298,6 +299,23 @@ class PatchTest(unittest.TestCase):
                 self.assertLess(distance(actual, expected), tolerance)
             for part in parts:
                 unpatch(part)
+
+    def test_temperature_compiled_in_one_graph(self):
+        torch._dynamo.reset()
+        model = make_model("ministral3")
+        ids = torch.randint(1, 97, (2, 13))
+        expected = model(ids).logits.double()
+        compiled = torch.compile(patched(self, model), backend="aot_eager", fullgraph=True)
+        with torch.no_grad():
+            self.assertEqual(factors(lambda: compiled(ids, use_cache=False)), [True, True])
+            actual = compiled(ids, use_cache=False).logits.double()
+        self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
+        self.assertEqual(
+            factors(lambda: compiled(ids, use_cache=False).logits.square().mean().backward()), [True] * 4)
+
+    def test_what_is_in_place_of_positions_is_of_no_other_use(self):
+        with self.assertRaises(TypeError):
+            torch.ones(2) + librope.transformers._Multiplied()
 
     def test_temperature_of_transforms(self):
         model = make_model("ministral3")
