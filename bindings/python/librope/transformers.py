@@ -168,6 +168,7 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     is_complex = _name_of(modeling.__name__) == "modeling_llama4"
     temperature = _temperature_in(modeling)
 
+    @functools.wraps(original)
     def forward(self: Any, x: Any, position_ids: Any, layer_type: Optional[str] = None) -> Any:
         rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
         is_fixed = rope_type != "longrope" and "dynamic" not in rope_type

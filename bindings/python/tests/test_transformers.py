@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import importlib
 import os
 import pickle
 import re
@@ -430,9 +431,9 @@ class PatchTest(unittest.TestCase):
         self.assertIs(transformers.models.llama.modeling_llama.apply_rotary_pos_emb, original)
 
     def test_a_modeling_module(self):
-        for family in ("llama", "deepseek_v3", "qwen3"):
+        for family in ("llama", "deepseek_v3", "qwen3", "llama4", "ministral3"):
             with self.subTest(family):
-                modeling = sys.modules[f"transformers.models.{family}.modeling_{family}"]
+                modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
                 before = run(make_model(family))
                 originals = {name: (value, dict(vars(value)) if isinstance(value, type) else None)
                              for name, value in vars(modeling).items()}
@@ -441,6 +442,7 @@ class PatchTest(unittest.TestCase):
                 rotated = run(model)
                 patched(self, model)  # on top of its class
                 self.assertTrue(torch.equal(run(model)[0], rotated[0]))
+                self.assertEqual(any(factors(lambda: run(model))), family == "ministral3")
                 unpatch(modeling)
                 self.assertTrue(torch.equal(run(model)[0], rotated[0]))
                 unpatch(model)
@@ -495,7 +497,7 @@ class PatchTest(unittest.TestCase):
         self.assertTrue(torch.equal(run(twin.eval())[0], run(model)[0]))
 
     def test_saved_whole(self):
-        for name in ("llama", "llama, dynamic", "gemma3", "deepseek_v3", "olmo2"):
+        for name in ("llama", "llama, dynamic", "gemma3", "deepseek_v3", "olmo2", "llama4", "ministral3"):
             with self.subTest(name):
                 model = patched(self, make_model(name))
                 expected, num_patched = run(model), MODELS[name][2]
