@@ -6,17 +6,17 @@
 
 Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3,
 OLMo-2 and Cohere. Angles are computed from the frequencies that the model's rotary embedding holds, in place of cos and
-sin tables that it rounds to the model's dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU and
-GPT-NeoX has no gate. Of DeepSeek-V3's and Mistral 4's routed experts the "grouped_mm" and "batched_mm" implementations
-are changed, the "eager" one is not; Llama-4's are not.
+sin tables that it rounds to the model's dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU,
+and GPT-NeoX has no gate. Of DeepSeek-V3's and Mistral 4's routed experts the "grouped_mm" and "batched_mm"
+implementations are changed, the "eager" one is not; Llama-4's are not.
 
 The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference: where
 no gradient is recorded, their weights have the dtype of q and they have no hooks. Elsewhere they run as they are.
 OLMo-2's are over all heads of a token; tensor-parallel models of it, where a rank may have a part of them, are refused.
 
-The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in inference
-and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4 multiplies
-channels that do not rotate as well: theirs are as they were.
+The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in
+inference and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4
+multiplies channels that do not rotate as well: theirs stay the model's.
 """
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _temperature_in(modeling: types.ModuleType) -> Optional[str]:
 
 
 class _Frequencies:
-    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions. Where the model
-    has one complex table or a temperature, it returns them in a _Complex or a _Scaled."""
+    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions. Where the
+    model has one complex table or a temperature, a _Complex or a _Scaled has them."""
 
     __slots__ = ("buffer", "version", "inv_freq", "attention_scale")
 
