@@ -1,8 +1,8 @@
-// step_fuzz.cpp - fuzzes steps: norms, caches, what is not turned, outputs of 16 bits
+// step_fuzz.cpp - fuzzes steps: norms, caches, what is not turned, row factors, outputs and caches of 16 and 8 bits
 //
 // As rope_fuzz.cpp does: mostly good requests with lies here and there, in memory that is exactly what they say. Values
-// are the tests' (tests/support/step_case.hpp); here it is what is refused, and that nothing but the outputs, the caches
-// and the fault words is written, whatever slots and page tables hold.
+// are the tests' (tests/support/step_case.hpp); here it is what is refused, and that nothing but the outputs, the caches,
+// amax and the fault words is written, whatever slots and page tables hold.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -44,6 +44,7 @@ rope_config_t draw_config(Input *input) {
     config.norm_eps = input->one_of({1e-6, 1e-5, 1e-30});
     config.norm_weight_offset = input->one_of({0.0, 1.0, -0.5});
   }
+  if (input->chance(20)) config.quant_rounding = static_cast<int32_t>(input->one_of({1, 1, 1, 2, 3}));
   input->lie(&config);
   config.inv_freq = nullptr;
   config.pair_axis = nullptr;
@@ -61,6 +62,8 @@ class Request {
     args_.struct_size = sizeof args_;
     norm_.struct_size = sizeof norm_;
     cache_.struct_size = sizeof cache_;
+    quant_.struct_size = sizeof quant_;
+    input_.struct_size = sizeof input_;
     batches_ = is_thd() ? 1 : in_.one_of<int64_t>({1, 2, 3, 0});
     tokens_ = in_.one_of<int64_t>({1, 2, 3, 4, 5, 6, 7, 0});
     draw_tensors();
@@ -68,6 +71,8 @@ class Request {
     if (config.norm != 0 ? !in_.chance(3) : in_.chance(3)) draw_norm();
     if (in_.chance(70)) draw_cache();
     if (in_.chance(40)) set(&args_.fault, ROPE_DTYPE_I64, {2}, false);
+    draw_codes();
+    if (in_.chance(30)) draw_input();
     if (in_.chance(8)) {
       rope_tensor_t &tensor = *members_[in_.below(static_cast<int64_t>(members_.size()))].tensor;
       if (tensor.ndim != 0) tensor.shape[in_.below(tensor.ndim)] += in_.one_of({-1, 1, 2, -2});
@@ -75,6 +80,8 @@ class Request {
     in_.lie(&args_);
     in_.lie(&norm_);
     in_.lie(&cache_);
+    in_.lie(&quant_);
+    in_.lie(&input_);
     place();
     is_small_ = memory_.allocate();
     if (is_small_) fill();
@@ -85,17 +92,23 @@ class Request {
     const StructBytes norm_bytes(&in_, &norm_, rope::kRopeNormArgsFirstSize, sizeof norm_);
     const StructBytes cache_bytes(&in_, &cache_, rope::kRopeCacheArgsFirstSize, sizeof cache_);
     args_.norm = has_norm_ ? norm_bytes.as<rope_norm_args_t>() : nullptr;
+    const StructBytes quant_bytes(&in_, &quant_, rope::kRopeQuantArgsFirstSize, sizeof quant_);
+    const StructBytes input_bytes(&in_, &input_, rope::kRopeInputArgsFirstSize, sizeof input_);
     args_.cache = has_cache_ ? cache_bytes.as<rope_cache_args_t>() : nullptr;
+    args_.quant = has_quant_ ? quant_bytes.as<rope_quant_args_t>() : nullptr;
+    args_.input = has_input_ ? input_bytes.as<rope_input_args_t>() : nullptr;
     const StructBytes bytes(&in_, &args_, rope::kRopeArgsFirstSize, sizeof args_);
     const auto *args = bytes.as<rope_args_t>();
     // The bytes of an older header have no groups.
     if (args_.norm == nullptr) norm_ = {};
     if (args_.cache == nullptr) cache_ = {};
+    if (args_.quant == nullptr) quant_ = {};
+    if (args_.input == nullptr) input_ = {};
     char text[256];
     const Call call("rope_explain");
     const bool is_served = call.returned(rope_explain(desc, args, text, sizeof text));
     if (is_served) {
-      expect(!args_.quant && !args_.input, "served a group");
+      expect(quant_.flags <= ROPE_QUANT_FLAG_SCALE_MULTIPLIES && quant_.scale_floor == 0, "served written scales");
       expect(args_.flags < ROPE_FLAG_ACCUMULATE, "served flags");
       expect((args_.norm != nullptr) == (config_.norm != 0), "served a norm by halves");
       plan();
@@ -109,9 +122,10 @@ class Request {
       const Call run(function);
       const bool ran =
           run.returned(is_forward ? rope_forward(desc, args, nullptr) : rope_backward(desc, args, nullptr));
-      const bool has_group = args_.norm != nullptr || args_.cache != nullptr;
-      if (is_forward || !has_group) expect(ran == is_served, "explain and a call disagree");
-      if (!is_forward && has_group) expect(!ran, "backward served a group");
+      const bool is_forward_only =
+          args_.norm != nullptr || args_.cache != nullptr || args_.quant != nullptr || has_code_outputs();
+      if (is_forward || !is_forward_only) expect(ran == is_served, "explain and a call disagree");
+      if (!is_forward && is_forward_only) expect(!ran, "backward served what forward alone does");
       if (ran) verify();
       memory_.expect_no_other_change(function);
     }
@@ -248,6 +262,51 @@ class Request {
     if (needs_positions || in_.chance(40)) draw_for_each_token(&cache_.positions);
   }
 
+  bool has_code_outputs() const {
+    return oracle::is_code(args_.q_out.dtype) || oracle::is_code(args_.k_out.dtype) ||
+           oracle::is_code(args_.v_out.dtype);
+  }
+
+  // Some of what is written has 8 bits.
+  void draw_codes() {
+    const bool has_codes = in_.chance(40);
+    rope_tensor_t *const written[5] = {&args_.q_out, &args_.k_out, &args_.v_out, &cache_.k_cache, &cache_.v_cache};
+    for (rope_tensor_t *tensor : written) {
+      if (!has_codes || tensor->ndim == 0 || !in_.chance(70)) continue;
+      tensor->dtype = in_.one_of<rope_dtype_t>({ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2});
+    }
+    if (!in_.chance(has_codes ? 80 : 3)) return;
+    has_quant_ = true;
+    if (in_.chance(30)) quant_.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+    rope_tensor_t *const scales[3] = {&quant_.q_scale, &quant_.k_scale, &quant_.v_scale};
+    for (int i = 0; i < 3; ++i) {
+      const bool is_needed = oracle::is_code(written[i]->dtype) || (i > 0 && oracle::is_code(written[i + 2]->dtype));
+      if (!in_.chance(is_needed ? 70 : 3)) continue;
+      set(scales[i], ROPE_DTYPE_F32, {in_.chance(50) ? heads_[i] : 1}, true);
+    }
+    if (in_.chance(40)) set(&quant_.amax_out, ROPE_DTYPE_F32, {3}, false);
+  }
+
+  void draw_input() {
+    has_input_ = true;
+    rope_tensor_t *const factors[3] = {&input_.q_row_factor, &input_.k_row_factor, &input_.v_row_factor};
+    for (int i = 0; i < 3; ++i) {
+      if (!in_.chance(heads_[i] < 0 ? 3 : 70)) continue;
+      const rope_dtype_t dtype = in_.chance(50) ? ROPE_DTYPE_F32 : config_.dtype;
+      const bool is_by_head = in_.chance(40);
+      const int64_t batches = in_.chance(25) ? 1 : batches_;
+      if (is_thd() && is_by_head) {
+        set(factors[i], dtype, {tokens_, heads_[i]}, true);
+      } else if (is_thd() || (!is_by_head && in_.chance(40))) {
+        set(factors[i], dtype, {tokens_}, true);
+      } else if (is_by_head) {
+        set(factors[i], dtype, {batches, tokens_, heads_[i]}, true);
+      } else {
+        set(factors[i], dtype, {batches, tokens_}, true);
+      }
+    }
+  }
+
   // Memory of their own, in place, beside each other in one buffer, or over each other.
   void place() {
     std::vector<const rope_tensor_t *> placed;
@@ -304,8 +363,14 @@ class Request {
     rope_cache_args_t cache = cache_;
     norm.struct_size = sizeof norm;
     cache.struct_size = sizeof cache;
+    rope_quant_args_t quant = quant_;
+    rope_input_args_t input = input_;
+    quant.struct_size = sizeof quant;
+    input.struct_size = sizeof input;
     if (args.norm != nullptr) args.norm = &norm;
     if (args.cache != nullptr) args.cache = &cache;
+    if (args.quant != nullptr) args.quant = &quant;
+    if (args.input != nullptr) args.input = &input;
     expect(rope::make_rope_problem("", geometry, args, false, &problem, &step) == ROPE_STATUS_SUCCESS,
            "the problem, again");
     if (problem.is_empty()) return;
@@ -341,7 +406,7 @@ class Request {
     }
   }
 
-  // Only outputs, caches and the fault words may have changed; a cache shares no element with anything.
+  // Only outputs, caches, amax and the fault words may have changed; caches and amax share no element with anything.
   void verify() {
     const auto may_change = [&](const rope_tensor_t &tensor) {
       for_each_index(tensor, [&](const Index &index) { memory_.may_have_changed(tensor, index); });
@@ -350,13 +415,13 @@ class Request {
     if (args_.k_out.ndim != 0 || cache_.k_cache.ndim == 0) may_change(args_.k_out.ndim != 0 ? args_.k_out : args_.k);
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
-    for (const rope_tensor_t *cache : {&cache_.k_cache, &cache_.v_cache}) {
-      if (cache->ndim == 0) continue;
-      may_change(*cache);
-      if (has_element_twice(*cache)) expect(!are_few(*cache), "a cache has one place for two elements");
+    for (const rope_tensor_t *alone : {&cache_.k_cache, &cache_.v_cache, &quant_.amax_out}) {
+      if (alone->ndim == 0) continue;
+      may_change(*alone);
+      if (has_element_twice(*alone)) expect(!are_few(*alone), "a cache or amax has one place for two elements");
       for (const Member &member : members_) {
-        if (member.tensor == cache || member.tensor->ndim == 0 || !share_bytes(*cache, *member.tensor)) continue;
-        expect(!are_few(*cache, *member.tensor), std::string("a cache lies over ") + member.name);
+        if (member.tensor == alone || member.tensor->ndim == 0 || !share_bytes(*alone, *member.tensor)) continue;
+        expect(!are_few(*alone, *member.tensor), std::string("a cache or amax lies over ") + member.name);
       }
     }
   }
@@ -364,12 +429,14 @@ class Request {
   Input &in_;
   const rope_config_t &config_;
   Memory memory_;
-  bool is_small_ = false, has_norm_ = false, has_cache_ = false;
+  bool is_small_ = false, has_norm_ = false, has_cache_ = false, has_quant_ = false, has_input_ = false;
   int64_t batches_ = 0, tokens_ = 0, sequences_ = -1, pages_ = 0, entries_ = 0;
   int64_t heads_[3] = {-1, -1, -1}, widths_[3] = {};
   rope_args_t args_ = {};
   rope_norm_args_t norm_ = {};
   rope_cache_args_t cache_ = {};
+  rope_quant_args_t quant_ = {};
+  rope_input_args_t input_ = {};
   const std::vector<Member> members_ = {{"q", &args_.q},
                                         {"q_out", &args_.q_out},
                                         {"k", &args_.k},
@@ -393,7 +460,14 @@ class Request {
                                         {"cache.page_table", &cache_.page_table},
                                         {"cache.page_indptr", &cache_.page_indptr},
                                         {"cache.sequence", &cache_.sequence},
-                                        {"cache.positions", &cache_.positions}};
+                                        {"cache.positions", &cache_.positions},
+                                        {"quant.q_scale", &quant_.q_scale},
+                                        {"quant.k_scale", &quant_.k_scale},
+                                        {"quant.v_scale", &quant_.v_scale},
+                                        {"quant.amax_out", &quant_.amax_out},
+                                        {"input.q_row_factor", &input_.q_row_factor},
+                                        {"input.k_row_factor", &input_.k_row_factor},
+                                        {"input.v_row_factor", &input_.v_row_factor}};
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ Pair draw_pair(Input *input) {
   pair.is_decided = kind < 3;
   const int64_t shared[] = {stride_up_to(input, 900), stride_up_to(input, 60)};
   for (rope_tensor_t &tensor : pair.tensor) {
-    const auto dtype = input->one_of({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_F64});
+    const auto dtype = input->one_of({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_F64, ROPE_DTYPE_F8_E4M3});
     const int64_t rows = input->between(1, 60), columns = input->between(1, 8);
     if (kind == 0) {
       tensor = unreal_tensor(dtype, {input->between(1, 3000)}, {stride_up_to(input, 3000)});
@@ -243,6 +243,8 @@ void fuzz_rope_call(Input *input) {
   const bool has_output = input->chance(50);
   set_rotated(&args.q, is_long || (has_output && input->chance(50)));
   if (has_output) set_rotated(&args.q_out, is_long && input->chance(50));
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  rope_input_args_t further = ROPE_INPUT_ARGS_INIT;
   int64_t sequences = batches;
   if (is_thd && !input->chance(20)) {
     const int64_t entries = long_length(input);
@@ -256,8 +258,28 @@ void fuzz_rope_call(Input *input) {
     for (rope_tensor_t *table : {&args.cos, &args.sin}) set(input, table, ROPE_DTYPE_F32, {rows, head_dim / 2}, true);
   }
   if (!input->chance(20)) set(input, &args.fault, ROPE_DTYPE_I64, {2}, false);
+  const bool has_codes = has_output && dtype != ROPE_DTYPE_F64 && input->chance(40);
+  if (has_codes) {
+    args.quant = &quant;
+    args.q_out.dtype = input->one_of({ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2});
+    if (input->chance(60)) set(input, &quant.q_scale, ROPE_DTYPE_F32, {input->chance(50) ? heads : 1}, true);
+    if (input->chance(30)) set(input, &quant.amax_out, ROPE_DTYPE_F32, {3}, false);
+  }
+  if (input->chance(30)) {
+    args.input = &further;
+    const bool is_by_head = input->chance(50);
+    if (is_thd && is_by_head) {
+      set(input, &further.q_row_factor, dtype, {tokens, heads}, true);
+    } else if (is_thd) {
+      set(input, &further.q_row_factor, ROPE_DTYPE_F32, {tokens}, true);
+    } else if (is_by_head) {
+      set(input, &further.q_row_factor, ROPE_DTYPE_F32, {batches, tokens, heads}, true);
+    } else {
+      set(input, &further.q_row_factor, dtype, {input->chance(50) ? batches : 1, tokens}, true);
+    }
+  }
   Tensors tensors(input, {&args.q, &args.q_out, &args.cu_seqlens, &args.positions, &args.start_positions, &args.cos,
-                          &args.sin, &args.fault});
+                          &args.sin, &args.fault, &quant.q_scale, &quant.amax_out, &further.q_row_factor});
   char text[256];
   bool is_served;
   {
@@ -279,7 +301,7 @@ void fuzz_rope_call(Input *input) {
     const Call call(function);
     const bool ran =
         call.returned(is_forward ? rope_forward(desc, &args, nullptr) : rope_backward(desc, &args, nullptr));
-    expect(ran == is_served, "explain and a call disagree");
+    expect(ran == (is_served && (is_forward || !has_codes)), "explain and a call disagree");
     if (!ran) tensors.memory().expect_no_other_change(function);
   }
   rope_desc_destroy(desc);
