@@ -48,6 +48,10 @@ FloatForm form_of(rope_dtype_t dtype) {
       return {7, 127, 2};
     case ROPE_DTYPE_F64:
       return {52, 1023, 8};
+    case ROPE_DTYPE_F8_E4M3:
+      return {3, 7, 1};
+    case ROPE_DTYPE_F8_E5M2:
+      return {2, 15, 1};
     default:
       return {23, 127, 4};
   }
@@ -179,6 +183,12 @@ struct Step {
   double weight_offset;
   bool changes_style, is_cached;
   uint32_t flags;
+  rope_dtype_t out_code = 0, cache_code = 0;  // types of 8 bits in the place of the data's
+  uint32_t quant_flags = 0;
+  int32_t quant_rounding = 0;
+  bool has_amax = false, has_factors = false;
+
+  bool has_codes() const { return out_code != 0 || cache_code != 0; }
 };
 
 constexpr Step steps[] = {
@@ -192,23 +202,42 @@ constexpr Step steps[] = {
     {"cached", 0, 0, 0, 0, 0, false, true, ROPE_FLAG_V_UNROTATED},
     {"RMS before, cached", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, true, true,
      ROPE_FLAG_V_UNROTATED},
-    {"unrotated, cached", 0, 0, 0, 0, 0, true, true, ROPE_FLAG_UNROTATED}};
+    {"unrotated, cached", 0, 0, 0, 0, 0, true, true, ROPE_FLAG_UNROTATED},
+    {"row factors", 0, 0, 0, 0, 0, true, false, 0, 0, 0, 0, 0, false, true},
+    {"RMS before, row factors, cached", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, false, true,
+     ROPE_FLAG_V_UNROTATED, 0, 0, 0, 0, false, true},
+    {"cached as E4M3", 0, 0, 0, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, 0, ROPE_DTYPE_F8_E4M3},
+    {"RMS before, cached as E4M3", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, true, true,
+     ROPE_FLAG_V_UNROTATED, 0, ROPE_DTYPE_F8_E4M3},
+    {"RMS before, to E4M3, cached as E4M3, scales that multiply", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE,
+     ROPE_NORM_EXTENT_HEAD, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E4M3,
+     ROPE_QUANT_FLAG_SCALE_MULTIPLIES},
+    {"unrotated, cached as E4M3", 0, 0, 0, 0, 0, false, true, ROPE_FLAG_UNROTATED, 0, ROPE_DTYPE_F8_E4M3},
+    {"cached as E5M2, rounded first", 0, 0, 0, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, 0, ROPE_DTYPE_F8_E5M2, 0,
+     ROPE_QUANT_ROUND_FIRST},
+    {"LAYER after, to E5M2, amax", ROPE_NORM_LAYER, ROPE_NORM_ORDER_AFTER, ROPE_NORM_EXTENT_HEAD, 0, 0, false, false, 0,
+     ROPE_DTYPE_F8_E5M2, 0, 0, 0, true},
+    {"RMS of tokens before, row factors, to E4M3, cached as E5M2, amax", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE,
+     ROPE_NORM_EXTENT_TOKEN, 0, 0, true, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2, 0, 0,
+     true, true}};
 
 std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place) {
   Workspace workspace(3);
   rope_args_t args = rope_args();
   args.flags = step.flags;
-  const auto tensor = [&](const Shape &shape, uint64_t seed) {
-    const rope_tensor_t view = workspace.tensor(dtype, shape);
-    fill_floats(view, seed, -10, 16);
+  const auto tensor_of = [&](rope_dtype_t of, const Shape &shape, uint64_t seed) {
+    const rope_tensor_t view = workspace.tensor(of ? of : dtype, shape);
+    fill_floats(view, seed, oracle::is_code(of) ? -6 : -10, oracle::is_code(of) ? 12 : 16);
     return view;
   };
+  const auto tensor = [&](const Shape &shape, uint64_t seed) { return tensor_of(0, shape, seed); };
   args.q = tensor({batches, tokens, q_heads, head_dim}, 1);
   args.k = tensor({batches, tokens, k_heads, head_dim}, 2);
   if (step.is_cached) args.v = tensor({batches, tokens, k_heads, head_dim}, 3);
-  if (!is_in_place) {
-    args.q_out = tensor({batches, tokens, q_heads, head_dim}, 4);
-    if (!step.is_cached) args.k_out = tensor({batches, tokens, k_heads, head_dim}, 5);
+  const bool has_outputs = !is_in_place || step.out_code;  // codes have memory of their own
+  if (has_outputs) {
+    args.q_out = tensor_of(step.out_code, {batches, tokens, q_heads, head_dim}, 4);
+    if (!step.is_cached) args.k_out = tensor_of(step.out_code, {batches, tokens, k_heads, head_dim}, 5);
   }
   Random random(6);
   if (!(step.flags & ROPE_FLAG_UNROTATED)) {
@@ -224,12 +253,35 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   }
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   if (step.is_cached) {
-    cache.k_cache = tensor({16, 8, k_heads, head_dim}, 10);
-    cache.v_cache = tensor({16, 8, k_heads, head_dim}, 11);
+    cache.k_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim}, 10);
+    cache.v_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim}, 11);
     cache.slots = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
     // Each place once, and some before the first and behind the last.
     workspace.fill_integers(cache.slots, [](const Index &at) { return (at[0] * tokens + at[1]) * 7 % 131 - 2; });
     args.cache = &cache;
+  }
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  if (step.has_codes()) {
+    quant.flags = step.quant_flags;
+    const auto scale = [&](int64_t count) {
+      const rope_tensor_t view = workspace.tensor(ROPE_DTYPE_F32, {count});
+      workspace.fill(view, [](const Index &at) { return 0.375L + 0.25L * static_cast<oracle::Real>(at[0]); });
+      return view;
+    };
+    if (step.out_code) quant.q_scale = scale(q_heads);
+    quant.k_scale = scale(1);
+    if (step.cache_code) quant.v_scale = scale(k_heads);
+    if (step.has_amax) {
+      quant.amax_out = workspace.tensor(ROPE_DTYPE_F32, {3});
+      workspace.fill(quant.amax_out, [](const Index &) { return 0.5L; });
+    }
+    args.quant = &quant;
+  }
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  if (step.has_factors) {
+    input.q_row_factor = tensor_of(ROPE_DTYPE_F32, {tokens}, 12);
+    input.k_row_factor = tensor({batches, tokens, k_heads}, 13);
+    args.input = &input;
   }
   workspace.freeze();
   workspace.restore();
@@ -241,18 +293,20 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   config.norm_rounding = step.rounding;
   config.norm_weight_offset = step.weight_offset;
   config.norm_eps = step.norm ? 0x1p-20 : 0;
+  config.quant_rounding = step.quant_rounding;
   const RopeDesc desc = create(config);
   const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace);
   INFO(rope_last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   Hash hash;
-  hash.add(is_in_place ? args.q : args.q_out);
+  hash.add(has_outputs ? args.q_out : args.q);
   if (step.is_cached) {
     hash.add(cache.k_cache);
     hash.add(cache.v_cache);
   } else {
-    hash.add(is_in_place ? args.k : args.k_out);
+    hash.add(has_outputs ? args.k_out : args.k);
   }
+  if (step.has_amax) hash.add(quant.amax_out);
   return hash.text();
 }
 
@@ -282,6 +336,7 @@ std::string golden_text_of(const Device &device) {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_style_t style : styles) {
       for (const Step &step : steps) {
+        if (step.has_codes() && dtype == ROPE_DTYPE_F64) continue;
         const std::string in_place = hash_of(device, dtype, style, step, true);
         const std::string name = std::string("step ") + oracle::dtype_name(dtype) +
                                  (style == ROPE_STYLE_HALF ? " half " : " interleaved ") + step.name;
