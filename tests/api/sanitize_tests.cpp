@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/cases.hpp"
+#include "support/step_case.hpp"
 
 namespace {
 
@@ -51,6 +52,69 @@ struct Reach {
     }
   }
 };
+
+// Kernels of steps that were reached, by what rope_explain calls them.
+void check_step_kernels(const std::vector<std::string> &explanations, std::initializer_list<const char *> kernels) {
+  if (!has_cuda()) return;
+  for (const char *kernel : kernels) {
+    INFO(kernel);
+    const std::string words = std::string(": ") + kernel + " kernel, ";
+    CHECK(std::any_of(explanations.begin(), explanations.end(),
+                      [&](const std::string &text) { return text.find(words) != std::string::npos; }));
+  }
+}
+
+// Codes of q, and of k and v in caches, of tokens that are counted as those of one batch.
+StepCase step_of_codes(rope_dtype_t dtype, rope_style_t style, bool is_normed, bool has_table, int64_t tokens) {
+  StepCase step;
+  step.dtype = dtype;
+  step.layout = ROPE_LAYOUT_THD;
+  step.style = style;
+  step.tokens = tokens;
+  step.head_dim = 128;
+  step.flags = ROPE_FLAG_V_UNROTATED;
+  step.q.heads = 8;
+  step.k.heads = step.v.heads = 2;
+  step.q.out = StepOut::Own;
+  step.q.out_dtype = ROPE_DTYPE_F8_E4M3;
+  step.q.scale = Scale::ByHead;
+  step.k.scale = step.v.scale = Scale::One;
+  if (is_normed) {
+    step.norm = ROPE_NORM_RMS;
+    step.q.has_weight = step.k.has_weight = true;
+  }
+  if (has_table) step.table_rows = tokens - 1;
+  step.has_fault = true;
+  StepCache &cache = step.cache.emplace();
+  cache.has_v = true;
+  cache.k_dtype = cache.v_dtype = ROPE_DTYPE_F8_E4M3;
+  cache.pages = tokens / 8 + 2;
+  cache.entries = 16;
+  cache.slots.emplace();
+  // Some have no place, and one is outside.
+  for (int64_t i = 0; i < tokens; ++i) cache.slots->push_back(i % 5 == 4 ? -1 : (i * 7 + 3) % (8 * tokens));
+  cache.slots->back() = cache.pages * cache.entries;
+  return step;
+}
+
+// The same in batches that are not: no short launch.
+void lay_in_batches(StepCase *step) {
+  step->layout = ROPE_LAYOUT_BHSD;
+  step->batch = 2;
+  step->tokens /= 2;
+}
+
+void lay_in_pages(StepCase *step) {
+  StepCache &cache = *step->cache;
+  cache.slots.reset();
+  cache.positions.emplace();
+  cache.page_table.emplace();
+  cache.page_table->emplace_back();
+  for (int64_t i = 0; i < step->tokens; ++i) cache.positions->push_back(i == 1 ? -1 : 3 * i);
+  for (int64_t i = 0; i < 3 * step->tokens / cache.entries; ++i) {
+    cache.page_table->back().push_back(i == 2 ? -1 : cache.pages - 1 - i);
+  }
+}
 
 // A request of the kind, in and out of place, aligned to 16 bytes and to 8.
 class Requests {
@@ -169,6 +233,114 @@ TEST_CASE("the general RoPE kernel", "[rope][sanitize]") {
       if (style == ROPE_STYLE_HALF) requests.check(requests.small().pair_block(32));
       reach.check(dtype, name_of(style), {"general"});
       reach.check(dtype, "converted", {"general"});
+    }
+  }
+}
+
+TEST_CASE("kernels of whole heads whose outputs and caches have 8 bits", "[rope][step][quant][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_normed : {false, true}) {
+        std::vector<std::string> explanations;
+        const auto step = [&](bool has_table, int64_t tokens) {
+          StepCase of = step_of_codes(dtype, style, is_normed, has_table, tokens);
+          of.explanations = &explanations;
+          return of;
+        };
+        for (const bool has_table : {false, true}) {
+          StepCase few = step(has_table, 14);
+          few.check();
+          few.q.out = StepOut::Absent;  // codes in caches alone
+          few.q.scale = Scale::None;
+          few.check();
+          few.flags = ROPE_FLAG_UNROTATED;
+          few.table_rows = -1;
+          few.check();
+          lay_in_batches(&few);
+          few.check();
+          StepCase several = step(has_table, 14);
+          lay_in_batches(&several);
+          several.check();
+          several.quant_flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+          several.head_dim = 256;
+          several.check();
+        }
+        step(false, many_tokens()).check();
+        check_step_kernels(explanations, {"warp angles codes", "short angles codes", "short table codes", "warp codes",
+                                          "long codes", "long angles codes", "long table codes"});
+      }
+    }
+  }
+}
+
+TEST_CASE("kernels of whole heads in long launches that have more codes", "[rope][step][quant][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_normed : {false, true}) {
+        for (const bool has_table : {false, true}) {
+          std::vector<std::string> explanations;
+          StepCase step = step_of_codes(dtype, style, is_normed, has_table, 14);
+          step.explanations = &explanations;
+          StepCase of = step;
+          lay_in_pages(&of);
+          of.check();
+          of = step;
+          of.q.out_dtype = of.cache->k_dtype = of.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
+          of.check();
+          of = step;
+          of.k.out = of.v.out = StepOut::Own;  // words
+          of.check();
+          of.k.out = of.v.out = StepOut::Same;
+          of.check();
+          of = step;
+          of.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+          of.check();
+          of.flags = ROPE_FLAG_UNROTATED;
+          of.table_rows = -1;
+          of.check();
+          lay_in_batches(&of);
+          of.check();
+          check_step_kernels(explanations, {has_table ? "long table codes" : "long angles codes", "long codes"});
+          for (const std::string &text : explanations) CHECK(text.find(": long ") != std::string::npos);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the general kernel of steps with codes, amax and row factors", "[rope][step][quant][factor][sanitize]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_normed : {false, true}) {
+        for (const bool has_table : {false, true}) {
+          std::vector<std::string> explanations;
+          StepCase step = step_of_codes(dtype, style, is_normed, has_table, 14);
+          step.explanations = &explanations;
+          StepCase factors = step;
+          factors.q.factor = RowFactor::ByToken;
+          factors.k.factor = factors.v.factor = RowFactor::ByHead;
+          factors.k.factor_dtype = ROPE_DTYPE_F32;
+          if (dtype != ROPE_DTYPE_F64) {
+            factors.check();
+            step.has_amax = true;
+            step.check();
+            step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+            step.q.out_dtype = step.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
+            step.k.out = StepOut::Own;
+            step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // another type than the cache's
+            lay_in_batches(&step);
+            step.check();
+            step.has_amax = false;
+            step.rotary_dim = 40;
+            step.rotary_offset = 6;
+            step.check();
+          }
+          factors.q.out_dtype = factors.cache->k_dtype = factors.cache->v_dtype = 0;
+          factors.q.scale = factors.k.scale = factors.v.scale = Scale::None;
+          factors.check();
+          for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") != std::string::npos);
+        }
+      }
     }
   }
 }

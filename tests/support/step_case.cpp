@@ -809,6 +809,11 @@ void StepCase::check() const {
       const RopeDesc desc = create(config(device, variant.threads));
       scene.args.flags = flags | variant.flags;
       scene.workspace.restore();
+      if (explanations != nullptr && device.kind == ROPE_DEVICE_CUDA) {
+        char text[256];
+        REQUIRE(rope_explain(desc.get(), &scene.args, text, sizeof text) == ROPE_STATUS_SUCCESS);
+        explanations->push_back(text);
+      }
       const rope_status_t status = run(device, desc.get(), direction, scene.args, scene.workspace);
       if (status != ROPE_STATUS_SUCCESS) {
         FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());

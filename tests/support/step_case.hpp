@@ -126,6 +126,8 @@ struct StepCase {
   // The value of each element of q, k and v, which are tensors 0 to 2, instead of random ones.
   std::function<oracle::Real(int tensor, int64_t token_number, int64_t head, int64_t channel)> values;
 
+  std::vector<std::string> *explanations = nullptr;  // gets what rope_explain says of the calls of check() on CUDA
+
   void check() const;
   std::string describe() const;
 
