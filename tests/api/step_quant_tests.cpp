@@ -218,3 +218,29 @@ TEST_CASE("infinities, NaN, zeros, and what lies between two codes", "[rope][ste
     }
   }
 }
+
+TEST_CASE("words beside codes of heads that are not turned keep their bits", "[rope][step][quant]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int64_t gap : {0, 3}) {
+      for (const bool is_unrotated : {true, false}) {
+        StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+        step.dtype = dtype;
+        if (is_unrotated) {
+          step.flags = ROPE_FLAG_UNROTATED;
+          step.table_rows = -1;
+        } else {
+          step.table_rows = 1;  // most tokens have no row
+        }
+        step.k.out = step.v.out = StepOut::Own;
+        step.k.in_placement.gap(3, gap);
+        step.check();
+        step.k.out = step.v.out = StepOut::Absent;
+        step.cache->k_dtype = dtype;
+        quantise_q(ROPE_DTYPE_F8_E4M3, &step);
+        step.k.out = StepOut::Own;
+        step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+        step.check();
+      }
+    }
+  }
+}

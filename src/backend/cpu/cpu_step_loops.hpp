@@ -288,14 +288,26 @@ void move_heads(const StepRun<Real> &run) {
   }
 }
 
+template <typename Real>
+StepRun<Real> run_to(const StepRun<Real> &run, bool has_codes) {
+  StepRun<Real> part = run;
+  part.num_targets = 0;
+  for (int i = 0; i < run.num_targets; ++i) {
+    if (run.targets[i].has_codes() == has_codes) part.targets[part.num_targets++] = run.targets[i];
+  }
+  return part;
+}
+
 // As run_step.
 template <typename T>
-void step_through_buffers(const StepRun<RealOf<T>> &run) {
+void step_through_buffers(const StepRun<RealOf<T>> &given) {
   using Real = RealOf<T>;
-  const bool is_normed = run.norm != nullptr, is_scaled = run.factor.is_present();
+  const bool is_normed = given.norm != nullptr, is_scaled = given.factor.is_present();
   // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
   const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled;
-  if (keeps_others && !run.is_turned && !run.has_codes()) return move_heads<T>(run);
+  const bool keeps_all = keeps_others && !given.is_turned;
+  if (keeps_all && !given.has_codes()) return move_heads<T>(given);
+  const StepRun<Real> run = keeps_all ? run_to(given, true) : given;
   StepHeads<Real> heads;
   heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
@@ -322,6 +334,8 @@ void step_through_buffers(const StepRun<RealOf<T>> &run) {
       }
     }
   }
+  // Last, as the input may be among them.
+  if (keeps_all) move_heads<T>(run_to(given, false));
 }
 
 template <typename T>
