@@ -26,7 +26,7 @@ std::vector<const rope::CpuKernels *> kernels_here() {
 constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
 size_t size_of(rope_dtype_t dtype) {
-  return dtype == ROPE_DTYPE_F32 ? 4 : dtype == ROPE_DTYPE_F64 ? 8 : 2;
+  return static_cast<size_t>(oracle::element_size(dtype));
 }
 
 using Elements = std::vector<unsigned char>;
@@ -152,6 +152,10 @@ struct StepScene {
   rope::ChannelNumbers weight_view, bias_view;
   bool is_turned, is_norm_after, is_norm_of_token, is_streamed, is_window_alone;
   int in_distance, out_distance;
+  Elements scales;  // empty: none
+  int64_t scale_head_stride;
+  bool scale_multiplies, rounds_before_codes, has_amax;
+  uint32_t amax;  // the bits of a magnitude
 
   bool is_kept() const { return !has_norm && !is_turned && in_distance == out_distance; }
 };
@@ -190,6 +194,8 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   constexpr int kChannels[] = {2, 6, 16, 24, 64, 72, 96, 128, 192, 256, 320, 576, 1024};
   const auto draw_type = [&] {
     const rope_dtype_t types[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
+    const rope_dtype_t codes[] = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
+    if (dtype != ROPE_DTYPE_F64 && random->below(3) == 0) return codes[random->below(2)];
     return dtype == ROPE_DTYPE_F32 ? types[random->below(4)] : dtype;
   };
   StepScene scene = {};
@@ -232,6 +238,18 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   for (std::vector<double> &of : scene.angles) {
     for (int pair = 0; pair < scene.pairs; ++pair) of.push_back(static_cast<float>(random->uniform(-1.5, 1.5)));
   }
+  if (random->below(4) != 0) {
+    for (int64_t head = 0; head < scene.heads; ++head) {
+      const float scale =
+          std::ldexp(static_cast<float>(random->uniform(1, 2)), static_cast<int>(random->below(16)) - 10);
+      const auto *bytes = reinterpret_cast<const unsigned char *>(&scale);
+      scene.scales.insert(scene.scales.end(), bytes, bytes + sizeof scale);
+    }
+    scene.scale_head_stride = random->below(2);
+  }
+  scene.scale_multiplies = random->below(2) == 0;
+  scene.rounds_before_codes = random->below(3) == 0;
+  scene.has_amax = random->below(3) == 0;
   return scene;
 }
 
@@ -276,6 +294,9 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
         cache.data(),      rope::cpu_type(scene->cache_dtype), scene->head_stride, scene->channel_stride, false,
         scene->is_streamed};
   }
+  run.code = {scene->scales.empty() ? nullptr : reinterpret_cast<const char *>(scene->scales.data()),
+              scene->scale_head_stride, scene->scale_multiplies, scene->rounds_before_codes,
+              scene->has_amax ? &scene->amax : nullptr};
   if constexpr (sizeof(Real) == sizeof(double)) {
     kernels.step_f64(run);
   } else {
@@ -445,6 +466,8 @@ TEST_CASE("every instruction set makes the same step to the bit", "[cpu kernels]
       REQUIRE(count_different(dtype, done.in, expected.in) == 0);
       REQUIRE(count_different(scene.out_dtype, done.out, expected.out) == 0);
       REQUIRE(count_different(scene.cache_dtype, done.cache, expected.cache) == 0);
+      constexpr uint32_t kInfinity = 0x7f800000;
+      REQUIRE((done.amax == expected.amax || (done.amax > kInfinity && expected.amax > kInfinity)));
     }
   }
 }
