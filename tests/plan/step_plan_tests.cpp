@@ -22,6 +22,11 @@ struct Work {
   bool has_pages = false;  // in the place of slots
   int32_t axes = 0;
   bool has_head_weights = false;
+  rope_dtype_t cache_code = 0, out_code = 0;  // types of 8 bits: of both caches, and of outputs of q and k
+  bool has_words = false;                     // k is written in place as well
+  bool rounds_first = false, has_amax = false, has_factor = false;
+
+  bool has_codes() const { return cache_code != 0 || out_code != 0; }
 };
 
 const Work kWorks[] = {
@@ -37,6 +42,31 @@ const Work kWorks[] = {
     {"norm, rotation of axes, pages", ROPE_NORM_RMS, 0, 0, true, true, true, 3},
     {"norm, rotation of 5 axes", ROPE_NORM_RMS, 0, 0, true, false, false, 5},
     {"norm by head, rotation", ROPE_NORM_RMS, 0, 0, true, false, false, 0, true},
+};
+
+constexpr rope_dtype_t kE4M3 = ROPE_DTYPE_F8_E4M3, kE5M2 = ROPE_DTYPE_F8_E5M2;
+
+// Data of 4 bytes and less.
+const Work kCodeWorks[] = {
+    {"rotation, E4M3", 0, 0, 0, true, true, false, 0, false, kE4M3},
+    {"norm, rotation, E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3},
+    {"norm, E4M3", ROPE_NORM_RMS, 0, 0, false, true, false, 0, false, kE4M3},
+    {"E4M3", 0, 0, 0, false, true, false, 0, false, kE4M3},
+    {"norm, rotation, all of E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3, kE4M3},
+    {"rotation, outputs of E4M3", 0, 0, 0, true, false, false, 0, false, 0, kE4M3},
+    {"norm, rotation, E5M2", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE5M2},
+    {"rotation, outputs of E5M2", 0, 0, 0, true, false, false, 0, false, 0, kE5M2},
+    {"norm, rotation, E4M3 beside words", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3, 0, true},
+    {"norm, rotation, roundings, E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3, 0, false, true},
+    {"rotation, pages, E4M3", 0, 0, 0, true, true, true, 0, false, kE4M3},
+    {"norm, rotation of axes, E4M3", ROPE_NORM_RMS, 0, 0, true, true, true, 3, false, kE4M3},
+    {"norm by head, rotation, E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, true, kE4M3},
+    {"rotation, norm, E4M3", ROPE_NORM_RMS, ROPE_NORM_ORDER_AFTER, 0, true, true, false, 0, false, kE4M3},
+    {"token norm, rotation, E4M3", ROPE_NORM_RMS, 0, ROPE_NORM_EXTENT_TOKEN, true, true, false, 0, false, kE4M3},
+    {"rotation, E5M2, outputs of E4M3", 0, 0, 0, true, true, false, 0, false, kE5M2, kE4M3},
+    {"rotation, E4M3, amax", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, true},
+    {"rotation, factors, E4M3", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, false, true},
+    {"rotation, factors", 0, 0, 0, true, false, false, 0, false, 0, 0, false, false, false, true},
 };
 
 constexpr int32_t kHeadDims[] = {2, 40, 64, 80, 96, 128, 192, 256, 512, 576, 1024};
@@ -64,6 +94,7 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   config.norm_order = work.order;
   config.norm_extent = work.extent;
   config.norm_eps = work.norm != 0 ? 1e-6 : 0;
+  config.quant_rounding = work.rounds_first ? ROPE_QUANT_ROUND_FIRST : 0;
   std::vector<int32_t> pair_axis;
   config.num_axes = work.axes;
   for (int pair = 0; pair < sizes.head_dim / 2 && work.axes > 0; ++pair) pair_axis.push_back(pair % work.axes);
@@ -71,27 +102,34 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   scene->geometry = {};
   REQUIRE(rope::make_rope_geometry("test", config, &scene->geometry) == ROPE_STATUS_SUCCESS);
   const bool is_thd = layout == ROPE_LAYOUT_THD;
-  const auto tensor = [&](int number, int64_t heads) {
+  const auto tensor_of = [&](rope_dtype_t of, int number, int64_t heads) {
     const int64_t tokens = sizes.tokens, channels = sizes.head_dim;
     const std::vector<int64_t> shape = is_thd                       ? std::vector<int64_t>{tokens, heads, channels}
                                        : layout == ROPE_LAYOUT_BSHD ? std::vector<int64_t>{2, tokens, heads, channels}
                                        : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{tokens, 2, heads, channels}
                                                                     : std::vector<int64_t>{2, heads, tokens, channels};
-    return compact_tensor(address_of(number), dtype, shape);
+    return compact_tensor(address_of(number), of, shape);
   };
+  const auto tensor = [&](int number, int64_t heads) { return tensor_of(dtype, number, heads); };
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   scene->args = ROPE_ARGS_INIT;
   scene->args.q = tensor(0, sizes.heads[0]);
   scene->args.k = tensor(1, sizes.heads[1]);
   scene->args.v = tensor(2, sizes.heads[2]);
+  if (work.has_words) scene->args.k_out = scene->args.k;
+  if (work.out_code != 0) {
+    scene->args.q_out = tensor_of(work.out_code, 8, sizes.heads[0]);
+    scene->args.k_out = tensor_of(work.out_code, 9, sizes.heads[1]);
+  }
   scene->args.flags = work.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED;
   if (work.norm != 0) scene->args.norm = &norm;
   if (work.has_head_weights) norm.q_weight = compact_tensor(address_of(6), dtype, {sizes.heads[0], sizes.head_dim});
   if (work.has_cache) {
     const int64_t pages = 7 + sizes.tokens / 8;
-    cache.k_cache = compact_tensor(address_of(3), dtype, {pages, 16, sizes.heads[1], sizes.head_dim});
-    cache.v_cache = compact_tensor(address_of(4), dtype, {pages, 16, sizes.heads[2], sizes.head_dim});
+    const rope_dtype_t cached = work.cache_code != 0 ? work.cache_code : dtype;
+    cache.k_cache = compact_tensor(address_of(3), cached, {pages, 16, sizes.heads[1], sizes.head_dim});
+    cache.v_cache = compact_tensor(address_of(4), cached, {pages, 16, sizes.heads[2], sizes.head_dim});
     const std::vector<int64_t> of_tokens =
         is_thd ? std::vector<int64_t>{sizes.tokens} : std::vector<int64_t>{2, sizes.tokens};
     if (work.has_pages) {
@@ -102,12 +140,25 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
     }
     scene->args.cache = &cache;
   }
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  if (work.has_codes()) {
+    quant.k_scale = compact_tensor(address_of(10), ROPE_DTYPE_F32, {sizes.heads[1]});
+    if (work.has_amax) quant.amax_out = compact_tensor(address_of(11), ROPE_DTYPE_F32, {3});
+    scene->args.quant = &quant;
+  }
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  if (work.has_factor) {
+    input.q_row_factor = compact_tensor(address_of(12), ROPE_DTYPE_F32, {sizes.tokens});
+    scene->args.input = &input;
+  }
   const rope_status_t status =
       rope::make_rope_problem("test", scene->geometry, scene->args, false, &scene->problem, &scene->step);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   scene->args.norm = nullptr;
   scene->args.cache = nullptr;
+  scene->args.quant = nullptr;
+  scene->args.input = nullptr;
 }
 
 char letter_of(rope::StepKernel kernel) {
@@ -211,6 +262,118 @@ norm by head, rotation F64: ----------- -----------
 )");
 }
 
+// As above; L is the kernel of long launches with what it has more.
+TEST_CASE("a table says which kernel serves which step with codes or factors", "[step plan]") {
+  std::ostringstream table;
+  Scene scene;
+  for (const Work &work : kCodeWorks) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+      std::string letters;
+      for (const int64_t tokens : {1, 16384}) {
+        for (const int32_t head_dim : kHeadDims) {
+          std::string of_layouts;
+          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
+            make_step(work, dtype, layout, {tokens, {8, 2, 2}, head_dim}, &scene);
+            rope::RopePlan plan = {};
+            REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+            const bool is_general = plan.step.kernel == rope::StepKernel::kGeneral;
+            CHECK((is_general || plan.step.has_codes == work.has_codes()));
+            const bool has_more = plan.step.kernel == rope::StepKernel::kLong && plan.step.has_more;
+            of_layouts += has_more ? 'L' : letter_of(plan.step.kernel);
+          }
+          INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
+          CHECK(of_layouts == std::string(4, of_layouts[0]));
+          letters += of_layouts[0];
+        }
+        if (tokens == 1) letters += ' ';
+      }
+      table << work.name << " " << name_of(dtype) << ": " << letters << "\n";
+    }
+  }
+  CHECK(table.str() == R"(rotation, E4M3 F32: ----------- -----------
+rotation, E4M3 F16: --sssslll-- --l-lllll--
+rotation, E4M3 BF16: --sssslll-- --l-lllll--
+norm, rotation, E4M3 F32: ----------- -----------
+norm, rotation, E4M3 F16: --sssslll-- --l-lllll--
+norm, rotation, E4M3 BF16: --sssslll-- --l-lllll--
+norm, E4M3 F32: ----------- -----------
+norm, E4M3 F16: --sssslll-- --l-lllll--
+norm, E4M3 BF16: --sssslll-- --l-lllll--
+E4M3 F32: ----------- -----------
+E4M3 F16: --sssslll-- --l-lllll--
+E4M3 BF16: --sssslll-- --l-lllll--
+norm, rotation, all of E4M3 F32: ----------- -----------
+norm, rotation, all of E4M3 F16: --sssslll-- --l-lllll--
+norm, rotation, all of E4M3 BF16: --sssslll-- --l-lllll--
+rotation, outputs of E4M3 F32: ----------- -----------
+rotation, outputs of E4M3 F16: --sssslll-- --l-lllll--
+rotation, outputs of E4M3 BF16: --sssslll-- --l-lllll--
+norm, rotation, E5M2 F32: ----------- -----------
+norm, rotation, E5M2 F16: --L-LLLLL-- --L-LLLLL--
+norm, rotation, E5M2 BF16: --L-LLLLL-- --L-LLLLL--
+rotation, outputs of E5M2 F32: ----------- -----------
+rotation, outputs of E5M2 F16: --L-LLLLL-- --L-LLLLL--
+rotation, outputs of E5M2 BF16: --L-LLLLL-- --L-LLLLL--
+norm, rotation, E4M3 beside words F32: ----------- -----------
+norm, rotation, E4M3 beside words F16: --L-LLLLL-- --L-LLLLL--
+norm, rotation, E4M3 beside words BF16: --L-LLLLL-- --L-LLLLL--
+norm, rotation, roundings, E4M3 F32: ----------- -----------
+norm, rotation, roundings, E4M3 F16: --L-LLLLL-- --L-LLLLL--
+norm, rotation, roundings, E4M3 BF16: --L-LLLLL-- --L-LLLLL--
+rotation, pages, E4M3 F32: ----------- -----------
+rotation, pages, E4M3 F16: --L-LLLLL-- --L-LLLLL--
+rotation, pages, E4M3 BF16: --L-LLLLL-- --L-LLLLL--
+norm, rotation of axes, E4M3 F32: ----------- -----------
+norm, rotation of axes, E4M3 F16: --L-LLLLL-- --L-LLLLL--
+norm, rotation of axes, E4M3 BF16: --L-LLLLL-- --L-LLLLL--
+norm by head, rotation, E4M3 F32: ----------- -----------
+norm by head, rotation, E4M3 F16: ----------- -----------
+norm by head, rotation, E4M3 BF16: ----------- -----------
+rotation, norm, E4M3 F32: ----------- -----------
+rotation, norm, E4M3 F16: ----------- -----------
+rotation, norm, E4M3 BF16: ----------- -----------
+token norm, rotation, E4M3 F32: ----------- -----------
+token norm, rotation, E4M3 F16: ----------- -----------
+token norm, rotation, E4M3 BF16: ----------- -----------
+rotation, E5M2, outputs of E4M3 F32: ----------- -----------
+rotation, E5M2, outputs of E4M3 F16: ----------- -----------
+rotation, E5M2, outputs of E4M3 BF16: ----------- -----------
+rotation, E4M3, amax F32: ----------- -----------
+rotation, E4M3, amax F16: ----------- -----------
+rotation, E4M3, amax BF16: ----------- -----------
+rotation, factors, E4M3 F32: ----------- -----------
+rotation, factors, E4M3 F16: ----------- -----------
+rotation, factors, E4M3 BF16: ----------- -----------
+rotation, factors F32: ----------- -----------
+rotation, factors F16: ----------- -----------
+rotation, factors BF16: ----------- -----------
+)");
+}
+
+TEST_CASE("steps with codes of heads of which a part is turned are for the general kernel", "[step plan]") {
+  Scene scene;
+  const auto letter_with = [&](int64_t tokens, auto change) {
+    make_step(kCodeWorks[0], ROPE_DTYPE_BF16, ROPE_LAYOUT_THD, {tokens, {8, 2, 2}, 128}, &scene);
+    change();
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    return letter_of(plan.step.kernel);
+  };
+  for (const int64_t tokens : {1, 16384}) {
+    const auto window = [&] { scene.geometry.rotary_dim = 64; };
+    CHECK(letter_with(tokens, window) == '-');
+  }
+  // Vectors of codes have half the bytes of those of words.
+  rope::CacheView &cache = scene.step.tensor[1].cache;
+  CHECK(letter_with(1, [&] { cache.data += 4; }) == 's');
+  CHECK(letter_with(1, [&] { cache.data += 2; }) == '-');
+  CHECK(letter_with(16384, [&] { cache.data += 8; }) == 'l');
+  CHECK(letter_with(16384, [&] { cache.data += 4; }) == '-');
+  CHECK(letter_with(1, [&] { cache.entry_stride += 4; }) == 's');
+  CHECK(letter_with(1, [&] { cache.entry_stride += 2; }) == '-');
+  CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
+}
+
 // Each change leaves vectors of the width before without their alignment, or does not.
 TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]") {
   Scene scene;
@@ -269,8 +432,10 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
   Scene scene;
   int heads_alone = 0, rows = 0, general = 0;
   for (int round = 0; round < 20000; ++round) {
-    const Work &work = kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
     const rope_dtype_t dtype = static_cast<rope_dtype_t>(ROPE_DTYPE_F32 + random.below(4));
+    const bool has_codes = dtype != ROPE_DTYPE_F64 && random.below(3) == 0;
+    const Work &work = has_codes ? kCodeWorks[random.below(sizeof kCodeWorks / sizeof *kCodeWorks)]
+                                 : kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
     const rope_layout_t layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD + random.below(4));
     const int64_t tokens = random.below(3) == 0 ? 1 + random.below(1 << 22) : 1 + random.below(300);
     const int64_t max_heads = tokens < 300 && random.below(10) == 0 ? 70000 : 70;
