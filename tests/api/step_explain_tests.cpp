@@ -31,6 +31,11 @@ struct Request {
     args.cache = &cache;
     return *this;
   }
+  Request &with_codes() {
+    cache.k_cache = workspace.tensor(ROPE_DTYPE_F8_E4M3, {args.q.shape[0] / 4 + 1, 4, 8, 128});
+    cache.v_cache = workspace.tensor(ROPE_DTYPE_F8_E4M3, {args.q.shape[0] / 4 + 1, 4, 8, 128});
+    return with_cache();
+  }
 
   std::string explain() {
     const RopeDesc desc = create(config);
@@ -75,6 +80,26 @@ TEST_CASE("an explanation says what a step does", "[rope][step][explain]") {
       CHECK(has(text, " MB read and written"));
       CHECK_FALSE(has(text, "\n"));
     }
+  }
+}
+
+TEST_CASE("an explanation says that a kernel makes codes of 8 bits", "[rope][step][quant][explain]") {
+  for (const Device &device : devices()) {
+    if (device.kind != ROPE_DEVICE_CUDA) continue;
+    Request few(device, 1);
+    few.with_codes().args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(few.explain(), ": warp angles codes kernel, vectors of 8 bytes, "));
+    Request several(device, 64);
+    several.with_norm().with_codes().args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(several.explain(), ": short angles codes kernel, vectors of 8 bytes, "));
+    Request many(device, 8192);
+    many.with_norm().with_codes().args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(many.explain(), ": long angles codes kernel, vectors of 16 bytes, "));
+    many.args.flags = ROPE_FLAG_UNROTATED;
+    CHECK(has(many.explain(), ": long codes kernel, "));
+    many.config.norm_order = ROPE_NORM_ORDER_AFTER;
+    many.args.flags = ROPE_FLAG_V_UNROTATED;
+    CHECK(has(many.explain(), ": general kernel, "));
   }
 }
 
