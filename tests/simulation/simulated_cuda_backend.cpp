@@ -32,12 +32,12 @@ std::map<const void *, Call> find_calls() {
   const auto add = [&](auto element) {
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
-    const auto add_kind = [&](StepKernel kernel, Call plain, Call angles, Call table) {
+    const auto add_kind = [&](StepKernel kernel, bool has_codes, Call plain, Call angles, Call table) {
       for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {
         for (const bool is_interleaved : {false, true}) {
           for (const bool has_more : {false, true}) {
             const auto address = [&](StepAngles of) {
-              return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_more});
+              return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_codes, has_more});
             };
             calls[address(StepAngles::kNone)] = plain;
             calls[address(StepAngles::kComputed)] = angles;
@@ -47,15 +47,25 @@ std::map<const void *, Call> find_calls() {
       }
     };
     for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-      add_kind(kernel, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
+      add_kind(kernel, false, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
                call<WithTable<StepShortHeadParams>>);
     }
-    add_kind(StepKernel::kShortMore, call<StepShortMoreParams>,
+    add_kind(StepKernel::kShortMore, false, call<StepShortMoreParams>,
              call<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>, call<WithTable<StepShortMoreParams>>);
-    add_kind(StepKernel::kLong, call<StepLongHeadParams>, call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
-             call<StepLongTableParams>);
-    add_kind(StepKernel::kShortRows, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
-    add_kind(StepKernel::kLongRows, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);
+    add_kind(StepKernel::kLong, false, call<StepLongHeadParams>,
+             call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>, call<StepLongTableParams>);
+    add_kind(StepKernel::kShortRows, false, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
+    add_kind(StepKernel::kLongRows, false, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);
+    if constexpr (sizeof element == 2) {
+      for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
+        add_kind(kernel, true, call<WithCodes<StepShortHeadParams>>,
+                 call<WithCodes<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>>,
+                 call<WithCodes<WithTable<StepShortHeadParams>>>);
+      }
+      add_kind(StepKernel::kLong, true, call<WithCodes<StepLongHeadParams>>,
+               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+               call<WithCodes<StepLongTableParams>>);
+    }
   };
   add(float{}), add(Float16{}), add(BFloat16{}), add(double{});
   return calls;

@@ -109,6 +109,12 @@ Word atomicAdd(Word *address, Word value) {
   return before;
 }
 template <typename Word>
+Word atomicMax(Word *address, Word value) {
+  const Word before = *address;
+  if (value > before) *address = value;
+  return before;
+}
+template <typename Word>
 Word atomicCAS(Word *address, Word expected, Word wanted) {
   const Word before = *address;
   if (before == expected) *address = wanted;
