@@ -41,8 +41,8 @@ DEEPSEEK = dict(
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
         "mscale_all_dim": 0.7})
 # A temperature that differs from 1 from the fourth position on, and a layer of three without positions.
-LLAMA4 = dict(
-    num_hidden_layers=3, head_dim=16, intermediate_size_mlp=96, num_local_experts=4, interleave_moe_layer_step=2,
+LLAMA4 = dict(  # one expert: of several, the last bit of bf16 would choose
+    num_hidden_layers=3, head_dim=16, intermediate_size_mlp=96, num_local_experts=1, interleave_moe_layer_step=2,
     no_rope_layers=[1, 0, 1], floor_scale=4, attn_scale=0.4, attention_chunk_size=8)
 MINISTRAL3 = dict(
     head_dim=16, rope_parameters={
