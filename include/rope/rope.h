@@ -503,7 +503,10 @@ typedef struct rope_quant_args {
   rope_tensor_t q_scale, k_scale, v_scale, k_pass_scale; /* static: F32 [1] or [H], above 0, where the tensors are */
   /* Written: the axes of q_out, k_out and v_out with G groups in the place of channels. */
   rope_tensor_t q_scales_out, k_scales_out, v_scales_out;
-  rope_tensor_t amax_out; /* F32 [3], of q, k and v: a call raises them to the largest magnitude of what it scales */
+  /* F32 [3], of q, k and v: a call raises them to the largest magnitude of what becomes 8 bits, before it is scaled, as
+   * integers: they hold no negative number before, -0 neither, and a NaN stays. A token that is written nowhere, as one
+   * that has no place in a cache, raises nothing. */
+  rope_tensor_t amax_out;
 } rope_quant_args_t;
 
 /* A rope_quant_args_t whose tensors are absent and whose other members are 0, but for struct_size. */

@@ -37,7 +37,8 @@ struct StepVariant {
   StepAngles angles;
   bool is_interleaved;
   bool has_codes;  // kWarp, kShort and kLong: outputs or caches of 8 bits
-  bool has_more;   // kLong: roundings within the norm, several position axes, a page table
+  bool has_more;   // kLong: roundings within the norm, several position axes, a page table; with codes also E5M2, words
+                   // of the same tensor, and values that become words first
 };
 
 constexpr int kShortStepVectorBytes = 8;

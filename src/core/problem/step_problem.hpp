@@ -1,4 +1,5 @@
-// step_problem.hpp - what a call does around the rotation, as validated plain data: norms, caches, what is not turned
+// step_problem.hpp - what a call does around the rotation, as validated plain data: norms, row factors, caches, codes, what
+// is not turned
 #pragma once
 
 #include <stdint.h>

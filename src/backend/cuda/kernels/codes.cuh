@@ -1,4 +1,4 @@
-// codes.cuh - values as codes of 8 bits, four at a time
+// codes.cuh - values as codes of 8 bits, two at a time
 #pragma once
 
 #include "backend/cuda/kernels/vector.cuh"

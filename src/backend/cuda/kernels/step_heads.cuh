@@ -187,8 +187,8 @@ __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, flo
 template <typename T>
 constexpr bool kMayHaveCodes = sizeof(T) == 2;
 
-// What a unit's values become: words of the data's type, or codes. Of these the first half of each vector has those of
-// the whole.
+// What a unit's values become: words of the data's type, or codes. The codes of a vector take the first half of it,
+// word after word when its channels there were read.
 enum class UnitAs {
   kWords,
   kCodes,  // E4M3

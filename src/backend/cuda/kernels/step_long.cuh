@@ -115,8 +115,8 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
   }
 }
 
-// HasMore: roundings within the norm, several position axes, a page table. HasCodes: codes of 8 bits, of E4M3 from values
-// as they are in the place of words, with HasMore all others too.
+// HasMore: roundings within the norm, several position axes, a page table. HasCodes: a tensor becomes words, or codes of
+// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, and codes and words both.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
                                   min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
