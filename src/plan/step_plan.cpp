@@ -176,9 +176,7 @@ bool has_more_codes(const RopeProblem &problem) {
   bool has_more = step.has_codes && problem.geometry->rounds_before_codes;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const StepTensor &tensor = step.tensor[i];
-    const bool has_words = tensor.is_written != tensor.has_code_out() || tensor.is_cached() != tensor.has_code_cache();
-    const rope_dtype_t code = tensor.has_code_out() ? tensor.out_dtype : tensor.cache.dtype;
-    if (tensor.has_codes() && (has_words || code != ROPE_DTYPE_F8_E4M3)) has_more = true;
+    if (tensor.has_codes() && (tensor.has_words() || tensor.code_dtype() != ROPE_DTYPE_F8_E4M3)) has_more = true;
   }
   return has_more;
 }

@@ -262,7 +262,7 @@ norm by head, rotation F64: ----------- -----------
 )");
 }
 
-// As above; L is the kernel of long launches with what it has more.
+// Letters for head_dim and tokens as in the table of steps without codes; L is the kernel of long launches with more.
 TEST_CASE("a table says which kernel serves which step with codes or factors", "[step plan]") {
   std::ostringstream table;
   Scene scene;

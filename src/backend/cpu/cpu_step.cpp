@@ -119,7 +119,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
     run.factor.data += tensor.factor.offset_of(heads.batch, heads.token, heads.head) *
                        dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
   }
-  run.code = code_rule(problem, tensor, heads.head);
+  if (tensor.has_codes()) run.code = code_rule(problem, tensor, heads.head);
   const bool changes =
       tensor.is_normed || tensor.factor.is_present() || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {

@@ -307,7 +307,9 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
   const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled;
   const bool keeps_all = keeps_others && !given.is_turned;
   if (keeps_all && !given.has_codes()) return move_heads<T>(given);
-  const StepRun<Real> run = keeps_all ? run_to(given, true) : given;
+  StepRun<Real> of_codes;
+  if (keeps_all) of_codes = run_to(given, true);
+  const StepRun<Real> &run = keeps_all ? of_codes : given;
   StepHeads<Real> heads;
   heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
   const int begin = run.window_begin, end = begin + 2 * run.pairs;

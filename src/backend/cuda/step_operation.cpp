@@ -183,8 +183,8 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
   if (step.is_written) params->flags |= kHasOut;
   if (step.has_code_out()) params->flags |= kHasCodeOut;
   if (step.has_code_cache()) params->flags |= kHasCodeCache;
-  if ((step.has_code_out() ? step.out_dtype : step.cache.dtype) == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
-  if (step.is_written != step.has_code_out() || step.is_cached() != step.has_code_cache()) params->flags |= kHasWords;
+  if (step.code_dtype() == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
+  if (step.has_words()) params->flags |= kHasWords;
   if (step.is_written && !step.has_code_out()) {
     params->in_to_out =
         static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in));

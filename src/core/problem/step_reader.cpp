@@ -22,6 +22,20 @@ int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tens
   return -1;
 }
 
+struct GivenTensor {
+  const char *field;
+  const rope_tensor_t &tensor;
+};
+
+// The field of the first that is set; NULL: none is.
+template <size_t kCount>
+const char *first_set(const GivenTensor (&list)[kCount]) {
+  for (const GivenTensor &given : list) {
+    if (!is_zeroed(given.tensor)) return given.field;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
@@ -72,35 +86,29 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     return fail(kUnsupported, "%s: cache.flags is 0x%x: this version knows ROPE_CACHE_FLAG_SKIP_SLOT_0 (0x%x) only",
                 function_, cache_->flags, ROPE_CACHE_FLAG_SKIP_SLOT_0);
   }
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } later[] = {{"k_pass_cache", cache_->k_pass_cache},
-               {"k_scales", cache_->k_scales},
-               {"v_scales", cache_->v_scales},
-               {"k_pass_scales", cache_->k_pass_scales}};
-  for (const auto &given : later) {
-    if (is_zeroed(given.tensor)) continue;
-    return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, given.field);
+  const GivenTensor later[] = {{"k_pass_cache", cache_->k_pass_cache},
+                               {"k_scales", cache_->k_scales},
+                               {"v_scales", cache_->v_scales},
+                               {"k_pass_scales", cache_->k_pass_scales}};
+  const char *const field = first_set(later);
+  if (field != nullptr) {
+    return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, field);
   }
   if (!is_zeroed(cache_->k_cache) || !is_zeroed(cache_->v_cache)) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: cache.k_cache is absent, and so is cache.v_cache: one of them is required", function_);
 }
 
 rope_status_t StepReader::refuse_gradients() const {
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } gradients[] = {{"q_in", norm_->q_in},
-                   {"k_in", norm_->k_in},
-                   {"v_in", norm_->v_in},
-                   {"grad_q_weight", norm_->grad_q_weight},
-                   {"grad_k_weight", norm_->grad_k_weight},
-                   {"grad_q_bias", norm_->grad_q_bias},
-                   {"grad_k_bias", norm_->grad_k_bias}};
-  for (const auto &given : gradients) {
-    if (is_zeroed(given.tensor)) continue;
-    return fail(kInvalid, "%s: norm.%s is set: it belongs to backward", function_, given.field);
+  const GivenTensor gradients[] = {{"q_in", norm_->q_in},
+                                   {"k_in", norm_->k_in},
+                                   {"v_in", norm_->v_in},
+                                   {"grad_q_weight", norm_->grad_q_weight},
+                                   {"grad_k_weight", norm_->grad_k_weight},
+                                   {"grad_q_bias", norm_->grad_q_bias},
+                                   {"grad_k_bias", norm_->grad_k_bias}};
+  const char *const field = first_set(gradients);
+  if (field != nullptr) {
+    return fail(kInvalid, "%s: norm.%s is set: it belongs to backward", function_, field);
   }
   return ROPE_STATUS_SUCCESS;
 }
@@ -122,16 +130,13 @@ rope_status_t StepReader::check_quant(const rope_args_t &args) {
     return fail(kUnsupported, "%s: quant.scale_floor is %g: this version does not write scales yet", function_,
                 quant_->scale_floor);
   }
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } later[] = {{"q_scales_out", quant_->q_scales_out},
-               {"k_scales_out", quant_->k_scales_out},
-               {"v_scales_out", quant_->v_scales_out},
-               {"k_pass_scale", quant_->k_pass_scale}};
-  for (const auto &given : later) {
-    if (is_zeroed(given.tensor)) continue;
-    return fail(kUnsupported, "%s: quant.%s is set: this version does not serve it yet", function_, given.field);
+  const GivenTensor later[] = {{"q_scales_out", quant_->q_scales_out},
+                               {"k_scales_out", quant_->k_scales_out},
+                               {"v_scales_out", quant_->v_scales_out},
+                               {"k_pass_scale", quant_->k_pass_scale}};
+  const char *const field = first_set(later);
+  if (field != nullptr) {
+    return fail(kUnsupported, "%s: quant.%s is set: this version does not serve it yet", function_, field);
   }
   return ROPE_STATUS_SUCCESS;
 }
@@ -141,12 +146,10 @@ rope_status_t StepReader::check_input(const rope_args_t &args) {
   if (input_->flags != 0) {
     return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function_, input_->flags);
   }
-  constexpr TensorName kWithPass[] = {kQ, kK};
-  for (const TensorName name : kWithPass) {
-    if (is_zeroed(name == kQ ? input_->q_pass : input_->k_pass)) continue;
-    return fail(kUnsupported, "%s: input.%s_pass is set: this version does not read it yet", function_, kNames[name]);
-  }
-  return ROPE_STATUS_SUCCESS;
+  const GivenTensor later[] = {{"q_pass", input_->q_pass}, {"k_pass", input_->k_pass}};
+  const char *const field = first_set(later);
+  if (field == nullptr) return ROPE_STATUS_SUCCESS;
+  return fail(kUnsupported, "%s: input.%s is set: this version does not read it yet", function_, field);
 }
 
 TensorUse StepReader::use_of(TensorName name) const {
@@ -388,14 +391,11 @@ rope_status_t StepReader::read_places(const RopeProblem &problem, CachePlaces *p
 }
 
 rope_status_t StepReader::read_slots(const RopeProblem &problem, CachePlaces *places) {
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } others[] = {{"page_indptr", cache_->page_indptr}, {"sequence", cache_->sequence}, {"positions", cache_->positions}};
-  for (const auto &given : others) {
-    if (is_zeroed(given.tensor)) continue;
-    return fail(kInvalid, "%s: cache.%s is set: it belongs to cache.page_table, not to cache.slots", function_,
-                given.field);
+  const GivenTensor others[] = {
+      {"page_indptr", cache_->page_indptr}, {"sequence", cache_->sequence}, {"positions", cache_->positions}};
+  const char *const field = first_set(others);
+  if (field != nullptr) {
+    return fail(kInvalid, "%s: cache.%s is set: it belongs to cache.page_table, not to cache.slots", function_, field);
   }
   return read_for_each_token("cache.slots", cache_->slots, problem, &places->slots, &places->cached_tokens);
 }
