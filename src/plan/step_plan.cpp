@@ -282,8 +282,9 @@ bool takes_codes(const RopeProblem &problem, int index) {
   const StepTensor &tensor = problem.step->tensor[index];
   const bool has_one_type =
       !tensor.has_code_out() || !tensor.has_code_cache() || tensor.out_dtype == tensor.cache.dtype;
-  return !tensor.has_codes() || (dtype_size(problem.geometry->dtype) == 2 && has_one_type && tensor.amax == nullptr &&
-                                 fits(tensor.scale.head_stride, dtype_size(ROPE_DTYPE_F32)));
+  return !tensor.has_codes() ||
+         (dtype_size(problem.geometry->dtype) == 2 && has_one_type && tensor.amax == nullptr &&
+          !tensor.has_written_scales() && fits(tensor.scale.head_stride, dtype_size(ROPE_DTYPE_F32)));
 }
 
 // The channels of each head where the kernels of whole heads serve what is asked for, whatever the sizes of vectors;

@@ -127,6 +127,13 @@ struct RopeRequest {
     return quant;
   }
 
+  // The same with scales that are written beside them.
+  RopeRequest &use_scales() {
+    use_codes().k_scale = {};
+    cache.k_scales = tensor({3, 4, 2, 1});
+    return *this;
+  }
+
   // v beside k, each into a cache.
   rope_cache_args_t &use_v() {
     use_cache();
@@ -873,21 +880,101 @@ std::vector<RopeMisuse> misused_steps() {
       {"quant.struct_size above 4096", invalid, "quant.struct_size", "4097",
        [](R &r) { r.use_codes().struct_size = 4097; }},
       {"quant with an undefined flag", unsupported, "quant.flags", "0x4", [](R &r) { r.use_codes().flags = 4; }},
-      {"written scales that are powers of two", unsupported, "quant.flags", "0x2",
+      {"powers of two without written scales", invalid, "quant.flags", "0x2",
        [](R &r) { r.use_codes().flags = ROPE_QUANT_FLAG_POWER_OF_TWO; }},
-      {"a floor of written scales", unsupported, "quant.scale_floor", "0.5",
+      {"a floor without written scales", invalid, "quant.scale_floor", "0.5",
        [](R &r) { r.use_codes().scale_floor = 0.5; }},
-      {"q_scales_out", unsupported, "quant.q_scales_out", "",
+      {"a negative floor", invalid, "quant.scale_floor", "-1", [](R &r) { r.use_scales().quant.scale_floor = -1; }},
+      {"a floor of NaN", invalid, "quant.scale_floor", "nan", [](R &r) { r.use_scales().quant.scale_floor = NAN; }},
+      {"an infinite floor", invalid, "quant.scale_floor", "inf",
+       [](R &r) { r.use_scales().quant.scale_floor = INFINITY; }},
+      {"a floor above F32", invalid, "quant.scale_floor", "1e+39",
+       [](R &r) { r.use_scales().quant.scale_floor = 1e39; }},
+      {"a floor below F32", invalid, "quant.scale_floor", "1e-46",
+       [](R &r) { r.use_scales().quant.scale_floor = 1e-46; }},
+      {"q_scales_out of a q in place", invalid, "quant.q_scales_out", "q_out is absent",
        [](R &r) {
          r.use_codes().q_scales_out = r.tensor({2, 3, 4, 1});
        }},
-      {"k_scales_out", unsupported, "quant.k_scales_out", "",
+      {"k_scales_out of a k_out of 32 bits", invalid, "quant.k_scales_out", "no 8 bits",
        [](R &r) {
          r.use_codes().k_scales_out = r.tensor({2, 3, 2, 1});
        }},
-      {"v_scales_out", unsupported, "quant.v_scales_out", "",
+      {"v_scales_out without v", invalid, "quant.v_scales_out", "v is absent",
        [](R &r) {
          r.use_codes().v_scales_out = r.tensor({2, 3, 2, 1});
+       }},
+      {"k_scales beside k_scale", invalid, "quant.k_scale", "cache.k_scales",
+       [](R &r) { r.use_scales().quant.k_scale = r.tensor({1}); }},
+      {"k_scales of a cache of 32 bits", invalid, "cache.k_scales", "no 8 bits",
+       [](R &r) {
+         r.use_cache().k_scales = r.tensor({3, 4, 2, 1});
+       }},
+      {"v_scales without v", invalid, "cache.v_scales", "v is absent",
+       [](R &r) {
+         r.use_scales().cache.v_scales = r.tensor({3, 4, 2, 1});
+       }},
+      {"v_scales without v_cache", invalid, "cache.v_scales", "v_cache is absent",
+       [](R &r) {
+         r.use_scales().cache.v_scales = r.tensor({3, 4, 2, 1});
+         r.args.v = r.tensor({2, 3, 2, 16});
+         r.args.flags = ROPE_FLAG_V_UNROTATED;
+       }},
+      {"k_scales of F16", invalid, "cache.k_scales", "F16",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.workspace.tensor(ROPE_DTYPE_F16, {3, 4, 2, 1});
+       }},
+      {"k_scales of E4M3", unsupported, "cache.k_scales", "F8_E4M3",
+       [](R &r) { r.use_scales().cache.k_scales.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"k_scales of 4 bits", unsupported, "cache.k_scales", "F4_E2M1X2",
+       [](R &r) { r.use_scales().cache.k_scales.dtype = ROPE_DTYPE_F4_E2M1X2; }},
+      {"k_scales of rank 3", invalid, "cache.k_scales", "[3, 4, 2]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 4, 2});
+       }},
+      {"k_scales of other pages", invalid, "cache.k_scales", "[2, 4, 2, 1]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({2, 4, 2, 1});
+       }},
+      {"k_scales of other entries", invalid, "cache.k_scales", "[3, 5, 2, 1]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 5, 2, 1});
+       }},
+      {"k_scales of other heads", invalid, "cache.k_scales", "[3, 4, 3, 1]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 4, 3, 1});
+       }},
+      {"k_scales of groups that are none", invalid, "cache.k_scales", "16 channels",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 4, 2, 3});
+       }},
+      {"k_scales of more groups than channels", invalid, "cache.k_scales", "[3, 4, 2, 32]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 4, 2, 32});
+       }},
+      {"k_scales of no group", invalid, "cache.k_scales", "[3, 4, 2, 0]",
+       [](R &r) {
+         r.use_scales().cache.k_scales = r.tensor({3, 4, 2, 0});
+       }},
+      {"k_scales without data", invalid, "cache.k_scales", "NULL",
+       [](R &r) { r.use_scales().cache.k_scales.data = nullptr; }},
+      {"k_scales misaligned", invalid, "cache.k_scales", "", [](R &r) { move(&r.use_scales().cache.k_scales, 2); }},
+      {"k_scales of one element", invalid, "cache.k_scales", "",
+       [](R &r) {
+         rope_tensor_t &scales = r.use_scales().cache.k_scales;
+         scales.flags = ROPE_TENSOR_STRIDED;
+         std::fill_n(scales.stride, 4, 0);
+       }},
+      {"k_scales over the codes", invalid, "k_cache", "k_scales",
+       [](R &r) {
+         r.use_scales();
+         r.cache.k_scales.data = r.cache.k_cache.data;
+       }},
+      {"k_scales over k", invalid, "k", "k_scales", [](R &r) { r.use_scales().cache.k_scales.data = r.args.k.data; }},
+      {"k_scales over amax_out", invalid, "k_scales", "amax_out",
+       [](R &r) {
+         r.use_scales().quant.amax_out = r.tensor({3});
+         r.cache.k_scales.data = r.quant.amax_out.data;
        }},
       {"k_pass_scale", unsupported, "quant.k_pass_scale", "", [](R &r) { r.use_codes().k_pass_scale = r.tensor({1}); }},
       {"quant beside a v that is turned", unsupported, "v", "quant",
@@ -898,7 +985,7 @@ std::vector<RopeMisuse> misused_steps() {
        }},
       {"k_scale of F16", invalid, "quant.k_scale", "F16",
        [](R &r) { r.use_codes().k_scale = r.workspace.tensor(ROPE_DTYPE_F16, {1}); }},
-      {"k_scale of exponents", unsupported, "quant.k_scale", "F8_E8M0",
+      {"k_scale of exponents", invalid, "quant.k_scale", "F8_E8M0",
        [](R &r) { r.use_codes().k_scale.dtype = ROPE_DTYPE_F8_E8M0; }},
       {"k_scale of rank 2", invalid, "quant.k_scale", "[1, 2]",
        [](R &r) {
@@ -1188,7 +1275,7 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_cache().k_cache.dtype = ROPE_DTYPE_F16;
          r.use_dtype(ROPE_DTYPE_BF16);
        }},
-      {"k_cache of exponents", unsupported, "cache.k_cache", "F8_E8M0",
+      {"k_cache of exponents", invalid, "cache.k_cache", "F8_E8M0",
        [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F8_E8M0; }},
       {"k_cache of 4 bits", unsupported, "cache.k_cache", "F4_E2M1X2",
        [](R &r) { r.use_cache().k_cache.dtype = ROPE_DTYPE_F4_E2M1X2; }},
@@ -1274,14 +1361,6 @@ std::vector<RopeMisuse> misused_steps() {
       {"k_pass_cache", unsupported, "cache.k_pass_cache", "",
        [](R &r) {
          r.use_cache().k_pass_cache = r.tensor({3, 4, 2, 8});
-       }},
-      {"k_scales", unsupported, "cache.k_scales", "",
-       [](R &r) {
-         r.use_cache().k_scales = r.tensor({3, 4, 2, 1});
-       }},
-      {"v_scales", unsupported, "cache.v_scales", "",
-       [](R &r) {
-         r.use_cache().v_scales = r.tensor({3, 4, 2, 1});
        }},
       {"k_pass_scales", unsupported, "cache.k_pass_scales", "",
        [](R &r) {
@@ -2421,7 +2500,7 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
   CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
         "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
   CHECK(args_error([](R &r) { r.args.q.dtype = 11; }) ==
-        "rope_forward: q.dtype is 11: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2");
+        "rope_forward: q.dtype is 11: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2 or F8_E8M0");
   CHECK(args_error([](R &r) { r.args.positions.dtype = ROPE_DTYPE_F64; }) ==
         "rope_forward: positions.dtype is F64: it must be I32 or I64");
   CHECK(args_error([](R &r) {
@@ -2512,13 +2591,11 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   const Refused<Rope> rope[] = {
       {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
        [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
-      {"q_out.dtype is F8_E8M0: this version does not serve it yet",
-       [](Rope &a) { a.q_out.dtype = ROPE_DTYPE_F8_E8M0; }},
       {"k_out.dtype is F4_E2M1X2: this version does not serve it yet",
        [](Rope &a) { a.k_out.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"q.dtype is F4_E2M1X2: this version does not serve it yet", [](Rope &a) { a.q.dtype = ROPE_DTYPE_F4_E2M1X2; }},
-      {"positions.dtype is F8_E8M0: this version does not serve it yet",
-       [](Rope &a) { a.positions.dtype = ROPE_DTYPE_F8_E8M0; }},
+      {"positions.dtype is F4_E2M1X2: this version does not serve it yet",
+       [](Rope &a) { a.positions.dtype = ROPE_DTYPE_F4_E2M1X2; }},
   };
   const std::string flags_of_swiglu = ": this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1) only";
   const std::string swiglu_flags[] = {"flags is 0x2" + flags_of_swiglu, "flags is 0x4" + flags_of_swiglu,
@@ -2531,8 +2608,8 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
       {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
       {"out.dtype is F8_E4M3: this version does not serve it yet",
        [](Swiglu &a) { a.out = a.gate, a.out.dtype = ROPE_DTYPE_F8_E4M3; }},
-      {"gate.dtype is F8_E8M0: this version does not serve it yet",
-       [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F8_E8M0; }},
+      {"gate.dtype is F4_E2M1X2: this version does not serve it yet",
+       [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F4_E2M1X2; }},
   };
   const auto is_refused_as = [](rope_status_t status, const std::string &text) {
     CHECK(status == unsupported);

@@ -244,3 +244,128 @@ TEST_CASE("words beside codes of heads that are not turned keep their bits", "[r
     }
   }
 }
+
+// ---- Written scales ----
+
+namespace {
+
+const std::vector<rope_dtype_t> scale_types = {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0};
+
+// q and the caches get scales instead of having them.
+StepCase scaled(rope_dtype_t code, rope_dtype_t type, int groups) {
+  StepCase step = cached(code);
+  quantise_q(code, &step);
+  step.q.scale = step.k.scale = step.v.scale = Scale::None;
+  step.q.out_scales.dtype = step.k.cache_scales.dtype = step.v.cache_scales.dtype = type;
+  step.q.out_scales.groups = step.k.cache_scales.groups = step.v.cache_scales.groups = groups;
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("scales that are written by head and by group", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t type : scale_types) {
+      for (const int groups : {1, 2, 4, 16, 64}) {
+        for (const rope_layout_t layout : layouts) {
+          StepCase step = scaled(code, type, groups);
+          step.layout = layout;
+          if (layout == ROPE_LAYOUT_THD) step.tokens = 10;
+          step.check();
+        }
+        for (const rope_dtype_t dtype : dtypes) {
+          StepCase step = scaled(code, type, groups);
+          step.dtype = dtype;
+          step.norm = ROPE_NORM_RMS;
+          step.q.has_weight = step.k.has_weight = true;
+          step.has_amax = true;
+          step.check();
+          step.quant_flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+          step.has_amax = false;
+          step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+          step.check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("written scales of any strides, split, and inside of a cache's rows", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t type : scale_types) {
+    StepCase step = scaled(ROPE_DTYPE_F8_E4M3, type, 8);
+    step.layout = ROPE_LAYOUT_THD;
+    step.tokens = 10;
+    step.q.out_scales.is_split = true;
+    step.q.out_scales.placement.order({1, 2, 0, 3}).gap(0, 3);
+    step.k.cache_scales.is_inline = true;
+    step.v.cache_scales.placement.reversed(3).gap(1, 1);
+    step.check();
+    for (const bool has_other_groups : {false, true}) {
+      // An output beside the cache, each with scales of its own.
+      step.k.out = StepOut::Own;
+      step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+      step.k.out_scales.dtype = has_other_groups ? ROPE_DTYPE_F32 : type;
+      step.k.out_scales.groups = has_other_groups ? 1 : 8;
+      step.v.out = StepOut::Own;  // words
+      step.check();
+      step.head_dim = 80;
+      step.rotary_dim = 24;
+      step.rotary_offset = 10;
+      step.out_style = ROPE_STYLE_INTERLEAVED;
+      step.check();
+      step.k.out_dtype = ROPE_DTYPE_F8_E5M2;
+      step.k.factor = RowFactor::ByHead;
+      step.check();
+    }
+  }
+}
+
+TEST_CASE("scales of groups of zeros, of subnormal numbers, of the largest, infinite and NaN",
+          "[rope][step][quant][scales]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t type : scale_types) {
+      for (const double floor : {0.0, 1e-12, 1e-44, 0x1p-149, 448.0, 3e38}) {
+        for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_QUANT_FLAG_POWER_OF_TWO}}) {
+          StepCase step = scaled(code, type, 16);
+          step.dtype = ROPE_DTYPE_F32;
+          step.flags = ROPE_FLAG_UNROTATED;
+          step.table_rows = -1;
+          step.scale_floor = floor;
+          step.quant_flags = flags;
+          int64_t number = 0;
+          step.values = [&](int, int64_t, int64_t, int64_t channel) -> oracle::Real {
+            constexpr oracle::Real inf = std::numeric_limits<oracle::Real>::infinity();
+            // Groups of 4 channels: their largest magnitude, and smaller numbers.
+            const oracle::Real special[] = {0,          inf,           std::numeric_limits<oracle::Real>::quiet_NaN(),
+                                            0x1p-149L,  0x1p-140L,     0x3p-149L,
+                                            0x1p-126L,  0x1.cp-126L,   0x1.c00002p-126L,
+                                            0x1p-118L,  448,           448.00003L,
+                                            447.99997L, 57344,         57344.004L,
+                                            1.75L,      1.7500001L,    0x1.fffffep127L,
+                                            0x1p127L,   0x1.cp127L,    0x1.c00002p127L,
+                                            1e-10L,     0x1.c00002p3L, 3e-45L};
+            const int64_t i = number++ / 4;
+            const oracle::Real largest = special[i % static_cast<int64_t>(sizeof special / sizeof *special)];
+            if (channel % 4 == i % 4) return channel % 2 == 0 ? largest : -largest;
+            if (!std::isfinite(largest)) return static_cast<oracle::Real>(channel) - 30;
+            return largest * static_cast<oracle::Real>(channel % 4) / 7;
+          };
+          step.check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("written scales of every vector size and what fills none", "[rope][step][quant][scales]") {
+  for (const int32_t head_dim : {8, 12, 34, 96, 128, 130, 576}) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const int groups : {1, 2}) {
+        StepCase step = scaled(ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F32, groups);
+        step.dtype = dtype;
+        step.head_dim = head_dim;
+        step.check();
+      }
+    }
+  }
+}

@@ -2,7 +2,7 @@
 //
 // As rope_fuzz.cpp does: mostly good requests with lies here and there, in memory that is exactly what they say. Values
 // are the tests' (tests/support/step_case.hpp); here it is what is refused, and that nothing but the outputs, the caches,
-// amax and the fault words is written, whatever slots and page tables hold.
+// scales, amax and the fault words is written, whatever slots and page tables hold.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -108,7 +108,9 @@ class Request {
     const Call call("rope_explain");
     const bool is_served = call.returned(rope_explain(desc, args, text, sizeof text));
     if (is_served) {
-      expect(quant_.flags <= ROPE_QUANT_FLAG_SCALE_MULTIPLIES && quant_.scale_floor == 0, "served written scales");
+      expect(quant_.flags <= 3 && quant_.scale_floor >= 0, "served a flag or a floor that is none");
+      expect((quant_.flags <= 1 && quant_.scale_floor == 0) || has_written_scales(),
+             "served scales that are not written");
       expect(args_.flags < ROPE_FLAG_ACCUMULATE, "served flags");
       expect((args_.norm != nullptr) == (config_.norm != 0), "served a norm by halves");
       plan();
@@ -285,6 +287,39 @@ class Request {
       set(scales[i], ROPE_DTYPE_F32, {in_.chance(50) ? heads_[i] : 1}, true);
     }
     if (in_.chance(40)) set(&quant_.amax_out, ROPE_DTYPE_F32, {3}, false);
+    if (in_.chance(40)) draw_written_scales(written, scales);
+  }
+
+  bool has_written_scales() const {
+    return quant_.q_scales_out.ndim != 0 || quant_.k_scales_out.ndim != 0 || quant_.v_scales_out.ndim != 0 ||
+           cache_.k_scales.ndim != 0 || cache_.v_scales.ndim != 0;
+  }
+
+  // In the place of static ones.
+  void draw_written_scales(rope_tensor_t *const *written, rope_tensor_t *const *scales) {
+    if (in_.chance(30)) quant_.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+    if (in_.chance(30)) quant_.scale_floor = in_.chance(80) ? in_.one_of({1e-12, 1e-45, 448.0}) : in_.number();
+    rope_tensor_t *const beside[5] = {&quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out,
+                                      &cache_.k_scales, &cache_.v_scales};
+    for (int i = 0; i < 5; ++i) {
+      const bool has_codes = written[i]->ndim != 0 && oracle::is_code(written[i]->dtype);
+      if (!in_.chance(has_codes ? 80 : 2)) continue;
+      if (!in_.chance(3)) *scales[i < 3 ? i : i - 2] = {};
+      const int tensor = i < 3 ? i : i - 2;
+      const int64_t width = widths_[tensor] > 0 ? widths_[tensor] : 1;
+      const int64_t groups = in_.one_of<int64_t>({1, 1, 2, 4, 8, width, 3}), heads = heads_[tensor];
+      const rope_dtype_t dtype = in_.chance(50) ? ROPE_DTYPE_F32 : ROPE_DTYPE_F8_E8M0;
+      if (i >= 3) {
+        set(beside[i], dtype, {pages_, entries_, heads, groups}, false);
+      } else if (is_thd() && groups % 4 == 0 && in_.chance(50)) {
+        set(beside[i], dtype, {tokens_, heads, groups / 4, 4}, false);
+      } else {
+        const int64_t channels = widths_[tensor];
+        widths_[tensor] = groups;
+        set_rows(beside[i], dtype, tensor, false);
+        widths_[tensor] = channels;
+      }
+    }
   }
 
   void draw_input() {
@@ -406,7 +441,8 @@ class Request {
     }
   }
 
-  // Only outputs, caches, amax and the fault words may have changed; caches and amax share no element with anything.
+  // Only outputs, caches, scales, amax and the fault words may have changed, and all but outputs share no element with
+  // anything.
   void verify() {
     const auto may_change = [&](const rope_tensor_t &tensor) {
       for_each_index(tensor, [&](const Index &index) { memory_.may_have_changed(tensor, index); });
@@ -415,13 +451,16 @@ class Request {
     if (args_.k_out.ndim != 0 || cache_.k_cache.ndim == 0) may_change(args_.k_out.ndim != 0 ? args_.k_out : args_.k);
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
-    for (const rope_tensor_t *alone : {&cache_.k_cache, &cache_.v_cache, &quant_.amax_out}) {
+    for (const rope_tensor_t *alone :
+         {&cache_.k_cache, &cache_.v_cache, &cache_.k_scales, &cache_.v_scales, &quant_.q_scales_out,
+          &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out}) {
       if (alone->ndim == 0) continue;
       may_change(*alone);
-      if (has_element_twice(*alone)) expect(!are_few(*alone), "a cache or amax has one place for two elements");
+      if (has_element_twice(*alone))
+        expect(!are_few(*alone), "a cache, scales or amax have one place for two elements");
       for (const Member &member : members_) {
         if (member.tensor == alone || member.tensor->ndim == 0 || !share_bytes(*alone, *member.tensor)) continue;
-        expect(!are_few(*alone, *member.tensor), std::string("a cache or amax lies over ") + member.name);
+        expect(!are_few(*alone, *member.tensor), std::string("a cache, scales or amax lie over ") + member.name);
       }
     }
   }
@@ -465,6 +504,11 @@ class Request {
                                         {"quant.k_scale", &quant_.k_scale},
                                         {"quant.v_scale", &quant_.v_scale},
                                         {"quant.amax_out", &quant_.amax_out},
+                                        {"quant.q_scales_out", &quant_.q_scales_out},
+                                        {"quant.k_scales_out", &quant_.k_scales_out},
+                                        {"quant.v_scales_out", &quant_.v_scales_out},
+                                        {"cache.k_scales", &cache_.k_scales},
+                                        {"cache.v_scales", &cache_.v_scales},
                                         {"input.q_row_factor", &input_.q_row_factor},
                                         {"input.k_row_factor", &input_.k_row_factor},
                                         {"input.v_row_factor", &input_.v_row_factor}};

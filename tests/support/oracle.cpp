@@ -110,6 +110,7 @@ int64_t element_size(rope_dtype_t dtype) {
       return 8;
     case ROPE_DTYPE_F8_E4M3:
     case ROPE_DTYPE_F8_E5M2:
+    case ROPE_DTYPE_F8_E8M0:
       return 1;
     default:
       return 4;
@@ -134,6 +135,8 @@ const char *dtype_name(rope_dtype_t dtype) {
       return "F8_E4M3";
     case ROPE_DTYPE_F8_E5M2:
       return "F8_E5M2";
+    case ROPE_DTYPE_F8_E8M0:
+      return "F8_E8M0";
     default:
       return "unknown";
   }
@@ -169,6 +172,10 @@ Real decode(rope_dtype_t dtype, const void *element) {
     std::memcpy(&value, element, sizeof value);
     return value;
   }
+  if (dtype == ROPE_DTYPE_F8_E8M0) {
+    const int byte = *static_cast<const uint8_t *>(element);
+    return byte == 255 ? std::numeric_limits<Real>::quiet_NaN() : power_of_two(byte - 127);
+  }
   if (is_code(dtype)) {
     uint8_t code;
     std::memcpy(&code, element, sizeof code);
@@ -199,6 +206,11 @@ Real nearest(rope_dtype_t dtype, Real value) {
 }
 
 void encode(rope_dtype_t dtype, Real value, void *element) {
+  if (dtype == ROPE_DTYPE_F8_E8M0) {  // of powers of two
+    const int byte = std::isnan(value) ? 255 : std::isinf(value) ? 254 : binary_exponent(value) + 127;
+    *static_cast<uint8_t *>(element) = static_cast<uint8_t>(byte);
+    return;
+  }
   const Format format = format_of(dtype);
   const Real rounded = nearest(dtype, value);
   if (dtype == ROPE_DTYPE_F64) {

@@ -36,6 +36,7 @@ struct StepCase::Scene {
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
   rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {}, scales[3] = {};
+  rope_tensor_t out_scales[3] = {}, cache_scales[3] = {};
   std::vector<Expectation> expected;
   std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
 };
@@ -178,6 +179,13 @@ std::string StepCase::describe() const {
     if (t.weight_dtype) text << ' ' << oracle::dtype_name(t.weight_dtype);
     text << t.weight_placement.describe();
     if (t.scale != Scale::None) text << " scale " << static_cast<int>(t.scale) << t.scale_placement.describe();
+    const auto written = [&](const char *name, const WrittenScales &scales) {
+      if (!scales.dtype) return;
+      text << ' ' << name << ' ' << oracle::dtype_name(scales.dtype) << " of " << scales.groups
+           << (scales.is_split ? " split" : "") << (scales.is_inline ? " inline" : "") << scales.placement.describe();
+    };
+    written("out scales", t.out_scales);
+    written("cache scales", t.cache_scales);
     if (t.factor == RowFactor::None) continue;
     text << " factor " << static_cast<int>(t.factor) << ' '
          << oracle::dtype_name(t.factor_dtype ? t.factor_dtype : dtype) << t.factor_placement.describe();
@@ -217,6 +225,7 @@ std::string StepCase::describe() const {
     if (cache->positions) list("positions", *cache->positions);
   }
   if (quant_flags) text << "; quant flags=" << quant_flags;
+  if (scale_floor) text << "; scale floor=" << scale_floor;
   if (quant_rounding) text << "; quant rounding=" << quant_rounding;
   if (has_amax) text << "; amax";
   if (has_fault) text << "; fault";
@@ -269,8 +278,20 @@ void StepCase::build_cache(Scene *scene) const {
       if (!is_cached(i)) continue;
       Placement placement = i == 1 ? cache->k_placement : cache->v_placement;
       if (cache->storage == CacheStorage::HeadsFirst) placement.order({0, 2, 1, 3});
+      const WrittenScales &scales = operand(i).cache_scales;
+      const int64_t size = scales.dtype ? oracle::element_size(scales.dtype) : 1;
+      const int64_t padded = scales.is_inline ? (width_of(i) + size - 1) / size * size : width_of(i);
+      const int64_t row = scales.is_inline ? padded + size * scales.groups : padded;
       scene->caches[i] =
-          workspace.tensor(cache_dtype(i), {cache->pages, cache->entries, operand(i).heads, width_of(i)}, placement);
+          workspace.tensor(cache_dtype(i), {cache->pages, cache->entries, operand(i).heads, row}, placement);
+      if (!scales.is_inline) continue;
+      rope_tensor_t *const inside = &scene->cache_scales[i];
+      *inside = scene->caches[i];
+      inside->dtype = scales.dtype;
+      inside->shape[3] = scales.groups;
+      inside->data = element_at(scene->caches[i], {0, 0, 0, padded});
+      for (int axis = 0; axis < 3; ++axis) inside->stride[axis] /= size;
+      scene->caches[i] = narrow(scene->caches[i], 3, 0, width_of(i));
     }
   }
   for (int i = 1; i < 3; ++i) {
@@ -310,14 +331,39 @@ void StepCase::build_cache(Scene *scene) const {
   scene->args.cache = &args;
 }
 
+void StepCase::build_scales(Scene *scene) const {
+  const auto scales_like = [&](rope_tensor_t tensor, const WrittenScales &written) {
+    Shape shape(tensor.shape, tensor.shape + tensor.ndim - 1);
+    shape.push_back(written.is_split ? written.groups / 4 : written.groups);
+    if (written.is_split) shape.push_back(4);
+    const rope_tensor_t scales = scene->workspace.tensor(written.dtype, shape, written.placement);
+    scene->workspace.fill_bits(scales);
+    return scales;
+  };
+  for (int i = 0; i < 3; ++i) {
+    const StepTensor &of = operand(i);
+    if (of.out_scales.dtype) scene->out_scales[i] = scales_like(scene->out[i], of.out_scales);
+    if (of.cache_scales.dtype && !of.cache_scales.is_inline) {
+      scene->cache_scales[i] = scales_like(scene->caches[i], of.cache_scales);
+    }
+  }
+  scene->quant.q_scales_out = scene->out_scales[0];
+  scene->quant.k_scales_out = scene->out_scales[1];
+  scene->quant.v_scales_out = scene->out_scales[2];
+  scene->cache.k_scales = scene->cache_scales[1];
+  scene->cache.v_scales = scene->cache_scales[2];
+}
+
 void StepCase::build_quant(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   rope_quant_args_t &args = scene->quant;
   args.flags = quant_flags;
+  args.scale_floor = scale_floor;
   rope_tensor_t *const fields[] = {&args.q_scale, &args.k_scale, &args.v_scale};
-  bool is_needed = quant_flags != 0 || has_amax;
+  bool is_needed = quant_flags != 0 || scale_floor != 0 || has_amax;
   for (int i = 0; i < 3; ++i) {
     const StepTensor &of = operand(i);
+    if (of.out_scales.dtype) is_needed = true;
     if (of.scale == Scale::None) continue;
     is_needed = true;
     const rope_tensor_t scale =
@@ -415,6 +461,7 @@ void StepCase::build(Scene *scene) const {
   const auto has_factor = [](const rope_tensor_t &factor) { return factor.ndim != 0; };
   if (std::any_of(scene->factors, scene->factors + 3, has_factor)) args.input = &scene->input;
   build_cache(scene);
+  build_scales(scene);
   build_quant(scene);
   workspace.freeze();
 }
@@ -643,32 +690,81 @@ struct StepCase::Model {
       if (of.factor != RowFactor::None) scale(i, b, t, &heads);
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
-        for (int64_t c = 0; c < step.width_of(i); ++c) {
-          const Cell &cell = heads[h][c];
-          if (scene.out[i].ndim != 0) {
-            expect(names[i], scene.out[i], step.index(b, t, h, c), in_type_of(scene.out[i], i, h, cell));
-          }
-          if (!step.is_cached(i) || slot == nowhere) continue;
-          const int64_t entries = step.cache->entries;
-          expect(cache_names[i], scene.caches[i], {slot / entries, slot % entries, h, c},
-                 in_type_of(scene.caches[i], i, h, cell));
+        if (scene.out[i].ndim != 0) {
+          expect_head(names[i], scene.out[i], scene.out_scales[i], i, h, step.index(b, t, h, 0), heads[h]);
         }
+        if (!step.is_cached(i) || slot == nowhere) continue;
+        const int64_t entries = step.cache->entries;
+        expect_head(cache_names[i], scene.caches[i], scene.cache_scales[i], i, h,
+                    {slot / entries, slot % entries, h, 0}, heads[h]);
       }
     }
   }
 
-  // What becomes a code: the value over its scale, where the tensor has codes.
-  Cell in_type_of(const rope_tensor_t &tensor, int i, int64_t head, Cell cell) {
-    if (!oracle::is_code(tensor.dtype)) return cell;
-    if (step.quant_rounding == ROPE_QUANT_ROUND_FIRST) {
-      cell.value = static_cast<T>(oracle::nearest(step.dtype, cell.value));
+  // At its channel 0 in a destination, whose scales are absent unless they are written.
+  void expect_head(const char *name, const rope_tensor_t &tensor, const rope_tensor_t &scales, int i, int64_t h,
+                   const Index &first, const Head &head) {
+    const int last = tensor.ndim - 1;
+    const auto at = [&](int64_t channel) {
+      Index index = first;
+      index[last] = channel;
+      return index;
+    };
+    if (!oracle::is_code(tensor.dtype)) {
+      for (size_t c = 0; c < head.size(); ++c) expect(name, tensor, at(static_cast<int64_t>(c)), head[c]);
+      return;
     }
-    const auto magnitude = static_cast<float>(std::fabs(cell.value));
-    if (!(magnitude <= amax[i])) amax[i] = std::isnan(amax[i]) ? amax[i] : magnitude;
-    if (step.operand(i).scale == Scale::None) return {cell.value, true, nullptr};
+    const bool is_split = scales.ndim == tensor.ndim + 1;
+    const int64_t groups = scales.ndim == 0 ? 1 : scales.shape[last] * (is_split ? 4 : 1);
+    const auto channels = static_cast<int64_t>(head.size()) / groups;
+    for (int64_t group = 0; group < groups; ++group) {
+      std::vector<float> values;
+      float largest = 0;
+      for (int64_t c = group * channels; c < (group + 1) * channels; ++c) {
+        const T value = head[c].value;
+        const bool is_first_rounded = step.quant_rounding == ROPE_QUANT_ROUND_FIRST;
+        values.push_back(static_cast<float>(is_first_rounded ? oracle::nearest(step.dtype, value) : value));
+        const float magnitude = std::fabs(values.back());
+        if (!(magnitude <= largest)) largest = std::isnan(largest) ? largest : magnitude;
+      }
+      if (!(largest <= amax[i])) amax[i] = std::isnan(amax[i]) ? amax[i] : largest;
+      float factor = static_factor(i, h);
+      if (scales.ndim != 0) {
+        const Real scale = written_scale(tensor.dtype, scales.dtype, largest);
+        Index of_scale = at(is_split ? group / 4 : group);
+        if (is_split) of_scale[last + 1] = group % 4;
+        Expectation expected = {"scale", scales.dtype, of_scale, nullptr, element_at(scales, of_scale), true, {}, -1};
+        oracle::encode(scales.dtype, scale, expected.bits.data());
+        add(expected);
+        factor = std::isinf(scale) || scale == 0 ? 0 : static_cast<float>(oracle::nearest(ROPE_DTYPE_F32, 1 / scale));
+        if (std::isinf(factor)) factor = std::numeric_limits<float>::max();
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        const float code = values[c] * factor;
+        expect(name, tensor, at(group * channels + c), {static_cast<T>(code), true, nullptr});
+      }
+    }
+  }
+
+  float static_factor(int i, int64_t head) const {
+    if (step.operand(i).scale == Scale::None) return 1;
     const auto scale = static_cast<float>(value_at(scene.scales[i], {step.operand(i).scale == Scale::One ? 0 : head}));
-    const float factor = (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
-    return {static_cast<T>(static_cast<float>(cell.value) * factor), true, nullptr};
+    return (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
+  }
+
+  // rope.h's formula, powers of two one after another.
+  Real written_scale(rope_dtype_t code, rope_dtype_t type, float largest) const {
+    const bool is_e8m0 = type == ROPE_DTYPE_F8_E8M0;
+    const Real floor =
+        step.scale_floor == 0 && !is_e8m0 ? static_cast<Real>(1e-10f) : static_cast<float>(step.scale_floor);
+    if (!std::isfinite(largest)) return largest;
+    const Real magnitude = std::max<Real>(largest, floor), top = oracle::max_finite(code);
+    if (!is_e8m0 && (step.quant_flags & ROPE_QUANT_FLAG_POWER_OF_TWO) == 0) {
+      return oracle::nearest(ROPE_DTYPE_F32, magnitude / top);
+    }
+    Real power = std::ldexp(1.0L, is_e8m0 ? -127 : -149);
+    while (power * top < magnitude) power *= 2;
+    return power;
   }
 
   void expect_amax() {

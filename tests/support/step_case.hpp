@@ -43,6 +43,15 @@ enum class Scale {
   ByHead  // [H]
 };
 
+// Scales that are written beside codes.
+struct WrittenScales {
+  rope_dtype_t dtype = 0;  // F32 or F8_E8M0; 0: none
+  int groups = 1;
+  bool is_split = false;   // THD: of an output [.., G/4, 4]
+  bool is_inline = false;  // of a cache: behind the codes of each head
+  Placement placement;
+};
+
 // q, k or v.
 struct StepTensor {
   int64_t heads = -1;      // -1: absent
@@ -60,6 +69,7 @@ struct StepTensor {
   Placement factor_placement;
   Scale scale = Scale::None;  // static, of what has 8 bits
   Placement scale_placement;
+  WrittenScales out_scales, cache_scales;
 };
 
 enum class CacheStorage {
@@ -120,6 +130,7 @@ struct StepCase {
   bool has_fault = false;
 
   uint32_t quant_flags = 0;
+  double scale_floor = 0;
   int32_t quant_rounding = 0;
   bool has_amax = false;
 
@@ -164,6 +175,7 @@ struct StepCase {
   void build(Scene *scene) const;
   void build_cache(Scene *scene) const;
   void build_quant(Scene *scene) const;
+  void build_scales(Scene *scene) const;
   void fill_operand(int i, Scene *scene) const;
   rope_config_t config(const Device &device, int32_t threads) const;
   void verify(Scene *scene) const;

@@ -50,8 +50,10 @@ struct StepTarget {
   int64_t channel_stride;
   bool is_window_alone;  // other channels are not written
   bool is_streamed;      // it may go past the caches, and not be seen by others until a store fence
+  WrittenScales scales;  // of codes: from those of the first head on; rows have no stride
 
   bool has_codes() const { return type >= kCpuE4M3; }
+  int groups() const { return scales.is_present() ? scales.groups : 1; }  // of a head, that have a factor each
 };
 
 // How heads become codes.

@@ -85,6 +85,18 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
   if (bits > *magnitude) *magnitude = bits;
 }
 
+// What a group of a head's values is multiplied by to become codes. Writes the scale where that follows from the values.
+template <typename Float8, typename T>
+float code_factor_of(const CodeRule &code, const WrittenScales &scales, int64_t head, int group, const T *values,
+                     int count) {
+  if (!scales.is_present()) return code.factor_of(head);
+  uint32_t magnitude = scales.floor;
+  raise_magnitude(values, count, &magnitude);
+  const GroupScale scale = scale_of_group<Float8>(magnitude, scales.form);
+  scales.store(0, head, group, scale.bits);
+  return scale.factor;
+}
+
 template <typename Real>
 void fill_angles(const uint64_t *phases, int count, Real scale, Real *__restrict cos, Real *__restrict sin) {
   for (int i = 0; i < count; ++i) {

@@ -69,6 +69,13 @@ ChannelNumbers numbers_from(const ChannelNumbers &given, int64_t head, rope_dtyp
   return numbers;
 }
 
+WrittenScales scales_from(const WrittenScales &given, int64_t first, int64_t second, int64_t head) {
+  WrittenScales scales = given;
+  const int64_t size = dtype_size(given.form == ScaleForm::kE8M0 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32);
+  if (given.is_present()) scales.data += (given.row(first, second) + head * given.head_stride) * size;
+  return scales;
+}
+
 CodeRule code_rule(const RopeProblem &problem, const StepTensor &tensor, int64_t head) {
   CodeRule rule = {};
   if (tensor.scale.data != nullptr) {
@@ -128,18 +135,21 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
                                       rotated.out_stride[kHead],
                                       rotated.out_stride[kChannel],
                                       !tensor.is_whole,
-                                      job.is_streamed && !rotated.is_in_place};
+                                      job.is_streamed && !rotated.is_in_place,
+                                      scales_from(tensor.out_scales, heads.batch, heads.token, heads.head)};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
     const CacheView &cache = tensor.cache;
     const int64_t first =
         token.cache.page * cache.page_stride + token.cache.entry * cache.entry_stride + heads.head * cache.head_stride;
-    run.targets[run.num_targets++] = {cache.data + first * dtype_size(cache.dtype),
-                                      cpu_type(cache.dtype),
-                                      cache.head_stride,
-                                      cache.channel_stride,
-                                      false,
-                                      job.is_streamed};
+    run.targets[run.num_targets++] = {
+        cache.data + first * dtype_size(cache.dtype),
+        cpu_type(cache.dtype),
+        cache.head_stride,
+        cache.channel_stride,
+        false,
+        job.is_streamed,
+        scales_from(tensor.cache_scales, token.cache.page, token.cache.entry, heads.head)};
   } else if (run.num_targets > 0 && !tensor.is_whole) {
     // Other channels are not even read: they may be those of another tensor.
     StepTarget &out = run.targets[0];

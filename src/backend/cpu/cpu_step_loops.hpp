@@ -211,24 +211,29 @@ void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin,
 }
 
 // Heads as codes, by way of `before`.
-template <typename T>
-void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
+template <typename T, typename Float8>
+void write_codes_of(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
   float *const values = heads->before;
   for (int i = 0; i < heads->count; ++i) {
     const int64_t head = heads->first + i;
-    const float factor = run.code.factor_of(head);
     memcpy(values, heads->head(i), static_cast<size_t>(run.channels) * sizeof *values);
     if (run.code.rounds_before) round_values<T>(values, run.channels);
     if (run.code.amax != nullptr) raise_magnitude(values, run.channels, run.code.amax);
-    for (int channel = 0; channel < run.channels; ++channel)
-      values[channel] = multiply_rounded(values[channel], factor);
-    char *const out = target.data + head * target.head_stride;
-    if (target.type == kCpuE4M3) {
-      write_elements<Float8E4M3>(values, run.channels, out, target.channel_stride, 0);
-    } else {
-      write_elements<Float8E5M2>(values, run.channels, out, target.channel_stride, 0);
+    const int groups = target.groups(), channels = run.channels / groups;
+    for (int group = 0; group < groups; ++group) {
+      float *const of_group = values + group * channels;
+      const float factor = code_factor_of<Float8>(run.code, target.scales, head, group, of_group, channels);
+      for (int channel = 0; channel < channels; ++channel)
+        of_group[channel] = multiply_rounded(of_group[channel], factor);
     }
+    write_elements<Float8>(values, run.channels, target.data + head * target.head_stride, target.channel_stride, 0);
   }
+}
+
+template <typename T>
+void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
+  if (target.type == kCpuE4M3) return write_codes_of<T, Float8E4M3>(run, target, heads);
+  write_codes_of<T, Float8E5M2>(run, target, heads);
 }
 
 template <typename T, typename Real>

@@ -556,19 +556,24 @@ ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
 
 // Heads of T as codes of U. Heads of the next block, which are In, are asked for one by one in the meantime.
 template <typename In, typename T, typename U>
-void encode_heads(const StepRun<float> &run, const HeadBlock &from, const HeadBlock &to, int64_t first, int count) {
+void encode_heads(const StepRun<float> &run, const StepTarget &target, const HeadBlock &from, const HeadBlock &to,
+                  int64_t first, int count) {
+  const int groups = target.groups(), channels = run.channels / groups;
   for (int head = 0; head < count; ++head) {
     const T *const in = reinterpret_cast<const T *>(from.data) + head * from.stride;
     U *const out = reinterpret_cast<U *>(to.data) + head * to.stride;
     prefetch_head<In>(run, first + count + head);
     if (run.code.amax != nullptr) raise_magnitude(in, run.channels, run.code.amax);
-    const float factor = run.code.factor_of(first + head);
-    int i = 0;
+    for (int group = 0; group < groups; ++group) {
+      int i = group * channels;
+      const int end = i + channels;
+      const float factor = code_factor_of<U>(run.code, target.scales, first + head, group, in + i, channels);
 #if defined(__AVX512BW__)
-    i = encode_vectors<16>(in, out, i, run.channels, factor);
+      i = encode_vectors<16>(in, out, i, end, factor);
 #endif
-    i = encode_vectors<8>(in, out, i, run.channels, factor);
-    for (; i < run.channels; ++i) out[i] = round_to<U>(multiply_rounded(to_float(in[i]), factor));
+      i = encode_vectors<8>(in, out, i, end, factor);
+      for (; i < end; ++i) out[i] = round_to<U>(multiply_rounded(to_float(in[i]), factor));
+    }
   }
 }
 
@@ -586,22 +591,22 @@ void step_to_block(const StepRun<float> &run, const HeadBlock &to, bool is_windo
 
 // The same for U of 8 bits, all channels, from numbers before they are codes: the input's own, or those of another block.
 template <typename T, typename U>
-void step_to_codes(const StepRun<float> &run, const HeadBlock &to, int64_t first, int count, const float *inverse,
-                   StepNumbers<T> *numbers) {
+void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadBlock &to, int64_t first, int count,
+                   const float *inverse, StepNumbers<T> *numbers) {
   alignas(64) char buffer[kMaxBlockBytes];
   const HeadBlock block = {buffer, run.channels};
   if (run.norm == nullptr && !run.is_turned) {
-    encode_heads<T, T, U>(run, block_of_input<T>(run, first), to, first, count);
+    encode_heads<T, T, U>(run, target, block_of_input<T>(run, first), to, first, count);
   } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
     step_to_block<T, float>(run, block, false, first, count, inverse, numbers);
-    encode_heads<T, float, U>(run, block, to, first, count);
+    encode_heads<T, float, U>(run, target, block, to, first, count);
   } else {
     step_to_block<T, T>(run, block, false, first, count, inverse, numbers);
-    encode_heads<T, T, U>(run, block, to, first, count);
+    encode_heads<T, T, U>(run, target, block, to, first, count);
   }
 }
 
-// Heads to targets from the one numbered `begin` on that have one type. What goes past the caches is put together first:
+// Heads to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put together first:
 // lines that follow each other take less time there.
 template <typename T, typename U>
 void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t first, int count, const float *inverse,
@@ -618,7 +623,7 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t firs
     const bool is_buffered = target.is_streamed;
     done = is_buffered ? HeadBlock{buffer, run.channels} : block_of(target);
     if constexpr (sizeof(U) == 1) {
-      step_to_codes<T, U>(run, done, first, count, inverse, numbers);
+      step_to_codes<T, U>(run, target, done, first, count, inverse, numbers);
     } else {
       step_to_block<T, U>(run, done, !is_buffered && target.is_window_alone, first, count, inverse, numbers);
     }
@@ -637,7 +642,8 @@ void step_to_all(const StepRun<float> &run, int64_t first, int count, const floa
   // The first target, which may be the input, comes last.
   for (int end = run.num_targets; end > 0;) {
     const CpuType type = run.targets[end - 1].type;
-    const int begin = end == 2 && run.targets[0].type == type ? 0 : end - 1;
+    const bool has_scales = run.targets[0].scales.is_present() || run.targets[end - 1].scales.is_present();
+    const int begin = end == 2 && run.targets[0].type == type && !has_scales ? 0 : end - 1;
     const auto write = [&](auto element) {
       step_to_targets<T, decltype(element)>(run, begin, end, first, count, inverse, numbers);
     };

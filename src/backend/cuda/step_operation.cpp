@@ -364,6 +364,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     mine->bias = of_step.bias;
     mine->factor = of_step.factor;
     mine->scale = of_step.scale;
+    mine->out_scales = of_step.out_scales;
+    mine->cache_scales = of_step.cache_scales;
     mine->amax = of_step.amax;
     mine->out_dtype = of_step.out_dtype;
     mine->heads = tensor.heads;

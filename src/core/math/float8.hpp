@@ -1,4 +1,5 @@
-// float8.hpp - the 8-bit storage types and how values become them, the same on host and device
+// float8.hpp - the 8-bit storage types, how values become them, and the scales that are written beside them; the same on
+// host and device
 #pragma once
 
 #include "core/math/float16.hpp"
@@ -11,7 +12,8 @@ struct Float8E4M3 {
 
   static constexpr int kMantissaBits = 3;
   static constexpr int kExponentBias = 7;
-  static constexpr float kMax = 448.0f;
+  static constexpr float kMax = 448.0f;  // 1.75 * 2^8
+  static constexpr int kMaxExponent = 8;
 };
 
 // 5 bits of exponent and 2 of mantissa; the largest number is 57344.
@@ -20,7 +22,8 @@ struct Float8E5M2 {
 
   static constexpr int kMantissaBits = 2;
   static constexpr int kExponentBias = 15;
-  static constexpr float kMax = 57344.0f;
+  static constexpr float kMax = 57344.0f;  // 1.75 * 2^15
+  static constexpr int kMaxExponent = 15;
 };
 
 constexpr uint8_t kFloat8NaN = 0x7f;  // of both types, whatever NaN it comes from
@@ -71,6 +74,50 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
 // What values are multiplied by before they are rounded to 8 bits.
 ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
   return multiplies ? scale : 1.0f / scale;
+}
+
+// What a written scale is.
+enum class ScaleForm : uint8_t {
+  kF32,
+  kPowerOfTwo,  // as F32
+  kE8M0
+};
+
+struct GroupScale {
+  uint32_t bits;  // of the F32, or of the E8M0
+  float factor;   // that the values of the group are multiplied by
+};
+
+// Nothing for 0, and what is finite for scales whose reciprocal is not.
+ROPE_HOST_DEVICE float written_code_factor(float scale) {
+  constexpr float kMaxFactor = 3.40282347e38f;
+  if (scale == 0) return 0;
+  const float factor = 1.0f / scale;
+  return factor > kMaxFactor ? kMaxFactor : factor;
+}
+
+// The scale of a group by the bits of its largest magnitude. A NaN makes it and all codes NaN, an infinity it infinite.
+template <typename Float8>
+ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form) {
+  constexpr uint32_t kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
+  if (magnitude > kInfinity) return {form == ScaleForm::kE8M0 ? 255 : kNaN, float_of(kNaN)};
+  if (magnitude == kInfinity) return {form == ScaleForm::kE8M0 ? 254 : kInfinity, 0};
+  if (form == ScaleForm::kF32) {
+    const float scale = float_of(magnitude) / Float8::kMax;
+    return {bits_of(scale), written_code_factor(scale)};
+  }
+  // The least power of two p with 1.75 * 2^kMaxExponent * p >= magnitude.
+  constexpr uint32_t kMinNormal = 0x00800000u, kFraction = 0x007fffffu, kFractionOfMax = 0x00600000u;
+  const bool is_subnormal = magnitude < kMinNormal;
+  const uint32_t normal = is_subnormal ? bits_of(float_of(magnitude) * 0x1p64f) : magnitude;
+  const int lowest = form == ScaleForm::kE8M0 ? -127 : -149;
+  int exponent = static_cast<int>(normal >> 23) - 127 - (is_subnormal ? 64 : 0) - Float8::kMaxExponent +
+                 ((normal & kFraction) > kFractionOfMax ? 1 : 0);
+  if (exponent < lowest) exponent = lowest;
+  const uint32_t power =
+      exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23 : 1u << static_cast<uint32_t>(exponent + 149);
+  return {form == ScaleForm::kE8M0 ? static_cast<uint32_t>(exponent + 127) : power,
+          written_code_factor(float_of(power))};
 }
 
 }  // namespace rope

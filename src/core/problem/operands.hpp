@@ -60,8 +60,9 @@ class Operands {
 
  private:
   // Of RoPE: q, k, v and their outputs, three of integers, three tables, fault; four of the norm; three factors; two
-  // caches, and at most five that say the places in them; three scales and amax_out.
-  static constexpr int kMaxOperands = 31;
+  // caches, and at most five that say the places in them; three static scales, those written beside three outputs and two
+  // caches, and amax_out.
+  static constexpr int kMaxOperands = 36;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);
 

@@ -13,6 +13,10 @@ constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 constexpr int32_t kNormBits[kNumTensorNames] = {ROPE_NORM_TENSOR_Q, ROPE_NORM_TENSOR_K, ROPE_NORM_TENSOR_V};
 constexpr const char *kNames[kNumTensorNames] = {"q", "k", "v"};
+constexpr const char *kOutNames[kNumTensorNames] = {"q_out", "k_out", "v_out"};
+
+constexpr double kMinFloat = 0x1p-149, kMaxFloat = 0x1.fffffep127;  // the numbers of F32 above 0
+constexpr float kDefaultFloor = 1e-10f;                             // of F32 scales
 
 // The index of a tensor in the problem; -1: it is absent.
 int index_of(TensorName name, const RopeProblem &problem, const ReadTensor *tensors) {
@@ -86,10 +90,7 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     return fail(kUnsupported, "%s: cache.flags is 0x%x: this version knows ROPE_CACHE_FLAG_SKIP_SLOT_0 (0x%x) only",
                 function_, cache_->flags, ROPE_CACHE_FLAG_SKIP_SLOT_0);
   }
-  const GivenTensor later[] = {{"k_pass_cache", cache_->k_pass_cache},
-                               {"k_scales", cache_->k_scales},
-                               {"v_scales", cache_->v_scales},
-                               {"k_pass_scales", cache_->k_pass_scales}};
+  const GivenTensor later[] = {{"k_pass_cache", cache_->k_pass_cache}, {"k_pass_scales", cache_->k_pass_scales}};
   const char *const field = first_set(later);
   if (field != nullptr) {
     return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, field);
@@ -122,23 +123,12 @@ rope_status_t StepReader::check_quant(const rope_args_t &args) {
                 "ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) only",
                 function_, quant_->flags);
   }
-  if ((quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
-    return fail(kUnsupported, "%s: quant.flags is 0x%x: this version does not write scales yet", function_,
-                quant_->flags);
+  const double floor = quant_->scale_floor;
+  if (floor != 0 && !(floor >= kMinFloat && floor <= kMaxFloat)) {
+    return fail(kInvalid, "%s: quant.scale_floor is %g: it must be 0 or a number of F32 above it", function_, floor);
   }
-  if (quant_->scale_floor != 0) {
-    return fail(kUnsupported, "%s: quant.scale_floor is %g: this version does not write scales yet", function_,
-                quant_->scale_floor);
-  }
-  const GivenTensor later[] = {{"q_scales_out", quant_->q_scales_out},
-                               {"k_scales_out", quant_->k_scales_out},
-                               {"v_scales_out", quant_->v_scales_out},
-                               {"k_pass_scale", quant_->k_pass_scale}};
-  const char *const field = first_set(later);
-  if (field != nullptr) {
-    return fail(kUnsupported, "%s: quant.%s is set: this version does not serve it yet", function_, field);
-  }
-  return ROPE_STATUS_SUCCESS;
+  if (is_zeroed(quant_->k_pass_scale)) return ROPE_STATUS_SUCCESS;
+  return fail(kUnsupported, "%s: quant.k_pass_scale is set: this version does not serve it yet", function_);
 }
 
 rope_status_t StepReader::check_input(const rope_args_t &args) {
@@ -181,6 +171,7 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
   }
   if (cache_ != nullptr) ROPE_TRY(read_caches(problem, tensors, step));
   for (int i = 0; i < problem.num_tensors; ++i) step->has_codes = step->has_codes || step->tensor[i].has_codes();
+  ROPE_TRY(read_written_scales(problem, tensors, step));
   return quant_ != nullptr ? read_quant(problem, tensors, step) : ROPE_STATUS_SUCCESS;
 }
 
@@ -254,6 +245,115 @@ rope_status_t StepReader::read_quant(const RopeProblem &problem, const ReadTenso
   return read_amax(problem, tensors, step);
 }
 
+// Lengths of the axes before the channels of what scales are written beside, and where two axes of rows and that of heads
+// are among them; -1: there is no such axis.
+struct StepReader::ScaleRows {
+  const char *beside;  // its field
+  rope_dtype_t dtype;
+  int count;
+  int64_t length[3];
+  int axis[3];
+};
+
+rope_status_t StepReader::read_written_scales(const RopeProblem &problem, const ReadTensor *tensors,
+                                              StepProblem *step) {
+  if (quant_ != nullptr) {
+    ROPE_TRY(read_scales_out("quant.q_scales_out", quant_->q_scales_out, kQ, problem, tensors, step));
+    ROPE_TRY(read_scales_out("quant.k_scales_out", quant_->k_scales_out, kK, problem, tensors, step));
+    ROPE_TRY(read_scales_out("quant.v_scales_out", quant_->v_scales_out, kV, problem, tensors, step));
+  }
+  if (cache_ != nullptr) {
+    ROPE_TRY(read_cache_scales("cache.k_scales", cache_->k_scales, "cache.k_cache", kK, problem, tensors, step));
+    ROPE_TRY(read_cache_scales("cache.v_scales", cache_->v_scales, "cache.v_cache", kV, problem, tensors, step));
+  }
+  const bool has_any = written_[kQ] != nullptr || written_[kK] != nullptr || written_[kV] != nullptr;
+  if (quant_ == nullptr || has_any) return ROPE_STATUS_SUCCESS;
+  if ((quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
+    return fail(kInvalid, "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) needs scales that are written",
+                function_, quant_->flags);
+  }
+  if (quant_->scale_floor == 0) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: quant.scale_floor is %g: it needs scales that are written", function_,
+              quant_->scale_floor);
+}
+
+rope_status_t StepReader::read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
+                                          const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
+  StepTensor *const tensor = &step->tensor[index];
+  const int *const axis = layout_.axis;
+  ScaleRows rows = {kOutNames[name], tensor->out_dtype, axis[kChannel], {}, {axis[kBatch], axis[kToken], axis[kHead]}};
+  const int64_t lengths[] = {problem.batches, problem.tokens, problem.tensor[index].heads};
+  for (int i = 0; i < 3; ++i) {
+    if (rows.axis[i] >= 0) rows.length[rows.axis[i]] = lengths[i];
+  }
+  written_[name] = field;
+  return read_scales(field, given, rows, tensor->channels, &tensor->out_scales);
+}
+
+rope_status_t StepReader::read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside,
+                                            TensorName name, const RopeProblem &problem, const ReadTensor *tensors,
+                                            StepProblem *step) {
+  if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
+  int index;
+  ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
+  StepTensor *const tensor = &step->tensor[index];
+  const CachePlaces &places = step->places;
+  const ScaleRows rows = {
+      beside, tensor->cache.dtype, 3, {places.pages, places.entries, problem.tensor[index].heads}, {0, 1, 2}};
+  written_[name] = field;
+  return read_scales(field, given, rows, tensor->channels, &tensor->cache_scales);
+}
+
+// Behind the axes of rows [G] groups of the channels, or, where there is an axis left, [G / 4, 4].
+rope_status_t StepReader::read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows,
+                                      int64_t channels, WrittenScales *scales) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
+  const View &view = operand->view;
+  if (!is_code(rows.dtype)) {
+    return fail(kInvalid, "%s: %s is set: %s is absent or has no 8 bits", function_, field, rows.beside);
+  }
+  if (view.dtype == ROPE_DTYPE_F8_E4M3) {
+    return fail(kUnsupported, "%s: %s.dtype is F8_E4M3: this version does not write such scales yet", function_, field);
+  }
+  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != ROPE_DTYPE_F8_E8M0) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or F8_E8M0", function_, field, dtype_name(view.dtype));
+  }
+  const int count = rows.count;
+  const bool is_split = view.ndim == count + 2 && view.shape[count + 1] == 4;
+  bool fits = is_split || view.ndim == count + 1;
+  for (int i = 0; fits && i < count; ++i) fits = view.shape[i] == rows.length[i];
+  const int64_t wanted = fits && view.shape[count] <= channels ? view.shape[count] * (is_split ? 4 : 1) : 0;
+  if (wanted == 0 || channels % wanted != 0) {
+    View expected = {};
+    expected.ndim = count;
+    for (int i = 0; i < count; ++i) expected.shape[i] = rows.length[i];
+    return fail(kInvalid,
+                "%s: %s has shape %s: it must have the axes of %s before its channels, %s, then G%s, where G divides "
+                "%lld channels",
+                function_, field, ShapeText(view).text, rows.beside, ShapeText(expected).text,
+                count + 2 <= kMaxAxes ? ", or G/4 and 4" : "", printable(channels));
+  }
+  ROPE_TRY(check_output_strides(function_, field, view));
+  const auto stride_of = [&](int axis) { return axis < 0 ? 0 : view.stride[axis]; };
+  const bool is_e8m0 = view.dtype == ROPE_DTYPE_F8_E8M0;
+  const bool is_power_of_two = quant_ != nullptr && (quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0;
+  const float given_floor = quant_ != nullptr ? static_cast<float>(quant_->scale_floor) : 0;
+  scales->data = view.data;
+  scales->form = is_e8m0 ? ScaleForm::kE8M0 : is_power_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
+  scales->floor = bits_of(given_floor != 0 || is_e8m0 ? given_floor : kDefaultFloor);
+  scales->groups = static_cast<int>(wanted);
+  scales->row_stride[0] = stride_of(rows.axis[0]);
+  scales->row_stride[1] = stride_of(rows.axis[1]);
+  scales->head_stride = stride_of(rows.axis[2]);
+  scales->group_stride = view.stride[is_split ? count + 1 : count];
+  scales->four_stride = is_split ? view.stride[count] : wanted > 4 ? 4 * view.stride[count] : 0;
+  return ROPE_STATUS_SUCCESS;
+}
+
 rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &given, TensorName name,
                                      const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
   Operand *operand;
@@ -264,6 +364,10 @@ rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &giv
   StepTensor *const tensor = &step->tensor[index];
   if (!tensor->may_have_codes()) {
     return fail(kInvalid, "%s: %s is set: nothing that %s is written to has 8 bits", function_, field, kNames[name]);
+  }
+  if (written_[name] != nullptr) {
+    return fail(kInvalid, "%s: %s is set beside %s: scales are given or written, not both", function_, field,
+                written_[name]);
   }
   const View &view = operand->view;
   if (view.dtype != ROPE_DTYPE_F32) {

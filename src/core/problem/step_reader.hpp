@@ -71,6 +71,14 @@ class StepReader {
   rope_status_t read_quant(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
                            const ReadTensor *tensors, StepProblem *step);
+  struct ScaleRows;
+  rope_status_t read_written_scales(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
+                                const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside, TensorName name,
+                                  const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows, int64_t channels,
+                            WrittenScales *scales);
   rope_status_t read_amax(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
@@ -92,8 +100,9 @@ class StepReader {
   const rope_cache_args_t *cache_ = nullptr;
   const rope_quant_args_t *quant_ = nullptr;
   const rope_input_args_t *input_ = nullptr;
-  const char *first_cache_ = nullptr;  // the field of the cache that says how many pages and entries there are
-  rope_norm_args_t norm_copy_;         // unset unless a caller's struct has another size
+  const char *written_[kNumTensorNames] = {};  // a field of scales that are written of each tensor
+  const char *first_cache_ = nullptr;          // the field of the cache that says how many pages and entries there are
+  rope_norm_args_t norm_copy_;                 // unset unless a caller's struct has another size
   rope_cache_args_t cache_copy_;
   rope_quant_args_t quant_copy_;
   rope_input_args_t input_copy_;

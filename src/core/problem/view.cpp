@@ -92,13 +92,13 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   }
   const int64_t size = dtype_size(tensor.dtype);
   if (size == 0) {
-    if (tensor.dtype == ROPE_DTYPE_F8_E8M0 || tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
+    if (tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
       return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
                   dtype_name(tensor.dtype));
     }
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
-                "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3 or F8_E5M2", function, field,
-                tensor.dtype);
+                "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2 or F8_E8M0", function,
+                field, tensor.dtype);
   }
   *view = View{};
   view->data = static_cast<char *>(tensor.data);

@@ -39,8 +39,9 @@ inline int64_t magnitude(int64_t stride) {
 
 // In bytes, a power of two; 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
-  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1};  // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2
-  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F8_E5M2 ? kSizes[dtype] : 0;
+  // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2, F8_E8M0
+  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1, 1};
+  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F8_E8M0 ? kSizes[dtype] : 0;
 }
 
 // Whether elements of a type are codes, which stand for a number times a scale.

@@ -173,15 +173,25 @@ class StepHead {
     const bool has_codes =
         (out != nullptr && is_code(tensor_.out_dtype)) || (cache != nullptr && is_code(tensor_.cache.dtype));
     if (has_codes) prepare_codes();
+    // Where scales are written each destination has factors of its own.
+    const bool has_scales = tensor_.out_scales.is_present() || tensor_.cache_scales.is_present();
 #pragma unroll 1
-    for (int c = begin_ + lane(); c < end_; c += 32) {
-      const bool is_inside = c >= begin && c < end;
-      const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside);
-      if (out != nullptr && (tensor_.is_whole || is_inside)) {
-        store_channel(out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
+    for (int pass = 0; pass < (has_scales ? 2 : 1); ++pass) {
+      char *const to_out = pass == 0 ? out : nullptr, *const to_cache = has_scales && pass == 0 ? nullptr : cache;
+      if (has_scales) {
+        if (to_out != nullptr) find_scales(tensor_.out_scales, tensor_.out_dtype, at_.batch, at_.token);
+        if (to_cache != nullptr) find_scales(tensor_.cache_scales, tensor_.cache.dtype, place.page, place.entry);
       }
-      if (cache != nullptr) {
-        store_channel(cache + c * tensor_.cache.channel_stride, tensor_.cache.dtype, c, is_computed);
+#pragma unroll 1
+      for (int c = begin_ + lane(); c < end_; c += 32) {
+        const bool is_inside = c >= begin && c < end;
+        const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside);
+        if (to_out != nullptr && (tensor_.is_whole || is_inside)) {
+          store_channel(to_out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
+        }
+        if (to_cache != nullptr) {
+          store_channel(to_cache + c * tensor_.cache.channel_stride, tensor_.cache.dtype, c, is_computed);
+        }
       }
     }
   }
@@ -206,14 +216,21 @@ class StepHead {
   __device__ __forceinline__ void prepare_codes() {
     const StaticScale &scale = tensor_.scale;
     code_factor_ = 1;
+    group_channels_ = 0;
     if (scale.data != nullptr) {
       const float given = reinterpret_cast<const float *>(scale.data)[head_ * scale.head_stride];
       code_factor_ = code_factor(given, params_.scale_multiplies);
     }
     if (tensor_.amax == nullptr) return;
+    const uint32_t max = largest_magnitude(begin_, end_);
+    if (lane() == 0) atomicMax(reinterpret_cast<uint32_t *>(tensor_.amax), max);
+  }
+
+  // The bits of that of values which become codes, in every lane.
+  __device__ __forceinline__ uint32_t largest_magnitude(int begin, int end) const {
     uint32_t max = 0;
 #pragma unroll 1
-    for (int c = begin_ + lane(); c < end_; c += 32) {
+    for (int c = begin + lane(); c < end; c += 32) {
       const uint32_t magnitude = bits_of(static_cast<float>(before_code(c))) & 0x7fffffffu;
       max = magnitude > max ? magnitude : max;
     }
@@ -221,7 +238,34 @@ class StepHead {
       const uint32_t other = __shfl_xor_sync(0xffffffffu, max, distance);
       max = other > max ? other : max;
     }
-    if (lane() == 0) atomicMax(reinterpret_cast<uint32_t *>(tensor_.amax), max);
+    return max;
+  }
+
+  // Writes the scales of a destination, and what values are multiplied by to in_order_, which is not needed any more.
+  __device__ __forceinline__ void find_scales(const WrittenScales &scales, rope_dtype_t dtype, int64_t first_row,
+                                              int64_t second_row) {
+    group_channels_ = 0;
+    if (!scales.is_present()) return;
+    const int channels = tensor_.channels / scales.groups;
+    const int64_t row = scales.row(first_row, second_row);
+    __syncwarp();
+#pragma unroll 1
+    for (int group = 0; group < scales.groups; ++group) {
+      uint32_t magnitude = largest_magnitude(group * channels, (group + 1) * channels);
+      if (magnitude < scales.floor) magnitude = scales.floor;
+      const GroupScale scale = dtype == ROPE_DTYPE_F8_E4M3 ? scale_of_group<Float8E4M3>(magnitude, scales.form)
+                                                           : scale_of_group<Float8E5M2>(magnitude, scales.form);
+      if (lane() == 0) {
+        scales.store(row, head_, group, scale.bits);
+        in_order_[group] = scale.factor;
+      }
+    }
+    __syncwarp();
+    group_channels_ = channels;
+  }
+
+  __device__ __forceinline__ Real code_factor_of(int channel) const {
+    return group_channels_ != 0 ? in_order_[channel / group_channels_] : code_factor_;
   }
 
   __device__ __forceinline__ Real before_code(int channel) const {
@@ -230,7 +274,7 @@ class StepHead {
 
   __device__ __forceinline__ void store_channel(char *address, rope_dtype_t dtype, int channel, bool is_computed) {
     if (is_code(dtype)) {
-      store_rounded<T>(address, dtype, multiply_rounded(before_code(channel), code_factor_));
+      store_rounded<T>(address, dtype, multiply_rounded(before_code(channel), code_factor_of(channel)));
     } else if (!is_computed && dtype == kDtypeOf<T>) {
       *reinterpret_cast<T *>(address) = raw_[source_of(channel)];
     } else {
@@ -247,6 +291,7 @@ class StepHead {
   int end_;
   int64_t head_ = 0;
   Real code_factor_ = 1;
+  int group_channels_ = 0;  // of a group whose factor lies in in_order_; 0: code_factor_ is that of all
   Real *in_order_;
   Real *moved_;
   T *raw_;

@@ -242,6 +242,8 @@ struct StepGeneralTensor {
   ChannelNumbers bias;
   RowFactor factor;
   StaticScale scale;
+  WrittenScales out_scales;
+  WrittenScales cache_scales;
   char *amax;
   rope_dtype_t out_dtype;
   int64_t heads;
