@@ -258,7 +258,11 @@ int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated
   const int written = tensor.is_whole ? tensor.channels : geometry.rotary_dim;
   int64_t bytes = (tensor.is_cached() ? tensor.channels : written) * dtype_size(geometry.dtype);
   if (tensor.is_written) bytes += written * dtype_size(tensor.out_dtype);
-  if (tensor.is_cached()) bytes += tensor.channels * dtype_size(tensor.cache.dtype);
+  if (tensor.is_cached()) {
+    const int in_cache = tensor.cache_part.count(tensor.channels, geometry.rotary_dim);
+    bytes += in_cache * dtype_size(tensor.cache.dtype);
+    bytes += (tensor.channels - in_cache) * dtype_size(tensor.pass_cache.dtype);
+  }
   return rotated.heads * bytes;
 }
 

@@ -22,7 +22,7 @@ bool fit_integers(const TokenIntegers &integers) {
 // Whether the kernels of rows serve what is asked for, whatever the sizes of vectors.
 bool takes_rows(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
-  if (step.has_factor || !may_have_rows(*problem.geometry)) return false;
+  if (step.has_factor || step.has_parts || !may_have_rows(*problem.geometry)) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
   if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;

@@ -134,6 +134,23 @@ struct RopeRequest {
     return *this;
   }
 
+  // A window of 8 of 16 channels; q in two parts.
+  RopeRequest &use_pass() {
+    config.rotary_dim = 8;
+    args.q = tensor({2, 3, 4, 8});
+    input.q_pass = tensor({2, 3, 4, 8});
+    args.input = &input;
+    return *this;
+  }
+
+  // The same window, k in two caches.
+  rope_cache_args_t &use_latent() {
+    config.rotary_dim = 8;
+    use_cache().k_cache = tensor({3, 4, 2, 8});
+    cache.k_pass_cache = tensor({3, 4, 2, 8});
+    return cache;
+  }
+
   // v beside k, each into a cache.
   rope_cache_args_t &use_v() {
     use_cache();
@@ -817,13 +834,119 @@ std::vector<RopeMisuse> misused_steps() {
       {"input.struct_size above 4096", invalid, "input.struct_size", "4097",
        [](R &r) { r.use_factor().struct_size = 4097; }},
       {"input with a flag", unsupported, "input.flags", "0x1", [](R &r) { r.use_factor().flags = 1; }},
-      {"q_pass", unsupported, "input.q_pass", "",
+      {"q_pass of a whole rotation", invalid, "input.q_pass", "rotary_dim 16",
        [](R &r) {
          r.use_factor().q_pass = r.tensor({2, 3, 4, 8});
        }},
-      {"k_pass", unsupported, "input.k_pass", "",
+      {"q_pass beside all of q", invalid, "q", "rotary_dim, 8",
        [](R &r) {
-         r.use_factor().k_pass = r.tensor({2, 3, 2, 8});
+         r.use_pass().args.q = r.tensor({2, 3, 4, 16});
+       }},
+      {"q_pass without q_out", invalid, "input.q_pass", "q_out is absent", [](R &r) { r.use_pass().args.q_out = {}; }},
+      {"q_pass without q", invalid, "input.q_pass", "q is absent",
+       [](R &r) {
+         r.use_pass();
+         r.args.q = r.args.q_out = {};
+       }},
+      {"q_out of the window alone beside q_pass", invalid, "q_out", "head_dim, 16",
+       [](R &r) {
+         r.use_pass().args.q_out = r.tensor({2, 3, 4, 8});
+       }},
+      {"q_pass of other channels", invalid, "input.q_pass", "8",
+       [](R &r) {
+         r.use_pass().input.q_pass = r.tensor({2, 3, 4, 9});
+       }},
+      {"q_pass of other heads", invalid, "input.q_pass", "4",
+       [](R &r) {
+         r.use_pass().input.q_pass = r.tensor({2, 3, 1, 8});
+       }},
+      {"q_pass of other tokens", invalid, "input.q_pass", "3",
+       [](R &r) {
+         r.use_pass().input.q_pass = r.tensor({2, 4, 4, 8});
+       }},
+      {"q_pass of rank 3", invalid, "input.q_pass", "4",
+       [](R &r) {
+         r.use_pass().input.q_pass = r.tensor({6, 4, 8});
+       }},
+      {"q_pass of F16", invalid, "input.q_pass", "F16",
+       [](R &r) {
+         r.use_pass().input.q_pass = r.workspace.tensor(ROPE_DTYPE_F16, {2, 3, 4, 8});
+       }},
+      {"q_pass without data", invalid, "input.q_pass", "NULL", [](R &r) { r.use_pass().input.q_pass.data = nullptr; }},
+      {"q_pass in q_out", invalid, "q_out", "q_pass",
+       [](R &r) {
+         r.use_pass();
+         r.input.q_pass = narrow(r.args.q_out, 3, 0, 8);
+       }},
+      {"q in q_out beside q_pass", invalid, "q_out", "q",
+       [](R &r) {
+         r.use_pass();
+         r.args.q = narrow(r.args.q_out, 3, 8, 8);
+       }},
+      {"k_pass with neither k_out nor k_cache", invalid, "input.k_pass", "k_out is absent",
+       [](R &r) {
+         r.use_pass();
+         r.input.k_pass = r.tensor({2, 3, 2, 8});
+         r.args.k = r.tensor({2, 3, 2, 8});
+         r.args.k_out = {};
+       }},
+      {"k_pass_cache without k_cache", invalid, "cache.k_pass_cache", "k_cache is absent",
+       [](R &r) {
+         r.use_latent().v_cache = r.cache.k_cache;
+         r.cache.k_cache = {};
+       }},
+      {"k_pass_cache of a whole rotation", invalid, "cache.k_pass_cache", "no channels outside",
+       [](R &r) {
+         r.use_cache().k_pass_cache = r.tensor({3, 4, 2, 8});
+       }},
+      {"k_pass_cache beside a k_cache of all channels", invalid, "cache.k_cache", "of the window",
+       [](R &r) {
+         r.use_latent().k_cache = r.tensor({3, 4, 2, 16});
+       }},
+      {"k_pass_cache of other channels", invalid, "cache.k_pass_cache", "outside the window",
+       [](R &r) {
+         r.use_latent().k_pass_cache = r.tensor({3, 4, 2, 9});
+       }},
+      {"k_pass_cache of other pages", invalid, "cache.k_pass_cache", "2 pages",
+       [](R &r) {
+         r.use_latent().k_pass_cache = r.tensor({2, 4, 2, 8});
+       }},
+      {"k_pass_cache of F64", invalid, "cache.k_pass_cache", "F64",
+       [](R &r) {
+         r.use_latent().k_pass_cache = r.workspace.tensor(ROPE_DTYPE_F64, {3, 4, 2, 8});
+       }},
+      {"k_pass_cache over k_cache", invalid, "k_cache", "k_pass_cache",
+       [](R &r) {
+         r.use_latent();
+         r.cache.k_pass_cache.data = r.cache.k_cache.data;
+       }},
+      {"k_pass_scales of a k_pass_cache of 32 bits", invalid, "cache.k_pass_scales", "no 8 bits",
+       [](R &r) {
+         r.use_latent().k_pass_scales = r.tensor({3, 4, 2, 1});
+       }},
+      {"k_pass_scales of groups that are none", invalid, "cache.k_pass_scales", "8 channels",
+       [](R &r) {
+         r.use_latent().k_pass_scales = r.tensor({3, 4, 2, 3});
+         r.cache.k_pass_cache = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4, 2, 8});
+       }},
+      {"k_pass_scale of a k_pass_cache of 32 bits", invalid, "quant.k_pass_scale", "no 8 bits",
+       [](R &r) {
+         r.use_latent();
+         r.quant.k_pass_scale = r.tensor({1});
+         r.args.quant = &r.quant;
+       }},
+      {"k_pass_scale beside k_pass_scales", invalid, "quant.k_pass_scale", "cache.k_pass_scales",
+       [](R &r) {
+         r.use_latent().k_pass_scales = r.tensor({3, 4, 2, 2});
+         r.cache.k_pass_cache = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4, 2, 8});
+         r.quant.k_pass_scale = r.tensor({1});
+         r.args.quant = &r.quant;
+       }},
+      {"k_scale of codes in k_pass_cache alone", invalid, "quant.k_scale", "8 bits",
+       [](R &r) {
+         r.use_latent().k_pass_cache = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4, 2, 8});
+         r.quant.k_scale = r.tensor({1});
+         r.args.quant = &r.quant;
        }},
       {"q_row_factor of other tokens", invalid, "input.q_row_factor", "[4]",
        [](R &r) { r.use_factor().q_row_factor = r.tensor({4}); }},
@@ -976,7 +1099,8 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_scales().quant.amax_out = r.tensor({3});
          r.cache.k_scales.data = r.quant.amax_out.data;
        }},
-      {"k_pass_scale", unsupported, "quant.k_pass_scale", "", [](R &r) { r.use_codes().k_pass_scale = r.tensor({1}); }},
+      {"k_pass_scale without k_pass_cache", invalid, "quant.k_pass_scale", "k_pass_cache is absent",
+       [](R &r) { r.use_codes().k_pass_scale = r.tensor({1}); }},
       {"quant beside a v that is turned", unsupported, "v", "quant",
        [](R &r) {
          r.use_codes();
@@ -1358,11 +1482,7 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_cache();
          r.norm.k_weight.data = r.cache.k_cache.data;
        }},
-      {"k_pass_cache", unsupported, "cache.k_pass_cache", "",
-       [](R &r) {
-         r.use_cache().k_pass_cache = r.tensor({3, 4, 2, 8});
-       }},
-      {"k_pass_scales", unsupported, "cache.k_pass_scales", "",
+      {"k_pass_scales without k_pass_cache", invalid, "cache.k_pass_scales", "k_pass_cache is absent",
        [](R &r) {
          r.use_cache().k_pass_scales = r.tensor({3, 4, 2, 1});
        }},

@@ -124,8 +124,9 @@ class Request {
       const Call run(function);
       const bool ran =
           run.returned(is_forward ? rope_forward(desc, args, nullptr) : rope_backward(desc, args, nullptr));
-      const bool is_forward_only =
-          args_.norm != nullptr || args_.cache != nullptr || args_.quant != nullptr || has_code_outputs();
+      const bool is_forward_only = args_.norm != nullptr || args_.cache != nullptr || args_.quant != nullptr ||
+                                   has_code_outputs() ||
+                                   (args_.input != nullptr && (input_.q_pass.ndim != 0 || input_.k_pass.ndim != 0));
       if (is_forward || !is_forward_only) expect(ran == is_served, "explain and a call disagree");
       if (!is_forward && is_forward_only) expect(!ran, "backward served what forward alone does");
       if (ran) verify();
@@ -153,6 +154,11 @@ class Request {
       heads_[i] = in_.one_of<int64_t>({1, 2, 3, 0});
       widths_[i] = in_.chance(20) ? window() : i == 2 && in_.chance(30) ? in_.between(1, 40) : config_.head_dim;
       rope_tensor_t *const tensor = tensors[i][0];
+      const bool has_others = window() < config_.head_dim && widths_[i] == config_.head_dim;
+      if (i < 2 && has_others && in_.chance(30)) {
+        draw_parts(i, tensor, tensors[i][1]);
+        continue;
+      }
       set_rows(tensor, config_.dtype, i, true);
       if (!in_.chance(50)) continue;
       if (in_.chance(50)) {
@@ -162,6 +168,17 @@ class Request {
         set_rows(tensors[i][1], is_narrow ? floats[in_.between(1, 2)] : config_.dtype, i, false);
       }
     }
+  }
+
+  // The window in one tensor and the other channels in another.
+  void draw_parts(int i, rope_tensor_t *tensor, rope_tensor_t *out) {
+    has_input_ = true;
+    if (in_.chance(i == 0 ? 95 : 50)) set_rows(out, config_.dtype, i, false);
+    widths_[i] = window();
+    set_rows(tensor, config_.dtype, i, true);
+    widths_[i] = config_.head_dim - window();
+    set_rows(i == 0 ? &input_.q_pass : &input_.k_pass, config_.dtype, i, true);
+    widths_[i] = config_.head_dim;
   }
 
   void set_rows(rope_tensor_t *tensor, rope_dtype_t dtype, int i, bool is_input) {
@@ -244,8 +261,11 @@ class Request {
     for (int i = 1; i < 3; ++i) {
       if (heads_[i] < 0 ? !in_.chance(2) : in_.chance(20)) continue;
       const bool is_narrow = config_.dtype == ROPE_DTYPE_F32 && in_.chance(40);
-      set(i == 1 ? &cache_.k_cache : &cache_.v_cache, is_narrow ? floats[in_.between(1, 2)] : config_.dtype,
-          {pages_, entries_, heads_[i], widths_[i]}, false);
+      const rope_dtype_t dtype = is_narrow ? floats[in_.between(1, 2)] : config_.dtype;
+      const bool has_parts = i == 1 && (widths_[1] > window() ? in_.chance(30) : in_.chance(2));
+      set(i == 1 ? &cache_.k_cache : &cache_.v_cache, dtype,
+          {pages_, entries_, heads_[i], has_parts ? window() : widths_[i]}, false);
+      if (has_parts) set(&cache_.k_pass_cache, dtype, {pages_, entries_, heads_[1], widths_[1] - window()}, false);
     }
     if (in_.chance(50)) {
       draw_for_each_token(&cache_.slots);
@@ -272,7 +292,8 @@ class Request {
   // Some of what is written has 8 bits.
   void draw_codes() {
     const bool has_codes = in_.chance(40);
-    rope_tensor_t *const written[5] = {&args_.q_out, &args_.k_out, &args_.v_out, &cache_.k_cache, &cache_.v_cache};
+    rope_tensor_t *const written[6] = {&args_.q_out,    &args_.k_out,    &args_.v_out,
+                                       &cache_.k_cache, &cache_.v_cache, &cache_.k_pass_cache};
     for (rope_tensor_t *tensor : written) {
       if (!has_codes || tensor->ndim == 0 || !in_.chance(70)) continue;
       tensor->dtype = in_.one_of<rope_dtype_t>({ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2});
@@ -286,27 +307,31 @@ class Request {
       if (!in_.chance(is_needed ? 70 : 3)) continue;
       set(scales[i], ROPE_DTYPE_F32, {in_.chance(50) ? heads_[i] : 1}, true);
     }
+    if (in_.chance(oracle::is_code(written[5]->dtype) ? 50 : 2)) {
+      set(&quant_.k_pass_scale, ROPE_DTYPE_F32, {in_.chance(50) ? heads_[1] : 1}, true);
+    }
     if (in_.chance(40)) set(&quant_.amax_out, ROPE_DTYPE_F32, {3}, false);
     if (in_.chance(40)) draw_written_scales(written, scales);
   }
 
   bool has_written_scales() const {
     return quant_.q_scales_out.ndim != 0 || quant_.k_scales_out.ndim != 0 || quant_.v_scales_out.ndim != 0 ||
-           cache_.k_scales.ndim != 0 || cache_.v_scales.ndim != 0;
+           cache_.k_scales.ndim != 0 || cache_.v_scales.ndim != 0 || cache_.k_pass_scales.ndim != 0;
   }
 
   // In the place of static ones.
   void draw_written_scales(rope_tensor_t *const *written, rope_tensor_t *const *scales) {
     if (in_.chance(30)) quant_.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
     if (in_.chance(30)) quant_.scale_floor = in_.chance(80) ? in_.one_of({1e-12, 1e-45, 448.0}) : in_.number();
-    rope_tensor_t *const beside[5] = {&quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out,
-                                      &cache_.k_scales, &cache_.v_scales};
-    for (int i = 0; i < 5; ++i) {
-      const bool has_codes = written[i]->ndim != 0 && oracle::is_code(written[i]->dtype);
-      if (!in_.chance(has_codes ? 80 : 2)) continue;
-      if (!in_.chance(3)) *scales[i < 3 ? i : i - 2] = {};
-      const int tensor = i < 3 ? i : i - 2;
-      const int64_t width = widths_[tensor] > 0 ? widths_[tensor] : 1;
+    rope_tensor_t *const beside[6] = {&quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out,
+                                      &cache_.k_scales,     &cache_.v_scales,     &cache_.k_pass_scales};
+    for (int i = 0; i < 6; ++i) {
+      const bool is_of_codes = written[i]->ndim != 0 && oracle::is_code(written[i]->dtype);
+      if (!in_.chance(is_of_codes ? 80 : 2)) continue;
+      const int tensor = i < 3 ? i : i == 5 ? 1 : i - 2;
+      if (!in_.chance(3)) *(i == 5 ? &quant_.k_pass_scale : scales[tensor]) = {};
+      const int64_t width =
+          i == 5 && widths_[1] > window() ? widths_[1] - window() : std::max(widths_[tensor], int64_t{1});
       const int64_t groups = in_.one_of<int64_t>({1, 1, 2, 4, 8, width, 3}), heads = heads_[tensor];
       const rope_dtype_t dtype = in_.chance(50) ? ROPE_DTYPE_F32 : ROPE_DTYPE_F8_E8M0;
       if (i >= 3) {
@@ -452,8 +477,8 @@ class Request {
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
     for (const rope_tensor_t *alone :
-         {&cache_.k_cache, &cache_.v_cache, &cache_.k_scales, &cache_.v_scales, &quant_.q_scales_out,
-          &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out}) {
+         {&cache_.k_cache, &cache_.v_cache, &cache_.k_pass_cache, &cache_.k_scales, &cache_.v_scales,
+          &cache_.k_pass_scales, &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out}) {
       if (alone->ndim == 0) continue;
       may_change(*alone);
       if (has_element_twice(*alone))
@@ -509,6 +534,11 @@ class Request {
                                         {"quant.v_scales_out", &quant_.v_scales_out},
                                         {"cache.k_scales", &cache_.k_scales},
                                         {"cache.v_scales", &cache_.v_scales},
+                                        {"cache.k_pass_cache", &cache_.k_pass_cache},
+                                        {"cache.k_pass_scales", &cache_.k_pass_scales},
+                                        {"quant.k_pass_scale", &quant_.k_pass_scale},
+                                        {"input.q_pass", &input_.q_pass},
+                                        {"input.k_pass", &input_.k_pass},
                                         {"input.q_row_factor", &input_.q_row_factor},
                                         {"input.k_row_factor", &input_.k_row_factor},
                                         {"input.v_row_factor", &input_.v_row_factor}};

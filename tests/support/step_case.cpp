@@ -37,8 +37,17 @@ struct StepCase::Scene {
   rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
   rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {}, scales[3] = {};
   rope_tensor_t out_scales[3] = {}, cache_scales[3] = {};
+  rope_tensor_t passes[3] = {}, pass_cache = {}, pass_scale = {}, pass_scales = {};
   std::vector<Expectation> expected;
   std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
+
+  // Of a channel of a head that is read.
+  void *element_of(const StepCase &step, int i, int64_t b, int64_t t, int64_t h, int64_t c) const {
+    if (!step.operand(i).has_pass) return element_at(in[i], step.index(b, t, h, c));
+    const int64_t begin = step.rotary_offset, end = begin + step.window();
+    if (c >= begin && c < end) return element_at(in[i], step.index(b, t, h, c - begin));
+    return element_at(passes[i], step.index(b, t, h, c < begin ? c : c - step.window()));
+  }
 };
 
 bool StepCase::is_turned(int i) const {
@@ -55,8 +64,8 @@ int32_t StepCase::width_of(int i) const {
   return operand(i).width ? operand(i).width : head_dim;
 }
 
-Shape StepCase::shape_of(int i) const {
-  return shape_in_layout(layout, batch, tokens, operand(i).heads, width_of(i));
+Shape StepCase::shape_of(int i, int32_t channels) const {
+  return shape_in_layout(layout, batch, tokens, operand(i).heads, channels);
 }
 
 Shape StepCase::factor_shape(int i) const {
@@ -78,7 +87,8 @@ rope_dtype_t StepCase::cache_dtype(int i) const {
 
 bool StepCase::has_codes(int i) const {
   return (operand(i).heads >= 0 && operand(i).out == StepOut::Own && oracle::is_code(operand(i).out_dtype)) ||
-         (is_cached(i) && oracle::is_code(cache_dtype(i)));
+         (is_cached(i) &&
+          (oracle::is_code(cache_dtype(i)) || (i == 1 && cache->has_k_pass && oracle::is_code(cache->k_pass_dtype))));
 }
 
 Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t channel) const {
@@ -186,6 +196,13 @@ std::string StepCase::describe() const {
     };
     written("out scales", t.out_scales);
     written("cache scales", t.cache_scales);
+    if (t.has_pass) text << " pass" << t.pass_placement.describe();
+    if (i == 1 && cache && cache->has_k_pass) {
+      text << " pass cache" << cache->k_pass_placement.describe();
+      if (cache->k_pass_dtype) text << ' ' << oracle::dtype_name(cache->k_pass_dtype);
+      if (cache->k_pass_scale != Scale::None) text << " scale " << static_cast<int>(cache->k_pass_scale);
+      written("scales", cache->k_pass_scales);
+    }
     if (t.factor == RowFactor::None) continue;
     text << " factor " << static_cast<int>(t.factor) << ' '
          << oracle::dtype_name(t.factor_dtype ? t.factor_dtype : dtype) << t.factor_placement.describe();
@@ -238,6 +255,8 @@ void StepCase::fill_operand(int i, Scene *scene) const {
   bool is_shared = false;
   for (const bool expanded : of.in_placement.expanded_axis) is_shared = is_shared || expanded;
   workspace.fill_bits(scene->in[i]);
+  if (of.has_pass) workspace.fill_bits(scene->passes[i]);
+  for (const bool expanded : of.pass_placement.expanded_axis) is_shared = is_shared || expanded;
   for (int64_t b = 0; b < batches(); ++b) {
     for (int64_t t = 0; t < tokens; ++t) {
       // What only moves stays random bits.
@@ -245,7 +264,7 @@ void StepCase::fill_operand(int i, Scene *scene) const {
       for (int64_t h = 0; h < of.heads; ++h) {
         for (int64_t c = 0; c < width_of(i); ++c) {
           const bool is_inside = c >= offset_of(i) && c < offset_of(i) + window();
-          void *element = element_at(scene->in[i], index(b, t, h, c));
+          void *element = scene->element_of(*this, i, b, t, h, c);
           if (values) {
             oracle::encode(dtype, values(i, b * tokens + t, h, c), element);
           } else if (is_shared || is_normed(i) || (turns && is_inside)) {
@@ -255,6 +274,23 @@ void StepCase::fill_operand(int i, Scene *scene) const {
       }
     }
   }
+}
+
+rope_tensor_t StepCase::build_cache_tensor(Scene *scene, rope_dtype_t code, int64_t heads, int64_t width,
+                                           Placement placement, const WrittenScales &scales,
+                                           rope_tensor_t *inside) const {
+  if (cache->storage == CacheStorage::HeadsFirst) placement.order({0, 2, 1, 3});
+  const Shape shape = {cache->pages, cache->entries, heads, width};
+  if (!scales.is_inline) return scene->workspace.tensor(code, shape, placement);
+  const int64_t size = oracle::element_size(scales.dtype), padded = (width + size - 1) / size * size;
+  const int64_t row = padded + size * scales.groups;
+  const rope_tensor_t rows = scene->workspace.tensor(code, {cache->pages, cache->entries, heads, row}, placement);
+  *inside = rows;
+  inside->dtype = scales.dtype;
+  inside->shape[3] = scales.groups;
+  inside->data = element_at(rows, {0, 0, 0, padded});
+  for (int axis = 0; axis < 3; ++axis) inside->stride[axis] /= size;
+  return narrow(rows, 3, 0, width);
 }
 
 void StepCase::build_cache(Scene *scene) const {
@@ -276,23 +312,17 @@ void StepCase::build_cache(Scene *scene) const {
   } else {
     for (int i = 1; i < 3; ++i) {
       if (!is_cached(i)) continue;
-      Placement placement = i == 1 ? cache->k_placement : cache->v_placement;
-      if (cache->storage == CacheStorage::HeadsFirst) placement.order({0, 2, 1, 3});
-      const WrittenScales &scales = operand(i).cache_scales;
-      const int64_t size = scales.dtype ? oracle::element_size(scales.dtype) : 1;
-      const int64_t padded = scales.is_inline ? (width_of(i) + size - 1) / size * size : width_of(i);
-      const int64_t row = scales.is_inline ? padded + size * scales.groups : padded;
-      scene->caches[i] =
-          workspace.tensor(cache_dtype(i), {cache->pages, cache->entries, operand(i).heads, row}, placement);
-      if (!scales.is_inline) continue;
-      rope_tensor_t *const inside = &scene->cache_scales[i];
-      *inside = scene->caches[i];
-      inside->dtype = scales.dtype;
-      inside->shape[3] = scales.groups;
-      inside->data = element_at(scene->caches[i], {0, 0, 0, padded});
-      for (int axis = 0; axis < 3; ++axis) inside->stride[axis] /= size;
-      scene->caches[i] = narrow(scene->caches[i], 3, 0, width_of(i));
+      scene->caches[i] = build_cache_tensor(scene, cache_dtype(i), operand(i).heads, cache_width(i),
+                                            i == 1 ? cache->k_placement : cache->v_placement, operand(i).cache_scales,
+                                            &scene->cache_scales[i]);
     }
+  }
+  if (cache->has_k_pass) {
+    const rope_dtype_t code = cache->k_pass_dtype ? cache->k_pass_dtype : dtype;
+    args.k_pass_cache = scene->pass_cache =
+        build_cache_tensor(scene, code, k.heads, width_of(1) - window(), cache->k_pass_placement, cache->k_pass_scales,
+                           &scene->pass_scales);
+    workspace.fill_bits(scene->pass_cache);
   }
   for (int i = 1; i < 3; ++i) {
     if (is_cached(i)) {
@@ -352,6 +382,21 @@ void StepCase::build_scales(Scene *scene) const {
   scene->quant.v_scales_out = scene->out_scales[2];
   scene->cache.k_scales = scene->cache_scales[1];
   scene->cache.v_scales = scene->cache_scales[2];
+  if (cache && cache->k_pass_scales.dtype) {
+    if (!cache->k_pass_scales.is_inline) {
+      scene->pass_scales = scales_like(scene->pass_cache, cache->k_pass_scales);
+    }
+    scene->cache.k_pass_scales = scene->pass_scales;
+  }
+}
+
+rope_tensor_t StepCase::build_scale(Scene *scene, Scale scale, int64_t heads, const Placement &placement) const {
+  Workspace &workspace = scene->workspace;
+  const rope_tensor_t tensor = workspace.tensor(ROPE_DTYPE_F32, {scale == Scale::One ? 1 : heads}, placement);
+  workspace.fill(tensor, [&](const Index &) {
+    return std::ldexp(workspace.random().uniform(1, 2), static_cast<int>(workspace.random().below(16)) - 12);
+  });
+  return tensor;
 }
 
 void StepCase::build_quant(Scene *scene) const {
@@ -366,12 +411,11 @@ void StepCase::build_quant(Scene *scene) const {
     if (of.out_scales.dtype) is_needed = true;
     if (of.scale == Scale::None) continue;
     is_needed = true;
-    const rope_tensor_t scale =
-        workspace.tensor(ROPE_DTYPE_F32, {of.scale == Scale::One ? 1 : of.heads}, of.scale_placement);
-    workspace.fill(scale, [&](const Index &) {
-      return std::ldexp(workspace.random().uniform(1, 2), static_cast<int>(workspace.random().below(16)) - 12);
-    });
-    scene->scales[i] = *fields[i] = scale;
+    scene->scales[i] = *fields[i] = build_scale(scene, of.scale, of.heads, of.scale_placement);
+  }
+  if (cache && cache->k_pass_scale != Scale::None) {
+    is_needed = true;
+    scene->pass_scale = args.k_pass_scale = build_scale(scene, cache->k_pass_scale, k.heads, {});
   }
   if (has_amax) {
     args.amax_out = workspace.tensor(ROPE_DTYPE_F32, {3}, Placement().gap(0, 1));
@@ -418,10 +462,13 @@ void StepCase::build(Scene *scene) const {
   for (int i = 0; i < 3; ++i) {
     const StepTensor &of = operand(i);
     if (of.heads < 0) continue;
-    scene->in[i] = workspace.tensor(dtype, shape_of(i), of.in_placement);
+    scene->in[i] = workspace.tensor(dtype, shape_of(i, of.has_pass ? window() : width_of(i)), of.in_placement);
+    if (of.has_pass) {
+      scene->passes[i] = workspace.tensor(dtype, shape_of(i, width_of(i) - window()), of.pass_placement);
+    }
     fill_operand(i, scene);
     if (of.out == StepOut::Own) {
-      scene->out[i] = workspace.tensor(of.out_dtype ? of.out_dtype : dtype, shape_of(i), of.out_placement);
+      scene->out[i] = workspace.tensor(of.out_dtype ? of.out_dtype : dtype, shape_of(i, width_of(i)), of.out_placement);
     } else if (of.out == StepOut::Same || !is_cached(i)) {
       scene->out[i] = scene->in[i];
     }
@@ -458,8 +505,13 @@ void StepCase::build(Scene *scene) const {
   scene->input.q_row_factor = scene->factors[0];
   scene->input.k_row_factor = scene->factors[1];
   scene->input.v_row_factor = scene->factors[2];
-  const auto has_factor = [](const rope_tensor_t &factor) { return factor.ndim != 0; };
-  if (std::any_of(scene->factors, scene->factors + 3, has_factor)) args.input = &scene->input;
+  scene->input.q_pass = scene->passes[0];
+  scene->input.k_pass = scene->passes[1];
+  const auto is_present = [](const rope_tensor_t &tensor) { return tensor.ndim != 0; };
+  if (std::any_of(scene->factors, scene->factors + 3, is_present) ||
+      std::any_of(scene->passes, scene->passes + 3, is_present)) {
+    args.input = &scene->input;
+  }
   build_cache(scene);
   build_scales(scene);
   build_quant(scene);
@@ -680,7 +732,7 @@ struct StepCase::Model {
       for (int64_t h = 0; h < of.heads; ++h) {
         heads.emplace_back();
         for (int64_t c = 0; c < step.width_of(i); ++c) {
-          const void *element = element_at(scene.in[i], step.index(b, t, h, c));
+          const void *element = scene.element_of(step, i, b, t, h, c);
           heads.back().push_back({static_cast<T>(oracle::decode(step.dtype, element)), false, element});
         }
       }
@@ -691,19 +743,28 @@ struct StepCase::Model {
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
         if (scene.out[i].ndim != 0) {
-          expect_head(names[i], scene.out[i], scene.out_scales[i], i, h, step.index(b, t, h, 0), heads[h]);
+          expect_head(names[i], scene.out[i], scene.scales[i], scene.out_scales[i], i, h, step.index(b, t, h, 0),
+                      heads[h]);
         }
         if (!step.is_cached(i) || slot == nowhere) continue;
         const int64_t entries = step.cache->entries;
-        expect_head(cache_names[i], scene.caches[i], scene.cache_scales[i], i, h,
-                    {slot / entries, slot % entries, h, 0}, heads[h]);
+        const Index place = {slot / entries, slot % entries, h, 0};
+        Head cached = heads[h];
+        if (i == 1 && step.cache->has_k_pass) {
+          const auto begin = heads[h].begin() + step.offset_of(1), end = begin + step.window();
+          cached.assign(begin, end);
+          Head others(heads[h].begin(), begin);
+          others.insert(others.end(), end, heads[h].end());
+          expect_head("k_pass_cache", scene.pass_cache, scene.pass_scale, scene.pass_scales, i, h, place, others);
+        }
+        expect_head(cache_names[i], scene.caches[i], scene.scales[i], scene.cache_scales[i], i, h, place, cached);
       }
     }
   }
 
-  // At its channel 0 in a destination, whose scales are absent unless they are written.
-  void expect_head(const char *name, const rope_tensor_t &tensor, const rope_tensor_t &scales, int i, int64_t h,
-                   const Index &first, const Head &head) {
+  // Its channels in a destination, from `first` on. Scales are static, written, or absent.
+  void expect_head(const char *name, const rope_tensor_t &tensor, const rope_tensor_t &static_scale,
+                   const rope_tensor_t &scales, int i, int64_t h, const Index &first, const Head &head) {
     const int last = tensor.ndim - 1;
     const auto at = [&](int64_t channel) {
       Index index = first;
@@ -728,7 +789,7 @@ struct StepCase::Model {
         if (!(magnitude <= largest)) largest = std::isnan(largest) ? largest : magnitude;
       }
       if (!(largest <= amax[i])) amax[i] = std::isnan(amax[i]) ? amax[i] : largest;
-      float factor = static_factor(i, h);
+      float factor = static_factor(static_scale, h);
       if (scales.ndim != 0) {
         const Real scale = written_scale(tensor.dtype, scales.dtype, largest);
         Index of_scale = at(is_split ? group / 4 : group);
@@ -746,9 +807,9 @@ struct StepCase::Model {
     }
   }
 
-  float static_factor(int i, int64_t head) const {
-    if (step.operand(i).scale == Scale::None) return 1;
-    const auto scale = static_cast<float>(value_at(scene.scales[i], {step.operand(i).scale == Scale::One ? 0 : head}));
+  float static_factor(const rope_tensor_t &scales, int64_t head) const {
+    if (scales.ndim == 0) return 1;
+    const auto scale = static_cast<float>(value_at(scales, {scales.shape[0] == 1 ? 0 : head}));
     return (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
   }
 

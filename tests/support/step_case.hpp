@@ -70,6 +70,8 @@ struct StepTensor {
   Scale scale = Scale::None;  // static, of what has 8 bits
   Placement scale_placement;
   WrittenScales out_scales, cache_scales;
+  bool has_pass = false;  // of q and k: it has the window, and channels outside are in another tensor
+  Placement pass_placement;
 };
 
 enum class CacheStorage {
@@ -86,6 +88,11 @@ struct StepCache {
   int64_t pages = 3, entries = 4;
   CacheStorage storage = CacheStorage::Separate;  // the last two need the same heads, channels and types
   Placement k_placement, v_placement;
+  bool has_k_pass = false;        // k_cache has the window, and this one the other channels; Separate or HeadsFirst
+  rope_dtype_t k_pass_dtype = 0;  // 0: that of the data
+  Placement k_pass_placement;
+  Scale k_pass_scale = Scale::None;
+  WrittenScales k_pass_scales;
   uint32_t flags = 0;
   rope_dtype_t integer_dtype = ROPE_DTYPE_I32;
   Placement integer_placement;
@@ -159,10 +166,11 @@ struct StepCase {
   bool is_cached(int i) const { return cache && (i == 1 ? cache->has_k : i == 2 && cache->has_v); }
   int32_t width_of(int i) const;
   int32_t offset_of(int i) const { return operand(i).is_window ? 0 : rotary_offset; }
-  Shape shape_of(int i) const;
+  Shape shape_of(int i, int32_t channels) const;
   Shape factor_shape(int i) const;
   rope_dtype_t cache_dtype(int i) const;
   bool has_codes(int i) const;
+  int32_t cache_width(int i) const { return i == 1 && cache->has_k_pass ? window() : width_of(i); }
   Index index(int64_t batch, int64_t token, int64_t head, int64_t channel) const;
   bool is_absent(int64_t token) const;
   int64_t sequence_of(int64_t batch, int64_t token) const;
@@ -174,6 +182,9 @@ struct StepCase {
 
   void build(Scene *scene) const;
   void build_cache(Scene *scene) const;
+  rope_tensor_t build_cache_tensor(Scene *scene, rope_dtype_t code, int64_t heads, int64_t width, Placement placement,
+                                   const WrittenScales &scales, rope_tensor_t *inside) const;
+  rope_tensor_t build_scale(Scene *scene, Scale scale, int64_t heads, const Placement &placement) const;
   void build_quant(Scene *scene) const;
   void build_scales(Scene *scene) const;
   void fill_operand(int i, Scene *scene) const;

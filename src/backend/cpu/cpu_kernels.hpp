@@ -48,9 +48,11 @@ struct StepTarget {
   CpuType type;
   int64_t head_stride;
   int64_t channel_stride;
-  bool is_window_alone;  // other channels are not written
-  bool is_streamed;      // it may go past the caches, and not be seen by others until a store fence
-  WrittenScales scales;  // of codes: from those of the first head on; rows have no stride
+  ChannelPart part;
+  bool is_streamed;           // it may go past the caches, and not be seen by others until a store fence
+  const char *scale;          // static, of codes, that of the first head; NULL: 1
+  int64_t scale_head_stride;  // in elements
+  WrittenScales scales;       // instead, from those of the first head on; rows have no stride
 
   bool has_codes() const { return type >= kCpuE4M3; }
   int groups() const { return scales.is_present() ? scales.groups : 1; }  // of a head, that have a factor each
@@ -58,24 +60,26 @@ struct StepTarget {
 
 // How heads become codes.
 struct CodeRule {
-  const char *scale;          // of the first head; NULL: 1
-  int64_t scale_head_stride;  // in elements
   bool scale_multiplies;
   bool rounds_before;  // to the data's type
   uint32_t *amax;      // the bits of a magnitude that those of values raise; NULL: not wanted
 
-  ROPE_HOST float factor_of(int64_t head) const {
-    if (scale == nullptr) return 1.0f;
-    return code_factor(reinterpret_cast<const float *>(scale)[head * scale_head_stride], scale_multiplies);
+  ROPE_HOST float factor_of(const StepTarget &target, int64_t head) const {
+    if (target.scale == nullptr) return 1.0f;
+    const float scale = reinterpret_cast<const float *>(target.scale)[head * target.scale_head_stride];
+    return code_factor(scale, scale_multiplies);
   }
 };
 
 // Heads of one token and tensor on their way through the step.
 template <typename Real>
 struct StepRun {
-  const char *in;  // channel 0 of the first head
+  const char *in;  // channel 0 of the first head, or where it would lie
   int64_t head_stride;
   int64_t channel_stride;
+  const char *pass;  // channels outside the window, of the first head; NULL: `in` has them
+  int64_t pass_head_stride;
+  int64_t pass_channel_stride;
   int64_t heads;
   int channels;
   int window_begin;
@@ -90,12 +94,15 @@ struct StepRun {
   ChannelNumbers weight;       // of the first head on
   ChannelNumbers bias;
   RowFactor factor;       // of the first head on
-  StepTarget targets[2];  // the first may be the input
+  StepTarget targets[3];  // the first may be the input
   int num_targets;
+  bool has_parts;  // there is a pass, or a target of a part that is not in place
   CodeRule code;
 
   bool has_codes() const {
-    return (num_targets > 0 && targets[0].has_codes()) || (num_targets > 1 && targets[1].has_codes());
+    bool has = false;
+    for (int i = 0; i < num_targets; ++i) has = has || targets[i].has_codes();
+    return has;
   }
 };
 

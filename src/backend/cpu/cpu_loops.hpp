@@ -87,13 +87,13 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
 
 // What a group of a head's values is multiplied by to become codes. Writes the scale where that follows from the values.
 template <typename Float8, typename T>
-float code_factor_of(const CodeRule &code, const WrittenScales &scales, int64_t head, int group, const T *values,
+float code_factor_of(const CodeRule &code, const StepTarget &target, int64_t head, int group, const T *values,
                      int count) {
-  if (!scales.is_present()) return code.factor_of(head);
-  uint32_t magnitude = scales.floor;
+  if (!target.scales.is_present()) return code.factor_of(target, head);
+  uint32_t magnitude = target.scales.floor;
   raise_magnitude(values, count, &magnitude);
-  const GroupScale scale = scale_of_group<Float8>(magnitude, scales.form);
-  scales.store(0, head, group, scale.bits);
+  const GroupScale scale = scale_of_group<Float8>(magnitude, target.scales.form);
+  target.scales.store(0, head, group, scale.bits);
   return scale.factor;
 }
 

@@ -76,15 +76,23 @@ WrittenScales scales_from(const WrittenScales &given, int64_t first, int64_t sec
   return scales;
 }
 
-CodeRule code_rule(const RopeProblem &problem, const StepTensor &tensor, int64_t head) {
-  CodeRule rule = {};
-  if (tensor.scale.data != nullptr) {
-    rule.scale = tensor.scale.data + head * tensor.scale.head_stride * dtype_size(ROPE_DTYPE_F32);
-    rule.scale_head_stride = tensor.scale.head_stride;
-  }
-  rule.scale_multiplies = problem.step->scale_multiplies;
-  rule.rounds_before = problem.geometry->rounds_before_codes;
-  return rule;
+const char *scale_from(const StaticScale &scale, int64_t head) {
+  if (scale.data == nullptr) return nullptr;
+  return scale.data + head * scale.head_stride * dtype_size(ROPE_DTYPE_F32);
+}
+
+StepTarget cache_target(const CacheView &cache, const CachePlace &place, int64_t head, const ChannelPart &part,
+                        bool is_streamed, const StaticScale &scale, const WrittenScales &scales) {
+  const int64_t first = place.page * cache.page_stride + place.entry * cache.entry_stride + head * cache.head_stride;
+  return {cache.data + first * dtype_size(cache.dtype),
+          cpu_type(cache.dtype),
+          cache.head_stride,
+          cache.channel_stride,
+          part,
+          is_streamed,
+          scale_from(scale, head),
+          scale.head_stride,
+          scales_from(scales, place.page, place.entry, head)};
 }
 
 // Raises a magnitude that other threads raise too. As integers, so that NaN is above infinity.
@@ -126,7 +134,14 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
     run.factor.data += tensor.factor.offset_of(heads.batch, heads.token, heads.head) *
                        dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
   }
-  if (tensor.has_codes()) run.code = code_rule(problem, tensor, heads.head);
+  run.code = {problem.step->scale_multiplies, geometry.rounds_before_codes, nullptr};
+  run.has_parts = tensor.has_parts;
+  if (tensor.pass.is_present) {
+    run.in -= tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);
+    run.pass = tensor.pass.data + offset(tensor.pass.stride) * dtype_size(geometry.dtype);
+    run.pass_head_stride = tensor.pass.stride[kHead];
+    run.pass_channel_stride = tensor.pass.stride[kChannel];
+  }
   const bool changes =
       tensor.is_normed || tensor.factor.is_present() || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {
@@ -134,29 +149,30 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
                                       cpu_type(tensor.out_dtype),
                                       rotated.out_stride[kHead],
                                       rotated.out_stride[kChannel],
-                                      !tensor.is_whole,
+                                      {true, tensor.is_whole, tensor.window_begin, tensor.window_begin + 2 * run.pairs},
                                       job.is_streamed && !rotated.is_in_place,
+                                      scale_from(tensor.scale, heads.head),
+                                      tensor.scale.head_stride,
                                       scales_from(tensor.out_scales, heads.batch, heads.token, heads.head)};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
-    const CacheView &cache = tensor.cache;
-    const int64_t first =
-        token.cache.page * cache.page_stride + token.cache.entry * cache.entry_stride + heads.head * cache.head_stride;
-    run.targets[run.num_targets++] = {
-        cache.data + first * dtype_size(cache.dtype),
-        cpu_type(cache.dtype),
-        cache.head_stride,
-        cache.channel_stride,
-        false,
-        job.is_streamed,
-        scales_from(tensor.cache_scales, token.cache.page, token.cache.entry, heads.head)};
+    // Without styles there is no window here, and everything lies behind it.
+    ChannelPart part = tensor.cache_part;
+    if (!tensor.has_styles) part.behind_at = tensor.window_begin;
+    run.targets[run.num_targets++] =
+        cache_target(tensor.cache, token.cache, heads.head, part, job.is_streamed, tensor.scale, tensor.cache_scales);
+    if (tensor.pass_cache.data != nullptr) {
+      const ChannelPart others = {false, true, 0, tensor.window_begin};
+      run.targets[run.num_targets++] = cache_target(tensor.pass_cache, token.cache, heads.head, others, job.is_streamed,
+                                                    tensor.pass_scale, tensor.pass_scales);
+    }
   } else if (run.num_targets > 0 && !tensor.is_whole) {
     // Other channels are not even read: they may be those of another tensor.
     StepTarget &out = run.targets[0];
     run.in += tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);
     out.data += tensor.window_begin * out.channel_stride * dtype_size(tensor.out_dtype);
     run.channels = 2 * run.pairs;
-    run.window_begin = 0;
+    run.window_begin = out.part.window_at = 0;
   }
   return run;
 }

@@ -109,13 +109,22 @@ void read_heads(const StepRun<Real> &run, int64_t first, StepHeads<Real> *heads)
   const int max = kStepValues / heads->stride;
   heads->first = first;
   heads->count = run.heads - first < max ? static_cast<int>(run.heads - first) : max;
-  const bool is_contiguous =
-      run.channel_stride == 1 && run.head_stride == run.channels && heads->stride == run.channels;
+  const bool is_contiguous = run.pass == nullptr && run.channel_stride == 1 && run.head_stride == run.channels &&
+                             heads->stride == run.channels;
   if (is_contiguous) {
     read_elements<T>(head_of_run<T>(run, first), 1, 0, int64_t{heads->count} * run.channels, heads->values);
-  } else {
+  } else if (run.pass == nullptr) {
     for (int i = 0; i < heads->count; ++i) {
       read_elements<T>(head_of_run<T>(run, first + i), run.channel_stride, 0, run.channels, heads->head(i));
+    }
+  } else {
+    const int begin = run.window_begin, end = begin + 2 * run.pairs;
+    for (int i = 0; i < heads->count; ++i) {
+      Real *const values = heads->head(i);
+      const T *const others = reinterpret_cast<const T *>(run.pass) + (first + i) * run.pass_head_stride;
+      read_elements<T>(others, run.pass_channel_stride, 0, begin, values);
+      read_elements<T>(head_of_run<T>(run, first + i), run.channel_stride, begin, end - begin, values + begin);
+      read_elements<T>(others, run.pass_channel_stride, begin, run.channels - end, values + end);
     }
   }
   if (run.is_norm_after) turn_heads(run, heads);
@@ -199,15 +208,34 @@ void scale_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   }
 }
 
+// Channels `begin` to `end` of heads as those from `at` on of a target.
 template <typename T, typename Real>
-void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
+void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin, int end, int at) {
   T *out = reinterpret_cast<T *>(target.data) + heads->first * target.head_stride;
-  const bool is_contiguous =
-      target.channel_stride == 1 && target.head_stride == heads->stride && begin == 0 && end == heads->stride;
+  const bool is_contiguous = target.channel_stride == 1 && target.head_stride == heads->stride && begin == 0 &&
+                             at == 0 && end == heads->stride;
   if (is_contiguous) return write_elements<T>(heads->values, int64_t{heads->count} * end, out, 1, 0);
   for (int i = 0; i < heads->count; ++i, out += target.head_stride) {
-    write_elements<T>(heads->head(i) + begin, end - begin, out, target.channel_stride, begin);
+    write_elements<T>(heads->head(i) + begin, end - begin, out, target.channel_stride, at);
   }
+}
+
+// The channels of a head that a target has, in its order; returns how many.
+inline int take_part(const StepRun<float> &run, const ChannelPart &part, const float *head, float *values) {
+  const int window = 2 * run.pairs, begin = run.window_begin, end = begin + window;
+  const int count = part.count(run.channels, window);
+  const auto take = [&](int from, int to, int number) {
+    memcpy(values + to, head + from, static_cast<size_t>(number) * sizeof *values);
+  };
+  if (part.has_window && part.has_others) {
+    take(0, 0, count);
+  } else if (part.has_window) {
+    take(begin, 0, count);
+  } else {
+    take(0, 0, begin);
+    take(end, begin, count - begin);
+  }
+  return count;
 }
 
 // Heads as codes, by way of `before`.
@@ -216,17 +244,17 @@ void write_codes_of(const StepRun<float> &run, const StepTarget &target, StepHea
   float *const values = heads->before;
   for (int i = 0; i < heads->count; ++i) {
     const int64_t head = heads->first + i;
-    memcpy(values, heads->head(i), static_cast<size_t>(run.channels) * sizeof *values);
-    if (run.code.rounds_before) round_values<T>(values, run.channels);
-    if (run.code.amax != nullptr) raise_magnitude(values, run.channels, run.code.amax);
-    const int groups = target.groups(), channels = run.channels / groups;
+    const int count = take_part(run, target.part, heads->head(i), values);
+    if (run.code.rounds_before) round_values<T>(values, count);
+    if (run.code.amax != nullptr) raise_magnitude(values, count, run.code.amax);
+    const int groups = target.groups(), channels = count / groups;
     for (int group = 0; group < groups; ++group) {
       float *const of_group = values + group * channels;
-      const float factor = code_factor_of<Float8>(run.code, target.scales, head, group, of_group, channels);
+      const float factor = code_factor_of<Float8>(run.code, target, head, group, of_group, channels);
       for (int channel = 0; channel < channels; ++channel)
         of_group[channel] = multiply_rounded(of_group[channel], factor);
     }
-    write_elements<Float8>(values, run.channels, target.data + head * target.head_stride, target.channel_stride, 0);
+    write_elements<Float8>(values, count, target.data + head * target.head_stride, target.channel_stride, 0);
   }
 }
 
@@ -237,12 +265,12 @@ void write_codes(const StepRun<float> &run, const StepTarget &target, StepHeads<
 }
 
 template <typename T, typename Real>
-void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, int end) {
+void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, int end, int at) {
   if constexpr (std::is_same_v<T, float>) {
-    if (target.type == kCpuF16) return write_channels<Float16>(target, heads, begin, end);
-    if (target.type == kCpuBF16) return write_channels<BFloat16>(target, heads, begin, end);
+    if (target.type == kCpuF16) return write_channels<Float16>(target, heads, begin, end, at);
+    if (target.type == kCpuBF16) return write_channels<BFloat16>(target, heads, begin, end, at);
   }
-  write_channels<T>(target, heads, begin, end);
+  write_channels<T>(target, heads, begin, end, at);
 }
 
 template <typename T>
@@ -258,12 +286,20 @@ ROPE_LOOP Window window_of_head(const StepRun<Real> &run, int64_t head) {
 }
 
 // Channels outside the window as they are.
-template <typename T>
-void copy_others(const Window &in, const StepTarget &target, int64_t head, int window_begin, int window_end,
-                 int channels) {
+template <typename T, typename Real>
+void copy_others(const StepRun<Real> &run, const StepTarget &target, int64_t head) {
+  constexpr int64_t kSize = sizeof(T);
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  Window in = window_of_head<T>(run, head);
+  int in_behind = end;
+  if (run.pass != nullptr) {
+    in = {const_cast<char *>(run.pass) + head * run.pass_head_stride * kSize, run.pass_channel_stride, 0};
+    in_behind = begin;
+  }
   const Window out = window_of_target<T>(target, head, 0, 0);
-  copy_channels(in, out, sizeof(T), 0, window_begin);
-  copy_channels(in, out, sizeof(T), window_end, channels);
+  copy_channels(in, out, kSize, 0, begin);
+  const Window behind = {in.channel(in_behind, kSize), in.channel_stride, 0};
+  copy_channels(behind, window_of_target<T>(target, head, target.part.behind_at, 0), kSize, 0, run.channels - end);
 }
 
 // Heads that are neither normed nor turned, whose conversion would change NaNs.
@@ -271,24 +307,24 @@ template <typename T, typename Real>
 void move_heads(const StepRun<Real> &run) {
   constexpr int64_t kSize = sizeof(T);
   T buffer[kMaxHeadDim];
-  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  const int width = 2 * run.pairs;
   for (int64_t head = 0; head < run.heads; ++head) {
-    Window in = window_of_head<T>(run, head);
+    const Window in = window_of_head<T>(run, head);
+    Window window = {in.channel(run.window_begin, kSize), in.channel_stride, run.in_distance};
     if (run.in_distance != run.out_distance) {
       const Window copy = {reinterpret_cast<char *>(buffer), 1, run.in_distance};
-      copy_channels(in, copy, kSize, 0, run.channels);
-      in = copy;
+      copy_channels(window, copy, kSize, 0, width);
+      window = copy;
     }
-    const Window window = {in.channel(begin, kSize), in.channel_stride, run.in_distance};
     for (int i = 0; i < run.num_targets; ++i) {
       const StepTarget &target = run.targets[i];
-      const Window out = window_of_target<T>(target, head, begin, run.out_distance);
-      if (run.in_distance != run.out_distance) {
+      const Window out = window_of_target<T>(target, head, target.part.window_at, run.out_distance);
+      if (target.part.has_window && run.in_distance != run.out_distance) {
         move_pairs(window, out, kSize, run.pairs);
-      } else {
-        copy_channels(window, out, kSize, 0, end - begin);
+      } else if (target.part.has_window) {
+        copy_channels(window, out, kSize, 0, width);
       }
-      if (!target.is_window_alone) copy_others<T>(in, target, head, begin, end, run.channels);
+      if (target.part.has_others) copy_others<T>(run, target, head);
     }
   }
 }
@@ -333,12 +369,18 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
           continue;
         }
       }
-      const bool has_others = !target.is_window_alone && !keeps_others;
-      write_heads<T>(target, &heads, has_others ? 0 : begin, has_others ? run.channels : end);
-      if (!keeps_others || target.is_window_alone) continue;
-      for (int64_t head = first; head < first + heads.count; ++head) {
-        copy_others<T>(window_of_head<T>(run, head), target, head, begin, end, run.channels);
+      const ChannelPart &part = target.part;
+      const bool writes_others = part.has_others && !keeps_others;
+      if (part.has_window && writes_others) {
+        write_heads<T>(target, &heads, 0, run.channels, 0);
+      } else if (part.has_window) {
+        write_heads<T>(target, &heads, begin, end, part.window_at);
+      } else if (writes_others) {
+        write_heads<T>(target, &heads, 0, begin, 0);
+        write_heads<T>(target, &heads, end, run.channels, part.behind_at);
       }
+      if (!keeps_others || !part.has_others) continue;
+      for (int64_t head = first; head < first + heads.count; ++head) copy_others<T>(run, target, head);
     }
   }
   // Last, as the input may be among them.

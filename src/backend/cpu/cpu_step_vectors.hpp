@@ -539,7 +539,8 @@ HeadBlock block_of_input(const StepRun<float> &run, int64_t first) {
 
 // Whether step_contiguous does the run.
 bool is_contiguous(const StepRun<float> &run) {
-  bool is = run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present();
+  bool is =
+      run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present() && !run.has_parts;
   for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }
@@ -567,7 +568,7 @@ void encode_heads(const StepRun<float> &run, const StepTarget &target, const Hea
     for (int group = 0; group < groups; ++group) {
       int i = group * channels;
       const int end = i + channels;
-      const float factor = code_factor_of<U>(run.code, target.scales, first + head, group, in + i, channels);
+      const float factor = code_factor_of<U>(run.code, target, first + head, group, in + i, channels);
 #if defined(__AVX512BW__)
       i = encode_vectors<16>(in, out, i, end, factor);
 #endif
@@ -625,7 +626,7 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t firs
     if constexpr (sizeof(U) == 1) {
       step_to_codes<T, U>(run, target, done, first, count, inverse, numbers);
     } else {
-      step_to_block<T, U>(run, done, !is_buffered && target.is_window_alone, first, count, inverse, numbers);
+      step_to_block<T, U>(run, done, !is_buffered && !target.part.has_others, first, count, inverse, numbers);
     }
     begin += is_buffered ? 0 : 1;
   }

@@ -358,14 +358,25 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     StepGeneralTensor *const mine = &params->tensor[i];
     mine->in = make_side(tensor.in, tensor.in_stride, size);
     mine->out = make_side(tensor.out, tensor.out_stride, dtype_size(of_step.out_dtype));
-    mine->cache = {};
+    mine->pass = {};
+    if (of_step.pass.is_present) {
+      mine->in.data -= of_step.window_begin * mine->in.stride[kChannel];
+      mine->pass = make_side(of_step.pass.data, of_step.pass.stride, size);
+    }
+    mine->cache = mine->pass_cache = {};
     if (of_step.is_cached()) mine->cache = scaled(of_step.cache, dtype_size(of_step.cache.dtype));
+    if (of_step.pass_cache.data != nullptr) {
+      mine->pass_cache = scaled(of_step.pass_cache, dtype_size(of_step.pass_cache.dtype));
+    }
+    mine->cache_part = of_step.cache_part;
     mine->weight = of_step.weight;
     mine->bias = of_step.bias;
     mine->factor = of_step.factor;
     mine->scale = of_step.scale;
     mine->out_scales = of_step.out_scales;
     mine->cache_scales = of_step.cache_scales;
+    mine->pass_scale = of_step.pass_scale;
+    mine->pass_scales = of_step.pass_scales;
     mine->amax = of_step.amax;
     mine->out_dtype = of_step.out_dtype;
     mine->heads = tensor.heads;

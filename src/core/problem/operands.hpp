@@ -59,10 +59,10 @@ class Operands {
   rope_status_t check_loops() const;
 
  private:
-  // Of RoPE: q, k, v and their outputs, three of integers, three tables, fault; four of the norm; three factors; two
-  // caches, and at most five that say the places in them; three static scales, those written beside three outputs and two
-  // caches, and amax_out.
-  static constexpr int kMaxOperands = 36;
+  // Of RoPE: q, k, v and their outputs, two that pass, three of integers, three tables, fault; four of the norm; three
+  // factors; three caches, and at most five that say the places in them; four static scales, those written beside three
+  // outputs and three caches, and amax_out.
+  static constexpr int kMaxOperands = 41;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);
 

@@ -74,19 +74,25 @@ class ProblemReader {
     ROPE_TRY(operands_.read(Role::kIn, field, in_tensor, &in));
     ROPE_TRY(operands_.read(Role::kOut, out_field, out_tensor, &out));
     if (in == nullptr) {
-      if (out == nullptr) return ROPE_STATUS_SUCCESS;
+      if (out == nullptr && step_.pass_of(name) == nullptr) return ROPE_STATUS_SUCCESS;
+      if (out == nullptr) {
+        return fail(kInvalid, "%s: input.%s_pass is set but %s is absent: it needs its tensor", function_, field,
+                    field);
+      }
       return fail(kInvalid, "%s: %s is set but %s is absent: an output needs its input", function_, out_field, field);
     }
     ROPE_TRY(check_shape(field, in->view, use));
-    if (out != nullptr) ROPE_TRY(check_output(out_field, out->view, field, in->view));
+    PassSide pass = {};
+    ROPE_TRY(read_pass(name, field, out_field, *in, out != nullptr || use.is_cached, &pass));
+    if (out != nullptr) ROPE_TRY(check_output(out_field, out->view, field, in->view, pass.is_present));
     const bool is_in_place = out == nullptr || is_same_view(in->view, out->view);
     Operand *written = is_in_place ? in : out;
-    const int64_t channels = length_of(in->view, layout_, kChannel);
+    const int64_t channels = pass.is_present ? geometry_.head_dim : length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
     const bool changes = use.is_turned || use.changes_all_channels() ||
                          (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
-    tensors_[problem_->num_tensors] = {name, use, static_cast<int>(channels), written->view.dtype, is_written};
+    tensors_[problem_->num_tensors] = {name, use, static_cast<int>(channels), written->view.dtype, is_written, pass};
     RotatedTensor *tensor = &problem_->tensor[problem_->num_tensors++];
     tensor->in = in->view.data;
     tensor->out = written->view.data;
@@ -229,12 +235,59 @@ class ProblemReader {
 
  private:
   // That of the input, whose type may be narrowed.
-  rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in) const {
+  rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in,
+                             bool has_pass) const {
     ROPE_TRY(check_written_type(function_, field, view.dtype, in.dtype));
     if (problem_->is_transposed && is_code(view.dtype)) {
       return fail(kUnsupported, "%s: %s.dtype is %s: only forward quantises", function_, field, dtype_name(view.dtype));
     }
+    if (has_pass) return check_axes(field, view, in_field, in, geometry_.head_dim, "head_dim");
     return check_same_shape(function_, field, view, in_field, in);
+  }
+
+  // Those of `in`, but for the channels.
+  rope_status_t check_axes(const char *field, const View &view, const char *in_field, View in, int64_t channels,
+                           const char *rule) const {
+    const int axis = layout_.axis[kChannel];
+    if (view.ndim == in.ndim && view.shape[axis] != channels) {
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: it must be %s, %lld", function_, field, axis,
+                  printable(view.shape[axis]), rule, printable(channels));
+    }
+    in.shape[axis] = channels;
+    return check_same_shape(function_, field, view, in_field, in);
+  }
+
+  // The channels of a tensor outside its window, where they come from another one.
+  rope_status_t read_pass(TensorName name, const char *in_field, const char *out_field, const Operand &in,
+                          bool has_destination, PassSide *pass) {
+    const rope_tensor_t *const given = step_.pass_of(name);
+    if (given == nullptr) return ROPE_STATUS_SUCCESS;
+    const char *const field = name == kQ ? "input.q_pass" : "input.k_pass";
+    const int axis = layout_.axis[kChannel], others = geometry_.head_dim - geometry_.rotary_dim;
+    if (others == 0) {
+      return fail(kInvalid, "%s: %s is set: with rotary_dim %d there are no channels outside the window", function_,
+                  field, geometry_.rotary_dim);
+    }
+    if (in.view.shape[axis] != geometry_.rotary_dim) {
+      return fail(kInvalid, "%s: %s.shape[%d] is %lld: beside %s it must be rotary_dim, %d", function_, in_field, axis,
+                  printable(in.view.shape[axis]), field, geometry_.rotary_dim);
+    }
+    if (!has_destination) {
+      return fail(kInvalid, "%s: %s is set but %s is absent: %s has no room for it", function_, field, out_field,
+                  in_field);
+    }
+    Operand *operand;
+    ROPE_TRY(operands_.read(Role::kIn, field, *given, &operand));
+    const View &view = operand->view;
+    if (view.dtype != geometry_.dtype) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
+                  dtype_name(view.dtype), dtype_name(geometry_.dtype));
+    }
+    ROPE_TRY(check_axes(field, view, in_field, in.view, others, "head_dim - rotary_dim"));
+    pass->data = view.data;
+    pass->is_present = true;
+    canonical_strides(view, layout_, pass->stride);
+    return ROPE_STATUS_SUCCESS;
   }
 
   rope_status_t check_width(const char *field, int64_t channels, const TensorUse &use) const {

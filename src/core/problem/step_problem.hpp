@@ -19,6 +19,34 @@ struct ChannelNumbers {
   int64_t channel_stride;
 };
 
+// Channels outside the window in a tensor of their own: those before the window, then those behind it.
+struct PassSide {
+  const char *data;
+  bool is_present;           // else the tensor itself has them
+  int64_t stride[kNumAxes];  // in elements
+};
+
+// Which channels of a head a destination has: all, the window, or the others.
+struct ChannelPart {
+  bool has_window;
+  bool has_others;
+  int window_at;  // the destination's channel that is the first of the window
+  int behind_at;  // the one that is the first behind the window; those before the window come first
+
+  ROPE_HOST_DEVICE int count(int channels, int window) const {
+    return has_window && has_others ? channels : has_window ? window : channels - window;
+  }
+  // The head's channel that is the destination's `index`.
+  ROPE_HOST_DEVICE int channel_of(int index, int window_begin, int window_end) const {
+    if (!has_others) return index - window_at + window_begin;
+    return has_window || index < window_begin ? index : index + window_end - window_begin;
+  }
+  ROPE_HOST_DEVICE int index_of(int channel, int window_begin, int window_end) const {
+    if (channel < window_begin) return channel;
+    return channel < window_end ? window_at + channel - window_begin : behind_at + channel - window_end;
+  }
+};
+
 // [pages, entries, heads, channels]; strides in elements.
 struct CacheView {
   char *data;  // NULL: none
@@ -84,26 +112,35 @@ struct StepTensor {
   bool is_normed;
   bool is_written;  // to `out`
   bool is_whole;    // all channels of `out` are written, not the window alone
+  bool has_parts;   // channels come from two tensors or go to two caches
   rope_dtype_t out_dtype;
   ChannelNumbers weight;
   ChannelNumbers bias;
+  PassSide pass;
   RowFactor factor;
   CacheView cache;
+  ChannelPart cache_part;
+  CacheView pass_cache;  // of the channels that cache_part leaves out
   StaticScale scale;
+  StaticScale pass_scale;  // of pass_cache
   WrittenScales out_scales;
   WrittenScales cache_scales;
+  WrittenScales pass_scales;
   char *amax;  // a F32 that the largest magnitude of what becomes codes raises; NULL: not wanted
 
   bool is_cached() const { return cache.data != nullptr; }
   bool has_code_out() const { return is_written && is_code(out_dtype); }
-  bool has_code_cache() const { return is_cached() && is_code(cache.dtype); }
+  bool has_code_cache() const { return is_cached() && (is_code(cache.dtype) || is_code(pass_cache.dtype)); }
   bool has_codes() const { return has_code_out() || has_code_cache(); }
   // Of the codes; where there are two types that of the output.
   rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
   bool has_words() const { return is_written != has_code_out() || is_cached() != has_code_cache(); }
-  bool has_written_scales() const { return out_scales.is_present() || cache_scales.is_present(); }
+  bool has_written_scales() const {
+    return out_scales.is_present() || cache_scales.is_present() || pass_scales.is_present();
+  }
   // Even where a cache has no memory.
-  bool may_have_codes() const { return is_code(out_dtype) || is_code(cache.dtype); }
+  bool may_take_scale() const { return is_code(out_dtype) || is_code(cache.dtype); }
+  bool may_have_codes() const { return may_take_scale() || is_code(pass_cache.dtype); }
 };
 
 // Pages of the sequences: rows of a table, or runs of one list.
@@ -137,6 +174,7 @@ struct StepProblem {
   bool has_norm;          // some tensor is normed
   bool has_caches;        // some tensor is cached
   bool has_factor;        // some tensor has one
+  bool has_parts;         // some tensor has
   bool has_codes;         // some tensor becomes codes
   bool scale_multiplies;  // values are multiplied by scales; else divided
   CachePlaces places;

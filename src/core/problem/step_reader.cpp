@@ -83,17 +83,19 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     ROPE_TRY(refuse_gradients());
   }
   if (args.quant != nullptr) ROPE_TRY(check_quant(args));
-  if (args.input != nullptr) ROPE_TRY(check_input(args));
-  if (args.cache == nullptr) return ROPE_STATUS_SUCCESS;
+  if (args.input != nullptr) ROPE_TRY(check_input(args, is_transposed));
+  return args.cache != nullptr ? check_cache(args) : ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::check_cache(const rope_args_t &args) {
   ROPE_TRY(import_args(function_, "cache", args.cache, kRopeCacheArgsFirstSize, &cache_copy_, &cache_));
   if ((cache_->flags & ~uint32_t{ROPE_CACHE_FLAG_SKIP_SLOT_0}) != 0) {
     return fail(kUnsupported, "%s: cache.flags is 0x%x: this version knows ROPE_CACHE_FLAG_SKIP_SLOT_0 (0x%x) only",
                 function_, cache_->flags, ROPE_CACHE_FLAG_SKIP_SLOT_0);
   }
-  const GivenTensor later[] = {{"k_pass_cache", cache_->k_pass_cache}, {"k_pass_scales", cache_->k_pass_scales}};
-  const char *const field = first_set(later);
-  if (field != nullptr) {
-    return fail(kUnsupported, "%s: cache.%s is set: this version does not write it yet", function_, field);
+  if (!is_zeroed(cache_->k_pass_cache) && is_zeroed(cache_->k_cache)) {
+    return fail(kInvalid, "%s: cache.k_pass_cache is set but cache.k_cache is absent: the window goes there",
+                function_);
   }
   if (!is_zeroed(cache_->k_cache) || !is_zeroed(cache_->v_cache)) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: cache.k_cache is absent, and so is cache.v_cache: one of them is required", function_);
@@ -127,19 +129,24 @@ rope_status_t StepReader::check_quant(const rope_args_t &args) {
   if (floor != 0 && !(floor >= kMinFloat && floor <= kMaxFloat)) {
     return fail(kInvalid, "%s: quant.scale_floor is %g: it must be 0 or a number of F32 above it", function_, floor);
   }
-  if (is_zeroed(quant_->k_pass_scale)) return ROPE_STATUS_SUCCESS;
-  return fail(kUnsupported, "%s: quant.k_pass_scale is set: this version does not serve it yet", function_);
+  return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t StepReader::check_input(const rope_args_t &args) {
+rope_status_t StepReader::check_input(const rope_args_t &args, bool is_transposed) {
   ROPE_TRY(import_args(function_, "input", args.input, kRopeInputArgsFirstSize, &input_copy_, &input_));
   if (input_->flags != 0) {
     return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function_, input_->flags);
   }
-  const GivenTensor later[] = {{"q_pass", input_->q_pass}, {"k_pass", input_->k_pass}};
-  const char *const field = first_set(later);
-  if (field == nullptr) return ROPE_STATUS_SUCCESS;
-  return fail(kUnsupported, "%s: input.%s is set: this version does not read it yet", function_, field);
+  const GivenTensor passed[] = {{"q_pass", input_->q_pass}, {"k_pass", input_->k_pass}};
+  const char *const field = first_set(passed);
+  if (field == nullptr || !is_transposed) return ROPE_STATUS_SUCCESS;
+  return fail(kUnsupported, "%s: input.%s is set: only forward reads it", function_, field);
+}
+
+const rope_tensor_t *StepReader::pass_of(TensorName name) const {
+  if (input_ == nullptr || name == kV) return nullptr;
+  const rope_tensor_t &pass = name == kQ ? input_->q_pass : input_->k_pass;
+  return is_zeroed(pass) ? nullptr : &pass;
 }
 
 TensorUse StepReader::use_of(TensorName name) const {
@@ -155,7 +162,7 @@ TensorUse StepReader::use_of(TensorName name) const {
 }
 
 rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
-  step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_codes = false;
+  step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_parts = step->has_codes = false;
   step->scale_multiplies = false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];
@@ -170,7 +177,10 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
     ROPE_TRY(read_factor("input.v_row_factor", input_->v_row_factor, kV, problem, tensors, step));
   }
   if (cache_ != nullptr) ROPE_TRY(read_caches(problem, tensors, step));
-  for (int i = 0; i < problem.num_tensors; ++i) step->has_codes = step->has_codes || step->tensor[i].has_codes();
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    step->has_codes = step->has_codes || step->tensor[i].has_codes();
+    step->has_parts = step->has_parts || step->tensor[i].has_parts;
+  }
   ROPE_TRY(read_written_scales(problem, tensors, step));
   return quant_ != nullptr ? read_quant(problem, tensors, step) : ROPE_STATUS_SUCCESS;
 }
@@ -199,6 +209,8 @@ void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, 
   tensor->is_written = read.is_written;
   tensor->is_whole = use.changes_all_channels() || !rotated.is_in_place;
   tensor->out_dtype = read.out_dtype;
+  tensor->pass = read.pass;
+  tensor->has_parts = read.pass.is_present;
 }
 
 rope_status_t StepReader::read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
@@ -242,6 +254,7 @@ rope_status_t StepReader::read_quant(const RopeProblem &problem, const ReadTenso
   ROPE_TRY(read_scale("quant.q_scale", quant_->q_scale, kQ, problem, tensors, step));
   ROPE_TRY(read_scale("quant.k_scale", quant_->k_scale, kK, problem, tensors, step));
   ROPE_TRY(read_scale("quant.v_scale", quant_->v_scale, kV, problem, tensors, step));
+  ROPE_TRY(read_pass_scale(problem, tensors, step));
   return read_amax(problem, tensors, step);
 }
 
@@ -263,10 +276,13 @@ rope_status_t StepReader::read_written_scales(const RopeProblem &problem, const 
     ROPE_TRY(read_scales_out("quant.v_scales_out", quant_->v_scales_out, kV, problem, tensors, step));
   }
   if (cache_ != nullptr) {
-    ROPE_TRY(read_cache_scales("cache.k_scales", cache_->k_scales, "cache.k_cache", kK, problem, tensors, step));
-    ROPE_TRY(read_cache_scales("cache.v_scales", cache_->v_scales, "cache.v_cache", kV, problem, tensors, step));
+    ROPE_TRY(read_cache_scales("cache.k_scales", cache_->k_scales, "cache.k_cache", kK, problem, tensors, step, false));
+    ROPE_TRY(read_cache_scales("cache.v_scales", cache_->v_scales, "cache.v_cache", kV, problem, tensors, step, false));
+    ROPE_TRY(read_cache_scales("cache.k_pass_scales", cache_->k_pass_scales, "cache.k_pass_cache", kK, problem, tensors,
+                               step, true));
   }
-  const bool has_any = written_[kQ] != nullptr || written_[kK] != nullptr || written_[kV] != nullptr;
+  const bool has_any =
+      written_[kQ] != nullptr || written_[kK] != nullptr || written_[kV] != nullptr || pass_written_ != nullptr;
   if (quant_ == nullptr || has_any) return ROPE_STATUS_SUCCESS;
   if ((quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
     return fail(kInvalid, "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) needs scales that are written",
@@ -295,16 +311,18 @@ rope_status_t StepReader::read_scales_out(const char *field, const rope_tensor_t
 
 rope_status_t StepReader::read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside,
                                             TensorName name, const RopeProblem &problem, const ReadTensor *tensors,
-                                            StepProblem *step) {
+                                            StepProblem *step, bool is_of_pass) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   StepTensor *const tensor = &step->tensor[index];
   const CachePlaces &places = step->places;
-  const ScaleRows rows = {
-      beside, tensor->cache.dtype, 3, {places.pages, places.entries, problem.tensor[index].heads}, {0, 1, 2}};
-  written_[name] = field;
-  return read_scales(field, given, rows, tensor->channels, &tensor->cache_scales);
+  const rope_dtype_t dtype = is_of_pass ? tensor->pass_cache.dtype : tensor->cache.dtype;
+  const ScaleRows rows = {beside, dtype, 3, {places.pages, places.entries, problem.tensor[index].heads}, {0, 1, 2}};
+  (is_of_pass ? pass_written_ : written_[name]) = field;
+  const int window = geometry_.rotary_dim;
+  const int channels = is_of_pass ? tensor->channels - window : tensor->cache_part.count(tensor->channels, window);
+  return read_scales(field, given, rows, channels, is_of_pass ? &tensor->pass_scales : &tensor->cache_scales);
 }
 
 // Behind the axes of rows [G] groups of the channels, or, where there is an axis left, [G / 4, 4].
@@ -356,29 +374,46 @@ rope_status_t StepReader::read_scales(const char *field, const rope_tensor_t &gi
 
 rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &given, TensorName name,
                                      const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
-  Operand *operand;
-  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
-  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   StepTensor *const tensor = &step->tensor[index];
-  if (!tensor->may_have_codes()) {
+  if (!tensor->may_take_scale()) {
     return fail(kInvalid, "%s: %s is set: nothing that %s is written to has 8 bits", function_, field, kNames[name]);
   }
-  if (written_[name] != nullptr) {
-    return fail(kInvalid, "%s: %s is set beside %s: scales are given or written, not both", function_, field,
-                written_[name]);
+  return read_static_scale(field, given, problem.tensor[index].heads, written_[name], &tensor->scale);
+}
+
+rope_status_t StepReader::read_pass_scale(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
+  constexpr const char *kField = "quant.k_pass_scale";
+  if (is_zeroed(quant_->k_pass_scale)) return ROPE_STATUS_SUCCESS;
+  int index;
+  ROPE_TRY(find_tensor(kField, kK, problem, tensors, &index));
+  StepTensor *const tensor = &step->tensor[index];
+  if (!is_code(tensor->pass_cache.dtype)) {
+    return fail(kInvalid, "%s: %s is set: cache.k_pass_cache is absent or has no 8 bits", function_, kField);
+  }
+  return read_static_scale(kField, quant_->k_pass_scale, problem.tensor[index].heads, pass_written_,
+                           &tensor->pass_scale);
+}
+
+// In the place of `written`, the field of scales that are; NULL: none are.
+rope_status_t StepReader::read_static_scale(const char *field, const rope_tensor_t &given, int64_t heads,
+                                            const char *written, StaticScale *scale) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
+  if (written != nullptr) {
+    return fail(kInvalid, "%s: %s is set beside %s: scales are given or written, not both", function_, field, written);
   }
   const View &view = operand->view;
   if (view.dtype != ROPE_DTYPE_F32) {
     return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
   }
-  const int64_t heads = problem.tensor[index].heads;
   if (view.ndim != 1 || (view.shape[0] != 1 && view.shape[0] != heads)) {
     return fail(kInvalid, "%s: %s has shape %s: it must be [1], or [%lld] with a scale for each head", function_, field,
                 ShapeText(view).text, printable(heads));
   }
-  tensor->scale = {view.data, view.shape[0] == 1 ? 0 : view.stride[0]};
+  *scale = {view.data, view.shape[0] == 1 ? 0 : view.stride[0]};
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -445,29 +480,54 @@ rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &gi
 rope_status_t StepReader::read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
   step->has_caches = true;
   step->places = {};
-  ROPE_TRY(read_cache("cache.k_cache", cache_->k_cache, kK, problem, tensors, step));
-  ROPE_TRY(read_cache("cache.v_cache", cache_->v_cache, kV, problem, tensors, step));
+  ROPE_TRY(read_caches_of(kK, "cache.k_cache", cache_->k_cache, cache_->k_pass_cache, problem, tensors, step));
+  ROPE_TRY(read_caches_of(kV, "cache.v_cache", cache_->v_cache, rope_tensor_t{}, problem, tensors, step));
   step->places.skips_slot_0 = (cache_->flags & ROPE_CACHE_FLAG_SKIP_SLOT_0) != 0;
   return read_places(problem, &step->places);
 }
 
-rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &given, TensorName name,
-                                     const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
-  Operand *operand;
-  ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
-  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+// All channels of a tensor in one cache, or the window in it and the others in that of pass.
+rope_status_t StepReader::read_caches_of(TensorName name, const char *field, const rope_tensor_t &given,
+                                         const rope_tensor_t &pass, const RopeProblem &problem,
+                                         const ReadTensor *tensors, StepProblem *step) {
+  if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
+  StepTensor *const tensor = &step->tensor[index];
+  const int begin = tensor->window_begin, end = begin + geometry_.rotary_dim;
+  const bool has_pass = !is_zeroed(pass);
+  if (has_pass && tensor->channels == geometry_.rotary_dim) {
+    return fail(kInvalid, "%s: cache.k_pass_cache is set: k has no channels outside the window", function_);
+  }
+  tensor->cache_part = {true, !has_pass, has_pass ? 0 : begin, end};
+  ROPE_TRY(read_cache(field, given, name, problem, tensors, step, tensor->cache_part, &tensor->cache));
+  if (!has_pass) return ROPE_STATUS_SUCCESS;
+  tensor->has_parts = true;
+  const ChannelPart others = {false, true, 0, begin};
+  return read_cache("cache.k_pass_cache", pass, name, problem, tensors, step, others, &tensor->pass_cache);
+}
+
+rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &given, TensorName name,
+                                     const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step,
+                                     const ChannelPart &part, CacheView *cache) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
+  const int index = index_of(name, problem, tensors);
   const View &view = operand->view;
   ROPE_TRY(check_written_type(function_, field, view.dtype, geometry_.dtype));
   if (view.ndim != 4) {
     return fail(kInvalid, "%s: %s.ndim is %d: it must be 4, [pages, entries, heads, channels]", function_, field,
                 view.ndim);
   }
-  const int64_t heads = problem.tensor[index].heads, channels = step->tensor[index].channels;
+  const int64_t heads = problem.tensor[index].heads;
+  const int64_t channels = part.count(step->tensor[index].channels, geometry_.rotary_dim);
   if (view.shape[2] != heads || view.shape[3] != channels) {
-    return fail(kInvalid, "%s: %s has shape %s: it must be [pages, entries, %lld, %lld], as %s has heads and channels",
-                function_, field, ShapeText(view).text, printable(heads), printable(channels), kNames[name]);
+    return fail(kInvalid,
+                "%s: %s has shape %s: it must be [pages, entries, %lld, %lld], as %s has heads and channels%s",
+                function_, field, ShapeText(view).text, printable(heads), printable(channels), kNames[name],
+                part.has_others && part.has_window ? ""
+                : part.has_window                  ? " of the window"
+                                                   : " outside the window");
   }
   CachePlaces *places = &step->places;
   if (first_cache_ != nullptr && (view.shape[0] != places->pages || view.shape[1] != places->entries)) {
@@ -480,7 +540,7 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
   places->entries = view.shape[1];
   ROPE_TRY(check_output_strides(function_, field, view));
   // A cache without memory has no place for a token either, so that its data is never read.
-  step->tensor[index].cache = {view.data, view.dtype, view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
+  *cache = {view.data, view.dtype, view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -32,6 +32,7 @@ struct ReadTensor {
   int channels;
   rope_dtype_t out_dtype;
   bool is_written;
+  PassSide pass;
 };
 
 // Reads a call's groups one by one into a problem.
@@ -49,6 +50,8 @@ class StepReader {
   bool is_turned() const { return !is_unrotated_; }
 
   TensorUse use_of(TensorName name) const;
+  // NULL: absent.
+  const rope_tensor_t *pass_of(TensorName name) const;
 
   // Fills *step once the tensors, the sequences and the positions of `problem` are read.
   rope_status_t read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
@@ -56,7 +59,8 @@ class StepReader {
  private:
   rope_status_t check_groups(const rope_args_t &args, bool is_transposed);
   rope_status_t refuse_gradients() const;
-  rope_status_t check_input(const rope_args_t &args);
+  rope_status_t check_cache(const rope_args_t &args);
+  rope_status_t check_input(const rope_args_t &args, bool is_transposed);
   rope_status_t check_quant(const rope_args_t &args);
   void describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const;
   rope_status_t read_norm(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
@@ -71,18 +75,25 @@ class StepReader {
   rope_status_t read_quant(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
                            const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_pass_scale(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+  rope_status_t read_static_scale(const char *field, const rope_tensor_t &given, int64_t heads, const char *written,
+                                  StaticScale *scale);
   struct ScaleRows;
   rope_status_t read_written_scales(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
                                 const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside, TensorName name,
-                                  const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
+                                  const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step,
+                                  bool is_of_pass);
   rope_status_t read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows, int64_t channels,
                             WrittenScales *scales);
   rope_status_t read_amax(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_caches(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
   rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const RopeProblem &problem,
-                           const ReadTensor *tensors, StepProblem *step);
+                           const ReadTensor *tensors, StepProblem *step, const ChannelPart &part, CacheView *cache);
+  rope_status_t read_caches_of(TensorName name, const char *field, const rope_tensor_t &given,
+                               const rope_tensor_t &pass, const RopeProblem &problem, const ReadTensor *tensors,
+                               StepProblem *step);
   rope_status_t read_places(const RopeProblem &problem, CachePlaces *places);
   rope_status_t read_slots(const RopeProblem &problem, CachePlaces *places);
   rope_status_t read_pages(const RopeProblem &problem, CachePlaces *places);
@@ -101,6 +112,7 @@ class StepReader {
   const rope_quant_args_t *quant_ = nullptr;
   const rope_input_args_t *input_ = nullptr;
   const char *written_[kNumTensorNames] = {};  // a field of scales that are written of each tensor
+  const char *pass_written_ = nullptr;         // the field of those of k_pass_cache
   const char *first_cache_ = nullptr;          // the field of the cache that says how many pages and entries there are
   rope_norm_args_t norm_copy_;                 // unset unless a caller's struct has another size
   rope_cache_args_t cache_copy_;

@@ -94,9 +94,15 @@ class StepHead {
     __syncwarp();
     head_ = head;
     const char *const data = address_in(tensor_.in, head);
+    const bool has_pass = tensor_.pass.data != nullptr;
+    const char *const pass = has_pass ? address_in(tensor_.pass, head) : nullptr;
 #pragma unroll 1
     for (int c = begin_ + lane(); c < end_; c += 32) {
-      raw_[c] = *reinterpret_cast<const T *>(data + c * tensor_.in.stride[kChannel]);
+      const char *element = data + c * tensor_.in.stride[kChannel];
+      if (has_pass && !is_inside(c)) {
+        element = pass + (c < tensor_.window_begin ? c : c - params_.rotary_dim) * tensor_.pass.stride[kChannel];
+      }
+      raw_[c] = *reinterpret_cast<const T *>(element);
       in_order_[c] = to_real<Real>(raw_[c]);
     }
     __syncwarp();
@@ -161,42 +167,73 @@ class StepHead {
     __syncwarp();
   }
 
-  // What is not computed keeps its bits.
   __device__ __forceinline__ void store(const CachePlace &place) {
-    const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
-    char *out = nullptr, *cache = nullptr;
-    if (tensor_.is_written) out = address_in(tensor_.out, head_);
-    if (tensor_.cache.data != nullptr && place.is_cached) {
-      cache = tensor_.cache.data + place.page * tensor_.cache.page_stride + place.entry * tensor_.cache.entry_stride +
-              head_ * tensor_.cache.head_stride;
-    }
-    const bool has_codes =
-        (out != nullptr && is_code(tensor_.out_dtype)) || (cache != nullptr && is_code(tensor_.cache.dtype));
-    if (has_codes) prepare_codes();
-    // Where scales are written each destination has factors of its own.
-    const bool has_scales = tensor_.out_scales.is_present() || tensor_.cache_scales.is_present();
+    const bool is_cached = tensor_.cache.data != nullptr && place.is_cached;
 #pragma unroll 1
-    for (int pass = 0; pass < (has_scales ? 2 : 1); ++pass) {
-      char *const to_out = pass == 0 ? out : nullptr, *const to_cache = has_scales && pass == 0 ? nullptr : cache;
-      if (has_scales) {
-        if (to_out != nullptr) find_scales(tensor_.out_scales, tensor_.out_dtype, at_.batch, at_.token);
-        if (to_cache != nullptr) find_scales(tensor_.cache_scales, tensor_.cache.dtype, place.page, place.entry);
+    for (int number = 0; number < 3; ++number) {
+      Destination to;
+      if (number == 0) {
+        if (!tensor_.is_written) continue;
+        const int begin = tensor_.window_begin;
+        to = {address_in(tensor_.out, head_),
+              tensor_.out.stride[kChannel],
+              tensor_.out_dtype,
+              {true, tensor_.is_whole, begin, begin + params_.rotary_dim},
+              &tensor_.scale,
+              &tensor_.out_scales,
+              tensor_.out_scales.row(at_.batch, at_.token)};
+      } else {
+        const bool is_first = number == 1;
+        const CacheView &cache = is_first ? tensor_.cache : tensor_.pass_cache;
+        if (!is_cached || cache.data == nullptr) continue;
+        to.data =
+            cache.data + place.page * cache.page_stride + place.entry * cache.entry_stride + head_ * cache.head_stride;
+        to.channel_stride = cache.channel_stride;
+        to.dtype = cache.dtype;
+        to.part = is_first ? tensor_.cache_part : ChannelPart{false, true, 0, tensor_.window_begin};
+        to.scale = is_first ? &tensor_.scale : &tensor_.pass_scale;
+        to.scales = is_first ? &tensor_.cache_scales : &tensor_.pass_scales;
+        to.scales_row = to.scales->row(place.page, place.entry);
       }
-#pragma unroll 1
-      for (int c = begin_ + lane(); c < end_; c += 32) {
-        const bool is_inside = c >= begin && c < end;
-        const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside);
-        if (to_out != nullptr && (tensor_.is_whole || is_inside)) {
-          store_channel(to_out + c * tensor_.out.stride[kChannel], tensor_.out_dtype, c, is_computed);
-        }
-        if (to_cache != nullptr) {
-          store_channel(to_cache + c * tensor_.cache.channel_stride, tensor_.cache.dtype, c, is_computed);
-        }
-      }
+      store_to(to);
     }
   }
 
  private:
+  struct Destination {
+    char *data;
+    int64_t channel_stride;
+    rope_dtype_t dtype;
+    ChannelPart part;
+    const StaticScale *scale;
+    const WrittenScales *scales;
+    int64_t scales_row;
+  };
+
+  __device__ __forceinline__ bool is_inside(int channel) const {
+    return channel >= tensor_.window_begin && channel < tensor_.window_begin + params_.rotary_dim;
+  }
+
+  // What is not computed keeps its bits.
+  __device__ __forceinline__ void store_to(const Destination &to) {
+    const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
+    if (is_code(to.dtype)) prepare_codes(to);
+#pragma unroll 1
+    for (int c = begin_ + lane(); c < end_; c += 32) {
+      if (!(is_inside(c) ? to.part.has_window : to.part.has_others)) continue;
+      const int index = to.part.index_of(c, begin, end);
+      char *const address = to.data + index * to.channel_stride;
+      const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside(c));
+      if (is_code(to.dtype)) {
+        store_rounded<T>(address, to.dtype, multiply_rounded(before_code(c), code_factor_of(index)));
+      } else if (!is_computed && to.dtype == kDtypeOf<T>) {
+        *reinterpret_cast<T *>(address) = raw_[source_of(c)];
+      } else {
+        store_rounded<T>(address, to.dtype, moved_[c]);
+      }
+    }
+  }
+
   __device__ __forceinline__ static int lane() {
     return static_cast<int>(threadIdx.x % 32);
   }
@@ -213,25 +250,29 @@ class StepHead {
   }
 
   // Finds what values are multiplied by to become codes, and raises the largest magnitude.
-  __device__ __forceinline__ void prepare_codes() {
-    const StaticScale &scale = tensor_.scale;
+  __device__ __forceinline__ void prepare_codes(const Destination &to) {
     code_factor_ = 1;
     group_channels_ = 0;
-    if (scale.data != nullptr) {
-      const float given = reinterpret_cast<const float *>(scale.data)[head_ * scale.head_stride];
+    if (to.scale->data != nullptr) {
+      const float given = reinterpret_cast<const float *>(to.scale->data)[head_ * to.scale->head_stride];
       code_factor_ = code_factor(given, params_.scale_multiplies);
     }
-    if (tensor_.amax == nullptr) return;
-    const uint32_t max = largest_magnitude(begin_, end_);
-    if (lane() == 0) atomicMax(reinterpret_cast<uint32_t *>(tensor_.amax), max);
+    const int count = to.part.count(tensor_.channels, params_.rotary_dim);
+    if (tensor_.amax != nullptr) {
+      const uint32_t max = largest_magnitude(to.part, 0, count);
+      if (lane() == 0) atomicMax(reinterpret_cast<uint32_t *>(tensor_.amax), max);
+    }
+    if (to.scales->is_present()) write_scales(to, count / to.scales->groups);
   }
 
-  // The bits of that of values which become codes, in every lane.
-  __device__ __forceinline__ uint32_t largest_magnitude(int begin, int end) const {
+  // The bits of that of values which become a destination's channels from `first` to `last`, in every lane.
+  __device__ __forceinline__ uint32_t largest_magnitude(const ChannelPart &part, int first, int last) const {
+    const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     uint32_t max = 0;
 #pragma unroll 1
-    for (int c = begin + lane(); c < end; c += 32) {
-      const uint32_t magnitude = bits_of(static_cast<float>(before_code(c))) & 0x7fffffffu;
+    for (int index = first + lane(); index < last; index += 32) {
+      const Real value = before_code(part.channel_of(index, begin, end));
+      const uint32_t magnitude = bits_of(static_cast<float>(value)) & 0x7fffffffu;
       max = magnitude > max ? magnitude : max;
     }
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -241,22 +282,18 @@ class StepHead {
     return max;
   }
 
-  // Writes the scales of a destination, and what values are multiplied by to in_order_, which is not needed any more.
-  __device__ __forceinline__ void find_scales(const WrittenScales &scales, rope_dtype_t dtype, int64_t first_row,
-                                              int64_t second_row) {
-    group_channels_ = 0;
-    if (!scales.is_present()) return;
-    const int channels = tensor_.channels / scales.groups;
-    const int64_t row = scales.row(first_row, second_row);
+  // The scales of a destination; what values are multiplied by goes to in_order_, which is not needed any more.
+  __device__ __forceinline__ void write_scales(const Destination &to, int channels) {
+    const WrittenScales &scales = *to.scales;
     __syncwarp();
 #pragma unroll 1
     for (int group = 0; group < scales.groups; ++group) {
-      uint32_t magnitude = largest_magnitude(group * channels, (group + 1) * channels);
+      uint32_t magnitude = largest_magnitude(to.part, group * channels, (group + 1) * channels);
       if (magnitude < scales.floor) magnitude = scales.floor;
-      const GroupScale scale = dtype == ROPE_DTYPE_F8_E4M3 ? scale_of_group<Float8E4M3>(magnitude, scales.form)
-                                                           : scale_of_group<Float8E5M2>(magnitude, scales.form);
+      const GroupScale scale = to.dtype == ROPE_DTYPE_F8_E4M3 ? scale_of_group<Float8E4M3>(magnitude, scales.form)
+                                                              : scale_of_group<Float8E5M2>(magnitude, scales.form);
       if (lane() == 0) {
-        scales.store(row, head_, group, scale.bits);
+        scales.store(to.scales_row, head_, group, scale.bits);
         in_order_[group] = scale.factor;
       }
     }
@@ -264,22 +301,12 @@ class StepHead {
     group_channels_ = channels;
   }
 
-  __device__ __forceinline__ Real code_factor_of(int channel) const {
-    return group_channels_ != 0 ? in_order_[channel / group_channels_] : code_factor_;
+  __device__ __forceinline__ Real code_factor_of(int index) const {
+    return group_channels_ != 0 ? in_order_[index / group_channels_] : code_factor_;
   }
 
   __device__ __forceinline__ Real before_code(int channel) const {
     return params_.rounds_before_codes ? to_real<Real>(round_to<T>(moved_[channel])) : moved_[channel];
-  }
-
-  __device__ __forceinline__ void store_channel(char *address, rope_dtype_t dtype, int channel, bool is_computed) {
-    if (is_code(dtype)) {
-      store_rounded<T>(address, dtype, multiply_rounded(before_code(channel), code_factor_of(channel)));
-    } else if (!is_computed && dtype == kDtypeOf<T>) {
-      *reinterpret_cast<T *>(address) = raw_[source_of(channel)];
-    } else {
-      store_rounded<T>(address, dtype, moved_[channel]);
-    }
   }
 
   const StepGeneralParams &params_;

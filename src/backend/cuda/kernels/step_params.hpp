@@ -235,15 +235,20 @@ using StepLongRowAngleParams = WithAngles<StepRowParams, kMaxLongStepPairs>;
 
 // Strides of sides and of the cache in bytes.
 struct StepGeneralTensor {
-  RopeSide in;
+  RopeSide in;    // its channel 0, or where that would lie
+  RopeSide pass;  // channels outside the window; NULL: `in` has them
   RopeSide out;
   CacheView cache;
+  ChannelPart cache_part;
+  CacheView pass_cache;
   ChannelNumbers weight;
   ChannelNumbers bias;
   RowFactor factor;
   StaticScale scale;
+  StaticScale pass_scale;
   WrittenScales out_scales;
   WrittenScales cache_scales;
+  WrittenScales pass_scales;
   char *amax;
   rope_dtype_t out_dtype;
   int64_t heads;
