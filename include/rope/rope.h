@@ -253,11 +253,10 @@ enum {
  * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
  * written; one that is cached has them read, and one that is normed or scaled has them written too.
  *
- * This version serves row factors, what is not turned, and in rope_forward norms, caches, and outputs and caches of
- * F8_E4M3 and F8_E5M2 with static scales or none. The rest is refused by name, with NOT_SUPPORTED: written scales,
- * scale_floor and ROPE_QUANT_FLAG_POWER_OF_TWO, q_pass and k_pass, k_pass_cache, F8_E8M0 and F4_E2M1X2,
- * ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms; of SwiGLU `quant`, quant_rounding, expert_offsets and
- * row_index. */
+ * This version serves row factors, what is not turned, and in rope_forward norms, pass, caches, and outputs and caches
+ * of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with NOT_SUPPORTED:
+ * written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms; of SwiGLU
+ * `quant`, quant_rounding, expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -451,11 +450,11 @@ typedef struct rope_cache_args {
   uint32_t struct_size;           /* sizeof(rope_cache_args_t) */
   uint32_t flags;                 /* ROPE_CACHE_FLAG_ values */
   rope_tensor_t k_cache, v_cache; /* [P, E, H, D], H that of k and v; of R channels where k_pass_cache has the others */
-  /* [P, E, H, D - R]: the channels before the window, then those behind it (a latent cache whose halves differ in
-   * type). */
+  /* [P, E, H, D - R]: the channels before the window, then those behind it, whether they come from k or from k_pass (a
+   * latent cache whose halves differ in type); with k_cache alone, and where k has such channels. */
   rope_tensor_t k_pass_cache;
-  /* [P, E, H, G]: written scales of quantised caches, one for each of G groups of neighbouring channels; any strides,
-   * so that scales inside a cache's rows are views of it. */
+  /* F32 or F8_E8M0 [P, E, H, G]: written scales of caches of 8 bits, one for each of G groups of neighbouring channels
+   * of the cache, which G divides; any strides, so that scales inside a cache's rows are views of them. */
   rope_tensor_t k_scales, v_scales, k_pass_scales;
   rope_tensor_t slots; /* I32/I64 [B, S], THD [T], or [N] with N at most T for the first N tokens: page * E + entry */
   rope_tensor_t page_table;  /* I32/I64 [B, any]: pages of each sequence, with `sequence` of any number of them; with
@@ -482,7 +481,7 @@ enum {
                                            TransformerEngine); else x * i, i = 1/scale rounded (vLLM divides: of its
                                            codes about 2 in 10 000 differ, by one step; none where scales are powers
                                            of two) */
-  ROPE_QUANT_FLAG_POWER_OF_TWO = 2      /* written F32 scales are powers of two */
+  ROPE_QUANT_FLAG_POWER_OF_TWO = 2      /* written F32 scales are powers of two; needs written scales */
 };
 
 /* Scales of outputs and caches of 8 and 4 bits. A destination takes the scales that are written beside it where those
@@ -492,16 +491,18 @@ enum {
  *   F32       amax / top, rounded; with POWER_OF_TWO the least power of two p with top * p >= amax
  *   F8_E8M0   that power of two (OCP MX)
  *   F8_E4M3   g * (amax / 6), rounded to it (NVFP4)
- * and codes are x * i, i = 1/scale rounded, 0 for a scale of 0. A NaN among the values writes a NaN scale and NaN
- * codes, an infinity an infinite scale (F8_E8M0: 254) and finite codes 0.
+ * and codes are x * i, i = 1/scale rounded, 0 for a scale of 0 and the largest F32 where 1/scale is above it. A NaN
+ * among the values writes a NaN scale (F8_E8M0: 255) and NaN codes, an infinity an infinite scale (F8_E8M0: 254), NaN
+ * codes of infinities and 0 of the others.
  *   A product becomes a code by rounding to nearest even. What is larger than the largest number of the type becomes that
  * one, infinities too; NaN becomes 0x7f (types of 4 bits: 6). Backward: absent, and outputs have more than 8 bits. */
 typedef struct rope_quant_args {
-  uint32_t struct_size;                                  /* sizeof(rope_quant_args_t) */
-  uint32_t flags;                                        /* ROPE_QUANT_FLAG_ values */
-  double scale_floor;                                    /* of amax; not negative; 0: 1e-10 for F32 scales, else none */
+  uint32_t struct_size; /* sizeof(rope_quant_args_t) */
+  uint32_t flags;       /* ROPE_QUANT_FLAG_ values */
+  double scale_floor;   /* of amax, a number of F32 above 0; needs written scales. 0: 1e-10 for F32 scales, else none */
   rope_tensor_t q_scale, k_scale, v_scale, k_pass_scale; /* static: F32 [1] or [H], above 0, where the tensors are */
-  /* Written: the axes of q_out, k_out and v_out with G groups in the place of channels. */
+  /* Written, F32 or F8_E8M0: the axes of q_out, k_out and v_out with G groups of neighbouring channels, as they are
+   * written, in the place of channels; THD also [T, H, G/4, 4]. Any strides. */
   rope_tensor_t q_scales_out, k_scales_out, v_scales_out;
   /* F32 [3], of q, k and v: a call raises them to the largest magnitude of what becomes 8 bits, before it is scaled, as
    * integers: they hold no negative number before, -0 neither, and a NaN stays. A token that is written nowhere, as one
@@ -520,8 +521,10 @@ typedef struct rope_quant_args {
 typedef struct rope_input_args {
   uint32_t struct_size; /* sizeof(rope_input_args_t) */
   uint32_t flags;       /* 0 */
-  /* The axes of q with D - R channels: those before the window, then those behind it. q then has the window alone,
-   * [.., R], and q_out, required, all D. Heads may broadcast (one latent head for all). So for k. Backward: absent. */
+  /* The descriptor's dtype, the axes of q with D - R channels: those before the window, then those behind it. q then has
+   * the window alone, [.., R], and q_out, required, all D; a norm is over all D. Heads may broadcast, with stride 0 (one
+   * latent head for all). So for k, which needs k_out or k_cache. q_out shares no element with either. Backward: absent
+   * (the gradients are those of the parts of q_out: turn the window's back). */
   rope_tensor_t q_pass, k_pass;
   /* F32 or the descriptor's dtype: a factor of each token, [S] or [B, S], THD [T], or of each token and head, [B, S, H],
    * THD [T, H] (Llama 4's temperature, log-n); an axis B of length 1 serves all. All channels are multiplied, those
@@ -543,11 +546,11 @@ typedef struct rope_args {
   uint32_t flags;       /* ROPE_FLAG_ values */
   /* q, k and v are each optional, one is required; those that are given are served in one launch. Axes as the layout
    * says, B and S or T equal in all, H of each its own (above 2^20 heads: NOT_SUPPORTED). A tensor has D channels, or R,
-   * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs. All have the
-   * descriptor's dtype, but outputs may be F16 or BF16 where that is F32, and in forward F8_E4M3 or F8_E5M2 where it is
-   * not F64. Backward: q holds the gradient of the output, q_out receives that of the input. An absent *_out means in
-   * place: channels outside the rotated window are then neither read nor written, unless they are normed or cached (read
-   * alone); out of place they are copied. */
+   * the window alone, and v where it is not turned 1 to 1024 of its own; outputs have those of their inputs, beside
+   * `input`'s pass all D. All have the descriptor's dtype, but outputs may be F16 or BF16 where that is F32, and in
+   * forward F8_E4M3 or F8_E5M2 where it is not F64. Backward: q holds the gradient of the output, q_out receives that of
+   * the input. An absent *_out means in place: channels outside the rotated window are then neither read nor written,
+   * unless they are normed or cached (read alone); out of place they are copied. */
   rope_tensor_t q, q_out, k, k_out, v, v_out;
   rope_tensor_t positions;       /* I32/I64 [S] or [B, S], THD [T] or [1, T]; with A above 1 [A, S] or [A, B, S], THD
                                     [A, T] or [A, 1, T]. An axis A or B of length 1 serves all (Hugging Face's

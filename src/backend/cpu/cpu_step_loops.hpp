@@ -247,14 +247,21 @@ void write_codes_of(const StepRun<float> &run, const StepTarget &target, StepHea
     const int count = take_part(run, target.part, heads->head(i), values);
     if (run.code.rounds_before) round_values<T>(values, count);
     if (run.code.amax != nullptr) raise_magnitude(values, count, run.code.amax);
+    Float8 *const out = reinterpret_cast<Float8 *>(target.data) + head * target.head_stride;
     const int groups = target.groups(), channels = count / groups;
     for (int group = 0; group < groups; ++group) {
-      float *const of_group = values + group * channels;
-      const float factor = code_factor_of<Float8>(run.code, target, head, group, of_group, channels);
-      for (int channel = 0; channel < channels; ++channel)
-        of_group[channel] = multiply_rounded(of_group[channel], factor);
+      const int begin = group * channels, end = begin + channels;
+      const float factor = code_factor_of<Float8>(run.code, target, head, group, values + begin, channels);
+#if defined(ROPE_HAS_VECTORS)
+      if (target.channel_stride == 1) {
+        encode_channels(values, out, begin, end, factor);
+        continue;
+      }
+#endif
+      for (int channel = begin; channel < end; ++channel) {
+        out[channel * target.channel_stride] = round_to<Float8>(multiply_rounded(values[channel], factor));
+      }
     }
-    write_elements<Float8>(values, count, target.data + head * target.head_stride, target.channel_stride, 0);
   }
 }
 

@@ -237,6 +237,16 @@ ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float fact
   return begin;
 }
 
+// Channels `begin` to `end` as codes.
+template <typename T, typename U>
+ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float factor) {
+#if defined(__AVX512BW__)
+  begin = encode_vectors<16>(in, out, begin, end, factor);
+#endif
+  begin = encode_vectors<8>(in, out, begin, end, factor);
+  for (; begin < end; ++begin) out[begin] = round_to<U>(multiply_rounded(to_float(in[begin]), factor));
+}
+
 // ---- What fills no vector, one by one ----
 
 template <typename T, typename U, typename Rounded>
@@ -566,14 +576,9 @@ void encode_heads(const StepRun<float> &run, const StepTarget &target, const Hea
     prefetch_head<In>(run, first + count + head);
     if (run.code.amax != nullptr) raise_magnitude(in, run.channels, run.code.amax);
     for (int group = 0; group < groups; ++group) {
-      int i = group * channels;
-      const int end = i + channels;
-      const float factor = code_factor_of<U>(run.code, target, first + head, group, in + i, channels);
-#if defined(__AVX512BW__)
-      i = encode_vectors<16>(in, out, i, end, factor);
-#endif
-      i = encode_vectors<8>(in, out, i, end, factor);
-      for (; i < end; ++i) out[i] = round_to<U>(multiply_rounded(to_float(in[i]), factor));
+      const int begin = group * channels;
+      const float factor = code_factor_of<U>(run.code, target, first + head, group, in + begin, channels);
+      encode_channels(in, out, begin, begin + channels, factor);
     }
   }
 }
