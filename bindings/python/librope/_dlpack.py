@@ -16,7 +16,8 @@ FLAG_IS_COPIED = 2
 # Kinds of memory. Pinned and managed memory is for both the CPU and CUDA.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
-_DTYPES = {  # (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12
+# (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14
+_DTYPES = {
     (2, 32): _abi.ROPE_DTYPE_F32,
     (2, 16): _abi.ROPE_DTYPE_F16,
     (4, 16): _abi.ROPE_DTYPE_BF16,
@@ -25,6 +26,7 @@ _DTYPES = {  # (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, flo
     (0, 64): _abi.ROPE_DTYPE_I64,
     (10, 8): _abi.ROPE_DTYPE_F8_E4M3,
     (12, 8): _abi.ROPE_DTYPE_F8_E5M2,
+    (14, 8): _abi.ROPE_DTYPE_F8_E8M0,
 }
 
 

@@ -15,7 +15,7 @@ class Device(IntEnum):
 
 class Dtype(IntEnum):
     """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX. F8_E4M3 is
-    float8_e4m3fn and F8_E5M2 float8_e5m2, of torch and of ml_dtypes."""
+    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes."""
 
     F32 = _abi.ROPE_DTYPE_F32
     F16 = _abi.ROPE_DTYPE_F16
@@ -167,6 +167,7 @@ DTYPES = {
     "int64": _abi.ROPE_DTYPE_I64,
     "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
     "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
+    "float8_e8m0fnu": _abi.ROPE_DTYPE_F8_E8M0,
 }
 
 

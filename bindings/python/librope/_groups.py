@@ -31,7 +31,9 @@ class Cache(NamedTuple):
     sequence:         I32 or I64, shape of slots: the row of page_table of each token; None: its batch, or its sequence
                       in cu_seqlens
     positions:        I32 or I64, shape of slots: the token's position in the cache; None: that of the rotation
-    k_pass_cache, k_scales, v_scales, k_pass_scales: refused with NotSupported in this version
+    k_scales, v_scales: F32 or F8_E8M0 [P, E, H, G], any strides: the scales of G groups of neighbouring channels, which
+                      a call writes as Quant says; they need no Quant
+    k_pass_cache, k_pass_scales: refused with NotSupported in this version
     skip_slot_0:      slot 0 is not written
 
     A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and
@@ -57,10 +59,14 @@ class Quant(NamedTuple):
     x / scale, by the rounded reciprocal, to nearest even and saturating; NaN stays NaN.
 
     q_scale, k_scale, v_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1
+    q_scales_out, k_scales_out, v_scales_out: F32 or F8_E8M0, written instead: the axes of the output of 8 bits, with G
+                      in the place of channels, or "thd" [T, H, G/4, 4]. Each of G groups of neighbouring channels has
+                      the scale (largest magnitude) / (largest number of the type). Those of caches are in Cache
     amax_out:         F32 [3], of q, k and v: a call raises them to the largest magnitude of what it scales
-    scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine)
-    k_pass_scale, q_scales_out, k_scales_out, v_scales_out, scale_floor, power_of_two: refused with NotSupported in this
-                      version
+    scale_floor:      of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
+    scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales
+    power_of_two:     written F32 scales are rounded up to powers of two, as those of F8_E8M0 always are
+    k_pass_scale:     refused with NotSupported in this version
     """
 
     q_scale: Optional[Tensor] = None

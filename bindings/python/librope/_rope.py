@@ -220,7 +220,7 @@ class RopeDesc(Descriptor):
                          lowest of them + 1; with a cache also the tokens whose place is outside it
         norm:            a Norm, with the descriptor's norm and only then
         cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
-        quant:           a Quant: scales of outputs and caches of 8 bits, which without one are not scaled
+        quant:           a Quant: scales of outputs and caches of 8 bits, which without them are not scaled
         input:           an Input: row factors
         unrotated:       nothing is turned: layers without positions, a write to caches alone
         v_unrotated:     v is not turned, q and k are
@@ -428,11 +428,11 @@ class RopeDesc(Descriptor):
 
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
-_WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
-                      "k_scales_out", "v_scales_out", "amax_out"}
+WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
+                     "k_scales_out", "v_scales_out", "amax_out"}
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
-_CACHE_FIELDS = [("cache." + field, field in _WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
-_QUANT_FIELDS = [("quant." + field, field in _WRITTEN_IN_GROUPS) for field in Quant._fields[:-3]]
+_CACHE_FIELDS = [("cache." + field, field in WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
+_QUANT_FIELDS = [("quant." + field, field in WRITTEN_IN_GROUPS) for field in Quant._fields[:-3]]
 _INPUT_FIELDS = ["input." + field for field in Input._fields]
 
 
@@ -443,7 +443,7 @@ def _look(
     for group, cls in ((norm, Norm), (cache, Cache), (quant, Quant), (input, Input)):
         if group is not None and type(group) is not cls:
             return None
-    if quant is not None and (type(quant.scale_floor) is not float or quant.scale_floor != 0.0):
+    if quant is not None and type(quant.scale_floor) is not float:
         return None
     outputs: List[Any] = [None] * 3 if out is None else list(out) if isinstance(out, SEQUENCES) else [out]
     if out is not None and len(outputs) != sum([x is not None for x in inputs]):
@@ -478,7 +478,7 @@ def _look(
                 if x is not None:
                     (call.add_written if is_written else call.add)(name, x)
         if quant is not None:
-            call.key += ("quant", bool(quant.scale_multiplies), bool(quant.power_of_two))
+            call.key += ("quant", quant.scale_floor, bool(quant.scale_multiplies), bool(quant.power_of_two))
             for (name, is_written), x in zip(_QUANT_FIELDS, quant[:-3]):
                 if x is not None:
                     (call.add_written if is_written else call.add)(name, x)
@@ -515,6 +515,6 @@ def _read_group(args: Any, reader: Reader, name: str, group: Any, cls: type, is_
         elif field == "scale_floor":
             fill(struct, f"{reader.function}: {name}", scale_floor=x)
         elif x is not None:
-            is_written = field in _WRITTEN_IN_GROUPS
+            is_written = field in WRITTEN_IN_GROUPS
             reader.read(struct, field, x, is_output=is_written, is_ours=is_written and is_dry, group=f"{name}.")
     setattr(args, name, ctypes.pointer(struct))

@@ -245,6 +245,7 @@ _NAMED = {
     "bfloat16": _abi.ROPE_DTYPE_BF16,
     "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
     "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
+    "float8_e8m0fnu": _abi.ROPE_DTYPE_F8_E8M0,
 }
 
 

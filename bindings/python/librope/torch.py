@@ -24,7 +24,7 @@ from . import _torch_operators as operators
 from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
 from ._groups import Cache, Input, Norm, Quant
 from ._integers import integer
-from ._rope import RopeDesc, as_list, flags_of
+from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
@@ -348,7 +348,7 @@ def rotary_step(
     inference: there is no gradient, and tensors that require grad are refused while grad mode is on.
 
     q, k, v:     as for apply_rotary, one at least; q_weight and the others: as those of librope.Norm
-    cache:       a librope.Cache, whose k_cache and v_cache are written
+    cache:       a librope.Cache, whose k_cache and v_cache are written, and scales of theirs
     cached_only: k and v get no output where they are cached
     quant:       a librope.Quant: scales of caches of 8 bits; input: a librope.Input: row factors
     The other arguments are RopeDesc's and RopeDesc.forward's. Returns new tensors in the place of q, k and v, None for
@@ -358,22 +358,23 @@ def rotary_step(
         raise TypeError("rotary_step: q, k and v are None: one of them must be given")
     if cache is None:
         cache = Cache()
-    scales = {} if quant is None else dict(zip(Quant._fields[:-3], quant[:-3]))
+    in_groups = dict(zip(Cache._fields[:-1], cache[:-1]))
+    if quant is not None:
+        in_groups.update(zip(Quant._fields[:-3], quant[:-3]))
     if input is not None:
-        scales.update(input._asdict())
+        in_groups.update(input._asdict())
     if torch.is_grad_enabled():
         for field, x in (("q", q), ("k", k), ("v", v), ("q_weight", q_weight), ("k_weight", k_weight),
-                         ("q_bias", q_bias), ("k_bias", k_bias), ("k_cache", cache.k_cache),
-                         ("v_cache", cache.v_cache), ("cos", cos), ("sin", sin), ("angles", angles),
-                         *scales.items()):
+                         ("q_bias", q_bias), ("k_bias", k_bias), ("cos", cos), ("sin", sin), ("angles", angles),
+                         *in_groups.items()):
             if x is not None and x.requires_grad:
                 raise ValueError(
                     f"rotary_step: {field}: it requires grad, and the step has no gradient: use apply_rotary, "
                     "torch.no_grad() or detach()")
     if _forward_ad._current_level >= 0:
         _refuse_tangents(
-            "rotary_step", q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, q_bias=q_bias, k_bias=k_bias,
-            k_cache=cache.k_cache, v_cache=cache.v_cache, cos=cos, sin=sin, angles=angles, **scales)
+            "rotary_step", q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, q_bias=q_bias, k_bias=k_bias, cos=cos,
+            sin=sin, angles=angles, **in_groups)
     first = q if q is not None else k if k is not None else v
     assert first is not None
     what = (first.dtype, first.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
@@ -425,8 +426,8 @@ def rotary_step(
             fault=fault, position_offset=position_offset, table_rows=table_rows, norm=norm_group, cache=cache_group,
             quant=quant, input=input, unrotated=unrotated, v_unrotated=v_unrotated,
             programmatic_launch=programmatic_launch))
-    amax_out = None if quant is None else quant.amax_out
-    operators.wrote([x for x in (cache.k_cache, cache.v_cache, fault, amax_out) if x is not None])
+    written = [x for field, x in in_groups.items() if field in WRITTEN_IN_GROUPS]
+    operators.wrote([x for x in (fault, *written) if x is not None])
     q_out, k_out, v_out = outputs
     return q_out, k_out, v_out
 

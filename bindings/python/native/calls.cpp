@@ -71,7 +71,8 @@ enum DlType : uint8_t {
   kDlFloat = 2,
   kDlBfloat = 4,
   kDlFloat8E4m3fn = 10,
-  kDlFloat8E5m2 = 12
+  kDlFloat8E5m2 = 12,
+  kDlFloat8E8m0fnu = 14
 };
 struct DlTensor {
   void *data;
@@ -230,6 +231,8 @@ rope_dtype_t dtype_of(const DlTensor &x) {
       return ROPE_DTYPE_F8_E4M3;
     case kDlFloat8E5m2 << 8 | 8:
       return ROPE_DTYPE_F8_E5M2;
+    case kDlFloat8E8m0fnu << 8 | 8:
+      return ROPE_DTYPE_F8_E8M0;
     default:
       return 0;
   }

@@ -85,6 +85,7 @@ struct {
   // NULL before torch 2.13, which frees what it allocated by operator new.
   int32_t (*torch_delete_stable_ivalue)(Value *);
   const char *(*torch_exception_get_what_without_backtrace)();
+  int32_t (*aoti_torch_dtype_float8_e8m0fnu)();  // NULL before torch 2.12
 } torch;
 
 template <typename Function>
@@ -861,10 +862,14 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
 #undef FIND
   find(libtorch, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue);
   find(libtorch, "torch_exception_get_what_without_backtrace", &torch.torch_exception_get_what_without_backtrace);
+  find(libtorch, "aoti_torch_dtype_float8_e8m0fnu", &torch.aoti_torch_dtype_float8_e8m0fnu);
   rope = functions;
 
   torch_cpu = torch.aoti_torch_device_type_cpu();
   torch_cuda = torch.aoti_torch_device_type_cuda();
+  const int32_t e8m0 = torch.aoti_torch_dtype_float8_e8m0fnu != nullptr
+                           ? torch.aoti_torch_dtype_float8_e8m0fnu()
+                           : 44;  // c10::ScalarType::Float8_e8m0fnu of torch 2.10 and 2.11
   const struct {
     int32_t number;
     rope_dtype_t dtype;
@@ -875,7 +880,8 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
                 {torch.aoti_torch_dtype_int32(), ROPE_DTYPE_I32},
                 {torch.aoti_torch_dtype_int64(), ROPE_DTYPE_I64},
                 {torch.aoti_torch_dtype_float8_e4m3fn(), ROPE_DTYPE_F8_E4M3},
-                {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2}};
+                {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2},
+                {e8m0, ROPE_DTYPE_F8_E8M0}};
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
   }
