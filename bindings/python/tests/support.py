@@ -126,6 +126,18 @@ def norm(x, weight=None, bias=None, offset=0.0, eps=1e-6, layer=False, extent="h
     return y if bias is None else y + numpy.asarray(bias, dtype=numpy.float64)
 
 
+def scaled(x, groups, top, floor=0.0, power_of_two=False):
+    """The scale of each of so many groups of x's channels, and the products that become codes, both numbers of fp32.
+    top: the largest number of the codes' type; floor: of the largest magnitudes."""
+    parts = numpy.asarray(x, dtype=numpy.float64).reshape(*x.shape[:-1], groups, -1)
+    scales = numpy.maximum(numpy.abs(parts).max(axis=-1), numpy.float32(floor)) / top
+    if power_of_two:
+        scales = 2.0 ** numpy.ceil(numpy.log2(numpy.maximum(scales, 2.0**-127)))
+    scales = scales.astype(numpy.float32)
+    factors = (1.0 / scales.astype(numpy.float64)).astype(numpy.float32)
+    return scales, (parts * factors[..., None]).reshape(x.shape).astype(numpy.float32)
+
+
 def sigmoid(x):
     return 1.0 / (1.0 + numpy.exp(-x))
 

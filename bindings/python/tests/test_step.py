@@ -1,6 +1,7 @@
 # test_step.py - norms, row factors, codes and paged caches around the rotation, on NumPy's arrays
 from __future__ import annotations
 
+import itertools
 import unittest
 
 import support
@@ -322,7 +323,6 @@ class CodesTest(StepTest):
                 (InvalidArgument, "quant.q_scale.dtype is F64", dict(out=out, quant=Quant(scale.astype(float)))),
                 (InvalidArgument, "quant.q_scale has shape", dict(out=out, quant=Quant(normal(3)))),
                 (InvalidArgument, "quant.amax_out has shape", dict(out=out, quant=Quant(amax_out=normal(2)))),
-                (NotSupported, "quant.q_scales_out is set", dict(out=out, quant=Quant(q_scales_out=normal(5, 2, 1)))),
                 (librope.Error, "rope_forward: q", dict(q=out)),
                 (TypeError, "q_out: its dtype is float8_e4m3b11fnuz: librope has none such",
                  dict(out=out.view(ml_dtypes.float8_e4m3b11fnuz)))):
@@ -334,6 +334,168 @@ class CodesTest(StepTest):
             make_desc(dtype="float8_e4m3fn")
         with self.assertRaisesRegex(ValueError, "quant_rounding is 'last': it must be one of first"):
             make_desc(quant_rounding="last")
+
+
+@unittest.skipIf(not hasattr(ml_dtypes, "float8_e8m0fnu"), "needs ml_dtypes 0.5")
+class WrittenScalesTest(StepTest):
+    """Bits of codes and scales. Values are those of a call without codes."""
+
+    CODES = () if ml_dtypes is None else (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+    FLOOR = 1e-10  # of F32 scales
+
+    def setUp(self):
+        # The type of scales, and whether those of F32 are powers of two.
+        self.forms = (numpy.float32, False), (numpy.float32, True), (ml_dtypes.float8_e8m0fnu, False)
+
+    def expected(self, x, groups, code, form, floor=None):
+        """The scales and the codes of x."""
+        scale, power_of_two = form
+        is_float = scale is numpy.float32
+        scales, products = support.scaled(
+            x, groups, float(ml_dtypes.finfo(code).max), floor or (self.FLOOR if is_float else 0),
+            power_of_two or not is_float)
+        return scales.astype(scale), products.astype(code)
+
+    def assert_same(self, actual, expected):
+        self.assertEqual((actual.dtype, actual.shape), (expected.dtype, expected.shape))
+        numpy.testing.assert_array_equal(
+            actual.view(f"u{actual.itemsize}"), expected.view(f"u{expected.itemsize}"))
+
+    def test_outputs(self):
+        for layout, data in (("thd", numpy.float32), ("bshd", ml_dtypes.bfloat16), ("bhsd", numpy.float16)):
+            shape = (50, 4, HEAD_DIM) if layout == "thd" else (2, 5, 4, HEAD_DIM)
+            sizes = 10.0 ** random.integers(-4, 4, (*shape[:-1], 1))  # of heads
+            q = (normal(*shape) * sizes).astype(data)
+            q[0, 0] = 0
+            desc = make_desc(layout=layout, dtype=data, quant_rounding="first")
+            values = desc.forward(q)
+            for code in self.CODES:
+                for form in self.forms:
+                    for groups in (1, 4, HEAD_DIM):
+                        with self.subTest(f"{layout}, {code.__name__}, {form}, {groups} groups"):
+                            out, scales = numpy.zeros(shape, code), numpy.zeros((*shape[:-1], groups), form[0])
+                            quant = Quant(q_scales_out=scales, power_of_two=form[1])
+                            self.assertIs(desc.forward(q, out=out, quant=quant), out)
+                            for actual, expected in zip((scales, out), self.expected(values, groups, code, form)):
+                                self.assert_same(actual, expected)
+
+    def test_three_outputs_by_head_by_group_and_split(self):
+        x, code = normal(5, 3 * 2, HEAD_DIM), self.CODES[0]
+        q, k, v = (x[:, i:i + 2] for i in (0, 2, 4))
+        desc, slow_head = make_desc(), numpy.zeros((2, 5, 1), numpy.float32).transpose(1, 0, 2)
+        values = desc.forward(q, k, v, v_unrotated=True, quant=Quant())
+        split = numpy.zeros((2, 2, 5, 4), ml_dtypes.float8_e8m0fnu).transpose(2, 1, 0, 3)  # [T, H, G/4, 4]
+        by_pair, amax = numpy.zeros((5, 2, HEAD_DIM // 2), numpy.float32), numpy.zeros(3, numpy.float32)
+        out = [numpy.zeros(q.shape, code) for _ in range(3)]
+        desc.forward(q, k, v, out=out, v_unrotated=True, quant=Quant(
+            q_scales_out=slow_head, k_scales_out=split, v_scales_out=by_pair, amax_out=amax, scale_floor=0.5))
+        for i, (groups, scales) in enumerate(((1, slow_head), (8, split), (8, by_pair))):
+            form = (scales.dtype.type, False)
+            expected, codes = self.expected(values[i], groups, code, form, floor=0.5)
+            self.assert_same(scales, expected.reshape(scales.shape))
+            self.assert_same(out[i], codes)
+        self.assertEqual(amax.tolist(), [numpy.abs(x).max() for x in values])
+
+    def test_the_floor_of_scales(self):
+        x = numpy.zeros((2, 1, HEAD_DIM), numpy.float32)
+        x[1] = 1e-12
+        out = numpy.zeros(x.shape, self.CODES[0])
+        for (scale, power_of_two), floor, expected in (
+                (self.forms[0], 0.0, [numpy.float32(1e-10) / 448] * 2), (self.forms[0], 3.0, [numpy.float32(3) / 448] * 2),
+                (self.forms[0], 1e-13, [numpy.float32(y) / 448 for y in (1e-13, 1e-12)]),
+                (self.forms[1], 3.0, [2.0**-7] * 2), (self.forms[2], 3.0, [2.0**-7] * 2),
+                (self.forms[2], 0.0, [2.0**-127, 2.0**-48])):
+            scales = numpy.zeros((2, 1, 1), scale)
+            make_desc().forward(x, out=out, unrotated=True, quant=Quant(
+                q_scales_out=scales, scale_floor=floor, power_of_two=power_of_two))
+            self.assertEqual(scales.astype(numpy.float32).ravel().tolist(), numpy.float32(expected).tolist())
+
+    def test_of_caches_apart(self):
+        k, v, slots = normal(5, 2, HEAD_DIM) * 30, normal(5, 2, HEAD_DIM), numpy.array([7, 2, -1, 0, 11])
+        weight, factor = normal(HEAD_DIM), normal(5)
+        desc = make_desc(norm="rms", norm_tensors="k", norm_eps=1e-6)
+        operands = dict(k=k, v=v, v_unrotated=True, norm=Norm(k_weight=weight), input=Input(k_row_factor=factor))
+        values = desc.forward(**operands)
+        self.assert_close(
+            values[0], rotated(support.norm(k, weight), numpy.arange(5)) * factor[:, None, None])
+        for code in self.CODES:
+            for form in self.forms:
+                k_cache, v_cache = (numpy.zeros((4, 3, 2, HEAD_DIM), code) for _ in range(2))
+                k_scales = numpy.zeros((2, 4, 3, 4), form[0]).transpose(1, 2, 0, 3)
+                v_scales = numpy.zeros((4, 3, 2, 1), numpy.float32)
+                cache = Cache(k_cache, v_cache, slots=slots, k_scales=k_scales, v_scales=v_scales)
+                k_out, v_out = desc.forward(
+                    **operands, cache=cache, quant=Quant(power_of_two=True) if form[1] else None)
+                numpy.testing.assert_array_equal(k_out, values[0])
+                numpy.testing.assert_array_equal(v_out, v)
+                for x, groups, given, its_form in (
+                        (k_out, 4, (k_scales, k_cache), form), (v_out, 1, (v_scales, v_cache), (numpy.float32, form[1]))):
+                    for actual, by_token in zip(given, self.expected(x, groups, code, its_form)):
+                        expected = numpy.zeros((12, *by_token.shape[1:]), by_token.dtype)
+                        expected[slots[slots >= 0]] = by_token[slots >= 0]
+                        self.assert_same(actual.reshape(expected.shape), expected)
+
+    def test_inside_of_the_rows_of_a_cache(self):
+        k, slots, groups = normal(5, 2, HEAD_DIM), numpy.array([7, 2, -1, 0, 11]), 2
+        for code, form in itertools.product(self.CODES, self.forms):
+            end = HEAD_DIM + groups * numpy.dtype(form[0]).itemsize
+            rows = random.integers(0, 256, (4, 3, 2, end + 4)).astype(numpy.uint8)
+            expected = rows.copy().reshape(12, 2, -1)
+            k_cache, k_scales = rows[..., :HEAD_DIM].view(code), rows[..., HEAD_DIM:end].view(form[0])
+            k_out = make_desc().forward(
+                k=k, cache=Cache(k_cache, slots=slots, k_scales=k_scales), quant=Quant(power_of_two=form[1]))
+            scales, codes = (x.view(numpy.uint8) for x in self.expected(k_out, groups, code, form))
+            for token, slot in enumerate(slots):
+                if slot >= 0:
+                    expected[slot, :, :HEAD_DIM], expected[slot, :, HEAD_DIM:end] = codes[token], scales[token]
+            numpy.testing.assert_array_equal(rows.reshape(12, 2, -1), expected)
+
+    def test_refusals(self):
+        x, one, slots = normal(5, 2, HEAD_DIM), numpy.ones(1, numpy.float32), numpy.arange(5)
+        codes, scales = numpy.zeros(x.shape, self.CODES[0]), normal(5, 2, 1)
+        before, read_only = scales.copy(), normal(5, 2, 1)
+        read_only.flags.writeable = False
+        pages, page_scales = numpy.zeros((4, 3, 2, HEAD_DIM), self.CODES[0]), normal(4, 3, 2, 1)
+
+        def cached(k_cache=pages, **scales):
+            return dict(k=x, cache=Cache(k_cache, slots=slots, **scales))
+
+        for error, text, arguments in (
+                (InvalidArgument, "quant.q_scales_out is set: q_out is absent or has no 8 bits",
+                 dict(q=x, quant=Quant(q_scales_out=scales))),
+                (InvalidArgument, "quant.k_scales_out is set but k is absent",
+                 dict(q=x, out=codes, quant=Quant(k_scales_out=scales))),
+                (InvalidArgument, r"quant.q_scales_out has shape \[5, 2, 3\]",
+                 dict(q=x, out=codes, quant=Quant(q_scales_out=normal(5, 2, 3)))),
+                (InvalidArgument, "quant.q_scales_out.dtype is F64: it must be F32 or F8_E8M0",
+                 dict(q=x, out=codes, quant=Quant(q_scales_out=scales.astype(float)))),
+                (NotSupported, "quant.q_scales_out.dtype is F8_E4M3",
+                 dict(q=x, out=codes, quant=Quant(q_scales_out=scales.astype(self.CODES[0])))),
+                (InvalidArgument, "quant.q_scale is set beside quant.q_scales_out",
+                 dict(q=x, out=codes, quant=Quant(q_scale=one, q_scales_out=scales))),
+                (InvalidArgument, "quant.scale_floor is -1", dict(
+                    q=x, out=codes, quant=Quant(q_scales_out=scales, scale_floor=-1.0))),
+                (InvalidArgument, "quant.scale_floor is 1: it needs scales that are written",
+                 dict(q=x, out=codes, quant=Quant(q_scale=one, scale_floor=1.0))),
+                (InvalidArgument, "quant.flags is 0x2: .* needs scales that are written",
+                 dict(q=x, out=codes, quant=Quant(power_of_two=True))),
+                (ValueError, "quant.q_scales_out: it is read-only",
+                 dict(q=x, out=codes, quant=Quant(q_scales_out=read_only))),
+                (TypeError, "quant.v_scales_out: it is a builtins.list",
+                 dict(q=x, out=codes, quant=Quant(v_scales_out=[1.0]))),
+                (InvalidArgument, "cache.k_scales is set: cache.k_cache is absent or has no 8 bits",
+                 cached(pages.astype(numpy.float32), k_scales=page_scales)),
+                (InvalidArgument, "cache.k_scales has shape", cached(k_scales=scales)),
+                (InvalidArgument, "cache.v_scales is set but v is absent", cached(v_scales=page_scales)),
+                (InvalidArgument, "quant.k_scale is set beside cache.k_scales",
+                 dict(cached(k_scales=page_scales), quant=Quant(k_scale=one))),
+                (NotSupported, "cache.k_pass_scales is set", cached(k_pass_scales=page_scales))):
+            with self.subTest(text), self.assertRaisesRegex(error, "rope_forward: " + text):
+                make_desc().forward(**arguments)
+        numpy.testing.assert_array_equal(scales, before)
+        self.assertFalse(codes.view(numpy.uint8).any() or pages.view(numpy.uint8).any())
+        text = make_desc().explain(x, out=codes, quant=Quant(q_scales_out=read_only))
+        self.assertIn("read and written", text)
 
 
 class UnrotatedTest(StepTest):
