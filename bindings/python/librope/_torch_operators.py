@@ -5,8 +5,8 @@ its groups. A result whose operand is absent is None.
 
   rotate           new tensors for q, k and v
   rotate_          writes q, k and v
-  step             writes outputs, caches and fault. An output without its input is rotated in place, and an input
-                   without an output is cached only
+  step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
+                   place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
   swiglu           a new tensor
   swiglu_out       writes out
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
@@ -36,6 +36,17 @@ SKIP_SLOT_0 = 1 << 16  # of a Cache
 HAS_NORM = 1 << 17  # there is a norm, with weights or without
 SCALE_MULTIPLIES = 1 << 18  # of a Quant
 POWER_OF_TWO = 1 << 19
+
+_E8M0 = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
+
+
+def as_bytes(x: Any) -> Any:
+    """Scales of float8_e8m0fnu as uint8: torch.compile's inductor refuses operators that write the former."""
+    return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == _E8M0 else x
+
+
+def _as_scales(x: Any) -> Any:
+    return x.view(_E8M0) if isinstance(x, Tensor) and x.dtype == torch.uint8 and _E8M0 is not None else x
 
 _OPERANDS = (
     "bool is_backward, Tensor? positions=None, SymInt position_offset=0, int flags=0, Tensor? start_positions=None, "
@@ -137,7 +148,7 @@ def _python_step(
         "step", flags, sum(_FLAGS.values()) | SKIP_SLOT_0 | HAS_NORM | SCALE_MULTIPLIES | POWER_OF_TWO)
     inputs = [out if x is None else x for x, out in ((q, q_out), (k, k_out), (v, v_out))]
     outputs = [False if out is None else out for x, out in zip(inputs, (q_out, k_out, v_out)) if x is not None]
-    given = iter(groups)
+    given = iter([_as_scales(x) for x in groups])
     norm = _take_operands(Norm(), given)
     cache = _take_operands(Cache(skip_slot_0=bool(flags & SKIP_SLOT_0)), given)
     quant = _take_operands(

@@ -418,7 +418,8 @@ def rotary_step(
     try:
         operators.step(
             _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,
-            cu_seqlens, cos, sin, angles, table_rows, fault, *weights, *cache[:-1], *further)
+            cu_seqlens, cos, sin, angles, table_rows, fault, *weights,
+            *[operators.as_bytes(x) for x in (*cache[:-1], *further)])
     except RuntimeError as error:
         _explain(error, (*tensors, positions, *weights, *cache, *further), lambda: _rope_desc(what, form).forward(
             *tensors, out=[False if y is None else y for x, y in zip(tensors, outputs) if x is not None],

@@ -41,6 +41,7 @@ using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
   DO(aoti_torch_dtype_float64, ())                                                                                \
   DO(aoti_torch_dtype_int32, ())                                                                                  \
   DO(aoti_torch_dtype_int64, ())                                                                                  \
+  DO(aoti_torch_dtype_uint8, ())                                                                                  \
   DO(aoti_torch_dtype_float8_e4m3fn, ())                                                                          \
   DO(aoti_torch_dtype_float8_e5m2, ())                                                                            \
   DO(aoti_torch_get_dim, (Tensor *, int64_t *))                                                                   \
@@ -881,7 +882,8 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
                 {torch.aoti_torch_dtype_int64(), ROPE_DTYPE_I64},
                 {torch.aoti_torch_dtype_float8_e4m3fn(), ROPE_DTYPE_F8_E4M3},
                 {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2},
-                {e8m0, ROPE_DTYPE_F8_E8M0}};
+                {e8m0, ROPE_DTYPE_F8_E8M0},
+                {torch.aoti_torch_dtype_uint8(), ROPE_DTYPE_F8_E8M0}};  // as graphs have it
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
   }

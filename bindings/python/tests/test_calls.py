@@ -27,6 +27,7 @@ reads_torch = is_quick and torch is not None and hasattr(torch.Tensor, "__dlpack
 needs_builtins = unittest.skipUnless(is_quick, f"needs librope_python.so: {_calls.why_ctypes}")
 needs_torch = unittest.skipUnless(reads_torch, "needs librope_python.so and torch 2.10")
 FLOATS_OF_8_BITS = () if torch is None else (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT_OF_SCALES = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
 FORM = dict(head_dim=8, style="half", layout="thd", dtype="f32", theta=100.0)
 
 
@@ -51,9 +52,26 @@ def meet_frameworks():
         RopeDesc(**FORM).forward(tensor(normal(1, 1, 8)))
 
 
+def forms_of_scales():
+    """The types of written scales, and whether they are powers of two by a flag."""
+    yield from ((torch.float32, False), (torch.float32, True))
+    if FLOAT_OF_SCALES is not None:
+        yield FLOAT_OF_SCALES, False
+
+
+def scaled(x, groups, code, form):
+    """The scales that a call writes of x, and the codes."""
+    dtype, power_of_two = form
+    is_float = dtype is torch.float32
+    scales, products = support.scaled(
+        x.numpy(), groups, torch.finfo(code).max, 1e-10 if is_float else 0.0, power_of_two or not is_float)
+    return torch.from_numpy(scales).to(dtype), torch.from_numpy(products).to(code)
+
+
 def comparable(x):
     """NumPy lacks some types of torch."""
-    if torch is not None and isinstance(x, torch.Tensor) and x.dtype in (*FLOATS_OF_8_BITS, torch.bfloat16):
+    if torch is not None and isinstance(x, torch.Tensor) and x.dtype in (
+            *FLOATS_OF_8_BITS, FLOAT_OF_SCALES, torch.bfloat16):
         x = x.view(torch.int16 if x.dtype is torch.bfloat16 else torch.uint8)
     return numpy.asarray(x)
 
@@ -374,6 +392,50 @@ class TorchTest(unittest.TestCase):
                     self.assertTrue(equal(cache.view(torch.uint8).reshape(6, 2, 8), rows))
                 self.assertEqual(amax.tolist(), [x.abs().max() for x in outputs])  # the fourth token is the largest
 
+    def test_written_scales(self):
+        """Beside outputs and caches, and inside of a cache's rows."""
+        slots = torch.tensor([5, -1, 0, 2])
+        sizes = torch.tensor([1e-4, 1.0, 50.0, 4e5])[:, None, None]
+        q, k, v = (torch.randn(4, heads, 8) * sizes for heads in (3, 2, 2))
+        desc = RopeDesc(**FORM)
+        outputs = desc.forward(q, k, v, v_unrotated=True, quant=librope.Quant())
+        for code, (scale, power_of_two) in itertools.product(FLOATS_OF_8_BITS, forms_of_scales()):
+            end = 8 + 4 * scale.itemsize
+
+            def make():
+                rows = torch.arange(3 * 2 * 2 * (end + 4)).to(torch.uint8).reshape(3, 2, 2, -1)
+
+                def call(out, q_scales, rows, v_cache, v_scales):
+                    k_cache, k_scales = rows[..., :8].view(code), rows[..., 8:end].view(scale)
+                    return desc.forward(
+                        q, k, v, out=[out, None, False], v_unrotated=True,
+                        cache=librope.Cache(k_cache, v_cache, slots=slots, k_scales=k_scales, v_scales=v_scales),
+                        quant=librope.Quant(q_scales_out=q_scales, power_of_two=power_of_two))
+
+                return [torch.zeros(4, 3, 8, dtype=code), torch.zeros(2, 3, 4, dtype=scale).permute(2, 1, 0), rows,
+                        torch.zeros(3, 2, 2, 8, dtype=code), torch.zeros(3, 2, 2, 1)], call
+
+            CallsTest.both(self, make)
+            tensors, call = make()
+            rows = tensors[2].clone().flatten(0, 1)
+            with only_builtins():
+                results = call(*tensors)
+            self.assertTrue(equal(results[1], outputs[1]))
+            out, q_scales, k_rows, v_cache, v_scales = tensors
+            q_expected, k_expected = (scaled(x, groups, code, (scale, power_of_two)) for x, groups in (
+                (outputs[0], 2), (outputs[1], 4)))
+            v_expected = scaled(outputs[2], 1, code, (torch.float32, power_of_two))
+            self.assertTrue(equal((q_scales, out), q_expected))
+            v_rows = [torch.zeros(6, *x.shape[1:]).to(x.dtype) for x in v_expected]
+            for token in (0, 2, 3):
+                rows[slots[token], :, :8] = k_expected[1][token].view(torch.uint8)
+                rows[slots[token], :, 8:end] = k_expected[0][token].view(torch.uint8)
+                for x, expected in zip(v_rows, v_expected):
+                    x.view(torch.uint8)[slots[token]] = expected[token].view(torch.uint8)
+            self.assertTrue(equal(k_rows.flatten(0, 1), rows))
+            self.assertTrue(equal((v_scales.flatten(0, 1), v_cache.flatten(0, 1)), v_rows))
+            self.assertEqual([x._version for x in tensors], [1, 1, 2, 1, 1])
+
     def test_codes_of_what_is_no_number(self):
         x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e30, -1e30, 1.0]).reshape(1, 1, 8)
         for dtype, expected in zip(FLOATS_OF_8_BITS, ([0x7F, 0x7E, 0xFE, 0, 0x80, 0x7E, 0xFE, 0x38],
@@ -450,10 +512,7 @@ class GroupsTest(unittest.TestCase):
 
     def test_quant_and_input(self):
         desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
-        for name, group in (("quant.scale_floor", librope.Quant(scale_floor=1.0)),
-                            ("quant.flags", librope.Quant(power_of_two=True)),
-                            ("quant.k_pass_scale", librope.Quant(k_pass_scale=one)),
-                            ("quant.q_scales_out", librope.Quant(q_scales_out=normal(4, 3, 1))),
+        for name, group in (("quant.k_pass_scale", librope.Quant(k_pass_scale=one)),
                             ("input.k_pass", librope.Input(k_pass=x)), ("input.q_pass", librope.Input(q_pass=x))):
             with self.assertRaisesRegex(librope.NotSupported, name):
                 desc.forward(x, **{name.partition(".")[0]: group})
@@ -461,12 +520,19 @@ class GroupsTest(unittest.TestCase):
                             ("quant.amax_out", librope.Quant(amax_out=normal(3)))):
             with self.assertRaisesRegex(librope.InvalidArgument, name + " is set: nothing that .* has 8 bits"):
                 desc.forward(x, quant=group)
+        for name, group in (("quant.scale_floor", librope.Quant(scale_floor=1.0)),
+                            ("quant.flags", librope.Quant(power_of_two=True)),
+                            ("quant.q_scales_out", librope.Quant(q_scales_out=normal(4, 3, 1)))):
+            with self.assertRaisesRegex(librope.InvalidArgument, f"rope_forward: {name} is "):
+                desc.forward(x, quant=group)
         with self.assertRaisesRegex(TypeError, "must be a librope.Quant"):
             desc.forward(x, quant=librope.Norm())
-        with self.assertRaisesRegex(librope.NotSupported, "k_scales"):
-            cache = librope.Cache(k_cache=numpy.zeros((2, 2, 1, 8), numpy.float32), slots=numpy.arange(4),
-                                  k_scales=numpy.zeros((2, 2, 1, 1), numpy.float32))
-            desc.forward(None, x[:, :1], cache=cache)
+        pages = numpy.zeros((2, 2, 1, 8), numpy.float32)
+        for error, name in ((librope.InvalidArgument, "k_scales"), (librope.NotSupported, "k_pass_scales"),
+                            (librope.NotSupported, "k_pass_cache")):
+            cache = librope.Cache(pages, slots=numpy.arange(4), **{name: pages})
+            with self.assertRaisesRegex(error, f"cache.{name} is set"):
+                desc.forward(None, x[:, :1], cache=cache)
 
     def test_row_factors(self):
         desc, x, factor = RopeDesc(**FORM), normal(4, 3, 8), normal(4)
@@ -514,6 +580,17 @@ class GroupsTest(unittest.TestCase):
                     q_row_factor=factor)
                 self.assertTrue(equal(out, (y * factor_of_codes).to(dtype)))
                 self.assertEqual(amax.tolist(), [y.abs().max(), 0, 0])
+            for form in forms_of_scales():
+                codes, scales = torch.zeros(4, 3, 8, dtype=dtype), torch.zeros(4, 3, 2, dtype=form[0])
+                as_bytes = operators.as_bytes(scales)
+                k_cache, k_scales = torch.zeros(2, 2, 3, 8, dtype=dtype), torch.zeros(2, 2, 3, 4, dtype=form[0])
+                torch.ops.librope.step(
+                    key, x, x, None, codes, None, None, False, flags=operators.POWER_OF_TWO if form[1] else 0,
+                    q_row_factor=factor, q_scales_out=as_bytes, k_cache=k_cache, k_scales=k_scales,
+                    slots=torch.arange(4))
+                self.assertTrue(equal((scales, codes), scaled(y, 2, dtype, form)))
+                self.assertTrue(equal(
+                    (k_scales.flatten(0, 1), k_cache.flatten(0, 1)), scaled(RopeDesc(**FORM).forward(x), 4, dtype, form)))
         grad = x.clone()
         torch.ops.librope.step(key, None, None, None, grad, None, None, True, q_row_factor=factor)
         self.assertTrue(equal(grad, RopeDesc(**FORM).backward(x) * factor[:, None, None]))

@@ -140,6 +140,29 @@ class KeptTest(unittest.TestCase):
                             desc.forward(x, out=out, quant=quant._replace(**wrong), unrotated=True)
         self.assertEqual(self.num_kept(desc), 4)
 
+    @needs_torch
+    def test_written_scales(self):
+        desc, top = rope_desc(), torch.finfo(torch.float8_e4m3fn).max
+        for seed in range(3):
+            x = normal(seed, 4, HEADS, WIDTH) * 10.0**seed
+            for floor, power_of_two in ((1e-10, False), (1e-10, True), (3.0, False), (7.0, True)):
+                out, scales = torch.zeros(x.shape, dtype=torch.float8_e4m3fn), torch.zeros(4, HEADS, 2)
+                rows = torch.zeros(2, 2, HEADS, WIDTH + 4, dtype=torch.uint8)
+                cache = librope.Cache(
+                    rows[..., :WIDTH].view(out.dtype), slots=torch.tensor([3, 1, 0, 2]),
+                    k_scales=rows[..., WIDTH:].view(torch.float32))
+                quant = librope.Quant(q_scales_out=scales, scale_floor=floor, power_of_two=power_of_two)
+                desc.forward(torch.from_numpy(x), torch.from_numpy(x), out=[out, False], unrotated=True, cache=cache,
+                             quant=quant)
+                for groups, actual in ((2, (scales, out)), (1, (cache.k_scales, cache.k_cache))):
+                    expected = support.scaled(x, groups, top, floor, power_of_two)
+                    actual = [y.float() if groups == 2 else y.float().flatten(0, 1)[cache.slots] for y in actual]
+                    numpy.testing.assert_array_equal(actual[0], expected[0])
+                    numpy.testing.assert_array_equal(actual[1], torch.from_numpy(expected[1]).to(out.dtype).float())
+                with self.assertRaisesRegex(librope.InvalidArgument, "quant.scale_floor is -1"):
+                    desc.forward(torch.from_numpy(x), out=out, quant=quant._replace(scale_floor=-1.0), unrotated=True)
+        self.assertEqual(self.num_kept(desc), 4)
+
     def test_in_place_and_new_with_a_cache(self):
         """k in place is k_out, too; a new k_out has other strides than a slice of packed heads."""
         for tensor in self.frameworks():

@@ -113,6 +113,11 @@ class DlpackTest(unittest.TestCase):
             result = numpy.zeros((5, 2, 16), numpy.uint8)
             self.desc.forward(numpy.ones((5, 2, 16), numpy.float32), out=Producer(result, code=code), unrotated=True)
             self.assertTrue((result == expected).all())
+        scales = numpy.zeros((5, 2, 1), numpy.uint8)
+        self.desc.forward(
+            numpy.full((5, 2, 16), 3.0, numpy.float32), out=Producer(result, code=10), unrotated=True,
+            quant=librope.Quant(q_scales_out=Producer(scales, code=14)))
+        self.assertTrue((scales == 127 - 7).all() and (result == 0x7C).all())  # 2^-7, 384
         for code in (8, 9, 11, 13):  # e4m3, e4m3b11fnuz, e4m3fnuz, e5m2fnuz
             with self.assertRaisesRegex(TypeError, f"q_out: its dtype is DLPack code {code}, 8 bits"):
                 self.desc.forward(self.x, out=Producer(result, code=code))
@@ -222,6 +227,13 @@ class InterfaceTest(unittest.TestCase):
             out.dtype = types.SimpleNamespace(name=name)
             self.desc.forward(numpy.ones((5, 2, 16), numpy.float32), out=out, unrotated=True)
             self.assertTrue((result == expected).all())
+        bits = numpy.zeros((5, 2, 1), numpy.uint8)
+        scales = array_interface(bits, typestr="<V1")
+        scales.dtype = types.SimpleNamespace(name="float8_e8m0fnu")
+        self.desc.forward(
+            numpy.full((5, 2, 16), 3.0, numpy.float32), out=out, unrotated=True,
+            quant=librope.Quant(q_scales_out=scales))
+        self.assertTrue((bits == 127 - 14).all() and (result == 0x7A).all())  # 2^-14, 49152
 
     def test_a_class_named_as_numpy_s_and_cupy_s(self):
         named = type("ndarray", (Interface,), {})

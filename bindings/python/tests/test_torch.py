@@ -16,6 +16,8 @@ from librope.torch import apply_rotary, geglu, swiglu  # noqa: E402
 
 torch.manual_seed(20261120)
 BSHD = dict(style="half", layout="bshd", theta=10000.0)
+# The types of written scales; E8M0 is there from torch 2.7 on.
+SCALES = [torch.float32, *filter(None, [getattr(torch, "float8_e8m0fnu", None)])]
 
 
 def has_compiler():
@@ -489,6 +491,69 @@ class StepTest(unittest.TestCase):
         given = self.quantities()
         q_out, _, _ = torch.compile(self.quantised, fullgraph=True)(*given)
         self.check_quantised(q_out, given)
+
+    def scaled(self, q, k, v, k_cache, v_cache, k_scales, v_scales, slots):
+        """rotary_step of q, k and v, k and v to codes with scales that are written."""
+        return librope.torch.rotary_step(
+            q, k, v, v_unrotated=True, cached_only=True, quant=librope.Quant(scale_floor=1e-3, power_of_two=True),
+            cache=librope.Cache(k_cache, v_cache, slots=slots, k_scales=k_scales, v_scales=v_scales), **self.THD)
+
+    def scaled_arguments(self, scale):
+        caches = [torch.zeros(4, 3, 2, 16, dtype=torch.float8_e4m3fn) for _ in range(2)]
+        return (self.q, self.k, self.v, *caches, torch.zeros(2, 4, 3, 1, dtype=scale).permute(1, 2, 0, 3),
+                torch.zeros(4, 3, 2, 4), self.slots)
+
+    def check_scaled(self, q_out, given):
+        q, k, v, k_cache, v_cache, k_scales, v_scales, slots = given
+        q_expected, k_rotated = apply_rotary(q, k, **self.THD)
+        self.assertTrue(torch.equal(q_out, q_expected))
+        written = slots >= 0
+        for x, cache, scales in ((k_rotated, k_cache, k_scales), (v, v_cache, v_scales)):
+            expected, products = support.scaled(
+                x.numpy(), scales.shape[-1], 448.0, floor=1e-3, power_of_two=True)
+            codes = torch.from_numpy(products).to(torch.float8_e4m3fn)
+            for actual, rows in ((scales, torch.from_numpy(expected)), (cache, codes)):
+                wanted = torch.zeros(12, *rows.shape[1:], dtype=actual.dtype).view(torch.uint8)
+                wanted[slots[written]] = rows.to(actual.dtype).view(torch.uint8)[written]
+                self.assertTrue(torch.equal(actual.contiguous().view(torch.uint8).flatten(0, 1), wanted))
+
+    def test_written_scales(self):
+        for scale in SCALES:
+            for calls in (contextlib.nullcontext(), support.through_ctypes()):
+                given = self.scaled_arguments(scale)
+                with calls:
+                    q_out, k_out, v_out = self.scaled(*given)
+                self.assertTrue(k_out is None and v_out is None)
+                self.check_scaled(q_out, given)
+                self.assertEqual([x._version for x in given[3:7]], [1] * 4)
+            given = self.scaled_arguments(scale)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # by the operator
+                q_out, _, _ = self.scaled(*given)
+            self.check_scaled(q_out, given)
+            self.assertEqual([x._version for x in given[3:7]], [1] * 4)
+        given = self.scaled_arguments(torch.float32)
+        with self.assertRaisesRegex(ValueError, "rotary_step: v_scales: it requires grad"):
+            self.scaled(*given[:6], given[6].requires_grad_(), given[7])
+        with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: cache.k_scales is set: cache.k_cache .* 8 bits"):
+            self.scaled(*given[:3], self.k_cache, *given[4:6], given[6].detach(), given[7])
+
+    def test_written_scales_in_one_graph(self):
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        def inline(q, k, rows, slots, scale):
+            cache = librope.Cache(
+                rows[..., :16].view(torch.float8_e4m3fn), slots=slots, k_scales=rows[..., 16:].view(scale))
+            return librope.torch.rotary_step(q, k, cached_only=True, cache=cache, **self.THD)[0]
+
+        for scale in SCALES:
+            given = self.scaled_arguments(scale)
+            q_out = torch.compile(lambda *x: self.scaled(*x)[0], fullgraph=True)(*given)
+            self.check_scaled(q_out, given)
+            rows, expected = (torch.zeros(4, 3, 2, 20, dtype=torch.uint8) for _ in range(2))
+            inline(self.q, self.k, expected, self.slots, scale)
+            torch.compile(inline, fullgraph=True)(self.q, self.k, rows, self.slots, scale)
+            self.assertTrue(torch.equal(rows, expected))
+            self.assertGreater(rows.count_nonzero(), 0)
 
     def test_what_is_written_is_seen_by_autograd(self):
         versions = [x._version for x in (self.k_cache, self.v_cache, self.q, self.k, self.v)]
