@@ -160,13 +160,43 @@ impl<'a> Quant<'a> {
         self
     }
 
+    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the axes of an output of 8 bits with G in the place of
+    /// channels, or `[T, H, G/4, 4]`. Each of G groups of neighbouring channels has the scale (largest magnitude) /
+    /// (largest number of the type).
+    pub fn q_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.q_scales_out = scales.raw;
+        self
+    }
+
+    pub fn k_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.k_scales_out = scales.raw;
+        self
+    }
+
+    pub fn v_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.v_scales_out = scales.raw;
+        self
+    }
+
+    /// Of written scales: the least that a largest magnitude is taken for. Not given: 1e-10 for `f32`, else none.
+    pub fn scale_floor(mut self, floor: f64) -> Self {
+        self.raw.scale_floor = floor;
+        self
+    }
+
+    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
+    pub fn power_of_two(mut self) -> Self {
+        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
+        self
+    }
+
     /// Three `f32`, of q, k and v, which calls raise to the largest magnitude of what they scale.
     pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
         self.raw.amax_out = amax.raw;
         self
     }
 
-    /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine).
+    /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
         self
@@ -234,6 +264,17 @@ impl<'a> Cache<'a> {
     /// Receives v.
     pub fn v_cache(mut self, cache: ViewMut<'a>) -> Self {
         self.raw.v_cache = cache.raw;
+        self
+    }
+
+    /// Receives scales of the codes of k, `[P, E, H, G]`, as [`Quant::q_scales_out`] does beside an output.
+    pub fn k_scales(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.k_scales = scales.raw;
+        self
+    }
+
+    pub fn v_scales(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.v_scales = scales.raw;
         self
     }
 

@@ -46,4 +46,4 @@ pub use groups::{Cache, Input, Norm, Quant};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};
-pub use view::{Bf16, Dtype, Element, F8E4m3, F8E5m2, View, ViewMut, F16};
+pub use view::{Bf16, Dtype, Element, F8E4m3, F8E5m2, F8E8m0, View, ViewMut, F16};

@@ -19,6 +19,8 @@ pub enum Dtype {
     F8E4m3 = sys::ROPE_DTYPE_F8_E4M3,
     /// Largest 57344, NaN; infinities become the largest.
     F8E5m2 = sys::ROPE_DTYPE_F8_E5M2,
+    /// Written scales only: 2^(byte - 127), 255 is NaN.
+    F8E8m0 = sys::ROPE_DTYPE_F8_E8M0,
 }
 
 /// The bits of an IEEE binary16 number, for slices of whatever half-precision type a program uses.
@@ -40,6 +42,11 @@ pub struct F8E4m3(pub u8);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct F8E5m2(pub u8);
+
+/// The exponent of a power of two in OCP's E8M0, plus 127.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F8E8m0(pub u8);
 
 /// A type that slices of tensor elements may have.
 ///
@@ -67,6 +74,9 @@ unsafe impl Element for F8E4m3 {
 }
 unsafe impl Element for F8E5m2 {
     const DTYPE: Dtype = Dtype::F8E5m2;
+}
+unsafe impl Element for F8E8m0 {
+    const DTYPE: Dtype = Dtype::F8E8m0;
 }
 unsafe impl Element for i32 {
     const DTYPE: Dtype = Dtype::I32;

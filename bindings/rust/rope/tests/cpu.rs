@@ -480,6 +480,82 @@ fn codes_and_factors() {
     }
 }
 
+/// The scale of a group whose codes reach `top`, and the codes, with a floor of 3.
+fn scaled(group: &[f32], is_power_of_two: bool, top: f64, fraction_bits: i32) -> (f32, Vec<u8>) {
+    let largest = group.iter().fold(3.0, |largest: f64, x| largest.max(f64::from(x.abs())));
+    let quotient = largest / top;
+    let scale = if is_power_of_two { quotient.log2().ceil().exp2() } else { quotient } as f32;
+    (scale, group.iter().map(|x| code_of(x * (1.0 / scale), fraction_bits)).collect())
+}
+
+#[test]
+fn scales_that_are_written() {
+    const TOKENS: usize = 3;
+    const HEADS: usize = 2;
+    let desc = builder(Dtype::F32).build().unwrap();
+    let mut given: Vec<f32> = numbers(TOKENS * HEADS * HEAD_DIM).iter().map(|x| x * 100.0).collect();
+    given[..HEAD_DIM].iter_mut().for_each(|x| *x *= 0.01); // below the floor
+    let (shape, slots) = ([TOKENS, HEADS, HEAD_DIM], [2i64, -1, 0]);
+    let cache_shape = [1, TOKENS, HEADS, HEAD_DIM];
+    for is_power_of_two in [false, true] {
+        let mut e4m3 = vec![F8E4m3(1); 4 * given.len()]; // q_out, k_out, k_cache, v_cache
+        let mut v_out = vec![F8E5m2(1); given.len()];
+        let mut q_scales = vec![F8E8m0(1); TOKENS * HEADS * 8];
+        let [mut k_scales, mut v_scales, mut k_cache_scales, mut v_cache_scales] =
+            [1, 2, 4, 16].map(|groups| vec![-1.0f32; TOKENS * HEADS * groups]);
+        let mut parts = e4m3.chunks_mut(given.len());
+        let mut part = |shape: &[usize]| ViewMut::new(parts.next().unwrap(), shape).unwrap();
+        let view = || View::new(&given, &shape).unwrap();
+        let mut quant = Quant::new()
+            .q_scales_out(ViewMut::new(&mut q_scales, &[TOKENS, HEADS, 2, 4]).unwrap())
+            .k_scales_out(ViewMut::new(&mut k_scales, &[TOKENS, HEADS, 1]).unwrap())
+            .v_scales_out(ViewMut::new(&mut v_scales, &[TOKENS, HEADS, 2]).unwrap())
+            .scale_floor(3.0);
+        if is_power_of_two {
+            quant = quant.power_of_two();
+        }
+        let args = Args::new((view(), part(&shape)))
+            .k((view(), part(&shape)))
+            .v((view(), ViewMut::new(&mut v_out, &shape).unwrap()))
+            .flags(UNROTATED)
+            .quant(quant);
+        let cache = Cache::by_slots(View::new(&slots, &[TOKENS]).unwrap())
+            .k_cache(part(&cache_shape))
+            .v_cache(part(&cache_shape))
+            .k_scales(ViewMut::new(&mut k_cache_scales, &[1, TOKENS, HEADS, 4]).unwrap())
+            .v_scales(ViewMut::new(&mut v_cache_scales, &[1, TOKENS, HEADS, 16]).unwrap());
+        desc.forward(&mut args.cache(cache)).unwrap();
+
+        let q_scales: Vec<f32> = q_scales.iter().map(|x| 2f32.powi(i32::from(x.0) - 127)).collect();
+        let codes = |part: usize| e4m3[part * given.len()..][..given.len()].iter().map(|x| x.0).collect();
+        let v_codes = v_out.iter().map(|x| x.0).collect();
+        for (codes, scales, is_cached, is_power_of_two, top, fraction_bits) in [
+            (codes(0), q_scales, false, true, 448.0, 3),
+            (codes(1), k_scales, false, is_power_of_two, 448.0, 3),
+            (v_codes, v_scales, false, is_power_of_two, 57344.0, 2),
+            (codes(2), k_cache_scales, true, is_power_of_two, 448.0, 3),
+            (codes(3), v_cache_scales, true, is_power_of_two, 448.0, 3),
+        ] {
+            let codes: Vec<u8> = codes;
+            let groups = scales.len() / TOKENS; // of a token
+            let width = HEADS * HEAD_DIM / groups;
+            for (i, group) in given.chunks(width).enumerate() {
+                let slot = if is_cached { slots[i / groups] } else { (i / groups) as i64 };
+                if slot < 0 {
+                    continue;
+                }
+                let at = slot as usize * groups + i % groups;
+                let (scale, wanted) = scaled(group, is_power_of_two, top, fraction_bits);
+                assert_eq!(scales[at], scale, "group {i} of {groups}");
+                assert_eq!(codes[at * width..][..width], wanted, "group {i} of {groups}");
+            }
+            if is_cached {
+                assert!(scales[groups..2 * groups].iter().all(|&x| x == -1.0)); // of no token
+            }
+        }
+    }
+}
+
 #[test]
 fn factors_in_backward_and_what_scales_and_factors_must_be() {
     let (desc, given, factor) = (thd(Dtype::F32), numbers(2 * HEAD_DIM), [2.0f32, -0.5]);
@@ -495,12 +571,15 @@ fn factors_in_backward_and_what_scales_and_factors_must_be() {
     assert_near(&grad, &wanted);
 
     let wrong = View::new(&factor[..1], &[1, 1]).unwrap();
-    let mut amax = [0.0f32; 3];
+    let (mut amax, mut scales) = ([0.0f32; 3], [0.0f32; 2]);
     for (quant, words) in [
         (Quant::new().q_scale(wrong), "rope_forward: quant.q_scale has shape [1, 1]:"),
         (Quant::new().k_scale(wrong), "rope_forward: quant.k_scale has shape [1, 1]:"),
         (Quant::new().v_scale(wrong), "rope_forward: quant.v_scale has shape [1, 1]:"),
         (Quant::new().amax_out(ViewMut::new(&mut amax, &[3, 1]).unwrap()), "rope_forward: quant.amax_out has shape"),
+        (Quant::new().q_scales_out(ViewMut::new(&mut scales, &[2]).unwrap()), "rope_forward: quant.q_scales_out has"),
+        (Quant::new().scale_floor(0.5), "rope_forward: quant.scale_floor is 0.5:"),
+        (Quant::new().power_of_two(), "rope_forward: quant.flags is 0x2:"),
     ] {
         let mut outs = vec![F8E5m2(0); 3 * given.len()];
         let mut parts = outs.chunks_mut(given.len()).map(|out| ViewMut::new(out, &shape).unwrap());
