@@ -186,6 +186,32 @@ class TorchTest(unittest.TestCase):
             for expected, actual in zip(*seen):
                 self.assertTrue(torch.equal(actual, expected))
 
+    def test_a_step_that_writes_scales(self):
+        torch = self.torch
+        slots = torch.tensor([7, 2, -1, 0, 11])
+        desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6)
+        for scale in (torch.float32, *filter(None, [getattr(torch, "float8_e8m0fnu", None)])):
+            for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+                seen = []
+                for device in ("cpu", "cuda"):
+                    (q, k, v), arguments = self.step(device, slots)
+                    out = torch.zeros(q.shape, dtype=dtype, device=device)
+                    q_scales = torch.zeros(*q.shape[:2], 4, dtype=scale, device=device)
+                    rows = torch.zeros(4, 3, 2, 64 + 2 * scale.itemsize, dtype=torch.uint8, device=device)
+                    v_cache = torch.zeros(4, 3, 2, 64, dtype=dtype, device=device)
+                    v_scales = torch.zeros(4, 3, 2, 1, dtype=scale, device=device)
+                    arguments.update(
+                        out=(out, False, False),
+                        cache=librope.Cache(
+                            rows[..., :64].view(dtype), v_cache, slots=arguments["cache"].slots,
+                            k_scales=rows[..., 64:].view(scale), v_scales=v_scales),
+                        quant=librope.Quant(q_scales_out=q_scales, scale_floor=0.25, power_of_two=True))
+                    desc.forward(q, k, v, **arguments)
+                    seen.append([x.cpu().view(torch.uint8) for x in (out, q_scales, rows, v_cache, v_scales)])
+                for expected, actual in zip(*seen):
+                    self.assertTrue(torch.equal(actual, expected))
+                    self.assertGreater(actual.count_nonzero(), 0)
+
     def test_a_step_in_a_graph_whose_slots_change(self):
         torch = self.torch
         desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6, device="cuda:0")
