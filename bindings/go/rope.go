@@ -173,8 +173,13 @@ const (
 // CacheSkipSlot0 is a flag of Cache: slot 0 is not written.
 const CacheSkipSlot0 uint32 = C.ROPE_CACHE_FLAG_SKIP_SLOT_0
 
-// QuantScaleMultiplies is a flag of Quant: codes are x * scale, as flashinfer, TensorRT-LLM and TransformerEngine have it.
-const QuantScaleMultiplies uint32 = C.ROPE_QUANT_FLAG_SCALE_MULTIPLIES
+// Flags of Quant
+const (
+	// Codes are x * scale, as flashinfer, TensorRT-LLM and TransformerEngine have it; not of written scales.
+	QuantScaleMultiplies uint32 = C.ROPE_QUANT_FLAG_SCALE_MULTIPLIES
+	// Written F32 scales are rounded up to powers of two, as those of F8E8M0 always are.
+	QuantPowerOfTwo uint32 = C.ROPE_QUANT_FLAG_POWER_OF_TWO
+)
 
 // Version is the version of the loaded library: major * 10000 + minor * 100 + patch.
 func Version() uint32 { return uint32(C.rope_version()) }
@@ -314,21 +319,27 @@ type Norm struct {
 // Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and where each token goes,
 // by Slots or by PageTable.
 type Cache struct {
-	Flags          uint32
-	KCache, VCache Tensor
-	Slots          Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
-	PageTable      Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
-	PageIndptr     Tensor // I32 or I64 [B + 1]
-	Sequence       Tensor // the row of PageTable of each token; the zero Tensor: its batch or sequence
-	Positions      Tensor // in the cache; the zero Tensor: those of the rotation
+	Flags            uint32
+	KCache, VCache   Tensor
+	KScales, VScales Tensor // [pages, entries, heads, G]: written beside caches of 8 bits, as Quant's beside outputs
+	Slots            Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
+	PageTable        Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
+	PageIndptr       Tensor // I32 or I64 [B + 1]
+	Sequence         Tensor // the row of PageTable of each token; the zero Tensor: its batch or sequence
+	Positions        Tensor // in the cache; the zero Tensor: those of the rotation
 }
 
-// Quant is rope_quant_args_t: scales of outputs and caches of 8 bits, whose codes are x / scale. F32 [1], or [H] with a
-// scale for each head, above 0; the zero Tensor: 1.
+// Quant is rope_quant_args_t: scales of outputs and caches of 8 bits, whose codes are x / scale.
 type Quant struct {
-	Flags                  uint32
+	Flags uint32
+	// Of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
+	ScaleFloor float64
+	// F32 [1], or [H] with a scale for each head, above 0; the zero Tensor: 1
 	QScale, KScale, VScale Tensor
-	AmaxOut                Tensor // F32 [3], of q, k and v: raised to the largest magnitude of what is scaled
+	// Written instead, F32 or F8E8M0: the axes of the output with G in the place of channels, or [T, H, G/4, 4]. Each of
+	// G groups of neighbouring channels has the scale (largest magnitude) / (largest number of the output's type).
+	QScalesOut, KScalesOut, VScalesOut Tensor
+	AmaxOut                            Tensor // F32 [3], of q, k and v: raised to the largest magnitude of what is scaled
 }
 
 // Input is rope_input_args_t: factors of rows, all channels of which they multiply. F32 or Config.Dtype, one of each
@@ -337,7 +348,7 @@ type Input struct {
 	QRowFactor, KRowFactor, VRowFactor Tensor
 }
 
-const maxOperands = 31 // of rope_args_t and its groups
+const maxOperands = 36 // of rope_args_t and its groups
 
 // operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
 // C may hold Go pointers only where they are pinned, which needs Go 1.21.
@@ -402,6 +413,7 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 		cache = &C.rope_cache_args_t{struct_size: C.sizeof_rope_cache_args_t, flags: C.uint32_t(n.Flags)}
 		err := o.add(call, d.device, 17, []operand{
 			{"cache.k_cache", &n.KCache, &cache.k_cache}, {"cache.v_cache", &n.VCache, &cache.v_cache},
+			{"cache.k_scales", &n.KScales, &cache.k_scales}, {"cache.v_scales", &n.VScales, &cache.v_scales},
 			{"cache.slots", &n.Slots, &cache.slots},
 			{"cache.page_table", &n.PageTable, &cache.page_table},
 			{"cache.page_indptr", &n.PageIndptr, &cache.page_indptr},
@@ -414,10 +426,18 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	}
 	var quant *C.rope_quant_args_t
 	if n := args.Quant; n != nil {
-		quant = &C.rope_quant_args_t{struct_size: C.sizeof_rope_quant_args_t, flags: C.uint32_t(n.Flags)}
-		err := o.add(call, d.device, 24, []operand{
+		quant = &C.rope_quant_args_t{
+			struct_size: C.sizeof_rope_quant_args_t,
+			flags:       C.uint32_t(n.Flags),
+			scale_floor: C.double(n.ScaleFloor),
+		}
+		err := o.add(call, d.device, 26, []operand{
 			{"quant.q_scale", &n.QScale, &quant.q_scale}, {"quant.k_scale", &n.KScale, &quant.k_scale},
-			{"quant.v_scale", &n.VScale, &quant.v_scale}, {"quant.amax_out", &n.AmaxOut, &quant.amax_out},
+			{"quant.v_scale", &n.VScale, &quant.v_scale},
+			{"quant.q_scales_out", &n.QScalesOut, &quant.q_scales_out},
+			{"quant.k_scales_out", &n.KScalesOut, &quant.k_scales_out},
+			{"quant.v_scales_out", &n.VScalesOut, &quant.v_scales_out},
+			{"quant.amax_out", &n.AmaxOut, &quant.amax_out},
 		})
 		if err != nil {
 			return err
@@ -426,7 +446,7 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	var input *C.rope_input_args_t
 	if n := args.Input; n != nil {
 		input = &C.rope_input_args_t{struct_size: C.sizeof_rope_input_args_t}
-		err := o.add(call, d.device, 28, []operand{
+		err := o.add(call, d.device, 33, []operand{
 			{"input.q_row_factor", &n.QRowFactor, &input.q_row_factor},
 			{"input.k_row_factor", &n.KRowFactor, &input.k_row_factor},
 			{"input.v_row_factor", &n.VRowFactor, &input.v_row_factor},
@@ -438,8 +458,8 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	h := &o.hosts
 	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3],
 		h[4], h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
-		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], C.uint64_t(args.Stream),
-		text.pointer(), text.size())
+		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33], h[34], h[35],
+		C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }

@@ -322,6 +322,78 @@ func TestCodesAndFactors(t *testing.T) {
 	}
 }
 
+func TestWrittenScales(t *testing.T) {
+	desc := newDesc(t, thdConfig(F32))
+	const tokens, heads, floor = 3, 2, 3.0
+	const rows = tokens * heads
+	given := numbers(rows * headDim)
+	for i := range given {
+		if i >= headDim { // the first head stays below the floor
+			given[i] *= 100
+		}
+	}
+	slots := []int64{2, -1, 0}
+	x := Of(given, tokens, heads, headDim)
+	for _, flags := range []uint32{0, QuantPowerOfTwo} {
+		qOut, kOut, vOut := make([]Float8E4M3, len(given)), make([]Float8E4M3, len(given)), make([]Float8E5M2, len(given))
+		kCache, vCache := make([]Float8E4M3, len(given)), make([]Float8E5M2, len(given))
+		qScales, kScales, vScales := make([]Float8E8M0, rows*8), make([]float32, rows), make([]float32, rows*2)
+		kCacheScales, vCacheScales := make([]float32, rows*4), make([]float32, rows*16)
+		must(t, desc.Forward(Args{Flags: Unrotated, Q: x, QOut: Of(qOut, tokens, heads, headDim), K: x,
+			KOut: Of(kOut, tokens, heads, headDim), V: x, VOut: Of(vOut, tokens, heads, headDim),
+			Cache: &Cache{KCache: Of(kCache, 1, tokens, heads, headDim), VCache: Of(vCache, 1, tokens, heads, headDim),
+				KScales: Of(kCacheScales, 1, tokens, heads, 4), VScales: Of(vCacheScales, 1, tokens, heads, 16),
+				Slots: Of(slots, tokens)},
+			Quant: &Quant{Flags: flags, ScaleFloor: floor, QScalesOut: Of(qScales, tokens, heads, 2, 4),
+				KScalesOut: Of(kScales, tokens, heads, 1), VScalesOut: Of(vScales, tokens, heads, 2)}}))
+
+		qNumbers := make([]float32, len(qScales))
+		for i, scale := range qScales {
+			qNumbers[i] = float32(math.Ldexp(1, int(scale)-127))
+		}
+		check := func(name string, scales []float32, code func(int) uint8, cached, power bool, top float64, bits int) {
+			width, groups := len(given)/len(scales), len(scales)/tokens // channels of a group, groups of a token
+			wantedScales, wantedCodes := make([]float32, len(scales)), make([]uint8, len(given))
+			for i := range scales {
+				token := i / groups
+				if cached {
+					token = int(slots[token])
+				}
+				if token < 0 {
+					continue
+				}
+				group, largest := given[i*width:(i+1)*width], floor
+				for _, value := range group {
+					largest = math.Max(largest, math.Abs(float64(value)))
+				}
+				quotient := largest / top
+				if power {
+					quotient = math.Exp2(math.Ceil(math.Log2(quotient)))
+				}
+				at := token*groups + i%groups
+				wantedScales[at] = float32(quotient)
+				for j, value := range group {
+					wantedCodes[at*width+j] = codeOf(value*(1/wantedScales[at]), bits)
+				}
+			}
+			if !reflect.DeepEqual(scales, wantedScales) {
+				t.Errorf("%s, flags %d: the scales are %v instead of %v", name, flags, scales, wantedScales)
+			}
+			for i, wanted := range wantedCodes {
+				if code(i) != wanted {
+					t.Fatalf("%s, flags %d: code %d is %#x instead of %#x", name, flags, i, code(i), wanted)
+				}
+			}
+		}
+		power := flags != 0
+		check("q_out", qNumbers, func(i int) uint8 { return uint8(qOut[i]) }, false, true, 448, 3)
+		check("k_out", kScales, func(i int) uint8 { return uint8(kOut[i]) }, false, power, 448, 3)
+		check("v_out", vScales, func(i int) uint8 { return uint8(vOut[i]) }, false, power, 57344, 2)
+		check("k_cache", kCacheScales, func(i int) uint8 { return uint8(kCache[i]) }, true, power, 448, 3)
+		check("v_cache", vCacheScales, func(i int) uint8 { return uint8(vCache[i]) }, true, power, 57344, 2)
+	}
+}
+
 func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
 	desc := newDesc(t, thdConfig(F32))
 	given, factor := numbers(2*headDim), []float32{2, -0.5}
@@ -344,6 +416,9 @@ func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
 		"quant.k_scale has shape [1, 2]":  {KScale: wrong},
 		"quant.v_scale has shape [1, 2]":  {VScale: wrong},
 		"quant.amax_out has shape [1, 2]": {AmaxOut: wrong},
+		"quant.q_scales_out has shape":    {QScalesOut: wrong},
+		"quant.scale_floor is 0.5":        {ScaleFloor: 0.5},
+		"quant.flags is 0x2":              {Flags: QuantPowerOfTwo},
 		"quant.q_scale: tensor: ":         {QScale: Of(factor, 99)},
 	} {
 		quant := quant

@@ -18,6 +18,7 @@ const (
 
 	F8E4M3 Dtype = C.ROPE_DTYPE_F8_E4M3 // outputs and caches only; largest 448, NaN, no infinity
 	F8E5M2 Dtype = C.ROPE_DTYPE_F8_E5M2 // outputs and caches only; largest 57344, NaN
+	F8E8M0 Dtype = C.ROPE_DTYPE_F8_E8M0 // written scales only; 2^(byte - 127), 255 is NaN
 )
 
 // Float16 holds the bits of an IEEE binary16 number.
@@ -32,9 +33,12 @@ type Float8E4M3 uint8
 // Float8E5M2 holds the code of a number in OCP's E5M2.
 type Float8E5M2 uint8
 
+// Float8E8M0 holds the exponent of a power of two in OCP's E8M0, plus 127.
+type Float8E8M0 uint8
+
 // Element is what slices of tensors hold.
 type Element interface {
-	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | int32 | int64
+	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Float8E8M0 | int32 | int64
 }
 
 func dtypeOf[T Element]() Dtype {
@@ -52,6 +56,8 @@ func dtypeOf[T Element]() Dtype {
 		return F8E4M3
 	case Float8E5M2:
 		return F8E5M2
+	case Float8E8M0:
+		return F8E8M0
 	case int32:
 		return I32
 	default:
