@@ -1,5 +1,5 @@
 // float8_tests.cpp - fp32 values of every exponent to 8 bits and around every rounding boundary, against a search among
-// all values of a type
+// all values of a type; and the scales of groups, against a search among numbers of fp32 and among powers of two
 #include <algorithm>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "core/math/float8.hpp"
+#include "support/random.hpp"
 
 namespace {
 
 using rope::Float8E4M3;
 using rope::Float8E5M2;
+using rope::ScaleForm;
 
 float float_with(uint32_t bits) {
   float value;
@@ -136,4 +138,136 @@ TEMPLATE_TEST_CASE("every NaN is one code", "[float8]", Float8E4M3, Float8E5M2) 
     INFO("0x" << std::hex << bits);
     CHECK(rope::round_to<TestType>(float_with(bits)).bits == 0x7f);
   }
+}
+
+// ---- Scales of groups ----
+
+namespace {
+
+uint32_t bits_with(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// rope.h: a scale is amax / top, or the least power of two p with top * p >= amax, and the factor 1/scale.
+template <typename T>
+struct GroupScales {
+  const long double top = values_of<T>().back();
+  const ScaleForm form;
+  std::vector<long double> products;  // top * p of each power of two
+  int64_t compared = 0, wrong = 0;
+  uint32_t first_wrong = 0;
+
+  explicit GroupScales(ScaleForm of) : form(of) {
+    for (int exponent = lowest(); exponent <= 127; ++exponent) products.push_back(std::ldexp(top, exponent));
+  }
+
+  int lowest() const { return form == ScaleForm::kE8M0 ? -127 : -149; }
+
+  // Every product and difference here is exact in long double, so that no rounding takes part in the comparison.
+  static bool is_nearest(float value, long double by, long double wanted) {
+    const auto distance = [&](float of) { return std::fabs(of * by - wanted); };
+    for (const float other : {std::nextafter(value, -INFINITY), std::nextafter(value, INFINITY)}) {
+      if (std::isinf(other)) continue;
+      if (distance(other) < distance(value)) return false;
+      if (distance(other) == distance(value) && bits_with(value) % 2 != 0) return false;
+    }
+    return true;
+  }
+
+  static bool is_factor_of(long double scale, float factor) {
+    constexpr float max = 0x1.fffffep127f;
+    if (scale == 0) return bits_with(factor) == 0;
+    if (scale * max < 1) return factor == max;  // the reciprocal is larger than fp32 has numbers
+    return factor > 0 && is_nearest(factor, scale, 1);
+  }
+
+  bool is_right(uint32_t magnitude, const rope::GroupScale &found) const {
+    const bool is_e8m0 = form == ScaleForm::kE8M0;
+    const float largest = float_with(magnitude);
+    if (std::isnan(largest)) {
+      return std::isnan(found.factor) && (is_e8m0 ? found.bits == 255 : std::isnan(float_with(found.bits)));
+    }
+    if (std::isinf(largest)) {
+      return bits_with(found.factor) == 0 && found.bits == (is_e8m0 ? 254 : bits_with(INFINITY));
+    }
+    if (form == ScaleForm::kF32) {
+      const float scale = float_with(found.bits);
+      return !std::signbit(scale) && is_nearest(scale, top, largest) && is_factor_of(scale, found.factor);
+    }
+    const auto least = std::lower_bound(products.begin(), products.end(), static_cast<long double>(largest));
+    const int exponent = static_cast<int>(least - products.begin()) + lowest();
+    const long double power = std::ldexp(1.0L, exponent);
+    const uint32_t bits = is_e8m0 ? static_cast<uint32_t>(exponent + 127) : bits_with(static_cast<float>(power));
+    return found.bits == bits && is_factor_of(power, found.factor);
+  }
+
+  void compare(uint32_t magnitude) {
+    ++compared;
+    if (is_right(magnitude, rope::scale_of_group<T>(magnitude, form))) return;
+    if (wrong++ == 0) first_wrong = magnitude;
+  }
+
+  void compare_around(float value) {
+    compare(bits_with(value));
+    compare(bits_with(std::nextafter(value, 0.0f)));
+    compare(bits_with(std::nextafter(value, INFINITY)));
+  }
+};
+
+constexpr ScaleForm forms[] = {ScaleForm::kF32, ScaleForm::kPowerOfTwo, ScaleForm::kE8M0};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("scales of groups are the nearest, or the least power of two that is enough", "[float8][scales]",
+                   Float8E4M3, Float8E5M2) {
+  for (const ScaleForm form : forms) {
+    GroupScales<TestType> scales(form);
+    for (uint32_t upper = 0; upper < 0x8000u; ++upper) {
+      for (const uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0xffffu}) scales.compare(upper << 16 | lower);
+    }
+    for (int exponent = -149; exponent <= 127; ++exponent) {
+      for (const float multiple : {1.0f, 1.75f, 1.25f, 1.5f}) scales.compare_around(std::ldexp(multiple, exponent));
+    }
+    for (uint32_t subnormal = 0; subnormal < 0x1000u; ++subnormal) scales.compare(subnormal);
+    for (uint32_t shift = 0; shift < 23; ++shift) scales.compare(0x007fffffu >> shift);
+    Random random(9);
+    for (int i = 0; i < 200000; ++i) scales.compare(static_cast<uint32_t>(random.bits() >> 33));
+    INFO("form " << static_cast<int>(form) << ", first wrong: 0x" << std::hex << scales.first_wrong);
+    CHECK(scales.wrong == 0);
+    CHECK(scales.compared > 300000);
+  }
+}
+
+TEST_CASE("the scales of chosen groups", "[float8][scales]") {
+  const auto e8m0 = [](float largest) {
+    return rope::scale_of_group<Float8E4M3>(bits_with(largest), ScaleForm::kE8M0).bits;
+  };
+  CHECK(e8m0(448.0f) == 127);
+  CHECK(e8m0(std::nextafter(448.0f, 500.0f)) == 128);
+  CHECK(e8m0(256.0f) == 127);
+  CHECK(e8m0(224.0f) == 126);
+  CHECK(e8m0(0.0f) == 0);
+  CHECK(e8m0(0x1p-149f) == 0);
+  CHECK(e8m0(0x1.cp-119f) == 0);
+  CHECK(e8m0(0x1.c00002p-119f) == 1);
+  CHECK(e8m0(0x1.fffffep127f) == 247);
+  const auto power = [](float largest) {
+    return float_with(rope::scale_of_group<Float8E5M2>(bits_with(largest), ScaleForm::kPowerOfTwo).bits);
+  };
+  CHECK(power(57344.0f) == 1);
+  CHECK(power(std::nextafter(57344.0f, 60000.0f)) == 2);
+  CHECK(power(0x1.cp-134f) == 0x1p-149f);
+  CHECK(power(0x1.c1p-134f) == 0x1p-148f);
+  CHECK(power(0x1p-149f) == 0x1p-149f);
+  const auto scale = [](float largest) {
+    return rope::scale_of_group<Float8E4M3>(bits_with(largest), ScaleForm::kF32);
+  };
+  CHECK(float_with(scale(1.0f).bits) == 1.0f / 448);
+  CHECK(scale(1.0f).factor == 1 / (1.0f / 448));
+  CHECK(scale(0.0f).bits == 0);
+  CHECK(bits_with(scale(0.0f).factor) == 0);
+  CHECK(scale(0x1p-149f).factor == 0);  // the scale is less than half the least number
+  CHECK(scale(448 * 0x1p-149f).factor == 0x1.fffffep127f);
 }
