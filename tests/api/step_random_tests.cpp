@@ -76,7 +76,15 @@ const std::vector<std::string> features = {"q absent",
                                            "scale by head",
                                            "scale multiplies",
                                            "rounded first",
-                                           "amax"};
+                                           "amax",
+                                           "written out scales",
+                                           "written cache scales",
+                                           "E8M0 scales",
+                                           "scales of groups",
+                                           "split scales",
+                                           "inline scales",
+                                           "powers of two",
+                                           "scale floor"};
 
 class Draw {
  public:
@@ -251,7 +259,7 @@ class Draw {
   }
 
   void draw_codes() {
-    if (drawn_.dtype == ROPE_DTYPE_F64 || chance(60)) return;
+    if (drawn_.dtype == ROPE_DTYPE_F64 || chance(40)) return;
     const auto code = [&] { return one_of<rope_dtype_t>({ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2}); };
     if (drawn_.cache && saw_if(chance(70), "8-bit cache")) {
       const bool has_one_type =
@@ -259,18 +267,26 @@ class Draw {
       drawn_.cache->k_dtype = code();
       drawn_.cache->v_dtype = has_one_type ? drawn_.cache->k_dtype : chance(30) ? rope_dtype_t{0} : code();
     }
-    bool has_codes = false;
+    bool has_codes = false, has_written = false;
     for (int i = 0; i < 3; ++i) {
       StepTensor &tensor = i == 0 ? drawn_.q : i == 1 ? drawn_.k : drawn_.v;
       if (tensor.heads < 0) continue;
-      if (tensor.out == StepOut::Own && saw_if(chance(50), "8-bit out")) tensor.out_dtype = code();
+      if (chance(40)) tensor.out = StepOut::Own;
+      if (tensor.out == StepOut::Own && saw_if(chance(70), "8-bit out")) tensor.out_dtype = code();
       const bool is_cached = drawn_.cache && (i == 1 ? drawn_.cache->has_k : i == 2 && drawn_.cache->has_v);
       const rope_dtype_t cached = !is_cached ? 0 : i == 1 ? drawn_.cache->k_dtype : drawn_.cache->v_dtype;
       const bool has_out = tensor.out == StepOut::Own && oracle::is_code(tensor.out_dtype);
       if (!has_out && !oracle::is_code(cached)) continue;
       has_codes = true;
       // A scale would be a group, beside which v is not turned.
-      if (v_is_turned_ || !saw_if(chance(70), "scale")) continue;
+      if (v_is_turned_ || chance(15)) continue;
+      if (chance(60)) {
+        const bool has_code_cache = is_cached && oracle::is_code(cached);
+        draw_scales(has_out, has_code_cache, &tensor);
+        has_written = true;
+        continue;
+      }
+      saw("scale");
       tensor.scale = saw_if(chance(40), "scale by head") && tensor.heads > 0 ? Scale::ByHead : Scale::One;
       tensor.scale_placement = placement(1, true);
     }
@@ -279,6 +295,52 @@ class Draw {
     if (v_is_turned_) return;
     if (saw_if(chance(40), "scale multiplies")) drawn_.quant_flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
     drawn_.has_amax = saw_if(chance(40), "amax");
+    if (!has_written) return;
+    if (saw_if(chance(40), "powers of two")) drawn_.quant_flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+    if (saw_if(chance(40), "scale floor")) drawn_.scale_floor = one_of({1e-12, 0.3, 10.0, 1e-44, 3e38});
+  }
+
+  // Of an output, of a cache, or of both.
+  void draw_scales(bool has_out, bool has_cache, StepTensor *tensor) {
+    const int64_t drawn = between(1, 3);
+    const int32_t width = width_of(*tensor);
+    if (has_out && (!has_cache || (drawn & 1) != 0)) {
+      saw("written out scales");
+      tensor->out_scales = scales(width, is_thd());
+      tensor->out_scales.placement = placement((is_thd() ? 3 : 4) + (tensor->out_scales.is_split ? 1 : 0), false);
+    }
+    if (!has_cache || (has_out && (drawn & 2) == 0)) return;
+    saw("written cache scales");
+    WrittenScales &scales_of = tensor->cache_scales = scales(width, false);
+    const CacheStorage storage = drawn_.cache->storage;
+    const bool is_alone = storage == CacheStorage::Separate || storage == CacheStorage::HeadsFirst;
+    if (!is_alone || !saw_if(chance(50), "inline scales")) {
+      scales_of.placement = placement(4, false);
+      return;
+    }
+    scales_of.is_inline = true;
+    if (scales_of.dtype != ROPE_DTYPE_F32) return;
+    // Those of F32 have to be aligned in the rows of codes.
+    Placement &of_cache = tensor == &drawn_.k ? drawn_.cache->k_placement : drawn_.cache->v_placement;
+    of_cache = Placement().gap(2, one_of<int64_t>({0, 4, 12})).gap(1, one_of<int64_t>({0, 8}));
+  }
+
+  WrittenScales scales(int32_t width, bool may_split) {
+    WrittenScales scales;
+    scales.dtype = saw_if(chance(50), "E8M0 scales") ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    scales.is_split = may_split && width % 4 == 0 && saw_if(chance(90), "split scales");
+    std::vector<int> divisors;
+    for (int groups = scales.is_split ? 4 : 1; groups <= width; groups += scales.is_split ? 4 : 1) {
+      if (width % groups == 0) divisors.push_back(groups);
+    }
+    scales.groups = divisors[random_.below(static_cast<int64_t>(divisors.size()))];
+    if (scales.groups > 1) saw("scales of groups");
+    return scales;
+  }
+
+  int32_t width_of(const StepTensor &of) const {
+    const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
+    return of.is_window ? window : of.width ? of.width : drawn_.head_dim;
   }
 
   // The same value for the same token each time.
@@ -331,11 +393,7 @@ class Draw {
       cache.v_dtype = one_of<rope_dtype_t>({0, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
       if (cache.k_dtype || cache.v_dtype) saw("16-bit cache");
     }
-    const auto width = [&](const StepTensor &of) {
-      const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
-      return of.is_window ? window : of.width ? of.width : drawn_.head_dim;
-    };
-    if (cache.has_k && cache.has_v && drawn_.k.heads == drawn_.v.heads && width(drawn_.k) == width(drawn_.v)) {
+    if (cache.has_k && cache.has_v && drawn_.k.heads == drawn_.v.heads && width_of(drawn_.k) == width_of(drawn_.v)) {
       cache.v_dtype = cache.k_dtype;
       cache.storage = one_of({CacheStorage::Stacked, CacheStorage::SideBySide});
       saw(cache.storage == CacheStorage::Stacked ? "stacked" : "side by side");
