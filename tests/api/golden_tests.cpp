@@ -52,6 +52,8 @@ FloatForm form_of(rope_dtype_t dtype) {
       return {3, 7, 1};
     case ROPE_DTYPE_F8_E5M2:
       return {2, 15, 1};
+    case ROPE_DTYPE_F8_E8M0:
+      return {0, 127, 1};
     default:
       return {23, 127, 4};
   }
@@ -187,6 +189,8 @@ struct Step {
   uint32_t quant_flags = 0;
   int32_t quant_rounding = 0;
   bool has_amax = false, has_factors = false;
+  rope_dtype_t written = 0;  // type of scales that are written beside codes, in the place of static ones
+  int64_t groups = 1;
 
   bool has_codes() const { return out_code != 0 || cache_code != 0; }
 };
@@ -219,7 +223,16 @@ constexpr Step steps[] = {
      ROPE_DTYPE_F8_E5M2, 0, 0, 0, true},
     {"RMS of tokens before, row factors, to E4M3, cached as E5M2, amax", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE,
      ROPE_NORM_EXTENT_TOKEN, 0, 0, true, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2, 0, 0,
-     true, true}};
+     true, true},
+    {"RMS before, to E4M3, cached as E4M3, written scales of heads", ROPE_NORM_RMS, ROPE_NORM_ORDER_BEFORE,
+     ROPE_NORM_EXTENT_HEAD, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E4M3, 0, 0,
+     false, false, ROPE_DTYPE_F32},
+    {"to E4M3, cached as E5M2, rounded first, written scales of E8M0 of 12 channels", 0, 0, 0, 0, 0, true, true,
+     ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2, 0, ROPE_QUANT_ROUND_FIRST, false, false,
+     ROPE_DTYPE_F8_E8M0, 8},
+    {"LAYER after, to E5M2, amax, written powers of two of 32 channels", ROPE_NORM_LAYER, ROPE_NORM_ORDER_AFTER,
+     ROPE_NORM_EXTENT_HEAD, 0, 0, false, false, 0, ROPE_DTYPE_F8_E5M2, 0, ROPE_QUANT_FLAG_POWER_OF_TWO, 0, true, false,
+     ROPE_DTYPE_F32, 3}};
 
 std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place) {
   Workspace workspace(3);
@@ -268,9 +281,19 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
       workspace.fill(view, [](const Index &at) { return 0.375L + 0.25L * static_cast<oracle::Real>(at[0]); });
       return view;
     };
-    if (step.out_code) quant.q_scale = scale(q_heads);
-    quant.k_scale = scale(1);
-    if (step.cache_code) quant.v_scale = scale(k_heads);
+    if (step.written) {
+      if (step.out_code) quant.q_scales_out = tensor_of(step.written, {batches, tokens, q_heads, step.groups}, 14);
+      if (step.cache_code) {
+        cache.k_scales = tensor_of(step.written, {16, 8, k_heads, step.groups}, 15);
+        cache.v_scales = tensor_of(step.written, {16, 8, k_heads, step.groups}, 16);
+      } else {
+        quant.k_scales_out = tensor_of(step.written, {batches, tokens, k_heads, step.groups}, 15);
+      }
+    } else {
+      if (step.out_code) quant.q_scale = scale(q_heads);
+      quant.k_scale = scale(1);
+      if (step.cache_code) quant.v_scale = scale(k_heads);
+    }
     if (step.has_amax) {
       quant.amax_out = workspace.tensor(ROPE_DTYPE_F32, {3});
       workspace.fill(quant.amax_out, [](const Index &) { return 0.5L; });
@@ -307,6 +330,9 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     hash.add(has_outputs ? args.k_out : args.k);
   }
   if (step.has_amax) hash.add(quant.amax_out);
+  for (const rope_tensor_t &scales : {quant.q_scales_out, quant.k_scales_out, cache.k_scales, cache.v_scales}) {
+    if (scales.ndim != 0) hash.add(scales);
+  }
   return hash.text();
 }
 

@@ -350,6 +350,38 @@ TEST_CASE("the general kernel of steps with codes, amax and row factors", "[rope
   }
 }
 
+TEST_CASE("the general kernel of steps with written scales", "[rope][step][quant][scales][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_normed : {false, true}) {
+        std::vector<std::string> explanations;
+        StepCase step = step_of_codes(dtype, style, is_normed, is_normed, 14);
+        step.explanations = &explanations;
+        step.q.scale = step.k.scale = step.v.scale = Scale::None;
+        step.q.out_scales.dtype = step.k.cache_scales.dtype = step.v.cache_scales.dtype = ROPE_DTYPE_F32;
+        step.check();
+        step.q.out_scales.is_split = step.k.cache_scales.is_inline = true;
+        step.q.out_scales.groups = 8;
+        step.k.cache_scales.groups = 128;
+        step.v.cache_scales = {ROPE_DTYPE_F8_E8M0, 2};
+        step.cache->v_dtype = step.k.out_dtype = ROPE_DTYPE_F8_E5M2;
+        step.k.out = StepOut::Own;  // beside the cache, with scales of its own
+        step.k.out_scales.dtype = ROPE_DTYPE_F8_E8M0;
+        step.quant_flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+        step.has_amax = true;
+        step.check();
+        step.q.out_scales.is_split = false;
+        step.rotary_dim = 40;
+        step.rotary_offset = 6;
+        step.k.factor = RowFactor::ByHead;
+        lay_in_batches(&step);
+        step.check();
+        for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") != std::string::npos);
+      }
+    }
+  }
+}
+
 // Which kernel runs follows from the request alone: its direction, form, rows and what alternates.
 TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
