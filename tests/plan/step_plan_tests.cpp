@@ -25,6 +25,7 @@ struct Work {
   rope_dtype_t cache_code = 0, out_code = 0;  // types of 8 bits: of both caches, and of outputs of q and k
   bool has_words = false;                     // k is written in place as well
   bool rounds_first = false, has_amax = false, has_factor = false;
+  bool has_written_scales = false;  // of q_out, or of k_cache
 
   bool has_codes() const { return cache_code != 0 || out_code != 0; }
 };
@@ -67,6 +68,10 @@ const Work kCodeWorks[] = {
     {"rotation, E4M3, amax", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, true},
     {"rotation, factors, E4M3", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, false, true},
     {"rotation, factors", 0, 0, 0, true, false, false, 0, false, 0, 0, false, false, false, true},
+    {"rotation, E4M3, written scales", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, false, false,
+     true},
+    {"rotation, outputs of E4M3, written scales", 0, 0, 0, true, false, false, 0, false, 0, kE4M3, false, false, false,
+     false, true},
 };
 
 constexpr int32_t kHeadDims[] = {2, 40, 64, 80, 96, 128, 192, 256, 512, 576, 1024};
@@ -130,6 +135,9 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
     const rope_dtype_t cached = work.cache_code != 0 ? work.cache_code : dtype;
     cache.k_cache = compact_tensor(address_of(3), cached, {pages, 16, sizes.heads[1], sizes.head_dim});
     cache.v_cache = compact_tensor(address_of(4), cached, {pages, 16, sizes.heads[2], sizes.head_dim});
+    if (work.has_written_scales) {
+      cache.k_scales = compact_tensor(address_of(13), ROPE_DTYPE_F32, {pages, 16, sizes.heads[1], 1});
+    }
     const std::vector<int64_t> of_tokens =
         is_thd ? std::vector<int64_t>{sizes.tokens} : std::vector<int64_t>{2, sizes.tokens};
     if (work.has_pages) {
@@ -142,7 +150,14 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   }
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   if (work.has_codes()) {
-    quant.k_scale = compact_tensor(address_of(10), ROPE_DTYPE_F32, {sizes.heads[1]});
+    const bool has_k_scales = work.has_written_scales && work.has_cache;
+    if (!has_k_scales) quant.k_scale = compact_tensor(address_of(10), ROPE_DTYPE_F32, {sizes.heads[1]});
+    if (work.has_written_scales && work.out_code != 0) {
+      quant.q_scales_out = scene->args.q_out;
+      quant.q_scales_out.data = reinterpret_cast<void *>(address_of(14));
+      quant.q_scales_out.shape[quant.q_scales_out.ndim - 1] = 1;
+      quant.q_scales_out.dtype = ROPE_DTYPE_F8_E8M0;
+    }
     if (work.has_amax) quant.amax_out = compact_tensor(address_of(11), ROPE_DTYPE_F32, {3});
     scene->args.quant = &quant;
   }
@@ -347,6 +362,12 @@ rotation, factors, E4M3 BF16: ----------- -----------
 rotation, factors F32: ----------- -----------
 rotation, factors F16: ----------- -----------
 rotation, factors BF16: ----------- -----------
+rotation, E4M3, written scales F32: ----------- -----------
+rotation, E4M3, written scales F16: ----------- -----------
+rotation, E4M3, written scales BF16: ----------- -----------
+rotation, outputs of E4M3, written scales F32: ----------- -----------
+rotation, outputs of E4M3, written scales F16: ----------- -----------
+rotation, outputs of E4M3, written scales BF16: ----------- -----------
 )");
 }
 
