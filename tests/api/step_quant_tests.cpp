@@ -369,3 +369,22 @@ TEST_CASE("written scales of every vector size and what fills none", "[rope][ste
     }
   }
 }
+
+TEST_CASE("no scale is written for tokens of no sequence, of no place, and at fault", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t type : scale_types) {
+    for (const rope_dtype_t dtype : dtypes) {
+      StepCase step = scaled(ROPE_DTYPE_F8_E5M2, type, 4);
+      step.dtype = dtype;
+      step.layout = ROPE_LAYOUT_THD;
+      step.tokens = 10;
+      step.cu_seqlens = {1, 4, 4, 8};
+      step.has_fault = true;
+      step.cache->slots = {3, 12, -1, 0, 5, 7, 1, 2};  // one outside, and none of the last two
+      step.cache->flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+      step.check();
+      step.cu_seqlens.clear();
+      step.table_rows = 3;  // most tokens have no row
+      step.check();
+    }
+  }
+}
