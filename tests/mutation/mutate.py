@@ -344,8 +344,8 @@ PARTS = {
     "library": {
         # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
         # nothing to change.
-        "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/gating.hpp",
-                  "src/core/math/gating_options.hpp",
+        "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/float8.hpp",
+                  "src/core/math/gating.hpp", "src/core/math/gating_options.hpp",
                   "src/core/math/rotation.hpp", "src/core/problem/operands.hpp",
                   "src/core/problem/overlap.hpp", "src/core/problem/rope_geometry.hpp",
                   "src/core/problem/rope_problem.hpp", "src/core/problem/swiglu_problem.hpp",
@@ -364,6 +364,7 @@ PARTS = {
             (UNIT, ["[step plan]"], "src/plan/step_"),
             *CALL_SUITES,
             (API, ["[step]"], "(core|cpu)/.*step"),
+            (API, ["[quant]"], "float8|cpu_loops"),
             (API, ["[gates]"], "gating|swiglu"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
