@@ -16,8 +16,12 @@ constexpr int64_t block_values[num_req][max_blocks] = {{3, 9, 0, -1}, {7, -1, -1
 
 constexpr int no_norm = 0, rope_then_norm = 1, norm_then_rope = 2;
 
-// Outputs and caches of the data's type, or codes of 8 bits with static scales (quant_policy 2).
-void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, rope_dtype_t code) {
+// Codes of q: by a scale that is written for each token and head, or by a static one.
+constexpr int dqskv = 1, sqskv = 2;
+
+// Outputs and caches of the data's type (quant_policy 0), or codes of 8 bits with static scales of k and v.
+void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, int quant_policy) {
+  const rope_dtype_t code = quant_policy ? ROPE_DTYPE_F8_E4M3 : 0;
   const int64_t q_heads = 4, kv_heads = 2, head_dim = 128, columns = q_heads + 2 * kv_heads;
   RopeCall call(dtype, head_dim);
   const Arithmetic arithmetic(dtype);
@@ -46,7 +50,9 @@ void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, rope_dtype_t 
   const Array q_scale_inv = scales(call, {q_by}), k_inverse = scales(call, {k_by}), v_inverse = scales(call, {v_by});
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
-  quant.q_scale = q_scale_inv.tensor();
+  if (quant_policy == sqskv) quant.q_scale = q_scale_inv.tensor();
+  const Array q_scale = call.values(ROPE_DTYPE_F32, {total, q_heads}, [](const Shape &) { return -1; });
+  if (quant_policy == dqskv) quant.q_scales_out = q_scale.as({total, q_heads, 1});
   quant.k_scale = k_inverse.tensor();
   quant.v_scale = v_inverse.tensor();
   if (code) call.args.quant = &quant;
@@ -68,6 +74,7 @@ void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, rope_dtype_t 
   call.expect_no_fault();
   take_cos_sin(call, cos_sin);
   Outcome &q_outcome = call.outcome(out_q), &k_outcome = call.outcome(is_cached ? caches.of(false) : out_k);
+  Outcome &q_scale_outcome = call.outcome(q_scale);
   const Array &v_to = is_cached ? caches.of(true) : out_v;
   Formula &v_formula = call.formula(qkv, v_to);
   Outcome &v_outcome = call.outcome(v_to);
@@ -86,8 +93,12 @@ void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, rope_dtype_t 
         row = arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, row, turns);
         return policy == rope_then_norm ? arithmetic.normed(norm, row, read(weight, 0, head_dim)) : row;
       };
-      for (int64_t h = 0; h < q_heads; ++h)
-        expect(q_outcome, out_q.at({token, h, 0}), stored(result(h, q_norm_weight), q_by));
+      for (int64_t h = 0; h < q_heads; ++h) {
+        const Row row = result(h, q_norm_weight);
+        const Group group = arithmetic.grouped(row, [](Real largest) { return single(largest / 448); });
+        expect(q_outcome, out_q.at({token, h, 0}), quant_policy == dqskv ? group.row : stored(row, q_by));
+        if (quant_policy == dqskv) expect(q_scale_outcome, q_scale.at({token, h}), {group.scale});
+      }
       for (int64_t h = 0; h < kv_heads; ++h) {
         expect(k_outcome, first_channel(false, req, token, position, h),
                stored(result(q_heads + h, k_norm_weight), k_by));
@@ -117,7 +128,15 @@ TEST_CASE("hpc-ops rope_norm_store_kv: policies of the norm, into the cache or i
 TEST_CASE("hpc-ops rope_norm_store_kv_fp8: static scales of q, k and v", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (int policy : {no_norm, rope_then_norm, norm_then_rope}) {
-      for (bool is_cached : {true, false}) check_prefill(dtype, policy, is_cached, ROPE_DTYPE_F8_E4M3);
+      for (bool is_cached : {true, false}) check_prefill(dtype, policy, is_cached, sqskv);
+    }
+  }
+}
+
+TEST_CASE("hpc-ops rope_norm_store_kv_fp8: a scale of q for each token and head", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (int policy : {no_norm, rope_then_norm, norm_then_rope}) {
+      for (bool is_cached : {true, false}) check_prefill(dtype, policy, is_cached, dqskv);
     }
   }
 }

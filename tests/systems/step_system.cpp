@@ -37,6 +37,16 @@ Shape shape_of(CacheLayout layout, const CacheShape &s) {
 
 }  // namespace
 
+Range largest_of(const Row &row) {
+  Range largest = {0, 0};
+  for (const Range &x : row) {
+    const Real near = x.low < 0 && x.high > 0 ? 0 : std::min(std::fabs(x.low), std::fabs(x.high));
+    largest.low = std::max(largest.low, near);
+    largest.high = std::max({largest.high, std::fabs(x.low), std::fabs(x.high)});
+  }
+  return largest;
+}
+
 void Norm::fill(rope_config_t &config) const {
   config.norm = type;
   config.norm_eps = static_cast<double>(eps);
@@ -148,6 +158,20 @@ Row Arithmetic::divided(Row row, Real divisor) const {
   return row;
 }
 
+Group Arithmetic::grouped(const Row &row, const std::function<Real(Real largest)> &scale_of, bool divides) const {
+  const Range largest = largest_of(row);
+  const Range scale = {scale_of(largest.low), scale_of(largest.high)};
+  const auto by = [&](Real of) {
+    return divides ? divided(row, of) : scaled(row, oracle::nearest(ROPE_DTYPE_F32, 1 / of));
+  };
+  Group group = {scale, by(scale.low)};
+  const Row other = by(scale.high);
+  for (size_t i = 0; i < row.size(); ++i) {
+    group.row[i] = {std::min(group.row[i].low, other[i].low), std::max(group.row[i].high, other[i].high)};
+  }
+  return group;
+}
+
 TurnRange Arithmetic::computed(int64_t position, Real inv_freq, Real scale) const {
   const oracle::Rotation exact = by_angle(static_cast<Real>(position) * inv_freq);
   const Real slack = dtype_ == ROPE_DTYPE_F64 ? 4e-16L + tolerance::phase(position, inv_freq)
@@ -255,6 +279,14 @@ rope_cache_args_t cache_args(const PagedCaches &caches) {
 
 Real single(Real value) {
   return oracle::nearest(ROPE_DTYPE_F32, value);
+}
+
+Array as_floats(const Array &codes) {
+  Array floats = codes;
+  floats.shape.back() /= 4;
+  floats.memory.dtype = ROPE_DTYPE_F32;
+  floats.memory.shape[0] /= 4;
+  return floats;
 }
 
 Array scales(RopeCall &call, const std::vector<Real> &values) {

@@ -22,6 +22,15 @@ struct TurnRange {
 };
 using TurnRanges = std::function<TurnRange(int64_t pair)>;
 
+// The largest magnitude of a row.
+Range largest_of(const Row &row);
+
+// What is written of a group: its scale, and the numbers that become its codes.
+struct Group {
+  Range scale;
+  Row row;
+};
+
 // A norm, in the words of its formula: y = x * r * (weight + offset) + bias.
 struct Norm {
   rope_norm_type_t type = ROPE_NORM_RMS;
@@ -51,6 +60,9 @@ class Arithmetic {
   // Each times a factor, or by a divisor, rounded once.
   Row scaled(Row row, Real factor) const;
   Row divided(Row row, Real divisor) const;
+
+  // By the scale that follows from the largest magnitude, which grows with it: times its rounded reciprocal, or divided.
+  Group grouped(const Row &row, const std::function<Real(Real largest)> &scale_of, bool divides = false) const;
 
   // cos and sin of an angle that librope computes, times its attention_scale.
   TurnRange computed(int64_t position, Real inv_freq, Real scale = 1) const;
@@ -119,6 +131,8 @@ struct PagedCaches {
 rope_cache_args_t cache_args(const PagedCaches &caches);
 // A number of fp32.
 Real single(Real value);
+// The bytes of codes, and what lies beside them in their rows, as F32.
+Array as_floats(const Array &codes);
 // Static scales, F32 [1] or [H].
 Array scales(RopeCall &call, const std::vector<Real> &values);
 // With weights of all heads in one, [D].

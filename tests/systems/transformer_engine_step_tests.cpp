@@ -1,5 +1,6 @@
 // transformer_engine_step_tests.cpp - TransformerEngine's delayed scaling: q, k and v of one step go to FP8 by scales
-// that the step before decided, and the largest magnitudes of this one decide those of the next
+// that the step before decided, and the largest magnitudes of this one decide those of the next; and MXFP8, a
+// scale of E8M0 for each 32 channels
 //
 // A scale multiplies. Every micro-batch raises amax, which holds magnitudes before they are scaled; after the step the
 // scale becomes largest / amax / 2^margin, and amax 0.
@@ -60,11 +61,8 @@ struct MicroBatch {
         Row row = read(in, first, head_dim);
         const TurnRanges turns = turns_of(arithmetic, freqs, at[is_batch_first ? 1 : 0]);
         if (i < 2) row = arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, row, turns);
-        for (const Range &x : row) {
-          const Real near = x.low < 0 && x.high > 0 ? 0 : std::min(std::fabs(x.low), std::fabs(x.high));
-          magnitude.low = std::max(magnitude.low, near);
-          magnitude.high = std::max({magnitude.high, std::fabs(x.low), std::fabs(x.high)});
-        }
+        const Range of_row = largest_of(row);
+        magnitude = {std::max(magnitude.low, of_row.low), std::max(magnitude.high, of_row.high)};
         expect(outcome, first, arithmetic.scaled(row, scale[i]));
       });
       largest.push_back({i, magnitude});
@@ -73,6 +71,70 @@ struct MicroBatch {
     return {amax_out.value({0}), amax_out.value({1}), amax_out.value({2})};
   }
 };
+
+// amax * (1/448) in fp32, its exponent raised where the mantissa is not 0; 0 has the least exponent.
+Real mxfp8_scale(Real largest) {
+  if (largest == 0) return std::ldexp(1.0L, -127);
+  const Real quotient = single(largest * single(1 / 448.0L));
+  const Real power = std::ldexp(1.0L, std::ilogb(quotient));
+  return quotient == power ? power : 2 * power;
+}
+
+// q and k turned, v as it is, each rounded to the data's type before it is scaled. Rows of scales are padded to 128 and
+// their columns to 4, as cuBLAS wants them before it swizzles.
+void check_mxfp8(rope_dtype_t dtype, rope_layout_t layout) {
+  const int64_t seq = 7, batch = 2, head_dim = 64, block = 32, blocks = head_dim / block, heads[] = {5, 2, 2};
+  const bool is_batch_first = layout == ROPE_LAYOUT_BSHD;
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = layout;
+  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  Random random(5);
+  const Array freqs = call.table(ROPE_DTYPE_F32, {seq, head_dim});
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  call.args.flags = ROPE_FLAG_V_UNROTATED;
+  call.args.quant = &quant;
+  take_cos_sin(call, freqs);
+  rope_tensor_t *const views[] = {&call.args.q, &call.args.k, &call.args.v};
+  rope_tensor_t *const outs[] = {&call.args.q_out, &call.args.k_out, &call.args.v_out};
+  rope_tensor_t *const scales_out[] = {&quant.q_scales_out, &quant.k_scales_out, &quant.v_scales_out};
+  for (int i = 0; i < 3; ++i) {
+    const Shape shape = {is_batch_first ? batch : seq, is_batch_first ? seq : batch, heads[i], head_dim};
+    // The first blocks of v: zeros, and a largest magnitude that is 448 times a power of two.
+    const Array in = call.values(dtype, shape, [&](const Shape &at) -> Real {
+      const Real x = random.normal();
+      if (i < 2 || at[1] > 0) return x;
+      return at[2] == 0 ? 0 : at[3] % block == 9 ? -448 : 200 * std::tanh(x);
+    });
+    const Array out = call.data(shape, ROPE_DTYPE_F8_E4M3);
+    const int64_t columns = (heads[i] * blocks + 3) / 4 * 4;
+    const Array scales_of = call.data({128, columns}, ROPE_DTYPE_F8_E8M0);
+    *views[i] = in.tensor();
+    *outs[i] = out.tensor();
+    rope_tensor_t *const view = scales_out[i];
+    *view = out.tensor();
+    view->data = scales_of.memory.data;
+    view->dtype = ROPE_DTYPE_F8_E8M0;
+    view->shape[3] = blocks;
+    const int64_t strides[] = {shape[1] * columns, columns, blocks, 1};
+    std::copy_n(strides, 4, view->stride);
+    Outcome &codes = call.outcome(out), &exponents = call.outcome(scales_of);
+    for_each({shape[0], shape[1], shape[2]}, [&](const Shape &at) {
+      const int64_t first = in.at({at[0], at[1], at[2], 0});
+      Row row = read(in, first, head_dim);
+      const TurnRanges turns = turns_of(arithmetic, freqs, at[is_batch_first ? 1 : 0]);
+      if (i < 2) row = arithmetic.rotated(ROPE_STYLE_HALF, 0, head_dim, row, turns);
+      row = arithmetic.rounded_to_dtype(row);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const Row of_block(row.begin() + b * block, row.begin() + (b + 1) * block);
+        const Group group = arithmetic.grouped(of_block, mxfp8_scale);
+        expect(codes, first + b * block, group.row);
+        expect(exponents, scales_of.at({at[0] * shape[1] + at[1], at[2] * blocks + b}), {group.scale});
+      }
+    });
+  }
+  call.check(Direction::Forward);
+}
 
 }  // namespace
 
@@ -92,5 +154,11 @@ TEST_CASE("TransformerEngine delayed scaling: amax of one step, the scales of th
         }
       }
     }
+  }
+}
+
+TEST_CASE("TransformerEngine MXFP8: q, k and v in blocks of 32 channels", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_layout_t layout : {ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BSHD}) check_mxfp8(dtype, layout);
   }
 }

@@ -180,6 +180,103 @@ void check_codes(rope_dtype_t dtype, rope_dtype_t code, CacheLayout layout, bool
   call.check(Direction::Forward);
 }
 
+// fp8_per_token_head (vllm#38378): each head of a token by a scale of its own, which lies behind its codes and is at
+// least 1e-6.
+void check_token_heads(rope_dtype_t dtype, CacheLayout layout, int64_t tokens) {
+  const int64_t heads = 3, head_size = 64, entries = 5, pages = tokens / entries + 3;
+  RopeCall call(dtype, head_size);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.theta = 0;
+  const PagedCaches caches(call, layout, {pages, entries, heads, head_size + 4}, ROPE_DTYPE_F8_E4M3);
+  PagedCaches floats = caches;
+  floats.shape.channels /= 4;
+  for (Array &array : floats.arrays) array = as_floats(array);
+  Random random(17);
+  // Token 1 is of zeros, and the scales of tokens 3 and 4 are raised, or almost.
+  const auto value = [&](const Shape &at) -> Real {
+    const Real size = at[0] == 1 ? 0 : at[0] == 3 ? 1e-5L : at[0] == 4 ? 3e-4L : 1;
+    return size * random.normal();
+  };
+  const Array key = call.values(dtype, {tokens, heads, head_size}, value);
+  const Array values = call.values(dtype, {tokens, heads, head_size}, value);
+  const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, pages * entries);
+  const auto codes_of = [&](bool is_v) { return narrow(caches.view(is_v), 3, 0, head_size); };
+  const auto scales_of = [&](bool is_v) { return narrow(floats.view(is_v), 3, head_size / 4, 1); };
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = codes_of(false);
+  cache.v_cache = codes_of(true);
+  cache.k_scales = scales_of(false);
+  cache.v_scales = scales_of(true);
+  cache.slots = slots.tensor();
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.scale_floor = 448 * 1e-6;
+  call.args.flags = ROPE_FLAG_UNROTATED;
+  call.args.k = key.tensor();
+  call.args.v = values.tensor();
+  call.args.cache = &cache;
+  call.args.quant = &quant;
+  call.expect_no_fault();
+  const auto scale_of = [](Real largest) { return std::max(single(largest / 448), single(1e-6L)); };
+  for (bool is_v : {false, true}) {
+    Outcome &codes = call.outcome(caches.of(is_v)), &scales = call.outcome(floats.of(is_v));
+    for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const Array &from = is_v ? values : key;
+        const Group group = arithmetic.grouped(read(from, from.at({t, h, 0}), head_size), scale_of);
+        expect(codes, caches.at(is_v, page, entry, h), group.row);
+        expect(scales, floats.at(is_v, page, entry, h) + head_size / 4, {group.scale});
+      }
+    });
+  }
+  call.check(Direction::Forward);
+}
+
+// A page is the codes of its tokens, then a scale of each. The kernel divides, and takes the power of two from a rounded
+// quotient.
+void check_indexer_cache(rope_dtype_t dtype, bool is_ue8m0, Real tolerated) {
+  const int64_t tokens = 211, head_dim = 128, entries = 16, pages = tokens / entries + 2;
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.theta = 0;
+  const Array kv_cache = call.data({pages, entries * (head_dim + 4)}, ROPE_DTYPE_F8_E4M3);
+  const Array floats = as_floats(kv_cache);
+  Random random(18);
+  // Token 1 is of zeros, and those of the second half are of every size.
+  const Array k = call.values(dtype, {tokens, head_dim}, [&](const Shape &at) -> Real {
+    const int exponent = at[0] == 1 ? -100 : at[0] < tokens / 2 ? 0 : static_cast<int>(at[0] % 28) - 14;
+    return std::ldexp(at[0] == 1 ? 0 : random.normal(), exponent);
+  });
+  const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, pages * entries);
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = kv_cache.as({pages, entries, 1, head_dim + 4});
+  cache.k_cache.shape[3] = head_dim;
+  cache.k_cache.stride[1] = head_dim;
+  cache.k_scales = narrow(floats.as({pages, entries * (head_dim / 4 + 1), 1, 1}), 1, entries * head_dim / 4, entries);
+  cache.slots = slots.tensor();
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.scale_floor = 1e-4;
+  quant.flags = is_ue8m0 ? ROPE_QUANT_FLAG_POWER_OF_TWO : 0;
+  call.args.flags = ROPE_FLAG_UNROTATED;
+  call.args.k = k.as({tokens, 1, head_dim});
+  call.args.cache = &cache;
+  call.args.quant = &quant;
+  call.expect_no_fault();
+  call.tolerate_codes(tolerated);
+  const auto scale_of = [&](Real largest) {
+    const Real scale = single(std::max(largest, single(1e-4L)) / 448);
+    return is_ue8m0 ? std::exp2(std::ceil(std::log2(scale))) : scale;
+  };
+  Outcome &codes = call.outcome(kv_cache), &scales = call.outcome(floats);
+  for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+    const Group group = arithmetic.grouped(read(k, k.at({t, 0}), head_dim), scale_of, true);
+    expect(codes, kv_cache.at({page, entry * head_dim}), group.row);
+    expect(scales, floats.at({page, entries * head_dim / 4 + entry}), {group.scale});
+  });
+  call.check(Direction::Forward);
+}
+
 }  // namespace
 
 TEST_CASE("vLLM reshape_and_cache_flash: every cache layout", "[systems][step]") {
@@ -272,6 +369,19 @@ TEST_CASE("vLLM reshape_and_cache_flash: FP8, any scales", "[systems][step]") {
 TEST_CASE("vLLM reshape_and_cache_flash: FP8, a scale with quotients halfway between codes", "[systems][step]") {
   const auto unlucky = [](Real, Real) { return single(4.3125L / 448); };
   check_codes(ROPE_DTYPE_BF16, ROPE_DTYPE_F8_E4M3, CacheLayout::Nhd, false, unlucky, 211, 1e-2L);
+}
+
+TEST_CASE("vLLM fp8_per_token_head: a scale behind the codes of each head", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (CacheLayout layout : cache_layouts) check_token_heads(dtype, layout, 31);
+  }
+}
+
+TEST_CASE("vLLM indexer_k_quant_and_cache: scales behind the codes of a page", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    check_indexer_cache(dtype, true, 0);
+    check_indexer_cache(dtype, false, 5e-4L);
+  }
 }
 
 TEST_CASE("vLLM fused_qk_norm_rope: packed qkv in place, tables of any type", "[systems][step]") {
