@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "support/step_case.hpp"
@@ -385,6 +386,24 @@ TEST_CASE("no scale is written for tokens of no sequence, of no place, and at fa
       step.cu_seqlens.clear();
       step.table_rows = 3;  // most tokens have no row
       step.check();
+    }
+  }
+}
+
+TEST_CASE("written scales of one destination beside codes of the other, which have none",
+          "[rope][step][quant][scales]") {
+  for (const rope_dtype_t type : scale_types) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const bool is_of_out : {true, false}) {
+        StepCase step = scaled(ROPE_DTYPE_F8_E4M3, type, 2);
+        step.dtype = dtype;
+        step.k.out = step.v.out = StepOut::Own;
+        step.k.out_dtype = step.v.out_dtype = ROPE_DTYPE_F8_E4M3;
+        if (is_of_out) std::swap(step.k.out_scales, step.k.cache_scales);
+        step.v.cache_scales.dtype = 0;
+        step.v.scale = Scale::ByHead;
+        step.check();
+      }
     }
   }
 }
