@@ -364,7 +364,7 @@ PARTS = {
             (UNIT, ["[step plan]"], "src/plan/step_"),
             *CALL_SUITES,
             (API, ["[step]"], "(core|cpu)/.*step"),
-            (API, ["[quant]"], "float8|cpu_loops"),
+            (API, ['[quant]~"every launch that codes*"'], "float8|cpu_loops"),
             (API, ["[gates]"], "gating|swiglu"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
