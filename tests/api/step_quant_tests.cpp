@@ -371,6 +371,22 @@ TEST_CASE("written scales of every vector size and what fills none", "[rope][ste
   }
 }
 
+TEST_CASE("written scales of heads that several threads write", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t type : scale_types) {
+    StepCase step = scaled(ROPE_DTYPE_F8_E4M3, type, 2);
+    step.dtype = ROPE_DTYPE_F32;
+    step.layout = ROPE_LAYOUT_THD;
+    step.tokens = 43;
+    step.head_dim = 128;
+    step.q.heads = 49;
+    step.k.heads = step.v.heads = 17;
+    step.cache->pages = 15;
+    step.cache->slots.emplace();
+    for (int64_t i = 0; i < step.tokens; ++i) step.cache->slots->push_back(i * 7 % 60);
+    step.check();
+  }
+}
+
 TEST_CASE("no scale is written for tokens of no sequence, of no place, and at fault", "[rope][step][quant][scales]") {
   for (const rope_dtype_t type : scale_types) {
     for (const rope_dtype_t dtype : dtypes) {

@@ -152,10 +152,13 @@ struct StepScene {
   rope::ChannelNumbers weight_view, bias_view;
   bool is_turned, is_norm_after, is_norm_of_token, is_streamed, is_window_alone;
   int in_distance, out_distance;
-  Elements scales;  // empty: none
+  Elements scales;  // static ones; empty: none
   int64_t scale_head_stride;
   bool scale_multiplies, rounds_before_codes, has_amax;
   uint32_t amax;  // the bits of a magnitude
+  // Scales that are written beside codes, and where; groups of 0: none.
+  Elements out_written, cache_written;
+  rope::WrittenScales out_scales, cache_scales;
 
   bool is_kept() const { return !has_norm && !is_turned && in_distance == out_distance; }
 };
@@ -188,6 +191,21 @@ rope::ChannelNumbers random_numbers(Random *random, const StepScene &scene, Elem
   *elements = random_elements(random, is_f32 ? ROPE_DTYPE_F32 : scene.dtype,
                               static_cast<size_t>(scene.channels * stride * scene.heads), random->below(4) == 0);
   return {reinterpret_cast<const char *>(elements->data()), is_f32, head_stride, stride};
+}
+
+rope::WrittenScales random_scales(Random *random, const StepScene &scene, rope_dtype_t type, Elements *written) {
+  constexpr uint32_t kFloors[] = {0, 0x2edbe6ff, 0x3f800000};  // none, 1e-10 and 1
+  rope::WrittenScales scales = {};
+  if (!rope::is_code(type) || random->below(2) == 0) return scales;
+  scales.form = static_cast<rope::ScaleForm>(random->below(3));
+  scales.floor = kFloors[random->below(3)];
+  scales.groups = 1 + static_cast<int>(random->below(scene.channels));
+  while (scene.channels % scales.groups != 0) --scales.groups;
+  scales.group_stride = 1 + random->below(2);
+  scales.four_stride = 4 * scales.group_stride + random->below(2);
+  scales.head_stride = (scales.groups / 4 + 1) * scales.four_stride;
+  *written = random_elements(random, ROPE_DTYPE_F32, static_cast<size_t>(scene.heads * scales.head_stride), true);
+  return scales;
 }
 
 StepScene random_scene(Random *random, rope_dtype_t dtype) {
@@ -250,6 +268,8 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   scene.scale_multiplies = random->below(2) == 0;
   scene.rounds_before_codes = random->below(3) == 0;
   scene.has_amax = random->below(3) == 0;
+  scene.out_scales = random_scales(random, scene, scene.out_dtype, &scene.out_written);
+  scene.cache_scales = random_scales(random, scene, scene.cache_dtype, &scene.cache_written);
   return scene;
 }
 
@@ -264,6 +284,8 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
                                      scene->norm.rounds_before_weight,
                                      scene->norm.rounds_after_weight};
   Aligned in(&scene->in), out(&scene->out), cache(&scene->cache);
+  if (scene->out_scales.groups != 0) scene->out_scales.data = reinterpret_cast<char *>(scene->out_written.data());
+  if (scene->cache_scales.groups != 0) scene->cache_scales.data = reinterpret_cast<char *>(scene->cache_written.data());
   rope::StepRun<Real> run = {};
   run.in = in.data();
   run.head_stride = scene->head_stride;
@@ -287,12 +309,17 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
                                       scene->head_stride,
                                       scene->channel_stride,
                                       scene->is_window_alone,
-                                      scene->is_streamed && !scene->is_in_place};
+                                      scene->is_streamed && !scene->is_in_place,
+                                      scene->out_scales};
   }
   if (scene->has_cache) {
-    run.targets[run.num_targets++] = {
-        cache.data(),      rope::cpu_type(scene->cache_dtype), scene->head_stride, scene->channel_stride, false,
-        scene->is_streamed};
+    run.targets[run.num_targets++] = {cache.data(),
+                                      rope::cpu_type(scene->cache_dtype),
+                                      scene->head_stride,
+                                      scene->channel_stride,
+                                      false,
+                                      scene->is_streamed,
+                                      scene->cache_scales};
   }
   run.code = {scene->scales.empty() ? nullptr : reinterpret_cast<const char *>(scene->scales.data()),
               scene->scale_head_stride, scene->scale_multiplies, scene->rounds_before_codes,
@@ -466,6 +493,8 @@ TEST_CASE("every instruction set makes the same step to the bit", "[cpu kernels]
       REQUIRE(count_different(dtype, done.in, expected.in) == 0);
       REQUIRE(count_different(scene.out_dtype, done.out, expected.out) == 0);
       REQUIRE(count_different(scene.cache_dtype, done.cache, expected.cache) == 0);
+      REQUIRE(done.out_written == expected.out_written);
+      REQUIRE(done.cache_written == expected.cache_written);
       constexpr uint32_t kInfinity = 0x7f800000;
       REQUIRE((done.amax == expected.amax || (done.amax > kInfinity && expected.amax > kInfinity)));
     }
