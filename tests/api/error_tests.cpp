@@ -1067,9 +1067,17 @@ std::vector<RopeMisuse> misused_steps() {
        [](R &r) {
          r.use_scales().cache.k_scales = r.tensor({3, 4, 3, 1});
        }},
-      {"k_scales of groups that are none", invalid, "cache.k_scales", "16 channels",
+      {"k_scales of groups that are none", invalid, "cache.k_scales", "[3, 4, 2], then G, where G divides 16 channels",
        [](R &r) {
          r.use_scales().cache.k_scales = r.tensor({3, 4, 2, 3});
+       }},
+      {"k_scales_out of groups that are none in THD", invalid, "quant.k_scales_out",
+       "[6, 2], then G, or G/4 and 4, where G divides 16 channels",
+       [](R &r) {
+         r.use_sequences();
+         r.args.k_out.dtype = ROPE_DTYPE_F8_E4M3;
+         r.quant.k_scales_out = r.tensor({6, 2, 5});
+         r.args.quant = &r.quant;
        }},
       {"k_scales of more groups than channels", invalid, "cache.k_scales", "[3, 4, 2, 32]",
        [](R &r) {
