@@ -485,9 +485,9 @@ enum {
 };
 
 /* Scales of outputs and caches of 8 and 4 bits. A destination takes the scales that are written beside it where those
- * are given, else its static scale, else none; both is INVALID_ARGUMENT, but for written scales of F8_E4M3, whose
- * static one is the global factor g. With top the largest number of the destination's type and amax the largest
- * magnitude of a group, at least scale_floor, compared as integers (NaN above infinity), a written scale is
+ * are given, else its static scale, else none. Both for one tensor are INVALID_ARGUMENT, but for written scales of
+ * F8_E4M3, whose static one is the global factor g. With top the largest number of the destination's type and amax the
+ * largest magnitude of a group, at least scale_floor, compared as integers (NaN above infinity), a written scale is
  *   F32       amax / top, rounded; with POWER_OF_TWO the least power of two p with top * p >= amax
  *   F8_E8M0   that power of two (OCP MX)
  *   F8_E4M3   g * (amax / 6), rounded to it (NVFP4)

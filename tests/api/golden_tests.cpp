@@ -191,6 +191,7 @@ struct Step {
   bool has_amax = false, has_factors = false;
   rope_dtype_t written = 0;  // type of scales that are written beside codes, in the place of static ones
   int64_t groups = 1;
+  bool has_parts = false;  // a window of 32 channels and the others come from two tensors, k goes to two caches
 
   bool has_codes() const { return out_code != 0 || cache_code != 0; }
 };
@@ -232,7 +233,11 @@ constexpr Step steps[] = {
      ROPE_DTYPE_F8_E8M0, 8},
     {"LAYER after, to E5M2, amax, written powers of two of 32 channels", ROPE_NORM_LAYER, ROPE_NORM_ORDER_AFTER,
      ROPE_NORM_EXTENT_HEAD, 0, 0, false, false, 0, ROPE_DTYPE_F8_E5M2, 0, ROPE_QUANT_FLAG_POWER_OF_TWO, 0, true, false,
-     ROPE_DTYPE_F32, 3}};
+     ROPE_DTYPE_F32, 3},
+    {"in parts", 0, 0, 0, 0, 0, true, true, ROPE_FLAG_V_UNROTATED, 0, 0, 0, 0, false, false, 0, 1, true},
+    {"RMS before, in parts, to E4M3, cached beside E4M3, written scales of E8M0 of 16 channels", ROPE_NORM_RMS,
+     ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3,
+     ROPE_DTYPE_F8_E4M3, 0, 0, false, false, ROPE_DTYPE_F8_E8M0, 4, true}};
 
 std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place) {
   Workspace workspace(3);
@@ -244,10 +249,12 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     return view;
   };
   const auto tensor = [&](const Shape &shape, uint64_t seed) { return tensor_of(0, shape, seed); };
-  args.q = tensor({batches, tokens, q_heads, head_dim}, 1);
-  args.k = tensor({batches, tokens, k_heads, head_dim}, 2);
+  constexpr int64_t window = 32;
+  const int64_t width = step.has_parts ? window : head_dim;
+  args.q = tensor({batches, tokens, q_heads, width}, 1);
+  args.k = tensor({batches, tokens, k_heads, width}, 2);
   if (step.is_cached) args.v = tensor({batches, tokens, k_heads, head_dim}, 3);
-  const bool has_outputs = !is_in_place || step.out_code;  // codes have memory of their own
+  const bool has_outputs = !is_in_place || step.out_code || step.has_parts;  // what has memory of its own
   if (has_outputs) {
     args.q_out = tensor_of(step.out_code, {batches, tokens, q_heads, head_dim}, 4);
     if (!step.is_cached) args.k_out = tensor_of(step.out_code, {batches, tokens, k_heads, head_dim}, 5);
@@ -266,7 +273,8 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   }
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   if (step.is_cached) {
-    cache.k_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim}, 10);
+    cache.k_cache = tensor_of(step.has_parts ? 0 : step.cache_code, {16, 8, k_heads, width}, 10);
+    if (step.has_parts) cache.k_pass_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim - window}, 17);
     cache.v_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim}, 11);
     cache.slots = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
     // Each place once, and some before the first and behind the last.
@@ -284,7 +292,8 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     if (step.written) {
       if (step.out_code) quant.q_scales_out = tensor_of(step.written, {batches, tokens, q_heads, step.groups}, 14);
       if (step.cache_code) {
-        cache.k_scales = tensor_of(step.written, {16, 8, k_heads, step.groups}, 15);
+        (step.has_parts ? cache.k_pass_scales : cache.k_scales) =
+            tensor_of(step.written, {16, 8, k_heads, step.groups}, 15);
         cache.v_scales = tensor_of(step.written, {16, 8, k_heads, step.groups}, 16);
       } else {
         quant.k_scales_out = tensor_of(step.written, {batches, tokens, k_heads, step.groups}, 15);
@@ -306,10 +315,19 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     input.k_row_factor = tensor({batches, tokens, k_heads}, 13);
     args.input = &input;
   }
+  if (step.has_parts) {
+    input.q_pass = tensor({batches, tokens, q_heads, head_dim - window}, 18);
+    input.k_pass = tensor({batches, tokens, k_heads, head_dim - window}, 19);
+    args.input = &input;
+  }
   workspace.freeze();
   workspace.restore();
   rope_config_t config = config_of(device, {dtype, style, style, Direction::Forward, Source::Computed});
   if (step.changes_style) config.out_style = oracle::other_style(style);
+  if (step.has_parts) {
+    config.rotary_dim = window;
+    config.rotary_offset = 40;
+  }
   config.norm = step.norm;
   config.norm_order = step.order;
   config.norm_extent = step.extent;
@@ -325,12 +343,14 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   hash.add(has_outputs ? args.q_out : args.q);
   if (step.is_cached) {
     hash.add(cache.k_cache);
+    if (step.has_parts) hash.add(cache.k_pass_cache);
     hash.add(cache.v_cache);
   } else {
     hash.add(has_outputs ? args.k_out : args.k);
   }
   if (step.has_amax) hash.add(quant.amax_out);
-  for (const rope_tensor_t &scales : {quant.q_scales_out, quant.k_scales_out, cache.k_scales, cache.v_scales}) {
+  for (const rope_tensor_t &scales :
+       {quant.q_scales_out, quant.k_scales_out, cache.k_scales, cache.v_scales, cache.k_pass_scales}) {
     if (scales.ndim != 0) hash.add(scales);
   }
   return hash.text();

@@ -363,7 +363,7 @@ TEST_CASE("the general kernel of steps with written scales", "[rope][step][quant
         step.q.out_scales.is_split = step.k.cache_scales.is_inline = true;
         step.q.out_scales.groups = 8;
         step.k.cache_scales.groups = 128;
-        step.v.cache_scales = {ROPE_DTYPE_F8_E8M0, 2};
+        step.v.cache_scales = {ROPE_DTYPE_F8_E8M0, 2, false, false, {}};
         step.cache->v_dtype = step.k.out_dtype = ROPE_DTYPE_F8_E5M2;
         step.k.out = StepOut::Own;  // beside the cache, with scales of its own
         step.k.out_scales.dtype = ROPE_DTYPE_F8_E8M0;
@@ -374,6 +374,33 @@ TEST_CASE("the general kernel of steps with written scales", "[rope][step][quant
         step.rotary_dim = 40;
         step.rotary_offset = 6;
         step.k.factor = RowFactor::ByHead;
+        lay_in_batches(&step);
+        step.check();
+        for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("the general kernel of steps in parts", "[rope][step][pass][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_normed : {false, true}) {
+        std::vector<std::string> explanations;
+        StepCase step = step_of_codes(dtype, style, is_normed, false, 14);
+        step.explanations = &explanations;
+        step.rotary_dim = 40;
+        step.rotary_offset = 6;
+        step.q.has_pass = step.k.has_pass = step.cache->has_k_pass = true;
+        step.q.out = StepOut::Own;
+        step.k.scale = Scale::None;
+        step.cache->k_dtype = 0;
+        step.cache->k_pass_dtype = ROPE_DTYPE_F8_E4M3;
+        step.cache->k_pass_scales = {ROPE_DTYPE_F8_E8M0, 2, false, false, {}};
+        step.check();
+        step.k.out = StepOut::Own;
+        step.cache->k_pass_scales = {};
+        step.cache->k_pass_scale = Scale::One;
         lay_in_batches(&step);
         step.check();
         for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") != std::string::npos);

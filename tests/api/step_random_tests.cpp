@@ -84,7 +84,13 @@ const std::vector<std::string> features = {"q absent",
                                            "split scales",
                                            "inline scales",
                                            "powers of two",
-                                           "scale floor"};
+                                           "scale floor",
+                                           "q in parts",
+                                           "k in parts",
+                                           "k cached in parts",
+                                           "8-bit pass cache",
+                                           "scale of a pass",
+                                           "written scales of a pass"};
 
 class Draw {
  public:
@@ -210,6 +216,12 @@ class Draw {
       if (tensor.out == StepOut::Own && drawn_.dtype == ROPE_DTYPE_F32 && saw_if(chance(40), "16-bit out")) {
         tensor.out_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
       }
+      const bool has_others = !tensor.is_window && drawn_.rotary_dim != 0 && drawn_.rotary_dim < drawn_.head_dim;
+      if (i < 2 && !v_is_turned_ && has_others && saw_if(chance(25), i == 0 ? "q in parts" : "k in parts")) {
+        tensor.has_pass = true;
+        tensor.out = StepOut::Own;
+        tensor.pass_placement = placement(rank, true);
+      }
       tensor.in_placement = placement(rank, tensor.out == StepOut::Own);
       tensor.out_placement = placement(rank, false);
     }
@@ -290,6 +302,17 @@ class Draw {
       tensor.scale = saw_if(chance(40), "scale by head") && tensor.heads > 0 ? Scale::ByHead : Scale::One;
       tensor.scale_placement = placement(1, true);
     }
+    if (drawn_.cache && drawn_.cache->has_k_pass && saw_if(chance(70), "8-bit pass cache")) {
+      StepCache &cache = *drawn_.cache;
+      cache.k_pass_dtype = code();
+      has_codes = true;
+      if (saw_if(chance(50), "written scales of a pass")) {
+        draw_cache_scales(width_of(drawn_.k) - drawn_.rotary_dim, &cache.k_pass_scales, &cache.k_pass_placement);
+        has_written = true;
+      } else if (saw_if(chance(60), "scale of a pass")) {
+        cache.k_pass_scale = chance(50) ? Scale::One : Scale::ByHead;
+      }
+    }
     if (!has_codes) return;
     if (saw_if(chance(30), "rounded first")) drawn_.quant_rounding = ROPE_QUANT_ROUND_FIRST;
     if (v_is_turned_) return;
@@ -311,18 +334,22 @@ class Draw {
     }
     if (!has_cache || (has_out && (drawn & 2) == 0)) return;
     saw("written cache scales");
-    WrittenScales &scales_of = tensor->cache_scales = scales(width, false);
+    const bool is_k = tensor == &drawn_.k;
+    draw_cache_scales(is_k && drawn_.cache->has_k_pass ? drawn_.rotary_dim : width, &tensor->cache_scales,
+                      is_k ? &drawn_.cache->k_placement : &drawn_.cache->v_placement);
+  }
+
+  void draw_cache_scales(int32_t width, WrittenScales *drawn, Placement *of_cache) {
+    *drawn = scales(width, false);
     const CacheStorage storage = drawn_.cache->storage;
     const bool is_alone = storage == CacheStorage::Separate || storage == CacheStorage::HeadsFirst;
-    if (!is_alone || !saw_if(chance(50), "inline scales")) {
-      scales_of.placement = placement(4, false);
-      return;
+    drawn->is_inline = is_alone && saw_if(chance(50), "inline scales");
+    if (!drawn->is_inline) {
+      drawn->placement = placement(4, false);
+    } else if (drawn->dtype == ROPE_DTYPE_F32) {
+      // They have to be aligned in the rows of codes.
+      *of_cache = Placement().gap(2, one_of<int64_t>({0, 4, 12})).gap(1, one_of<int64_t>({0, 8}));
     }
-    scales_of.is_inline = true;
-    if (scales_of.dtype != ROPE_DTYPE_F32) return;
-    // Those of F32 have to be aligned in the rows of codes.
-    Placement &of_cache = tensor == &drawn_.k ? drawn_.cache->k_placement : drawn_.cache->v_placement;
-    of_cache = Placement().gap(2, one_of<int64_t>({0, 4, 12})).gap(1, one_of<int64_t>({0, 8}));
   }
 
   WrittenScales scales(int32_t width, bool may_split) {
@@ -405,6 +432,14 @@ class Draw {
     if (saw_if(chance(20), "skip slot 0")) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
     cache.integer_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_I32, ROPE_DTYPE_I64});
     draw_places(&cache);
+    if (!cache.has_k) return;
+    if (drawn_.k.has_pass && chance(50)) drawn_.k.out = StepOut::Absent;
+    const bool is_alone = cache.storage == CacheStorage::Separate || cache.storage == CacheStorage::HeadsFirst;
+    const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
+    if (!is_alone || window == width_of(drawn_.k) || !saw_if(chance(40), "k cached in parts")) return;
+    cache.has_k_pass = true;
+    cache.k_pass_dtype = drawn_.dtype == ROPE_DTYPE_F32 && chance(40) ? ROPE_DTYPE_BF16 : 0;
+    cache.k_pass_placement = placement(4, false);
   }
 
   void draw_places(StepCache *cache) {

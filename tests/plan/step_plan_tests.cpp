@@ -416,6 +416,7 @@ TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]")
   };
   CHECK(letter_with(1, [] {}) == 's');
   CHECK(letter_with(16384, [] {}) == 'l');
+  CHECK(letter_with(1, [&] { scene.step.has_parts = true; }) == '-');
   CHECK(letter_with(1, [&] { add_to_token_stride(1); }) == 's');  // the stride of one token is of no account
   CHECK(letter_with(2, [&] { add_to_token_stride(1); }) == '-');
   CHECK(letter_with(2, [&] { add_to_token_stride(4); }) == 's');

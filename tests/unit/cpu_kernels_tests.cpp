@@ -150,7 +150,7 @@ struct StepScene {
   rope::NormForm<double> norm;
   bool has_norm, has_cache;
   rope::ChannelNumbers weight_view, bias_view;
-  bool is_turned, is_norm_after, is_norm_of_token, is_streamed, is_window_alone;
+  bool is_turned, is_norm_after, is_norm_of_token, is_streamed;
   int in_distance, out_distance;
   Elements scales;  // static ones; empty: none
   int64_t scale_head_stride;
@@ -159,7 +159,10 @@ struct StepScene {
   // Scales that are written beside codes, and where; groups of 0: none.
   Elements out_written, cache_written;
   rope::WrittenScales out_scales, cache_scales;
+  rope::ChannelPart out_part, cache_part;
+  Elements pass;  // channels outside the window; empty: the input has them
 
+  bool has_parts() const { return !pass.empty() || !(cache_part.has_window && cache_part.has_others); }
   bool is_kept() const { return !has_norm && !is_turned && in_distance == out_distance; }
 };
 
@@ -193,14 +196,15 @@ rope::ChannelNumbers random_numbers(Random *random, const StepScene &scene, Elem
   return {reinterpret_cast<const char *>(elements->data()), is_f32, head_stride, stride};
 }
 
-rope::WrittenScales random_scales(Random *random, const StepScene &scene, rope_dtype_t type, Elements *written) {
+rope::WrittenScales random_scales(Random *random, const StepScene &scene, rope_dtype_t type, int channels,
+                                  Elements *written) {
   constexpr uint32_t kFloors[] = {0, 0x2edbe6ff, 0x3f800000};  // none, 1e-10 and 1
   rope::WrittenScales scales = {};
   if (!rope::is_code(type) || random->below(2) == 0) return scales;
   scales.form = static_cast<rope::ScaleForm>(random->below(3));
   scales.floor = kFloors[random->below(3)];
-  scales.groups = 1 + static_cast<int>(random->below(scene.channels));
-  while (scene.channels % scales.groups != 0) --scales.groups;
+  scales.groups = 1 + static_cast<int>(random->below(channels));
+  while (channels % scales.groups != 0) --scales.groups;
   scales.group_stride = 1 + random->below(2);
   scales.four_stride = 4 * scales.group_stride + random->below(2);
   scales.head_stride = (scales.groups / 4 + 1) * scales.four_stride;
@@ -243,13 +247,23 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   scene.norm.inverse_count = 1.0 / static_cast<double>(scene.channels * (scene.is_norm_of_token ? scene.heads : 1));
   scene.is_streamed = random->below(2) == 0;
   scene.is_in_place = random->below(2) == 0;
-  scene.is_window_alone = scene.is_in_place && !scene.has_norm;
+  const int window = 2 * scene.pairs, begin = scene.window_begin, end = begin + window;
+  scene.out_part = {true, !scene.is_in_place || scene.has_norm, begin, end};
+  scene.cache_part = {true, true, begin, end};
+  if (window < scene.channels) {
+    const int64_t part = random->below(6);
+    if (part == 0) scene.cache_part = {true, false, 0, end};
+    if (part == 1) scene.cache_part = {false, true, 0, begin};
+  }
   scene.has_cache = random->below(2) == 0;
   scene.out_dtype = scene.is_in_place ? dtype : draw_type();
   scene.cache_dtype = draw_type();
   const auto length = static_cast<size_t>(scene.heads * scene.head_stride + 80);
   scene.in = random_elements(random, dtype, length, random->below(2) == 0);
   scene.out = random_elements(random, scene.out_dtype, length, true);
+  if (window < scene.channels && !scene.is_in_place && random->below(4) == 0) {
+    scene.pass = random_elements(random, dtype, length, random->below(2) == 0);
+  }
   scene.cache = random_elements(random, scene.cache_dtype, length, true);
   scene.weight_view = random_numbers(random, scene, &scene.weight);
   if (scene.norm.is_layer) scene.bias_view = random_numbers(random, scene, &scene.bias);
@@ -268,8 +282,9 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   scene.scale_multiplies = random->below(2) == 0;
   scene.rounds_before_codes = random->below(3) == 0;
   scene.has_amax = random->below(3) == 0;
-  scene.out_scales = random_scales(random, scene, scene.out_dtype, &scene.out_written);
-  scene.cache_scales = random_scales(random, scene, scene.cache_dtype, &scene.cache_written);
+  scene.out_scales = random_scales(random, scene, scene.out_dtype, scene.channels, &scene.out_written);
+  scene.cache_scales = random_scales(random, scene, scene.cache_dtype, scene.cache_part.count(scene.channels, window),
+                                     &scene.cache_written);
   return scene;
 }
 
@@ -303,27 +318,34 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
   run.is_norm_of_token = scene->is_norm_of_token;
   run.weight = scene->weight_view;
   run.bias = scene->bias_view;
-  if (!scene->is_in_place || !scene->is_kept()) {
-    run.targets[run.num_targets++] = {scene->is_in_place ? in.data() : out.data(),
-                                      rope::cpu_type(scene->out_dtype),
+  run.has_parts = scene->has_parts();
+  if (!scene->pass.empty()) {
+    run.pass = reinterpret_cast<const char *>(scene->pass.data());
+    run.pass_head_stride = scene->head_stride;
+    run.pass_channel_stride = scene->channel_stride;
+  }
+  const auto add_target = [&](char *data, rope_dtype_t dtype, const rope::ChannelPart &part, bool is_streamed,
+                              const rope::WrittenScales &scales) {
+    const char *const scale = scene->scales.empty() ? nullptr : reinterpret_cast<const char *>(scene->scales.data());
+    run.targets[run.num_targets++] = {data,
+                                      rope::cpu_type(dtype),
                                       scene->head_stride,
                                       scene->channel_stride,
-                                      scene->is_window_alone,
-                                      scene->is_streamed && !scene->is_in_place,
-                                      scene->out_scales};
+                                      part,
+                                      is_streamed,
+                                      scale,
+                                      scene->scale_head_stride,
+                                      &scales,
+                                      0};
+  };
+  if (!scene->is_in_place || !scene->is_kept()) {
+    add_target(scene->is_in_place ? in.data() : out.data(), scene->out_dtype, scene->out_part,
+               scene->is_streamed && !scene->is_in_place, scene->out_scales);
   }
   if (scene->has_cache) {
-    run.targets[run.num_targets++] = {cache.data(),
-                                      rope::cpu_type(scene->cache_dtype),
-                                      scene->head_stride,
-                                      scene->channel_stride,
-                                      false,
-                                      scene->is_streamed,
-                                      scene->cache_scales};
+    add_target(cache.data(), scene->cache_dtype, scene->cache_part, scene->is_streamed, scene->cache_scales);
   }
-  run.code = {scene->scales.empty() ? nullptr : reinterpret_cast<const char *>(scene->scales.data()),
-              scene->scale_head_stride, scene->scale_multiplies, scene->rounds_before_codes,
-              scene->has_amax ? &scene->amax : nullptr};
+  run.code = {scene->scale_multiplies, scene->rounds_before_codes, scene->has_amax ? &scene->amax : nullptr};
   if constexpr (sizeof(Real) == sizeof(double)) {
     kernels.step_f64(run);
   } else {
@@ -332,16 +354,22 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
 }
 
 // Channels that are neither normed nor turned, in memory of the input's type, that have lost a bit.
-int64_t count_changed(const StepScene &before, const Elements &target) {
+int64_t count_changed(const StepScene &before, const rope::ChannelPart &part, const Elements &target) {
   const size_t size = size_of(before.dtype);
+  const int window = 2 * before.pairs, begin = before.window_begin, end = begin + window;
   int64_t changed = 0;
   for (int64_t head = 0; head < before.heads; ++head) {
     for (int channel = 0; channel < before.channels; ++channel) {
-      const bool is_inside = channel >= before.window_begin && channel < before.window_begin + 2 * before.pairs;
+      const bool is_inside = channel >= begin && channel < end;
       if (before.has_norm || (is_inside && !before.is_kept())) continue;
-      const int64_t element = head * before.head_stride + channel * before.channel_stride;
-      const size_t offset = static_cast<size_t>(element) * size;
-      changed += std::memcmp(&before.in[offset], &target[offset], size) != 0;
+      if (!(is_inside ? part.has_window : part.has_others)) continue;
+      const auto offset = [&](int of_channel) {
+        return static_cast<size_t>(head * before.head_stride + of_channel * before.channel_stride) * size;
+      };
+      const bool is_passed = !is_inside && !before.pass.empty();
+      const Elements &source = is_passed ? before.pass : before.in;
+      const int from = is_passed && channel >= end ? channel - window : channel;
+      changed += std::memcmp(&source[offset(from)], &target[offset(part.index_of(channel, begin, end))], size) != 0;
     }
   }
   return changed;
@@ -487,8 +515,9 @@ TEST_CASE("every instruction set makes the same step to the bit", "[cpu kernels]
         step<float>(*kernels, &done);
       }
       INFO(kernels->name);
-      if (done.out_dtype == dtype) REQUIRE(count_changed(scene, done.is_in_place ? done.in : done.out) == 0);
-      if (done.has_cache && done.cache_dtype == dtype) REQUIRE(count_changed(scene, done.cache) == 0);
+      if (done.out_dtype == dtype)
+        REQUIRE(count_changed(scene, scene.out_part, done.is_in_place ? done.in : done.out) == 0);
+      if (done.has_cache && done.cache_dtype == dtype) REQUIRE(count_changed(scene, scene.cache_part, done.cache) == 0);
       if (kernels == kernels_here()[0]) expected = done;
       REQUIRE(count_different(dtype, done.in, expected.in) == 0);
       REQUIRE(count_different(scene.out_dtype, done.out, expected.out) == 0);

@@ -49,13 +49,14 @@ struct StepTarget {
   int64_t head_stride;
   int64_t channel_stride;
   ChannelPart part;
-  bool is_streamed;           // it may go past the caches, and not be seen by others until a store fence
-  const char *scale;          // static, of codes, that of the first head; NULL: 1
-  int64_t scale_head_stride;  // in elements
-  WrittenScales scales;       // instead, from those of the first head on; rows have no stride
+  bool is_streamed;             // it may go past the caches, and not be seen by others until a store fence
+  const char *scale;            // static, of codes, that of the first head; NULL: 1
+  int64_t scale_head_stride;    // in elements
+  const WrittenScales *scales;  // instead, where they are present
+  int64_t scales_row;           // of the first head, in elements
 
   bool has_codes() const { return type >= kCpuE4M3; }
-  int groups() const { return scales.is_present() ? scales.groups : 1; }  // of a head, that have a factor each
+  int groups() const { return scales->is_present() ? scales->groups : 1; }  // of a head, that have a factor each
 };
 
 // How heads become codes.

@@ -89,11 +89,12 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
 template <typename Float8, typename T>
 float code_factor_of(const CodeRule &code, const StepTarget &target, int64_t head, int group, const T *values,
                      int count) {
-  if (!target.scales.is_present()) return code.factor_of(target, head);
-  uint32_t magnitude = target.scales.floor;
+  const WrittenScales &scales = *target.scales;
+  if (!scales.is_present()) return code.factor_of(target, head);
+  uint32_t magnitude = scales.floor;
   raise_magnitude(values, count, &magnitude);
-  const GroupScale scale = scale_of_group<Float8>(magnitude, target.scales.form);
-  target.scales.store(0, head, group, scale.bits);
+  const GroupScale scale = scale_of_group<Float8>(magnitude, scales.form);
+  scales.store(target.scales_row, head, group, scale.bits);
   return scale.factor;
 }
 

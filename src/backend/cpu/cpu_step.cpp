@@ -69,13 +69,6 @@ ChannelNumbers numbers_from(const ChannelNumbers &given, int64_t head, rope_dtyp
   return numbers;
 }
 
-WrittenScales scales_from(const WrittenScales &given, int64_t first, int64_t second, int64_t head) {
-  WrittenScales scales = given;
-  const int64_t size = dtype_size(given.form == ScaleForm::kE8M0 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32);
-  if (given.is_present()) scales.data += (given.row(first, second) + head * given.head_stride) * size;
-  return scales;
-}
-
 const char *scale_from(const StaticScale &scale, int64_t head) {
   if (scale.data == nullptr) return nullptr;
   return scale.data + head * scale.head_stride * dtype_size(ROPE_DTYPE_F32);
@@ -92,7 +85,8 @@ StepTarget cache_target(const CacheView &cache, const CachePlace &place, int64_t
           is_streamed,
           scale_from(scale, head),
           scale.head_stride,
-          scales_from(scales, place.page, place.entry, head)};
+          &scales,
+          scales.row(place.page, place.entry) + head * scales.head_stride};
 }
 
 // Raises a magnitude that other threads raise too. As integers, so that NaN is above infinity.
@@ -145,15 +139,17 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
   const bool changes =
       tensor.is_normed || tensor.factor.is_present() || run.is_turned || run.in_distance != run.out_distance;
   if (tensor.is_written && (changes || !rotated.is_in_place)) {
-    run.targets[run.num_targets++] = {rotated.out + offset(rotated.out_stride) * dtype_size(tensor.out_dtype),
-                                      cpu_type(tensor.out_dtype),
-                                      rotated.out_stride[kHead],
-                                      rotated.out_stride[kChannel],
-                                      {true, tensor.is_whole, tensor.window_begin, tensor.window_begin + 2 * run.pairs},
-                                      job.is_streamed && !rotated.is_in_place,
-                                      scale_from(tensor.scale, heads.head),
-                                      tensor.scale.head_stride,
-                                      scales_from(tensor.out_scales, heads.batch, heads.token, heads.head)};
+    run.targets[run.num_targets++] = {
+        rotated.out + offset(rotated.out_stride) * dtype_size(tensor.out_dtype),
+        cpu_type(tensor.out_dtype),
+        rotated.out_stride[kHead],
+        rotated.out_stride[kChannel],
+        {true, tensor.is_whole, tensor.window_begin, tensor.window_begin + 2 * run.pairs},
+        job.is_streamed && !rotated.is_in_place,
+        scale_from(tensor.scale, heads.head),
+        tensor.scale.head_stride,
+        &tensor.out_scales,
+        tensor.out_scales.row(heads.batch, heads.token) + heads.head * tensor.out_scales.head_stride};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
     // Without styles there is no window here, and everything lies behind it.

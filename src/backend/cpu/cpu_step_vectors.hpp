@@ -648,7 +648,7 @@ void step_to_all(const StepRun<float> &run, int64_t first, int count, const floa
   // The first target, which may be the input, comes last.
   for (int end = run.num_targets; end > 0;) {
     const CpuType type = run.targets[end - 1].type;
-    const bool has_scales = run.targets[0].scales.is_present() || run.targets[end - 1].scales.is_present();
+    const bool has_scales = run.targets[0].scales->is_present() || run.targets[end - 1].scales->is_present();
     const int begin = end == 2 && run.targets[0].type == type && !has_scales ? 0 : end - 1;
     const auto write = [&](auto element) {
       step_to_targets<T, decltype(element)>(run, begin, end, first, count, inverse, numbers);
