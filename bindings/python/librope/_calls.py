@@ -47,6 +47,16 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
 why_ctypes, (rotate, gate, gate_back, _add_torch, _add_numpy) = _load()
 
 
+def widened_torch(x: Any, channels: int, zeroed: bool) -> Any:
+    """A new tensor with the axes of x but for the last."""
+    return (x.new_zeros if zeroed else x.new_empty)((*x.shape[:-1], channels))
+
+
+def widened_numpy(x: Any, channels: int, zeroed: bool) -> Any:
+    numpy = sys.modules["numpy"]
+    return (numpy.zeros if zeroed else numpy.empty)((*x.shape[:-1], channels), x.dtype)
+
+
 def meet(cls: type) -> None:
     """Teaches the builtins to read the tensors of a framework that has been imported whole, as one of them shows."""
     module = cls.__module__.partition(".")[0]
@@ -54,7 +64,7 @@ def meet(cls: type) -> None:
     if module == "torch":
         add_torch(framework)
     elif module == "numpy":
-        _add_numpy(framework.ndarray, framework.empty_like, framework.zeros_like)
+        _add_numpy(framework.ndarray, framework.empty_like, framework.zeros_like, widened_numpy)
 
 
 _torch: Optional[Any] = None  # once it is added
@@ -71,8 +81,8 @@ def add_torch(torch: Any) -> None:
             torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
         added = _add_torch(
-            (torch.Tensor, torch.nn.Parameter), torch.empty_like, torch.zeros_like, torch._C._increment_version,
-            torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad, torch.is_grad_enabled, questions)
+            (torch.Tensor, torch.nn.Parameter), torch.empty_like, torch.zeros_like, widened_torch,
+            torch._C._increment_version, torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad, torch.is_grad_enabled, questions)
     except AttributeError:  # before torch 2.10, or after what is known
         return
     _torch = torch if added is True else None

@@ -31,9 +31,10 @@ class Cache(NamedTuple):
     sequence:         I32 or I64, shape of slots: the row of page_table of each token; None: its batch, or its sequence
                       in cu_seqlens
     positions:        I32 or I64, shape of slots: the token's position in the cache; None: that of the rotation
-    k_scales, v_scales: F32 or F8_E8M0 [P, E, H, G], any strides: the scales of G groups of neighbouring channels, which
-                      a call writes as Quant says; they need no Quant
-    k_pass_cache, k_pass_scales: refused with NotSupported in this version
+    k_scales, v_scales, k_pass_scales: F32 or F8_E8M0 [P, E, H, G], any strides: the scales of G groups of neighbouring
+                      channels of a cache of 8 bits, which a call writes as Quant says; they need no Quant
+    k_pass_cache:     [P, E, H, D - R], in a type of its own: the channels outside the window, beside a k_cache of R, the
+                      window alone (a latent cache); whether they come from k or from Input's k_pass
     skip_slot_0:      slot 0 is not written
 
     A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and
@@ -58,7 +59,8 @@ class Quant(NamedTuple):
     """Scales of outputs and caches of 8 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. A code is
     x / scale, by the rounded reciprocal, to nearest even and saturating; NaN stays NaN.
 
-    q_scale, k_scale, v_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1
+    q_scale, k_scale, v_scale, k_pass_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1. The last is
+                      that of Cache's k_pass_cache
     q_scales_out, k_scales_out, v_scales_out: F32 or F8_E8M0, written instead: the axes of the output of 8 bits, with G
                       in the place of channels, or "thd" [T, H, G/4, 4]. Each of G groups of neighbouring channels has
                       the scale (largest magnitude) / (largest number of the type). Those of caches are in Cache
@@ -66,7 +68,6 @@ class Quant(NamedTuple):
     scale_floor:      of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
     scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales
     power_of_two:     written F32 scales are rounded up to powers of two, as those of F8_E8M0 always are
-    k_pass_scale:     refused with NotSupported in this version
     """
 
     q_scale: Optional[Tensor] = None
@@ -87,7 +88,9 @@ class Input(NamedTuple):
 
     q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype, a factor of each token, [S] or [B, S],
                       "thd" [T], or of each token and head, [B, S, H], "thd" [T, H]; all channels are multiplied
-    q_pass, k_pass:   refused with NotSupported in this version
+    q_pass, k_pass:   the descriptor's dtype, the axes of q with D - R channels: those before the window, then those
+                      behind it. q is then the window alone, R, and its output has D. Heads may broadcast. So for k,
+                      which may be cached only. forward only
     """
 
     q_pass: Optional[Tensor] = None

@@ -90,7 +90,8 @@ class Call:
         self.addresses: List[int] = []
         self.written: List[Any] = []
         self.results: List[Any] = []
-        self.new: List[Tuple[int, int, Any]] = []  # which of names and of results is to be made, and like which
+        # Which of names and of results is to be made, like which, and with how many channels, 0: as many
+        self.new: List[Tuple[int, int, Any, int]] = []
 
     def add(self, name: str, x: object) -> None:
         cls = type(x)
@@ -119,10 +120,10 @@ class Call:
         self.add(name, x)
         self.written.append(x)
 
-    def add_output(self, name: str, output: Any, like: Any) -> None:
+    def add_output(self, name: str, output: Any, like: Any, channels: int = 0) -> None:
         """None: the call makes one. False: there is none."""
         if output is None:
-            self.new.append((len(self.names), len(self.results), like))
+            self.new.append((len(self.names), len(self.results), like, channels))
             self.key.append(name)
             self.names.append(name)
             self.addresses.append(0)
@@ -131,8 +132,8 @@ class Call:
         self.results.append(None if output is False else output)
 
     def make_new(self, zeroed: bool, stream: Optional[int]) -> None:
-        for name, result, like in self.new:
-            x: object = framework_of(like).empty_like(like, zeroed, stream)
+        for name, result, like, channels in self.new:
+            x: object = framework_of(like).empty_like(like, zeroed, stream, channels)
             self.addresses[name] = _quick.get(type(x), _never_quick)(x)[0]
             self.results[result] = x
 

@@ -204,8 +204,9 @@ class RopeDesc(Descriptor):
         position; norms and quantises them, and writes k and v to caches, where asked.
 
         q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own. D is
-                         head_dim, or rotary_dim: the window alone
-        out:             None: new tensors of the framework of q, k and v. Otherwise one tensor for each of q, k and v
+                         head_dim, or rotary_dim: the window alone, as it must be beside a pass in `input`
+        out:             None: new tensors of the framework of q, k and v, as wide, beside a pass with head_dim
+                         channels. Otherwise one tensor for each of q, k and v
                          that is given, in their order, None for a new one; q itself rotates q in place. False for k
                          with a k_cache and for v with a v_cache: cached only, None is returned. F8_E4M3 and F8_E5M2
                          of any data, F16 and BF16 of F32 data
@@ -221,7 +222,7 @@ class RopeDesc(Descriptor):
         norm:            a Norm, with the descriptor's norm and only then
         cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
         quant:           a Quant: scales of outputs and caches of 8 bits, which without them are not scaled
-        input:           an Input: row factors
+        input:           an Input: channels outside the window, row factors
         unrotated:       nothing is turned: layers without positions, a write to caches alone
         v_unrotated:     v is not turned, q and k are
         position_offset: added to every position
@@ -312,11 +313,13 @@ class RopeDesc(Descriptor):
         **arguments: Any) -> str:
         """How forward and backward would run these arguments: kernel, vector width, grid, bytes that must move.
 
-        Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated.
+        Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated, but
+        beside a pass.
         """
-        given = [x for x in (q, k, v) if x is not None]
         if arguments.get("out") is None:
-            arguments["out"] = given
+            passed = _passed(arguments.get("input"))
+            arguments["out"] = [
+                None if field in passed else x for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
         # _reader owns what args point to.
         _reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
         return explanation(lib.rope_explain, handle, args)
@@ -346,7 +349,8 @@ class RopeDesc(Descriptor):
         call = None
         if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
             call = _look(
-                Call(function, flags, position_offset), (q, k, v), out, operands, fault, norm, cache, quant, input)
+                Call(function, flags, position_offset), self._config.head_dim, (q, k, v), out, operands, fault, norm,
+                cache, quant, input)
         if call is not None and self._call_kept(function, call, stream, cu_seqlens is not None):
             results = tuple(call.results)
         else:
@@ -391,6 +395,7 @@ class RopeDesc(Descriptor):
         if cache is not None:
             _read_group(args, reader, "cache", cache, Cache, is_dry)
             cached += [field for field, x in (("k", cache.k_cache), ("v", cache.v_cache)) if x is not None]
+        passed = _passed(input)
         results: List[Any] = []
         for (field, x), output in zip(inputs, outputs):
             if output is False:
@@ -406,7 +411,8 @@ class RopeDesc(Descriptor):
             if not is_in_place:
                 is_ours = output is None
                 if is_ours:
-                    output = reader.new_like(field, x, zeroed=cu_seqlens is not None)
+                    output = reader.new_like(
+                        field, x, cu_seqlens is not None, self._config.head_dim if field in passed else 0)
                 reader.read(args, field + "_out", output, is_output=True, is_ours=is_ours or is_dry)
             elif field in cached:  # an absent output would mean: cached only
                 setattr(args, field + "_out", getattr(args, field))
@@ -426,6 +432,12 @@ class RopeDesc(Descriptor):
         return reader, args, handle, tuple(results)
 
 
+def _passed(group: Any) -> List[str]:
+    """Those of q and k that are the window alone, whose outputs have all channels."""
+    return [] if not isinstance(group, Input) else [
+        field for field, x in (("q", group.q_pass), ("k", group.k_pass)) if x is not None]
+
+
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
 WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
@@ -437,7 +449,7 @@ _INPUT_FIELDS = ["input." + field for field in Input._fields]
 
 
 def _look(
-        call: Call, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any, cache: Any,
+        call: Call, head_dim: int, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any, cache: Any,
         quant: Any, input: Any) -> Optional[Call]:
     """Adds what a call of forward or backward is given; None: it takes the long way."""
     for group, cls in ((norm, Norm), (cache, Cache), (quant, Quant), (input, Input)):
@@ -449,6 +461,7 @@ def _look(
     if out is not None and len(outputs) != sum([x is not None for x in inputs]):
         return None
     cached = (None, None, None) if cache is None else (None, cache.k_cache, cache.v_cache)
+    passed = _passed(input)
     try:
         for (field, out_field), x, its_cache in zip(_INPUTS, inputs, cached):
             if x is None:
@@ -463,7 +476,7 @@ def _look(
             elif output is False and its_cache is None:
                 return None
             else:
-                call.add_output(out_field, output, x)
+                call.add_output(out_field, output, x, head_dim if field in passed else 0)
         for field, x in zip(_OPERANDS, operands):
             if x is not None:
                 call.add(field, x)

@@ -3,7 +3,9 @@
   device_of(x)                   (kind, ordinal)
   stream_of(x, ordinal)          the CUDA stream that the caller works on
   view_of(x, reader)             its View
-  empty_like(x, zeroed, stream)  a new tensor of its shape and dtype; stream: the one that the caller named, or None
+  empty_like(x, zeroed, stream, channels)
+                                 a new tensor of its shape and dtype; stream: the one that the caller named, or None;
+                                 channels: of its last axis, 0: as many
 None of them is imported: a tensor of it is at hand, so it is loaded."""
 from __future__ import annotations
 
@@ -105,14 +107,16 @@ class _Torch:
         return View(data, _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
         torch = sys.modules["torch"]
         if stream is not None and x.is_cuda:  # its memory is reused, and zeroed, in the order of that stream
             is_default = stream in _LEGACY_DEFAULT_STREAM  # which ExternalStream takes for no handle
             with torch.cuda.stream(
                     torch.cuda.default_stream(x.device) if is_default
                     else torch.cuda.ExternalStream(stream, device=x.device)):
-                return _Torch.empty_like(x, zeroed, None)
+                return _Torch.empty_like(x, zeroed, None, channels)
+        if channels:
+            return _calls.widened_torch(x, channels, zeroed)
         return torch.zeros_like(x) if zeroed else torch.empty_like(x)
 
     @staticmethod
@@ -141,7 +145,9 @@ class _Numpy:
             is_read_only)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
+        if channels:
+            return _calls.widened_numpy(x, channels, zeroed)
         numpy = sys.modules["numpy"]
         return numpy.zeros_like(x, subok=False) if zeroed else numpy.empty_like(x, subok=False)
 
@@ -169,12 +175,14 @@ class _Cupy:
             x.device.id)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
         cupy = sys.modules["cupy"]
         with x.device:
             if stream is not None:  # as for torch
                 with cupy.cuda.ExternalStream(stream):
-                    return _Cupy.empty_like(x, zeroed, None)
+                    return _Cupy.empty_like(x, zeroed, None, channels)
+            if channels:
+                return (cupy.zeros if zeroed else cupy.empty)((*x.shape[:-1], channels), x.dtype)
             return cupy.zeros_like(x) if zeroed else cupy.empty_like(x)
 
     @staticmethod
@@ -224,8 +232,9 @@ class _Jax:
         return _view_of_dlpack(x, reader)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
-        return sys.modules["jax"].numpy.zeros(x.shape, dtype=x.dtype, device=x.sharding)
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
+        shape = (*x.shape[:-1], channels) if channels else x.shape
+        return sys.modules["jax"].numpy.zeros(shape, dtype=x.dtype, device=x.sharding)
 
     @staticmethod
     def wrote(x: Any) -> None:
@@ -309,7 +318,7 @@ class _Protocols:
         return View(data or 0, dtype, shape, stride, kind, ordinal, bool(is_read_only), interface)
 
     @staticmethod
-    def empty_like(x: Any, zeroed: bool, stream: Optional[int]) -> Any:
+    def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
         raise TypeError(f"librope cannot make a {type(x).__module__}.{type(x).__qualname__}: give out")
 
     @staticmethod
@@ -426,10 +435,10 @@ class Reader:
         if is_output and not is_ours:
             self.written.append((framework, x))
 
-    def new_like(self, field: str, x: Any, zeroed: bool) -> Any:
+    def new_like(self, field: str, x: Any, zeroed: bool, channels: int = 0) -> Any:
         """A new tensor for an output of this call."""
         try:
-            return framework_of(x).empty_like(x, zeroed, self.given_stream)
+            return framework_of(x).empty_like(x, zeroed, self.given_stream, channels)
         except TypeError as error:
             raise self._explained(field, error) from None
 

@@ -165,7 +165,7 @@ PyObject *leave() {
 }
 
 struct {
-  PyObject *array_struct, *current_level, *handle_on, *handles, *is_neg, *pointer, *requires_grad;
+  PyObject *array_struct, *config, *current_level, *handle_on, *handles, *head_dim, *is_neg, *pointer, *requires_grad;
 } names;
 
 // ---- Tensors ----
@@ -182,6 +182,7 @@ struct Framework {
   bool (*is_transformed)();           // whether tensors may be other than they seem, or calls do other than they say
   PyObject *types[2];                 // exactly these
   PyObject *empty_like, *zeros_like;  // called with a tensor
+  PyObject *widened;                  // called with a tensor, a number of channels, and whether they are zeroed
   PyObject *wrote;                    // called with a tuple of tensors; NULL: nobody wants to know
 };
 Framework torch, numpy;
@@ -312,16 +313,15 @@ class Call {
   bool read(PyObject *x, rope_tensor_t *view) { return x == kNone || read_given(x, false, view); }
   bool read_written(PyObject *x, rope_tensor_t *view) { return x == kNone || read_given(x, true, view); }
 
-  // output: None makes a new one. It is the call's next result.
-  bool read_output(PyObject *output, PyObject *like, bool is_zeroed, rope_tensor_t *view) {
+  // output: None makes a new one, of the descriptor's head_dim where `like` has a pass. It is the call's next result.
+  bool read_output(PyObject *output, PyObject *like, bool is_zeroed, rope_tensor_t *view, bool has_pass = false) {
     if (output != kNone) {
       add_result(output);
       return read_given(output, true, view);
     }
-    PyObject *const make = is_zeroed ? framework_->zeros_like : framework_->empty_like;
-    results_[num_results_].reset(PyObject_CallFunctionObjArgs(make, like, nullptr));
+    PyObject *const made = has_pass ? make_widened(like, is_zeroed) : make_like(like, is_zeroed);
+    results_[num_results_].reset(made);
     Device device = {};
-    PyObject *const made = results_[num_results_].get();
     return made != nullptr && framework_->read(made, true, view, &device) && ++num_results_ != 0;
   }
   void add_result(PyObject *x) { results_[num_results_++].reset(new_reference(x)); }
@@ -367,6 +367,17 @@ class Call {
     if (num_written_ == kMaxWritten) return false;
     written_[num_written_++] = x;
     return true;
+  }
+
+  PyObject *make_like(PyObject *like, bool is_zeroed) const {
+    return PyObject_CallFunctionObjArgs(is_zeroed ? framework_->zeros_like : framework_->empty_like, like, nullptr);
+  }
+  PyObject *make_widened(PyObject *like, bool is_zeroed) const {
+    const Ref config(PyObject_GetAttr(desc_, names.config));
+    const Ref head_dim(config ? PyObject_GetAttr(config.get(), names.head_dim) : nullptr);
+    PyObject *const zeroed = is_zeroed ? &_Py_TrueStruct : kFalse;
+    return head_dim ? PyObject_CallFunctionObjArgs(framework_->widened, like, head_dim.get(), zeroed, nullptr)
+                    : nullptr;
   }
 
   // The descriptor's for the device, which lives until the call returns, even where another
@@ -439,11 +450,15 @@ bool read_norm(PyObject *group, Call *call, rope_norm_args_t *norm) {
          read_fields(group, {&norm->q_weight, &norm->k_weight, &norm->q_bias, &norm->k_bias}, call);
 }
 
+enum InputField : ptrdiff_t {
+  kQPass,
+  kKPass,
+  kNumInputFields = 5
+};
+
 bool read_input(PyObject *group, Call *call, rope_input_args_t *input) {
-  return is_group(group, types.input, 5) &&
-         read_fields(group,
-                     {&input->q_pass, &input->k_pass, &input->q_row_factor, &input->k_row_factor, &input->v_row_factor},
-                     call);
+  return read_fields(
+      group, {&input->q_pass, &input->k_pass, &input->q_row_factor, &input->k_row_factor, &input->v_row_factor}, call);
 }
 
 enum QuantField : ptrdiff_t {
@@ -541,8 +556,9 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
-  const bool has_cache = cache_group != kNone;
+  const bool has_cache = cache_group != kNone, has_input = input_group != kNone;
   if (has_cache && !is_group(cache_group, types.cache, kNumCacheFields)) return leave();
+  if (has_input && !is_group(input_group, types.input, kNumInputFields)) return leave();
 
   rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
   rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
@@ -551,6 +567,7 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
     PyObject *const x = inputs[i];
     if (x == kNone) continue;
     PyObject *const output = outputs.next();
+    const bool has_pass = has_input && i < 2 && PyTuple_GetItem(input_group, i == 0 ? kQPass : kKPass) != kNone;
     const bool is_cached = has_cache && i > 0 && PyTuple_GetItem(cache_group, i == 1 ? kKCache : kVCache) != kNone;
     if (output == x) {
       if (!call.read_written(x, views[i])) return leave();
@@ -559,7 +576,7 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
     } else if (!call.read(x, views[i])) {
       return leave();
     } else if (output != kFalse) {
-      if (!call.read_output(output, x, is_zeroed, output_views[i])) return leave();
+      if (!call.read_output(output, x, is_zeroed, output_views[i], has_pass)) return leave();
     } else if (is_cached) {
       call.add_result(kNone);
     } else {
@@ -584,7 +601,7 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
     if (!read_quant(quant_group, &call, &quant)) return leave();
     args.quant = &quant;
   }
-  if (input_group != kNone) {
+  if (has_input) {
     if (!read_input(input_group, &call, &input)) return leave();
     args.input = &input;
   }
@@ -667,26 +684,26 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // ---- Loading ----
 
-// add_torch(types, empty_like, zeros_like, wrote, capsule, forward_ad, is_grad_enabled, questions): whether its tensors
+// add_torch(types, empty_like, zeros_like, widened, wrote, capsule, forward_ad, is_grad_enabled, questions): whether its tensors
 // can be read.
 PyObject *add_torch(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 8) return leave();
-  auto *const api = static_cast<const DlExchangeApi *>(PyCapsule_GetPointer(arguments[4], "dlpack_exchange_api"));
+  if (count != 9) return leave();
+  auto *const api = static_cast<const DlExchangeApi *>(PyCapsule_GetPointer(arguments[5], "dlpack_exchange_api"));
   if (api == nullptr || api->major != 1 || api->read == nullptr || api->current_stream == nullptr) return leave();
   for (ptrdiff_t i = 0; i < count; ++i) Py_IncRef(arguments[i]);
-  torch_state = {api, arguments[5], arguments[6], arguments[7]};
+  torch_state = {api, arguments[6], arguments[7], arguments[8]};
   PyObject *const tensor = PyTuple_GetItem(arguments[0], 0), *const parameter = PyTuple_GetItem(arguments[0], 1);
   torch = {read_torch,   is_plain_torch, is_torch_transformed, {tensor, parameter},
-           arguments[1], arguments[2],   arguments[3]};
+           arguments[1], arguments[2],   arguments[3],         arguments[4]};
   return new_reference(&_Py_TrueStruct);
 }
 
-// add_numpy(ndarray, empty_like, zeros_like)
+// add_numpy(ndarray, empty_like, zeros_like, widened)
 PyObject *add_numpy(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 3) return leave();
+  if (count != 4) return leave();
   for (ptrdiff_t i = 0; i < count; ++i) Py_IncRef(arguments[i]);
-  numpy = {read_numpy,   is_plain_numpy, is_numpy_transformed, {arguments[0], arguments[0]}, arguments[1],
-           arguments[2], nullptr};
+  numpy = {read_numpy,   is_plain_numpy, is_numpy_transformed, {arguments[0], arguments[0]},
+           arguments[1], arguments[2],   arguments[3],         nullptr};
   return new_reference(&_Py_TrueStruct);
 }
 
@@ -718,7 +735,8 @@ extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int
     device_keys[i] = PyTuple_GetItem(keys, i);
     if (device_keys[i] == nullptr) return nullptr;
   }
-  if (!intern(&names.array_struct, "__array_struct__") || !intern(&names.current_level, "_current_level") ||
+  if (!intern(&names.array_struct, "__array_struct__") || !intern(&names.config, "_config") ||
+      !intern(&names.head_dim, "head_dim") || !intern(&names.current_level, "_current_level") ||
       !intern(&names.handle_on, "_handle_on") || !intern(&names.handles, "_handles") ||
       !intern(&names.is_neg, "is_neg") || !intern(&names.pointer, "pointer") ||
       !intern(&names.requires_grad, "requires_grad")) {
