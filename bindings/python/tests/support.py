@@ -114,6 +114,11 @@ def rotate(x, positions, inv_freq, style, out_style=None, offset=0, scale=1.0, t
     return result
 
 
+def parted(x, offset, width):
+    """The window of x's channels, and those around it."""
+    return x[..., offset:offset + width], numpy.delete(x, slice(offset, offset + width), axis=-1)
+
+
 def norm(x, weight=None, bias=None, offset=0.0, eps=1e-6, layer=False, extent="head"):
     """x [..., H, D], normed over D, or over H and D."""
     x = numpy.asarray(x, dtype=numpy.float64)

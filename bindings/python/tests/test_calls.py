@@ -165,6 +165,24 @@ class CallsTest(unittest.TestCase):
 
                 self.both(make)
 
+    def test_pass(self):
+        desc = RopeDesc(**{**FORM, "head_dim": 14, "rotary_dim": 8, "rotary_offset": 2})
+        q, k, q_pass, k_pass = normal(5, 3, 8), normal(5, 1, 8), normal(5, 3, 6), normal(5, 1, 6)
+        for tensor in frameworks():
+            for call in (
+                    lambda q, k, q_pass, k_pass, *_: desc.forward(q, k, input=librope.Input(q_pass, k_pass)),
+                    lambda q, k, q_pass, *_: desc.forward(q, k, input=librope.Input(q_pass)),
+                    lambda q, k, q_pass, k_pass, lengths, *_: desc.forward(
+                        None, k, cu_seqlens=lengths, input=librope.Input(k_pass=k_pass)),
+                    lambda q, k, q_pass, k_pass, lengths, out, *_: desc.forward(
+                        q, out=out, input=librope.Input(q_pass)),
+                    lambda q, k, q_pass, k_pass, lengths, out, cache, pass_cache: desc.forward(
+                        q, k, out=(None, False), input=librope.Input(q_pass, k_pass), cache=librope.Cache(
+                            cache, slots=lengths, k_pass_cache=pass_cache))):
+                self.both(lambda: ([*map(tensor, (
+                    q, k, q_pass, k_pass, numpy.array([0, 3]), numpy.zeros((5, 3, 14), numpy.float32),
+                    numpy.zeros((2, 2, 1, 8), numpy.float32), numpy.zeros((2, 2, 1, 6), numpy.float32)))], call))
+
     def test_row_factors(self):
         desc = RopeDesc(**FORM)
         q, k, factor, by_head = normal(5, 3, 8), normal(5, 2, 8), normal(5), normal(5, 2)
@@ -514,7 +532,7 @@ class GroupsTest(unittest.TestCase):
         desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
         for name, group in (("quant.k_pass_scale", librope.Quant(k_pass_scale=one)),
                             ("input.k_pass", librope.Input(k_pass=x)), ("input.q_pass", librope.Input(q_pass=x))):
-            with self.assertRaisesRegex(librope.NotSupported, name):
+            with self.assertRaisesRegex(librope.InvalidArgument, f"{name} is set"):
                 desc.forward(x, **{name.partition(".")[0]: group})
         for name, group in (("quant.q_scale", librope.Quant(q_scale=one)),
                             ("quant.amax_out", librope.Quant(amax_out=normal(3)))):
@@ -528,10 +546,9 @@ class GroupsTest(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "must be a librope.Quant"):
             desc.forward(x, quant=librope.Norm())
         pages = numpy.zeros((2, 2, 1, 8), numpy.float32)
-        for error, name in ((librope.InvalidArgument, "k_scales"), (librope.NotSupported, "k_pass_scales"),
-                            (librope.NotSupported, "k_pass_cache")):
+        for name in ("k_scales", "k_pass_scales", "k_pass_cache"):
             cache = librope.Cache(pages, slots=numpy.arange(4), **{name: pages})
-            with self.assertRaisesRegex(error, f"cache.{name} is set"):
+            with self.assertRaisesRegex(librope.InvalidArgument, f"cache.{name} is set"):
                 desc.forward(None, x[:, :1], cache=cache)
 
     def test_row_factors(self):

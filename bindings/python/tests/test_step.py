@@ -1,6 +1,7 @@
 # test_step.py - norms, row factors, codes and paged caches around the rotation, on NumPy's arrays
 from __future__ import annotations
 
+import contextlib
 import itertools
 import unittest
 
@@ -263,7 +264,6 @@ class FactorTest(StepTest):
         for error, text, given in (
                 (InvalidArgument, "rope_forward: input.q_row_factor has shape", Input(q_row_factor=normal(4))),
                 (InvalidArgument, "rope_forward: input.k_row_factor is set but k is absent", Input(k_row_factor=x[0, 0])),
-                (NotSupported, "rope_forward: input.q_pass is set", Input(q_pass=x)),
                 (TypeError, "rope_forward: input: it is a .*Norm: it must be a librope.Input", Norm())):
             with self.assertRaisesRegex(error, text):
                 make_desc().forward(x, input=given)
@@ -489,13 +489,172 @@ class WrittenScalesTest(StepTest):
                 (InvalidArgument, "cache.v_scales is set but v is absent", cached(v_scales=page_scales)),
                 (InvalidArgument, "quant.k_scale is set beside cache.k_scales",
                  dict(cached(k_scales=page_scales), quant=Quant(k_scale=one))),
-                (NotSupported, "cache.k_pass_scales is set", cached(k_pass_scales=page_scales))):
+                (InvalidArgument, "cache.k_pass_scales is set: cache.k_pass_cache is absent or has no 8 bits",
+                 cached(k_pass_scales=page_scales))):
             with self.subTest(text), self.assertRaisesRegex(error, "rope_forward: " + text):
                 make_desc().forward(**arguments)
         numpy.testing.assert_array_equal(scales, before)
         self.assertFalse(codes.view(numpy.uint8).any() or pages.view(numpy.uint8).any())
         text = make_desc().explain(x, out=codes, quant=Quant(q_scales_out=read_only))
         self.assertIn("read and written", text)
+
+
+class PassTest(StepTest):
+    """A window of R channels, the others in a tensor or a cache of their own."""
+
+    R = 8
+    THD = dict(rotary_dim=R, head_dim=HEAD_DIM + R)
+    OFFSETS = 0, 6, HEAD_DIM
+
+    def rotated(self, x, positions, offset, **form):
+        return support.rotate(x, positions, support.frequencies(self.R, 10000.0), "half", offset=offset, **form)
+
+    def test_values(self):
+        for offset, layout in itertools.product(self.OFFSETS, ("thd", "bshd", "sbhd", "bhsd")):
+            axes = (5,) if layout == "thd" else (2, 5)
+            x = normal(*axes, 3, HEAD_DIM + self.R)
+            expected = self.rotated(x, numpy.arange(5)[:, None], offset, out_style="interleaved", scale=0.5)
+            order = dict(thd=(0, 1, 2), bshd=(0, 1, 2, 3), sbhd=(1, 0, 2, 3), bhsd=(0, 2, 1, 3))[layout]
+            window, rest = support.parted(x.transpose(order), offset, self.R)
+            desc = make_desc(
+                layout=layout, rotary_offset=offset, out_style="interleaved", attention_scale=0.5, **self.THD)
+            result = desc.forward(window, input=Input(q_pass=rest))
+            self.assert_close(result, expected.transpose(order))
+            numpy.testing.assert_array_equal(support.parted(result, offset, self.R)[1], rest)
+            self.assertIn("read and written", desc.explain(window, input=Input(q_pass=rest)))
+            numpy.testing.assert_array_equal(desc.forward(k=window, input=Input(k_pass=rest)), result)
+
+    def test_one_window_or_one_pass_for_all_heads(self):
+        q, k = (normal(5, 4, HEAD_DIM + self.R) for _ in range(2))
+        q[..., self.R:] = q[:, :1, self.R:]
+        k[..., :self.R] = k[:, :1, :self.R]  # k_pe
+        desc = make_desc(**self.THD)
+        q_pass = numpy.broadcast_to(q[:, :1, self.R:], (5, 4, HEAD_DIM))
+        k_pe = numpy.broadcast_to(k[:, :1, :self.R], (5, 4, self.R))
+        for call in (support.through_ctypes(), contextlib.nullcontext()):
+            with call:
+                results = desc.forward(q[..., :self.R], k_pe, input=Input(q_pass, k[..., self.R:]))
+            for x, result in zip((q, k), results):
+                self.assertTrue(result.flags.c_contiguous)
+                self.assert_close(result, self.rotated(x, numpy.arange(5)[:, None], 0))
+
+    def test_norms_factors_and_tokens_of_no_sequence(self):
+        q, weight, factor = normal(5, 4, HEAD_DIM + self.R), normal(HEAD_DIM + self.R), normal(5)
+        window, rest = support.parted(q, 6, self.R)
+        desc = make_desc(norm="rms", norm_eps=1e-6, rotary_offset=6, **self.THD)
+        result = desc.forward(
+            window, cu_seqlens=numpy.array([0, 3]), norm=Norm(weight), input=Input(q_pass=rest, q_row_factor=factor))
+        expected = self.rotated(support.norm(q, weight), numpy.arange(5)[:, None], 6) * factor[:, None, None]
+        expected[3:] = 0
+        self.assert_close(result, expected)
+
+    def latent(self, dtype, has_pass=True):
+        """k of one head, as it is given, and rotated as dtype; a descriptor; slots and those that are written."""
+        k, slots = normal(5, 1, HEAD_DIM + self.R).astype(dtype), numpy.array([7, 2, -1, 0, 11])
+        desc = make_desc(rotary_offset=HEAD_DIM, dtype=dtype, **self.THD)
+        window, rest = support.parted(k, HEAD_DIM, self.R)
+        given = dict(k=window, input=Input(k_pass=rest)) if has_pass else dict(k=k)
+        return k, given, desc, slots
+
+    def test_latent_caches(self):
+        types = [numpy.float32, numpy.float16] + ([] if ml_dtypes is None else [ml_dtypes.bfloat16])
+        for dtype, has_pass, is_one in itertools.product(types, (True, False), (True, False)):
+            k, given, desc, slots = self.latent(dtype, has_pass)
+            pages = numpy.full((4, 3, 1, HEAD_DIM + self.R), numpy.nan, dtype)
+            cache = Cache(pages, slots=slots) if is_one else Cache(
+                pages[..., HEAD_DIM:], slots=slots, k_pass_cache=pages[..., :HEAD_DIM])
+            self.assertIsNone(desc.forward(out=False, cache=cache, **given))
+            rows, expected = pages.reshape(12, 1, -1), self.rotated(k, numpy.arange(5)[:, None], HEAD_DIM)
+            written = slots >= 0
+            numpy.testing.assert_allclose(
+                rows[slots[written]].astype(float), expected[written], rtol=0.01 if dtype is not numpy.float32 else 1e-5,
+                atol=1e-5)
+            numpy.testing.assert_array_equal(
+                rows[slots[written], :, :HEAD_DIM].astype(float), k[written, :, :HEAD_DIM].astype(float))
+            self.assertTrue(numpy.isnan(numpy.delete(rows, slots[written], axis=0)).all())
+            # and an output of all channels
+            k_out = desc.forward(cache=cache, **given)
+            numpy.testing.assert_array_equal(k_out[written].astype(float), rows[slots[written]].astype(float))
+
+    @unittest.skipIf(ml_dtypes is None, "needs ml_dtypes")
+    def test_latent_codes_by_static_scales(self):
+        k, given, desc, slots = self.latent(ml_dtypes.bfloat16)
+        slots = numpy.array([7, 2, 5, 0, 11])
+        k_out = desc.forward(**given).astype(numpy.float32)
+        scales = [numpy.array([x], numpy.float32) for x in (0.03, 0.7)]
+        for code in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+            desc = make_desc(
+                rotary_offset=HEAD_DIM, dtype=ml_dtypes.bfloat16, quant_rounding="first", **self.THD)
+            caches = [numpy.zeros((4, 3, 1, channels), code) for channels in (self.R, HEAD_DIM)]
+            amax = numpy.zeros(3, numpy.float32)
+            desc.forward(
+                out=False, cache=Cache(caches[0], slots=slots, k_pass_cache=caches[1]),
+                quant=Quant(k_scale=scales[0], k_pass_scale=scales[1], amax_out=amax), **given)
+            for cache, scale, x in zip(caches, scales, support.parted(k_out, HEAD_DIM, self.R)):
+                numpy.testing.assert_array_equal(
+                    cache.reshape(12, 1, -1)[slots].view(numpy.uint8), (x * (1 / scale)).astype(code).view(numpy.uint8))
+            self.assertEqual(amax.tolist(), [0, numpy.abs(k_out).max(), 0])
+
+    @unittest.skipIf(not hasattr(ml_dtypes, "float8_e8m0fnu"), "needs ml_dtypes 0.5")
+    def test_latent_rows_with_scales_inside(self):
+        """Codes, their scales, and a window of 16 bits, as vLLM's rows of 656 bytes have them."""
+        code, groups = ml_dtypes.float8_e4m3fn, 4
+        for scale, power_of_two in ((numpy.float32, False), (numpy.float32, True), (ml_dtypes.float8_e8m0fnu, True)):
+            k, given, desc, slots = self.latent(ml_dtypes.bfloat16)
+            k_out = desc.forward(**given)
+            begin = HEAD_DIM + groups * numpy.dtype(scale).itemsize
+            rows = random.integers(0, 256, (4, 3, 1, begin + 2 * self.R)).astype(numpy.uint8)
+            expected = rows.copy().reshape(12, -1)
+            desc.forward(out=False, quant=Quant(scale_floor=1e-4, power_of_two=scale is numpy.float32 and power_of_two),
+                         cache=Cache(
+                             rows[..., begin:].view(ml_dtypes.bfloat16), slots=slots,
+                             k_pass_cache=rows[..., :HEAD_DIM].view(code),
+                             k_pass_scales=rows[..., HEAD_DIM:begin].view(scale)), **given)
+            scales, products = support.scaled(k_out[..., :HEAD_DIM], groups, 448.0, 1e-4, power_of_two)
+            row = numpy.concatenate([
+                x.view(numpy.uint8) for x in (products.astype(code), scales.astype(scale), k_out[..., HEAD_DIM:])], -1)
+            expected[slots[slots >= 0]] = row[slots >= 0, 0]
+            numpy.testing.assert_array_equal(rows.reshape(12, -1), expected)
+
+    def test_refusals(self):
+        x, whole = normal(5, 2, self.R), normal(5, 2, HEAD_DIM + self.R)
+        rest, slots, one = normal(5, 2, HEAD_DIM), numpy.arange(5), numpy.ones(1, numpy.float32)
+        pages, pass_pages = (numpy.zeros((4, 3, 2, channels), numpy.float32) for channels in (self.R, HEAD_DIM))
+        read_only = pass_pages.copy()
+        read_only.flags.writeable = False
+
+        def cached(k=x, input=Input(k_pass=rest), **caches):
+            return dict(k=k, input=input, cache=Cache(**{"k_cache": pages, "slots": slots, **caches}))
+
+        for error, text, arguments in (
+                (InvalidArgument, r"q.shape\[2\] is 24: beside input.q_pass it must be rotary_dim, 8",
+                 dict(q=whole, input=Input(q_pass=rest))),
+                (InvalidArgument, r"input.q_pass.shape\[2\] is 8: it must be head_dim - rotary_dim, 16",
+                 dict(q=x, input=Input(q_pass=x))),
+                (InvalidArgument, "input.q_pass.dtype is F64: it must be the descriptor's, F32",
+                 dict(q=x, input=Input(q_pass=rest.astype(float)))),
+                (InvalidArgument, "input.k_pass is set but k is absent", dict(q=x, input=Input(k_pass=rest))),
+                (InvalidArgument, "q_out.shape.* must be head_dim, 24", dict(q=x, out=x.copy(), input=Input(q_pass=rest))),
+                (InvalidArgument, "input.q_pass is set but q_out is absent", dict(q=x, out=x, input=Input(q_pass=rest))),
+                (TypeError, "input.k_pass: it is a builtins.list", dict(k=x, input=Input(k_pass=[1.0]))),
+                (InvalidArgument, "cache.k_pass_cache is set but cache.k_cache is absent",
+                 cached(k_cache=None, k_pass_cache=pass_pages)),
+                (InvalidArgument, "cache.k_pass_cache is set: k has no channels outside the window",
+                 cached(input=None, k_pass_cache=pass_pages)),
+                (InvalidArgument, "cache.k_cache has shape .* 2, 24]", cached()),
+                (InvalidArgument, "cache.k_pass_cache has shape .* 2, 16]", cached(k_pass_cache=pages)),
+                (ValueError, "cache.k_pass_cache: it is read-only", cached(k_pass_cache=read_only)),
+                (InvalidArgument, "cache.k_pass_scales is set: cache.k_pass_cache is absent or has no 8 bits",
+                 cached(k_pass_cache=pass_pages, k_pass_scales=normal(4, 3, 2, 1))),
+                (InvalidArgument, "quant.k_pass_scale is set: cache.k_pass_cache is absent or has no 8 bits",
+                 dict(cached(k_pass_cache=pass_pages), quant=Quant(k_pass_scale=one)))):
+            with self.subTest(text), self.assertRaisesRegex(error, "rope_forward: (?:%s)" % text):
+                make_desc(**self.THD).forward(**arguments)
+        self.assertFalse(pages.any() or pass_pages.any())
+        with self.assertRaisesRegex(NotSupported, "rope_backward: input.q_pass is set: only forward reads it"):
+            make_desc(**self.THD).backward(whole, input=Input(q_pass=rest))
+        with self.assertRaisesRegex(InvalidArgument, "there are no channels outside the window"):
+            make_desc(head_dim=self.R).forward(x, input=Input(q_pass=rest))
 
 
 class UnrotatedTest(StepTest):
