@@ -82,7 +82,8 @@ def add_torch(torch: Any) -> None:
             torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
         added = _add_torch(
             (torch.Tensor, torch.nn.Parameter), torch.empty_like, torch.zeros_like, widened_torch,
-            torch._C._increment_version, torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad, torch.is_grad_enabled, questions)
+            torch._C._increment_version, torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad,
+            torch.is_grad_enabled, questions)
     except AttributeError:  # before torch 2.10, or after what is known
         return
     _torch = torch if added is True else None

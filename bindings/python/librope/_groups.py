@@ -33,8 +33,8 @@ class Cache(NamedTuple):
     positions:        I32 or I64, shape of slots: the token's position in the cache; None: that of the rotation
     k_scales, v_scales, k_pass_scales: F32 or F8_E8M0 [P, E, H, G], any strides: the scales of G groups of neighbouring
                       channels of a cache of 8 bits, which a call writes as Quant says; they need no Quant
-    k_pass_cache:     [P, E, H, D - R], in a type of its own: the channels outside the window, beside a k_cache of R, the
-                      window alone (a latent cache); whether they come from k or from Input's k_pass
+    k_pass_cache:     [P, E, H, D - R], in a type of its own: the channels outside the window, from k or from Input's
+                      k_pass, beside a k_cache of R, the window alone (a latent cache)
     skip_slot_0:      slot 0 is not written
 
     A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and

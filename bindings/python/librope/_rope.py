@@ -449,8 +449,8 @@ _INPUT_FIELDS = ["input." + field for field in Input._fields]
 
 
 def _look(
-        call: Call, head_dim: int, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any, cache: Any,
-        quant: Any, input: Any) -> Optional[Call]:
+        call: Call, head_dim: int, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any,
+        cache: Any, quant: Any, input: Any) -> Optional[Call]:
     """Adds what a call of forward or backward is given; None: it takes the long way."""
     for group, cls in ((norm, Norm), (cache, Cache), (quant, Quant), (input, Input)):
         if group is not None and type(group) is not cls:

@@ -104,7 +104,7 @@ class _Pairing(TypedDict):
 
 
 class TorchRotation(_Pairing, Operands, total=False):
-    """Of librope.torch.apply_rotary"""
+    """Of librope.torch.apply_rotary and rotary_step"""
 
     theta: float
     inv_freq: Optional[Sequence[float]]
@@ -115,6 +115,13 @@ class TorchRotation(_Pairing, Operands, total=False):
     num_axes: int
     pair_axis: Optional[Sequence[int]]
     pair_block: int
+
+
+class TorchPassRotation(TorchRotation, total=False):
+    """Of librope.torch.apply_rotary"""
+
+    q_pass: Optional[Tensor]
+    k_pass: Optional[Tensor]
 
 
 class TorchPositions(TypedDict, total=False):

@@ -28,7 +28,7 @@ from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
-                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu, TorchRotation)
+                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu, TorchPassRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,18 +207,18 @@ class _TransformedRotation(torch.autograd.Function):
 
 
 @overload
-def apply_rotary(q: Tensor, k: None = None, v: None = None, **keywords: Unpack[TorchRotation]) -> Tensor: ...
+def apply_rotary(q: Tensor, k: None = None, v: None = None, **keywords: Unpack[TorchPassRotation]) -> Tensor: ...
 @overload
 def apply_rotary(
-    q: Tensor, k: Tensor, v: None = None, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: None = None, **keywords: Unpack[TorchPassRotation]) -> Tuple[Tensor, Tensor]: ...
 @overload
 def apply_rotary(
-    q: Tensor, k: None = None, *, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+    q: Tensor, k: None = None, *, v: Tensor, **keywords: Unpack[TorchPassRotation]) -> Tuple[Tensor, Tensor]: ...
 @overload
-def apply_rotary(q: Tensor, k: None, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor]: ...
+def apply_rotary(q: Tensor, k: None, v: Tensor, **keywords: Unpack[TorchPassRotation]) -> Tuple[Tensor, Tensor]: ...
 @overload
 def apply_rotary(
-    q: Tensor, k: Tensor, v: Tensor, **keywords: Unpack[TorchRotation]) -> Tuple[Tensor, Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, **keywords: Unpack[TorchPassRotation]) -> Tuple[Tensor, Tensor, Tensor]: ...
 
 
 def apply_rotary(
@@ -237,6 +237,8 @@ def apply_rotary(
     num_axes: int = 0,
     pair_axis: Optional[Sequence[int]] = None,
     pair_block: int = 0,
+    q_pass: Optional[Tensor] = None,
+    k_pass: Optional[Tensor] = None,
     positions: Optional[Tensor] = None,
     start_positions: Optional[Tensor] = None,
     cu_seqlens: Optional[Tensor] = None,
@@ -250,12 +252,27 @@ def apply_rotary(
     """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.
 
     q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
+    q_pass, k_pass: as those of librope.Input: the channels outside the window of q, which has the window alone. Where
+        gradients are recorded or there is a v, windows are rotated first and joined to their pass by torch.cat, which
+        reads and writes all channels of the result once more; elsewhere the launch does it
     positions: [T], [S], [B, S] or [1, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
-    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k and v alone; inv_freq is a
-    sequence of numbers, because it belongs to the descriptor.
+    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k, v, q_pass and k_pass alone;
+    inv_freq is a sequence of numbers, because it belongs to the descriptor.
     """
+    head_dim = _head_dim_of(q, (q, q_pass), (k, k_pass))
+    if q_pass is not None or k_pass is not None:
+        if v is None and not _requires_grad(q, k, q_pass, k_pass, cos, sin, angles) and not _is_transformed():
+            q_out, k_out, _ = rotary_step(
+                q, k, style=style, layout=layout, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale,
+                rotary_dim=rotary_dim, rotary_offset=rotary_offset, out_style=out_style, num_axes=num_axes,
+                pair_axis=pair_axis, pair_block=pair_block, input=Input(q_pass, k_pass), positions=positions,
+                start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
+                position_offset=position_offset, table_rows=table_rows, programmatic_launch=programmatic_launch)
+            return q_out if k is None else (q_out, k_out)
+        _check_pass("q", q, q_pass)
+        _check_pass("k", k, k_pass)
     what: Tuple[Any, ...] = (
-        q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
+        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
         None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
         None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
     if table_rows is not TableRows.BY_POSITION:
@@ -267,7 +284,7 @@ def apply_rotary(
             _rope_desc(what), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles, None, None,
             None, None, None, position_offset, table_rows, programmatic_launch, False, False)
         if given is not NotImplemented:
-            return given
+            return _joined(given, q_pass, k_pass, rotary_offset)
     if _requires_grad(cos, sin, angles):
         raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
     if type(position_offset) is bool:
@@ -283,9 +300,34 @@ def apply_rotary(
             q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
             angles=angles, position_offset=position_offset, table_rows=table_rows,
             programmatic_launch=programmatic_launch))
-    if k is None and v is None:
-        return results[0]
-    return results[:2] if k is None or v is None else results
+    given = results[0] if k is None and v is None else results[:2] if k is None or v is None else results
+    return _joined(given, q_pass, k_pass, rotary_offset)
+
+
+def _head_dim_of(first: Tensor, *parts: Tuple[Optional[Tensor], Optional[Tensor]]) -> int:
+    """That of q or k beside its pass, or else of the first tensor."""
+    for x, rest in parts:
+        if x is not None and rest is not None:
+            return x.size(-1) + rest.size(-1)
+    return first.size(-1)
+
+
+def _check_pass(field: str, x: Optional[Tensor], rest: Optional[Tensor]) -> None:
+    """What torch.cat would take in spite of the library's rule."""
+    if rest is not None and (x is None or x.dtype != rest.dtype or x.shape[:-1] != rest.shape[:-1]):
+        raise ValueError(f"apply_rotary: {field}_pass: it must have {field}'s dtype and its axes but for the last")
+
+
+def _joined(given: Any, q_pass: Optional[Tensor], k_pass: Optional[Tensor], offset: int) -> Any:
+    """The rotated windows among the results with what lies around them. The results before v are q and k."""
+    if q_pass is None and k_pass is None:
+        return given
+    results = [given] if isinstance(given, Tensor) else list(given)
+    for i, rest in enumerate((q_pass, k_pass)):
+        if rest is not None:
+            before, behind = rest[..., :offset], rest[..., offset:]
+            results[i] = torch.cat([x for x in (before, results[i], behind) if x.size(-1)], -1)
+    return results[0] if isinstance(given, Tensor) else tuple(results)
 
 
 # ---- The step: norm, rotation, row factors, caches ------------------------------------------------------------------
@@ -350,7 +392,9 @@ def rotary_step(
     q, k, v:     as for apply_rotary, one at least; q_weight and the others: as those of librope.Norm
     cache:       a librope.Cache, whose k_cache and v_cache are written, and scales of theirs
     cached_only: k and v get no output where they are cached
-    quant:       a librope.Quant: scales of caches of 8 bits; input: a librope.Input: row factors
+    quant:       a librope.Quant: scales of caches of 8 bits
+    input:       a librope.Input: channels outside the window, row factors. Beside its pass q has the window alone, and
+                 its output all channels; so for k
     The other arguments are RopeDesc's and RopeDesc.forward's. Returns new tensors in the place of q, k and v, None for
     what is not given or cached only.
     """
@@ -377,7 +421,9 @@ def rotary_step(
             sin=sin, angles=angles, **in_groups)
     first = q if q is not None else k if k is not None else v
     assert first is not None
-    what = (first.dtype, first.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta,
+    passes = (None, None) if input is None else (input.q_pass, input.k_pass)
+    head_dim = _head_dim_of(first, (q, passes[0]), (k, passes[1]))
+    what = (first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
             None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
     values = (norm, _as_bits(norm_tensors), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps,
@@ -413,8 +459,12 @@ def rotary_step(
         flags |= operators.SCALE_MULTIPLIES if quant_group.scale_multiplies else 0
         flags |= operators.POWER_OF_TWO if quant_group.power_of_two else 0
         further = (*quant_group[:-3], quant_group.scale_floor, *(input or Input()))
-    make = torch.empty_like if cu_seqlens is None else torch.zeros_like  # tokens outside of sequences are not written
-    outputs = [make(x) if x is not None and cached is None else None for x, cached in zip(tensors, caches)]
+    is_zeroed = cu_seqlens is not None  # tokens outside of sequences are not written
+    make = torch.zeros_like if is_zeroed else torch.empty_like
+    outputs = [
+        None if x is None or cached is not None else make(x) if rest is None else _calls.widened_torch(
+            x, head_dim, is_zeroed)
+        for x, cached, rest in zip(tensors, caches, (*passes, None))]
     try:
         operators.step(
             _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,

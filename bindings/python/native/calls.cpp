@@ -684,8 +684,8 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // ---- Loading ----
 
-// add_torch(types, empty_like, zeros_like, widened, wrote, capsule, forward_ad, is_grad_enabled, questions): whether its tensors
-// can be read.
+// add_torch(types, empty_like, zeros_like, widened, wrote, capsule, forward_ad, is_grad_enabled, questions): whether its
+// tensors can be read.
 PyObject *add_torch(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   if (count != 9) return leave();
   auto *const api = static_cast<const DlExchangeApi *>(PyCapsule_GetPointer(arguments[5], "dlpack_exchange_api"));

@@ -212,6 +212,26 @@ class TorchTest(unittest.TestCase):
                     self.assertTrue(torch.equal(actual, expected))
                     self.assertGreater(actual.count_nonzero(), 0)
 
+    def test_a_step_of_latent_attention(self):
+        """q beside its pass, and a latent k into rows of codes, scales and a window of 16 bits."""
+        torch = self.torch
+        desc = make_desc("bf16", layout="thd", rotary_dim=16, rotary_offset=48)
+        torch.manual_seed(1)
+        tensors = [torch.randn(5, heads, width).bfloat16() for heads, width in ((8, 16), (8, 48), (1, 16), (1, 48))]
+        slots, seen = torch.tensor([7, 2, -1, 0, 11]), []
+        for device in ("cpu", "cuda"):
+            q, q_pass, k, k_pass = [x.to(device) for x in tensors]
+            rows = torch.zeros(4, 3, 1, 48 + 4 * 4 + 2 * 16, dtype=torch.uint8, device=device)
+            q_out, k_out = desc.forward(
+                q, k, input=librope.Input(q_pass, k_pass), cache=librope.Cache(
+                    rows[..., 64:].view(torch.bfloat16), slots=slots.to(device),
+                    k_pass_cache=rows[..., :48].view(torch.float8_e4m3fn),
+                    k_pass_scales=rows[..., 48:64].view(torch.float32)))
+            seen.append([x.cpu() for x in (q_out, k_out, rows)])
+        for expected, actual in zip(*seen):
+            self.assertTrue(torch.equal(actual, expected))
+            self.assertGreater(actual.count_nonzero(), 0)
+
     def test_a_step_in_a_graph_whose_slots_change(self):
         torch = self.torch
         desc = make_desc("bf16", layout="thd", norm="rms", norm_eps=1e-6, device="cuda:0")

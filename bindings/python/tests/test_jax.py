@@ -49,6 +49,14 @@ class JaxTest(unittest.TestCase):
             numpy.testing.assert_array_equal(numpy.asarray(q), self.expected)
             numpy.testing.assert_array_equal(numpy.asarray(k), self.expected[:, :, :1])
 
+    def test_a_new_output_beside_a_pass(self):
+        desc = RopeDesc(
+            head_dim=16, rotary_dim=8, rotary_offset=8, theta=10000.0, style="half", layout="bshd", dtype="f32")
+        for x in self.arrays():
+            result = desc.forward(x[..., 8:], input=librope.Input(q_pass=x[..., :8]))
+            self.assertEqual(result.devices(), x.devices())
+            numpy.testing.assert_array_equal(numpy.asarray(result), desc.forward(self.x))
+
     def test_positions(self):
         for x in self.arrays():
             positions = jax.device_put(numpy.arange(5, dtype=numpy.int32), list(x.devices())[0])

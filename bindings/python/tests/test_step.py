@@ -567,7 +567,7 @@ class PassTest(StepTest):
             rows, expected = pages.reshape(12, 1, -1), self.rotated(k, numpy.arange(5)[:, None], HEAD_DIM)
             written = slots >= 0
             numpy.testing.assert_allclose(
-                rows[slots[written]].astype(float), expected[written], rtol=0.01 if dtype is not numpy.float32 else 1e-5,
+                rows[slots[written]].astype(float), expected[written], rtol=1e-5 if dtype is numpy.float32 else 0.01,
                 atol=1e-5)
             numpy.testing.assert_array_equal(
                 rows[slots[written], :, :HEAD_DIM].astype(float), k[written, :, :HEAD_DIM].astype(float))
@@ -634,8 +634,10 @@ class PassTest(StepTest):
                 (InvalidArgument, "input.q_pass.dtype is F64: it must be the descriptor's, F32",
                  dict(q=x, input=Input(q_pass=rest.astype(float)))),
                 (InvalidArgument, "input.k_pass is set but k is absent", dict(q=x, input=Input(k_pass=rest))),
-                (InvalidArgument, "q_out.shape.* must be head_dim, 24", dict(q=x, out=x.copy(), input=Input(q_pass=rest))),
-                (InvalidArgument, "input.q_pass is set but q_out is absent", dict(q=x, out=x, input=Input(q_pass=rest))),
+                (InvalidArgument, "q_out.shape.* must be head_dim, 24",
+                 dict(q=x, out=x.copy(), input=Input(q_pass=rest))),
+                (InvalidArgument, "input.q_pass is set but q_out is absent",
+                 dict(q=x, out=x, input=Input(q_pass=rest))),
                 (TypeError, "input.k_pass: it is a builtins.list", dict(k=x, input=Input(k_pass=[1.0]))),
                 (InvalidArgument, "cache.k_pass_cache is set but cache.k_cache is absent",
                  cached(k_cache=None, k_pass_cache=pass_pages)),

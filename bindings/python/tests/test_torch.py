@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import unittest
 
 import support
@@ -153,6 +154,75 @@ class OperatorTest(unittest.TestCase):
         cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)
         self.assertTrue(torch.autograd.gradcheck(
             lambda q, k: apply_rotary(q, k, style="half", layout="thd", theta=100.0, cu_seqlens=cu_seqlens), inputs))
+
+    def test_pass(self):
+        positions = torch.randint(0, 100, (2, 5))
+        q, k, v = (torch.randn(2, 5, heads, 24) for heads in (4, 2, 4))
+        k[..., :16] = k[:, :, :1, :16]
+        for offset in (0, 6, 16):
+            form = dict(BSHD, rotary_dim=8, rotary_offset=offset, positions=positions)
+            parts = [torch.tensor(part) for x in (q, k) for part in support.parted(x.numpy(), offset, 8)]
+            expected = apply_rotary(q, k, v, **form)
+            for is_needed in (False, True):  # in one launch, and joined
+                q_rot, q_pass, k_rot, k_pass = [x.clone().requires_grad_(is_needed) for x in parts]
+                results = [
+                    apply_rotary(q_rot, q_pass=q_pass, **form),
+                    *apply_rotary(q_rot, k_rot, q_pass=q_pass, k_pass=k_pass, **form),
+                    *apply_rotary(q_rot, k, q_pass=q_pass, **form),
+                    *apply_rotary(q, k_rot, k_pass=k_pass, **form),
+                    *apply_rotary(q_rot, k_rot, v, q_pass=q_pass, k_pass=k_pass, **form),
+                    *apply_rotary(q_rot, v=v, q_pass=q_pass, **form)]
+                for result, i in zip(results, (0, 0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 2)):
+                    self.assertTrue(torch.equal(result, expected[i]))
+                self.assertEqual(results[0].requires_grad, is_needed)
+                self.assertTrue(results[0].is_contiguous())
+        form = dict(BSHD, rotary_dim=8)
+        for calls in (contextlib.nullcontext(), torch.no_grad()):
+            q_rot = torch.randn(2, 5, 4, 8, requires_grad=True)
+            with calls:
+                for wrong in (torch.randn(2, 5, 4, 16).double(), torch.randn(2, 5, 3, 16)):
+                    with self.assertRaisesRegex(ValueError, "q_pass"):
+                        apply_rotary(q_rot, q_pass=wrong, **form)
+                with self.assertRaisesRegex(ValueError, "k_pass"):
+                    apply_rotary(q_rot, k_pass=wrong, **form)
+                with self.assertRaisesRegex(librope.InvalidArgument, "q.shape"):
+                    apply_rotary(q_rot, q_pass=torch.randn(2, 5, 4, 16), **BSHD)  # the window is all channels
+
+    def test_gradients_of_pass(self):
+        def function(q, k, q_pass, k_pass, **form):
+            return apply_rotary(q, k, q_pass=q_pass, k_pass=k_pass.expand(-1, -1, 2, -1), **form)
+
+        inputs = [torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True) for shape in (
+            (3, 4), (2, 4), (3, 6), (1, 6))]
+        for offset in (0, 2, 6):
+            form = dict(BSHD, rotary_dim=4, rotary_offset=offset, attention_scale=1.25)
+            for wanted in itertools.product((True, False), repeat=4):
+                if any(wanted):
+                    given = [x if is_wanted else x.detach() for x, is_wanted in zip(inputs, wanted)]
+                    self.assertTrue(torch.autograd.gradcheck(lambda *x: function(*x, **form), given))
+            self.assertTrue(torch.autograd.gradgradcheck(lambda *x: function(*x, **form), inputs))
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda *x: function(*x, **form), inputs, check_forward_ad=True, check_batched_grad=True))
+        # What torch computes of the formula.
+        angles = torch.arange(3, dtype=torch.float64)[:, None, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+
+        def formula(window, rest):
+            a, b = (1.25 * window).chunk(2, -1)
+            return torch.cat([rest, a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+        q, k, q_pass, k_pass = inputs
+        expected = formula(q, q_pass), formula(k, k_pass.expand(-1, -1, 2, -1))
+        weights = [torch.randn_like(x) for x in expected]
+        grads = [
+            torch.autograd.grad([(x * w).sum() for x, w in zip(results, weights)], inputs)
+            for results in (function(*inputs, **form), expected)]
+        for actual, wanted in zip(*grads):
+            self.assertTrue(torch.allclose(actual, wanted, rtol=0, atol=1e-12))
+        # Over a batch of calls
+        with torch.no_grad():
+            stacks = [torch.stack([x, 2 * x]) for x in inputs]
+            for actual, x in zip(torch.vmap(lambda *x: function(*x, **form))(*stacks), expected):
+                self.assertTrue(torch.allclose(actual, torch.stack([x, 2 * x])))
 
     def test_meta_beside_others_is_refused(self):
         x, row = torch.randn(2, 5, 3, 16), torch.randn(5, 8)
@@ -555,6 +625,58 @@ class StepTest(unittest.TestCase):
             self.assertTrue(torch.equal(rows, expected))
             self.assertGreater(rows.count_nonzero(), 0)
 
+    def latent(self, q, q_pass, k, k_cache, pass_cache, pass_scales, slots):
+        """rotary_step of q beside its pass, and of a latent k into codes with scales beside its window."""
+        return librope.torch.rotary_step(
+            q, k, cached_only=True, input=librope.Input(q_pass), rotary_dim=8, rotary_offset=16,
+            cache=librope.Cache(
+                k_cache, slots=slots, k_pass_cache=pass_cache.view(torch.float8_e4m3fn), k_pass_scales=pass_scales),
+            **self.THD)[0]
+
+    def latent_arguments(self):
+        return (torch.randn(5, 4, 8), torch.randn(5, 1, 16).expand(-1, 4, -1), torch.randn(5, 1, 24),
+                torch.zeros(4, 3, 1, 8, dtype=torch.bfloat16), torch.zeros(4, 3, 1, 16, dtype=torch.uint8),
+                torch.zeros(4, 3, 1, 2), self.slots)
+
+    def check_latent(self, q_out, given):
+        q, q_pass, k, k_cache, pass_cache, pass_scales, slots = given
+        form = dict(self.THD, rotary_dim=8, rotary_offset=16)
+        self.assertTrue(torch.equal(q_out, apply_rotary(torch.cat([q_pass, q], -1), **form)))
+        k_out = apply_rotary(k, **form)
+        scales, products = support.scaled(k_out[..., :16].numpy(), 2, 448.0, floor=1e-10)
+        written = slots >= 0
+        for cache, rows in ((k_cache, k_out[..., 16:].bfloat16()), (pass_scales, torch.from_numpy(scales)), (
+                pass_cache, torch.from_numpy(products).to(torch.float8_e4m3fn).view(torch.uint8))):
+            expected = torch.zeros_like(cache).flatten(0, 1)
+            expected[slots[written]] = rows[written]
+            self.assertTrue(torch.equal(cache.flatten(0, 1), expected))
+
+    def test_pass_and_latent_caches(self):
+        for calls in (contextlib.nullcontext(), support.through_ctypes(), torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU])):  # the last by the operator
+            given = self.latent_arguments()
+            with calls:
+                q_out = self.latent(*given)
+            self.check_latent(q_out, given)
+            self.assertEqual([x._version for x in given[3:6]], [1, 1, 1])
+        with self.assertRaisesRegex(ValueError, "rotary_step: q_pass: it requires grad"):
+            self.latent(given[0], given[1].clone().requires_grad_(), *given[2:])
+        with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: input.k_pass is set but k is absent"):
+            librope.torch.rotary_step(self.q, input=librope.Input(k_pass=self.k), **self.THD)
+        lengths = torch.tensor([0, 3])
+        q_out, k_out, _ = librope.torch.rotary_step(
+            given[0], given[2], cu_seqlens=lengths, input=librope.Input(given[1]), rotary_dim=8, rotary_offset=16,
+            **self.THD)
+        self.assertEqual((q_out.shape, k_out.shape), ((5, 4, 24), (5, 1, 24)))
+        self.assertEqual((q_out[3:].abs().max(), k_out[3:].abs().max()), (0, 0))
+
+    def test_latent_caches_in_one_graph(self):
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        given = self.latent_arguments()
+        q_out = torch.compile(self.latent, fullgraph=True)(*given)
+        self.check_latent(q_out, given)
+
     def test_what_is_written_is_seen_by_autograd(self):
         versions = [x._version for x in (self.k_cache, self.v_cache, self.q, self.k, self.v)]
         desc = RopeDesc(head_dim=16, dtype="f32", **self.THD)
@@ -951,6 +1073,22 @@ class CompileTest(unittest.TestCase):
                 results.append((out, grad))
             for actual, expected in zip(results[1], results[0]):
                 self.assertTrue(torch.allclose(actual, expected, atol=1e-4, rtol=1e-4))
+
+    def test_pass_in_one_graph(self):
+        def block(q, k, q_pass, k_pass):
+            q, k = apply_rotary(
+                q * 2, k, q_pass=q_pass, k_pass=k_pass.expand(-1, -1, 3, -1), rotary_dim=8, rotary_offset=16, **BSHD)
+            return q * k
+
+        inputs = [torch.randn(2, 5, *shape, requires_grad=True) for shape in ((3, 8), (3, 8), (3, 16), (1, 16))]
+        compiled, results = torch.compile(block, fullgraph=True), []
+        for function in (block, compiled):
+            out = function(*inputs)
+            results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+        for actual, expected in zip(*results):
+            self.assertTrue(torch.allclose(actual, expected, atol=1e-3, rtol=1e-4))
+        with torch.no_grad():  # in one launch
+            self.assertTrue(torch.allclose(compiled(*inputs), results[0][0], atol=1e-5))
 
     def test_experts_in_one_graph(self):
         rows = torch.tensor([2, 0, 4])
