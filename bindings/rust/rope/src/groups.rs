@@ -92,6 +92,19 @@ impl<'a> Input<'a> {
         Input { raw, memory: PhantomData }
     }
 
+    /// The channels of q outside the window, those before it, then those behind it: the axes of q with D - R. q is then
+    /// the window alone, R, and its output has D. Heads may share them, with a stride of 0.
+    pub fn q_pass(mut self, pass: View<'a>) -> Self {
+        self.raw.q_pass = pass.raw;
+        self
+    }
+
+    /// So for k, which may be cached only.
+    pub fn k_pass(mut self, pass: View<'a>) -> Self {
+        self.raw.k_pass = pass.raw;
+        self
+    }
+
     /// A factor of each token, `[S]`, `[B, S]` or `[T]`, or of each token and head, with an axis H behind these. All
     /// channels are multiplied. Not given: 1.
     pub fn q_row_factor(mut self, factor: View<'a>) -> Self {
@@ -157,6 +170,12 @@ impl<'a> Quant<'a> {
 
     pub fn v_scale(mut self, scale: View<'a>) -> Self {
         self.raw.v_scale = scale.raw;
+        self
+    }
+
+    /// Of [`Cache::k_pass_cache`].
+    pub fn k_pass_scale(mut self, scale: View<'a>) -> Self {
+        self.raw.k_pass_scale = scale.raw;
         self
     }
 
@@ -267,6 +286,13 @@ impl<'a> Cache<'a> {
         self
     }
 
+    /// Receives the channels of k outside the window, `[P, E, H, D - R]`, in a type of its own; `k_cache` has the window
+    /// alone, R.
+    pub fn k_pass_cache(mut self, cache: ViewMut<'a>) -> Self {
+        self.raw.k_pass_cache = cache.raw;
+        self
+    }
+
     /// Receives scales of the codes of k, `[P, E, H, G]`, as [`Quant::q_scales_out`] does beside an output.
     pub fn k_scales(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.k_scales = scales.raw;
@@ -275,6 +301,12 @@ impl<'a> Cache<'a> {
 
     pub fn v_scales(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.v_scales = scales.raw;
+        self
+    }
+
+    /// Those beside [`Cache::k_pass_cache`].
+    pub fn k_pass_scales(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.k_pass_scales = scales.raw;
         self
     }
 

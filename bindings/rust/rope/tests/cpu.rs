@@ -557,6 +557,73 @@ fn scales_that_are_written() {
 }
 
 #[test]
+fn channels_outside_the_window_and_latent_caches() {
+    const TOKENS: usize = 3;
+    const PASS: usize = 16; // 10 channels before the window, 6 behind it
+    const ALL: usize = PASS + HEAD_DIM;
+    let desc = Desc::builder(Device::Cpu, Dtype::F32, Layout::Thd, Style::Half, ALL as i32)
+        .rotary_dim(HEAD_DIM as i32)
+        .rotary_offset(10)
+        .theta(10000.0)
+        .build()
+        .unwrap();
+    let (q, k) = (numbers(TOKENS * 2 * HEAD_DIM), numbers(TOKENS * HEAD_DIM));
+    let (q_pass, k_pass) = (numbers(TOKENS * PASS), numbers(TOKENS * PASS));
+    let (slots, k_pass_scale) = ([2i64, -1, 0], [0.37f32]);
+    for is_written in [false, true] {
+        let mut q_out = vec![0.0f32; TOKENS * 2 * ALL];
+        let mut k_cache = vec![-9.0f32; TOKENS * HEAD_DIM];
+        let mut k_pass_cache = vec![F8E4m3(1); TOKENS * PASS];
+        let mut k_pass_scales = vec![-1.0f32; TOKENS * 2];
+        let mut cache = Cache::by_slots(View::new(&slots, &[TOKENS]).unwrap())
+            .k_cache(ViewMut::new(&mut k_cache, &[1, TOKENS, 1, HEAD_DIM]).unwrap())
+            .k_pass_cache(ViewMut::new(&mut k_pass_cache, &[1, TOKENS, 1, PASS]).unwrap());
+        let mut quant = Quant::new();
+        if is_written {
+            cache = cache.k_pass_scales(ViewMut::new(&mut k_pass_scales, &[1, TOKENS, 1, 2]).unwrap());
+            quant = quant.scale_floor(3.0);
+        } else {
+            quant = quant.k_pass_scale(View::new(&k_pass_scale, &[1]).unwrap());
+        }
+        let shared = View::strided(&q_pass, 0, &[TOKENS, 2, PASS], &[PASS as isize, 0, 1]).unwrap(); // by both heads
+        let input = Input::new().q_pass(shared).k_pass(View::new(&k_pass, &[TOKENS, 1, PASS]).unwrap());
+        let q_views =
+            (View::new(&q, &[TOKENS, 2, HEAD_DIM]).unwrap(), ViewMut::new(&mut q_out, &[TOKENS, 2, ALL]).unwrap());
+        let mut args =
+            Args::new(q_views).k(View::new(&k, &[TOKENS, 1, HEAD_DIM]).unwrap()).input(input).cache(cache).quant(quant);
+        desc.forward(&mut args).unwrap();
+
+        let q_wanted = rotated(&q, 2, |token| token as i64, 1.0);
+        for (row, head) in q_out.chunks(ALL).enumerate() {
+            let rest = &q_pass[row / 2 * PASS..][..PASS];
+            assert_eq!(head[..10], rest[..10]);
+            assert_near(&head[10..][..HEAD_DIM], &q_wanted[row * HEAD_DIM..][..HEAD_DIM]);
+            assert_eq!(head[10 + HEAD_DIM..], rest[10..]);
+        }
+        let k_wanted = rotated(&k, 1, |token| token as i64, 1.0);
+        for (token, rest) in k_pass.chunks(PASS).enumerate() {
+            if slots[token] < 0 {
+                continue;
+            }
+            let slot = slots[token] as usize;
+            assert_near(&k_cache[slot * HEAD_DIM..][..HEAD_DIM], &k_wanted[token * HEAD_DIM..][..HEAD_DIM]);
+            for (i, group) in rest.chunks(PASS / 2).enumerate() {
+                let (mut scale, mut wanted) = scaled(group, false, 448.0, 3);
+                if !is_written {
+                    wanted = group.iter().map(|x| code_of(x * (1.0 / k_pass_scale[0]), 3)).collect();
+                    scale = -1.0;
+                }
+                assert_eq!(k_pass_scales[slot * 2 + i], scale);
+                let codes = &k_pass_cache[slot * PASS + i * PASS / 2..][..PASS / 2];
+                assert_eq!(codes.iter().map(|x| x.0).collect::<Vec<u8>>(), wanted);
+            }
+        }
+        assert!(k_cache[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == -9.0)); // of no token
+        assert!(k_pass_cache[PASS..2 * PASS].iter().all(|x| x.0 == 1));
+    }
+}
+
+#[test]
 fn factors_in_backward_and_what_scales_and_factors_must_be() {
     let (desc, given, factor) = (thd(Dtype::F32), numbers(2 * HEAD_DIM), [2.0f32, -0.5]);
     let shape = [2, 1, HEAD_DIM];
