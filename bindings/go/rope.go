@@ -319,14 +319,18 @@ type Norm struct {
 // Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and where each token goes,
 // by Slots or by PageTable.
 type Cache struct {
-	Flags            uint32
-	KCache, VCache   Tensor
-	KScales, VScales Tensor // [pages, entries, heads, G]: written beside caches of 8 bits, as Quant's beside outputs
-	Slots            Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
-	PageTable        Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
-	PageIndptr       Tensor // I32 or I64 [B + 1]
-	Sequence         Tensor // the row of PageTable of each token; the zero Tensor: its batch or sequence
-	Positions        Tensor // in the cache; the zero Tensor: those of the rotation
+	Flags          uint32
+	KCache, VCache Tensor
+	// The channels of k outside the window, in a type of their own, [pages, entries, heads, D - R]; KCache has the window
+	// alone, R.
+	KPassCache Tensor
+	// [pages, entries, heads, G]: written beside caches of 8 bits, as Quant's beside outputs
+	KScales, VScales, KPassScales Tensor
+	Slots                         Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
+	PageTable                     Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
+	PageIndptr                    Tensor // I32 or I64 [B + 1]
+	Sequence                      Tensor // the row of PageTable of each token; the zero Tensor: its batch or sequence
+	Positions                     Tensor // in the cache; the zero Tensor: those of the rotation
 }
 
 // Quant is rope_quant_args_t: scales of outputs and caches of 8 bits, whose codes are x / scale.
@@ -336,19 +340,25 @@ type Quant struct {
 	ScaleFloor float64
 	// F32 [1], or [H] with a scale for each head, above 0; the zero Tensor: 1
 	QScale, KScale, VScale Tensor
+	KPassScale             Tensor // of Cache.KPassCache
 	// Written instead, F32 or F8E8M0: the axes of the output with G in the place of channels, or [T, H, G/4, 4]. Each of
 	// G groups of neighbouring channels has the scale (largest magnitude) / (largest number of the output's type).
 	QScalesOut, KScalesOut, VScalesOut Tensor
 	AmaxOut                            Tensor // F32 [3], of q, k and v: raised to the largest magnitude of what is scaled
 }
 
-// Input is rope_input_args_t: factors of rows, all channels of which they multiply. F32 or Config.Dtype, one of each
-// token, [S], [B, S] or [T], or of each token and head, with an axis H behind these; the zero Tensor: 1. In Backward too.
+// Input is rope_input_args_t.
 type Input struct {
+	// The channels of q outside the window, those before it, then those behind it: the axes of Q with D - R. Q is then
+	// the window alone, R, and QOut, required, has D. Heads may share them, with a stride of 0. So for K, which needs
+	// KOut or a KCache. In Forward only.
+	QPass, KPass Tensor
+	// Factors of rows, all channels of which they multiply. F32 or Config.Dtype, one of each token, [S], [B, S] or [T], or
+	// of each token and head, with an axis H behind these; the zero Tensor: 1. In Backward too.
 	QRowFactor, KRowFactor, VRowFactor Tensor
 }
 
-const maxOperands = 36 // of rope_args_t and its groups
+const maxOperands = 41 // of rope_args_t and its groups
 
 // operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
 // C may hold Go pointers only where they are pinned, which needs Go 1.21.
@@ -413,7 +423,9 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 		cache = &C.rope_cache_args_t{struct_size: C.sizeof_rope_cache_args_t, flags: C.uint32_t(n.Flags)}
 		err := o.add(call, d.device, 17, []operand{
 			{"cache.k_cache", &n.KCache, &cache.k_cache}, {"cache.v_cache", &n.VCache, &cache.v_cache},
+			{"cache.k_pass_cache", &n.KPassCache, &cache.k_pass_cache},
 			{"cache.k_scales", &n.KScales, &cache.k_scales}, {"cache.v_scales", &n.VScales, &cache.v_scales},
+			{"cache.k_pass_scales", &n.KPassScales, &cache.k_pass_scales},
 			{"cache.slots", &n.Slots, &cache.slots},
 			{"cache.page_table", &n.PageTable, &cache.page_table},
 			{"cache.page_indptr", &n.PageIndptr, &cache.page_indptr},
@@ -431,9 +443,9 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 			flags:       C.uint32_t(n.Flags),
 			scale_floor: C.double(n.ScaleFloor),
 		}
-		err := o.add(call, d.device, 26, []operand{
+		err := o.add(call, d.device, 28, []operand{
 			{"quant.q_scale", &n.QScale, &quant.q_scale}, {"quant.k_scale", &n.KScale, &quant.k_scale},
-			{"quant.v_scale", &n.VScale, &quant.v_scale},
+			{"quant.v_scale", &n.VScale, &quant.v_scale}, {"quant.k_pass_scale", &n.KPassScale, &quant.k_pass_scale},
 			{"quant.q_scales_out", &n.QScalesOut, &quant.q_scales_out},
 			{"quant.k_scales_out", &n.KScalesOut, &quant.k_scales_out},
 			{"quant.v_scales_out", &n.VScalesOut, &quant.v_scales_out},
@@ -446,7 +458,8 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	var input *C.rope_input_args_t
 	if n := args.Input; n != nil {
 		input = &C.rope_input_args_t{struct_size: C.sizeof_rope_input_args_t}
-		err := o.add(call, d.device, 33, []operand{
+		err := o.add(call, d.device, 36, []operand{
+			{"input.q_pass", &n.QPass, &input.q_pass}, {"input.k_pass", &n.KPass, &input.k_pass},
 			{"input.q_row_factor", &n.QRowFactor, &input.q_row_factor},
 			{"input.k_row_factor", &n.KRowFactor, &input.k_row_factor},
 			{"input.v_row_factor", &n.VRowFactor, &input.v_row_factor},
@@ -459,7 +472,7 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3],
 		h[4], h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
 		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33], h[34], h[35],
-		C.uint64_t(args.Stream), text.pointer(), text.size())
+		h[36], h[37], h[38], h[39], h[40], C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }

@@ -394,6 +394,65 @@ func TestWrittenScales(t *testing.T) {
 	}
 }
 
+func TestPassAndLatentCaches(t *testing.T) {
+	const tokens, pass, before = 3, 16, 10 // channels outside the window, and of these before it
+	const all = pass + headDim
+	config := thdConfig(F32)
+	config.HeadDim, config.RotaryDim, config.RotaryOffset = all, headDim, before
+	desc := newDesc(t, config)
+	q, k := numbers(tokens*2*headDim), numbers(tokens*headDim)
+	qPass, kPass := numbers(tokens*pass), numbers(tokens*pass)
+	slots, kPassScale := []int64{2, -1, 0}, []float32{0.37}
+	for _, written := range []bool{false, true} {
+		qOut, kCache := make([]float32, tokens*2*all), make([]float32, tokens*headDim)
+		kPassCache, kPassScales := make([]Float8E4M3, tokens*pass), make([]float32, tokens*2)
+		cache := &Cache{KCache: Of(kCache, 1, tokens, 1, headDim), KPassCache: Of(kPassCache, 1, tokens, 1, pass),
+			Slots: Of(slots, tokens)}
+		quant := &Quant{KPassScale: Of(kPassScale, 1)}
+		if written {
+			cache.KPassScales = Of(kPassScales, 1, tokens, 1, 2)
+			quant = &Quant{ScaleFloor: 3}
+		}
+		shared := Strided(qPass, 0, []int64{tokens, 2, pass}, []int64{pass, 0, 1}) // by both heads
+		must(t, desc.Forward(Args{Q: Of(q, tokens, 2, headDim), QOut: Of(qOut, tokens, 2, all),
+			K: Of(k, tokens, 1, headDim), Cache: cache, Quant: quant,
+			Input: &Input{QPass: shared, KPass: Of(kPass, tokens, 1, pass)}}))
+
+		position := func(token int) int64 { return int64(token) }
+		windows := rotated(q, 2, position)
+		for row := 0; row < tokens*2; row++ {
+			head, rest := qOut[row*all:(row+1)*all], qPass[row/2*pass:(row/2+1)*pass]
+			near(t, head[before:before+headDim], windows[row*headDim:(row+1)*headDim])
+			if !reflect.DeepEqual(head[:before], rest[:before]) ||
+				!reflect.DeepEqual(head[before+headDim:], rest[before:]) {
+				t.Fatalf("around the window row %d is %v instead of %v", row, head, rest)
+			}
+		}
+		windows = rotated(k, 1, position)
+		wantedCache, wantedCodes := make([]float32, len(kCache)), make([]Float8E4M3, len(kPassCache))
+		wantedScales := make([]float32, len(kPassScales))
+		for token, slot := range slots {
+			if slot < 0 {
+				continue
+			}
+			copy(wantedCache[slot*headDim:], windows[token*headDim:(token+1)*headDim])
+			for i := 0; i < pass; i++ {
+				scale := kPassScale[0]
+				if written { // no number is above the floor
+					scale = float32(3.0 / 448)
+					wantedScales[int(slot)*2+i*2/pass] = scale
+				}
+				wantedCodes[int(slot)*pass+i] = Float8E4M3(codeOf(kPass[token*pass+i]*(1/scale), 3))
+			}
+		}
+		near(t, kCache, wantedCache)
+		if !reflect.DeepEqual(kPassCache, wantedCodes) || !reflect.DeepEqual(kPassScales, wantedScales) {
+			t.Errorf("written: %t: the codes are %v with scales %v instead of %v with %v", written, kPassCache, kPassScales,
+				wantedCodes, wantedScales)
+		}
+	}
+}
+
 func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
 	desc := newDesc(t, thdConfig(F32))
 	given, factor := numbers(2*headDim), []float32{2, -0.5}

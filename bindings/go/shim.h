@@ -1,9 +1,9 @@
 /* shim.h - calls of librope with flat arguments
  *
  * A Go struct that holds Go pointers may not cross into C; pointers by themselves may. So structs cross without their
- * pointers and are completed here, on the C stack, groups of operands like the args that point to them. A tensor's memory is a pointer into a Go slice, or an address on a
- * device, which Go keeps as a number. The text of an error is fetched in the same call, because the goroutine may run
- * on another thread in the next one.
+ * pointers and are completed here, on the C stack, groups of operands like the args that point to them. A tensor's
+ * memory is a pointer into a Go slice, or an address on a device, which Go keeps as a number. The text of an error is
+ * fetched in the same call, because the goroutine may run on another thread in the next one.
  */
 #ifndef ROPE_GO_SHIM_H
 #define ROPE_GO_SHIM_H
@@ -51,16 +51,15 @@ typedef struct rope_go_operands {
 
 /* Completes args and its groups, of which an absent one is NULL. `addresses` has an entry for each tensor, in the order
  * of the structs. */
-static inline void rope_go_complete(rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm,
-                                    const rope_cache_args_t *cache, const rope_quant_args_t *quant,
-                                    const rope_input_args_t *input, const uint64_t *addresses, void *q, void *q_out,
-                                    void *k, void *k_out, void *v, void *v_out, void *positions, void *start_positions,
-                                    void *cu_seqlens, void *cos, void *sin, void *angles, void *fault, void *q_weight,
-                                    void *k_weight, void *q_bias, void *k_bias, void *k_cache, void *v_cache,
-                                    void *k_scales, void *v_scales, void *slots, void *page_table, void *page_indptr,
-                                    void *sequence, void *cache_positions, void *q_scale, void *k_scale, void *v_scale,
-                                    void *q_scales_out, void *k_scales_out, void *v_scales_out, void *amax_out,
-                                    void *q_row_factor, void *k_row_factor, void *v_row_factor) {
+static inline void rope_go_complete(
+    rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm, const rope_cache_args_t *cache,
+    const rope_quant_args_t *quant, const rope_input_args_t *input, const uint64_t *addresses, void *q, void *q_out,
+    void *k, void *k_out, void *v, void *v_out, void *positions, void *start_positions, void *cu_seqlens, void *cos,
+    void *sin, void *angles, void *fault, void *q_weight, void *k_weight, void *q_bias, void *k_bias, void *k_cache,
+    void *v_cache, void *k_pass_cache, void *k_scales, void *v_scales, void *k_pass_scales, void *slots,
+    void *page_table, void *page_indptr, void *sequence, void *cache_positions, void *q_scale, void *k_scale,
+    void *v_scale, void *k_pass_scale, void *q_scales_out, void *k_scales_out, void *v_scales_out, void *amax_out,
+    void *q_pass, void *k_pass, void *q_row_factor, void *k_row_factor, void *v_row_factor) {
   whole->args = *args;
   rope_go_place(&whole->args.q, q, addresses[0]);
   rope_go_place(&whole->args.q_out, q_out, addresses[1]);
@@ -87,31 +86,36 @@ static inline void rope_go_complete(rope_go_operands_t *whole, const rope_args_t
     whole->cache = *cache;
     rope_go_place(&whole->cache.k_cache, k_cache, addresses[17]);
     rope_go_place(&whole->cache.v_cache, v_cache, addresses[18]);
-    rope_go_place(&whole->cache.k_scales, k_scales, addresses[19]);
-    rope_go_place(&whole->cache.v_scales, v_scales, addresses[20]);
-    rope_go_place(&whole->cache.slots, slots, addresses[21]);
-    rope_go_place(&whole->cache.page_table, page_table, addresses[22]);
-    rope_go_place(&whole->cache.page_indptr, page_indptr, addresses[23]);
-    rope_go_place(&whole->cache.sequence, sequence, addresses[24]);
-    rope_go_place(&whole->cache.positions, cache_positions, addresses[25]);
+    rope_go_place(&whole->cache.k_pass_cache, k_pass_cache, addresses[19]);
+    rope_go_place(&whole->cache.k_scales, k_scales, addresses[20]);
+    rope_go_place(&whole->cache.v_scales, v_scales, addresses[21]);
+    rope_go_place(&whole->cache.k_pass_scales, k_pass_scales, addresses[22]);
+    rope_go_place(&whole->cache.slots, slots, addresses[23]);
+    rope_go_place(&whole->cache.page_table, page_table, addresses[24]);
+    rope_go_place(&whole->cache.page_indptr, page_indptr, addresses[25]);
+    rope_go_place(&whole->cache.sequence, sequence, addresses[26]);
+    rope_go_place(&whole->cache.positions, cache_positions, addresses[27]);
     whole->args.cache = &whole->cache;
   }
   if (quant != NULL) {
     whole->quant = *quant;
-    rope_go_place(&whole->quant.q_scale, q_scale, addresses[26]);
-    rope_go_place(&whole->quant.k_scale, k_scale, addresses[27]);
-    rope_go_place(&whole->quant.v_scale, v_scale, addresses[28]);
-    rope_go_place(&whole->quant.q_scales_out, q_scales_out, addresses[29]);
-    rope_go_place(&whole->quant.k_scales_out, k_scales_out, addresses[30]);
-    rope_go_place(&whole->quant.v_scales_out, v_scales_out, addresses[31]);
-    rope_go_place(&whole->quant.amax_out, amax_out, addresses[32]);
+    rope_go_place(&whole->quant.q_scale, q_scale, addresses[28]);
+    rope_go_place(&whole->quant.k_scale, k_scale, addresses[29]);
+    rope_go_place(&whole->quant.v_scale, v_scale, addresses[30]);
+    rope_go_place(&whole->quant.k_pass_scale, k_pass_scale, addresses[31]);
+    rope_go_place(&whole->quant.q_scales_out, q_scales_out, addresses[32]);
+    rope_go_place(&whole->quant.k_scales_out, k_scales_out, addresses[33]);
+    rope_go_place(&whole->quant.v_scales_out, v_scales_out, addresses[34]);
+    rope_go_place(&whole->quant.amax_out, amax_out, addresses[35]);
     whole->args.quant = &whole->quant;
   }
   if (input != NULL) {
     whole->input = *input;
-    rope_go_place(&whole->input.q_row_factor, q_row_factor, addresses[33]);
-    rope_go_place(&whole->input.k_row_factor, k_row_factor, addresses[34]);
-    rope_go_place(&whole->input.v_row_factor, v_row_factor, addresses[35]);
+    rope_go_place(&whole->input.q_pass, q_pass, addresses[36]);
+    rope_go_place(&whole->input.k_pass, k_pass, addresses[37]);
+    rope_go_place(&whole->input.q_row_factor, q_row_factor, addresses[38]);
+    rope_go_place(&whole->input.k_row_factor, k_row_factor, addresses[39]);
+    rope_go_place(&whole->input.v_row_factor, v_row_factor, addresses[40]);
     whole->args.input = &whole->input;
   }
 }
@@ -122,16 +126,17 @@ static inline rope_status_t rope_go_rotate(
     const rope_cache_args_t *cache, const rope_quant_args_t *quant, const rope_input_args_t *input,
     const uint64_t *addresses, void *q, void *q_out, void *k, void *k_out, void *v, void *v_out, void *positions,
     void *start_positions, void *cu_seqlens, void *cos, void *sin, void *angles, void *fault, void *q_weight,
-    void *k_weight, void *q_bias, void *k_bias, void *k_cache, void *v_cache, void *k_scales, void *v_scales,
-    void *slots, void *page_table, void *page_indptr, void *sequence, void *cache_positions, void *q_scale,
-    void *k_scale, void *v_scale, void *q_scales_out, void *k_scales_out, void *v_scales_out, void *amax_out,
-    void *q_row_factor, void *k_row_factor, void *v_row_factor, uint64_t stream, char *text, size_t size) {
+    void *k_weight, void *q_bias, void *k_bias, void *k_cache, void *v_cache, void *k_pass_cache, void *k_scales,
+    void *v_scales, void *k_pass_scales, void *slots, void *page_table, void *page_indptr, void *sequence,
+    void *cache_positions, void *q_scale, void *k_scale, void *v_scale, void *k_pass_scale, void *q_scales_out,
+    void *k_scales_out, void *v_scales_out, void *amax_out, void *q_pass, void *k_pass, void *q_row_factor,
+    void *k_row_factor, void *v_row_factor, uint64_t stream, char *text, size_t size) {
   rope_go_operands_t whole;
   rope_go_complete(&whole, args, norm, cache, quant, input, addresses, q, q_out, k, k_out, v, v_out, positions,
                    start_positions, cu_seqlens, cos, sin, angles, fault, q_weight, k_weight, q_bias, k_bias, k_cache,
-                   v_cache, k_scales, v_scales, slots, page_table, page_indptr, sequence, cache_positions, q_scale,
-                   k_scale, v_scale, q_scales_out, k_scales_out, v_scales_out, amax_out, q_row_factor, k_row_factor,
-                   v_row_factor);
+                   v_cache, k_pass_cache, k_scales, v_scales, k_pass_scales, slots, page_table, page_indptr, sequence,
+                   cache_positions, q_scale, k_scale, v_scale, k_pass_scale, q_scales_out, k_scales_out, v_scales_out,
+                   amax_out, q_pass, k_pass, q_row_factor, k_row_factor, v_row_factor);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {

@@ -19,15 +19,12 @@ static void note_rope(const uint64_t *addresses, uint64_t *found) {
   rope_go_operands_t whole;
   rope_go_complete(&whole, &args, &norm, &cache, &quant, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   note(&whole.args.q, 13, found);
   note(&whole.args.norm->q_weight, 4, found + 13);
-  note(&whole.args.cache->k_cache, 2, found + 17);
-  note(&whole.args.cache->k_scales, 2, found + 19);
-  note(&whole.args.cache->slots, 5, found + 21);
-  note(&whole.args.quant->q_scale, 3, found + 26);
-  note(&whole.args.quant->q_scales_out, 4, found + 29);
-  note(&whole.args.input->q_row_factor, 3, found + 33);
+  note(&whole.args.cache->k_cache, 11, found + 17);
+  note(&whole.args.quant->q_scale, 8, found + 28);
+  note(&whole.args.input->q_pass, 5, found + 36);
 }
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
