@@ -259,8 +259,9 @@ def apply_rotary(
     The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k, v, q_pass and k_pass alone;
     inv_freq is a sequence of numbers, because it belongs to the descriptor.
     """
-    head_dim = _head_dim_of(q, (q, q_pass), (k, k_pass))
+    head_dim = q.size(-1)
     if q_pass is not None or k_pass is not None:
+        head_dim = _head_dim_of(q, (q, q_pass), (k, k_pass))
         if v is None and not _requires_grad(q, k, q_pass, k_pass, cos, sin, angles) and not _is_transformed():
             q_out, k_out, _ = rotary_step(
                 q, k, style=style, layout=layout, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale,
@@ -422,7 +423,7 @@ def rotary_step(
     first = q if q is not None else k if k is not None else v
     assert first is not None
     passes = (None, None) if input is None else (input.q_pass, input.k_pass)
-    head_dim = _head_dim_of(first, (q, passes[0]), (k, passes[1]))
+    head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
     what = (first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
             None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)

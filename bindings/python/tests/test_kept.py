@@ -122,6 +122,21 @@ class KeptTest(unittest.TestCase):
                     self.check(run(tensor(x), input=given, unrotated=True), x * factor[:, None, None])
         self.assertEqual(self.num_kept(desc), 2 * len(list(self.frameworks())))
 
+    def test_pass(self):
+        desc = rope_desc(head_dim=WIDTH + 6, rotary_dim=WIDTH, rotary_offset=2)
+        for tensor in self.frameworks():
+            for seed in range(3):
+                x, rest = normal(seed, 4, HEADS, WIDTH), normal(seed + 10, 4, HEADS, 6)
+                k = normal(seed + 20, 4, 1, WIDTH + 6)
+                expected = numpy.concatenate([rest[..., :2], rotated(x, numpy.arange(4)), rest[..., 2:]], -1)
+                given = librope.Input(q_pass=tensor(rest))
+                q_out, k_out = desc.forward(tensor(x), tensor(k), input=given)
+                self.check(q_out, expected)
+                self.check(k_out[..., 2:-4], rotated(k[..., 2:-4], numpy.arange(4)))
+                expected[3] = 0
+                self.check(desc.forward(tensor(x), cu_seqlens=tensor(numpy.array([0, 3])), input=given), expected)
+        self.assertEqual(self.num_kept(desc), 2 * len(list(self.frameworks())))
+
     @unittest.skipIf(torch is None, "needs torch")
     def test_codes(self):
         desc = rope_desc()

@@ -177,6 +177,9 @@ class OperatorTest(unittest.TestCase):
                 self.assertEqual(results[0].requires_grad, is_needed)
                 self.assertTrue(results[0].is_contiguous())
         form = dict(BSHD, rotary_dim=8)
+        for is_needed in (False, True):  # without data
+            meta = [torch.randn(2, 5, 4, width, device="meta", requires_grad=is_needed) for width in (8, 16)]
+            self.assertEqual(apply_rotary(meta[0], q_pass=meta[1], **form).shape, (2, 5, 4, 24))
         for calls in (contextlib.nullcontext(), torch.no_grad()):
             q_rot = torch.randn(2, 5, 4, 8, requires_grad=True)
             with calls:
