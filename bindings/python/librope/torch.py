@@ -28,7 +28,8 @@ from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
-                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu, TorchPassRotation)
+                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu,
+                     TorchPassRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -285,7 +286,7 @@ def apply_rotary(
             _rope_desc(what), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles, None, None,
             None, None, None, position_offset, table_rows, programmatic_launch, False, False)
         if given is not NotImplemented:
-            return _joined(given, q_pass, k_pass, rotary_offset)
+            return _joined(given, q_pass, k_pass, rotary_offset, cu_seqlens)
     if _requires_grad(cos, sin, angles):
         raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
     if type(position_offset) is bool:
@@ -302,7 +303,7 @@ def apply_rotary(
             angles=angles, position_offset=position_offset, table_rows=table_rows,
             programmatic_launch=programmatic_launch))
     given = results[0] if k is None and v is None else results[:2] if k is None or v is None else results
-    return _joined(given, q_pass, k_pass, rotary_offset)
+    return _joined(given, q_pass, k_pass, rotary_offset, cu_seqlens)
 
 
 def _head_dim_of(first: Tensor, *parts: Tuple[Optional[Tensor], Optional[Tensor]]) -> int:
@@ -319,13 +320,18 @@ def _check_pass(field: str, x: Optional[Tensor], rest: Optional[Tensor]) -> None
         raise ValueError(f"apply_rotary: {field}_pass: it must have {field}'s dtype and its axes but for the last")
 
 
-def _joined(given: Any, q_pass: Optional[Tensor], k_pass: Optional[Tensor], offset: int) -> Any:
+def _joined(
+        given: Any, q_pass: Optional[Tensor], k_pass: Optional[Tensor], offset: int,
+        cu_seqlens: Optional[Tensor]) -> Any:
     """The rotated windows among the results with what lies around them. The results before v are q and k."""
     if q_pass is None and k_pass is None:
         return given
     results = [given] if isinstance(given, Tensor) else list(given)
     for i, rest in enumerate((q_pass, k_pass)):
         if rest is not None:
+            if cu_seqlens is not None:  # tokens outside of sequences are 0
+                is_inside = torch.arange(rest.size(0), device=rest.device) < cu_seqlens[-1]
+                rest = torch.where(is_inside[:, None, None], rest, 0)
             before, behind = rest[..., :offset], rest[..., offset:]
             results[i] = torch.cat([x for x in (before, results[i], behind) if x.size(-1)], -1)
     return results[0] if isinstance(given, Tensor) else tuple(results)

@@ -176,6 +176,13 @@ class OperatorTest(unittest.TestCase):
                     self.assertTrue(torch.equal(result, expected[i]))
                 self.assertEqual(results[0].requires_grad, is_needed)
                 self.assertTrue(results[0].is_contiguous())
+        thd = dict(style="half", layout="thd", theta=100.0, rotary_dim=8, rotary_offset=6)
+        q_rot, q_pass = torch.randn(5, 4, 8), torch.randn(5, 4, 16)
+        in_one, joined = [
+            apply_rotary(q_rot, q_pass=x, cu_seqlens=torch.tensor([0, 2, 3]), **thd)
+            for x in (q_pass, q_pass.clone().requires_grad_())]
+        self.assertTrue(torch.equal(in_one, joined))
+        self.assertTrue(in_one[:3].all() and not in_one[3:].any())
         form = dict(BSHD, rotary_dim=8)
         for is_needed in (False, True):  # without data
             meta = [torch.randn(2, 5, 4, width, device="meta", requires_grad=is_needed) for width in (8, 16)]
