@@ -55,6 +55,130 @@ struct PageTable {
 constexpr CacheLayout layouts[] = {CacheLayout::Nhd, CacheLayout::Hnd, CacheLayout::StackedPages,
                                    CacheLayout::StackedPagesHnd};
 
+constexpr int64_t table_rows = 20;
+
+// The part of a head that is turned and the one that is not, from tensors of their own, and the head made of them.
+struct PartedHeads {
+  PartedHeads(RopeCall &call, int64_t heads)
+      : rope(call.data({nnz, heads, call.config.rotary_dim})),
+        nope(call.data({nnz, heads, call.config.head_dim - call.config.rotary_dim})),
+        window(call.config.rotary_dim),
+        offset(call.config.rotary_offset),
+        style(call.config.style) {}
+
+  Row code_of(const Arithmetic &arithmetic, int64_t token, int64_t head, const TurnRanges &turns, Real scale) const {
+    Row row = read(nope, nope.at({token, head, 0}), nope.shape[2]);
+    const Row tail = arithmetic.rotated(style, 0, window, read(rope, rope.at({token, head, 0}), window), turns);
+    row.insert(row.begin() + offset, tail.begin(), tail.end());
+    return arithmetic.scaled(row, scale);
+  }
+
+  Array rope, nope;
+  int64_t window, offset;
+  rope_style_t style;
+};
+
+// q and k from two tensors each, to FP8 heads that hold both parts.
+void check_parted(rope_dtype_t dtype, rope_dtype_t code, rope_style_t style, int32_t head_dim, int32_t offset,
+                  int64_t k_heads) {
+  const int64_t heads = 5;
+  const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = style;
+  call.config.rotary_dim = 64;
+  call.config.rotary_offset = offset;
+  const PartedHeads q(call, heads), k(call, k_heads);
+  const Array q_out = call.data({nnz, heads, head_dim}, code), k_out = call.data({nnz, k_heads, head_dim}, code);
+  const Array cos_sin = call.table(ROPE_DTYPE_F32, {table_rows, 64});
+  const Array pos_ids = call.positions(ROPE_DTYPE_I32, {nnz}, [](const Shape &at) { return at[0] * 7 % table_rows; });
+  const Array q_scale = scales(call, {quant_scale_q}), kv_scale = scales(call, {quant_scale_kv});
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  quant.q_scale = q_scale.tensor();
+  quant.k_scale = kv_scale.tensor();
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.q_pass = q.nope.tensor();
+  input.k_pass = k.nope.tensor();
+  call.args.q = q.rope.tensor();
+  call.args.q_out = q_out.tensor();
+  call.args.k = k.rope.tensor();
+  call.args.k_out = k_out.tensor();
+  call.args.positions = pos_ids.tensor();
+  call.args.quant = &quant;
+  call.args.input = &input;
+  take_cos_sin(call, cos_sin);
+  Outcome &q_outcome = call.outcome(q_out), &k_outcome = call.outcome(k_out);
+  for (int64_t t = 0; t < nnz; ++t) {
+    const TurnRanges turns = turns_of(arithmetic, cos_sin, pos_ids.integer({t}));
+    for (int64_t h = 0; h < heads; ++h) {
+      expect(q_outcome, q_out.at({t, h, 0}), q.code_of(arithmetic, t, h, turns, quant_scale_q));
+    }
+    for (int64_t h = 0; h < k_heads; ++h) {
+      expect(k_outcome, k_out.at({t, h, 0}), k.code_of(arithmetic, t, h, turns, quant_scale_kv));
+    }
+  }
+  call.check(Direction::Forward);
+}
+
+// q joined to [512 | 64], and ckv and kpe to buffers of their own: pages with a table, or k_nope_out and k_rope_out, which
+// are caches with a token in each page.
+void check_mla(rope_dtype_t dtype, rope_dtype_t code, rope_dtype_t index_dtype, rope_style_t style, bool is_paged) {
+  const int64_t heads = 5, pages = is_paged ? max_num_pages : nnz, entries = is_paged ? page_size : 1;
+  const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
+  RopeCall call(dtype, latent_dim);
+  const Arithmetic arithmetic(dtype);
+  fill_latent(call.config);
+  call.config.style = style;
+  const PartedHeads q(call, heads), k(call, 1);
+  const Array q_out = call.data({nnz, heads, latent_dim}, code);
+  const Array ckv_cache = call.data({pages, entries, kv_lora_rank}, code);
+  const Array kpe_cache = call.data({pages, entries, qk_rope_head_dim}, code);
+  const Array cos_sin = call.table(ROPE_DTYPE_F32, {table_rows, qk_rope_head_dim});
+  const PageTable table(call, index_dtype);
+  const Array rows = call.positions(index_dtype, {nnz}, [](const Shape &at) { return at[0]; });
+  const Array q_scale = scales(call, {quant_scale_q}), kv_scale = scales(call, {quant_scale_kv});
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  quant.q_scale = q_scale.tensor();
+  quant.k_scale = quant.k_pass_scale = kv_scale.tensor();
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.q_pass = q.nope.tensor();
+  input.k_pass = k.nope.tensor();
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = kpe_cache.as({pages, entries, 1, qk_rope_head_dim});
+  cache.k_pass_cache = ckv_cache.as({pages, entries, 1, kv_lora_rank});
+  if (is_paged) {
+    table.take(cache);
+    cache.positions = {};
+  } else {
+    cache.slots = rows.tensor();
+  }
+  call.args.q = q.rope.tensor();
+  call.args.q_out = q_out.tensor();
+  call.args.k = k.rope.tensor();
+  call.args.positions = table.positions.tensor();
+  call.args.cache = &cache;
+  call.args.quant = &quant;
+  call.args.input = &input;
+  call.expect_no_fault();
+  take_cos_sin(call, cos_sin);
+  const auto turns = [&](int64_t t) { return turns_of(arithmetic, cos_sin, position_of(t)); };
+  Outcome &q_outcome = call.outcome(q_out), &ckv = call.outcome(ckv_cache), &kpe = call.outcome(kpe_cache);
+  for_each({nnz, heads}, [&](const Shape &at) {
+    expect(q_outcome, q_out.at({at[0], at[1], 0}), q.code_of(arithmetic, at[0], at[1], turns(at[0]), quant_scale_q));
+  });
+  const auto expect_k = [&](int64_t t, int64_t page, int64_t entry) {
+    const Row row = k.code_of(arithmetic, t, 0, turns(t), quant_scale_kv);
+    expect(ckv, ckv_cache.at({page, entry, 0}), Row(row.begin(), row.begin() + kv_lora_rank));
+    expect(kpe, kpe_cache.at({page, entry, 0}), Row(row.begin() + kv_lora_rank, row.end()));
+  };
+  if (is_paged) table.for_each_token(expect_k);
+  for (int64_t t = 0; !is_paged && t < nnz; ++t) expect_k(t, t, 0);
+  call.check(Direction::Forward);
+}
+
 }  // namespace
 
 TEST_CASE("flashinfer append_paged_kv_cache: NHD and HND, apart and stacked", "[systems][step]") {
@@ -263,6 +387,37 @@ TEST_CASE("flashinfer rope_quantize_fp8_append_paged_kv_cache: heads that are tu
           });
           call.check(Direction::Forward);
         }
+      }
+    }
+  }
+}
+
+// Heads are [rope, nope].
+TEST_CASE("flashinfer rope_quantize_fp8: q_nope and k_nope from tensors of their own", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (rope_style_t style : styles) check_parted(dtype, code, style, 128, 0, 2);
+    }
+  }
+}
+
+// Heads are [nope, rope], and k has one: both outputs are joined, or k's are apart.
+TEST_CASE("flashinfer mla_rope_quantize_fp8: q joined, k joined or apart", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (rope_style_t style : styles) {
+        check_parted(dtype, code, style, latent_dim, kv_lora_rank, 1);
+        check_mla(dtype, code, ROPE_DTYPE_I32, style, false);
+      }
+    }
+  }
+}
+
+TEST_CASE("flashinfer rope_quantize_fp8_append_paged_kv_cache: MLA, ckv and kpe to the pages", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : code_types) {
+      for (rope_dtype_t index_dtype : integers) {
+        for (rope_style_t style : styles) check_mla(dtype, code, index_dtype, style, true);
       }
     }
   }

@@ -360,3 +360,88 @@ TEST_CASE("sglang fused_fp8_qkv_kv_cache: q, k and v to FP8 in one call", "[syst
     }
   }
 }
+
+// set_mla_kv_buffer with k_nope as the pass of k_rope: a pool of the data's type, or one of 8 bits, to which its
+// _fp8_quant casts without a scale.
+TEST_CASE("sglang set_mla_kv_buffer: k_rope with k_nope as its pass, FP8 too", "[systems][step]") {
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : cache_types) {
+      for (rope_dtype_t loc_dtype : integers) {
+        RopeCall call(dtype, latent_dim);
+        fill_latent(call.config);
+        const Array k_nope = call.data({T, 1, kv_lora_rank}), k_rope = call.data({T, 1, qk_rope_head_dim});
+        const Array kv_buffer = call.data({pool_size, 1, latent_dim}, code);
+        const Array loc = out_loc_of(call, loc_dtype);
+        rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+        input.k_pass = k_nope.tensor();
+        rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+        cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+        cache.k_cache = pages_of(kv_buffer, 1, latent_dim);
+        cache.slots = loc.tensor();
+        call.args.flags = ROPE_FLAG_UNROTATED;
+        call.args.k = k_rope.tensor();
+        call.args.cache = &cache;
+        call.args.input = &input;
+        call.expect_no_fault();
+        Outcome &codes = call.outcome(kv_buffer);
+        Formula &nope = call.formula(k_nope, kv_buffer), &rope = call.formula(k_rope, kv_buffer);
+        for (int64_t t = 0; t < T; ++t) {
+          const int64_t row = loc.integer({t});
+          if (row == 0) continue;
+          const int64_t to = kv_buffer.at({row, 0, 0}), from = k_nope.at({t, 0, 0}), tail = k_rope.at({t, 0, 0});
+          if (code) {
+            expect(codes, to, read(k_nope, from, kv_lora_rank));
+            expect(codes, to + kv_lora_rank, read(k_rope, tail, qk_rope_head_dim));
+          } else {
+            copy(nope, to, from, kv_lora_rank);
+            copy(rope, to + kv_lora_rank, tail, qk_rope_head_dim);
+          }
+        }
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
+// amax / 448 of each tile without a floor, and codes by its reciprocal. 2^-149, the least number of fp32, is the floor
+// that changes no tile; a tile of zeros, whose codes are NaN there (0 times infinity), has codes 0 here.
+TEST_CASE("sglang quantize_k_cache: codes of nope with scales, rope as it is", "[systems][step]") {
+  const int64_t tokens = 40, size = 64;
+  const std::vector<Real> largest = {1e-20L, 1e-12L, 1e-6L, 0.01L, 0.3L, 1, 3.3L, 14, 448, 450, 60000};
+  const auto rule = [](Real amax) { return single(amax / 448); };
+  for (rope_dtype_t loc_dtype : integers) {
+    RopeCall call(ROPE_DTYPE_BF16, latent_dim);
+    const Arithmetic arithmetic(call.config.dtype);
+    fill_latent(call.config);
+    const Array k_nope = grouped_data(call, {tokens, 1, kv_lora_rank}, 128, largest);
+    const Array k_rope = call.data({tokens, 1, qk_rope_head_dim});
+    const LatentRows rows(call, size, 1);
+    const Array loc = call.positions(loc_dtype, {tokens}, [](const Shape &at) { return at[0] * 13 % size; });
+    rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+    quant.scale_floor = 0x1p-149;
+    rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+    input.k_pass = k_nope.tensor();
+    rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+    cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
+    rows.take(cache);
+    cache.slots = loc.tensor();
+    call.args.flags = ROPE_FLAG_UNROTATED;
+    call.args.k = k_rope.tensor();
+    call.args.cache = &cache;
+    call.args.quant = &quant;
+    call.args.input = &input;
+    call.expect_no_fault();
+    Outcome &codes = call.outcome(rows.bytes), &scales = call.outcome(rows.scales);
+    Formula &rope = call.formula(k_rope, rows.words);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t page = loc.integer({t});
+      if (page == 0) continue;
+      const Row nope = read(k_nope, k_nope.at({t, 0, 0}), kv_lora_rank);
+      const ScaledRow row = arithmetic.scaled_in_groups(nope, 4, rule, CodeBy::Reciprocal);
+      expect(codes, rows.code_at(page, 0), row.codes);
+      expect(scales, rows.scale_at(page, 0), row.scales);
+      copy(rope, rows.turned_at(page, 0), k_rope.at({t, 0, 0}), qk_rope_head_dim);
+    }
+    call.check(Direction::Forward);
+  }
+}

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/random.hpp"
 #include "support/tolerance.hpp"
 
 namespace systems {
@@ -158,18 +159,27 @@ Row Arithmetic::divided(Row row, Real divisor) const {
   return row;
 }
 
-Group Arithmetic::grouped(const Row &row, const std::function<Real(Real largest)> &scale_of, bool divides) const {
+Group Arithmetic::grouped(const Row &row, const ScaleRule &rule, CodeBy by) const {
   const Range largest = largest_of(row);
-  const Range scale = {scale_of(largest.low), scale_of(largest.high)};
-  const auto by = [&](Real of) {
-    return divides ? divided(row, of) : scaled(row, oracle::nearest(ROPE_DTYPE_F32, 1 / of));
-  };
-  Group group = {scale, by(scale.low)};
-  const Row other = by(scale.high);
+  const Range scale = {rule(largest.low), rule(largest.high)};
+  const auto with = [&](Real of) { return by == CodeBy::Quotient ? divided(row, of) : scaled(row, single(1 / of)); };
+  Group group = {scale, with(scale.low)};
+  const Row other = with(scale.high);
   for (size_t i = 0; i < row.size(); ++i) {
     group.row[i] = {std::min(group.row[i].low, other[i].low), std::max(group.row[i].high, other[i].high)};
   }
   return group;
+}
+
+ScaledRow Arithmetic::scaled_in_groups(const Row &row, int64_t groups, const ScaleRule &rule, CodeBy by) const {
+  ScaledRow result;
+  const int64_t channels = static_cast<int64_t>(row.size()) / groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    const Group group = grouped(Row(row.begin() + g * channels, row.begin() + (g + 1) * channels), rule, by);
+    result.scales.push_back(group.scale);
+    result.codes.insert(result.codes.end(), group.row.begin(), group.row.end());
+  }
+  return result;
 }
 
 TurnRange Arithmetic::computed(int64_t position, Real inv_freq, Real scale) const {
@@ -275,6 +285,38 @@ rope_cache_args_t cache_args(const PagedCaches &caches) {
   args.k_cache = caches.view(false);
   args.v_cache = caches.view(true);
   return args;
+}
+
+void fill_latent(rope_config_t &config) {
+  config.layout = ROPE_LAYOUT_THD;
+  config.rotary_dim = qk_rope_head_dim;
+  config.rotary_offset = kv_lora_rank;
+}
+
+LatentRows::LatentRows(RopeCall &call, int64_t pages, int64_t entries)
+    : bytes(call.data({pages, entries, kv_lora_rank + 4 * 4 + 2 * qk_rope_head_dim}, ROPE_DTYPE_F8_E4M3)),
+      scales(as_type(bytes, ROPE_DTYPE_F32)),
+      words(as_type(bytes, call.config.dtype)) {}
+
+void LatentRows::take(rope_cache_args_t &cache) const {
+  const int64_t pages = bytes.shape[0], entries = bytes.shape[1];
+  const auto part = [&](const Array &array, int64_t first, int64_t count) {
+    return narrow(array.as({pages, entries, 1, array.shape[2]}), 3, first, count);
+  };
+  cache.k_pass_cache = part(bytes, code_at(0, 0), kv_lora_rank);
+  cache.k_pass_scales = part(scales, scale_at(0, 0), 4);
+  cache.k_cache = part(words, turned_at(0, 0), qk_rope_head_dim);
+}
+
+Array grouped_data(RopeCall &call, const Shape &shape, int64_t group, const std::vector<Real> &largest) {
+  Random random(static_cast<uint64_t>(group));
+  int64_t number = 0;
+  return call.values(call.config.dtype, shape, [&](const Shape &) {
+    const int64_t g = number / group, c = number % group;
+    ++number;
+    const Real most = largest[g % static_cast<int64_t>(largest.size())], share = random.uniform(-1, 1);
+    return c == g * 29 % group ? std::copysign(most, share) : most * share;
+  });
 }
 
 Real single(Real value) {

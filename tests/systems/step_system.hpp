@@ -13,6 +13,8 @@ namespace systems {
 // What serving systems keep activations in; they do not compute with F64.
 constexpr rope_dtype_t serving[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 constexpr rope_dtype_t code_types[] = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
+constexpr rope_dtype_t cache_types[] = {0, ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};  // 0: that of the data
+constexpr rope_dtype_t of_16_bits[] = {ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 
 // The channels of a head, or of all heads of a token.
 using Row = std::vector<Range>;
@@ -25,10 +27,23 @@ using TurnRanges = std::function<TurnRange(int64_t pair)>;
 // The largest magnitude of a row.
 Range largest_of(const Row &row);
 
+// The scale of values whose largest magnitude is given; a larger one has no smaller scale.
+using ScaleRule = std::function<Real(Real largest)>;
+
 // What is written of a group: its scale, and the numbers that become its codes.
 struct Group {
   Range scale;
   Row row;
+};
+
+// The same of neighbouring groups.
+struct ScaledRow {
+  Row codes, scales;
+};
+
+enum class CodeBy {
+  Quotient,   // x / scale
+  Reciprocal  // x * (1 / scale), each rounded to fp32
 };
 
 // A norm, in the words of its formula: y = x * r * (weight + offset) + bias.
@@ -60,9 +75,10 @@ class Arithmetic {
   // Each times a factor, or by a divisor, rounded once.
   Row scaled(Row row, Real factor) const;
   Row divided(Row row, Real divisor) const;
+  ScaledRow scaled_in_groups(const Row &row, int64_t groups, const ScaleRule &rule, CodeBy by = CodeBy::Quotient) const;
 
-  // By the scale that follows from the largest magnitude, which grows with it: times its rounded reciprocal, or divided.
-  Group grouped(const Row &row, const std::function<Real(Real largest)> &scale_of, bool divides = false) const;
+  // By the scale that the rule says.
+  Group grouped(const Row &row, const ScaleRule &rule, CodeBy by = CodeBy::Reciprocal) const;
 
   // cos and sin of an angle that librope computes, times its attention_scale.
   TurnRange computed(int64_t position, Real inv_freq, Real scale = 1) const;
@@ -129,6 +145,26 @@ struct PagedCaches {
 };
 
 rope_cache_args_t cache_args(const PagedCaches &caches);
+
+// DeepSeek's latent head: kv_lora_rank channels that are not turned, then qk_rope_head_dim that are.
+constexpr int64_t kv_lora_rank = 512, qk_rope_head_dim = 64, latent_dim = kv_lora_rank + qk_rope_head_dim;
+void fill_latent(rope_config_t &config);
+
+// Latent rows of 656 bytes, full of old values: codes of kv_lora_rank channels, F32 scales of four tiles of them, and
+// the turned channels in the call's 16 bits.
+struct LatentRows {
+  LatentRows(RopeCall &call, int64_t pages, int64_t entries);
+
+  void take(rope_cache_args_t &cache) const;
+  int64_t code_at(int64_t page, int64_t entry) const { return bytes.at({page, entry, 0}); }
+  int64_t scale_at(int64_t page, int64_t entry) const { return scales.at({page, entry, kv_lora_rank / 4}); }
+  int64_t turned_at(int64_t page, int64_t entry) const { return words.at({page, entry, (kv_lora_rank + 16) / 2}); }
+
+  Array bytes, scales, words;  // one memory
+};
+
+// Random rows in groups of `group` channels, whose largest magnitudes are those listed, in turn.
+Array grouped_data(RopeCall &call, const Shape &shape, int64_t group, const std::vector<Real> &largest);
 // A number of fp32.
 Real single(Real value);
 // The bytes of codes, and what lies beside them in their rows, as F32.

@@ -84,6 +84,26 @@ rope_tensor_t every(const rope_tensor_t &view, int axis, int64_t start, int64_t 
   return result;
 }
 
+rope_tensor_t strided(const Array &array, int64_t first, const Shape &shape, const Shape &stride) {
+  rope_tensor_t view = array.memory;
+  view.data = element_at(array.memory, {first});
+  view.ndim = static_cast<uint16_t>(shape.size());
+  view.flags = ROPE_TENSOR_STRIDED;
+  std::copy(shape.begin(), shape.end(), view.shape);
+  std::copy(stride.begin(), stride.end(), view.stride);
+  return view;
+}
+
+Array as_type(const Array &array, rope_dtype_t dtype) {
+  Array result = array;
+  const int64_t size = oracle::element_size(dtype), bytes = oracle::element_size(array.memory.dtype);
+  REQUIRE(array.shape.back() * bytes % size == 0);
+  result.shape.back() = array.shape.back() * bytes / size;
+  result.memory.dtype = dtype;
+  result.memory.shape[0] = count_of(result.shape);
+  return result;
+}
+
 Rotation by_angle(Real angle) {
   return {std::cos(angle), std::sin(angle)};
 }

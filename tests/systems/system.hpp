@@ -61,6 +61,10 @@ struct Array {
 rope_tensor_t permuted(const rope_tensor_t &view, const std::vector<int> &axes);
 rope_tensor_t expanded(const rope_tensor_t &view, int axis, int64_t length);
 rope_tensor_t every(const rope_tensor_t &view, int axis, int64_t start, int64_t step);
+// Any strides, from an element of the array on.
+rope_tensor_t strided(const Array &array, int64_t first, const Shape &shape, const Shape &stride);
+// The same bytes as elements of another type, along the last axis.
+Array as_type(const Array &array, rope_dtype_t dtype);
 
 // The element of a channel of a head, and the cosine and sine of a pair or channel.
 using Element = std::function<int64_t(int64_t channel)>;

@@ -1,6 +1,7 @@
-// tensorrt_llm_tests.cpp - TensorRT-LLM's fusedQKNormRope: packed qkv, angles computed on the fly, YaRN
+// tensorrt_llm_tests.cpp - TensorRT-LLM's fusedQKNormRope: packed qkv, angles computed on the fly, YaRN; its
+// preprocessing of qkv and its MLA kernels
 //
-// Its angles are powf and __sincosf of fp32; librope's are exact.
+// The angles of fusedQKNormRope are powf and __sincosf of fp32; librope's are exact.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -75,6 +76,82 @@ void check_packed(rope_dtype_t dtype, rope_style_t style, bool is_yarn, int32_t 
       return arithmetic.computed(position, yarn.frequency(i, rotary_dim), is_yarn ? attention_factor : 1);
     };
     expect(outcome, head, arithmetic.rotated(style, 0, rotary_dim, row, turn));
+  });
+  call.check(Direction::Forward);
+}
+
+// applyMLARope, generation: a step of S tokens of each sequence behind its cache. q_pe, a slice of q, is turned into the
+// tail of heads whose first 512 channels a matrix product has written (the absorption); with an FP8 cache the whole
+// heads become FP8 in another tensor, from what is rounded to the data's type. fuse_buf holds the latent and k_pe.
+void check_generation(rope_dtype_t dtype, bool is_fp8) {
+  const int64_t batch = 3, seq_len = 2, heads = 5, nope = 128, tokens_per_block = 4, num_blocks = 11, max_blocks = 3;
+  const int64_t max_position = 13, lengths[] = {12, 2, 7};  // with this step
+  const Real quant_scale_q = single(41.3L), quant_scale_kv = single(73.1L);
+  const rope_dtype_t code = is_fp8 ? ROPE_DTYPE_F8_E4M3 : 0;
+  RopeCall call(dtype, latent_dim);
+  const Arithmetic arithmetic(dtype);
+  fill_latent(call.config);
+  call.config.layout = ROPE_LAYOUT_BSHD;
+  call.config.style = ROPE_STYLE_INTERLEAVED;
+  call.config.theta = 0;
+  if (is_fp8) call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array q = call.data({batch, seq_len, heads, nope + qk_rope_head_dim});
+  const Array qkv_output = call.data({batch, seq_len, heads, latent_dim});
+  const Array quant_q = call.data({batch, seq_len, heads, latent_dim}, ROPE_DTYPE_F8_E4M3);
+  const Array fuse_buf = call.data({batch, seq_len, 1, latent_dim});
+  const Array kv_cache = call.data({num_blocks, tokens_per_block, 1, latent_dim}, code);
+  const Array cos_sin = call.table(ROPE_DTYPE_F32, {max_position, qk_rope_head_dim / 2, 2});
+  const Array kv_cache_lengths =
+      call.positions(ROPE_DTYPE_I32, {batch}, [&](const Shape &at) { return lengths[at[0]]; });
+  const Array block_offsets = call.positions(ROPE_DTYPE_I32, {batch, max_blocks}, [&](const Shape &at) {
+    return at[1] * tokens_per_block < lengths[at[0]] ? (at[0] * max_blocks + at[1]) * 5 % num_blocks : -1;
+  });
+  const Array q_scale = scales(call, {quant_scale_q}), kv_scale = scales(call, {quant_scale_kv});
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  quant.q_scale = q_scale.tensor();
+  quant.k_scale = kv_scale.tensor();
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.q_pass = narrow(qkv_output.tensor(), 3, 0, kv_lora_rank);
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = kv_cache.tensor();
+  cache.page_table = block_offsets.tensor();
+  call.args.q = narrow(q.tensor(), 3, nope, qk_rope_head_dim);
+  call.args.q_out = is_fp8 ? quant_q.tensor() : narrow(qkv_output.tensor(), 3, kv_lora_rank, qk_rope_head_dim);
+  call.args.k = fuse_buf.tensor();
+  call.args.start_positions = kv_cache_lengths.tensor();
+  call.args.position_offset = -seq_len;
+  call.args.cos = select(cos_sin.tensor(), 2, 0);
+  call.args.sin = select(cos_sin.tensor(), 2, 1);
+  call.args.cache = &cache;
+  if (is_fp8) {
+    call.args.quant = &quant;
+    call.args.input = &input;
+  }
+  call.expect_no_fault();
+  Outcome &q_outcome = call.outcome(is_fp8 ? quant_q : qkv_output), &cached = call.outcome(kv_cache);
+  for_each({batch, seq_len}, [&](const Shape &at) {
+    const int64_t b = at[0], s = at[1], position = lengths[b] - seq_len + s;
+    const auto turn = [&](int64_t pair) {
+      return TurnRange{arithmetic.number(cos_sin.value({position, pair, 0})),
+                       arithmetic.number(cos_sin.value({position, pair, 1}))};
+    };
+    const auto turned = [&](const Array &array, int64_t first) {
+      return arithmetic.rounded_to_dtype(
+          arithmetic.rotated(ROPE_STYLE_INTERLEAVED, 0, qk_rope_head_dim, read(array, first, qk_rope_head_dim), turn));
+    };
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t to = qkv_output.at({b, s, h, 0});
+      const Row tail = turned(q, q.at({b, s, h, nope}));
+      expect(q_outcome, to + kv_lora_rank, is_fp8 ? arithmetic.scaled(tail, quant_scale_q) : tail);
+      if (is_fp8) expect(q_outcome, to, arithmetic.scaled(read(qkv_output, to, kv_lora_rank), quant_scale_q));
+    }
+    const int64_t block = block_offsets.integer({b, position / tokens_per_block});
+    const int64_t from = fuse_buf.at({b, s, 0, 0}), to = kv_cache.at({block, position % tokens_per_block, 0, 0});
+    Row row = read(fuse_buf, from, kv_lora_rank);
+    const Row tail = turned(fuse_buf, from + kv_lora_rank);
+    row.insert(row.end(), tail.begin(), tail.end());
+    expect(cached, to, is_fp8 ? arithmetic.scaled(row, quant_scale_kv) : row);
   });
   call.check(Direction::Forward);
 }
@@ -156,4 +233,12 @@ TEST_CASE("TensorRT-LLM QKV preprocessing: logn_scaling of q, k and v to FP8 blo
       call.check(Direction::Forward);
     }
   }
+}
+
+TEST_CASE("TensorRT-LLM applyMLARope: generation, q joined with the latent, heads of 576 cached", "[systems][step]") {
+  for (rope_dtype_t dtype : of_16_bits) check_generation(dtype, false);
+}
+
+TEST_CASE("TensorRT-LLM applyMLARope: generation, q and the cache in FP8", "[systems][step]") {
+  for (rope_dtype_t dtype : of_16_bits) check_generation(dtype, true);
 }

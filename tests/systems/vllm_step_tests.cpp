@@ -270,9 +270,48 @@ void check_indexer_cache(rope_dtype_t dtype, bool is_ue8m0, Real tolerated) {
   };
   Outcome &codes = call.outcome(kv_cache), &scales = call.outcome(floats);
   for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
-    const Group group = arithmetic.grouped(read(k, k.at({t, 0}), head_dim), scale_of, true);
+    const Group group = arithmetic.grouped(read(k, k.at({t, 0}), head_dim), scale_of, CodeBy::Quotient);
     expect(codes, kv_cache.at({page, entry * head_dim}), group.row);
     expect(scales, floats.at({page, entries * head_dim / 4 + entry}), {group.scale});
+  });
+  call.check(Direction::Forward);
+}
+
+// fp8_ds_mla: kv_c as codes with a scale for each tile of 128, k_pe beside them as it is. The tiles' largest magnitudes
+// are 0 and numbers around every step of the scale's rule.
+void check_ds_mla(rope_dtype_t dtype, double scale_floor, uint32_t flags, const ScaleRule &rule,
+                  const std::vector<Real> &largest, Real tolerated) {
+  const int64_t tokens = 40, pages = 6, entries = 8;
+  RopeCall call(dtype, latent_dim);
+  const Arithmetic arithmetic(dtype);
+  fill_latent(call.config);
+  call.config.theta = 0;
+  const Array kv_c = grouped_data(call, {tokens, kv_lora_rank}, 128, largest);
+  const Array k_pe = call.data({tokens, qk_rope_head_dim});
+  const LatentRows rows(call, pages, entries);
+  const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, pages * entries);
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.flags = flags;
+  quant.scale_floor = scale_floor;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.k_pass = kv_c.as({tokens, 1, kv_lora_rank});
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rows.take(cache);
+  cache.slots = slots.tensor();
+  call.args.flags = ROPE_FLAG_UNROTATED;
+  call.args.k = k_pe.as({tokens, 1, qk_rope_head_dim});
+  call.args.cache = &cache;
+  call.args.quant = &quant;
+  call.args.input = &input;
+  call.expect_no_fault();
+  call.tolerate_codes(tolerated);
+  Outcome &codes = call.outcome(rows.bytes), &scales = call.outcome(rows.scales);
+  Formula &tail = call.formula(k_pe, rows.words);
+  for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+    const ScaledRow row = arithmetic.scaled_in_groups(read(kv_c, kv_c.at({t, 0}), kv_lora_rank), 4, rule);
+    expect(codes, rows.code_at(page, entry), row.codes);
+    expect(scales, rows.scale_at(page, entry), row.scales);
+    copy(tail, rows.turned_at(page, entry), k_pe.at({t, 0}), qk_rope_head_dim);
   });
   call.check(Direction::Forward);
 }
@@ -519,4 +558,80 @@ TEST_CASE("vLLM concat_and_cache_mla_rope_fused: q_pe and k_pe turned on the way
       call.check(Direction::Forward);
     }
   }
+}
+
+// kv_c as the pass of k_pe: one cache of 576 channels, in the data's type or by one scale, k_pe turned on the way or not.
+// k_pe itself is only read.
+TEST_CASE("vLLM concat_and_cache_mla: k_pe with kv_c as its pass", "[systems][step]") {
+  const int64_t pages = 3, entries = 8;
+  const Real by = 0x1p-7L;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t code : cache_types) {
+      for (bool is_turned : {false, true}) {
+        RopeCall call(dtype, latent_dim);
+        const Arithmetic arithmetic(dtype);
+        fill_latent(call.config);
+        call.config.style = ROPE_STYLE_INTERLEAVED;
+        call.config.theta = 0;
+        const Array kv_c = call.data({T, kv_lora_rank}), k_pe = call.data({T, qk_rope_head_dim});
+        const Array kv_cache = call.data({pages, entries, latent_dim}, code);
+        const Array table = call.table(ROPE_DTYPE_F32, {max_position, qk_rope_head_dim});
+        const Array positions = positions_of(call), scale = scales(call, {by});
+        const Array slots = slot_mapping(call, ROPE_DTYPE_I64, mapped, pages * entries);
+        rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+        quant.k_scale = scale.tensor();
+        rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+        input.k_pass = kv_c.as({T, 1, kv_lora_rank});
+        rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+        cache.k_cache = kv_cache.as({pages, entries, 1, latent_dim});
+        cache.slots = slots.tensor();
+        call.args.flags = is_turned ? 0 : ROPE_FLAG_UNROTATED;
+        call.args.k = k_pe.as({T, 1, qk_rope_head_dim});
+        call.args.cache = &cache;
+        call.args.input = &input;
+        if (code) call.args.quant = &quant;
+        if (is_turned) {
+          call.args.positions = positions.tensor();
+          take_cos_sin(call, table);
+        }
+        call.expect_no_fault();
+        Outcome &outcome = call.outcome(kv_cache);
+        Formula &latent = call.formula(kv_c, kv_cache);
+        for_each_slot(slots, entries, [&](int64_t t, int64_t page, int64_t entry) {
+          const int64_t row = kv_cache.at({page, entry, 0});
+          Row tail = read(k_pe, k_pe.at({t, 0}), qk_rope_head_dim);
+          if (is_turned) {
+            const TurnRanges turns = turns_of(arithmetic, table, positions.integer({t}));
+            tail = arithmetic.rotated(ROPE_STYLE_INTERLEAVED, 0, qk_rope_head_dim, tail, turns);
+          }
+          expect(outcome, row + kv_lora_rank, code ? arithmetic.divided(tail, by) : tail);
+          if (code) {
+            expect(outcome, row, arithmetic.divided(read(kv_c, kv_c.at({t, 0}), kv_lora_rank), by));
+          } else {
+            copy(latent, row, kv_c.at({t, 0}), kv_lora_rank);
+          }
+        });
+        call.check(Direction::Forward);
+      }
+    }
+  }
+}
+
+// 448 * 1e-4 as the floor of the magnitudes is 1e-4 as that of the scales before they become powers of two: both give
+// 2^-13 up to 448 * 2^-13, which is 0.0546875.
+TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, scales of powers of two", "[systems][step]") {
+  const std::vector<Real> largest = {0, 1e-6L,      0x1.6p-5L, 0x1.7p-5L,  0x1.bep-5L, 0x1.cp-5L, 0x1.c2p-5L, 0.3L,
+                                     3, 0x1.bep+3L, 14,        0x1.c2p+3L, 447,        448,       450,        60000};
+  const auto rule = [](Real amax) { return std::exp2(std::ceil(std::log2(std::max(amax / 448, 1e-4L)))); };
+  for (rope_dtype_t dtype : of_16_bits) {
+    check_ds_mla(dtype, 448 * 1e-4, ROPE_QUANT_FLAG_POWER_OF_TWO, rule, largest, 0);
+  }
+}
+
+// The older rule: FLT_MIN is the scale of magnitudes up to 448 * FLT_MIN, which fp32 has. Codes are quotients.
+TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, any scales", "[systems][step]") {
+  const std::vector<Real> largest = {0,    0x1p-126L, 0x1.bep-118L, 0x1.cp-118L, 0x1.c2p-118L, 1e-20L, 0.01L, 0x1.7p-5L,
+                                     0.3L, 1,         3.3L,         14,          450,          60000};
+  const auto rule = [](Real amax) { return std::max(single(amax / 448), 0x1p-126L); };
+  for (rope_dtype_t dtype : of_16_bits) check_ds_mla(dtype, 448 * 0x1p-126, 0, rule, largest, 1e-3L);
 }
