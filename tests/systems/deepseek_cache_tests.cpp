@@ -1,7 +1,8 @@
 // deepseek_cache_tests.cpp - DeepSeek V4's step: q normed without weights, the tails of q and kv turned, and kv, which is k
 // and v, into latent pages whose scales are powers of two
 //
-// kv is rounded to the data's type before it is scaled. The floor of a magnitude is 1e-4.
+// kv is rounded to the data's type before it is scaled, which changes no channel that is not turned: none of V4's codes,
+// but V4.1's. The floor of a magnitude is 1e-4.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -106,7 +107,6 @@ Row part(const Row &row, int64_t first, int64_t count) {
 void check_v4(rope_dtype_t dtype, int64_t padding) {
   const int64_t data_bytes = nope_dim + 2 * rotary_dim, scale_bytes = 8, groups = nope_dim / 64;
   RopeCall call(dtype, head_dim);
-  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
   KvStep step(call, grouped_data(call, {tokens, head_dim}, 64, magnitudes));
   const QStep q(call, 3, 4, 0);
   const int64_t page_bytes = entries * (data_bytes + scale_bytes) + padding;
