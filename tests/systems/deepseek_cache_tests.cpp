@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "step_system.hpp"

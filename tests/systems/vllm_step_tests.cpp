@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "step_system.hpp"
@@ -312,6 +313,68 @@ void check_ds_mla(rope_dtype_t dtype, double scale_floor, uint32_t flags, const 
     expect(codes, rows.code_at(page, entry), row.codes);
     expect(scales, rows.scale_at(page, entry), row.scales);
     copy(tail, rows.turned_at(page, entry), k_pe.at({t, 0}), qk_rope_head_dim);
+  });
+  call.check(Direction::Forward);
+}
+
+// Kimi K3's prefill: k_out of each head is k_nope, then the one k_pe, and q and k are turned there or not. To FP8 by the
+// reciprocals of three scales, with v; in the data's type q stays in place, and v is left.
+void check_kimi_k3(rope_dtype_t dtype, rope_dtype_t code, bool is_turned) {
+  const int64_t heads = 3, nope = 128, rotary_dim = 64, head_dim = nope + rotary_dim;
+  const Real q_by = single(31.7L), k_by = single(17.3L), v_by = single(53.9L);
+  RopeCall call(dtype, head_dim);
+  const Arithmetic arithmetic(dtype);
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = ROPE_STYLE_INTERLEAVED;
+  call.config.rotary_dim = rotary_dim;
+  call.config.rotary_offset = nope;
+  call.config.theta = 0;
+  const Array q = call.data({T, heads, head_dim}), q_fp8 = call.data({T, heads, head_dim}, ROPE_DTYPE_F8_E4M3);
+  const Array k_nope = call.data({T, heads, nope}), k_pe = call.data({T, rotary_dim});
+  const Array k_out = call.data({T, heads, head_dim}, code);
+  const Array v = call.data({T, heads, nope}), v_fp8 = call.data({T, heads, nope}, ROPE_DTYPE_F8_E4M3);
+  const Array table = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
+  const Array positions = positions_of(call);
+  const Array q_scale = scales(call, {q_by}), k_scale = scales(call, {k_by}), v_scale = scales(call, {v_by});
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  quant.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  quant.q_scale = q_scale.tensor();
+  quant.k_scale = k_scale.tensor();
+  quant.v_scale = v_scale.tensor();
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.k_pass = k_nope.tensor();
+  call.args.flags = is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED;
+  call.args.q = q.tensor();
+  call.args.k = expanded(k_pe.as({T, 1, rotary_dim}), 1, heads);
+  call.args.k_out = k_out.tensor();
+  call.args.input = &input;
+  if (code) {
+    call.args.q_out = q_fp8.tensor();
+    call.args.v = v.tensor();
+    call.args.v_out = v_fp8.tensor();
+    call.args.quant = &quant;
+  }
+  if (is_turned) {
+    call.args.positions = positions.tensor();
+    take_cos_sin(call, table);
+  }
+  const auto result = [&](int64_t t, Row row, Real by) {
+    if (is_turned) {
+      row = arithmetic.rotated(ROPE_STYLE_INTERLEAVED, nope, rotary_dim, std::move(row),
+                               turns_of(arithmetic, table, positions.integer({t})));
+    }
+    return code ? arithmetic.scaled(row, by) : row;
+  };
+  Outcome &q_outcome = call.outcome(code ? q_fp8 : q), &k_outcome = call.outcome(k_out);
+  Outcome &v_outcome = call.outcome(v_fp8);
+  for_each({T, heads}, [&](const Shape &at) {
+    const int64_t t = at[0], h = at[1];
+    expect(q_outcome, q.at({t, h, 0}), result(t, read(q, q.at({t, h, 0}), head_dim), q_by));
+    Row row = read(k_nope, k_nope.at({t, h, 0}), nope);
+    const Row tail = read(k_pe, k_pe.at({t, 0}), rotary_dim);
+    row.insert(row.end(), tail.begin(), tail.end());
+    expect(k_outcome, k_out.at({t, h, 0}), result(t, row, k_by));
+    if (code) expect(v_outcome, v_fp8.at({t, h, 0}), arithmetic.scaled(read(v, v.at({t, h, 0}), nope), v_by));
   });
   call.check(Direction::Forward);
 }
@@ -635,4 +698,12 @@ TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, any scales", "[systems][step]"
                                      0.3L, 1,         4.3125L,      14,          450,          60000};
   const auto rule = [](Real amax) { return std::max(single(amax / 448), 0x1p-126L); };
   for (rope_dtype_t dtype : of_16_bits) check_ds_mla(dtype, 448 * 0x1p-126, 0, rule, largest, 6e-4L);
+}
+
+TEST_CASE("vLLM fused_kimi_k3_mla_key_concat_kv_cache: k_nope beside one k_pe in every head", "[systems][step]") {
+  for (rope_dtype_t dtype : of_16_bits) {
+    for (rope_dtype_t code : {rope_dtype_t{0}, rope_dtype_t{ROPE_DTYPE_F8_E4M3}}) {
+      for (bool is_turned : {false, true}) check_kimi_k3(dtype, code, is_turned);
+    }
+  }
 }
