@@ -44,6 +44,14 @@ static const gating_t SWIGLU = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 0.0, 0.0, 0.
 static const gating_t GPT_OSS = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 1.702, 7.0, 1.0};
 static const gating_t GEGLU = {"GeGLU", SWIGLU_ACTIVATION_GEGLU_TANH, 0.0, 0.0, 0.0};
 
+/* Multi-head latent attention: one latent head serves as key and value of all. */
+typedef struct latent {
+  int width;   /* channels of the latent head that are not rotated; the rotated ones are head_dim */
+  int q_width; /* those of each query head, which lie before its rotated ones */
+} latent_t;
+
+static const latent_t DEEPSEEK = {512, 128};
+
 typedef struct model {
   const char *name;
   int q_heads, k_heads, head_dim, rotary_dim;
@@ -56,24 +64,27 @@ typedef struct model {
   const char *note;
   double norm_eps;        /* of the RMS norm of q and k heads before the rotation; 0: none */
   const gating_t *gating; /* of its MLP */
+  const latent_t *latent; /* NULL: none */
 } model_t;
 
 static const model_t MODELS[] = {
     {"llama-3.1-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 8.0, 131072, 14336, 4096,
-     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq", 0.0, &SWIGLU},
+     "frequencies scaled by Llama 3.1's recipe, passed as inv_freq", 0.0, &SWIGLU, NULL},
     {"llama-3-70b", 64, 8, 128, 128, ROPE_STYLE_HALF, 5e5, 0.0, 8192, 28672, 2048, "frequencies from theta", 0.0,
-     &SWIGLU},
+     &SWIGLU, NULL},
     {"gpt-j-6b", 16, 16, 256, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 2048, 16384, 2048,
-     "its own MLP has no gate: SwiGLU runs at its width only", 0.0, &SWIGLU},
+     "its own MLP has no gate: SwiGLU runs at its width only", 0.0, &SWIGLU, NULL},
     {"qwen2.5-7b", 28, 4, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 131072, 18944, 4096, "frequencies from theta", 0.0,
-     &SWIGLU},
+     &SWIGLU, NULL},
     {"qwen3-8b", 32, 8, 128, 128, ROPE_STYLE_HALF, 1e6, 0.0, 40960, 12288, 4096,
-     "q and k normed before the rotation, k and v written to a paged cache, in one call", 1e-6, &SWIGLU},
+     "q and k normed before the rotation, k and v written to a paged cache, in one call", 1e-6, &SWIGLU, NULL},
     {"deepseek-v3", 128, 1, 64, 64, ROPE_STYLE_INTERLEAVED, 1e4, 0.0, 4096, 18432, 2048,
-     "the rotated channels of its heads alone, before their context is scaled", 0.0, &SWIGLU},
+     "the rotated channels of its heads alone, before their context is scaled; then these as the tails of its query "
+     "heads, and the latent head written to a paged cache, in one call",
+     0.0, &SWIGLU, &DEEPSEEK},
     {"gpt-oss-120b", 64, 8, 64, 64, ROPE_STYLE_HALF, 150000.0, 0.0, 4096, 2880, 4096,
-     "before its context is scaled; SwiGLU with its alpha, limit and offset", 0.0, &GPT_OSS},
-    {"gemma-2-9b", 16, 8, 256, 256, ROPE_STYLE_HALF, 1e4, 0.0, 8192, 14336, 4096, "GeGLU by tanh", 0.0, &GEGLU},
+     "before its context is scaled; SwiGLU with its alpha, limit and offset", 0.0, &GPT_OSS, NULL},
+    {"gemma-2-9b", 16, 8, 256, 256, ROPE_STYLE_HALF, 1e4, 0.0, 8192, 14336, 4096, "GeGLU by tanh", 0.0, &GEGLU, NULL},
 };
 #define NUM_MODELS ((int)(sizeof(MODELS) / sizeof(MODELS[0])))
 
@@ -326,7 +337,8 @@ typedef enum {
   DATA_GRAD_OUT,
   DATA_V,
   DATA_Q_WEIGHT,
-  DATA_K_WEIGHT
+  DATA_K_WEIGHT,
+  DATA_LATENT
 } data_t;
 
 /* Element `index` of a tensor: either sign, magnitude from 1/4 to 4. */
@@ -390,6 +402,14 @@ static double error_share(uint16_t output, long double exact, long double fp32_e
   return share == share ? share : INFINITY;
 }
 
+/* Of both channels of a pair (x, y) that is turned by the angle with cosine c and sine s. `arithmetic` is the error of
+ * fp32 as a share of the pair's length. */
+static double pair_error(uint16_t output_x, uint16_t output_y, long double x, long double y, long double c,
+                         long double s, long double arithmetic) {
+  const long double fp32_error = arithmetic * sqrtl(x * x + y * y);
+  return fmax(error_share(output_x, x * c - y * s, fp32_error), error_share(output_y, x * s + y * c, fp32_error));
+}
+
 typedef struct rotation {
   const model_t *model;
   int64_t tokens, first_position;
@@ -416,9 +436,7 @@ static double rope_error(const device_t *device, const rotation_t *rotation, dat
         const size_t at_x = (size_t)(head * head_dim + (half ? pair : 2 * pair));
         const size_t at_y = (size_t)(head * head_dim + (half ? pair + pairs : 2 * pair + 1));
         const long double x = value_of(bf16_data(data, first + at_x)), y = value_of(bf16_data(data, first + at_y));
-        const long double fp32_error = 2e-7L * sqrtl(x * x + y * y);
-        worst = fmax(worst, error_share(outputs[at_x], x * c - y * s, fp32_error));
-        worst = fmax(worst, error_share(outputs[at_y], x * s + y * c, fp32_error));
+        worst = fmax(worst, pair_error(outputs[at_x], outputs[at_y], x, y, c, s, 2e-7L));
       }
     }
     for (int head = 0; head < heads; ++head) {
@@ -463,10 +481,48 @@ static double step_error(const device_t *device, const rotation_t *rotation, dat
         const uint64_t low = (uint64_t)pair, high = (uint64_t)(pair + pairs);
         const long double x = value_of(bf16_data(data, first + low)) * factor * value_of(bf16_data(weight_data, low));
         const long double y = value_of(bf16_data(data, first + high)) * factor * value_of(bf16_data(weight_data, high));
-        const long double fp32_error = 7e-7L * sqrtl(x * x + y * y);
         const uint16_t *output = outputs + head * head_dim;
-        worst = fmax(worst, error_share(output[low], x * cosl(angle) - y * sinl(angle), fp32_error));
-        worst = fmax(worst, error_share(output[high], x * sinl(angle) + y * cosl(angle), fp32_error));
+        worst = fmax(worst, pair_error(output[low], output[high], x, y, cosl(angle), sinl(angle), 7e-7L));
+      }
+    }
+  }
+  free(outputs);
+  return worst;
+}
+
+/* Where a head's channels were: channel c of head h of token t is element (t * heads + h) * stride + first + c. */
+typedef struct source {
+  data_t data;
+  int stride, first;
+} source_t;
+
+/* Of heads with `pass_width` channels as they were, then head_dim ones that are rotated in the interleaved style. */
+static double tail_error(const device_t *device, const rotation_t *rotation, source_t pass, int pass_width,
+                         source_t tail, int heads, const uint16_t *rows, int64_t pages) {
+  const int tail_width = rotation->model->head_dim, width = pass_width + tail_width;
+  const size_t row = (size_t)heads * (size_t)width;
+  uint16_t *outputs = malloc(row * sizeof(*outputs));
+  if (outputs == NULL) fail("not enough memory", "for the check");
+  double worst = 0.0;
+  for (int i = 0; i < num_checked(rotation->tokens); ++i) {
+    const int64_t token = checked_token(i, rotation->tokens);
+    const long double position = (long double)(rotation->first_position + token);
+    read_memory(device, outputs, rows + (size_t)(pages == 0 ? token : slot_of(token, pages)) * row,
+                row * sizeof(*outputs));
+    for (int head = 0; head < heads; ++head) {
+      const uint64_t number = (uint64_t)(token * heads + head);
+      const uint64_t pass_at = number * (uint64_t)pass.stride + (uint64_t)pass.first;
+      const uint64_t tail_at = number * (uint64_t)tail.stride + (uint64_t)tail.first;
+      const uint16_t *output = outputs + head * width;
+      for (int channel = 0; channel < pass_width; ++channel) {
+        if (output[channel] != bf16_data(pass.data, pass_at + (uint64_t)channel)) worst = INFINITY;
+      }
+      for (int pair = 0; pair < tail_width / 2; ++pair) {
+        const long double angle = position * rotation->inv_freq[pair];
+        const uint64_t at = tail_at + 2 * (uint64_t)pair;
+        const uint16_t *turned = output + pass_width + 2 * pair;
+        worst = fmax(worst, pair_error(turned[0], turned[1], value_of(bf16_data(tail.data, at)),
+                                       value_of(bf16_data(tail.data, at + 1)), cosl(angle), sinl(angle), 2e-7L));
       }
     }
   }
@@ -719,6 +775,57 @@ static int demonstrate_step(const device_t *device, const rope_config_t *rotatio
   return report(device, "norm, RoPE and paged cache", worst, seconds, bytes + 2 * (size_t)tokens * sizeof(int64_t));
 }
 
+/* The step of multi-head latent attention: the tails of q and k_pe are rotated, and k_pe goes with the latent into a
+ * paged cache, one head of both. q stays as its projection left it, in heads of q_width + head_dim. */
+static int demonstrate_latent(const device_t *device, const rope_config_t *rotation_config,
+                              const rotation_t *rotation) {
+  const model_t *model = rotation->model;
+  const int tail_width = model->head_dim, width = model->latent->width + tail_width;
+  const int q_width = model->latent->q_width + tail_width;
+  const int64_t tokens = rotation->tokens, pages = (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
+
+  rope_config_t config = *rotation_config;
+  config.head_dim = width;
+  config.rotary_dim = tail_width;
+  config.rotary_offset = model->latent->width;
+  rope_desc_t *desc = NULL;
+  check(rope_desc_create(&config, &desc), "rope_desc_create");
+
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  input.k_pass = bf16_tensor(allocate_data(device, DATA_LATENT, tokens * model->latent->width), 3, tokens, 1,
+                             model->latent->width);
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  cache.k_cache = (rope_tensor_t){.data = allocate(device, (size_t)(pages * PAGE_TOKENS * width) * sizeof(uint16_t)),
+                                  .dtype = ROPE_DTYPE_BF16,
+                                  .ndim = 4,
+                                  .shape = {pages, PAGE_TOKENS, 1, width}};
+  cache.slots = allocate_places(device, rotation, pages);
+
+  operation_t operation = {.kind = ROPE_FORWARD, .rope = desc};
+  rope_args_t *args = &operation.rope_args;
+  args->struct_size = sizeof(*args);
+  const rope_tensor_t q =
+      bf16_tensor(allocate_data(device, DATA_Q, tokens * model->q_heads * q_width), 3, tokens, model->q_heads, q_width);
+  check(rope_tensor_narrow(&q, 2, model->latent->q_width, tail_width, &args->q), "rope_tensor_narrow");
+  args->k = bf16_tensor(allocate_data(device, DATA_K, tokens * tail_width), 3, tokens, 1, tail_width);
+  args->positions = allocate_places(device, rotation, 0);
+  args->cache = &cache;
+  args->input = &input;
+  run(device, &operation);
+  const source_t q_pass = {DATA_Q, q_width, 0}, q_tail = {DATA_Q, q_width, model->latent->q_width};
+  const source_t latent = {DATA_LATENT, model->latent->width, 0}, k_pe = {DATA_K, tail_width, 0};
+  double worst = tail_error(device, rotation, q_pass, model->latent->q_width, q_tail, model->q_heads, q.data, 0);
+  worst = fmax(worst, tail_error(device, rotation, latent, model->latent->width, k_pe, 1, cache.k_cache.data, pages));
+  /* The timed calls turn the same q on and on, which keeps its magnitude. */
+  const double seconds = median_seconds(device, &operation);
+  void *const memory[] = {q.data,          args->k.data, args->positions.data, input.k_pass.data, cache.k_cache.data,
+                          cache.slots.data};
+  for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); ++i) release(device, memory[i]);
+  rope_desc_destroy(desc);
+  const size_t bytes = (size_t)(tokens * (model->q_heads * tail_width + width)) * 2 * sizeof(uint16_t);
+  return report(device, "RoPE and latent cache", worst, seconds, bytes + 2 * (size_t)tokens * sizeof(int64_t));
+}
+
 static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc, const model_t *model, int64_t tokens) {
   const gating_t *gating = model->gating;
   const int width = model->mlp_width;
@@ -770,7 +877,8 @@ static void print_help(FILE *to) {
           "rope-demo [--device auto|cpu|cuda] [--model NAME] [--tokens N] [--help]\n"
           "\n"
           "Applies RoPE to the queries and keys of a model, and SwiGLU or GeGLU of its MLP, forward and backward;\n"
-          "checks the results against a reference and prints errors, times and rates.\n"
+          "checks the results against a reference and prints errors, times and rates. Of qwen3-8b and deepseek-v3 it\n"
+          "also runs what stands around the rotation, a norm and the writes of a cache, in one call.\n"
           "\n"
           "  --device  auto (the default) takes the first CUDA device if there is one, and the CPU otherwise\n"
           "  --model   the geometry to use:\n");
@@ -911,6 +1019,7 @@ int main(int argc, char **argv) {
   printf("\n%-27s %9s %12s %12s %9s\n", "operation", "max error", "time", "rate", "of a copy");
   int right = demonstrate_rope(&device, rope, &rotation);
   if (model->norm_eps != 0.0) right = demonstrate_step(&device, &config, &rotation) && right;
+  if (model->latent != NULL) right = demonstrate_latent(&device, &config, &rotation) && right;
   right = demonstrate_swiglu(&device, swiglu, model, tokens) && right;
   rope_desc_destroy(rope);
   swiglu_desc_destroy(swiglu);
