@@ -612,8 +612,8 @@ void step_to_codes(const StepRun<float> &run, const StepTarget &target, const He
   }
 }
 
-// Heads to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put together first:
-// lines that follow each other take less time there.
+// Heads to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put together
+// first: lines that follow each other take less time there.
 template <typename T, typename U>
 void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t first, int count, const float *inverse,
                      StepNumbers<T> *numbers) {
