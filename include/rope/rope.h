@@ -253,10 +253,10 @@ enum {
  * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
  * written; one that is cached has them read, and one that is normed or scaled has them written too.
  *
- * This version serves row factors, what is not turned, and in rope_forward norms, pass, caches, and outputs and caches
- * of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with NOT_SUPPORTED:
- * written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms; of SwiGLU
- * `quant`, quant_rounding, expert_offsets and row_index. */
+ * This version serves row factors, what is not turned, and in rope_forward norms, q_pass and k_pass, caches, and outputs
+ * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
+ * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms;
+ * of SwiGLU `quant`, quant_rounding, expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -451,7 +451,7 @@ typedef struct rope_cache_args {
   uint32_t flags;                 /* ROPE_CACHE_FLAG_ values */
   rope_tensor_t k_cache, v_cache; /* [P, E, H, D], H that of k and v; of R channels where k_pass_cache has the others */
   /* [P, E, H, D - R]: the channels before the window, then those behind it, whether they come from k or from k_pass (a
-   * latent cache whose halves differ in type); with k_cache alone, and where k has such channels. */
+   * latent cache whose halves differ in type). It needs k_cache, and a k of D channels or k_pass. */
   rope_tensor_t k_pass_cache;
   /* F32 or F8_E8M0 [P, E, H, G]: written scales of caches of 8 bits, one for each of G groups of neighbouring channels
    * of the cache, which G divides; any strides, so that scales inside a cache's rows are views of them. */
@@ -477,7 +477,7 @@ typedef struct rope_cache_args {
 
 /* How values of 8 and 4 bits are scaled. */
 enum {
-  ROPE_QUANT_FLAG_SCALE_MULTIPLIES = 1, /* static scales: stored = x * scale (flashinfer, TensorRT-LLM,
+  ROPE_QUANT_FLAG_SCALE_MULTIPLIES = 1, /* static scales alone: stored = x * scale (flashinfer, TensorRT-LLM,
                                            TransformerEngine); else x * i, i = 1/scale rounded (vLLM divides: of its
                                            codes about 2 in 10 000 differ, by one step; none where scales are powers
                                            of two) */
@@ -485,8 +485,9 @@ enum {
 };
 
 /* Scales of outputs and caches of 8 and 4 bits. A destination takes the scales that are written beside it where those
- * are given, else its static scale, else none. Both for one tensor are INVALID_ARGUMENT, but for written scales of
- * F8_E4M3, whose static one is the global factor g. With top the largest number of the destination's type and amax the
+ * are given, else its static scale, else none. q_scale, k_scale and v_scale beside scales that are written of an
+ * output or cache of their tensor are INVALID_ARGUMENT, as is k_pass_scale beside k_pass_scales, but for written scales
+ * of F8_E4M3, whose static one is the global factor g. With top the largest number of the destination's type and amax the
  * largest magnitude of a group, at least scale_floor, compared as integers (NaN above infinity), a written scale is
  *   F32       amax / top, rounded; with POWER_OF_TWO the least power of two p with top * p >= amax
  *   F8_E8M0   that power of two (OCP MX)

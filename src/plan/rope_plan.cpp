@@ -252,6 +252,11 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   }
 }
 
+int64_t bytes_of_scales(const WrittenScales &scales) {
+  if (!scales.is_present()) return 0;
+  return scales.groups * dtype_size(scales.form == ScaleForm::kE8M0 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32);
+}
+
 // Of a token's heads of a tensor; channels are read once, whatever is written.
 int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated, const StepTensor &tensor) {
   if (!tensor.is_written && !tensor.is_cached()) return 0;
@@ -263,6 +268,8 @@ int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated
     bytes += in_cache * dtype_size(tensor.cache.dtype);
     bytes += (tensor.channels - in_cache) * dtype_size(tensor.pass_cache.dtype);
   }
+  bytes +=
+      bytes_of_scales(tensor.out_scales) + bytes_of_scales(tensor.cache_scales) + bytes_of_scales(tensor.pass_scales);
   return rotated.heads * bytes;
 }
 

@@ -667,8 +667,7 @@ class Request {
     return false;
   }
 
-  // Outputs that a lie gave 8 bits, which forward alone writes.
-  // Backward refuses it in words of its own.
+  // A norm that a lie made, or outputs of 8 bits: backward refuses them in words of its own.
   bool is_of_forward_alone() const {
     return config_.config.norm != 0 || oracle::is_code(args_.q_out.dtype) || oracle::is_code(args_.k_out.dtype) ||
            oracle::is_code(args_.v_out.dtype);

@@ -476,16 +476,19 @@ class Request {
     if (args_.k_out.ndim != 0 || cache_.k_cache.ndim == 0) may_change(args_.k_out.ndim != 0 ? args_.k_out : args_.k);
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
+    // Beside a pass an output has no input of its shape that it may be.
+    const rope_tensor_t *const joined_q = input_.q_pass.ndim != 0 ? &args_.q_out : &quant_.amax_out;
+    const rope_tensor_t *const joined_k = input_.k_pass.ndim != 0 ? &args_.k_out : &quant_.amax_out;
     for (const rope_tensor_t *alone :
          {&cache_.k_cache, &cache_.v_cache, &cache_.k_pass_cache, &cache_.k_scales, &cache_.v_scales,
-          &cache_.k_pass_scales, &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out}) {
+          &cache_.k_pass_scales, &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out,
+          joined_q, joined_k}) {
       if (alone->ndim == 0) continue;
       may_change(*alone);
-      if (has_element_twice(*alone))
-        expect(!are_few(*alone), "a cache, scales or amax have one place for two elements");
+      if (has_element_twice(*alone)) expect(!are_few(*alone), "an output has one place for two elements");
       for (const Member &member : members_) {
         if (member.tensor == alone || member.tensor->ndim == 0 || !share_bytes(*alone, *member.tensor)) continue;
-        expect(!are_few(*alone, *member.tensor), std::string("a cache, scales or amax lie over ") + member.name);
+        expect(!are_few(*alone, *member.tensor), std::string("an output lies over ") + member.name);
       }
     }
   }

@@ -55,8 +55,10 @@ struct StepTarget {
   const WrittenScales *scales;  // instead, where they are present
   int64_t scales_row;           // of the first head, in elements
 
-  bool has_codes() const { return type >= kCpuE4M3; }
-  int groups() const { return scales->is_present() ? scales->groups : 1; }  // of a head, that have a factor each
+  ROPE_HOST bool has_codes() const { return type >= kCpuE4M3; }
+  ROPE_HOST int groups() const {
+    return scales->is_present() ? scales->groups : 1;
+  }  // of a head, that have a factor each
 };
 
 // How heads become codes.
@@ -97,10 +99,10 @@ struct StepRun {
   RowFactor factor;       // of the first head on
   StepTarget targets[3];  // the first may be the input
   int num_targets;
-  bool has_parts;  // there is a pass, or a target of a part that is not in place
+  bool has_parts;  // StepTensor::has_parts
   CodeRule code;
 
-  bool has_codes() const {
+  ROPE_HOST bool has_codes() const {
     bool has = false;
     for (int i = 0; i < num_targets; ++i) has = has || targets[i].has_codes();
     return has;

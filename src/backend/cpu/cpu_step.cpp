@@ -152,15 +152,15 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
         tensor.out_scales.row(heads.batch, heads.token) + heads.head * tensor.out_scales.head_stride};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
-    // Without styles there is no window here, and everything lies behind it.
+    // Without styles there are no pairs: the window is empty, and what is behind it begins with it.
     ChannelPart part = tensor.cache_part;
     if (!tensor.has_styles) part.behind_at = tensor.window_begin;
     run.targets[run.num_targets++] =
         cache_target(tensor.cache, token.cache, heads.head, part, job.is_streamed, tensor.scale, tensor.cache_scales);
     if (tensor.pass_cache.data != nullptr) {
-      const ChannelPart others = {false, true, 0, tensor.window_begin};
-      run.targets[run.num_targets++] = cache_target(tensor.pass_cache, token.cache, heads.head, others, job.is_streamed,
-                                                    tensor.pass_scale, tensor.pass_scales);
+      run.targets[run.num_targets++] =
+          cache_target(tensor.pass_cache, token.cache, heads.head, ChannelPart::others(tensor.window_begin),
+                       job.is_streamed, tensor.pass_scale, tensor.pass_scales);
     }
   } else if (run.num_targets > 0 && !tensor.is_whole) {
     // Other channels are not even read: they may be those of another tensor.

@@ -360,7 +360,10 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     mine->out = make_side(tensor.out, tensor.out_stride, dtype_size(of_step.out_dtype));
     mine->pass = {};
     if (of_step.pass.is_present) {
-      mine->in.data -= of_step.window_begin * mine->in.stride[kChannel];
+      // By addresses: a stride that the window alone spans may be too long for all channels.
+      const auto before =
+          static_cast<uintptr_t>(of_step.window_begin) * static_cast<uintptr_t>(mine->in.stride[kChannel]);
+      mine->in.data = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(mine->in.data) - before);
       mine->pass = make_side(of_step.pass.data, of_step.pass.stride, size);
     }
     mine->cache = mine->pass_cache = {};

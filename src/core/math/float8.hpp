@@ -1,5 +1,5 @@
-// float8.hpp - the 8-bit storage types, how values become them, and the scales that are written beside them; the same on
-// host and device
+// float8.hpp - the 8-bit storage types, how values become them, and the scales that are written beside them; the same
+// on host and device
 #pragma once
 
 #include "core/math/float16.hpp"
@@ -88,7 +88,7 @@ struct GroupScale {
   float factor;   // that the values of the group are multiplied by
 };
 
-// Nothing for 0, and what is finite for scales whose reciprocal is not.
+// 1 / scale: 0 for a scale of 0, the largest F32 where it is above that.
 ROPE_HOST_DEVICE float written_code_factor(float scale) {
   constexpr float kMaxFactor = 3.40282347e38f;
   if (scale == 0) return 0;

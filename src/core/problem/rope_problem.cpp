@@ -273,8 +273,8 @@ class ProblemReader {
                   printable(in.view.shape[axis]), field, geometry_.rotary_dim);
     }
     if (!has_destination) {
-      return fail(kInvalid, "%s: %s is set but %s is absent: %s has no room for it", function_, field, out_field,
-                  in_field);
+      return fail(kInvalid, "%s: %s is set but %s is absent%s: all channels go there", function_, field, out_field,
+                  name == kK ? ", and so is cache.k_cache" : "");
     }
     Operand *operand;
     ROPE_TRY(operands_.read(Role::kIn, field, *given, &operand));

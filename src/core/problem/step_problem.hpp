@@ -33,6 +33,9 @@ struct ChannelPart {
   int window_at;  // the destination's channel that is the first of the window
   int behind_at;  // the one that is the first behind the window; those before the window come first
 
+  // Those outside a window that begins there.
+  static ROPE_HOST_DEVICE ChannelPart others(int window_begin) { return {false, true, 0, window_begin}; }
+
   ROPE_HOST_DEVICE int count(int channels, int window) const {
     return has_window && has_others ? channels : has_window ? window : channels - window;
   }
@@ -112,7 +115,7 @@ struct StepTensor {
   bool is_normed;
   bool is_written;  // to `out`
   bool is_whole;    // all channels of `out` are written, not the window alone
-  bool has_parts;   // channels come from two tensors or go to two caches
+  bool has_parts;   // channels come from two tensors, or go to two caches where the token has a place in them
   rope_dtype_t out_dtype;
   ChannelNumbers weight;
   ChannelNumbers bias;
@@ -132,7 +135,7 @@ struct StepTensor {
   bool has_code_out() const { return is_written && is_code(out_dtype); }
   bool has_code_cache() const { return is_cached() && (is_code(cache.dtype) || is_code(pass_cache.dtype)); }
   bool has_codes() const { return has_code_out() || has_code_cache(); }
-  // Of the codes; where there are two types that of the output.
+  // Of the codes of a tensor without parts; where there are two types that of the output.
   rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
   bool has_words() const { return is_written != has_code_out() || is_cached() != has_code_cache(); }
   bool has_written_scales() const {

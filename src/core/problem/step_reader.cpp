@@ -258,8 +258,8 @@ rope_status_t StepReader::read_quant(const RopeProblem &problem, const ReadTenso
   return read_amax(problem, tensors, step);
 }
 
-// Lengths of the axes before the channels of what scales are written beside, and where two axes of rows and that of heads
-// are among them; -1: there is no such axis.
+// The axes that scales share with what they are written beside: their lengths, and which of them are the two of rows and
+// that of heads; -1: there is none.
 struct StepReader::ScaleRows {
   const char *beside;  // its field
   rope_dtype_t dtype;
@@ -379,7 +379,9 @@ rope_status_t StepReader::read_scale(const char *field, const rope_tensor_t &giv
   ROPE_TRY(find_tensor(field, name, problem, tensors, &index));
   StepTensor *const tensor = &step->tensor[index];
   if (!tensor->may_take_scale()) {
-    return fail(kInvalid, "%s: %s is set: nothing that %s is written to has 8 bits", function_, field, kNames[name]);
+    return fail(kInvalid, "%s: %s is set: neither %s nor a cache of %s has 8 bits%s", function_, field, kOutNames[name],
+                kNames[name],
+                is_code(tensor->pass_cache.dtype) ? "; that of cache.k_pass_cache is quant.k_pass_scale" : "");
   }
   return read_static_scale(field, given, problem.tensor[index].heads, written_[name], &tensor->scale);
 }
@@ -497,14 +499,15 @@ rope_status_t StepReader::read_caches_of(TensorName name, const char *field, con
   const int begin = tensor->window_begin, end = begin + geometry_.rotary_dim;
   const bool has_pass = !is_zeroed(pass);
   if (has_pass && tensor->channels == geometry_.rotary_dim) {
-    return fail(kInvalid, "%s: cache.k_pass_cache is set: k has no channels outside the window", function_);
+    return fail(kInvalid, "%s: cache.k_pass_cache is set: k has no channels outside the window, %d of %d", function_,
+                geometry_.rotary_dim, tensor->channels);
   }
   tensor->cache_part = {true, !has_pass, has_pass ? 0 : begin, end};
   ROPE_TRY(read_cache(field, given, name, problem, tensors, step, tensor->cache_part, &tensor->cache));
   if (!has_pass) return ROPE_STATUS_SUCCESS;
   tensor->has_parts = true;
-  const ChannelPart others = {false, true, 0, begin};
-  return read_cache("cache.k_pass_cache", pass, name, problem, tensors, step, others, &tensor->pass_cache);
+  return read_cache("cache.k_pass_cache", pass, name, problem, tensors, step, ChannelPart::others(begin),
+                    &tensor->pass_cache);
 }
 
 rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &given, TensorName name,
@@ -526,7 +529,7 @@ rope_status_t StepReader::read_cache(const char *field, const rope_tensor_t &giv
                 "%s: %s has shape %s: it must be [pages, entries, %lld, %lld], as %s has heads and channels%s",
                 function_, field, ShapeText(view).text, printable(heads), printable(channels), kNames[name],
                 part.has_others && part.has_window ? ""
-                : part.has_window                  ? " of the window"
+                : part.has_window                  ? " of the window, beside cache.k_pass_cache"
                                                    : " outside the window");
   }
   CachePlaces *places = &step->places;

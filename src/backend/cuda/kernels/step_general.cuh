@@ -8,9 +8,11 @@
 //   lane l                 channels l, l + 32, …
 //
 //   shared   the token's place; cosines and sines of its pairs, as rope_general.cuh has them; sums of heads; then for
-//            each warp a head three times: as it was read, as numbers in the order of the input, and in that of the output
+//            each warp a head three times: as it was read, as numbers in the order of the input, where later the factors
+//            of groups are, and in that of the output
 //
-//   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ factor ─ store
+//   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ factor ─ for each
+//   destination: scales ─ store
 //
 // Moves each head once in and once out to each of its destinations; a norm over a token reads it once or twice more.
 #pragma once
@@ -190,7 +192,7 @@ class StepHead {
             cache.data + place.page * cache.page_stride + place.entry * cache.entry_stride + head_ * cache.head_stride;
         to.channel_stride = cache.channel_stride;
         to.dtype = cache.dtype;
-        to.part = is_first ? tensor_.cache_part : ChannelPart{false, true, 0, tensor_.window_begin};
+        to.part = is_first ? tensor_.cache_part : ChannelPart::others(tensor_.window_begin);
         to.scale = is_first ? &tensor_.scale : &tensor_.pass_scale;
         to.scales = is_first ? &tensor_.cache_scales : &tensor_.pass_scales;
         to.scales_row = to.scales->row(place.page, place.entry);

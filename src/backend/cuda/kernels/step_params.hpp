@@ -233,7 +233,7 @@ using StepLongRowAngleParams = WithAngles<StepRowParams, kMaxLongStepPairs>;
 
 // ---- kGeneral ----
 
-// Strides of sides and of the cache in bytes.
+// Strides of sides and of the caches in bytes, those of scales and factors in elements.
 struct StepGeneralTensor {
   RopeSide in;    // its channel 0, or where that would lie
   RopeSide pass;  // channels outside the window; NULL: `in` has them
