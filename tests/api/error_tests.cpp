@@ -942,7 +942,7 @@ std::vector<RopeMisuse> misused_steps() {
          r.quant.k_pass_scale = r.tensor({1});
          r.args.quant = &r.quant;
        }},
-      {"k_scale of codes in k_pass_cache alone", invalid, "quant.k_scale", "8 bits",
+      {"k_scale of codes in k_pass_cache alone", invalid, "quant.k_scale", "quant.k_pass_scale",
        [](R &r) {
          r.use_latent().k_pass_cache = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4, 2, 8});
          r.quant.k_scale = r.tensor({1});

@@ -103,6 +103,19 @@ TEST_CASE("an explanation says that a kernel makes codes of 8 bits", "[rope][ste
   }
 }
 
+TEST_CASE("an explanation counts the bytes of written scales", "[rope][step][quant][explain]") {
+  for (const Device &device : devices()) {
+    Request request(device, 5);
+    request.with_codes().args.flags = ROPE_FLAG_UNROTATED;
+    request.args.q = {};
+    // 16 heads of 128 channels, read with 16 bits and written with 8.
+    CHECK(has(request.explain(), ", 0.03072 MB read and written"));
+    request.cache.k_scales = request.workspace.tensor(ROPE_DTYPE_F32, {2, 4, 8, 2});
+    request.cache.v_scales = request.workspace.tensor(ROPE_DTYPE_F8_E8M0, {2, 4, 8, 4});
+    CHECK(has(request.explain(), ", 0.0312 MB read and written"));
+  }
+}
+
 TEST_CASE("an explanation names the kernel of a step", "[rope][step][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
