@@ -477,8 +477,8 @@ class Request {
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
     // Beside a pass an output has no input of its shape that it may be.
-    const rope_tensor_t *const joined_q = input_.q_pass.ndim != 0 ? &args_.q_out : &quant_.amax_out;
-    const rope_tensor_t *const joined_k = input_.k_pass.ndim != 0 ? &args_.k_out : &quant_.amax_out;
+    rope_tensor_t *const joined_q = input_.q_pass.ndim != 0 ? &args_.q_out : &quant_.amax_out;
+    rope_tensor_t *const joined_k = input_.k_pass.ndim != 0 ? &args_.k_out : &quant_.amax_out;
     for (const rope_tensor_t *alone :
          {&cache_.k_cache, &cache_.v_cache, &cache_.k_pass_cache, &cache_.k_scales, &cache_.v_scales,
           &cache_.k_pass_scales, &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out,
