@@ -319,7 +319,7 @@ class CodesTest(StepTest):
         x, scale = normal(5, 2, HEAD_DIM), numpy.ones(1, numpy.float32)
         out = numpy.zeros(x.shape, ml_dtypes.float8_e4m3fn)
         for error, text, arguments in (
-                (InvalidArgument, "rope_forward: quant.q_scale is set: nothing", dict(quant=Quant(q_scale=scale))),
+                (InvalidArgument, "rope_forward: quant.q_scale is set: neither", dict(quant=Quant(q_scale=scale))),
                 (InvalidArgument, "quant.q_scale.dtype is F64", dict(out=out, quant=Quant(scale.astype(float)))),
                 (InvalidArgument, "quant.q_scale has shape", dict(out=out, quant=Quant(normal(3)))),
                 (InvalidArgument, "quant.amax_out has shape", dict(out=out, quant=Quant(amax_out=normal(2)))),

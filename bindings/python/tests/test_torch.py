@@ -555,7 +555,7 @@ class StepTest(unittest.TestCase):
             self.assertIsNone(k_out)
             self.check_quantised(q_out, given)
             self.assertGreater(min(given[i]._version for i in (2, 5)), 0)
-        with self.assertRaisesRegex(librope.InvalidArgument, "quant.k_scale is set: nothing"):
+        with self.assertRaisesRegex(librope.InvalidArgument, "quant.k_scale is set: neither"):
             self.quantised(*given[:2], self.k_cache, *given[3:])
         with self.assertRaisesRegex(ValueError, "rotary_step: q_row_factor: it requires grad"):
             self.quantised(*given[:6], given[6].requires_grad_())
@@ -625,7 +625,8 @@ class StepTest(unittest.TestCase):
                 rows[..., :16].view(torch.float8_e4m3fn), slots=slots, k_scales=rows[..., 16:].view(scale))
             return librope.torch.rotary_step(q, k, cached_only=True, cache=cache, **self.THD)[0]
 
-        for scale in SCALES:
+        from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+        for scale in filter(DTYPE_TO_CPP.get, SCALES):  # torch 2.10's inductor knows no float8_e8m0fnu
             given = self.scaled_arguments(scale)
             q_out = torch.compile(lambda *x: self.scaled(*x)[0], fullgraph=True)(*given)
             self.check_scaled(q_out, given)
