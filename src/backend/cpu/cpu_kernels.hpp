@@ -56,9 +56,8 @@ struct StepTarget {
   int64_t scales_row;           // of the first head, in elements
 
   ROPE_HOST bool has_codes() const { return type >= kCpuE4M3; }
-  ROPE_HOST int groups() const {
-    return scales->is_present() ? scales->groups : 1;
-  }  // of a head, that have a factor each
+  // Of a head's channels, that have a factor each.
+  ROPE_HOST int groups() const { return scales->is_present() ? scales->groups : 1; }
 };
 
 // How heads become codes.

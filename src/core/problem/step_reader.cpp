@@ -320,9 +320,9 @@ rope_status_t StepReader::read_cache_scales(const char *field, const rope_tensor
   const rope_dtype_t dtype = is_of_pass ? tensor->pass_cache.dtype : tensor->cache.dtype;
   const ScaleRows rows = {beside, dtype, 3, {places.pages, places.entries, problem.tensor[index].heads}, {0, 1, 2}};
   (is_of_pass ? pass_written_ : written_[name]) = field;
-  const int window = geometry_.rotary_dim;
-  const int channels = is_of_pass ? tensor->channels - window : tensor->cache_part.count(tensor->channels, window);
-  return read_scales(field, given, rows, channels, is_of_pass ? &tensor->pass_scales : &tensor->cache_scales);
+  const ChannelPart part = is_of_pass ? ChannelPart::others(tensor->window_begin) : tensor->cache_part;
+  return read_scales(field, given, rows, part.count(tensor->channels, geometry_.rotary_dim),
+                     is_of_pass ? &tensor->pass_scales : &tensor->cache_scales);
 }
 
 // Behind the axes of rows [G] groups of the channels, or, where there is an axis left, [G / 4, 4].
@@ -344,8 +344,8 @@ rope_status_t StepReader::read_scales(const char *field, const rope_tensor_t &gi
   const bool is_split = view.ndim == count + 2 && view.shape[count + 1] == 4;
   bool fits = is_split || view.ndim == count + 1;
   for (int i = 0; fits && i < count; ++i) fits = view.shape[i] == rows.length[i];
-  const int64_t wanted = fits && view.shape[count] <= channels ? view.shape[count] * (is_split ? 4 : 1) : 0;
-  if (wanted == 0 || channels % wanted != 0) {
+  const int64_t groups = fits && view.shape[count] <= channels ? view.shape[count] * (is_split ? 4 : 1) : 0;
+  if (groups == 0 || channels % groups != 0) {
     View expected = {};
     expected.ndim = count;
     for (int i = 0; i < count; ++i) expected.shape[i] = rows.length[i];
@@ -363,12 +363,12 @@ rope_status_t StepReader::read_scales(const char *field, const rope_tensor_t &gi
   scales->data = view.data;
   scales->form = is_e8m0 ? ScaleForm::kE8M0 : is_power_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
   scales->floor = bits_of(given_floor != 0 || is_e8m0 ? given_floor : kDefaultFloor);
-  scales->groups = static_cast<int>(wanted);
+  scales->groups = static_cast<int>(groups);
   scales->row_stride[0] = stride_of(rows.axis[0]);
   scales->row_stride[1] = stride_of(rows.axis[1]);
   scales->head_stride = stride_of(rows.axis[2]);
   scales->group_stride = view.stride[is_split ? count + 1 : count];
-  scales->four_stride = is_split ? view.stride[count] : wanted > 4 ? 4 * view.stride[count] : 0;
+  scales->four_stride = is_split ? view.stride[count] : groups > 4 ? 4 * view.stride[count] : 0;
   return ROPE_STATUS_SUCCESS;
 }
 
