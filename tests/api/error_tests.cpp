@@ -202,7 +202,7 @@ struct RopeMisuse {
   const char *title;
   rope_status_t status;
   const char *field, *value;
-  std::function<void(RopeRequest &)> commit;
+  void (*commit)(RopeRequest &);
   bool cpu_only = false;
 };
 
@@ -826,7 +826,7 @@ std::vector<RopeMisuse> misused_rope_args() {
 
 std::vector<RopeMisuse> misused_steps() {
   using R = RopeRequest;
-  const auto integers = [](R &r, const Shape &shape) { return r.workspace.tensor(ROPE_DTYPE_I32, shape); };
+  static const auto integers = [](R &r, const Shape &shape) { return r.workspace.tensor(ROPE_DTYPE_I32, shape); };
   return {
       {"input.struct_size 0", invalid, "input.struct_size", "0", [](R &r) { r.use_factor().struct_size = 0; }},
       {"input.struct_size one short", invalid, "input.struct_size", "407",
@@ -1498,7 +1498,7 @@ std::vector<RopeMisuse> misused_steps() {
       {"neither slots nor page_table", invalid, "cache.slots", "cache.page_table",
        [](R &r) { r.use_cache().slots = {}; }},
       {"slots beside page_table", invalid, "cache.slots", "cache.page_table",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().page_table = integers(r, {2, 3});
        }},
       {"slots of F32", invalid, "cache.slots", "F32",
@@ -1506,26 +1506,26 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_cache().slots = r.tensor({2, 3});
        }},
       {"slots of rank 1 beside batches", invalid, "cache.slots", "6",
-       [=](R &r) { r.use_cache().slots = integers(r, {6}); }},
+       [](R &r) { r.use_cache().slots = integers(r, {6}); }},
       {"slots with axes swapped", invalid, "cache.slots", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().slots = integers(r, {3, 2});
        }},
       {"slots of one batch for all", invalid, "cache.slots", "1",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().slots = integers(r, {1, 3});
        }},
       {"slots of fewer tokens beside batches", invalid, "cache.slots", "2",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().slots = integers(r, {2, 2});
        }},
       {"slots of more tokens", invalid, "cache.slots", "7",
-       [=](R &r) {
+       [](R &r) {
          r.use_sequences();
          r.use_cache().slots = integers(r, {7});
        }},
       {"slots of rank 2 in THD", invalid, "cache.slots", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_sequences();
          r.use_cache().slots = integers(r, {1, 6});
        }},
@@ -1533,17 +1533,17 @@ std::vector<RopeMisuse> misused_steps() {
       {"slots misaligned", invalid, "cache.slots", "", [](R &r) { move(&r.use_cache().slots, 2); }},
       {"slots absent but with data", invalid, "cache.slots", "", [](R &r) { r.use_cache().slots.ndim = 0; }},
       {"page_indptr beside slots", invalid, "cache.page_indptr", "",
-       [=](R &r) { r.use_cache().page_indptr = integers(r, {3}); }},
+       [](R &r) { r.use_cache().page_indptr = integers(r, {3}); }},
       {"sequence beside slots", invalid, "cache.sequence", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().sequence = integers(r, {2, 3});
        }},
       {"cache.positions beside slots", invalid, "cache.positions", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().positions = integers(r, {2, 3});
        }},
       {"page_indptr alone", invalid, "cache.page_table", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_cache().slots = {};
          r.cache.page_indptr = integers(r, {3});
        }},
@@ -1552,33 +1552,33 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_pages().page_table = r.tensor({2, 3});
        }},
       {"page_table of rank 1", invalid, "cache.page_table", "6",
-       [=](R &r) { r.use_pages().page_table = integers(r, {6}); }},
+       [](R &r) { r.use_pages().page_table = integers(r, {6}); }},
       {"page_table of rank 3", invalid, "cache.page_table", "1",
-       [=](R &r) {
+       [](R &r) {
          r.use_pages().page_table = integers(r, {1, 2, 3});
        }},
       {"page_table of rank 2 beside page_indptr", invalid, "cache.page_table", "",
-       [=](R &r) { r.use_pages().page_indptr = integers(r, {3}); }},
+       [](R &r) { r.use_pages().page_indptr = integers(r, {3}); }},
       {"page_table of other batches", invalid, "cache.page_table", "3",
-       [=](R &r) {
+       [](R &r) {
          r.use_pages().page_table = integers(r, {3, 3});
        }},
       {"page_table of other sequences", invalid, "cache.page_table", "6",
-       [=](R &r) {
+       [](R &r) {
          r.use_sequences();
          r.use_pages().page_table = integers(r, {6, 3});
        }},
       {"page_table without data", invalid, "cache.page_table", "NULL",
        [](R &r) { r.use_pages().page_table.data = nullptr; }},
       {"page_indptr of F32", invalid, "cache.page_indptr", "F32",
-       [=](R &r) {
+       [](R &r) {
          r.use_page_list(3);
          r.cache.page_indptr = r.tensor({3});
        }},
       {"page_indptr of other batches", invalid, "cache.page_indptr", "3", [](R &r) { r.use_page_list(4); }},
       {"page_indptr without an entry", invalid, "cache.page_indptr", "0", [](R &r) { r.use_page_list(0); }},
       {"page_indptr of rank 2", invalid, "cache.page_indptr", "",
-       [=](R &r) {
+       [](R &r) {
          r.use_page_list(3);
          r.cache.page_indptr = integers(r, {1, 3});
        }},
@@ -1587,20 +1587,20 @@ std::vector<RopeMisuse> misused_steps() {
          r.use_pages().sequence = r.tensor({2, 3});
        }},
       {"sequence of other tokens", invalid, "cache.sequence", "4",
-       [=](R &r) {
+       [](R &r) {
          r.use_pages().sequence = integers(r, {2, 4});
        }},
-      {"sequence of batches", invalid, "cache.sequence", "2", [=](R &r) { r.use_pages().sequence = integers(r, {2}); }},
+      {"sequence of batches", invalid, "cache.sequence", "2", [](R &r) { r.use_pages().sequence = integers(r, {2}); }},
       {"cache.positions of F32", invalid, "cache.positions", "F32",
        [](R &r) {
          r.use_pages().positions = r.tensor({2, 3});
        }},
       {"cache.positions of other tokens", invalid, "cache.positions", "2",
-       [=](R &r) {
+       [](R &r) {
          r.use_pages().positions = integers(r, {2, 2});
        }},
       {"cache.positions of rank 1 beside batches", invalid, "cache.positions", "3",
-       [=](R &r) { r.use_pages().positions = integers(r, {3}); }},
+       [](R &r) { r.use_pages().positions = integers(r, {3}); }},
       {"pages with several axes and no positions in the cache", invalid, "cache.positions", "",
        [](R &r) {
          r.use_axes(3);
@@ -1719,14 +1719,14 @@ TEST_CASE("the request that the misuses break is served", "[errors]") {
   for (const Device &device : devices()) {
     INFO(device);
     using R = RopeRequest;
-    const std::vector<std::function<void(R &)>> uses = {[](R &) {},
-                                                        [](R &r) { r.use_tables(); },
-                                                        [](R &r) { r.use_sequences(); },
-                                                        [](R &r) { r.use_axes(3); },
-                                                        [](R &r) {
-                                                          r.use_token_tables({2, 3, 8});
-                                                        },
-                                                        [](R &r) { r.use_fault(); }};
+    const std::vector<void (*)(R &)> uses = {[](R &) {},
+                                             [](R &r) { r.use_tables(); },
+                                             [](R &r) { r.use_sequences(); },
+                                             [](R &r) { r.use_axes(3); },
+                                             [](R &r) {
+                                               r.use_token_tables({2, 3, 8});
+                                             },
+                                             [](R &r) { r.use_fault(); }};
     for (size_t i = 0; i < uses.size(); ++i) {
       INFO("use " << i);
       RopeRequest request(device);
@@ -1805,7 +1805,7 @@ TEST_CASE("backward has no norms yet, no caches and no codes", "[errors][step]")
   using R = RopeRequest;
   const struct {
     const char *field;
-    std::function<void(R &)> commit;
+    void (*commit)(R &);
   } refused[] = {
       {"norm", [](R &r) { r.use_weights(); }},
       {"cache", [](R &r) { r.use_cache(); }},
@@ -2076,7 +2076,7 @@ struct SwigluMisuse {
   const char *title;
   rope_status_t status;
   const char *field, *value;
-  std::function<void(SwigluRequest &)> commit;
+  void (*commit)(SwigluRequest &);
   Where where = Where::Both;
   bool cpu_only = false;
 };
@@ -2674,7 +2674,7 @@ const Group *unreadable() {
 template <class Struct>
 struct Refused {
   const char *text;  // behind the function's name
-  std::function<void(Struct &)> commit;
+  void (*commit)(Struct &);
 };
 
 }  // namespace

@@ -181,7 +181,7 @@ TEST_CASE("misused explanations", "[rope][explain][errors]") {
   const struct {
     const char *text;
     rope_status_t status;
-    std::function<void(rope_args_t &)> commit;
+    void (*commit)(rope_args_t &);
   } misuses[] = {
       {"rope_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](rope_args_t &args) { args.struct_size = 8; }},

@@ -176,7 +176,7 @@ void check_rotations(const Tables &tables, rope_dtype_t dtype, const Shape &tabl
 struct Misuse {
   const char *title;
   std::string text;  // what it says after the function
-  std::function<void(Tables &, rope_tensor_t &, rope_tensor_t &)> commit;
+  void (*commit)(Tables &, rope_tensor_t &, rope_tensor_t &);
 };
 
 }  // namespace

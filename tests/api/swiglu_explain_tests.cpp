@@ -173,7 +173,7 @@ TEST_CASE("misused explanations of SwiGLU", "[swiglu][explain][errors]") {
   const struct {
     const char *text;
     rope_status_t status;
-    std::function<void(swiglu_args_t &)> commit;
+    void (*commit)(swiglu_args_t &);
   } misuses[] = {
       {"swiglu_explain: args.struct_size is 8: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](swiglu_args_t &args) { args.struct_size = 8; }},

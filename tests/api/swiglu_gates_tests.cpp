@@ -223,7 +223,7 @@ TEST_CASE("options and experts in calls large enough for several threads", "[swi
 
 // Vectors, single elements, and on CPUs runs and chunks are how they are computed.
 TEST_CASE("options give the same bits however their elements lie", "[swiglu][gates]") {
-  const std::function<void(swiglu_config_t *)> forms[] = {
+  void (*const forms[])(swiglu_config_t *) = {
       [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_ERF; },
       [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_TANH, c->up_offset = 1; },
       [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_REGLU, c->out_scale = 0.7; },

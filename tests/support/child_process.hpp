@@ -26,7 +26,7 @@ inline bool holds_in_child(const std::function<bool()> &check) {
 inline void skip_forks_under_sanitizers() {
 #if defined(__SANITIZE_THREAD__)
   SKIP("ThreadSanitizer ends a process that starts threads after a fork");
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(ROPE_TEST_ADDRESS_SANITIZER)
   SKIP("a forked child may hang in AddressSanitizer's own locks");
 #endif
 }

@@ -705,11 +705,11 @@ TEST_CASE("tables to be filled", "[rope problem]") {
 }
 
 TEST_CASE("refused configs say field, value and rule", "[rope problem]") {
-  const int32_t third_is_2[4] = {0, 1, 2, 0}, negative[4] = {0, -1, 0, 0}, first_is_1[4] = {1, 0, 0, 0};
+  static const int32_t third_is_2[4] = {0, 1, 2, 0}, negative[4] = {0, -1, 0, 0}, first_is_1[4] = {1, 0, 0, 0};
   using Config = rope_config_t;
   const struct {
     const char *text;
-    std::function<void(Config &)> commit;
+    void (*commit)(Config &);
   } cases[] = {
       {"invalid; rope_desc_create: device is 3: it must be ROPE_DEVICE_CPU or ROPE_DEVICE_CUDA",
        [](Config &config) { config.device = 3; }},
@@ -741,11 +741,11 @@ TEST_CASE("refused configs say field, value and rule", "[rope problem]") {
       {"invalid; rope_desc_create: num_axes is -1: it must be 0 to 8", [](Config &config) { config.num_axes = -1; }},
       {"invalid; rope_desc_create: num_axes is 9: it must be 0 to 8", [](Config &config) { config.num_axes = 9; }},
       {"invalid; rope_desc_create: pair_axis[2] is 2: with num_axes 2 it must be 0 to 1",
-       [&](Config &config) { config.num_axes = 2, config.pair_axis = third_is_2; }},
+       [](Config &config) { config.num_axes = 2, config.pair_axis = third_is_2; }},
       {"invalid; rope_desc_create: pair_axis[1] is -1: with num_axes 2 it must be 0 to 1",
-       [&](Config &config) { config.num_axes = 2, config.pair_axis = negative; }},
+       [](Config &config) { config.num_axes = 2, config.pair_axis = negative; }},
       {"invalid; rope_desc_create: pair_axis[0] is 1: with num_axes 1 it must be 0 to 0",
-       [&](Config &config) { config.pair_axis = first_is_1; }},
+       [](Config &config) { config.pair_axis = first_is_1; }},
       {"invalid; rope_desc_create: attention_scale is nan: it must be a finite number other than 0 in fp32, or 0 for 1",
        [](Config &config) { config.attention_scale = NAN; }},
       {"invalid; rope_desc_create: theta is -1: it must be 1e-300 to 1e+300, or 0 for none",
@@ -763,7 +763,7 @@ namespace {
 
 struct RefusedCall {
   const char *text;
-  std::function<void(rope_args_t &)> commit;
+  void (*commit)(rope_args_t &);
 };
 
 void check_refusals(const rope_config_t &config, const NamedLayout &layout, const std::vector<RefusedCall> &cases) {

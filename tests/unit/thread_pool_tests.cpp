@@ -215,7 +215,7 @@ TEST_CASE("a handler and thread-local variables fit the stacks of the pool", "[t
 }
 
 TEST_CASE("threads of the pool take little address space", "[thread pool]") {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__) || defined(ROPE_TEST_ADDRESS_SANITIZER)
   SKIP("sanitizers have thread-local variables of their own");
 #endif
   constexpr size_t max_bytes = (size_t{512} << 10) + sizeof thread_local_data;
