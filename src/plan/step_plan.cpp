@@ -170,13 +170,15 @@ bool has_lookups(const RopeProblem &problem) {
 }
 
 // Whether a tensor is written as codes and as words of the data's type, becomes words before it becomes codes, or codes
-// of E5M2.
+// of E5M2, or has its scales written.
 bool has_more_codes(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
   bool has_more = step.has_codes && problem.geometry->rounds_before_codes;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const StepTensor &tensor = step.tensor[i];
-    if (tensor.has_codes() && (tensor.has_words() || tensor.code_dtype() != ROPE_DTYPE_F8_E4M3)) has_more = true;
+    const bool is_plain =
+        !tensor.has_words() && !tensor.has_written_scales() && tensor.code_dtype() == ROPE_DTYPE_F8_E4M3;
+    if (tensor.has_codes() && !is_plain) has_more = true;
   }
   return has_more;
 }
@@ -250,6 +252,8 @@ bool is_flat(const RopeProblem &problem) {
     if (tensor.heads == 0) continue;
     if (!is_one_batch(problem, tensor.in_stride, size)) return false;
     if (step.tensor[i].is_written && !is_one_batch(problem, tensor.out_stride, size)) return false;
+    const int64_t *const scales = step.tensor[i].out_scales.row_stride;
+    if (!is_one_batch(problem, scales[1], scales[0])) return false;
   }
   const bool has_implicit_positions = step.is_turned && !problem.positions.is_present;
   if (has_implicit_positions && problem.batches > 1 && problem.tokens > 1) return false;
@@ -277,14 +281,22 @@ bool has_whole_heads(const RopeProblem &problem, bool is_flat, int index, int ch
          (is_flat || tensor.out_stride[kBatch] == tensor.in_stride[kBatch]);
 }
 
+// Whether codes of an output and of a cache, where a tensor has both, have the same type and scales.
+bool are_same_codes(const StepTensor &tensor) {
+  if (!tensor.has_code_out() || !tensor.has_code_cache()) return true;
+  const WrittenScales &of_out = tensor.out_scales, &of_cache = tensor.cache_scales;
+  return tensor.out_dtype == tensor.cache.dtype && of_out.is_present() == of_cache.is_present() &&
+         (!of_out.is_present() || (of_out.form == of_cache.form && of_out.floor == of_cache.floor));
+}
+
 // Whether the kernels of whole heads make the codes of a tensor.
 bool takes_codes(const RopeProblem &problem, int index) {
   const StepTensor &tensor = problem.step->tensor[index];
-  const bool has_one_type =
-      !tensor.has_code_out() || !tensor.has_code_cache() || tensor.out_dtype == tensor.cache.dtype;
+  const auto takes_scales = [](const WrittenScales &scales) { return !scales.is_present() || scales.groups == 1; };
   return !tensor.has_codes() ||
-         (dtype_size(problem.geometry->dtype) == 2 && has_one_type && tensor.amax == nullptr &&
-          !tensor.has_written_scales() && fits(tensor.scale.head_stride, dtype_size(ROPE_DTYPE_F32)));
+         (dtype_size(problem.geometry->dtype) == 2 && are_same_codes(tensor) && tensor.amax == nullptr &&
+          takes_scales(tensor.out_scales) && takes_scales(tensor.cache_scales) &&
+          fits(tensor.scale.head_stride, dtype_size(ROPE_DTYPE_F32)));
 }
 
 // The channels of each head where the kernels of whole heads serve what is asked for, whatever the sizes of vectors;

@@ -371,6 +371,73 @@ TEST_CASE("written scales of every vector size and what fills none", "[rope][ste
   }
 }
 
+TEST_CASE("written scales of whole heads, of an output and a cache at once", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t code : codes) {
+    for (const rope_dtype_t type : scale_types) {
+      for (const int32_t head_dim : {64, 96, 128, 256}) {
+        for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+          StepCase step = scaled(code, type, 1);
+          step.style = style;
+          step.head_dim = head_dim;
+          step.dtype = style == ROPE_STYLE_HALF ? ROPE_DTYPE_BF16 : ROPE_DTYPE_F16;
+          step.layout = head_dim == 96 ? ROPE_LAYOUT_BHSD : ROPE_LAYOUT_BSHD;
+          step.k.out = step.v.out = StepOut::Own;
+          step.k.out_dtype = code;
+          step.k.out_scales = step.k.cache_scales;
+          step.check();
+          step.norm = ROPE_NORM_RMS;
+          step.norm_rounding = ROPE_NORM_ROUND_BEFORE_WEIGHT;
+          step.q.has_weight = step.k.has_weight = true;
+          step.q.out_scales.placement.gap(0, 1);
+          step.k.cache_scales.is_inline = true;
+          step.check();
+          step.tokens = 1;
+          step.cache->slots = {7, 2};
+          step.quant_flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+          step.table_rows = -1;
+          step.check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("written scales of heads of extremes, with a page table", "[rope][step][quant][scales]") {
+  for (const rope_dtype_t type : scale_types) {
+    for (const double floor : {0.0, 0x1p-100, 448.0}) {
+      for (const bool is_normed : {false, true}) {
+        StepCase step = scaled(ROPE_DTYPE_F8_E5M2, type, 1);
+        step.scale_floor = floor;
+        if (is_normed) step.norm = ROPE_NORM_RMS;
+        step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+        step.cache->slots.reset();
+        step.cache->entries = 2;
+        step.cache->pages = 7;
+        step.cache->page_table = {{6, 0, 3}, {1, 4, 2}};
+        step.values = [](int tensor, int64_t token_number, int64_t head, int64_t channel) -> oracle::Real {
+          constexpr oracle::Real inf = std::numeric_limits<oracle::Real>::infinity();
+          const oracle::Real largest[] = {0,
+                                          0x1p-133L,
+                                          0x3p-130L,
+                                          1e-30L,
+                                          1.75L,
+                                          448,
+                                          57344,
+                                          inf,
+                                          0x1.8p127L,
+                                          -inf,
+                                          std::numeric_limits<oracle::Real>::quiet_NaN()};
+          const int64_t i = (token_number * 4 + head + tensor) % 11;
+          if (channel == (token_number * 5 + head) % 64) return largest[i];
+          return i < 7 ? largest[i] * static_cast<oracle::Real>(channel % 5 - 2) / 4
+                       : static_cast<oracle::Real>(channel);
+        };
+        step.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("written scales of heads that several threads write", "[rope][step][quant][scales]") {
   for (const rope_dtype_t type : scale_types) {
     StepCase step = scaled(ROPE_DTYPE_F8_E4M3, type, 2);
@@ -401,6 +468,8 @@ TEST_CASE("no scale is written for tokens of no sequence, of no place, and at fa
       step.check();
       step.cu_seqlens.clear();
       step.table_rows = 3;  // most tokens have no row
+      step.check();
+      step.q.out_scales.groups = step.k.cache_scales.groups = step.v.cache_scales.groups = 1;
       step.check();
     }
   }

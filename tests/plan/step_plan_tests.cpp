@@ -363,11 +363,11 @@ rotation, factors F32: ----------- -----------
 rotation, factors F16: ----------- -----------
 rotation, factors BF16: ----------- -----------
 rotation, E4M3, written scales F32: ----------- -----------
-rotation, E4M3, written scales F16: ----------- -----------
-rotation, E4M3, written scales BF16: ----------- -----------
+rotation, E4M3, written scales F16: --L-LLLLL-- --L-LLLLL--
+rotation, E4M3, written scales BF16: --L-LLLLL-- --L-LLLLL--
 rotation, outputs of E4M3, written scales F32: ----------- -----------
-rotation, outputs of E4M3, written scales F16: ----------- -----------
-rotation, outputs of E4M3, written scales BF16: ----------- -----------
+rotation, outputs of E4M3, written scales F16: --L-LLLLL-- --L-LLLLL--
+rotation, outputs of E4M3, written scales BF16: --L-LLLLL-- --L-LLLLL--
 )");
 }
 
@@ -393,6 +393,34 @@ TEST_CASE("steps with codes of heads of which a part is turned are for the gener
   CHECK(letter_with(1, [&] { cache.entry_stride += 4; }) == 's');
   CHECK(letter_with(1, [&] { cache.entry_stride += 2; }) == '-');
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
+}
+
+TEST_CASE("written scales of groups, and of two destinations that differ, are for the general kernel", "[step plan]") {
+  Scene scene;
+  rope::StepTensor &k = scene.step.tensor[1];
+  const auto letter_with = [&](rope_layout_t layout, auto change) {
+    Work work = {"E4M3", 0, 0, 0, false, true, false, 0, false, kE4M3};
+    work.has_written_scales = true;
+    make_step(work, ROPE_DTYPE_BF16, layout, {40, {8, 2, 2}, 128}, &scene);
+    k.is_written = k.is_whole = true;
+    k.out_dtype = k.cache.dtype;
+    k.out_scales = k.cache_scales;
+    k.out_scales.row_stride[0] = 80, k.out_scales.row_stride[1] = 2;
+    change();
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    return std::string(1, letter_of(plan.step.kernel)) + (plan.heads.is_flat ? "f" : "");
+  };
+  CHECK(letter_with(ROPE_LAYOUT_THD, [] {}) == "lf");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.cache_scales.groups = 2; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.out_scales.groups = 2; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.out_scales.form = rope::ScaleForm::kE8M0; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { ++k.out_scales.floor; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.out_scales.data = nullptr; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.cache_scales.data = nullptr; }) == "-f");
+  CHECK(letter_with(ROPE_LAYOUT_THD, [&] { k.out_dtype = ROPE_DTYPE_BF16, k.out_scales.data = nullptr; }) == "lf");
+  CHECK(letter_with(ROPE_LAYOUT_BSHD, [] {}) == "lf");
+  CHECK(letter_with(ROPE_LAYOUT_BSHD, [&] { k.out_scales.row_stride[0] = 81; }) == "l");
 }
 
 // Each change leaves vectors of the width before without their alignment, or does not.

@@ -32,19 +32,20 @@ std::map<const void *, Call> find_calls() {
   const auto add = [&](auto element) {
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
-    const auto add_kind = [&](StepKernel kernel, bool has_codes, Call plain, Call angles, Call table) {
+    const auto add_all = [&](StepKernel kernel, bool has_codes, bool has_more, Call plain, Call angles, Call table) {
       for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {
         for (const bool is_interleaved : {false, true}) {
-          for (const bool has_more : {false, true}) {
-            const auto address = [&](StepAngles of) {
-              return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_codes, has_more});
-            };
-            calls[address(StepAngles::kNone)] = plain;
-            calls[address(StepAngles::kComputed)] = angles;
-            calls[address(StepAngles::kTable)] = table;
-          }
+          const auto address = [&](StepAngles of) {
+            return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_codes, has_more});
+          };
+          calls[address(StepAngles::kNone)] = plain;
+          calls[address(StepAngles::kComputed)] = angles;
+          calls[address(StepAngles::kTable)] = table;
         }
       }
+    };
+    const auto add_kind = [&](StepKernel kernel, bool has_codes, Call plain, Call angles, Call table) {
+      for (const bool has_more : {false, true}) add_all(kernel, has_codes, has_more, plain, angles, table);
     };
     for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
       add_kind(kernel, false, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
@@ -62,9 +63,11 @@ std::map<const void *, Call> find_calls() {
                  call<WithCodes<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>>,
                  call<WithCodes<WithTable<StepShortHeadParams>>>);
       }
-      add_kind(StepKernel::kLong, true, call<WithCodes<StepLongHeadParams>>,
-               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
-               call<WithCodes<StepLongTableParams>>);
+      add_all(StepKernel::kLong, true, false, call<WithCodes<StepLongHeadParams>>,
+              call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithCodes<StepLongTableParams>>);
+      add_all(StepKernel::kLong, true, true, call<WithScales<StepLongHeadParams>>,
+              call<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+              call<WithScales<StepLongTableParams>>);
     }
   };
   add(float{}), add(Float16{}), add(BFloat16{}), add(double{});

@@ -336,6 +336,17 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
   }
 }
 
+template <typename Params>
+void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Params> *params) {
+  set_params(problem, plan, static_cast<WithCodes<Params> *>(params));
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &step = problem.step->tensor[i];
+    params->scales[i] = {step.out_scales, step.cache_scales};
+    int64_t *const rows = params->scales[i].out.row_stride;
+    if (plan.heads.is_flat && problem.tokens == 1) rows[1] = rows[0];
+  }
+}
+
 // In bytes where `size` is an element's.
 CacheView scaled(const CacheView &cache, int64_t size) {
   return {cache.data,
@@ -476,6 +487,11 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                          launch_step<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>,
                          launch_step<WithTable<StepShortMoreParams>>);
     case StepKernel::kLong:
+      if (has_codes && plan.step.has_more) {
+        return launch_with(launch_step<WithScales<StepLongHeadParams>>,
+                           launch_step<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+                           launch_step<WithScales<StepLongTableParams>>);
+      }
       if (has_codes) {
         return launch_with(launch_step<WithCodes<StepLongHeadParams>>,
                            launch_step<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,

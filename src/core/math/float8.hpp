@@ -96,28 +96,34 @@ ROPE_HOST_DEVICE float written_code_factor(float scale) {
   return factor > kMaxFactor ? kMaxFactor : factor;
 }
 
-// The scale of a group by the bits of its largest magnitude. A NaN makes it and all codes NaN, an infinity it infinite.
-template <typename Float8>
-ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form) {
+// The scale of a group by the bits of its largest magnitude, for codes of which the largest is 1.75 * 2^max_exponent. A
+// NaN makes it and all codes NaN, an infinity it infinite.
+ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, int max_exponent) {
   constexpr uint32_t kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
   if (magnitude > kInfinity) return {form == ScaleForm::kE8M0 ? 255 : kNaN, float_of(kNaN)};
   if (magnitude == kInfinity) return {form == ScaleForm::kE8M0 ? 254 : kInfinity, 0};
   if (form == ScaleForm::kF32) {
-    const float scale = float_of(magnitude) / Float8::kMax;
+    const float max_code = 1.75f * float_of(static_cast<uint32_t>(127 + max_exponent) << 23);
+    const float scale = float_of(magnitude) / max_code;
     return {bits_of(scale), written_code_factor(scale)};
   }
-  // The least power of two p with 1.75 * 2^kMaxExponent * p >= magnitude.
+  // The least power of two p with 1.75 * 2^max_exponent * p >= magnitude.
   constexpr uint32_t kMinNormal = 0x00800000u, kFraction = 0x007fffffu, kFractionOfMax = 0x00600000u;
   const bool is_subnormal = magnitude < kMinNormal;
   const uint32_t normal = is_subnormal ? bits_of(float_of(magnitude) * 0x1p64f) : magnitude;
   const int lowest = form == ScaleForm::kE8M0 ? -127 : -149;
-  int exponent = static_cast<int>(normal >> 23) - 127 - (is_subnormal ? 64 : 0) - Float8::kMaxExponent +
+  int exponent = static_cast<int>(normal >> 23) - 127 - (is_subnormal ? 64 : 0) - max_exponent +
                  ((normal & kFraction) > kFractionOfMax ? 1 : 0);
   if (exponent < lowest) exponent = lowest;
   const uint32_t power =
       exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23 : 1u << static_cast<uint32_t>(exponent + 149);
   return {form == ScaleForm::kE8M0 ? static_cast<uint32_t>(exponent + 127) : power,
           written_code_factor(float_of(power))};
+}
+
+template <typename Float8>
+ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form) {
+  return scale_of_group(magnitude, form, Float8::kMaxExponent);
 }
 
 }  // namespace rope

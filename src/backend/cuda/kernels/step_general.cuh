@@ -292,8 +292,8 @@ class StepHead {
     for (int group = 0; group < scales.groups; ++group) {
       uint32_t magnitude = largest_magnitude(to.part, group * channels, (group + 1) * channels);
       if (magnitude < scales.floor) magnitude = scales.floor;
-      const GroupScale scale = to.dtype == ROPE_DTYPE_F8_E4M3 ? scale_of_group<Float8E4M3>(magnitude, scales.form)
-                                                              : scale_of_group<Float8E5M2>(magnitude, scales.form);
+      const GroupScale scale = scale_of_group(
+          magnitude, scales.form, to.dtype == ROPE_DTYPE_F8_E4M3 ? Float8E4M3::kMaxExponent : Float8E5M2::kMaxExponent);
       if (lane() == 0) {
         scales.store(to.scales_row, head_, group, scale.bits);
         in_order_[group] = scale.factor;

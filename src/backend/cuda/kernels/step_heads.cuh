@@ -200,21 +200,31 @@ struct UnitForm {
   bool is_e5m2;
   bool rounds_before;  // to the data's type
   float factor;
+  bool finds_magnitude;  // of kAny: `magnitude` is found, and the unit stays as it was read
+  uint32_t magnitude;    // the bits of the largest so far
 };
 
 // N values from the one numbered `first` on.
 template <typename T, int V, int N, UnitAs kAs>
-__device__ __forceinline__ void put_values(const UnitForm &form, float *values, int first, Vector<T, V> *vector) {
-  if (kAs == UnitAs::kWords || (kAs == UnitAs::kAny && !form.as_codes)) {
+__device__ __forceinline__ void put_values(UnitForm *form, float *values, int first, Vector<T, V> *vector) {
+  if (kAs == UnitAs::kWords || (kAs == UnitAs::kAny && !form->as_codes)) {
     return from_some_floats<T, V, N>(values, first, vector);
   }
   if constexpr (kAs != UnitAs::kWords) {
-    if (kAs == UnitAs::kAny && form.rounds_before) to_floats<T, N>(from_floats<T, N>(values), values);
+    if (kAs == UnitAs::kAny && form->rounds_before) to_floats<T, N>(from_floats<T, N>(values), values);
+    if (kAs == UnitAs::kAny && form->finds_magnitude) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
+        form->magnitude = magnitude > form->magnitude ? magnitude : form->magnitude;
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
-      const float x = multiply_rounded(values[i], form.factor), y = multiply_rounded(values[i + 1], form.factor);
+      const float x = multiply_rounded(values[i], form->factor), y = multiply_rounded(values[i + 1], form->factor);
       const uint32_t codes =
-          kAs == UnitAs::kAny && form.is_e5m2 ? join_codes<Float8E5M2>(x, y) : join_codes<Float8E4M3>(x, y);
+          kAs == UnitAs::kAny && form->is_e5m2 ? join_codes<Float8E5M2>(x, y) : join_codes<Float8E4M3>(x, y);
       uint32_t &word = vector->word[(first + i) / 4];
       word = (first + i) % 4 == 0 ? codes : word | codes << 16;
     }
@@ -226,11 +236,11 @@ __device__ __forceinline__ void put_values(const UnitForm &form, float *values, 
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
 __device__ __forceinline__ void change_unit(const NormForm<float> &form, float sum, const Weights &weights,
                                             bool is_normed, bool is_turned,
-                                            const SharedAngles<V, IsInterleaved> &angles, const UnitForm &unit_form,
+                                            const SharedAngles<V, IsInterleaved> &angles, UnitForm *unit_form,
                                             Vector<T, V> *low, Vector<T, V> *high) {
   const bool norms = IsNormed && (kAs == UnitAs::kWords || is_normed);
   if (kAs == UnitAs::kWords && !norms && !is_turned) return;
-  if (kAs == UnitAs::kAny && !norms && !is_turned && !unit_form.as_codes) return;
+  if (kAs == UnitAs::kAny && !norms && !is_turned && !unit_form->as_codes) return;
   const float inverse = IsNormed ? inverse_norm(form, sum) : 0.0f;
   if constexpr (IsInterleaved) {
     const auto change = [&](bool is_high, Vector<T, V> *vector) {
@@ -263,6 +273,18 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float s
       put_values<T, V, kPiece, kAs>(unit_form, y, i, high);
     }
   }
+}
+
+// The scale of a head's codes, from the magnitudes of its units. All lanes of the warp take part.
+__device__ __forceinline__ GroupScale scale_of_head(const StepHeadParams &params, uint32_t number,
+                                                    const WrittenScales &scales, const UnitForm &form) {
+  uint32_t magnitude = number < params.units_per_head ? form.magnitude : 0;
+  for (uint32_t distance = 1; distance >> params.lanes_log2 == 0; distance *= 2) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, magnitude, distance);
+    magnitude = other > magnitude ? other : magnitude;
+  }
+  if (magnitude < scales.floor) magnitude = scales.floor;
+  return scale_of_group(magnitude, scales.form, form.is_e5m2 ? Float8E5M2::kMaxExponent : Float8E4M3::kMaxExponent);
 }
 
 // Where a pair has its cosine and its sine in a row of the table.

@@ -40,9 +40,10 @@ using StepLongWordParams =
                        std::conditional_t<kAngles == StepAngles::kComputed,
                                           WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
-template <bool HasCodes, StepAngles kAngles>
-using StepLongParams =
-    std::conditional_t<HasCodes, WithCodes<StepLongWordParams<kAngles>>, StepLongWordParams<kAngles>>;
+template <bool HasMore, bool HasCodes, StepAngles kAngles>
+using StepLongParams = std::conditional_t<
+    !HasCodes, StepLongWordParams<kAngles>,
+    std::conditional_t<HasMore, WithScales<StepLongWordParams<kAngles>>, WithCodes<StepLongWordParams<kAngles>>>>;
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
 // what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
@@ -116,11 +117,12 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
 }
 
 // HasMore: roundings within the norm, several position axes, a page table. HasCodes: a tensor becomes words, or codes of
-// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, and codes and words both.
+// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, codes and words both, and
+// scales that are written for each head, for which its values are computed twice.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
                                   min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
-    step_long_kernel(const __grid_constant__ StepLongParams<HasCodes, kAngles> params) {
+    step_long_kernel(const __grid_constant__ StepLongParams<HasMore, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   UnitForm form = {};
   if constexpr (HasCodes) {
     const StepHeadCodes &of_tensor = params.codes[index];
-    form = {false, (tensor.flags & kHasE5M2) != 0, params.rounds_before_codes, 1.0f};
+    form = {false, (tensor.flags & kHasE5M2) != 0, params.rounds_before_codes, 1.0f, false, 0};
     if (of_tensor.scale != nullptr && is_present) {
       form.factor = *reinterpret_cast<const float *>(step(of_tensor.scale, head, of_tensor.scale_head));
     }
@@ -213,10 +215,22 @@ __global__ void __launch_bounds__(kMaxStepThreads,
           kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
       const auto change = [&](auto as) {
         change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(params.norm, sum, weights, is_changed,
-                                                                                 is_turned, angles, form, &low, &high);
+                                                                                 is_turned, angles, &form, &low, &high);
       };
-      if (HasCodes && HasMore) {
-        change(std::integral_constant<UnitAs, UnitAs::kAny>());
+      uint32_t scale = 0;  // its bits
+      if constexpr (HasCodes && HasMore) {
+        const StepHeadScales &scales = params.scales[index];
+        const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
+        form.magnitude = 0;
+#pragma unroll 1
+        for (int passes = form.as_codes && written.is_present() ? 2 : 1; passes > 0; --passes) {
+          form.finds_magnitude = passes > 1;
+          change(std::integral_constant<UnitAs, UnitAs::kAny>());
+          if (!form.finds_magnitude) continue;
+          const GroupScale of_head = scale_of_head(params, number, written, form);
+          scale = of_head.bits;
+          form.factor = of_head.factor;
+        }
       } else if (HasCodes && form.as_codes) {
         change(std::integral_constant<UnitAs, kAsCodes>());
       } else if (is_changed) {
@@ -235,6 +249,12 @@ __global__ void __launch_bounds__(kMaxStepThreads,
             }
           }
           store_unit<HasCodes>(params, form.as_codes, out, low, high);
+          if constexpr (HasCodes && HasMore) {
+            const WrittenScales &scales = params.scales[index].out;
+            if (form.as_codes && number == 0 && scales.is_present()) {
+              scales.store(scales.row(blockIdx.y, token), head, 0, scale);
+            }
+          }
         }
         if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
           const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
@@ -243,6 +263,12 @@ __global__ void __launch_bounds__(kMaxStepThreads,
           const bool is_outside = store_cached<HasCodes>(params, tensor, cache, place, form.as_codes, low, high);
           if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
             count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+          }
+          if constexpr (HasCodes && HasMore) {
+            const WrittenScales &scales = params.scales[index].cache;
+            if (form.as_codes && number == 0 && place.is_cached && scales.is_present()) {
+              scales.store(scales.row(place.page, place.entry), head, 0, scale);
+            }
           }
         }
       }

@@ -123,6 +123,18 @@ struct WithCodes : Params {
   StepHeadCodes codes[3];
 };
 
+// Scales that are written for each head, of a tensor's output and of its cache; of both the same where both have some.
+struct StepHeadScales {
+  WrittenScales out;
+  WrittenScales cache;
+};
+
+// What instances with codes and more read too.
+template <typename Params>
+struct WithScales : WithCodes<Params> {
+  StepHeadScales scales[3];
+};
+
 // Of kWarp and kShort. Heads are numbered through q, k and v, and `in`, `cache` and the like are where head 0 would lie. Tensors
 // without heads are left out.
 struct StepShortHeadParams : StepHeadParams {

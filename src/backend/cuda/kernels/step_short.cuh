@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
   UnitForm form = {};
   if constexpr (HasCodes) {
-    form = {(tensor.flags & kHasCodes) != 0, false, false, 1.0f};
+    form = {(tensor.flags & kHasCodes) != 0, false, false, 1.0f, false, 0};
     const bool has_scale = is_active && params.codes[which].scale != nullptr;
     if (has_scale) form.factor = *reinterpret_cast<const float *>(scale_address);
   }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   const bool is_turned = kIsTurned && !is_lost && is_changed;
   const auto change_as = [&](auto may_round, auto as) {
     change_unit<T, V, IsInterleaved, IsNormed, decltype(may_round)::value, decltype(as)::value>(
-        params.norm, sum, weights, is_changed, is_turned, angles, form, &low, &high);
+        params.norm, sum, weights, is_changed, is_turned, angles, &form, &low, &high);
   };
   const auto change = [&](auto as) {
     if (IsNormed && params.rounds) {
