@@ -144,6 +144,9 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(codes == 0 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
   require(codes != 2 || item->is_out_of_place, "codes=all: place=out-of-place");
   require(codes == 0 || !item->is_beside_separate, "codes= beside separate calls");
+  item->has_written_scales = choice_of(words, "scales", {"static", "head"}) == 1;
+  require(!item->has_written_scales || (codes != 0 && item->layout == ROPE_LAYOUT_THD),
+          "scales=head: codes, layout=thd");
 
   // Twice as many pages as are written; in decode, where each token has a page of its own, more than an L2 cache holds.
   const int64_t rows = item->batches * item->tokens;
@@ -250,7 +253,7 @@ bool fits(const Rule &rule, const Case &item) {
   const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
                           {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
                           {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
-                          {"codes", "none"}};
+                          {"codes", "none"},     {"scales", "static"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -268,13 +271,13 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",       "measure",    "layout",       "batch",      "tokens",    "heads",   "dim",
-      "rotary",      "offset",     "style",        "theta",      "angles",    "place",   "packed",
-      "positions",   "rows",       "axes",         "sequences",  "out-style", "scaling", "pitch",
-      "from",        "view",       "alpha",        "columns",    "gate",      "limit",   "up-offset",
-      "direction",   "dtype",      "launch",       "threads",    "margin",    "norm",    "norm-order",
-      "norm-extent", "weight",     "cache",        "slots",      "k-out",     "rotated", "beside",
-      "activation",  "limit-rule", "gate-softcap", "up-softcap", "bias",      "experts", "codes"};
+      "class",   "measure",   "layout",     "batch",       "tokens",       "heads",      "dim",       "rotary",
+      "offset",  "style",     "theta",      "angles",      "place",        "packed",     "positions", "rows",
+      "axes",    "sequences", "out-style",  "scaling",     "pitch",        "from",       "view",      "alpha",
+      "columns", "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",    "threads",
+      "margin",  "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",     "k-out",
+      "rotated", "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",      "experts",
+      "codes",   "scales"};
   return keys;
 }
 
@@ -331,7 +334,9 @@ double bytes_moved(const Case &item) {
   const double of_q = q_size * static_cast<double>(item.q_heads * touched_channels(item));
   const double of_k_out = item.has_k_out ? size * static_cast<double>(item.k_heads * touched_channels(item)) : 0;
   const double cached = (size + code_size) * static_cast<double>((item.k_heads + item.v_heads) * item.head_dim);
-  return tokens * (of_q + of_k_out + cached);
+  const int64_t scaled_heads =
+      item.has_written_scales ? (item.has_code_q ? item.q_heads : 0) + item.k_heads + item.v_heads : 0;
+  return tokens * (of_q + of_k_out + cached + static_cast<double>(scaled_heads * size_of(ROPE_DTYPE_F32)));
 }
 
 double bytes_in_place(const Case &item) {

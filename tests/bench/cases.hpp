@@ -103,7 +103,7 @@ struct Case {
   rope_dtype_t slot_dtype = 0;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
   rope_dtype_t code_dtype = 0;  // of the caches, and of q_out where has_code_q; 0: that of the data
-  bool has_code_q = false;
+  bool has_code_q = false, has_written_scales = false;
 
   // SwiGLU
   int64_t rows = 0, columns = 0;

@@ -180,8 +180,8 @@ class PreparedRope : public PreparedCase {
     const int repeats = num_repeats();
     const rope_args_t &args = one_.args[0];
     const std::vector<int64_t> tokens = samples_of(num_tokens(), kCheckedTokens);
-    const Heads q = read_heads(args.q, item_.q_heads, tokens), k = read_heads(args.k, item_.k_heads, tokens);
-    const Heads v = read_heads(args.v, item_.v_heads, tokens);
+    const Heads q = read_heads(args.q, {}, item_.q_heads, tokens), k = read_heads(args.k, {}, item_.k_heads, tokens);
+    const Heads v = read_heads(args.v, {}, item_.v_heads, tokens);
     for (const Block &output : outputs_) memory_.poison(output.data, output.bytes);
     synchronize(memory_.device());
     for (int i = 0; i < repeats; ++i) is_separate ? call_separately(0, memory_.stream()) : call(0, memory_.stream());
@@ -189,17 +189,21 @@ class PreparedRope : public PreparedCase {
 
     Accuracy accuracy;
     const rope_tensor_t &q_out = args.q_out.ndim != 0 ? args.q_out : args.q;
-    compare(q, read_heads(q_out, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_, &accuracy);
+    const rope_tensor_t no_scales = {};
+    const rope_tensor_t &q_scales = args.quant != nullptr ? args.quant->q_scales_out : no_scales;
+    compare(q, read_heads(q_out, q_scales, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_,
+            &accuracy);
     // Calls of their own find in k what those before them left there.
     const int k_repeats = item_.has_k_out || is_separate ? repeats : 1;
     if (item_.has_k_out) {
       const rope_tensor_t &k_out = args.k_out.ndim != 0 ? args.k_out : args.k;
-      compare(k, read_heads(k_out, item_.k_heads, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
+      compare(k, read_heads(k_out, {}, item_.k_heads, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
     }
     if (item_.cache != CacheLayout::kNone) {
       const rope_cache_args_t &cache = *args.cache;
-      compare(k, read_cached(cache.k_cache, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
-      compare(v, read_cached(cache.v_cache, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
+      compare(k, read_cached(cache.k_cache, cache.k_scales, tokens), item_.k_heads, tokens, k_repeats, k_weights_,
+              &accuracy);
+      compare(v, read_cached(cache.v_cache, cache.v_scales, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
     }
     return accuracy;
   }
@@ -346,6 +350,7 @@ class PreparedRope : public PreparedCase {
 
   void make_scales() {
     quant_.struct_size = sizeof quant_;
+    if (item_.has_written_scales) return;
     void *memory = memory_.allocate(sizeof kCodeScale);
     memory_.upload(memory, &kCodeScale, sizeof kCodeScale);
     quant_.k_scale = quant_.v_scale = tensor(memory, ROPE_DTYPE_F32, {1});
@@ -447,7 +452,7 @@ class PreparedRope : public PreparedCase {
     }
     if (item_.norm != 0) args.norm = &norm_;
     if (item_.cache != CacheLayout::kNone) args.cache = make_cache();
-    if (item_.code_dtype != 0) args.quant = &quant_;
+    if (item_.code_dtype != 0) args.quant = make_quant();
     args.positions = position_tensor_;
     args.cu_seqlens = sequence_tensor_;
     if (table_.ndim != 0) {
@@ -504,8 +509,29 @@ class PreparedRope : public PreparedCase {
       cache.k_cache = make_pages(item_.k_heads, item_.head_dim);
       cache.v_cache = make_pages(item_.v_heads, item_.head_dim);
     }
+    if (item_.has_written_scales) {
+      cache.k_scales = make_written_scales({item_.cache_pages, kPageEntries, item_.k_heads, 1});
+      cache.v_scales = make_written_scales({item_.cache_pages, kPageEntries, item_.v_heads, 1});
+    }
     caches_.push_back(cache);
     return &caches_.back();
+  }
+
+  const rope_quant_args_t *make_quant() {
+    rope_quant_args_t quant = quant_;
+    if (item_.has_written_scales && item_.has_code_q) {
+      quant.q_scales_out = make_written_scales({num_tokens(), item_.q_heads, 1});
+    }
+    quants_.push_back(quant);
+    return &quants_.back();
+  }
+
+  rope_tensor_t make_written_scales(std::initializer_list<int64_t> shape) {
+    int64_t elements = 1;
+    for (const int64_t extent : shape) elements *= extent;
+    void *memory = memory_.allocate(static_cast<size_t>(elements * size_of(ROPE_DTYPE_F32)));
+    keep_output(ROPE_DTYPE_F32, memory, elements);
+    return tensor(memory, ROPE_DTYPE_F32, shape);
   }
 
   // The norm in place, the rotation in place, the cache: those that the case has, each in a call of its own.
@@ -577,26 +603,34 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  Heads read_heads(const rope_tensor_t &from, int64_t num_heads, const std::vector<int64_t> &tokens) const {
-    std::vector<int64_t> firsts;
+  Heads read_heads(const rope_tensor_t &from, const rope_tensor_t &scales, int64_t num_heads,
+                   const std::vector<int64_t> &tokens) const {
+    std::vector<int64_t> firsts, places;
     for (int64_t token : tokens) {
-      for (int64_t head = 0; head < num_heads; ++head) firsts.push_back(place_of(from, token, head));
+      for (int64_t head = 0; head < num_heads; ++head) {
+        firsts.push_back(place_of(from, token, head));
+        places.push_back(token * num_heads + head);
+      }
     }
-    return read_rows(from, firsts);
+    return read_rows(from, firsts, scales, places);
   }
 
-  Heads read_cached(const rope_tensor_t &pages, const std::vector<int64_t> &tokens) const {
-    std::vector<int64_t> firsts;
+  Heads read_cached(const rope_tensor_t &pages, const rope_tensor_t &scales, const std::vector<int64_t> &tokens) const {
+    std::vector<int64_t> firsts, places;
     for (int64_t token : tokens) {
       const int64_t slot = slots_[static_cast<size_t>(token)];
       const int64_t place = slot / kPageEntries * pages.stride[0] + slot % kPageEntries * pages.stride[1];
-      for (int64_t head = 0; head < pages.shape[2]; ++head) firsts.push_back(place + head * pages.stride[2]);
+      for (int64_t head = 0; head < pages.shape[2]; ++head) {
+        firsts.push_back(place + head * pages.stride[2]);
+        places.push_back(slot * pages.shape[2] + head);
+      }
     }
-    return read_rows(pages, firsts);
+    return read_rows(pages, firsts, scales, places);
   }
 
-  // Heads by the places of their first channels.
-  Heads read_rows(const rope_tensor_t &from, const std::vector<int64_t> &firsts) const {
+  // Heads by the places of their first channels, and of their scales where these were written.
+  Heads read_rows(const rope_tensor_t &from, const std::vector<int64_t> &firsts, const rope_tensor_t &scales,
+                  const std::vector<int64_t> &places) const {
     std::vector<int64_t> indices;
     for (const int64_t first : firsts) {
       for (int64_t channel = 0; channel < item_.head_dim; ++channel) indices.push_back(first + channel);
@@ -605,7 +639,12 @@ class PreparedRope : public PreparedCase {
     if (indices.empty()) return heads;
     std::vector<double> values = memory_.read(from.data, from.dtype, indices);
     if (from.dtype == item_.code_dtype) {
-      for (double &value : values) value *= kCodeScale;
+      const bool are_written = scales.ndim != 0;
+      const std::vector<double> written =
+          are_written ? memory_.read(scales.data, scales.dtype, places) : std::vector<double>();
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] *= are_written ? written[i / static_cast<size_t>(item_.head_dim)] : double{kCodeScale};
+      }
     }
     for (auto at = values.begin(); at != values.end(); at += item_.head_dim)
       heads.emplace_back(at, at + item_.head_dim);
@@ -680,6 +719,7 @@ class PreparedRope : public PreparedCase {
   rope_norm_args_t norm_ = {};
   rope_quant_args_t quant_ = {};
   std::deque<rope_cache_args_t> caches_;
+  std::deque<rope_quant_args_t> quants_;
   std::vector<Block> outputs_;  // of set 0, beside what is in place
   Calls one_;
   std::vector<Calls> separate_;
