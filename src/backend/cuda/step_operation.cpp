@@ -342,8 +342,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
   for (int i = 0; i < problem.num_tensors; ++i) {
     const StepTensor &step = problem.step->tensor[i];
     params->scales[i] = {step.out_scales, step.cache_scales};
-    int64_t *const rows = params->scales[i].out.row_stride;
-    if (plan.heads.is_flat && problem.tokens == 1) rows[1] = rows[0];
+    params->scales[i].out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, step.out_scales.row_stride);
   }
 }
 

@@ -17,6 +17,7 @@
 // Moves each head once in and once out to each of its destinations; a norm over a token reads it once or twice more.
 #pragma once
 
+#include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/general_angles.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_params.hpp"
@@ -277,11 +278,7 @@ class StepHead {
       const uint32_t magnitude = bits_of(static_cast<float>(value)) & 0x7fffffffu;
       max = magnitude > max ? magnitude : max;
     }
-    for (int distance = 16; distance > 0; distance /= 2) {
-      const uint32_t other = __shfl_xor_sync(0xffffffffu, max, distance);
-      max = other > max ? other : max;
-    }
-    return max;
+    return max_over_lanes(max, 5);
   }
 
   // The scales of a destination; what values are multiplied by goes to in_order_, which is not needed any more.
@@ -290,10 +287,8 @@ class StepHead {
     __syncwarp();
 #pragma unroll 1
     for (int group = 0; group < scales.groups; ++group) {
-      uint32_t magnitude = largest_magnitude(to.part, group * channels, (group + 1) * channels);
-      if (magnitude < scales.floor) magnitude = scales.floor;
-      const GroupScale scale = scale_of_group(
-          magnitude, scales.form, to.dtype == ROPE_DTYPE_F8_E4M3 ? Float8E4M3::kMaxExponent : Float8E5M2::kMaxExponent);
+      const uint32_t magnitude = largest_magnitude(to.part, group * channels, (group + 1) * channels);
+      const GroupScale scale = written_scale(scales, to.dtype == ROPE_DTYPE_F8_E5M2, magnitude);
       if (lane() == 0) {
         scales.store(to.scales_row, head_, group, scale.bits);
         in_order_[group] = scale.factor;

@@ -275,18 +275,6 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float s
   }
 }
 
-// The scale of a head's codes, from the magnitudes of its units. All lanes of the warp take part.
-__device__ __forceinline__ GroupScale scale_of_head(const StepHeadParams &params, uint32_t number,
-                                                    const WrittenScales &scales, const UnitForm &form) {
-  uint32_t magnitude = number < params.units_per_head ? form.magnitude : 0;
-  for (uint32_t distance = 1; distance >> params.lanes_log2 == 0; distance *= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, magnitude, distance);
-    magnitude = other > magnitude ? other : magnitude;
-  }
-  if (magnitude < scales.floor) magnitude = scales.floor;
-  return scale_of_group(magnitude, scales.form, form.is_e5m2 ? Float8E5M2::kMaxExponent : Float8E4M3::kMaxExponent);
-}
-
 // Where a pair has its cosine and its sine in a row of the table.
 struct TablePlace {
   const char *cos;

@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
           form.finds_magnitude = passes > 1;
           change(std::integral_constant<UnitAs, UnitAs::kAny>());
           if (!form.finds_magnitude) continue;
-          const GroupScale of_head = scale_of_head(params, number, written, form);
+          const uint32_t of_unit = number < params.units_per_head ? form.magnitude : 0;
+          const GroupScale of_head = written_scale(written, form.is_e5m2, max_over_lanes(of_unit, params.lanes_log2));
           scale = of_head.bits;
           form.factor = of_head.factor;
         }
