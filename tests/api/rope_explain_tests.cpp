@@ -1,7 +1,6 @@
 // rope_explain_tests.cpp - how a call would run, in words, with nothing run
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,6 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 

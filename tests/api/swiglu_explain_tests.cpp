@@ -1,7 +1,6 @@
 // swiglu_explain_tests.cpp - how a call of SwiGLU would run, in words, with nothing run
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
-#include <functional>
 #include <string>
 
 #include "support/device.hpp"
