@@ -82,6 +82,14 @@ class Mirror {
     }
   }
 
+  // The tensors of a group of operands, which has nothing else from `first` to its end: none can be forgotten.
+  void translate_from(rope_tensor_t *first, const void *end) const {
+    const auto bytes = static_cast<const std::byte *>(end) - reinterpret_cast<std::byte *>(first);
+    for (std::ptrdiff_t at = 0; at < bytes; at += sizeof(rope_tensor_t)) {
+      translate({reinterpret_cast<rope_tensor_t *>(reinterpret_cast<std::byte *>(first) + at)});
+    }
+  }
+
   void read_back() const {
     if (!active_) return;
     check_cuda(cudaDeviceSynchronize());
@@ -113,6 +121,7 @@ class Mirror {
  public:
   Mirror(const Device &, Workspace &) {}
   void translate(std::initializer_list<rope_tensor_t *>) const {}
+  void translate_from(rope_tensor_t *, const void *) const {}
   void read_back() const {}
 };
 
@@ -219,23 +228,22 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
   if (has_groups && args.norm != nullptr) {
     norm = *args.norm;
     there.norm = &norm;
-    mirror.translate({&norm.q_weight, &norm.k_weight, &norm.q_bias, &norm.k_bias});
+    mirror.translate_from(&norm.q_weight, &norm + 1);
   }
   if (has_groups && args.cache != nullptr) {
     cache = *args.cache;
     there.cache = &cache;
-    mirror.translate({&cache.k_cache, &cache.v_cache, &cache.slots, &cache.page_table, &cache.page_indptr,
-                      &cache.sequence, &cache.positions});
+    mirror.translate_from(&cache.k_cache, &cache + 1);
   }
   if (has_groups && args.quant != nullptr) {
     quant = *args.quant;
     there.quant = &quant;
-    mirror.translate({&quant.q_scale, &quant.k_scale, &quant.v_scale, &quant.amax_out});
+    mirror.translate_from(&quant.q_scale, &quant + 1);
   }
   if (has_groups && args.input != nullptr) {
     input = *args.input;
     there.input = &input;
-    mirror.translate({&input.q_row_factor, &input.k_row_factor, &input.v_row_factor});
+    mirror.translate_from(&input.q_pass, &input + 1);
   }
   const rope_status_t status =
       direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);
@@ -254,7 +262,7 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   if (args.struct_size >= sizeof args && args.input != nullptr) {
     input = *args.input;
     there.input = &input;
-    mirror.translate({&input.gate_bias, &input.up_bias, &input.expert_rows, &input.expert_offsets, &input.row_index});
+    mirror.translate_from(&input.gate_bias, &input + 1);
   }
   const rope_status_t status =
       direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);
