@@ -11,6 +11,7 @@ constexpr int64_t kMaxGridX = 0x7fffffff;
 constexpr int64_t kMaxGridY = 0xffff;
 constexpr int64_t kMaxVectorBytes = 16;
 constexpr uint32_t kWarpThreads = 32;
+constexpr int kWarpLanesLog2 = 5;
 
 // Threads of a row that is not whole warps are a multiple of it.
 constexpr uint32_t kRowDivisor = 8;

@@ -8,6 +8,7 @@
 #include "plan/rope_facts.hpp"
 #include "plan/rope_kernels.hpp"
 #include "plan/step_kernels.hpp"
+#include "plan/step_pieces.hpp"
 
 namespace rope {
 
@@ -31,8 +32,9 @@ struct StepBlocks {
   int64_t blocks_per_token;
 };
 
-// StepKernel::kLong, for a tensor: kernels/step_long.cuh has a picture.
-struct StepTensorBlocks {
+// A piece's threads, and how StepKernel::kLong cuts it: kernels/step_long.cuh has a picture.
+struct StepPieceBlocks {
+  uint32_t lanes_log2;  // threads of a head
   uint32_t rows;
   uint32_t parts;
   uint32_t runs;
@@ -41,13 +43,13 @@ struct StepTensorBlocks {
 
 // StepKernel::kWarp, kShort and kLong
 struct StepHeads {
-  bool is_flat;         // tokens of all batches are counted as those of one
-  uint32_t lanes_log2;  // of a head
-  uint32_t units;       // of a head
+  bool is_flat;    // tokens of all batches are counted as those of one
+  uint32_t units;  // of a block of channels: a whole head, a window, or as many channels beside it
   uint32_t turns;
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
-  StepTensorBlocks tensor[3];
+  StepPieces pieces;
+  StepPieceBlocks blocks[kMaxStepPieces];
 };
 
 // How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of

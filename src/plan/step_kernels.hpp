@@ -48,6 +48,10 @@ constexpr int kLongStepVectorBytes = 16;
 constexpr uint32_t kMaxShortStepPairs = 64;
 constexpr uint32_t kMaxLongStepPairs = 256;
 
+// Pieces of heads (step_pieces.hpp): kWarp, kShort and kShortMore take so many, and kLong those of a call with a norm.
+constexpr int kMaxShortStepPieces = 4;
+constexpr int kMaxNormedStepPieces = 3;
+
 constexpr int kMaxStepAxes = 4;  // of positions
 
 // What the threads of a token share beside its angles, and where a warp puts the sums of a head in order.

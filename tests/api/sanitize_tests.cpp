@@ -53,18 +53,6 @@ struct Reach {
   }
 };
 
-// Kernels of steps that were reached, by what rope_explain calls them.
-void check_step_kernels(const std::vector<std::string> &explanations, std::initializer_list<const char *> kernels) {
-  if (!has_cuda()) return;
-  for (const char *kernel : kernels) {
-    INFO(kernel);
-    const std::string words = std::string(": ") + kernel + " kernel, ";
-    CHECK(std::any_of(explanations.begin(), explanations.end(),
-                      [&](const std::string &text) { return text.find(words) != std::string::npos; }));
-  }
-}
-
-// Codes of q, and of k and v in caches, of tokens that are counted as those of one batch.
 StepCase step_of_codes(rope_dtype_t dtype, rope_style_t style, bool is_normed, bool has_table, int64_t tokens) {
   StepCase step;
   step.dtype = dtype;
@@ -350,7 +338,7 @@ TEST_CASE("the general kernel of steps with codes, amax and row factors", "[rope
   }
 }
 
-TEST_CASE("the general kernel of steps with written scales", "[rope][step][quant][scales][sanitize]") {
+TEST_CASE("kernels of steps with written scales", "[rope][step][quant][scales][sanitize]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
       for (const bool is_normed : {false, true}) {
@@ -360,6 +348,9 @@ TEST_CASE("the general kernel of steps with written scales", "[rope][step][quant
         step.q.scale = step.k.scale = step.v.scale = Scale::None;
         step.q.out_scales.dtype = step.k.cache_scales.dtype = step.v.cache_scales.dtype = ROPE_DTYPE_F32;
         step.check();
+        const char *const of_heads = is_normed ? "long table codes" : "long angles codes";
+        check_step_kernels(explanations, {dtype == ROPE_DTYPE_F32 ? "general" : of_heads});
+        explanations.clear();
         step.q.out_scales.is_split = step.k.cache_scales.is_inline = true;
         step.q.out_scales.groups = 8;
         step.k.cache_scales.groups = 128;

@@ -1,5 +1,6 @@
 // step_pass_tests.cpp - channels outside the window from another tensor, and caches that have them apart
 #include <catch2/catch_test_macros.hpp>
+#include <string>
 #include <vector>
 
 #include "support/step_case.hpp"
@@ -36,7 +37,149 @@ StepCase latent(rope_dtype_t dtype) {
   return step;
 }
 
+// A window of 64 channels before or behind so many others, as the kernels of whole heads take them.
+StepCase pieces(rope_dtype_t dtype, rope_style_t style, int32_t others, bool is_behind) {
+  StepCase step;
+  step.dtype = dtype;
+  step.style = style;
+  step.layout = ROPE_LAYOUT_THD;
+  step.tokens = 11;
+  step.head_dim = 64 + others;
+  step.rotary_dim = 64;
+  step.rotary_offset = is_behind ? others : 0;
+  step.flags = ROPE_FLAG_V_UNROTATED;
+  step.q.heads = 3;
+  step.k.heads = 1;
+  step.k.has_pass = true;
+  step.has_fault = true;
+  StepCache &cache = step.cache.emplace();
+  cache.slots = {5, 3, 9, -1, 0, 1, 2, 4, 6, 7, 12};
+  return step;
+}
+
+// As it is, by a table some of whose rows are not there, without angles, and in batches that no stride makes one.
+void check_ways(StepCase step) {
+  step.check();
+  step.table_rows = step.tokens - 2;
+  step.check();
+  step.table_rows = -1;
+  step.flags = ROPE_FLAG_UNROTATED;
+  step.check();
+  step.flags = ROPE_FLAG_V_UNROTATED;
+  step.layout = ROPE_LAYOUT_BHSD;
+  step.batch = 2;
+  step.tokens = 5;
+  step.check();
+  step.table_rows = 4;
+  step.check();
+}
+
+void refuse_general(const std::vector<std::string> &explanations) {
+  for (const std::string &text : explanations) { INFO(text); CHECK(text.find(": general kernel, ") == std::string::npos); }
+}
+
 }  // namespace
+
+TEST_CASE("heads in pieces that lie in two tensors", "[rope][step][pass][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int32_t others : {64, 448, 512}) {
+        std::vector<std::string> explanations;
+        StepCase step = pieces(dtype, style, others, others != 64);
+        step.explanations = &explanations;
+        step.q.is_window = true;  // in place
+        check_ways(step);
+        step.q.is_window = false;
+        step.q.has_pass = true;
+        step.q.out = StepOut::Own;
+        step.k.pass_placement.expanded(1);
+        step.k.heads = 2;
+        step.k.out = StepOut::Own;
+        step.cache->has_k_pass = true;
+        check_ways(step);
+        step.cache->has_k_pass = false;
+        step.cache->slots.reset();
+        step.cache->positions = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, -1};
+        step.cache->page_table = {{2, -1, 1}};
+        step.check();
+        refuse_general(explanations);
+        check_step_kernels(explanations, {"warp angles", "warp", "short table", "short with more angles", "long angles",
+                                          "long table"});
+      }
+    }
+  }
+}
+
+TEST_CASE("heads in pieces whose outputs and caches have 8 bits", "[rope][step][pass][quant][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const int32_t others : {64, 448, 512}) {
+        std::vector<std::string> explanations;
+        StepCase step = pieces(dtype, style, others, others != 64);
+        step.explanations = &explanations;
+        step.q.has_pass = true;
+        step.q.out = StepOut::Own;
+        step.q.out_dtype = step.cache->k_dtype = ROPE_DTYPE_F8_E4M3;
+        step.q.scale = Scale::ByHead;
+        step.k.scale = Scale::One;
+        check_ways(step);
+        step.quant_flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+        step.cache->has_k_pass = true;
+        step.cache->k_pass_dtype = ROPE_DTYPE_F8_E4M3;
+        step.cache->k_pass_scale = Scale::ByHead;
+        check_ways(step);
+        step.cache->k_dtype = 0;  // words of the window beside codes of the others
+        step.k.scale = Scale::None;
+        check_ways(step);
+        check_step_kernels(explanations, {"warp angles codes", "warp codes", "short table codes", "long angles codes",
+                                          "long table codes"});
+        step.quant_flags = 0;
+        step.cache->k_pass_scale = Scale::None;
+        for (const int channels : {64, 128, 512}) {
+          if (others % channels != 0) continue;
+          step.cache->k_pass_scales = {};
+          step.cache->k_pass_scales.dtype = channels == 64 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+          step.cache->k_pass_scales.groups = others / channels;
+          step.cache->k_pass_scales.is_inline = channels == 128;
+          check_ways(step);
+        }
+        step.cache->k_dtype = step.cache->k_pass_dtype = ROPE_DTYPE_F8_E5M2;
+        step.k.cache_scales.dtype = ROPE_DTYPE_F32;
+        step.check();
+        refuse_general(explanations);
+      }
+    }
+  }
+}
+
+// Five pieces: two of q, two of k, and v.
+TEST_CASE("heads of which a part is turned, with codes", "[rope][step][quant][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool is_behind : {false, true}) {
+        std::vector<std::string> explanations;
+        StepCase step = pieces(dtype, style, 64, is_behind);
+        step.explanations = &explanations;
+        step.k.has_pass = false;
+        step.k.heads = 2;
+        step.v.heads = 2;
+        step.cache->has_v = true;
+        step.cache->k_dtype = step.cache->v_dtype = ROPE_DTYPE_F8_E4M3;
+        step.k.scale = step.v.scale = Scale::ByHead;
+        check_ways(step);  // q in place, k cached
+        step.k.out = StepOut::Own;
+        step.v.width = 192;
+        check_ways(step);
+        step.q.out = StepOut::Own;
+        step.q.out_dtype = step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+        step.q.scale = Scale::One;
+        check_ways(step);
+        refuse_general(explanations);
+        check_step_kernels(explanations, {"warp angles codes", "long angles codes", "long table codes"});
+      }
+    }
+  }
+}
 
 TEST_CASE("channels outside the window from another tensor", "[rope][step][pass]") {
   for (const rope_dtype_t dtype : dtypes) {

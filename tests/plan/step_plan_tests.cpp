@@ -548,7 +548,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         uint32_t blocks = 0, most_tokens = 0;
         for (int i = 0; i < scene.problem.num_tensors; ++i) {
           if (scene.problem.tensor[i].heads == 0) continue;
-          const rope::StepTensorBlocks &mine = of_plan.tensor[i];
+          const rope::StepPieceBlocks &mine = of_plan.blocks[i];
           REQUIRE(mine.first_block == blocks);
           REQUIRE(mine.runs * mine.rows * of_plan.turns == plan.tokens_per_block);
           const uint64_t units = static_cast<uint64_t>(scene.problem.tensor[i].heads) * lanes;

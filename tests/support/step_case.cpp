@@ -980,3 +980,13 @@ void StepCase::check() const {
     }
   }
 }
+
+void check_step_kernels(const std::vector<std::string> &explanations, std::initializer_list<const char *> kernels) {
+  if (!has_cuda()) return;
+  for (const char *kernel : kernels) {
+    INFO(kernel);
+    const std::string words = std::string(": ") + kernel + " kernel, ";
+    CHECK(std::any_of(explanations.begin(), explanations.end(),
+                      [&](const std::string &text) { return text.find(words) != std::string::npos; }));
+  }
+}

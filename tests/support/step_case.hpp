@@ -15,6 +15,7 @@
 #define ROPE_TESTS_SUPPORT_STEP_CASE_HPP
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -191,5 +192,8 @@ struct StepCase {
   rope_config_t config(const Device &device, int32_t threads) const;
   void verify(Scene *scene) const;
 };
+
+// Checks that explanations name each of these kernels, where there is a device that has them.
+void check_step_kernels(const std::vector<std::string> &explanations, std::initializer_list<const char *> kernels);
 
 #endif

@@ -172,42 +172,50 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
 
 void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index, StepHeadTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;
-  const RotatedTensor &tensor = problem.tensor[index];
-  const StepTensor &step = problem.step->tensor[index];
-  const int64_t size = dtype_size(geometry.dtype), weight_size = step.weight.is_f32 ? 4 : size;
-  const int64_t in_token = token_stride_of(problem, plan.heads.is_flat, tensor.in_stride) * size;
-  params->in = tensor.in;
+  const StepPiece &piece = plan.heads.pieces.piece[index];
+  const int64_t size = dtype_size(geometry.dtype), weight_size = piece.weight->is_f32 ? 4 : size;
+  const int64_t in_token = token_stride_of(problem, plan.heads.is_flat, piece.in_stride) * size;
+  params->in = piece.in;
   params->in_token = static_cast<int32_t>(in_token);
-  params->head = static_cast<int32_t>(tensor.in_stride[kHead] * size);
-  if (step.is_normed || step.is_turned) params->flags |= kIsChanged;
-  if (step.is_written) params->flags |= kHasOut;
-  if (step.has_code_out()) params->flags |= kHasCodeOut;
-  if (step.has_code_cache()) params->flags |= kHasCodeCache;
-  if (step.code_dtype() == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
-  if (step.has_words()) params->flags |= kHasWords;
-  if (step.is_written && !step.has_code_out()) {
+  params->head = static_cast<int32_t>(piece.in_stride[kHead] * size);
+  params->lanes_log2 = plan.heads.blocks[index].lanes_log2;
+  params->units = static_cast<uint32_t>(piece.channels / (2 * plan.vector_elements));
+  if (piece.is_normed || piece.is_turned) params->flags |= kIsChanged;
+  if (piece.is_written) params->flags |= kHasOut;
+  if (piece.has_code_out()) params->flags |= kHasCodeOut;
+  if (piece.has_code_cache()) params->flags |= kHasCodeCache;
+  if (piece.code_dtype() == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
+  if (piece.has_words()) params->flags |= kHasWords;
+  if (piece.is_written && !piece.has_code_out()) {
     params->in_to_out =
-        static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.out) - reinterpret_cast<uintptr_t>(tensor.in));
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(piece.out) - reinterpret_cast<uintptr_t>(piece.in));
     params->token_shift =
-        static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, tensor.out_stride) * size - in_token);
+        static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, piece.out_stride) * size - in_token);
+    if (piece.heads > 1) {
+      params->head_shift = static_cast<int32_t>((piece.out_stride[kHead] - piece.in_stride[kHead]) * size);
+    }
   }
-  const int64_t cache_size = dtype_size(step.is_cached() ? step.cache.dtype : geometry.dtype);
-  params->cache = step.cache.data;
-  params->page_bytes = step.cache.page_stride * cache_size;
-  params->entry_bytes = step.cache.entry_stride * cache_size;
-  params->cache_head = static_cast<int32_t>(step.cache.head_stride * cache_size);
-  const bool has_weight = step.is_normed && step.weight.data != nullptr;
-  params->weight = has_weight ? step.weight.data : nullptr;
-  params->weight_offset = has_weight ? norm_form<float>(problem, index).weight_offset : 1.0f;
+  const int64_t cache_size = dtype_size(piece.is_cached() ? piece.cache.dtype : geometry.dtype);
+  params->cache = piece.cache.data;
+  params->page_bytes = piece.cache.page_stride * cache_size;
+  params->entry_bytes = piece.cache.entry_stride * cache_size;
+  params->cache_head = static_cast<int32_t>(piece.cache.head_stride * cache_size);
+  const bool has_weight = piece.is_normed && piece.weight->data != nullptr;
+  params->weight = has_weight ? piece.weight->data : nullptr;
+  params->weight_offset = has_weight ? static_cast<float>(geometry.norm.weight_offset) : 1.0f;
   if (weight_size > size) params->flags |= kHasWideWeight;
 }
 
 // What all kernels of whole heads read but for their tensors.
 void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadParams *params) {
   set_token_params(problem, plan.heads.is_flat, params);
-  params->lanes_log2 = plan.heads.lanes_log2;
-  params->units_per_head = plan.heads.units;
-  params->pairs = plan.heads.units * static_cast<uint32_t>(plan.vector_elements);
+  const uint32_t units = plan.heads.units;
+  params->units_per_block = units;
+  const int channels = 2 * plan.vector_elements * static_cast<int>(units);
+  params->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan.vector_elements));
+  // Where they are no power of two each head is one block.
+  params->block_mask = (units & (units - 1)) == 0 ? ~(units - 1) : 0;
+  params->pairs = units * static_cast<uint32_t>(plan.vector_elements);
   params->to_high = static_cast<int32_t>(params->pairs * dtype_size(problem.geometry->dtype));
   params->implicit_mask = problem.tokens == 1 ? 0 : ~uint32_t{0};
   params->rounds = params->norm.rounds_before_weight || params->norm.rounds_after_weight;
@@ -217,19 +225,21 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadP
   *params = {};
   set_head_params(problem, plan, params);
   params->units_per_token = plan.units.per_token;
-  params->counting_unit = params->begins[0] = params->begins[1] = ~uint32_t{0};
-  uint32_t heads = 0, count = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    if (problem.tensor[i].heads == 0) continue;
-    if (count > 0) params->begins[count - 1] = heads;
-    StepHeadTensor *const mine = &params->tensor[count++];
+  params->counting_unit = ~uint32_t{0};
+  for (uint32_t &begin : params->begins) begin = ~uint32_t{0};
+  uint32_t unit = 0;
+  for (int i = 0; i < plan.heads.pieces.count; ++i) {
+    if (i > 0) params->begins[i - 1] = unit;
+    StepHeadTensor *const mine = &params->tensor[i];
     set_head_tensor(problem, plan, i, mine);
-    mine->in -= static_cast<int64_t>(heads) * mine->head;
+    const int64_t heads = unit >> mine->lanes_log2;
+    mine->in -= heads * mine->head;
+    mine->in_to_out -= heads * mine->head_shift;
     if (mine->cache != nullptr) {
-      if (params->counting_unit == ~uint32_t{0}) params->counting_unit = heads << plan.heads.lanes_log2;
-      mine->cache -= static_cast<int64_t>(heads) * mine->cache_head;
+      if (params->counting_unit == ~uint32_t{0}) params->counting_unit = unit;
+      mine->cache -= heads * mine->cache_head;
     }
-    heads += static_cast<uint32_t>(problem.tensor[i].heads);
+    unit += static_cast<uint32_t>(plan.heads.pieces.piece[i].heads) << mine->lanes_log2;
   }
 }
 
@@ -238,19 +248,18 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreP
   set_params(problem, plan, static_cast<StepShortHeadParams *>(params));
   params->is_after = problem.geometry->norm.is_after;
   set_lookups(problem, &params->lookups);
-  int64_t heads = 0;
-  uint32_t count = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    if (problem.tensor[i].heads == 0) continue;
-    const StepTensor &tensor = problem.step->tensor[i];
-    StepMoreTensor *const mine = &params->more[count];
-    mine->weight_head = head_bytes(problem, tensor.weight);
-    mine->bias_head = head_bytes(problem, tensor.bias);
-    if (tensor.is_normed && tensor.bias.data != nullptr) mine->bias = tensor.bias.data - heads * mine->bias_head;
-    if (params->tensor[count].weight != nullptr) params->tensor[count].weight -= heads * mine->weight_head;
-    if (tensor.bias.is_f32 && problem.geometry->dtype != ROPE_DTYPE_F32) params->tensor[count].flags |= kHasWideBias;
-    heads += problem.tensor[i].heads;
-    ++count;
+  int64_t units = 0;
+  for (int i = 0; i < plan.heads.pieces.count; ++i) {
+    const StepPiece &piece = plan.heads.pieces.piece[i];
+    StepHeadTensor *const tensor = &params->tensor[i];
+    StepMoreTensor *const mine = &params->more[i];
+    const int64_t heads = units >> tensor->lanes_log2;
+    mine->weight_head = head_bytes(problem, *piece.weight);
+    mine->bias_head = head_bytes(problem, *piece.bias);
+    if (piece.is_normed && piece.bias->data != nullptr) mine->bias = piece.bias->data - heads * mine->bias_head;
+    if (tensor->weight != nullptr) tensor->weight -= heads * mine->weight_head;
+    if (piece.bias->is_f32 && problem.geometry->dtype != ROPE_DTYPE_F32) tensor->flags |= kHasWideBias;
+    units += piece.heads << tensor->lanes_log2;
   }
 }
 
@@ -258,30 +267,32 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   *params = {};
   set_head_params(problem, plan, params);
   set_lookups(problem, &params->lookups);
-  params->num_tokens = static_cast<uint32_t>(plan.heads.is_flat ? problem.batches * problem.tokens : problem.tokens);
+  const int64_t batches = plan.heads.is_flat ? 1 : problem.batches;
+  params->num_tokens = static_cast<uint32_t>(problem.batches / batches * problem.tokens);
   params->position_batch_bytes =
       static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
   params->turns = plan.heads.turns;
   params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
   params->by_pairs = FastDivmod::by(params->pairs);
   uint32_t wanted = kCountsPositions | kCountsPlaces;  // by some tensor
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kMaxStepPieces; ++i) {
     StepLongTensor *const mine = &params->tensor[i];
     mine->first_block = ~uint32_t{0};
-    if (i >= problem.num_tensors) continue;
-    const StepTensorBlocks &blocks = plan.heads.tensor[i];
-    mine->first_block = blocks.first_block;
-    if (problem.tensor[i].heads == 0) continue;
+    if (i >= plan.heads.pieces.count) continue;
+    const StepPiece &piece = plan.heads.pieces.piece[i];
+    const StepPieceBlocks &blocks = plan.heads.blocks[i];
     set_head_tensor(problem, plan, i, mine);
-    mine->batch = problem.tensor[i].in_stride[kBatch] * dtype_size(problem.geometry->dtype);
-    mine->heads = static_cast<uint32_t>(problem.tensor[i].heads);
+    mine->first_block = blocks.first_block;
+    const int64_t size = dtype_size(problem.geometry->dtype);
+    mine->batch = piece.in_stride[kBatch] * size;
+    if (piece.is_written && batches > 1) mine->batch_shift = piece.out_stride[kBatch] * size - mine->batch;
+    mine->heads = static_cast<uint32_t>(piece.heads);
     mine->rows = blocks.rows;
-    mine->threads = mine->heads << plan.heads.lanes_log2;
+    mine->threads = mine->heads << blocks.lanes_log2;
     mine->threads_reciprocal = 0xffffffffu / mine->threads + 1;
     mine->runs = blocks.runs;
     mine->parts = FastDivmod::by(blocks.parts);
-    const uint32_t counts =
-        (problem.step->tensor[i].is_turned ? kCountsPositions : 0u) | (mine->cache != nullptr ? kCountsPlaces : 0u);
+    const uint32_t counts = (piece.is_turned ? kCountsPositions : 0u) | (mine->cache != nullptr ? kCountsPlaces : 0u);
     mine->flags |= counts & wanted;
     wanted &= ~counts;
   }
@@ -314,35 +325,39 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
   set_params(problem, plan, static_cast<Params *>(params));
   params->scale_multiplies = problem.step->scale_multiplies;
   params->rounds_before_codes = problem.geometry->rounds_before_codes;
-  // Heads of short launches are numbered through all tensors that have some.
+  // Units of short launches are numbered through all pieces.
   const bool is_short = plan.step.kernel != StepKernel::kLong;
-  int64_t heads = 0;
-  int count = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    const RotatedTensor &tensor = problem.tensor[i];
-    const StepTensor &step = problem.step->tensor[i];
-    if (is_short && tensor.heads == 0) continue;
-    StepHeadCodes *const codes = &params->codes[count++];
+  int64_t units = 0;
+  for (int i = 0; i < plan.heads.pieces.count; ++i) {
+    const StepPiece &piece = plan.heads.pieces.piece[i];
+    const int64_t heads = is_short ? units >> plan.heads.blocks[i].lanes_log2 : 0;
+    StepHeadCodes *const codes = &params->codes[i];
     *codes = {};
-    codes->scale_head = static_cast<int32_t>(step.scale.head_stride * dtype_size(ROPE_DTYPE_F32));
-    if (step.scale.data != nullptr) codes->scale = step.scale.data - heads * codes->scale_head;
-    codes->cache_unit = static_cast<int32_t>(plan.vector_elements *
-                                             dtype_size(step.is_cached() ? step.cache.dtype : problem.geometry->dtype));
-    codes->out_head = static_cast<int32_t>(tensor.out_stride[kHead]);
-    codes->out = tensor.out - heads * codes->out_head;
-    codes->out_batch = tensor.out_stride[kBatch];
-    codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, tensor.out_stride));
-    if (is_short) heads += tensor.heads;
+    codes->scale_head = static_cast<int32_t>(piece.scale->head_stride * dtype_size(ROPE_DTYPE_F32));
+    if (piece.scale->data != nullptr) codes->scale = piece.scale->data - heads * codes->scale_head;
+    codes->cache_unit = static_cast<int32_t>(
+        plan.vector_elements * dtype_size(piece.is_cached() ? piece.cache.dtype : problem.geometry->dtype));
+    codes->out_head = static_cast<int32_t>(piece.out_stride[kHead]);
+    codes->out = piece.out - heads * codes->out_head;
+    codes->out_batch = piece.out_stride[kBatch];
+    codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, piece.out_stride));
+    units += piece.heads << plan.heads.blocks[i].lanes_log2;
   }
 }
 
 template <typename Params>
 void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Params> *params) {
   set_params(problem, plan, static_cast<WithCodes<Params> *>(params));
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    const StepTensor &step = problem.step->tensor[i];
-    params->scales[i] = {step.out_scales, step.cache_scales};
-    params->scales[i].out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, step.out_scales.row_stride);
+  for (int i = 0; i < plan.heads.pieces.count; ++i) {
+    const StepPiece &piece = plan.heads.pieces.piece[i];
+    StepHeadScales *const scales = &params->scales[i];
+    *scales = {*piece.out_scales, *piece.cache_scales, 0};
+    scales->out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, piece.out_scales->row_stride);
+    const WrittenScales &written = piece.out_scales->is_present() ? *piece.out_scales : *piece.cache_scales;
+    if (written.is_present()) {
+      scales->lanes_log2 =
+          static_cast<uint32_t>(step_lanes_log2(piece.channels / written.groups, plan.vector_elements));
+    }
   }
 }
 

@@ -1,8 +1,9 @@
 // step_heads.cuh - norm and rotation of whole heads, a unit for each thread: what short and long launches share
 //
-// The window is the whole head. Its units (rope_facts.hpp) are even and at least four, one in each of 2^lanes_log2
-// neighbouring lanes of a warp, the last of which may have none: 8 of 2 x 8 channels for 128 channels of 16 bits in
-// vectors of 16 bytes (V = 8).
+// A head is what is normed and turned, all of its channels, or a piece of it (step_pieces.hpp): the window, or the
+// channels outside it, which are blocks of as many. A block's units (rope_facts.hpp) are even and at least four, one in
+// each of 2^lanes_log2 neighbouring lanes of a warp, the last of which may have none: 8 of 2 x 8 channels for 128 channels
+// of 16 bits in vectors of 16 bytes (V = 8).
 //
 //   lane     0        1      …      7
 //   low      0 …  7   8 … 15    …   56 …  63
@@ -63,6 +64,45 @@ __device__ __forceinline__ void load_numbers(const char *address, bool is_wide, 
   }
 }
 
+// Where a unit's first vector lies in its head, in vectors. The two of a unit are half a block apart.
+__device__ __forceinline__ uint32_t place_in_head(const StepHeadParams &params, uint32_t unit) {
+  return unit + (unit & params.block_mask);
+}
+
+// The head and the number in it of a unit, counted from one where `tensor` has head 0. Heads that are normed are of one
+// block, and have a place for each of its channels in the output.
+template <bool IsNormed>
+struct StepUnitOf {
+  uint32_t units;  // of the head
+  uint32_t head;
+  uint32_t number;
+  uint32_t place;
+
+  __device__ __forceinline__ StepUnitOf(const StepHeadParams &params, const StepHeadTensor &tensor, uint32_t unit) {
+    const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
+    units = IsNormed ? params.units_per_block : tensor.units;
+    head = unit >> lanes_log2;
+    number = unit & ((1u << lanes_log2) - 1);
+    place = IsNormed ? number : place_in_head(params, number);
+  }
+
+  // Where words of the unit go that are read at `in`.
+  __device__ __forceinline__ char *find_out(const StepHeadTensor &tensor, const char *in, uint32_t token) const {
+    const char *const of_head = IsNormed ? in : step(in, head, tensor.head_shift);
+    return const_cast<char *>(step(of_head + tensor.in_to_out, token, tensor.token_shift));
+  }
+};
+
+// The piece of a unit that is counted through all of them.
+template <bool IsNormed>
+__device__ __forceinline__ uint32_t find_piece(const StepShortHeadParams &params, uint32_t unit) {
+  constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxShortStepPieces;
+  uint32_t piece = 0;
+#pragma unroll
+  for (int i = 0; i < kPieces - 1; ++i) piece += unit >= params.begins[i];
+  return piece;
+}
+
 template <int V>
 __device__ __forceinline__ float sum_of_squares(const float *x) {
   float squares[V];
@@ -89,12 +129,12 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
   const bool is_odd = (number & 1u) != 0;
   const float other = __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1);
   float sum = add_rounded(is_odd ? high : low, other);
-  if (params.units_per_head == kUsual) {
+  if (params.units_per_block == kUsual) {
 #pragma unroll
     for (uint32_t distance = 2; distance < kUsual; distance *= 2) sum = add_lane(sum, distance);
     return add_lane(sum, 1);
   }
-  const uint32_t units = params.units_per_head;
+  const uint32_t units = params.units_per_block;
   if ((units & (units - 1)) == 0) {
     sum = add_lane(sum, 2);
     if (units > 4) sum = add_lane(sum, 4);

@@ -134,7 +134,10 @@ __global__ void __launch_bounds__(kMaxStepThreads,
 
   const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
   const uint32_t of_group = in_group.remainder;
-  const uint32_t index = (of_group >= params.tensor[1].first_block) + (of_group >= params.tensor[2].first_block);
+  constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxStepPieces;
+  uint32_t index = 0;
+#pragma unroll
+  for (int i = 1; i < kPieces; ++i) index += of_group >= params.tensor[i].first_block;
   const StepLongTensor &tensor = params.tensor[index];
   const DivmodResult block = tensor.parts.divmod(of_group - tensor.first_block);
   const uint32_t rows = tensor.rows, turns = params.turns, part = block.remainder;
@@ -144,16 +147,17 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     row = __umulhi(thread, tensor.threads_reciprocal);
     thread -= row * tensor.threads;
   }
-  const uint32_t head = thread >> params.lanes_log2, number = thread & ((1u << params.lanes_log2) - 1);
-  const bool is_present = row < rows && head < tensor.heads && number < params.units_per_head;
+  const StepUnitOf<IsNormed> unit(params, tensor, thread);
+  const uint32_t head = unit.head, number = unit.number;
+  const bool is_present = row < rows && head < tensor.heads && number < unit.units;
   if (row >= rows) row = 0;
   uint32_t token = first_token + row;
-  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), number, kVectorBytes) +
+  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), unit.place, kVectorBytes) +
                    blockIdx.y * tensor.batch;
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
   int32_t cache_unit = kVectorBytes;
   if constexpr (HasCodes) cache_unit = params.codes[index].cache_unit;
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, cache_unit));
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), unit.place, cache_unit));
   const char *slot_address =
       step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
   const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
@@ -194,10 +198,18 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
     __syncthreads();
   }
-  const uint32_t read_unit = number < params.units_per_head ? number : 0;  // idle lanes compute too
+  const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute too
   Angles angles = {cos + row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
   const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
   if constexpr (HasCodes) form.factor = code_factor(form.factor, params.scale_multiplies);
+  const auto store_scale = [&](const WrittenScales &scales, int64_t scales_row, uint32_t bits) {
+    if constexpr (HasCodes && HasMore) {
+      const uint32_t lanes_log2 = params.scales[index].lanes_log2, group = number >> lanes_log2;
+      if (form.as_codes && scales.is_present() && group << lanes_log2 == number) {
+        scales.store(scales_row, head, static_cast<int>(group), bits);
+      }
+    }
+  };
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
     float sum = 0.0f;
@@ -227,10 +239,10 @@ __global__ void __launch_bounds__(kMaxStepThreads,
           form.finds_magnitude = passes > 1;
           change(std::integral_constant<UnitAs, UnitAs::kAny>());
           if (!form.finds_magnitude) continue;
-          const uint32_t of_unit = number < params.units_per_head ? form.magnitude : 0;
-          const GroupScale of_head = written_scale(written, form.is_e5m2, max_over_lanes(of_unit, params.lanes_log2));
-          scale = of_head.bits;
-          form.factor = of_head.factor;
+          const uint32_t of_unit = number < unit.units ? form.magnitude : 0;
+          const GroupScale of_group = written_scale(written, form.is_e5m2, max_over_lanes(of_unit, scales.lanes_log2));
+          scale = of_group.bits;
+          form.factor = of_group.factor;
         }
       } else if (HasCodes && form.as_codes) {
         change(std::integral_constant<UnitAs, kAsCodes>());
@@ -240,21 +252,20 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       if (is_active) {
         const auto takes = [&](StepFlags bit) { return !HasCodes || form.as_codes == ((tensor.flags & bit) != 0); };
         if (has_out && takes(kHasCodeOut)) {
-          char *out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+          char *out = unit.find_out(tensor, in, token);
+          if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
           if constexpr (HasCodes) {
             const StepHeadCodes &of_tensor = params.codes[index];
             const char *const of_batch = of_tensor.out + blockIdx.y * of_tensor.out_batch;
             if (form.as_codes) {
               out = const_cast<char *>(
-                  step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), number, V));
+                  step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), unit.place, V));
             }
           }
           store_unit<HasCodes>(params, form.as_codes, out, low, high);
           if constexpr (HasCodes && HasMore) {
             const WrittenScales &scales = params.scales[index].out;
-            if (form.as_codes && number == 0 && scales.is_present()) {
-              scales.store(scales.row(blockIdx.y, token), head, 0, scale);
-            }
+            store_scale(scales, scales.row(blockIdx.y, token), scale);
           }
         }
         if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
@@ -267,9 +278,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
           }
           if constexpr (HasCodes && HasMore) {
             const WrittenScales &scales = params.scales[index].cache;
-            if (form.as_codes && number == 0 && place.is_cached && scales.is_present()) {
-              scales.store(scales.row(place.page, place.entry), head, 0, scale);
-            }
+            if (place.is_cached) store_scale(scales, scales.row(place.page, place.entry), scale);
           }
         }
       }

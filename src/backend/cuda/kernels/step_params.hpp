@@ -5,6 +5,7 @@
 #include "core/math/norm.hpp"
 #include "core/problem/step_problem.hpp"
 #include "plan/step_kernels.hpp"
+#include "plan/step_pieces.hpp"
 
 namespace rope {
 
@@ -68,13 +69,16 @@ struct StepLookups {
 
 // ---- kWarp, kShort and kLong ----
 
-// Strides in bytes.
+// A piece of a tensor's heads (step_pieces.hpp). Strides in bytes.
 struct StepHeadTensor {
   const char *in;
   int32_t in_token;
-  int32_t head;         // of the input and of the output
-  int64_t in_to_out;    // in token 0
+  int32_t head;         // of the input
+  int64_t in_to_out;    // in token 0, head 0
   int32_t token_shift;  // what a token adds to it
+  int32_t head_shift;   // what a head adds; 0 in calls with a norm
+  uint32_t lanes_log2;  // threads of a head
+  uint32_t units;       // of a head
   uint32_t flags;
   char *cache;  // NULL: it has none
   int64_t page_bytes;
@@ -84,7 +88,7 @@ struct StepHeadTensor {
   const char *weight;   // NULL: zeros
 };
 
-// Of a tensor, strides in bytes.
+// Of a piece, strides in bytes.
 struct StepHeadCodes {
   const char *scale;  // NULL: 1
   int32_t scale_head;
@@ -97,9 +101,10 @@ struct StepHeadCodes {
 
 // What the kernels of whole heads read.
 struct StepHeadParams {
-  uint32_t lanes_log2;
-  uint32_t units_per_head;
-  int32_t to_high;  // from a unit's first vector to its second
+  uint32_t units_per_block;  // of channels: a head, or as many channels as the window has
+  uint32_t lanes_log2;       // threads of a block
+  uint32_t block_mask;       // bits of a unit's number that say in which block of its head it lies
+  int32_t to_high;           // from a unit's first vector to its second
   const char *positions;
   int32_t position_bytes;  // stride
   bool has_positions;
@@ -120,31 +125,33 @@ template <typename Params>
 struct WithCodes : Params {
   bool scale_multiplies;
   bool rounds_before_codes;
-  StepHeadCodes codes[3];
+  StepHeadCodes codes[kMaxStepPieces];
 };
 
-// Scales that are written for each head, of a tensor's output and of its cache; of both the same where both have some.
+// Scales that are written for groups of blocks, of a piece's output and of its cache; of both the same where both have
+// some.
 struct StepHeadScales {
   WrittenScales out;
   WrittenScales cache;
+  uint32_t lanes_log2;  // threads of a group
 };
 
 // What instances with codes and more read too.
 template <typename Params>
 struct WithScales : WithCodes<Params> {
-  StepHeadScales scales[3];
+  StepHeadScales scales[kMaxStepPieces];
 };
 
-// Of kWarp and kShort. Heads are numbered through q, k and v, and `in`, `cache` and the like are where head 0 would lie. Tensors
-// without heads are left out.
+// Of kWarp and kShort. Units are numbered through all pieces, those with the most threads a head first, so that each
+// begins with a multiple of its own; `in`, `cache` and the like are where the head of unit 0 would lie.
 struct StepShortHeadParams : StepHeadParams {
   uint32_t units_per_token;
-  uint32_t counting_unit;  // counts tokens whose slot is outside
-  uint32_t begins[2];      // first heads of the second and the third tensor; all ones where there is none
-  StepHeadTensor tensor[3];
+  uint32_t counting_unit;                    // counts tokens whose slot is outside
+  uint32_t begins[kMaxShortStepPieces - 1];  // first units of the second piece and on; all ones where there is none
+  StepHeadTensor tensor[kMaxShortStepPieces];
 };
 
-// A tensor's part of StepShortMoreParams.
+// A piece's part of StepShortMoreParams.
 struct StepMoreTensor {
   int32_t weight_head;
   int32_t bias_head;
@@ -154,14 +161,15 @@ struct StepMoreTensor {
 // Of kShortMore.
 struct StepShortMoreParams : StepShortHeadParams {
   bool is_after;
-  StepMoreTensor more[3];
+  StepMoreTensor more[kMaxShortStepPieces];
   StepLookups lookups;
 };
 
 // How blocks find their part of a tensor: step_long.cuh.
 struct StepLongTensor : StepHeadTensor {
-  int64_t batch;         // stride of the input and of the output
-  uint32_t first_block;  // of a group; all ones where there is no tensor
+  int64_t batch;         // stride of the input
+  int64_t batch_shift;   // what a batch adds to in_to_out; 0 in calls with a norm
+  uint32_t first_block;  // of a group; all ones where there is no piece
   uint32_t heads;
   uint32_t rows;
   uint32_t threads;             // of a token, and their reciprocal, ceil(2^32 / threads)
@@ -177,7 +185,7 @@ struct StepLongHeadParams : StepHeadParams {
   uint32_t turns;
   FastDivmod blocks_of_group;
   FastDivmod by_pairs;
-  StepLongTensor tensor[3];
+  StepLongTensor tensor[kMaxStepPieces];
   StepLookups lookups;
 };
 

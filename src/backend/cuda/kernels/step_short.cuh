@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   const uint32_t sharer = IsWarp ? threadIdx.x % kLanes : threadIdx.x;
 
   const uint32_t token = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x;
-  const uint32_t head = unit >> params.lanes_log2, number = unit & ((1u << params.lanes_log2) - 1);
-  const uint32_t which = (head >= params.begins[0]) + (head >= params.begins[1]);
+  const uint32_t which = find_piece<IsNormed>(params, unit);
   const StepHeadTensor &tensor = params.tensor[which];
-  const bool is_active = unit < params.units_per_token && number < params.units_per_head,
-             has_cache = tensor.cache != nullptr;
-  const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), number, kVectorBytes);
-  char *out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
+  const StepUnitOf<IsNormed> of_unit(params, tensor, unit);
+  const uint32_t head = of_unit.head, number = of_unit.number, place = of_unit.place;
+  const bool is_active = unit < params.units_per_token && number < of_unit.units, has_cache = tensor.cache != nullptr;
+  const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), place, kVectorBytes);
+  char *out = of_unit.find_out(tensor, in, token);
   int32_t cache_unit = kVectorBytes;
   const char *scale_address = nullptr;
   if constexpr (HasCodes) {
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kMaxStepThreads)
     scale_address = step(of_tensor.scale, head, of_tensor.scale_head);
     if ((tensor.flags & kHasCodeOut) != 0) {
       out = const_cast<char *>(
-          step(step(step(of_tensor.out, token, of_tensor.out_token), head, of_tensor.out_head), number, V));
+          step(step(step(of_tensor.out, token, of_tensor.out_token), head, of_tensor.out_head), place, V));
     }
   }
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, cache_unit));
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), place, cache_unit));
   const char *const position_address = step(params.positions, token, params.position_bytes);
   const char *const slot_address = step(params.slots.data, token, params.slots.token_bytes);
   const char *const weight = step(tensor.weight, number, kVectorBytes);

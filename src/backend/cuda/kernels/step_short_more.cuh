@@ -48,15 +48,16 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   const StepLookups &lookups = params.lookups;
   const uint32_t token = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x, pair = threadIdx.x;
   const uint32_t implicit = token & params.implicit_mask, batch = token & ~params.implicit_mask;
-  const uint32_t head = unit >> params.lanes_log2, number = unit & ((1u << params.lanes_log2) - 1);
-  const uint32_t index = (head >= params.begins[0]) + (head >= params.begins[1]);
+  const uint32_t index = find_piece<IsNormed>(params, unit);
   const StepHeadTensor &tensor = params.tensor[index];
   const StepMoreTensor &more = params.more[index];
-  const bool is_active = unit < params.units_per_token && number < params.units_per_head,
-             has_cache = tensor.cache != nullptr, has_pair = kIsTurned && pair < params.pairs;
-  const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), number, kVectorBytes);
-  char *const out = const_cast<char *>(step(in + tensor.in_to_out, token, tensor.token_shift));
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), number, kVectorBytes));
+  const StepUnitOf<IsNormed> of_unit(params, tensor, unit);
+  const uint32_t head = of_unit.head, number = of_unit.number, in_head = of_unit.place;
+  const bool is_active = unit < params.units_per_token && number < of_unit.units, has_cache = tensor.cache != nullptr,
+             has_pair = kIsTurned && pair < params.pairs;
+  const char *const in = step(step(step(tensor.in, token, tensor.in_token), head, tensor.head), in_head, kVectorBytes);
+  char *const out = of_unit.find_out(tensor, in, token);
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), in_head, kVectorBytes));
   const char *const positions = step(params.positions, token, params.position_bytes);
   const char *position_address = positions;
   if (has_pair && lookups.used_axes != 0) {

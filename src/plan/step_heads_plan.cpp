@@ -1,0 +1,274 @@
+// step_heads_plan.cpp - which kernel of whole heads a call with a step gets, and how its pieces are cut into blocks
+#include <numeric>
+
+#include "core/problem/step_problem.hpp"
+#include "plan/launch_shape.hpp"
+#include "plan/step_plan_checks.hpp"
+
+namespace rope {
+
+namespace {
+
+// Whether the strides of tokens and batches are those of one batch of all tokens.
+bool is_one_batch(const RopeProblem &problem, int64_t token_stride, int64_t batch_stride) {
+  int64_t of_batch;
+  return problem.batches == 1 || problem.tokens == 1 ||
+         (!__builtin_mul_overflow(problem.tokens, token_stride, &of_batch) && of_batch == batch_stride);
+}
+
+bool is_one_batch(const RopeProblem &problem, const TokenIntegers &integers) {
+  return is_one_batch(problem, integers.token_stride, integers.batch_stride) &&
+         fits(token_stride_of(problem, true, integers), 8);
+}
+
+bool is_one_batch(const RopeProblem &problem, const int64_t *stride, int64_t size) {
+  return is_one_batch(problem, stride[kToken], stride[kBatch]) && fits(token_stride_of(problem, true, stride), size);
+}
+
+// Whether tokens of all batches can be counted as those of one.
+bool is_flat(const RopeProblem &problem, const StepPieces &pieces) {
+  const StepProblem &step = *problem.step;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  for (const StepPiece &piece : pieces) {
+    if (!is_one_batch(problem, piece.in_stride, size)) return false;
+    if (piece.is_written && !is_one_batch(problem, piece.out_stride, size)) return false;
+    const int64_t *const scales = piece.out_scales->row_stride;
+    if (!is_one_batch(problem, scales[1], scales[0])) return false;
+  }
+  const bool has_implicit_positions = step.is_turned && !problem.positions.is_present;
+  if (has_implicit_positions && problem.batches > 1 && problem.tokens > 1) return false;
+  if (step.is_turned && problem.positions.is_present && !is_one_batch(problem, problem.positions)) return false;
+  const CachePlaces &places = step.places;
+  return !step.has_caches || (is_one_batch(problem, places_source(problem)) &&
+                              (problem.batches == 1 || places.cached_tokens >= problem.tokens) &&
+                              (problem.batches == 1 || problem.tokens == 1 || places.slots.is_present));
+}
+
+// Whether a piece gets all that the call does to some tensor, or is copied, and lies as the kernels find it.
+bool takes_piece(const RopeProblem &problem, const StepPieces &pieces, bool is_flat, const StepPiece &piece,
+                 int channels) {
+  const StepProblem &step = *problem.step;
+  const bool is_changed = piece.is_normed || piece.is_turned;
+  const bool has_one_block = piece.channels == channels;
+  if (is_changed && (piece.is_normed != step.has_norm || piece.is_turned != step.is_turned)) return false;
+  if (step.has_norm && pieces.count > kMaxNormedStepPieces) return false;
+  if (!has_one_block && (is_changed || step.has_norm || piece.channels % channels != 0)) return false;
+  if (!piece.is_written || piece.has_code_out()) return true;
+  const int64_t *const in = piece.in_stride, *const out = piece.out_stride;
+  const auto fits_shift = [&](int64_t from, int64_t to) {
+    int64_t shift;
+    return !__builtin_sub_overflow(to, from, &shift) && fits(shift, dtype_size(problem.geometry->dtype));
+  };
+  if (!fits_shift(token_stride_of(problem, is_flat, in), token_stride_of(problem, is_flat, out))) return false;
+  if (!step.has_norm) return piece.heads == 1 || fits_shift(in[kHead], out[kHead]);
+  return (piece.heads == 1 || in[kHead] == out[kHead]) && (is_flat || in[kBatch] == out[kBatch]);
+}
+
+// Whether codes of an output and of a cache, where a piece has both, have the same type and scales.
+bool are_same_codes(const StepPiece &piece) {
+  if (!piece.has_code_out() || !piece.has_code_cache()) return true;
+  const WrittenScales &of_out = *piece.out_scales, &of_cache = *piece.cache_scales;
+  return piece.out_dtype == piece.cache.dtype && of_out.is_present() == of_cache.is_present() &&
+         (!of_out.is_present() ||
+          (of_out.form == of_cache.form && of_out.floor == of_cache.floor && of_out.groups == of_cache.groups));
+}
+
+bool is_power_of_two(int number) {
+  return (number & (number - 1)) == 0;
+}
+
+// Whether the kernels of whole heads make the codes of a piece, cut into blocks of so many channels.
+bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channels) {
+  if (!piece.has_codes()) return true;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  const auto takes_scales = [&](const WrittenScales &scales) {
+    if (!scales.is_present()) return true;
+    const int of_group = piece.channels / scales.groups;
+    return of_group % channels == 0 && is_power_of_two(of_group / channels) &&
+           step_lanes_log2(of_group, static_cast<int>(kLongStepVectorBytes / size)) <= kWarpLanesLog2;
+  };
+  return size == 2 && are_same_codes(piece) && !piece.has_amax && takes_scales(*piece.out_scales) &&
+         takes_scales(*piece.cache_scales) && fits(piece.scale->head_stride, dtype_size(ROPE_DTYPE_F32));
+}
+
+// The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of
+// vectors; else 0. What is changed is one block, and all else is cut into as large ones.
+int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
+  const StepProblem &step = *problem.step;
+  const StepPieces &pieces = heads.pieces;
+  int channels = 0;
+  for (const StepPiece &piece : pieces) channels = std::gcd(channels, piece.channels);
+  for (const StepPiece &piece : pieces) {
+    if (piece.is_normed || piece.is_turned) channels = piece.channels;
+  }
+  for (const StepPiece &piece : pieces) {
+    if (!takes_piece(problem, pieces, heads.is_flat, piece, channels) || !takes_codes(problem, piece, channels)) {
+      return 0;
+    }
+  }
+  const AngleTable &table = problem.table;
+  const bool takes_angles = !step.is_turned || problem.angles != AngleSource::kTable ||
+                            (table.cos.column_stride == 1 && table.sin.column_stride == 1 &&
+                             table.cos.row_stride == table.sin.row_stride && table.cos.axis_stride == 0 &&
+                             table.sin.axis_stride == 0 && fits(table.cos.row_stride, 4) && table.rows <= kMaxInt32);
+  return takes_angles ? channels : 0;
+}
+
+// Whether a piece is written as codes and as words of the data's type, becomes words before it becomes codes, or codes
+// of E5M2, or has its scales written.
+bool has_more_codes(const RopeProblem &problem, const StepPieces &pieces) {
+  bool has_more = problem.step->has_codes && problem.geometry->rounds_before_codes;
+  for (const StepPiece &piece : pieces) {
+    const bool is_plain = !piece.has_words() && !piece.has_written_scales() && piece.code_dtype() == ROPE_DTYPE_F8_E4M3;
+    if (piece.has_codes() && !is_plain) has_more = true;
+  }
+  return has_more;
+}
+
+// Whether the norm is one that kWarp, kShort and kLong have not.
+bool has_more_norm(const RopeProblem &problem, const StepPieces &pieces) {
+  const StepProblem &step = *problem.step;
+  const NormGeometry &norm = problem.geometry->norm;
+  bool has_head_weights = false;
+  for (const StepPiece &piece : pieces) {
+    if (piece.is_normed && piece.weight->head_stride != 0) has_head_weights = true;
+  }
+  return step.has_norm && (norm.type != ROPE_NORM_RMS || (step.is_turned && norm.is_after) || has_head_weights);
+}
+
+bool fit_vectors(const RopeProblem &problem, const StepPieces &pieces, int64_t vector_bytes) {
+  for (const StepPiece &piece : pieces) {
+    if (!fits_vectors(problem, piece, vector_bytes)) return false;
+  }
+  return true;
+}
+
+// Finds the units of blocks of so many channels, and the threads of each piece; false where the kernels of whole heads
+// do not take as many. Pieces of several blocks have blocks of a power of two of units.
+bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes, RopePlan *plan) {
+  StepHeads *const heads = &plan->heads;
+  const int V = static_cast<int>(vector_bytes / dtype_size(problem.geometry->dtype)), units = channels / (2 * V);
+  if (units < 4 || units > static_cast<int>(kWarpThreads) || units % 2 != 0 || channels != units * 2 * V) return false;
+  if (!fit_vectors(problem, heads->pieces, vector_bytes)) return false;
+  plan->vector_elements = V;
+  heads->units = static_cast<uint32_t>(units);
+  int64_t per_token = 0;
+  for (int i = 0; i < heads->pieces.count; ++i) {
+    const StepPiece &piece = heads->pieces.piece[i];
+    if (piece.channels != channels && !is_power_of_two(units)) return false;
+    heads->blocks[i] = {};
+    heads->blocks[i].lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels, V));
+    per_token += piece.heads << heads->blocks[i].lanes_log2;
+  }
+  if (per_token > kMaxInt32) return false;
+  plan->units.per_token = static_cast<uint32_t>(per_token);
+  return true;
+}
+
+// Cuts a group of tokens into blocks, each of one piece.
+void shape_long(int64_t tokens, uint32_t wanted, RopePlan *plan) {
+  StepHeads *const heads = &plan->heads;
+  const StepPieces &pieces = heads->pieces;
+  uint32_t most_rows = 1;
+  for (int i = 0; i < pieces.count; ++i) {
+    StepPieceBlocks *const mine = &heads->blocks[i];
+    const uint32_t threads = static_cast<uint32_t>(pieces.piece[i].heads) << mine->lanes_log2;
+    mine->rows = 1;
+    while (threads * mine->rows * 2 <= wanted && mine->rows * heads->turns < tokens) mine->rows *= 2;
+    mine->parts = (threads - 1) / wanted + 1;
+    if (mine->rows > most_rows) most_rows = mine->rows;
+  }
+  uint32_t blocks = 0;
+  for (int i = 0; i < pieces.count; ++i) {
+    StepPieceBlocks *const mine = &heads->blocks[i];
+    mine->first_block = blocks;
+    mine->runs = most_rows / mine->rows;
+    blocks += mine->runs * mine->parts;
+  }
+  heads->blocks_per_group = blocks;
+  plan->threads = wanted;
+  plan->thread_rows = 1;
+  plan->tokens_per_block = most_rows * heads->turns;  // of a group
+  plan->blocks_per_token = blocks;                    // of a group
+}
+
+// Short launches, whose tokens are those of one batch.
+bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors, RopePlan *plan) {
+  const StepProblem &step = *problem.step;
+  const StepTuning &tuning = kStepTuning;
+  const StepPieces &pieces = plan->heads.pieces;
+  bool has_more = has_lookups(problem) || has_more_norm(problem, pieces);
+  for (const StepPiece &piece : pieces) {
+    if (piece.weight->data != nullptr && piece.weight->is_f32 && dtype_size(problem.geometry->dtype) == 2) {
+      has_more = true;
+    }
+  }
+  const bool has_unusual_codes = has_more_codes(problem, pieces);
+  const uint32_t pairs = static_cast<uint32_t>(channels / 2);
+  if (step.has_codes && (has_more || has_unusual_codes)) return false;
+  if (vectors > tuning.max_short_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
+      !shape_pieces(problem, channels, kShortStepVectorBytes, plan)) {
+    return false;
+  }
+  const bool is_warp =
+      !has_more && !(step.has_codes && step.has_norm) &&
+      (!step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors));
+  const uint32_t units = round_up_to_warps(plan->units.per_token);
+  const int64_t max_few = step.is_turned ? tuning.max_few_vectors : tuning.max_warp_vectors;
+  const uint32_t wanted = vectors <= max_few ? tuning.few_threads : tuning.short_threads;
+  plan->threads = units < wanted ? units : wanted;
+  if (step.is_turned && !is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
+  plan->thread_rows = 1;
+  plan->blocks_per_token = (plan->units.per_token - 1) / plan->threads + 1;
+  if (plan->blocks_per_token > kMaxGridY) return false;
+  plan->grid_x = static_cast<uint32_t>(problem.batches * problem.tokens);
+  plan->grid_y = plan->blocks_per_token;
+  const uint32_t angles = 2 * kMaxShortStepPairs * static_cast<uint32_t>(sizeof(float));
+  plan->shared_bytes = !step.is_turned ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
+  const StepKernel kernel = has_more ? StepKernel::kShortMore : is_warp ? StepKernel::kWarp : StepKernel::kShort;
+  plan->step = variant_of(problem, kernel, has_unusual_codes);
+  return true;
+}
+
+bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int channels, RopePlan *plan) {
+  const StepProblem &step = *problem.step;
+  StepHeads *const heads = &plan->heads;
+  if (static_cast<uint32_t>(channels / 2) > kMaxLongStepPairs ||
+      !shape_pieces(problem, channels, kLongStepVectorBytes, plan)) {
+    return false;
+  }
+  heads->turns = kStepTuning.turns[step.has_norm] + (step.has_codes ? 1 : 0);
+  const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;
+  shape_long(tokens, kStepTuning.long_threads, plan);
+  const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
+  if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
+  plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
+  plan->grid_y = static_cast<uint32_t>(batches);
+  plan->step = variant_of(problem, StepKernel::kLong, has_more_codes(problem, heads->pieces));
+  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors) * kStepLongResidentThreads;
+  heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
+  uint32_t most_tokens = 0;  // of a block that has angles
+  for (int i = 0; i < heads->pieces.count; ++i) {
+    const uint32_t of_block = heads->blocks[i].rows * heads->turns;
+    if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;
+  }
+  const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
+  const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
+  plan->shared_bytes = most_tokens * numbers + lost + (step.has_norm ? numbers : 0);
+  return true;
+}
+
+}  // namespace
+
+bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
+  StepHeads *const heads = &plan->heads;
+  if (!takes_tokens(problem) || has_token_norm(problem) || !make_step_pieces(problem, &heads->pieces)) return false;
+  heads->is_flat = is_flat(problem, heads->pieces);
+  const int channels = count_block_channels(problem, *heads);
+  if (channels == 0 || problem.batches * problem.tokens > kMaxInt32) return false;
+  const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
+  if (heads->is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
+  return !has_more_norm(problem, heads->pieces) && plan_long_heads(problem, device, channels, plan);
+}
+
+}  // namespace rope

@@ -1,0 +1,109 @@
+// step_pieces.cpp - cuts heads of which a part is turned into the window and what lies outside it
+#include "plan/step_pieces.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr WrittenScales kNoScales = {};
+
+char *channel_of(char *data, int channel, int64_t stride, rope_dtype_t dtype) {
+  return data + channel * stride * dtype_size(dtype);
+}
+
+CacheView from_channel(CacheView cache, int channel) {
+  cache.data = channel_of(cache.data, channel, cache.channel_stride, cache.dtype);
+  return cache;
+}
+
+StepPiece window_of(const RopeProblem &problem, int index) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const StepTensor &tensor = problem.step->tensor[index];
+  StepPiece piece = whole_piece(problem, index);
+  piece.channels = geometry.rotary_dim;
+  // Beside a pass the tensor has the window alone.
+  if (!tensor.pass.is_present) {
+    piece.in += tensor.window_begin * piece.in_stride[kChannel] * dtype_size(geometry.dtype);
+  }
+  piece.out = channel_of(piece.out, tensor.window_begin, piece.out_stride[kChannel], piece.out_dtype);
+  if (piece.is_cached()) piece.cache = from_channel(piece.cache, tensor.cache_part.window_at);
+  return piece;
+}
+
+// Channels outside the window, which all lie behind it or all before it.
+StepPiece others_of(const RopeProblem &problem, int index) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const StepTensor &tensor = problem.step->tensor[index];
+  StepPiece piece = whole_piece(problem, index);
+  piece.channels = tensor.channels - geometry.rotary_dim;
+  piece.is_turned = false;
+  const int first = tensor.window_begin == 0 ? geometry.rotary_dim : 0;
+  if (tensor.pass.is_present) {
+    piece.in = tensor.pass.data;
+    piece.in_stride = tensor.pass.stride;
+  } else {
+    piece.in += first * piece.in_stride[kChannel] * dtype_size(geometry.dtype);
+  }
+  piece.is_written = tensor.is_written && tensor.is_whole;
+  piece.out = channel_of(piece.out, first, piece.out_stride[kChannel], piece.out_dtype);
+  if (tensor.pass_cache.data != nullptr) {
+    piece.cache = tensor.pass_cache;
+    piece.scale = &tensor.pass_scale;
+    piece.cache_scales = &tensor.pass_scales;
+  } else if (piece.is_cached()) {
+    const int begin = tensor.window_begin;
+    piece.cache = from_channel(piece.cache, tensor.cache_part.index_of(first, begin, begin + geometry.rotary_dim));
+  }
+  return piece;
+}
+
+// Whether the window and the other channels are pieces of their own.
+bool is_cut(const RopeProblem &problem, const StepTensor &tensor) {
+  return tensor.has_styles && tensor.channels != problem.geometry->rotary_dim && (tensor.is_turned || tensor.has_parts);
+}
+
+bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
+  const int begin = tensor.window_begin, end = begin + problem.geometry->rotary_dim;
+  const bool has_scales_of_all = tensor.out_scales.is_present() ||
+                                 (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
+  // One scale would be that of an output, too.
+  const bool has_two_scales =
+      tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
+  return !tensor.is_normed && (begin == 0 || end == tensor.channels) && !has_scales_of_all && !has_two_scales;
+}
+
+}  // namespace
+
+StepPiece whole_piece(const RopeProblem &problem, int index) {
+  const RotatedTensor &rotated = problem.tensor[index];
+  const StepTensor &tensor = problem.step->tensor[index];
+  return {rotated.heads,      tensor.channels,    tensor.is_turned,  tensor.is_normed,
+          tensor.is_written,  rotated.in,         rotated.in_stride, rotated.out,
+          rotated.out_stride, tensor.out_dtype,   tensor.cache,      &tensor.scale,
+          &tensor.out_scales, &tensor.cache_scales, &tensor.weight,  &tensor.bias,
+          tensor.amax != nullptr};
+}
+
+bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {
+  pieces->count = 0;
+  const auto add = [&](const StepPiece &piece) {
+    int at = pieces->count++;
+    for (; at > 0 && pieces->piece[at - 1].channels < piece.channels; --at) pieces->piece[at] = pieces->piece[at - 1];
+    pieces->piece[at] = piece;
+  };
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &tensor = problem.step->tensor[i];
+    if (problem.tensor[i].heads == 0) continue;
+    if (!is_cut(problem, tensor)) {
+      add(whole_piece(problem, i));
+      continue;
+    }
+    if (!can_be_cut(problem, tensor)) return false;
+    add(window_of(problem, i));
+    const StepPiece others = others_of(problem, i);
+    if (others.is_written || others.is_cached()) add(others);
+  }
+  return true;
+}
+
+}  // namespace rope

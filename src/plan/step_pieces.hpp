@@ -1,0 +1,58 @@
+// step_pieces.hpp - what the kernels of whole heads take as heads: all channels of a tensor's heads, or a part of them
+#pragma once
+
+#include <stdint.h>
+
+#include "core/problem/step_problem.hpp"
+
+namespace rope {
+
+// All channels of each head of a tensor, its window, or those outside it. Pointers lead into the problem.
+struct StepPiece {
+  int64_t heads;
+  int channels;  // of a head
+  bool is_turned;
+  bool is_normed;
+  bool is_written;  // to `out`
+  const char *in;   // the piece's first channel of head 0, as in the others
+  const int64_t *in_stride;  // in elements
+  char *out;
+  const int64_t *out_stride;
+  rope_dtype_t out_dtype;
+  CacheView cache;  // data NULL: it is not cached
+  const StaticScale *scale;
+  const WrittenScales *out_scales;
+  const WrittenScales *cache_scales;
+  const ChannelNumbers *weight;
+  const ChannelNumbers *bias;
+  bool has_amax;
+
+  bool is_cached() const { return cache.data != nullptr; }
+  bool has_code_out() const { return is_written && is_code(out_dtype); }
+  bool has_code_cache() const { return is_cached() && is_code(cache.dtype); }
+  bool has_codes() const { return has_code_out() || has_code_cache(); }
+  bool has_words() const { return is_written != has_code_out() || is_cached() != has_code_cache(); }
+  bool has_written_scales() const { return out_scales->is_present() || cache_scales->is_present(); }
+  rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
+};
+
+// Two of q, two of k, and v.
+constexpr int kMaxStepPieces = 5;
+
+// Those with more channels come first.
+struct StepPieces {
+  int count;
+  StepPiece piece[kMaxStepPieces];
+
+  const StepPiece *begin() const { return piece; }
+  const StepPiece *end() const { return piece + count; }
+};
+
+// All channels of a tensor without parts.
+StepPiece whole_piece(const RopeProblem &problem, int index);
+
+// False where a tensor has no such pieces: the channels outside the window lie on both sides of it, or scales are for
+// groups of all its channels.
+bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces);
+
+}  // namespace rope
