@@ -121,7 +121,13 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   item->has_page_table = slots == 3;
   item->has_k_out = choice_of(words, "k-out", {"cached-only", "written"}) == 1 || !has_cache;
   require(has_cache == (item->slot_dtype != 0), "cache= and slots= stand together");
-  require(!has_cache || (item->k_heads > 0 && item->v_heads > 0), "a cache takes k and v");
+  item->pass = static_cast<Pass>(choice_of(words, "pass", {"none", "k", "all"}));
+  const bool has_pass = item->pass != Pass::kNone;
+  require(!has_cache || (item->k_heads > 0 && (item->v_heads > 0) != has_pass), "a cache takes k, and v or a pass");
+  require(!has_pass || (has_cache && !item->has_k_out && item->rotary_dim < item->head_dim),
+          "pass=: a part of each head, a cache, no k_out");
+  require(item->pass != Pass::kAll || item->is_out_of_place, "pass=all: place=out-of-place");
+  require(item->pass != Pass::kOfK || !item->is_out_of_place, "pass=k: place=in-place");
   require(!item->has_page_table || item->layout == ROPE_LAYOUT_THD, "slots=pages: layout=thd");
   require(has_cache || item->v_heads == 0, "v without a cache");
   require(has_cache || value_of(words, "k-out").empty(), "k-out= without a cache");
@@ -253,7 +259,7 @@ bool fits(const Rule &rule, const Case &item) {
   const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
                           {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
                           {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
-                          {"codes", "none"},     {"scales", "static"}};
+                          {"codes", "none"},     {"scales", "static"},     {"pass", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -277,7 +283,7 @@ const std::set<std::string> &case_keys() {
       "columns", "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",    "threads",
       "margin",  "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",     "k-out",
       "rotated", "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",      "experts",
-      "codes",   "scales"};
+      "codes",   "scales",    "pass"};
   return keys;
 }
 

@@ -42,6 +42,13 @@ enum class CacheLayout {
   kPacked
 };
 
+// Which tensors have their channels outside the window in another one.
+enum class Pass {
+  kNone,
+  kOfK,  // q has the window alone
+  kAll
+};
+
 enum class Gate {
   kSeparate,
   kPacked,
@@ -101,6 +108,7 @@ struct Case {
   int64_t cache_pages = 0;
   bool has_page_per_token = false, has_page_table = false;
   rope_dtype_t slot_dtype = 0;
+  Pass pass = Pass::kNone;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
   rope_dtype_t code_dtype = 0;  // of the caches, and of q_out where has_code_q; 0: that of the data
   bool has_code_q = false, has_written_scales = false;

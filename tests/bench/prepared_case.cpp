@@ -180,7 +180,10 @@ class PreparedRope : public PreparedCase {
     const int repeats = num_repeats();
     const rope_args_t &args = one_.args[0];
     const std::vector<int64_t> tokens = samples_of(num_tokens(), kCheckedTokens);
-    const Heads q = read_heads(args.q, {}, item_.q_heads, tokens), k = read_heads(args.k, {}, item_.k_heads, tokens);
+    const rope_tensor_t absent = {};
+    const bool has_pass = args.input != nullptr;
+    const Heads q = read_joined(args.q, has_pass ? args.input->q_pass : absent, item_.q_heads, tokens),
+                k = read_joined(args.k, has_pass ? args.input->k_pass : absent, item_.k_heads, tokens);
     const Heads v = read_heads(args.v, {}, item_.v_heads, tokens);
     for (const Block &output : outputs_) memory_.poison(output.data, output.bytes);
     synchronize(memory_.device());
@@ -189,8 +192,7 @@ class PreparedRope : public PreparedCase {
 
     Accuracy accuracy;
     const rope_tensor_t &q_out = args.q_out.ndim != 0 ? args.q_out : args.q;
-    const rope_tensor_t no_scales = {};
-    const rope_tensor_t &q_scales = args.quant != nullptr ? args.quant->q_scales_out : no_scales;
+    const rope_tensor_t &q_scales = args.quant != nullptr ? args.quant->q_scales_out : absent;
     compare(q, read_heads(q_out, q_scales, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_,
             &accuracy);
     // Calls of their own find in k what those before them left there.
@@ -203,7 +205,9 @@ class PreparedRope : public PreparedCase {
       const rope_cache_args_t &cache = *args.cache;
       compare(k, read_cached(cache.k_cache, cache.k_scales, tokens), item_.k_heads, tokens, k_repeats, k_weights_,
               &accuracy);
-      compare(v, read_cached(cache.v_cache, cache.v_scales, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
+      if (item_.v_heads > 0) {
+        compare(v, read_cached(cache.v_cache, cache.v_scales, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
+      }
     }
     return accuracy;
   }
@@ -439,9 +443,13 @@ class PreparedRope : public PreparedCase {
       args.k = narrowed(qkv, head_axis(), item_.q_heads, item_.k_heads);
       if (item_.v_heads > 0) args.v = narrowed(qkv, head_axis(), item_.q_heads + item_.k_heads, item_.v_heads);
     } else {
-      if (item_.q_heads > 0) args.q = make_tensor(item_.q_heads, item_.q_pitch);
-      if (item_.q_pitch != item_.head_dim) args.q = narrowed(args.q, args.q.ndim - 1, item_.q_from, item_.head_dim);
-      if (item_.k_heads > 0) args.k = make_tensor(item_.k_heads, item_.head_dim);
+      const bool has_pass = item_.pass != Pass::kNone;
+      const int q_channels = has_pass ? item_.rotary_dim : item_.head_dim;
+      const int64_t q_pitch = item_.pass == Pass::kAll ? item_.rotary_dim : item_.q_pitch;
+      if (item_.q_heads > 0) args.q = make_tensor(item_.q_heads, q_pitch);
+      if (q_pitch != q_channels) args.q = narrowed(args.q, args.q.ndim - 1, item_.q_from, q_channels);
+      if (item_.k_heads > 0) args.k = make_tensor(item_.k_heads, q_channels);
+      if (has_pass) args.input = make_pass();
       if (item_.v_heads > 0) args.v = make_tensor(item_.v_heads, item_.head_dim);
     }
     if (item_.is_out_of_place) {
@@ -507,7 +515,7 @@ class PreparedRope : public PreparedCase {
       cache.v_cache.data = static_cast<char *>(cache.v_cache.data) + item_.head_dim * size_of(cache.v_cache.dtype);
     } else {
       cache.k_cache = make_pages(item_.k_heads, item_.head_dim);
-      cache.v_cache = make_pages(item_.v_heads, item_.head_dim);
+      if (item_.v_heads > 0) cache.v_cache = make_pages(item_.v_heads, item_.head_dim);
     }
     if (item_.has_written_scales) {
       cache.k_scales = make_written_scales({item_.cache_pages, kPageEntries, item_.k_heads, 1});
@@ -515,6 +523,16 @@ class PreparedRope : public PreparedCase {
     }
     caches_.push_back(cache);
     return &caches_.back();
+  }
+
+  const rope_input_args_t *make_pass() {
+    const int channels = item_.head_dim - item_.rotary_dim;
+    rope_input_args_t input = {};
+    input.struct_size = sizeof input;
+    if (item_.pass == Pass::kAll) input.q_pass = make_tensor(item_.q_heads, channels);
+    input.k_pass = make_tensor(item_.k_heads, channels);
+    inputs_.push_back(input);
+    return &inputs_.back();
   }
 
   const rope_quant_args_t *make_quant() {
@@ -615,6 +633,20 @@ class PreparedRope : public PreparedCase {
     return read_rows(from, firsts, scales, places);
   }
 
+  // Beside a pass with its channels around the window.
+  Heads read_joined(const rope_tensor_t &from, const rope_tensor_t &pass, int64_t num_heads,
+                    const std::vector<int64_t> &tokens) const {
+    Heads heads = read_heads(from, {}, num_heads, tokens);
+    if (pass.ndim == 0) return heads;
+    const Heads others = read_heads(pass, {}, num_heads, tokens);
+    for (size_t i = 0; i < heads.size(); ++i) {
+      const auto behind = others[i].begin() + item_.rotary_offset;
+      heads[i].insert(heads[i].begin(), others[i].begin(), behind);
+      heads[i].insert(heads[i].end(), behind, others[i].end());
+    }
+    return heads;
+  }
+
   Heads read_cached(const rope_tensor_t &pages, const rope_tensor_t &scales, const std::vector<int64_t> &tokens) const {
     std::vector<int64_t> firsts, places;
     for (int64_t token : tokens) {
@@ -632,22 +664,22 @@ class PreparedRope : public PreparedCase {
   Heads read_rows(const rope_tensor_t &from, const std::vector<int64_t> &firsts, const rope_tensor_t &scales,
                   const std::vector<int64_t> &places) const {
     std::vector<int64_t> indices;
-    for (const int64_t first : firsts) {
-      for (int64_t channel = 0; channel < item_.head_dim; ++channel) indices.push_back(first + channel);
-    }
     Heads heads;
-    if (indices.empty()) return heads;
+    if (firsts.empty()) return heads;
+    const int64_t channels = from.shape[from.ndim - 1];
+    for (const int64_t first : firsts) {
+      for (int64_t channel = 0; channel < channels; ++channel) indices.push_back(first + channel);
+    }
     std::vector<double> values = memory_.read(from.data, from.dtype, indices);
     if (from.dtype == item_.code_dtype) {
       const bool are_written = scales.ndim != 0;
       const std::vector<double> written =
           are_written ? memory_.read(scales.data, scales.dtype, places) : std::vector<double>();
       for (size_t i = 0; i < values.size(); ++i) {
-        values[i] *= are_written ? written[i / static_cast<size_t>(item_.head_dim)] : double{kCodeScale};
+        values[i] *= are_written ? written[i / static_cast<size_t>(channels)] : double{kCodeScale};
       }
     }
-    for (auto at = values.begin(); at != values.end(); at += item_.head_dim)
-      heads.emplace_back(at, at + item_.head_dim);
+    for (auto at = values.begin(); at != values.end(); at += channels) heads.emplace_back(at, at + channels);
     return heads;
   }
 
@@ -682,7 +714,8 @@ class PreparedRope : public PreparedCase {
     window.style = item_.style;
     window.out_style = item_.out_style != 0 ? item_.out_style : item_.style;
     window.rotary_dim = item_.rotary_dim;
-    window.rotary_offset = item_.rotary_offset;
+    const bool is_window = !before.empty() && before[0].size() == static_cast<size_t>(item_.rotary_dim);
+    window.rotary_offset = is_window ? 0 : item_.rotary_offset;
     window.pair_block = config_.pair_block != 0 ? config_.pair_block : item_.rotary_dim;
     window.is_backward = item_.is_backward;
     const NormForm form = {item_.norm, item_.norm_extent, kNormEps};
@@ -719,6 +752,7 @@ class PreparedRope : public PreparedCase {
   rope_norm_args_t norm_ = {};
   rope_quant_args_t quant_ = {};
   std::deque<rope_cache_args_t> caches_;
+  std::deque<rope_input_args_t> inputs_;
   std::deque<rope_quant_args_t> quants_;
   std::vector<Block> outputs_;  // of set 0, beside what is in place
   Calls one_;
