@@ -357,7 +357,8 @@ class PreparedRope : public PreparedCase {
     if (item_.has_written_scales) return;
     void *memory = memory_.allocate(sizeof kCodeScale);
     memory_.upload(memory, &kCodeScale, sizeof kCodeScale);
-    quant_.k_scale = quant_.v_scale = tensor(memory, ROPE_DTYPE_F32, {1});
+    quant_.k_scale = tensor(memory, ROPE_DTYPE_F32, {1});
+    if (item_.v_heads > 0) quant_.v_scale = quant_.k_scale;
     if (item_.has_code_q) quant_.q_scale = quant_.k_scale;
   }
 
