@@ -165,16 +165,21 @@ bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes
   return true;
 }
 
-// Cuts a group of tokens into blocks, each of one piece.
-void shape_long(int64_t tokens, uint32_t wanted, RopePlan *plan) {
+// Cuts a group of tokens into blocks, each of one piece. Those of a piece that is turned have at most so many tokens.
+void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;
   const StepPieces &pieces = heads->pieces;
   uint32_t most_rows = 1;
   for (int i = 0; i < pieces.count; ++i) {
+    const StepPiece &piece = pieces.piece[i];
     StepPieceBlocks *const mine = &heads->blocks[i];
-    const uint32_t threads = static_cast<uint32_t>(pieces.piece[i].heads) << mine->lanes_log2;
+    const uint32_t threads = static_cast<uint32_t>(piece.heads) << mine->lanes_log2;
+    const auto takes_rows = [&](uint32_t rows) {
+      return threads * rows <= wanted && rows / 2 * heads->turns < tokens &&
+             (!piece.is_turned || rows * heads->turns <= max_turned_tokens);
+    };
     mine->rows = 1;
-    while (threads * mine->rows * 2 <= wanted && mine->rows * heads->turns < tokens) mine->rows *= 2;
+    while (takes_rows(mine->rows * 2)) mine->rows *= 2;
     mine->parts = (threads - 1) / wanted + 1;
     if (mine->rows > most_rows) most_rows = mine->rows;
   }
@@ -237,22 +242,25 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
       !shape_pieces(problem, channels, kLongStepVectorBytes, plan)) {
     return false;
   }
-  heads->turns = kStepTuning.turns[step.has_norm] + (step.has_codes ? 1 : 0);
+  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors) * kStepLongResidentThreads;
+  const int64_t units = saturated_product(problem.batches * problem.tokens, plan->units.per_token);
+  const uint32_t max_turns = kStepTuning.turns[step.has_norm] + (step.has_codes ? 1 : 0);
+  heads->turns = 1;
+  while (heads->turns < max_turns && units / held_threads > heads->turns) ++heads->turns;
+  const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
   const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;
-  shape_long(tokens, kStepTuning.long_threads, plan);
+  shape_long(tokens, kStepTuning.long_angle_bytes / numbers, kStepTuning.long_threads, plan);
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
   if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
   plan->grid_y = static_cast<uint32_t>(batches);
   plan->step = variant_of(problem, StepKernel::kLong, has_more_codes(problem, heads->pieces));
-  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors) * kStepLongResidentThreads;
   heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
   uint32_t most_tokens = 0;  // of a block that has angles
   for (int i = 0; i < heads->pieces.count; ++i) {
     const uint32_t of_block = heads->blocks[i].rows * heads->turns;
     if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;
   }
-  const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
   const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
   plan->shared_bytes = most_tokens * numbers + lost + (step.has_norm ? numbers : 0);
   return true;

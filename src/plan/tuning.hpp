@@ -23,6 +23,7 @@ constexpr int kFlatResidentThreads = 1536;      // the same of kFlatTable, and w
 constexpr int kMaxStepThreads = 256;            // of a block of the step's kernels but kGeneral
 constexpr int kStepRowsResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
 constexpr int kStepLongResidentThreads = 1536;  // norm, rotation 85.0 us, with 1280 86.5
+constexpr int kStepScalesResidentThreads = 1024;  // where threads hold all values of a unit
 constexpr int kTableThreads = 128;              // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
@@ -160,6 +161,7 @@ struct StepTuning {
   uint32_t few_threads;       // of a block of kWarp and kShort, up to so many vectors
   uint32_t short_threads;     // beyond them
   uint32_t long_threads;
+  uint32_t long_angle_bytes;  // of a block's tokens, at most where it has several at a time
   uint32_t turns[2];                  // of a block of kLong, without a norm and with one; with codes one more
   int64_t max_short_rows_vectors[2];  // the second with programmatic launch
   uint32_t rows_threads;
@@ -170,11 +172,12 @@ struct StepTuning {
 constexpr StepTuning tuning_of_step() {
   StepTuning tuning = {};
   tuning.max_warp_vectors = 60;     // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
-  tuning.max_short_vectors = 2000;  // 1241: 2.35 us against 2.92
+  tuning.max_short_vectors = 4000;  // 1241: 2.35 us against 2.92, 3378: 6.78 and 7.05; 13 500: 22.2 and 17.1
   tuning.max_few_vectors = 400;
   tuning.few_threads = 128;    // 310: 1.41 us against 1.48 with 256
   tuning.short_threads = 256;  // 1241: 2.35 us against 2.73 with 128
   tuning.long_threads = 128;   // 88.7 us, with 256 90.2
+  tuning.long_angle_bytes = 4096;  // latent heads 83.4 us, 16384 96.1; with codes 421.4, 16384 452.0
   tuning.turns[0] = 2;         // 164.7 us, three times 165.6; codes 77.1, three times 75.5
   tuning.turns[1] = 3;         // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
   tuning.max_short_rows_vectors[0] = 300;

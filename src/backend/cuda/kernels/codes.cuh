@@ -23,12 +23,28 @@ __device__ __forceinline__ uint32_t join_codes(float first, float second) {
 #endif
 }
 
-// The largest number in 2^lanes_log2 neighbouring lanes, in each of them. All lanes of the warp take part.
+// The larger of x, which is not negative, and the magnitude of y; NaN where one of them is.
+__device__ __forceinline__ float max_magnitude(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float max;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(x), "f"(fabsf(y)));
+  return max;
+#else
+  const uint32_t of_y = bits_of(y) & 0x7fffffffu;
+  return bits_of(x) > of_y ? x : float_of(of_y);
+#endif
+}
+
+__device__ __forceinline__ uint32_t max_with_lane(uint32_t number, uint32_t distance) {
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, number, distance);
+  return other > number ? other : number;
+}
+
+// The largest number in 2^lanes_log2 neighbouring lanes, in each of them. All lanes of the warp take part. Heads of 128
+// channels, which most models have, take one branch.
 __device__ __forceinline__ uint32_t max_over_lanes(uint32_t number, uint32_t lanes_log2) {
-  for (uint32_t distance = 1; distance >> lanes_log2 == 0; distance *= 2) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, number, distance);
-    number = other > number ? other : number;
-  }
+  if (lanes_log2 == 3) return max_with_lane(max_with_lane(max_with_lane(number, 1), 2), 4);
+  for (uint32_t distance = 1; distance >> lanes_log2 == 0; distance *= 2) number = max_with_lane(number, distance);
   return number;
 }
 

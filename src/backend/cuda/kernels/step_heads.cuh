@@ -227,60 +227,43 @@ __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, flo
 template <typename T>
 constexpr bool kMayHaveCodes = sizeof(T) == 2;
 
-// What a unit's values become: words of the data's type, or codes. The codes of a vector take the first half of it,
-// word after word when its channels there were read.
+// What a unit's values become: words of the data's type, or codes of E4M3.
 enum class UnitAs {
   kWords,
-  kCodes,  // E4M3
-  kAny     // what UnitForm says
+  kCodes
 };
 
-struct UnitForm {
-  bool as_codes;
-  bool is_e5m2;
-  bool rounds_before;  // to the data's type
-  float factor;
-  bool finds_magnitude;  // of kAny: `magnitude` is found, and the unit stays as it was read
-  uint32_t magnitude;    // the bits of the largest so far
-};
-
-// N values from the one numbered `first` on.
-template <typename T, int V, int N, UnitAs kAs>
-__device__ __forceinline__ void put_values(UnitForm *form, float *values, int first, Vector<T, V> *vector) {
-  if (kAs == UnitAs::kWords || (kAs == UnitAs::kAny && !form->as_codes)) {
-    return from_some_floats<T, V, N>(values, first, vector);
+// N values from the one numbered `first` on, as codes. The codes of a vector take the first half of it, word after word
+// when its channels there were read.
+template <typename Float8, typename T, int V, int N>
+__device__ __forceinline__ void put_codes(float factor, const float *values, int first, Vector<T, V> *vector) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const uint32_t codes =
+        join_codes<Float8>(multiply_rounded(values[i], factor), multiply_rounded(values[i + 1], factor));
+    uint32_t &word = vector->word[(first + i) / 4];
+    word = (first + i) % 4 == 0 ? codes : word | codes << 16;
   }
-  if constexpr (kAs != UnitAs::kWords) {
-    if (kAs == UnitAs::kAny && form->rounds_before) to_floats<T, N>(from_floats<T, N>(values), values);
-    if (kAs == UnitAs::kAny && form->finds_magnitude) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
-        form->magnitude = magnitude > form->magnitude ? magnitude : form->magnitude;
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const float x = multiply_rounded(values[i], form->factor), y = multiply_rounded(values[i + 1], form->factor);
-      const uint32_t codes =
-          kAs == UnitAs::kAny && form->is_e5m2 ? join_codes<Float8E5M2>(x, y) : join_codes<Float8E4M3>(x, y);
-      uint32_t &word = vector->word[(first + i) / 4];
-      word = (first + i) % 4 == 0 ? codes : word | codes << 16;
-    }
+}
+
+template <typename T, int V, int N, UnitAs kAs>
+__device__ __forceinline__ void put_values(float factor, const float *values, int first, Vector<T, V> *vector) {
+  if constexpr (kAs == UnitAs::kCodes) {
+    put_codes<Float8E4M3, T, V, N>(factor, values, first, vector);
+  } else {
+    from_some_floats<T, V, N>(values, first, vector);
   }
 }
 
 // A unit's norm, from the sum of its head's squares, and its rotation, of a unit that gets them. What gets neither keeps
-// its bits, unless it becomes codes. Most calls want no roundings within the norm.
+// its bits, unless it becomes codes, of products with `factor`. Most calls want no roundings within the norm.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
 __device__ __forceinline__ void change_unit(const NormForm<float> &form, float sum, const Weights &weights,
                                             bool is_normed, bool is_turned,
-                                            const SharedAngles<V, IsInterleaved> &angles, UnitForm *unit_form,
+                                            const SharedAngles<V, IsInterleaved> &angles, float factor,
                                             Vector<T, V> *low, Vector<T, V> *high) {
   const bool norms = IsNormed && (kAs == UnitAs::kWords || is_normed);
   if (kAs == UnitAs::kWords && !norms && !is_turned) return;
-  if (kAs == UnitAs::kAny && !norms && !is_turned && !unit_form->as_codes) return;
   const float inverse = IsNormed ? inverse_norm(form, sum) : 0.0f;
   if constexpr (IsInterleaved) {
     const auto change = [&](bool is_high, Vector<T, V> *vector) {
@@ -291,7 +274,7 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float s
         scale_and_weigh<T, V, MayRound>(form, inverse, w, x);
       }
       if (is_turned) angles.template turn<V / 2>(is_high, 0, x, x + 1, 2);
-      put_values<T, V, V, kAs>(unit_form, x, 0, vector);
+      put_values<T, V, V, kAs>(factor, x, 0, vector);
     };
     change(false, low);
     change(true, high);
@@ -309,11 +292,75 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float s
         scale_and_weigh<T, kPiece, MayRound>(form, inverse, w, y);
       }
       if (is_turned) angles.template turn<kPiece>(false, i, x, y, 1);
-      put_values<T, V, kPiece, kAs>(unit_form, x, i, low);
-      put_values<T, V, kPiece, kAs>(unit_form, y, i, high);
+      put_values<T, V, kPiece, kAs>(factor, x, i, low);
+      put_values<T, V, kPiece, kAs>(factor, y, i, high);
     }
   }
 }
+
+// A unit's values all at once: what the largest of them is found of first, or what is written in two ways.
+template <typename T, int V>
+struct UnitValues {
+  float low[V];
+  float high[V];
+
+  __device__ __forceinline__ UnitValues(const Vector<T, V> &of_low, const Vector<T, V> &of_high) {
+    to_floats<T, V>(of_low, low);
+    to_floats<T, V>(of_high, high);
+  }
+
+  // As change_unit does it.
+  template <typename Weights>
+  __device__ __forceinline__ void norm(const NormForm<float> &form, float sum, const Weights &weights) {
+    constexpr int kPiece = V < 4 ? V : 4;
+    const float inverse = inverse_norm(form, sum);
+#pragma unroll
+    for (int i = 0; i < V; i += kPiece) {
+      float w[kPiece];
+      weights.template load<kPiece>(false, i, w);
+      scale_and_weigh<T, kPiece, true>(form, inverse, w, low + i);
+      weights.template load<kPiece>(true, i, w);
+      scale_and_weigh<T, kPiece, true>(form, inverse, w, high + i);
+    }
+  }
+
+  template <bool IsInterleaved>
+  __device__ __forceinline__ void turn(const SharedAngles<V, IsInterleaved> &angles) {
+    if constexpr (IsInterleaved) {
+      angles.template turn<V / 2>(false, 0, low, low + 1, 2);
+      angles.template turn<V / 2>(true, 0, high, high + 1, 2);
+    } else {
+      constexpr int kPiece = V < 4 ? V : 4;
+#pragma unroll
+      for (int i = 0; i < V; i += kPiece) angles.template turn<kPiece>(false, i, low + i, high + i, 1);
+    }
+  }
+
+  // To the data's type.
+  __device__ __forceinline__ void round() {
+    to_floats<T, V>(from_floats<T, V>(low), low);
+    to_floats<T, V>(from_floats<T, V>(high), high);
+  }
+
+  // The bits of the largest magnitude; of NaNs those of some NaN.
+  __device__ __forceinline__ uint32_t magnitude() const {
+    float of_low = 0.0f, of_high = 0.0f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) of_low = max_magnitude(of_low, low[i]), of_high = max_magnitude(of_high, high[i]);
+    return bits_of(max_magnitude(of_low, of_high));
+  }
+
+  __device__ __forceinline__ void put_codes(float factor, bool is_e5m2, Vector<T, V> *to_low,
+                                            Vector<T, V> *to_high) const {
+    if (is_e5m2) {
+      rope::put_codes<Float8E5M2, T, V, V>(factor, low, 0, to_low);
+      rope::put_codes<Float8E5M2, T, V, V>(factor, high, 0, to_high);
+    } else {
+      rope::put_codes<Float8E4M3, T, V, V>(factor, low, 0, to_low);
+      rope::put_codes<Float8E4M3, T, V, V>(factor, high, 0, to_high);
+    }
+  }
+};
 
 // Where a pair has its cosine and its sine in a row of the table.
 struct TablePlace {

@@ -118,15 +118,18 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
 
 // HasMore: roundings within the norm, several position axes, a page table. HasCodes: a tensor becomes words, or codes of
 // E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, codes and words both, and
-// scales that are written for each head, for which its values are computed twice.
+// scales that are written for groups, for which a thread holds all values of its unit.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
-                                  min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
+                                  min_blocks_per_multiprocessor(HasCodes && HasMore ? kStepScalesResidentThreads
+                                                                                    : kStepLongResidentThreads,
+                                                                kMaxStepThreads))
     step_long_kernel(const __grid_constant__ StepLongParams<HasMore, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
   constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
+  constexpr bool kHoldsValues = HasCodes && HasMore;
   using Angles = SharedAngles<V, IsInterleaved>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
@@ -179,12 +182,11 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
   if (is_active) load();
-  UnitForm form = {};
+  float factor = 1.0f;
   if constexpr (HasCodes) {
     const StepHeadCodes &of_tensor = params.codes[index];
-    form = {false, (tensor.flags & kHasE5M2) != 0, params.rounds_before_codes, 1.0f, false, 0};
     if (of_tensor.scale != nullptr && is_present) {
-      form.factor = *reinterpret_cast<const float *>(step(of_tensor.scale, head, of_tensor.scale_head));
+      factor = *reinterpret_cast<const float *>(step(of_tensor.scale, head, of_tensor.scale_head));
     }
   }
 
@@ -201,93 +203,107 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute too
   Angles angles = {cos + row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
   const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
-  if constexpr (HasCodes) form.factor = code_factor(form.factor, params.scale_multiplies);
+  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
   const auto store_scale = [&](const WrittenScales &scales, int64_t scales_row, uint32_t bits) {
-    if constexpr (HasCodes && HasMore) {
+    if constexpr (kHoldsValues) {
       const uint32_t lanes_log2 = params.scales[index].lanes_log2, group = number >> lanes_log2;
-      if (form.as_codes && scales.is_present() && group << lanes_log2 == number) {
+      if (scales.is_present() && group << lanes_log2 == number) {
         scales.store(scales_row, head, static_cast<int>(group), bits);
+      }
+    }
+  };
+  // To the destinations that take words, or codes with a scale of these bits.
+  const auto store = [&](bool as_codes, uint32_t scale) {
+    if (!is_active) return;
+    const auto takes = [&](StepFlags bit) { return !HasCodes || as_codes == ((tensor.flags & bit) != 0); };
+    if (has_out && takes(kHasCodeOut)) {
+      char *out = unit.find_out(tensor, in, token);
+      if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
+      if constexpr (HasCodes) {
+        const StepHeadCodes &of_tensor = params.codes[index];
+        const char *const of_batch = of_tensor.out + blockIdx.y * of_tensor.out_batch;
+        if (as_codes) {
+          out = const_cast<char *>(
+              step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), unit.place, V));
+        }
+      }
+      store_unit<HasCodes>(params, as_codes, out, low, high);
+      if constexpr (kHoldsValues) {
+        const WrittenScales &scales = params.scales[index].out;
+        if (as_codes) store_scale(scales, scales.row(blockIdx.y, token), scale);
+      }
+    }
+    if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
+      const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
+      const StepPlace place =
+          HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
+      const bool is_outside = store_cached<HasCodes>(params, tensor, cache, place, as_codes, low, high);
+      if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
+        count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      }
+      if constexpr (kHoldsValues) {
+        const WrittenScales &scales = params.scales[index].cache;
+        if (as_codes && place.is_cached) store_scale(scales, scales.row(place.page, place.entry), scale);
       }
     }
   };
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
     float sum = 0.0f;
-    if constexpr (IsNormed) {
-      if (is_changed) {
-        sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
-        forget_floats(&low);
-        forget_floats(&high);
+    if constexpr (kHoldsValues) {
+      UnitValues<T, V> values(low, high);
+      const bool is_turned =
+          kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
+      if (IsNormed && is_changed) {
+        sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares<V>(values.low),
+                                          sum_of_squares<V>(values.high));
+        values.norm(params.norm, sum, weights);
       }
-    }
-    if constexpr (HasCodes) form.as_codes = (tensor.flags & kHasCodes) != 0;
-#pragma unroll 1
-    for (;;) {
+      if (is_turned) values.turn(angles);
+      if ((tensor.flags & kHasWords) != 0) {
+        if ((IsNormed && is_changed) || is_turned) {
+          low = from_floats<T, V>(values.low);
+          high = from_floats<T, V>(values.high);
+        }
+        store(false, 0);
+      }
+      if ((tensor.flags & kHasCodes) != 0) {
+        if (params.rounds_before_codes) values.round();
+        const StepHeadScales &scales = params.scales[index];
+        const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
+        const bool is_e5m2 = (tensor.flags & kHasE5M2) != 0;
+        uint32_t scale = 0;
+        if (written.is_present()) {
+          const uint32_t of_unit = number < unit.units ? values.magnitude() : 0;
+          const GroupScale of_group = written_scale(written, is_e5m2, max_over_lanes(of_unit, scales.lanes_log2));
+          scale = of_group.bits;
+          factor = of_group.factor;
+        }
+        values.put_codes(factor, is_e5m2, &low, &high);
+        store(true, scale);
+      }
+    } else {
+      if constexpr (IsNormed) {
+        if (is_changed) {
+          sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low),
+                                            sum_of_squares_in<T, V>(high));
+          forget_floats(&low);
+          forget_floats(&high);
+        }
+      }
+      const bool as_codes = HasCodes && (tensor.flags & kHasCodes) != 0;
       const bool is_turned =
           kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
       const auto change = [&](auto as) {
         change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(params.norm, sum, weights, is_changed,
-                                                                                 is_turned, angles, &form, &low, &high);
+                                                                                 is_turned, angles, factor, &low, &high);
       };
-      uint32_t scale = 0;  // its bits
-      if constexpr (HasCodes && HasMore) {
-        const StepHeadScales &scales = params.scales[index];
-        const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
-        form.magnitude = 0;
-#pragma unroll 1
-        for (int passes = form.as_codes && written.is_present() ? 2 : 1; passes > 0; --passes) {
-          form.finds_magnitude = passes > 1;
-          change(std::integral_constant<UnitAs, UnitAs::kAny>());
-          if (!form.finds_magnitude) continue;
-          const uint32_t of_unit = number < unit.units ? form.magnitude : 0;
-          const GroupScale of_group = written_scale(written, form.is_e5m2, max_over_lanes(of_unit, scales.lanes_log2));
-          scale = of_group.bits;
-          form.factor = of_group.factor;
-        }
-      } else if (HasCodes && form.as_codes) {
+      if (as_codes) {
         change(std::integral_constant<UnitAs, kAsCodes>());
       } else if (is_changed) {
         change(std::integral_constant<UnitAs, UnitAs::kWords>());
       }
-      if (is_active) {
-        const auto takes = [&](StepFlags bit) { return !HasCodes || form.as_codes == ((tensor.flags & bit) != 0); };
-        if (has_out && takes(kHasCodeOut)) {
-          char *out = unit.find_out(tensor, in, token);
-          if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
-          if constexpr (HasCodes) {
-            const StepHeadCodes &of_tensor = params.codes[index];
-            const char *const of_batch = of_tensor.out + blockIdx.y * of_tensor.out_batch;
-            if (form.as_codes) {
-              out = const_cast<char *>(
-                  step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), unit.place, V));
-            }
-          }
-          store_unit<HasCodes>(params, form.as_codes, out, low, high);
-          if constexpr (HasCodes && HasMore) {
-            const WrittenScales &scales = params.scales[index].out;
-            store_scale(scales, scales.row(blockIdx.y, token), scale);
-          }
-        }
-        if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
-          const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
-          const StepPlace place =
-              HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
-          const bool is_outside = store_cached<HasCodes>(params, tensor, cache, place, form.as_codes, low, high);
-          if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
-            count_fault(params.fault, blockIdx.y * params.num_tokens + token);
-          }
-          if constexpr (HasCodes && HasMore) {
-            const WrittenScales &scales = params.scales[index].cache;
-            if (place.is_cached) store_scale(scales, scales.row(place.page, place.entry), scale);
-          }
-        }
-      }
-      if (!HasCodes || !HasMore || !form.as_codes || (tensor.flags & kHasWords) == 0) break;
-      // What has codes and words is read anew for the words.
-      form.as_codes = false;
-      if (!is_active) continue;
-      low = load_vector<Vector<T, V>>(in);
-      high = load_vector<Vector<T, V>>(in + params.to_high);
+      store(as_codes, 0);
     }
     if (++turn >= turns) return;
     token += rows;

@@ -96,11 +96,10 @@ __global__ void __launch_bounds__(kMaxStepThreads)
     position = load_step_integer(position_address, params.has_wide_positions);
   }
   if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
-  UnitForm form = {};
+  const bool as_codes = HasCodes && (tensor.flags & kHasCodes) != 0;
+  float factor = 1.0f;
   if constexpr (HasCodes) {
-    form = {(tensor.flags & kHasCodes) != 0, false, false, 1.0f, false, 0};
-    const bool has_scale = is_active && params.codes[which].scale != nullptr;
-    if (has_scale) form.factor = *reinterpret_cast<const float *>(scale_address);
+    if (is_active && params.codes[which].scale != nullptr) factor = *reinterpret_cast<const float *>(scale_address);
   }
   Vector<T, V> low = {}, high = {};
   OwnWeights<T, V> weights = {{}, {}, tensor.weight_offset};
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
       cos[sharer + i * kLanes + kMaxShortStepPairs] = angle[i].sin;
     }
   }
-  if constexpr (HasCodes) form.factor = code_factor(form.factor, params.scale_multiplies);
+  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
   float sum = 0.0f;
   if constexpr (IsNormed) {
     sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kMaxStepThreads)
   const bool is_turned = kIsTurned && !is_lost && is_changed;
   const auto change_as = [&](auto may_round, auto as) {
     change_unit<T, V, IsInterleaved, IsNormed, decltype(may_round)::value, decltype(as)::value>(
-        params.norm, sum, weights, is_changed, is_turned, angles, &form, &low, &high);
+        params.norm, sum, weights, is_changed, is_turned, angles, factor, &low, &high);
   };
   const auto change = [&](auto as) {
     if (IsNormed && params.rounds) {
@@ -159,13 +158,13 @@ __global__ void __launch_bounds__(kMaxStepThreads)
       change_as(std::false_type(), as);
     }
   };
-  if (HasCodes && form.as_codes) {
+  if (as_codes) {
     change(std::integral_constant<UnitAs, kAsCodes>());
   } else if ((IsNormed || kIsTurned) && is_changed) {
     change(std::integral_constant<UnitAs, UnitAs::kWords>());
   }
-  if ((tensor.flags & kHasOut) != 0) store_unit<HasCodes>(params, form.as_codes, out, low, high);
-  if (has_cache && store_cached<HasCodes>(params, tensor, cache, slot, form.as_codes, low, high) &&
+  if ((tensor.flags & kHasOut) != 0) store_unit<HasCodes>(params, as_codes, out, low, high);
+  if (has_cache && store_cached<HasCodes>(params, tensor, cache, slot, as_codes, low, high) &&
       unit == params.counting_unit) {
     count_fault(params.fault, token);
   }
