@@ -33,7 +33,11 @@ bool is_flat(const RopeProblem &problem, const StepPieces &pieces) {
     if (!is_one_batch(problem, piece.in_stride, size)) return false;
     if (piece.is_written && !is_one_batch(problem, piece.out_stride, size)) return false;
     const int64_t *const scales = piece.out_scales->row_stride;
-    if (!is_one_batch(problem, scales[1], scales[0])) return false;
+    const RowFactor &factor = *piece.factor;
+    if (!is_one_batch(problem, scales[1], scales[0]) ||
+        !is_one_batch(problem, factor.token_stride, factor.batch_stride)) {
+      return false;
+    }
   }
   const bool has_implicit_positions = step.is_turned && !problem.positions.is_present;
   if (has_implicit_positions && problem.batches > 1 && problem.tokens > 1) return false;
@@ -87,8 +91,13 @@ bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channel
     return of_group % channels == 0 && is_power_of_two(of_group / channels) &&
            step_lanes_log2(of_group, static_cast<int>(kLongStepVectorBytes / size)) <= kWarpLanesLog2;
   };
-  return size == 2 && are_same_codes(piece) && !piece.has_amax && takes_scales(*piece.out_scales) &&
-         takes_scales(*piece.cache_scales) && fits(piece.scale->head_stride, dtype_size(ROPE_DTYPE_F32));
+  return size == 2 && are_same_codes(piece) && takes_scales(*piece.out_scales) && takes_scales(*piece.cache_scales) &&
+         fits(piece.scale->head_stride, dtype_size(ROPE_DTYPE_F32));
+}
+
+bool takes_factor(const RopeProblem &problem, const RowFactor &factor) {
+  return !factor.is_present() || (dtype_size(problem.geometry->dtype) == 2 && fits(factor.token_stride, 4) &&
+                                  fits(factor.batch_stride, 4) && fits(factor.head_stride, 4));
 }
 
 // The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of
@@ -102,7 +111,8 @@ int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
     if (piece.is_normed || piece.is_turned) channels = piece.channels;
   }
   for (const StepPiece &piece : pieces) {
-    if (!takes_piece(problem, pieces, heads.is_flat, piece, channels) || !takes_codes(problem, piece, channels)) {
+    if (!takes_piece(problem, pieces, heads.is_flat, piece, channels) || !takes_codes(problem, piece, channels) ||
+        !takes_factor(problem, *piece.factor)) {
       return 0;
     }
   }
@@ -114,15 +124,16 @@ int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   return takes_angles ? channels : 0;
 }
 
-// Whether a piece is written as codes and as words of the data's type, becomes words before it becomes codes, or codes
-// of E5M2, or has its scales written.
-bool has_more_codes(const RopeProblem &problem, const StepPieces &pieces) {
-  bool has_more = problem.step->has_codes && problem.geometry->rounds_before_codes;
+// Whether a piece is multiplied by row factors, or written as codes and as words of the data's type, becomes words before
+// it becomes codes, or codes of E5M2, has its scales written, or its largest magnitude.
+bool needs_values(const RopeProblem &problem, const StepPieces &pieces) {
+  bool needs = problem.step->has_codes && problem.geometry->rounds_before_codes;
   for (const StepPiece &piece : pieces) {
-    const bool is_plain = !piece.has_words() && !piece.has_written_scales() && piece.code_dtype() == ROPE_DTYPE_F8_E4M3;
-    if (piece.has_codes() && !is_plain) has_more = true;
+    const bool is_plain = !piece.has_words() && !piece.has_written_scales() && piece.amax == nullptr &&
+                          piece.code_dtype() == ROPE_DTYPE_F8_E4M3;
+    if (piece.factor->is_present() || (piece.has_codes() && !is_plain)) needs = true;
   }
-  return has_more;
+  return needs;
 }
 
 // Whether the norm is one that kWarp, kShort and kLong have not.
@@ -208,9 +219,8 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
       has_more = true;
     }
   }
-  const bool has_unusual_codes = has_more_codes(problem, pieces);
   const uint32_t pairs = static_cast<uint32_t>(channels / 2);
-  if (step.has_codes && (has_more || has_unusual_codes)) return false;
+  if ((step.has_codes && has_more) || needs_values(problem, pieces)) return false;
   if (vectors > tuning.max_short_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
       !shape_pieces(problem, channels, kShortStepVectorBytes, plan)) {
     return false;
@@ -231,7 +241,7 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const uint32_t angles = 2 * kMaxShortStepPairs * static_cast<uint32_t>(sizeof(float));
   plan->shared_bytes = !step.is_turned ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
   const StepKernel kernel = has_more ? StepKernel::kShortMore : is_warp ? StepKernel::kWarp : StepKernel::kShort;
-  plan->step = variant_of(problem, kernel, has_unusual_codes);
+  plan->step = variant_of(problem, kernel);
   return true;
 }
 
@@ -254,7 +264,8 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
   if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
   plan->grid_y = static_cast<uint32_t>(batches);
-  plan->step = variant_of(problem, StepKernel::kLong, has_more_codes(problem, heads->pieces));
+  plan->step = variant_of(problem, StepKernel::kLong);
+  if (needs_values(problem, heads->pieces)) plan->step.has_codes = plan->step.has_more = true;
   heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
   uint32_t most_tokens = 0;  // of a block that has angles
   for (int i = 0; i < heads->pieces.count; ++i) {

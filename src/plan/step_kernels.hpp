@@ -37,8 +37,9 @@ struct StepVariant {
   StepAngles angles;
   bool is_interleaved;
   bool has_codes;  // kWarp, kShort and kLong: outputs or caches of 8 bits
-  bool has_more;   // kLong: roundings within the norm, several position axes, a page table; with codes also E5M2, words
-                   // of the same tensor, and values that become words first
+  bool has_more;   // kLong: roundings within the norm, several position axes, a page table; with has_codes also E5M2,
+                   // words of the same tensor, values that become words first, written scales, the largest magnitude,
+                   // and row factors, whether there are codes or not
 };
 
 constexpr int kShortStepVectorBytes = 8;

@@ -81,7 +81,7 @@ StepPiece whole_piece(const RopeProblem &problem, int index) {
           tensor.is_written,  rotated.in,         rotated.in_stride, rotated.out,
           rotated.out_stride, tensor.out_dtype,   tensor.cache,      &tensor.scale,
           &tensor.out_scales, &tensor.cache_scales, &tensor.weight,  &tensor.bias,
-          tensor.amax != nullptr};
+          &tensor.factor, tensor.amax};
 }
 
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {

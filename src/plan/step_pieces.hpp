@@ -25,7 +25,8 @@ struct StepPiece {
   const WrittenScales *cache_scales;
   const ChannelNumbers *weight;
   const ChannelNumbers *bias;
-  bool has_amax;
+  const RowFactor *factor;
+  char *amax;  // NULL: not wanted
 
   bool is_cached() const { return cache.data != nullptr; }
   bool has_code_out() const { return is_written && is_code(out_dtype); }

@@ -16,7 +16,7 @@ bool fit_integers(const TokenIntegers &integers) {
 
 bool takes_tokens(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
-  if (step.has_factor || !may_have_rows(*problem.geometry)) return false;
+  if (!may_have_rows(*problem.geometry)) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
   if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;
@@ -98,7 +98,7 @@ bool has_lookups(const RopeProblem &problem) {
   return has_axes || (step.has_caches && !step.places.slots.is_present);
 }
 
-StepVariant variant_of(const RopeProblem &problem, StepKernel kernel, bool has_more_codes) {
+StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
   const StepProblem &step = *problem.step;
   const StepNorm norm = step.has_norm ? step_norm_of(*problem.geometry) : StepNorm::kNone;
   const StepAngles angles = !step.is_turned                              ? StepAngles::kNone
@@ -108,7 +108,7 @@ StepVariant variant_of(const RopeProblem &problem, StepKernel kernel, bool has_m
   const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
   return {kernel,         norm,
           angles,         problem.in_distance == 1,
-          step.has_codes, rounds || has_lookups(problem) || has_more_codes};
+          step.has_codes, rounds || has_lookups(problem)};
 }
 
 namespace {
@@ -190,7 +190,8 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
 }
 
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  if (!takes_tokens(problem) || problem.step->has_parts || problem.step->has_codes) return false;
+  const StepProblem &step = *problem.step;
+  if (!takes_tokens(problem) || step.has_parts || step.has_codes || step.has_factor) return false;
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
   if (tokens > kMaxInt32) return false;
   const int64_t limit = kStepTuning.max_short_rows_vectors[plan->is_programmatic];
@@ -201,7 +202,7 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
   const int64_t bytes = is_short ? kShortStepVectorBytes : kLongStepVectorBytes;
   if (!is_short && !fit_vectors(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
-  plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows, false);
+  plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
   if (is_of_token) {
     if (!shape_token_rows(problem, plan)) return false;
   } else {

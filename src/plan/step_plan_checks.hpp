@@ -13,7 +13,7 @@ inline bool fits(int64_t stride, int64_t size) {
   return magnitude(stride) <= kMaxInt32 / size;
 }
 
-// Whether other kernels than kGeneral find the tokens' angles and places, and multiply by nothing behind them.
+// Whether other kernels than kGeneral find the tokens' angles and places.
 bool takes_tokens(const RopeProblem &problem);
 
 // Whether vectors of so many bytes of the data fit a piece and everything that it is written to.
@@ -24,7 +24,7 @@ bool has_token_norm(const RopeProblem &problem);
 // Whether there are several position axes or a page table.
 bool has_lookups(const RopeProblem &problem);
 
-StepVariant variant_of(const RopeProblem &problem, StepKernel kernel, bool has_more_codes);
+StepVariant variant_of(const RopeProblem &problem, StepKernel kernel);
 
 // Whether the kernels of whole heads serve the problem, and how.
 bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);

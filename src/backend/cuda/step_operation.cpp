@@ -353,6 +353,12 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
     StepHeadScales *const scales = &params->scales[i];
     *scales = {*piece.out_scales, *piece.cache_scales, 0};
     scales->out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, piece.out_scales->row_stride);
+    const RowFactor &factor = *piece.factor;
+    const int64_t size = factor.is_f32 ? 4 : dtype_size(problem.geometry->dtype);
+    const int64_t token = plan.heads.is_flat && problem.tokens == 1 ? factor.batch_stride : factor.token_stride;
+    params->factors[i] = {factor.data, factor.batch_stride * size, static_cast<int32_t>(token * size),
+                          static_cast<int32_t>(factor.head_stride * size), reinterpret_cast<uint32_t *>(piece.amax)};
+    if (factor.is_f32) params->tensor[i].flags |= kHasWideFactor;
     const WrittenScales &written = piece.out_scales->is_present() ? *piece.out_scales : *piece.cache_scales;
     if (written.is_present()) {
       scales->lanes_log2 =

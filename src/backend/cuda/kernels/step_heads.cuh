@@ -336,6 +336,11 @@ struct UnitValues {
     }
   }
 
+  __device__ __forceinline__ void multiply(float factor) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) low[i] = multiply_rounded(low[i], factor), high[i] = multiply_rounded(high[i], factor);
+  }
+
   // To the data's type.
   __device__ __forceinline__ void round() {
     to_floats<T, V>(from_floats<T, V>(low), low);

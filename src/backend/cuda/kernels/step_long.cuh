@@ -40,6 +40,9 @@ using StepLongWordParams =
                        std::conditional_t<kAngles == StepAngles::kComputed,
                                           WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
+// What a launch could pass before CUDA 12.1.
+static_assert(sizeof(WithScales<StepLongWordParams<StepAngles::kComputed>>) <= 4096, "");
+
 template <bool HasMore, bool HasCodes, StepAngles kAngles>
 using StepLongParams = std::conditional_t<
     !HasCodes, StepLongWordParams<kAngles>,
@@ -117,8 +120,8 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
 }
 
 // HasMore: roundings within the norm, several position axes, a page table. HasCodes: a tensor becomes words, or codes of
-// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, codes and words both, and
-// scales that are written for groups, for which a thread holds all values of its unit.
+// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, codes and words both, scales
+// that are written for groups, the largest magnitude, and row factors: a thread holds all values of its unit.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
                                   min_blocks_per_multiprocessor(HasCodes && HasMore ? kStepScalesResidentThreads
@@ -212,9 +215,11 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       }
     }
   };
-  // To the destinations that take words, or codes with a scale of these bits.
-  const auto store = [&](bool as_codes, uint32_t scale) {
+  uint32_t largest = 0;  // magnitude of what became codes, its bits
+  // To the destinations that take words, or codes with a scale of these bits; `magnitude` is that of the unit.
+  const auto store = [&](bool as_codes, uint32_t scale, uint32_t magnitude) {
     if (!is_active) return;
+    const auto raise = [&] { largest = magnitude > largest ? magnitude : largest; };
     const auto takes = [&](StepFlags bit) { return !HasCodes || as_codes == ((tensor.flags & bit) != 0); };
     if (has_out && takes(kHasCodeOut)) {
       char *out = unit.find_out(tensor, in, token);
@@ -230,7 +235,10 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       store_unit<HasCodes>(params, as_codes, out, low, high);
       if constexpr (kHoldsValues) {
         const WrittenScales &scales = params.scales[index].out;
-        if (as_codes) store_scale(scales, scales.row(blockIdx.y, token), scale);
+        if (as_codes) {
+          store_scale(scales, scales.row(blockIdx.y, token), scale);
+          raise();
+        }
       }
     }
     if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
@@ -243,7 +251,10 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       }
       if constexpr (kHoldsValues) {
         const WrittenScales &scales = params.scales[index].cache;
-        if (as_codes && place.is_cached) store_scale(scales, scales.row(place.page, place.entry), scale);
+        if (as_codes && place.is_cached) {
+          store_scale(scales, scales.row(place.page, place.entry), scale);
+          raise();
+        }
       }
     }
   };
@@ -260,27 +271,35 @@ __global__ void __launch_bounds__(kMaxStepThreads,
         values.norm(params.norm, sum, weights);
       }
       if (is_turned) values.turn(angles);
+      const StepHeadFactor &of_rows = params.factors[index];
+      if (of_rows.data != nullptr) {
+        const char *const row_factor =
+            step(step(of_rows.data, token, of_rows.token), head, of_rows.head) + blockIdx.y * of_rows.batch;
+        float number[1] = {};
+        if (is_active) load_numbers<T, 1>(row_factor, (tensor.flags & kHasWideFactor) != 0, number);
+        values.multiply(number[0]);
+      }
       if ((tensor.flags & kHasWords) != 0) {
-        if ((IsNormed && is_changed) || is_turned) {
+        if ((IsNormed && is_changed) || is_turned || of_rows.data != nullptr) {
           low = from_floats<T, V>(values.low);
           high = from_floats<T, V>(values.high);
         }
-        store(false, 0);
+        store(false, 0, 0);
       }
       if ((tensor.flags & kHasCodes) != 0) {
         if (params.rounds_before_codes) values.round();
         const StepHeadScales &scales = params.scales[index];
         const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
         const bool is_e5m2 = (tensor.flags & kHasE5M2) != 0;
-        uint32_t scale = 0;
+        uint32_t scale = 0, magnitude = 0;
+        if (written.is_present() || of_rows.amax != nullptr) magnitude = number < unit.units ? values.magnitude() : 0;
         if (written.is_present()) {
-          const uint32_t of_unit = number < unit.units ? values.magnitude() : 0;
-          const GroupScale of_group = written_scale(written, is_e5m2, max_over_lanes(of_unit, scales.lanes_log2));
+          const GroupScale of_group = written_scale(written, is_e5m2, max_over_lanes(magnitude, scales.lanes_log2));
           scale = of_group.bits;
           factor = of_group.factor;
         }
         values.put_codes(factor, is_e5m2, &low, &high);
-        store(true, scale);
+        store(true, scale, magnitude);
       }
     } else {
       if constexpr (IsNormed) {
@@ -303,15 +322,23 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       } else if (is_changed) {
         change(std::integral_constant<UnitAs, UnitAs::kWords>());
       }
-      store(as_codes, 0);
+      store(as_codes, 0, 0);
     }
-    if (++turn >= turns) return;
+    if (++turn >= turns) break;
     token += rows;
     is_active = is_active && token < params.num_tokens;
     in = step(in, rows, tensor.in_token);
     slot_address = step(slot_address, rows, params.slots.token_bytes);
     angles.cos_of_unit += rows * (2 * params.pairs);
     if (is_active) load();
+  }
+  if constexpr (kHoldsValues) {
+    uint32_t *const amax = params.factors[index].amax;
+    if (amax != nullptr) {
+      const uint32_t of_warp = max_over_lanes(largest, 5);
+      // Most warps find that it is large enough, so that few wait for one another.
+      if (threadIdx.x % 32 == 0 && of_warp > *static_cast<volatile uint32_t *>(amax)) atomicMax(amax, of_warp);
+    }
   }
 }
 

@@ -25,7 +25,8 @@ enum StepFlags : uint32_t {
   kHasCodeCache = 2048,
   kHasE5M2 = 4096,  // codes are of that type
   kHasCodes = kHasCodeOut | kHasCodeCache,
-  kHasWords = 8192,  // its output or its cache has the data's type
+  kHasWords = 8192,         // its output or its cache has the data's type
+  kHasWideFactor = 16384,   // as kHasWideWeight
 };
 
 // A page table, strides in bytes.
@@ -136,10 +137,20 @@ struct StepHeadScales {
   uint32_t lanes_log2;  // threads of a group
 };
 
+// Of a piece: what it is multiplied by, strides in bytes, and what its largest magnitude raises.
+struct StepHeadFactor {
+  const char *data;  // NULL: 1
+  int64_t batch;
+  int32_t token;
+  int32_t head;
+  uint32_t *amax;  // NULL: not wanted
+};
+
 // What instances with codes and more read too.
 template <typename Params>
 struct WithScales : WithCodes<Params> {
   StepHeadScales scales[kMaxStepPieces];
+  StepHeadFactor factors[kMaxStepPieces];
 };
 
 // Of kWarp and kShort. Units are numbered through all pieces, those with the most threads a head first, so that each
