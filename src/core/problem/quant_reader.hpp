@@ -1,0 +1,41 @@
+// quant_reader.hpp - validates the scales of what is written in 8 bits, and where its maxima go
+#pragma once
+
+#include "core/problem/group_reader.hpp"
+
+namespace rope {
+
+class QuantReader : private GroupReader {
+ public:
+  QuantReader(const char *function, const RopeGeometry &geometry, Operands *operands)
+      : GroupReader(function, geometry, operands) {}
+
+  // Imports the group of a call that has it, and reads what comes before the tensors.
+  rope_status_t check(const rope_args_t &args);
+
+  // Behind the caches, whose written scales are in their group, NULL where the call has none.
+  rope_status_t read(const rope_cache_args_t *cache, const StepTarget &target);
+
+ private:
+  struct ScaleRows;
+  rope_status_t read_written_scales(const rope_cache_args_t *cache, const StepTarget &target);
+  rope_status_t read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
+                                const StepTarget &target);
+  rope_status_t read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside, TensorName name,
+                                  const StepTarget &target, bool is_of_pass);
+  rope_status_t read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows, int64_t channels,
+                            WrittenScales *scales);
+  rope_status_t read_given_scales(const StepTarget &target);
+  rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target);
+  rope_status_t read_pass_scale(const StepTarget &target);
+  rope_status_t read_static_scale(const char *field, const rope_tensor_t &given, int64_t heads, const char *written,
+                                  StaticScale *scale);
+  rope_status_t read_amax(const StepTarget &target);
+
+  const rope_quant_args_t *quant_ = nullptr;
+  const char *written_[kNumTensorNames] = {};  // a field of scales that are written of each tensor
+  const char *pass_written_ = nullptr;         // the field of those of k_pass_cache
+  rope_quant_args_t copy_;                     // unset unless a caller's struct has another size
+};
+
+}  // namespace rope
