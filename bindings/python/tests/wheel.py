@@ -144,6 +144,17 @@ def check_wheel(wheel, version):
         sys.exit("METADATA does not have README.md")
 
 
+def check_same_libraries(*wheels):
+    """Wherever they are built, from the checkout or from its source distribution."""
+    for name in ("librope.so.0", "librope_python.so", "librope_torch.so"):
+        contents = []
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                contents.append(archive.read(f"librope/lib/{name}"))
+        if contents[0] != contents[1]:
+            sys.exit(f"{name} depends on the folder that it is built in")
+
+
 def skip(reason):
     print(f"skipped: {reason}")
     sys.exit(SKIPPED)
@@ -180,7 +191,9 @@ def main():
         with tarfile.open(build(builder, unpacked, Path(folder, "again"), "sdist")) as archive:
             if set(archive.getnames()) != names:
                 sys.exit(f"the source distribution makes another one: {archive.getnames()}")
-        check_wheel(build(builder, unpacked, Path(folder, "wheels"), Path(folder, "build")), version)
+        other = build(builder, unpacked, Path(folder, "wheels"), Path(folder, "build"))
+        check_wheel(other, version)
+        check_same_libraries(wheel, other)
 
     environment = work / "environment"
     run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
