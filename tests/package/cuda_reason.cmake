@@ -60,8 +60,8 @@ endif()
 file(WRITE "${WORK}/print.c"
   "#include <rope/rope.h>\n#include <stdio.h>\nint main(void) { return puts(rope_build_info()) < 0; }\n")
 execute_process(
-  COMMAND "${CC}" -I "${SOURCE}/include" "${WORK}/print.c" "${WORK}/old/${object}" "${MOVED}/${LIBDIR}/librope.a" -lpthread
-          -lm -o "${WORK}/print"
+  COMMAND "${CC}" -I "${SOURCE}/include" "${WORK}/print.c" "${WORK}/old/${object}" "${MOVED}/${LIBDIR}/librope.a"
+          -lpthread -lm -o "${WORK}/print"
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${WORK}/print" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
 if(NOT output MATCHES "CUDA: not built \\(nvcc is of CUDA 11\\.8: librope needs 12\\.0 or later\\)\n$")

@@ -1,6 +1,6 @@
 # cmake … -P subdirectory.cmake: PROJECT, which has librope as a part, without a build type and with its own warnings as
-# errors, builds and runs its programs with either BUILD_SHARED_LIBS. What it then installs serves others. It asks for -O1,
-# with which the library compiles in a third of the time.
+# errors, builds and runs its programs with either BUILD_SHARED_LIBS. What it then installs serves others. It asks for
+# -O1, with which the library compiles in a third of the time.
 
 cmake_minimum_required(VERSION 3.22)
 
