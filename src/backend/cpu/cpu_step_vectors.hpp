@@ -229,6 +229,14 @@ ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, in
 
 template <int kLanes, typename T, typename U>
 ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float factor) {
+  for (; begin + 4 * kLanes <= end; begin += 4 * kLanes) {
+    Vector<kLanes> four[4];
+    for (int i = 0; i < 4; ++i) {
+      read_vector(in + begin + i * kLanes, &four[i]);
+      four[i] = multiply_rounded(four[i], same_in_all<kLanes>(factor));
+    }
+    encode_four(four, out + begin);
+  }
   for (; begin + kLanes <= end; begin += kLanes) {
     Vector<kLanes> vector;
     read_vector(in + begin, &vector);

@@ -239,26 +239,91 @@ ROPE_VECTOR void write_bytes(Words<16> words, void *to) {
 }
 #endif
 
-// As round_to_float8_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the
-// step of codes at the number's exponent is added, and the lowest byte of the sum counts steps. It begins with what takes
-// the exponent of subnormal numbers, which is added behind it, to 0.
+// Whether one of four vectors has a NaN.
+ROPE_VECTOR bool has_nan(const Vector<8> (&four)[4]) {
+  const auto have = [](Vector<8> a, Vector<8> b) __attribute__((always_inline)) {
+    return _mm256_cmp_ps(a.values, b.values, _CMP_UNORD_Q);
+  };
+  return _mm256_movemask_ps(_mm256_or_ps(have(four[0], four[1]), have(four[2], four[3]))) != 0;
+}
+
+// The lowest bytes of four vectors of words, with the uppermost bits of as many others for theirs, which are 0.
+ROPE_VECTOR void write_signed_bytes(const Words<8> (&words)[4], const Vector<8> (&signs)[4], void *to) {
+  const auto lowest = [&](int i) __attribute__((always_inline)) {
+    return reinterpret_cast<__m256i>(words[i] & 0xffu);
+  };
+  const auto sign = [&](int i) __attribute__((always_inline)) { return _mm256_castps_si256(signs[i].values); };
+  const __m256i bytes =
+      _mm256_packus_epi16(_mm256_packus_epi32(lowest(0), lowest(1)), _mm256_packus_epi32(lowest(2), lowest(3)));
+  // Saturation keeps signs.
+  const __m256i packed =
+      _mm256_packs_epi16(_mm256_packs_epi32(sign(0), sign(1)), _mm256_packs_epi32(sign(2), sign(3)));
+  const __m256i result = _mm256_or_si256(bytes, _mm256_and_si256(packed, _mm256_set1_epi8(-0x80)));
+  // Packs have put the lanes of 128 bits of each vector side by side.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(static_cast<__m256i *>(to), _mm256_permutevar8x32_epi32(result, order));
+}
+
+#if defined(__AVX512BW__)
+ROPE_VECTOR bool has_nan(const Vector<16> (&four)[4]) {
+  const auto have = [](Vector<16> a, Vector<16> b) __attribute__((always_inline)) {
+    return _mm512_cmp_ps_mask(a.values, b.values, _CMP_UNORD_Q);
+  };
+  return (have(four[0], four[1]) | have(four[2], four[3])) != 0;
+}
+
+ROPE_VECTOR void write_signed_bytes(const Words<16> (&words)[4], const Vector<16> (&signs)[4], void *to) {
+  const auto lowest = [&](int i) __attribute__((always_inline)) {
+    return reinterpret_cast<__m512i>(words[i] & 0xffu);
+  };
+  const auto sign = [&](int i) __attribute__((always_inline)) { return _mm512_castps_si512(signs[i].values); };
+  const __m512i bytes =
+      _mm512_packus_epi16(_mm512_packus_epi32(lowest(0), lowest(1)), _mm512_packus_epi32(lowest(2), lowest(3)));
+  const __m512i packed =
+      _mm512_packs_epi16(_mm512_packs_epi32(sign(0), sign(1)), _mm512_packs_epi32(sign(2), sign(3)));
+  const __m512i result = _mm512_or_si512(bytes, _mm512_and_si512(packed, _mm512_set1_epi8(-0x80)));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, result));
+}
+#endif
+
+// The codes of magnitudes in the lowest bytes, below whatever is above them; not those of NaNs. As
+// round_to_float8_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the step of
+// codes at the number's exponent is added, and the lowest byte of the sum counts steps. It begins with what takes the
+// exponent of subnormal numbers, which is added behind it, to 0.
 template <typename Float8, int kLanes>
-ROPE_VECTOR void encode_vector(Vector<kLanes> vector, Float8 *to) {
+ROPE_VECTOR Words<kLanes> magnitude_codes(Vector<kLanes> vector) {
   using Floats = typename Vector<kLanes>::Floats;
   using Integers = typename Vector<kLanes>::Integers;
   constexpr int kDropped = 23 - Float8::kMantissaBits, kMinExponent = (128 - Float8::kExponentBias) << 23;
   constexpr int kCounter = (kDropped << 23) + (-(kMinExponent >> kDropped) & 0xff);
-  const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
   const Integers max = Integers{} + static_cast<int32_t>(bits_of(Float8::kMax)),
                  min_exponent = Integers{} + kMinExponent;
-  Integers magnitude = reinterpret_cast<Integers>(bits & 0x7fffffffu);
+  Integers magnitude = reinterpret_cast<Integers>(vector.values) & 0x7fffffff;
   magnitude = magnitude < max ? magnitude : max;
   Integers exponent = magnitude & 0x7f800000;
   exponent = exponent > min_exponent ? exponent : min_exponent;
   const Floats sum = reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(exponent + kCounter);
-  const Words<kLanes> code = reinterpret_cast<Words<kLanes>>(reinterpret_cast<Integers>(sum) + (exponent >> kDropped));
-  const Words<kLanes> signed_code = code | (bits >> 24 & 0x80u), nan = Words<kLanes>{} + kFloat8NaN;
-  write_bytes(vector.values == vector.values ? signed_code : nan, to);
+  return reinterpret_cast<Words<kLanes>>(reinterpret_cast<Integers>(sum) + (exponent >> kDropped));
+}
+
+template <typename Float8, int kLanes>
+ROPE_VECTOR void encode_vector(Vector<kLanes> vector, Float8 *to) {
+  const Words<kLanes> sign = reinterpret_cast<Words<kLanes>>(vector.values) >> 24 & 0x80u,
+                      nan = Words<kLanes>{} + kFloat8NaN;
+  write_bytes(vector.values == vector.values ? magnitude_codes<Float8>(vector) | sign : nan, to);
+}
+
+// The same with a third fewer instructions for each vector.
+template <typename Float8, int kLanes>
+ROPE_VECTOR void encode_four(const Vector<kLanes> (&four)[4], Float8 *to) {
+  if (__builtin_expect(has_nan(four), 0)) {
+    for (int i = 0; i < 4; ++i) encode_vector(four[i], to + i * kLanes);
+    return;
+  }
+  const Words<kLanes> codes[4] = {magnitude_codes<Float8>(four[0]), magnitude_codes<Float8>(four[1]),
+                                  magnitude_codes<Float8>(four[2]), magnitude_codes<Float8>(four[3])};
+  write_signed_bytes(codes, four, to);
 }
 
 }  // namespace
