@@ -160,10 +160,13 @@ struct StepScene {
   Elements out_written, cache_written;
   rope::WrittenScales out_scales, cache_scales;
   rope::ChannelPart out_part, cache_part;
-  Elements pass;  // channels outside the window; empty: the input has them
+  Elements pass;    // channels outside the window; empty: the input has them
+  Elements factor;  // empty: none
+  bool is_factor_f32;
+  int64_t factor_head_stride;
 
-  bool has_parts() const { return !pass.empty() || !(cache_part.has_window && cache_part.has_others); }
-  bool is_kept() const { return !has_norm && !is_turned && in_distance == out_distance; }
+  bool changes_all() const { return has_norm || !factor.empty(); }
+  bool is_kept() const { return !changes_all() && !is_turned && in_distance == out_distance; }
 };
 
 // Elements at a line of the caches, so that they may be streamed, while it lives.
@@ -248,7 +251,13 @@ StepScene random_scene(Random *random, rope_dtype_t dtype) {
   scene.is_streamed = random->below(2) == 0;
   scene.is_in_place = random->below(2) == 0;
   const int window = 2 * scene.pairs, begin = scene.window_begin, end = begin + window;
-  scene.out_part = {true, !scene.is_in_place || scene.has_norm, begin, end};
+  scene.is_factor_f32 = random->below(2) == 0;
+  scene.factor_head_stride = random->below(3);
+  if (random->below(3) == 0) {
+    scene.factor = random_elements(random, scene.is_factor_f32 ? ROPE_DTYPE_F32 : dtype,
+                                   static_cast<size_t>(scene.heads * 2), random->below(4) == 0);
+  }
+  scene.out_part = {true, !scene.is_in_place || scene.changes_all(), begin, end};
   scene.cache_part = {true, true, begin, end};
   if (window < scene.channels) {
     const int64_t part = random->below(6);
@@ -318,7 +327,11 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
   run.is_norm_of_token = scene->is_norm_of_token;
   run.weight = scene->weight_view;
   run.bias = scene->bias_view;
-  run.has_parts = scene->has_parts();
+  if (!scene->factor.empty()) {
+    run.factor.data = reinterpret_cast<const char *>(scene->factor.data());
+    run.factor.is_f32 = scene->is_factor_f32;
+    run.factor.head_stride = scene->factor_head_stride;
+  }
   if (!scene->pass.empty()) {
     run.pass = reinterpret_cast<const char *>(scene->pass.data());
     run.pass_head_stride = scene->head_stride;
@@ -361,7 +374,7 @@ int64_t count_changed(const StepScene &before, const rope::ChannelPart &part, co
   for (int64_t head = 0; head < before.heads; ++head) {
     for (int channel = 0; channel < before.channels; ++channel) {
       const bool is_inside = channel >= begin && channel < end;
-      if (before.has_norm || (is_inside && !before.is_kept())) continue;
+      if (before.changes_all() || (is_inside && !before.is_kept())) continue;
       if (!(is_inside ? part.has_window : part.has_others)) continue;
       const auto offset = [&](int of_channel) {
         return static_cast<size_t>(head * before.head_stride + of_channel * before.channel_stride) * size;

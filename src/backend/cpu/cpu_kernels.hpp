@@ -71,6 +71,9 @@ struct CodeRule {
     const float scale = reinterpret_cast<const float *>(target.scale)[head * target.scale_head_stride];
     return code_factor(scale, scale_multiplies);
   }
+  ROPE_HOST bool needs_magnitudes(const StepTarget &target) const {
+    return amax != nullptr || target.scales->is_present();
+  }
 };
 
 // Heads of one token and tensor on their way through the step.
@@ -98,7 +101,6 @@ struct StepRun {
   RowFactor factor;       // of the first head on
   StepTarget targets[3];  // the first may be the input
   int num_targets;
-  bool has_parts;  // StepTensor::has_parts
   CodeRule code;
 
   ROPE_HOST bool has_codes() const {

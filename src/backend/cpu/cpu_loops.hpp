@@ -85,17 +85,24 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
   if (bits > *magnitude) *magnitude = bits;
 }
 
-// What a group of a head's values is multiplied by to become codes. Writes the scale where that follows from the values.
-template <typename Float8, typename T>
-float code_factor_of(const CodeRule &code, const StepTarget &target, int64_t head, int group, const T *values,
-                     int count) {
+// What a group of a head's values is multiplied by to become codes, by the bits of its largest magnitude where those are
+// wanted. Writes the scale where that follows from them.
+template <typename Float8>
+ROPE_LOOP float code_factor_of(const CodeRule &code, const StepTarget &target, int64_t head, int group,
+                               uint32_t magnitude) {
+  if (code.amax != nullptr && magnitude > *code.amax) *code.amax = magnitude;
   const WrittenScales &scales = *target.scales;
   if (!scales.is_present()) return code.factor_of(target, head);
-  uint32_t magnitude = scales.floor;
-  raise_magnitude(values, count, &magnitude);
-  const GroupScale scale = scale_of_group<Float8>(magnitude, scales.form);
+  const GroupScale scale = scale_of_group<Float8>(magnitude > scales.floor ? magnitude : scales.floor, scales.form);
   scales.store(target.scales_row, head, group, scale.bits);
   return scale.factor;
+}
+
+template <typename T, typename Real>
+Real factor_of(const RowFactor &factor, int64_t head) {
+  const int64_t offset = head * factor.head_stride;
+  if (factor.is_f32) return reinterpret_cast<const float *>(factor.data)[offset];
+  return to_real<Real>(reinterpret_cast<const T *>(factor.data)[offset]);
 }
 
 template <typename Real>

@@ -129,7 +129,6 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
                        dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
   }
   run.code = {problem.step->scale_multiplies, geometry.rounds_before_codes, nullptr};
-  run.has_parts = tensor.has_parts;
   if (tensor.pass.is_present) {
     run.in -= tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);
     run.pass = tensor.pass.data + offset(tensor.pass.stride) * dtype_size(geometry.dtype);

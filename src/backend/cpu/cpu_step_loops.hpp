@@ -6,7 +6,8 @@
 
 #include "backend/cpu/cpu_loops.hpp"
 #include "backend/cpu/cpu_norm.hpp"
-#include "backend/cpu/cpu_step_vectors.hpp"
+#include "backend/cpu/cpu_step_codes.hpp"
+#include "backend/cpu/cpu_step_slices.hpp"
 #include "backend/cpu/cpu_windows.hpp"
 #include "core/math/norm.hpp"
 
@@ -192,13 +193,6 @@ void norm_heads(const StepRun<Real> &run, const TokenNorm<Real> &of_token, StepH
 }
 
 template <typename T, typename Real>
-Real factor_of(const RowFactor &factor, int64_t head) {
-  const int64_t offset = head * factor.head_stride;
-  if (factor.is_f32) return reinterpret_cast<const float *>(factor.data)[offset];
-  return to_real<Real>(reinterpret_cast<const T *>(factor.data)[offset]);
-}
-
-template <typename T, typename Real>
 void scale_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   for (int i = 0; i < heads->count; ++i) {
     const Real factor = factor_of<T, Real>(run.factor, heads->first + i);
@@ -246,12 +240,13 @@ void write_codes_of(const StepRun<float> &run, const StepTarget &target, StepHea
     const int64_t head = heads->first + i;
     const int count = take_part(run, target.part, heads->head(i), values);
     if (run.code.rounds_before) round_values<T>(values, count);
-    if (run.code.amax != nullptr) raise_magnitude(values, count, run.code.amax);
     Float8 *const out = reinterpret_cast<Float8 *>(target.data) + head * target.head_stride;
     const int groups = target.groups(), channels = count / groups;
     for (int group = 0; group < groups; ++group) {
       const int begin = group * channels, end = begin + channels;
-      const float factor = code_factor_of<Float8>(run.code, target, head, group, values + begin, channels);
+      uint32_t magnitude = 0;
+      if (run.code.needs_magnitudes(target)) raise_magnitude(values + begin, channels, &magnitude);
+      const float factor = code_factor_of<Float8>(run.code, target, head, group, magnitude);
 #if defined(ROPE_HAS_VECTORS)
       if (target.channel_stride == 1) {
         encode_channels(values, out, begin, end, factor);

@@ -1,5 +1,5 @@
-// cpu_step_vectors.hpp - the step of heads whose channels lie side by side: one pass over a head takes the sum of its
-// squares, and one for each destination reads it, norms it, turns it and writes it in registers
+// cpu_step_vectors.hpp - the norm and the rotation of heads whose channels lie side by side, which are read, normed,
+// turned and written in registers
 //
 // Weights and angles stay in registers while a loop goes through the heads:
 //
@@ -227,32 +227,23 @@ ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, in
   return begin;
 }
 
-template <int kLanes, typename T, typename U>
-ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float factor) {
-  for (; begin + 4 * kLanes <= end; begin += 4 * kLanes) {
-    Vector<kLanes> four[4];
-    for (int i = 0; i < 4; ++i) {
-      read_vector(in + begin + i * kLanes, &four[i]);
-      four[i] = multiply_rounded(four[i], same_in_all<kLanes>(factor));
-    }
-    encode_four(four, out + begin);
-  }
+template <int kLanes, typename U>
+ROPE_LOOP int scale_vectors(const float *in, U *out, int begin, int end, float factor) {
   for (; begin + kLanes <= end; begin += kLanes) {
-    Vector<kLanes> vector;
-    read_vector(in + begin, &vector);
-    encode_vector(multiply_rounded(vector, same_in_all<kLanes>(factor)), out + begin);
+    write_vector(multiply_rounded(Vector<kLanes>::load(in + begin), same_in_all<kLanes>(factor)), out + begin);
   }
   return begin;
 }
 
-// Channels `begin` to `end` as codes.
-template <typename T, typename U>
-ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float factor) {
+// A head's channels times its row factor.
+template <typename U>
+void scale_channels(const float *in, U *out, int count, float factor) {
+  int done = 0;
 #if defined(__AVX512BW__)
-  begin = encode_vectors<16>(in, out, begin, end, factor);
+  done = scale_vectors<16>(in, out, done, count, factor);
 #endif
-  begin = encode_vectors<8>(in, out, begin, end, factor);
-  for (; begin < end; ++begin) out[begin] = round_to<U>(multiply_rounded(to_float(in[begin]), factor));
+  done = scale_vectors<8>(in, out, done, count, factor);
+  for (; done < count; ++done) out[done] = round_to<U>(multiply_rounded(in[done], factor));
 }
 
 // ---- What fills no vector, one by one ----
@@ -427,26 +418,47 @@ ROPE_LOOP void turn_windows(const StepRun<float> &run, const HeadRows<T, U, Roun
   }
 }
 
-// Heads of a run as they are, or as a pass has left them.
+// Heads one after another.
 struct HeadBlock {
   char *data;
   int64_t stride;  // in elements
 };
 
+// Heads of a run that go through all loops before the next ones, so that they stay in the first cache. Those of a norm
+// are whole: a pass and its windows have been put together.
+constexpr int kMaxSliceHeads = 8;
+
+template <typename T>
+struct HeadSlice {
+  int64_t first;  // of the run
+  int count;
+  const T *in;  // channel 0 of the first head, or where it would lie
+  int64_t in_stride;
+  const T *before;  // channels outside the window, counted as in a head: those before it
+  const T *behind;  // and those behind it
+  int64_t others_stride;
+  float inverse[kMaxSliceHeads];  // of norms
+  float factor[kMaxSliceHeads];   // of rows
+
+  ROPE_LOOP const T *head(int number) const { return in + number * in_stride; }
+  // Whether heads lie in one piece.
+  ROPE_LOOP bool is_whole() const { return before == in; }
+};
+
 template <typename T, typename U, typename Rounded>
-void step_heads(const StepRun<float> &run, const HeadBlock &to, bool is_window_alone, int64_t first, int count,
-                const float *inverse, StepNumbers<T> *numbers) {
+void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
+                StepNumbers<T> *numbers) {
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
   HeadRows<T, U, Rounded> rows;
-  rows.in = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
+  rows.in = slice.in;
   rows.out = reinterpret_cast<U *>(to.data);
-  rows.in_stride = run.head_stride;
+  rows.in_stride = slice.in_stride;
   rows.out_stride = to.stride;
-  rows.count = count;
-  rows.inverse = inverse;
+  rows.count = slice.count;
+  rows.inverse = slice.inverse;
   rows.rounds_before_weight = run.norm != nullptr && run.norm->rounds_before_weight;
   rows.rounds_after_weight = run.norm != nullptr && run.norm->rounds_after_weight;
-  if (!run.is_turned) {
+  if (!run.is_turned && slice.is_whole()) {
     int done = 0;
     if constexpr (StepNumbers<T>::kIsWords && !std::is_void_v<Rounded>) {
 #if defined(__AVX512BW__)
@@ -456,254 +468,17 @@ void step_heads(const StepRun<float> &run, const HeadBlock &to, bool is_window_a
     }
     return pass_channels(rows, done, run.channels, numbers->weights);
   }
-  if (!is_window_alone) pass_channels(rows, 0, begin, numbers->weights);
-  turn_windows(run, rows, numbers);
-  if (!is_window_alone) pass_channels(rows, end, run.channels, numbers->weights);
-}
-
-// Past the caches; `to` and `bytes` are multiples of a line's 64 bytes.
-ROPE_LOOP void stream_bytes(const char *from, char *to, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) {
-#if defined(__AVX512BW__)
-    _mm512_stream_si512(reinterpret_cast<__m512i *>(to + i), load_lanes<__m512i>(from + i));
-#else
-    _mm256_stream_si256(reinterpret_cast<__m256i *>(to + i), load_lanes<__m256i>(from + i));
-    _mm256_stream_si256(reinterpret_cast<__m256i *>(to + i + 32), load_lanes<__m256i>(from + i + 32));
-#endif
-  }
-}
-
-template <typename U>
-void copy_heads(const HeadBlock &from, const HeadBlock &to, int channels, int count, bool is_streamed) {
-  constexpr int64_t kSize = sizeof(U);
-  int64_t bytes = channels * kSize;
-  if (from.stride == channels && to.stride == channels) {
-    bytes *= count;
-    count = 1;
-  }
-  const uint64_t ends = reinterpret_cast<uintptr_t>(to.data) | static_cast<uint64_t>(to.stride * kSize | bytes);
-  for (int head = 0; head < count; ++head) {
-    const char *source = from.data + head * from.stride * kSize;
-    char *target = to.data + head * to.stride * kSize;
-    if (is_streamed && ends % 64 == 0) {
-      stream_bytes(source, target, bytes);
-    } else {
-      memcpy(target, source, static_cast<size_t>(bytes));
-    }
-  }
-}
-
-template <typename T>
-float sum_of_squares(const T *head, int count) {
-  if (count % kSumRun == 0) return sum_of_terms(head, count, Square());
-  float values[kMaxHeadDim + kSumRun];
-  read_elements<T>(head, 1, 0, count, values);
-  pad_terms(values, count);
-  return sum_of_terms(values, count, Square());
-}
-
-template <typename T>
-ROPE_LOOP const T *head_of(const StepRun<float> &run, int64_t head) {
-  return reinterpret_cast<const T *>(run.in) + head * run.head_stride;
-}
-
-// Of `count` heads from `first` on.
-template <typename T>
-void sums_of_squares(const StepRun<float> &run, int64_t first, int count, float *sums) {
-  int head = 0;
-#if defined(__AVX512BW__)
-  constexpr int kLot = kElementsOfLots<T>;
-  if (run.channels == kLot || run.channels == 2 * kLot) {
-    const int lots = run.channels / kLot, heads = 4 / lots;
-    for (; head + heads <= count; head += heads) {
-      __m512 lot[4];
-      for (int i = 0; i < 4; ++i)
-        lot[i] = lots_of(head_of<T>(run, first + head + i / lots) + i % lots * kLot, Square());
-      const __m128 sum = add_all_lots(lot);
-      if (lots == 1) {
-        _mm_storeu_ps(sums + head, sum);
-      } else {
-        _mm_storel_pi(reinterpret_cast<__m64 *>(sums + head), add_neighbours(sum, sum));
-      }
-    }
-  }
-#endif
-  for (; head < count; ++head) sums[head] = sum_of_squares(head_of<T>(run, first + head), run.channels);
-}
-
-// In the place of eight sums of squares.
-void inverse_norms(const NormForm<float> &form, float *sums) {
-  const Vector<8> mean = multiply_rounded(Vector<8>::load(sums), same_in_all<8>(form.inverse_count));
-  const __m256 v = add_rounded(mean, same_in_all<8>(form.eps)).values;
-#if defined(__AVX512BW__)
-  const __m256 inverse = _mm512_cvtpd_ps(_mm512_div_pd(_mm512_set1_pd(1), _mm512_sqrt_pd(_mm512_cvtps_pd(v))));
-#else
-  const auto invert = [](__m128 values) __attribute__((always_inline)) {
-    return _mm256_cvtpd_ps(_mm256_div_pd(_mm256_set1_pd(1), _mm256_sqrt_pd(_mm256_cvtps_pd(values))));
-  };
-  const __m256 inverse = _mm256_set_m128(invert(upper_half(v)), invert(lower_half(v)));
-#endif
-  Vector<8>{inverse}.store(sums);
-}
-
-// Of heads that go through both passes before the next ones, so that they stay in the first cache.
-constexpr int kMaxBlockHeads = 8;
-constexpr int kMaxBlockBytes = 4096;
-
-template <typename T>
-HeadBlock block_of_input(const StepRun<float> &run, int64_t first) {
-  return {const_cast<char *>(run.in) + first * run.head_stride * static_cast<int64_t>(sizeof(T)), run.head_stride};
-}
-
-// Whether step_contiguous does the run.
-bool is_contiguous(const StepRun<float> &run) {
-  bool is =
-      run.channel_stride == 1 && run.in_distance == run.out_distance && !run.factor.is_present() && !run.has_parts;
-  for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
-  return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
-}
-
-// Asks for a head's lines while others are at work. Behind the last head may lie anything.
-template <typename T>
-ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
-  constexpr int kSize = sizeof(T), kLine = 64;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(run.in) + static_cast<uintptr_t>(head * run.head_stride * kSize);
-  for (int i = 0; i < run.channels * kSize; i += kLine) {
-    __builtin_prefetch(reinterpret_cast<const void *>(begin + static_cast<uintptr_t>(i)));
-  }
-}
-
-// Heads of T as codes of U. Heads of the next block, which are In, are asked for one by one in the meantime.
-template <typename In, typename T, typename U>
-void encode_heads(const StepRun<float> &run, const StepTarget &target, const HeadBlock &from, const HeadBlock &to,
-                  int64_t first, int count) {
-  const int groups = target.groups(), channels = run.channels / groups;
-  for (int head = 0; head < count; ++head) {
-    const T *const in = reinterpret_cast<const T *>(from.data) + head * from.stride;
-    U *const out = reinterpret_cast<U *>(to.data) + head * to.stride;
-    prefetch_head<In>(run, first + count + head);
-    if (run.code.amax != nullptr) raise_magnitude(in, run.channels, run.code.amax);
-    for (int group = 0; group < groups; ++group) {
-      const int begin = group * channels;
-      const float factor = code_factor_of<U>(run.code, target, first + head, group, in + begin, channels);
-      encode_channels(in, out, begin, begin + channels, factor);
-    }
-  }
-}
-
-template <typename T, typename U>
-void step_to_block(const StepRun<float> &run, const HeadBlock &to, bool is_window_alone, int64_t first, int count,
-                   const float *inverse, StepNumbers<T> *numbers) {
-  if (run.norm == nullptr) {
-    step_heads<T, U, void>(run, to, is_window_alone, first, count, inverse, numbers);
-  } else if (sizeof(T) == 2 && (run.norm->rounds_before_weight || run.norm->rounds_after_weight)) {
-    step_heads<T, U, T>(run, to, is_window_alone, first, count, inverse, numbers);
+  if (run.is_turned) {
+    turn_windows(run, rows, numbers);
   } else {
-    step_heads<T, U, float>(run, to, is_window_alone, first, count, inverse, numbers);
+    pass_channels(rows, begin, end, numbers->weights);
   }
-}
-
-// The same for U of 8 bits, all channels, from numbers before they are codes: the input's own, or those of another block.
-template <typename T, typename U>
-void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadBlock &to, int64_t first, int count,
-                   const float *inverse, StepNumbers<T> *numbers) {
-  alignas(64) char buffer[kMaxBlockBytes];
-  const HeadBlock block = {buffer, run.channels};
-  if (run.norm == nullptr && !run.is_turned) {
-    encode_heads<T, T, U>(run, target, block_of_input<T>(run, first), to, first, count);
-  } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
-    step_to_block<T, float>(run, block, false, first, count, inverse, numbers);
-    encode_heads<T, float, U>(run, target, block, to, first, count);
-  } else {
-    step_to_block<T, T>(run, block, false, first, count, inverse, numbers);
-    encode_heads<T, T, U>(run, target, block, to, first, count);
-  }
-}
-
-// Heads to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put together
-// first: lines that follow each other take less time there.
-template <typename T, typename U>
-void step_to_targets(const StepRun<float> &run, int begin, int end, int64_t first, int count, const float *inverse,
-                     StepNumbers<T> *numbers) {
-  alignas(64) char buffer[kMaxBlockBytes];
-  const auto block_of = [&](const StepTarget &target) {
-    return HeadBlock{target.data + first * target.head_stride * static_cast<int64_t>(sizeof(U)), target.head_stride};
-  };
-  HeadBlock done;
-  const StepTarget &target = run.targets[begin];
-  if (std::is_same_v<T, U> && run.norm == nullptr && !run.is_turned) {
-    done = block_of_input<T>(run, first);
-  } else {
-    const bool is_buffered = target.is_streamed;
-    done = is_buffered ? HeadBlock{buffer, run.channels} : block_of(target);
-    if constexpr (sizeof(U) == 1) {
-      step_to_codes<T, U>(run, target, done, first, count, inverse, numbers);
-    } else {
-      step_to_block<T, U>(run, done, !is_buffered && !target.part.has_others, first, count, inverse, numbers);
-    }
-    begin += is_buffered ? 0 : 1;
-  }
-  for (int i = begin; i < end; ++i) {
-    copy_heads<U>(done, block_of(run.targets[i]), run.channels, count, run.targets[i].is_streamed);
-  }
-}
-
-template <typename T>
-void step_to_all(const StepRun<float> &run, int64_t first, int count, const float *inverse, StepNumbers<T> *numbers) {
-  if (!std::is_same_v<T, float> && !run.has_codes()) {
-    return step_to_targets<T, T>(run, 0, run.num_targets, first, count, inverse, numbers);
-  }
-  // The first target, which may be the input, comes last.
-  for (int end = run.num_targets; end > 0;) {
-    const CpuType type = run.targets[end - 1].type;
-    const bool has_scales = run.targets[0].scales->is_present() || run.targets[end - 1].scales->is_present();
-    const int begin = end == 2 && run.targets[0].type == type && !has_scales ? 0 : end - 1;
-    const auto write = [&](auto element) {
-      step_to_targets<T, decltype(element)>(run, begin, end, first, count, inverse, numbers);
-    };
-    if (type == kCpuE4M3) {
-      write(Float8E4M3{});
-    } else if (type == kCpuE5M2) {
-      write(Float8E5M2{});
-    } else if (!std::is_same_v<T, float> || type == kCpuF32) {
-      write(T{});
-    } else if constexpr (std::is_same_v<T, float>) {
-      type == kCpuF16 ? write(Float16{}) : write(BFloat16{});
-    }
-    end = begin;
-  }
-}
-
-template <typename T>
-void step_contiguous(const StepRun<float> &run) {
-  float inverse[kMaxBlockHeads] = {};
-  StepNumbers<T> numbers;
-  order_angles(run, &numbers);
-  const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
-             is_of_head = run.norm != nullptr && !is_of_token;
-  if (is_of_token) {
-    TreeSum<float> sum;
-    for (int64_t first = 0; first < run.heads; first += kMaxBlockHeads) {
-      const int count = run.heads - first < kMaxBlockHeads ? static_cast<int>(run.heads - first) : kMaxBlockHeads;
-      sums_of_squares<T>(run, first, count, inverse);
-      for (int i = 0; i < count; ++i) sum.add(inverse[i]);
-    }
-    const float of_token = inverse_norm(*run.norm, sum.total());
-    for (float &of_head : inverse) of_head = of_token;
-  }
-  const bool has_weights_of_heads = run.weight.head_stride != 0;
-  int max_heads = kMaxBlockBytes / static_cast<int>(sizeof(float)) / run.channels;
-  if (max_heads > kMaxBlockHeads) max_heads = kMaxBlockHeads;
-  if (has_weights_of_heads) max_heads = 1;
-  for (int64_t first = 0; first < run.heads; first += max_heads) {
-    const int count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
-    if (first == 0 || has_weights_of_heads) order_weights(run, first, &numbers);
-    if (is_of_head) {
-      sums_of_squares<T>(run, first, count, inverse);
-      inverse_norms(*run.norm, inverse);
-    }
-    step_to_all(run, first, count, inverse, &numbers);
-  }
+  if (is_window_alone) return;
+  rows.in = slice.before;
+  rows.in_stride = slice.others_stride;
+  pass_channels(rows, 0, begin, numbers->weights);
+  rows.in = slice.behind;
+  pass_channels(rows, end, run.channels, numbers->weights);
 }
 
 }  // namespace

@@ -252,12 +252,13 @@ ROPE_VECTOR void write_signed_bytes(const Words<8> (&words)[4], const Vector<8> 
   const auto lowest = [&](int i) __attribute__((always_inline)) {
     return reinterpret_cast<__m256i>(words[i] & 0xffu);
   };
-  const auto sign = [&](int i) __attribute__((always_inline)) { return _mm256_castps_si256(signs[i].values); };
+  const auto sign = [&](int i) __attribute__((always_inline)) {
+    return _mm256_castps_si256(signs[i].values);
+  };
   const __m256i bytes =
       _mm256_packus_epi16(_mm256_packus_epi32(lowest(0), lowest(1)), _mm256_packus_epi32(lowest(2), lowest(3)));
   // Saturation keeps signs.
-  const __m256i packed =
-      _mm256_packs_epi16(_mm256_packs_epi32(sign(0), sign(1)), _mm256_packs_epi32(sign(2), sign(3)));
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(sign(0), sign(1)), _mm256_packs_epi32(sign(2), sign(3)));
   const __m256i result = _mm256_or_si256(bytes, _mm256_and_si256(packed, _mm256_set1_epi8(-0x80)));
   // Packs have put the lanes of 128 bits of each vector side by side.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -276,11 +277,12 @@ ROPE_VECTOR void write_signed_bytes(const Words<16> (&words)[4], const Vector<16
   const auto lowest = [&](int i) __attribute__((always_inline)) {
     return reinterpret_cast<__m512i>(words[i] & 0xffu);
   };
-  const auto sign = [&](int i) __attribute__((always_inline)) { return _mm512_castps_si512(signs[i].values); };
+  const auto sign = [&](int i) __attribute__((always_inline)) {
+    return _mm512_castps_si512(signs[i].values);
+  };
   const __m512i bytes =
       _mm512_packus_epi16(_mm512_packus_epi32(lowest(0), lowest(1)), _mm512_packus_epi32(lowest(2), lowest(3)));
-  const __m512i packed =
-      _mm512_packs_epi16(_mm512_packs_epi32(sign(0), sign(1)), _mm512_packs_epi32(sign(2), sign(3)));
+  const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(sign(0), sign(1)), _mm512_packs_epi32(sign(2), sign(3)));
   const __m512i result = _mm512_or_si512(bytes, _mm512_and_si512(packed, _mm512_set1_epi8(-0x80)));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, result));

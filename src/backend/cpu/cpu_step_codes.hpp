@@ -1,0 +1,161 @@
+// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits
+//
+// In an unnamed namespace, as cpu_loops.hpp says.
+#pragma once
+
+#include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_step_vectors.hpp"
+
+#if defined(ROPE_HAS_VECTORS)
+
+namespace rope {
+
+namespace {
+
+template <int kLanes, typename T, typename U>
+ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float factor) {
+  for (; begin + 4 * kLanes <= end; begin += 4 * kLanes) {
+    Vector<kLanes> four[4];
+    for (int i = 0; i < 4; ++i) {
+      read_vector(in + begin + i * kLanes, &four[i]);
+      four[i] = multiply_rounded(four[i], same_in_all<kLanes>(factor));
+    }
+    encode_four(four, out + begin);
+  }
+  for (; begin + kLanes <= end; begin += kLanes) {
+    Vector<kLanes> vector;
+    read_vector(in + begin, &vector);
+    encode_vector(multiply_rounded(vector, same_in_all<kLanes>(factor)), out + begin);
+  }
+  return begin;
+}
+
+// Channels `begin` to `end` as codes.
+template <typename T, typename U>
+ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float factor) {
+#if defined(__AVX512BW__)
+  begin = encode_vectors<16>(in, out, begin, end, factor);
+#endif
+  begin = encode_vectors<8>(in, out, begin, end, factor);
+  for (; begin < end; ++begin) out[begin] = round_to<U>(multiply_rounded(to_float(in[begin]), factor));
+}
+
+// The same of several heads. Out of line, as a loop without calls, in which all numbers stay in registers.
+template <typename T, typename U>
+__attribute__((noinline)) void encode_rows(const T *in, int64_t in_stride, U *out, int64_t out_stride, int count,
+                                           int begin, int end, float factor) {
+  for (int head = 0; head < count; ++head, in += in_stride, out += out_stride) {
+    encode_channels(in, out, begin, end, factor);
+  }
+}
+
+// Channels of a head in the order of a destination: of those outside the window the ones before it, the window, and the
+// ones behind it, up to `ends`. Pointers count from the destination's channel 0.
+template <typename T, typename Window>
+struct HeadParts {
+  const T *before;
+  const Window *window;
+  const T *behind;
+  int64_t others_stride;
+  int64_t window_stride;
+  int ends[3];
+
+  ROPE_LOOP void go_on() {
+    before += others_stride;
+    window += window_stride;
+    behind += others_stride;
+  }
+
+  // Takes channels `begin` to `end` part by part.
+  template <typename Take>
+  ROPE_LOOP void take(int begin, int end, const Take &take_part) const {
+    const auto take_to = [&](int part_end, const auto *part, int64_t stride) {
+      if (part_end > end) part_end = end;
+      if (begin >= part_end) return;
+      take_part(part, stride, begin, part_end);
+      begin = part_end;
+    };
+    take_to(ends[0], before, others_stride);
+    take_to(ends[1], window, window_stride);
+    take_to(ends[2], behind, others_stride);
+  }
+};
+
+// Parts of a slice's heads for a target: channels outside the window, unlike it, are those of the input.
+template <typename T, typename Window>
+HeadParts<T, Window> parts_of(const StepRun<float> &run, const HeadSlice<T> &slice, const ChannelPart &part,
+                              const Window *windows, int64_t stride) {
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  const int window = part.has_window ? 2 * run.pairs : 0, window_at = part.has_others ? begin : 0;
+  const int window_end = window_at + window, behind = part.has_others ? run.channels - end : 0;
+  return {slice.before,
+          windows + begin - window_at,
+          slice.behind + end - window_end,
+          slice.others_stride,
+          stride,
+          {window_at, window_end, window_end + behind}};
+}
+
+// The same where all channels lie in one block, which is one part where a target has all of them.
+template <typename T>
+HeadParts<T, T> parts_of_block(const StepRun<float> &run, const ChannelPart &part, const T *heads, int64_t stride) {
+  const int channels = run.channels;
+  if (part.has_window && part.has_others) return {heads, heads, heads, stride, stride, {channels, channels, channels}};
+  const HeadSlice<T> slice = {0, 0, heads, stride, heads, heads, stride, {}, {}};
+  return parts_of(run, slice, part, heads, stride);
+}
+
+// Asks for a head's lines while others are at work. Behind the last head may lie anything.
+template <typename T>
+ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
+  constexpr int64_t kSize = sizeof(T), kLine = 64;
+  const auto prefetch = [&](const char *data, int64_t stride, int64_t begin, int64_t end) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(head * stride * kSize);
+    for (int64_t i = begin * kSize; i < end * kSize; i += kLine) {
+      __builtin_prefetch(reinterpret_cast<const void *>(first + static_cast<uintptr_t>(i)));
+    }
+  };
+  if (run.pass == nullptr) return prefetch(run.in, run.head_stride, 0, run.channels);
+  const int64_t window = int64_t{2} * run.pairs;
+  prefetch(run.in, run.head_stride, run.window_begin, run.window_begin + window);
+  prefetch(run.pass, run.pass_head_stride, 0, run.channels - window);
+}
+
+// Heads as codes of U. Those of the next slice, which are In, are asked for one by one in the meantime.
+template <typename In, typename U, typename T, typename Window>
+void encode_heads(const StepRun<float> &run, const StepTarget &target, HeadParts<T, Window> parts, const HeadBlock &to,
+                  int64_t first, int count) {
+  const int groups = target.groups(), channels = parts.ends[2] / groups;
+  const bool needs_magnitude = run.code.needs_magnitudes(target);
+  U *out = reinterpret_cast<U *>(to.data);
+  if (!needs_magnitude && target.scale_head_stride == 0) {
+    const float factor = run.code.factor_of(target, first);
+    for (int head = 0; head < count; ++head) prefetch_head<In>(run, first + count + head);
+    parts.take(0, channels, [&](const auto *in, int64_t stride, int begin, int end) {
+      encode_rows(in, stride, out, to.stride, count, begin, end, factor);
+    });
+    return;
+  }
+  for (int head = 0; head < count; ++head, out += to.stride, parts.go_on()) {
+    prefetch_head<In>(run, first + count + head);
+    for (int group = 0; group < groups; ++group) {
+      const int group_begin = group * channels, group_end = group_begin + channels;
+      uint32_t magnitude = 0;
+      if (needs_magnitude) {
+        parts.take(group_begin, group_end, [&](const auto *in, int64_t, int begin, int end) {
+          raise_magnitude(in + begin, end - begin, &magnitude);
+        });
+      }
+      const float factor = code_factor_of<U>(run.code, target, first + head, group, magnitude);
+      parts.take(group_begin, group_end, [&](const auto *in, int64_t, int begin, int end) {
+        encode_rows(in, 0, out, 0, 1, begin, end, factor);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace rope
+
+#endif

@@ -1,0 +1,314 @@
+// cpu_step_lots.hpp - the step of heads whose channels lie side by side, slice after slice: one pass over a slice takes the sums
+// of its squares, and one for each destination reads it, norms it, turns it and writes it in registers
+//
+// In an unnamed namespace, as cpu_loops.hpp says.
+#pragma once
+
+#include "backend/cpu/cpu_norm.hpp"
+#include "backend/cpu/cpu_step_codes.hpp"
+#include "backend/cpu/cpu_step_vectors.hpp"
+#include "core/math/norm.hpp"
+
+#if defined(ROPE_HAS_VECTORS)
+
+namespace rope {
+
+namespace {
+
+template <typename T>
+float sum_of_squares(const T *head, int count) {
+  if (count % kSumRun == 0) return sum_of_terms(head, count, Square());
+  float values[kMaxHeadDim + kSumRun];
+  read_elements<T>(head, 1, 0, count, values);
+  pad_terms(values, count);
+  return sum_of_terms(values, count, Square());
+}
+
+// In the place of the inverse norms.
+template <typename T>
+void take_sums_of_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
+  float *const sums = slice->inverse;
+  const int count = slice->count;
+  int head = 0;
+#if defined(__AVX512BW__)
+  constexpr int kLot = kElementsOfLots<T>;
+  if (run.channels == kLot || run.channels == 2 * kLot) {
+    const int lots = run.channels / kLot, heads = 4 / lots;
+    for (; head + heads <= count; head += heads) {
+      __m512 quarters[4];
+      for (int i = 0; i < 4; ++i) quarters[i] = lots_of(slice->head(head + i / lots) + i % lots * kLot, Square());
+      const __m128 sum = add_all_lots(quarters);
+      if (lots == 1) {
+        _mm_storeu_ps(sums + head, sum);
+      } else {
+        _mm_storel_pi(reinterpret_cast<__m64 *>(sums + head), add_neighbours(sum, sum));
+      }
+    }
+  }
+#endif
+  for (; head < count; ++head) sums[head] = sum_of_squares(slice->head(head), run.channels);
+}
+
+// In the place of eight sums of squares.
+void inverse_norms(const NormForm<float> &form, float *sums) {
+  const Vector<8> mean = multiply_rounded(Vector<8>::load(sums), same_in_all<8>(form.inverse_count));
+  const __m256 v = add_rounded(mean, same_in_all<8>(form.eps)).values;
+#if defined(__AVX512BW__)
+  const __m256 inverse = _mm512_cvtpd_ps(_mm512_div_pd(_mm512_set1_pd(1), _mm512_sqrt_pd(_mm512_cvtps_pd(v))));
+#else
+  const auto invert = [](__m128 values) __attribute__((always_inline)) {
+    return _mm256_cvtpd_ps(_mm256_div_pd(_mm256_set1_pd(1), _mm256_sqrt_pd(_mm256_cvtps_pd(values))));
+  };
+  const __m256 inverse = _mm256_set_m128(invert(upper_half(v)), invert(lower_half(v)));
+#endif
+  Vector<8>{inverse}.store(sums);
+}
+
+// Past the caches; `to` and `bytes` are multiples of a line's 64 bytes.
+ROPE_LOOP void stream_bytes(const char *from, char *to, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) {
+#if defined(__AVX512BW__)
+    _mm512_stream_si512(reinterpret_cast<__m512i *>(to + i), load_lanes<__m512i>(from + i));
+#else
+    _mm256_stream_si256(reinterpret_cast<__m256i *>(to + i), load_lanes<__m256i>(from + i));
+    _mm256_stream_si256(reinterpret_cast<__m256i *>(to + i + 32), load_lanes<__m256i>(from + i + 32));
+#endif
+  }
+}
+
+template <typename U>
+void copy_heads(const HeadBlock &from, const HeadBlock &to, int channels, int count, bool is_streamed) {
+  constexpr int64_t kSize = sizeof(U);
+  int64_t bytes = channels * kSize;
+  if (from.stride == channels && to.stride == channels) {
+    bytes *= count;
+    count = 1;
+  }
+  const uint64_t ends = reinterpret_cast<uintptr_t>(to.data) | static_cast<uint64_t>(to.stride * kSize | bytes);
+  for (int head = 0; head < count; ++head) {
+    const char *source = from.data + head * from.stride * kSize;
+    char *target = to.data + head * to.stride * kSize;
+    if (is_streamed && ends % 64 == 0) {
+      stream_bytes(source, target, bytes);
+    } else {
+      memcpy(target, source, static_cast<size_t>(bytes));
+    }
+  }
+}
+
+// A slice's floats, or what they become, before they go on.
+constexpr int kMaxSliceBytes = 4096;
+constexpr int kMaxSliceChannels = kMaxSliceBytes / static_cast<int>(sizeof(float));
+
+// Whether step_contiguous does the run.
+bool is_contiguous(const StepRun<float> &run) {
+  bool is = run.channel_stride == 1 && run.in_distance == run.out_distance &&
+            (run.pass == nullptr || run.pass_channel_stride == 1);
+  for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
+  return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
+}
+
+// Heads of the run from `first` on. For a norm, windows and a pass are put together in `whole`.
+template <typename T>
+HeadSlice<T> slice_of(const StepRun<float> &run, int64_t first, int count, T *whole) {
+  const T *const in = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
+  if (run.pass == nullptr) return {first, count, in, run.head_stride, in, in, run.head_stride, {}, {}};
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  const T *const pass = reinterpret_cast<const T *>(run.pass) + first * run.pass_head_stride;
+  const HeadSlice<T> apart = {first, count, in, run.head_stride, pass, pass + begin - end, run.pass_head_stride,
+                              {},    {}};
+  if (run.norm == nullptr) return apart;
+  const auto put = [&](const T *from, int64_t stride, int part_begin, int part_end) {
+    const size_t bytes = static_cast<size_t>(part_end - part_begin) * sizeof(T);
+    for (int head = 0; bytes > 0 && head < count; ++head) {
+      memcpy(whole + head * run.channels + part_begin, from + head * stride + part_begin, bytes);
+    }
+  };
+  put(apart.before, apart.others_stride, 0, begin);
+  put(apart.in, apart.in_stride, begin, end);
+  put(apart.behind, apart.others_stride, end, run.channels);
+  return {first, count, whole, run.channels, whole, whole, run.channels, {}, {}};
+}
+
+template <typename T, typename U>
+void norm_and_turn(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
+                   StepNumbers<T> *numbers) {
+  if (run.norm == nullptr) {
+    step_heads<T, U, void>(run, slice, to, is_window_alone, numbers);
+  } else if (sizeof(T) == 2 && (run.norm->rounds_before_weight || run.norm->rounds_after_weight)) {
+    step_heads<T, U, T>(run, slice, to, is_window_alone, numbers);
+  } else {
+    step_heads<T, U, float>(run, slice, to, is_window_alone, numbers);
+  }
+}
+
+// The same and the row factors.
+template <typename T, typename U>
+void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
+                   StepNumbers<T> *numbers) {
+  if (!run.factor.is_present()) return norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
+  alignas(64) float values[kMaxSliceChannels];
+  norm_and_turn<T, float>(run, slice, {reinterpret_cast<char *>(values), run.channels}, false, numbers);
+  for (int head = 0; head < slice.count; ++head) {
+    scale_channels(values + head * run.channels, reinterpret_cast<U *>(to.data) + head * to.stride, run.channels,
+                   slice.factor[head]);
+  }
+}
+
+// The same for U of 8 bits. Where windows alone change, the channels outside them become codes straight from the input.
+template <typename T, typename U>
+void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadSlice<T> &slice, const HeadBlock &to,
+                   StepNumbers<T> *numbers) {
+  alignas(64) char buffer[kMaxSliceBytes];
+  const HeadBlock block = {buffer, run.channels};
+  const ChannelPart &part = target.part;
+  const bool changes_all =
+      run.norm != nullptr || run.factor.is_present() || (run.is_turned && 2 * run.pairs == run.channels);
+  const bool changes = changes_all || (run.is_turned && part.has_window);
+  const auto encode = [&](const auto &parts) { encode_heads<T, U>(run, target, parts, to, slice.first, slice.count); };
+  const auto step_through = [&](auto number) {
+    using Number = decltype(number);
+    const Number *const numbers_of_heads = reinterpret_cast<const Number *>(buffer);
+    step_to_block<T, Number>(run, slice, block, !changes_all, numbers);
+    if (changes_all) {
+      encode(parts_of_block(run, part, numbers_of_heads, block.stride));
+    } else {
+      encode(parts_of(run, slice, part, numbers_of_heads, block.stride));
+    }
+  };
+  if (!changes && slice.is_whole()) {
+    encode(parts_of_block(run, part, slice.in, slice.in_stride));
+  } else if (!changes) {
+    encode(parts_of(run, slice, part, slice.in, slice.in_stride));
+  } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
+    step_through(float{});
+  } else {
+    step_through(T{});
+  }
+}
+
+// Of U, from a block of whole heads, or of what the target has of them where `has_part_alone`.
+template <typename U>
+void copy_to_target(const StepRun<float> &run, const HeadBlock &from, bool has_part_alone, const StepTarget &target,
+                    const HeadBlock &to, int count) {
+  constexpr int64_t kSize = sizeof(U);
+  const ChannelPart &part = target.part;
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  const auto copy = [&](int first, int at, int channels) {
+    if (channels == 0) return;
+    copy_heads<U>({from.data + first * kSize, from.stride}, {to.data + at * kSize, to.stride}, channels, count,
+                  target.is_streamed);
+  };
+  if (has_part_alone || (part.has_window && part.has_others)) {
+    copy(0, 0, part.count(run.channels, 2 * run.pairs));
+  } else if (part.has_window) {
+    copy(begin, part.window_at, 2 * run.pairs);
+  } else {
+    copy(0, 0, begin);
+    copy(end, part.behind_at, run.channels - end);
+  }
+}
+
+// A slice to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put
+// together first: lines that follow each other take less time there.
+template <typename T, typename U>
+void step_to_targets(const StepRun<float> &run, int begin, int end, const HeadSlice<T> &slice,
+                     StepNumbers<T> *numbers) {
+  constexpr bool kIsCode = sizeof(U) == 1;
+  alignas(64) char buffer[kMaxSliceBytes];
+  const auto block_of = [&](const StepTarget &target) {
+    return HeadBlock{target.data + slice.first * target.head_stride * static_cast<int64_t>(sizeof(U)),
+                     target.head_stride};
+  };
+  HeadBlock done;
+  const StepTarget &target = run.targets[begin];
+  const ChannelPart &part = target.part;
+  const bool changes = run.norm != nullptr || run.is_turned || run.factor.is_present();
+  if (std::is_same_v<T, U> && !changes && slice.is_whole()) {
+    done = {reinterpret_cast<char *>(const_cast<T *>(slice.in)), slice.in_stride};
+  } else {
+    // The input has what is not written.
+    const bool is_input = block_of(target).data == reinterpret_cast<const char *>(slice.in);
+    const bool is_buffered = target.is_streamed || (!kIsCode && !is_input && !(part.has_window && part.has_others));
+    const int channels = kIsCode ? part.count(run.channels, 2 * run.pairs) : run.channels;
+    done = is_buffered ? HeadBlock{buffer, channels} : block_of(target);
+    if constexpr (kIsCode) {
+      step_to_codes<T, U>(run, target, slice, done, numbers);
+    } else {
+      step_to_block<T, U>(run, slice, done, is_input && !part.has_others, numbers);
+    }
+    begin += is_buffered ? 0 : 1;
+  }
+  for (int i = begin; i < end; ++i) {
+    copy_to_target<U>(run, done, kIsCode, run.targets[i], block_of(run.targets[i]), slice.count);
+  }
+}
+
+template <typename T>
+void step_to_all(const StepRun<float> &run, const HeadSlice<T> &slice, StepNumbers<T> *numbers) {
+  if (!std::is_same_v<T, float> && !run.has_codes()) {
+    return step_to_targets<T, T>(run, 0, run.num_targets, slice, numbers);
+  }
+  // The first target, which may be the input, comes last.
+  for (int end = run.num_targets; end > 0;) {
+    const StepTarget &first = run.targets[0], &last = run.targets[end - 1];
+    const bool are_alike = first.type == last.type && !first.scales->is_present() && !last.scales->is_present();
+    const int begin = end == 2 && are_alike && last.part.has_window && last.part.has_others ? 0 : end - 1;
+    const auto write = [&](auto element) { step_to_targets<T, decltype(element)>(run, begin, end, slice, numbers); };
+    if (last.type == kCpuE4M3) {
+      write(Float8E4M3{});
+    } else if (last.type == kCpuE5M2) {
+      write(Float8E5M2{});
+    } else if (!std::is_same_v<T, float> || last.type == kCpuF32) {
+      write(T{});
+    } else if constexpr (std::is_same_v<T, float>) {
+      last.type == kCpuF16 ? write(Float16{}) : write(BFloat16{});
+    }
+    end = begin;
+  }
+}
+
+template <typename T>
+void step_contiguous(const StepRun<float> &run) {
+  alignas(64) T whole[kMaxSliceChannels];
+  StepNumbers<T> numbers;
+  order_angles(run, &numbers);
+  const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
+             is_of_head = run.norm != nullptr && !is_of_token;
+  const bool has_weights_of_heads = run.weight.head_stride != 0;
+  int max_heads = kMaxSliceChannels / run.channels;
+  if (max_heads > kMaxSliceHeads) max_heads = kMaxSliceHeads;
+  const auto take_slice = [&](int64_t first) {
+    return slice_of(run, first, run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads, whole);
+  };
+  float of_token = 0;
+  if (is_of_token) {
+    TreeSum<float> sum;
+    for (int64_t first = 0; first < run.heads; first += max_heads) {
+      HeadSlice<T> slice = take_slice(first);
+      take_sums_of_squares(run, &slice);
+      for (int i = 0; i < slice.count; ++i) sum.add(slice.inverse[i]);
+    }
+    of_token = inverse_norm(*run.norm, sum.total());
+  }
+  if (has_weights_of_heads) max_heads = 1;
+  for (int64_t first = 0; first < run.heads; first += max_heads) {
+    HeadSlice<T> slice = take_slice(first);
+    if (first == 0 || has_weights_of_heads) order_weights(run, first, &numbers);
+    if (is_of_head) {
+      take_sums_of_squares(run, &slice);
+      inverse_norms(*run.norm, slice.inverse);
+    }
+    for (int i = 0; i < slice.count; ++i) {
+      if (is_of_token) slice.inverse[i] = of_token;
+      if (run.factor.is_present()) slice.factor[i] = factor_of<T, float>(run.factor, first + i);
+    }
+    step_to_all(run, slice, &numbers);
+  }
+}
+
+}  // namespace
+
+}  // namespace rope
+
+#endif
