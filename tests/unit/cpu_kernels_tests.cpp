@@ -326,6 +326,9 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
   run.is_norm_after = scene->is_norm_after;
   run.is_norm_of_token = scene->is_norm_of_token;
   run.weight = scene->weight_view;
+  rope::OrderedWeights ordered_weights;
+  ordered_weights.is_filled = false;
+  run.weights = &ordered_weights;
   run.bias = scene->bias_view;
   if (!scene->factor.empty()) {
     run.factor.data = reinterpret_cast<const char *>(scene->factor.data());

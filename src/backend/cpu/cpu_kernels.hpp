@@ -76,6 +76,15 @@ struct CodeRule {
   }
 };
 
+// The weights of a tensor's norm, unless each head has its own, as loops take them. A call's first run makes them for
+// those behind it; one of tokens that are not turned, or are again, makes them anew.
+struct OrderedWeights {
+  bool is_filled;
+  bool is_turned;
+  float plain[kMaxHeadDim];    // plus the offset; 1 where none are given
+  float ordered[kMaxHeadDim];  // of x, and kMaxPairs further on of y; or of a head that is not turned
+};
+
 // Heads of one token and tensor on their way through the step.
 template <typename Real>
 struct StepRun {
@@ -97,6 +106,7 @@ struct StepRun {
   bool is_norm_after;          // the rotation
   bool is_norm_of_token;       // over all heads of the run
   ChannelNumbers weight;       // of the first head on
+  OrderedWeights *weights;     // where they are kept in order
   ChannelNumbers bias;
   RowFactor factor;       // of the first head on
   StepTarget targets[3];  // the first may be the input

@@ -191,6 +191,8 @@ void process_rows(void *context, int index) {
   Range rows = part_of(tokens * heads / unit, job.num_tasks, index);
   rows = {rows.begin * unit, rows.end * unit};
   uint32_t amax[3] = {};
+  OrderedWeights ordered_weights[3];
+  for (OrderedWeights &weights : ordered_weights) weights.is_filled = false;
   StepToken<Real> token;
   const auto begin = [&](int64_t batch, int64_t number, bool is_first) {
     return token.find(problem, batch, number, is_first);
@@ -198,6 +200,7 @@ void process_rows(void *context, int index) {
   walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
     StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
+    run.weights = &ordered_weights[heads_of_tensor.tensor];
     if (step.tensor[heads_of_tensor.tensor].amax != nullptr) run.code.amax = &amax[heads_of_tensor.tensor];
     if (run.num_targets > 0) run_step(run);
   });

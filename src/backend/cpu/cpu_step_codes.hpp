@@ -42,10 +42,10 @@ ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float fa
 
 // The same of several heads. Out of line, as a loop without calls, in which all numbers stay in registers.
 template <typename T, typename U>
-__attribute__((noinline)) void encode_rows(const T *in, int64_t in_stride, U *out, int64_t out_stride, int count,
-                                           int begin, int end, float factor) {
+__attribute__((noinline)) void encode_rows(const T *in, int64_t in_stride, U *out, int64_t out_stride, int begin,
+                                           int end, const float *factors, int count) {
   for (int head = 0; head < count; ++head, in += in_stride, out += out_stride) {
-    encode_channels(in, out, begin, end, factor);
+    encode_channels(in, out, begin, end, factors[head]);
   }
 }
 
@@ -59,12 +59,6 @@ struct HeadParts {
   int64_t others_stride;
   int64_t window_stride;
   int ends[3];
-
-  ROPE_LOOP void go_on() {
-    before += others_stride;
-    window += window_stride;
-    behind += others_stride;
-  }
 
   // Takes channels `begin` to `end` part by part.
   template <typename Take>
@@ -101,7 +95,9 @@ template <typename T>
 HeadParts<T, T> parts_of_block(const StepRun<float> &run, const ChannelPart &part, const T *heads, int64_t stride) {
   const int channels = run.channels;
   if (part.has_window && part.has_others) return {heads, heads, heads, stride, stride, {channels, channels, channels}};
-  const HeadSlice<T> slice = {0, 0, heads, stride, heads, heads, stride, {}, {}};
+  HeadSlice<T> slice;
+  slice.before = slice.behind = heads;
+  slice.others_stride = stride;
   return parts_of(run, slice, part, heads, stride);
 }
 
@@ -121,36 +117,39 @@ ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
   prefetch(run.pass, run.pass_head_stride, 0, run.channels - window);
 }
 
-// Heads as codes of U. Those of the next slice, which are In, are asked for one by one in the meantime.
+// Heads as codes of U. Those of the next slice, which are In, are asked for in the meantime.
 template <typename In, typename U, typename T, typename Window>
-void encode_heads(const StepRun<float> &run, const StepTarget &target, HeadParts<T, Window> parts, const HeadBlock &to,
-                  int64_t first, int count) {
+void encode_heads(const StepRun<float> &run, const StepTarget &target, const HeadParts<T, Window> &parts,
+                  const HeadBlock &to, int64_t first, int count) {
+  for (int head = 0; head < count; ++head) prefetch_head<In>(run, first + count + head);
   const int groups = target.groups(), channels = parts.ends[2] / groups;
-  const bool needs_magnitude = run.code.needs_magnitudes(target);
-  U *out = reinterpret_cast<U *>(to.data);
-  if (!needs_magnitude && target.scale_head_stride == 0) {
-    const float factor = run.code.factor_of(target, first);
-    for (int head = 0; head < count; ++head) prefetch_head<In>(run, first + count + head);
-    parts.take(0, channels, [&](const auto *in, int64_t stride, int begin, int end) {
-      encode_rows(in, stride, out, to.stride, count, begin, end, factor);
-    });
-    return;
-  }
-  for (int head = 0; head < count; ++head, out += to.stride, parts.go_on()) {
-    prefetch_head<In>(run, first + count + head);
-    for (int group = 0; group < groups; ++group) {
-      const int group_begin = group * channels, group_end = group_begin + channels;
-      uint32_t magnitude = 0;
-      if (needs_magnitude) {
-        parts.take(group_begin, group_end, [&](const auto *in, int64_t, int begin, int end) {
-          raise_magnitude(in + begin, end - begin, &magnitude);
-        });
-      }
-      const float factor = code_factor_of<U>(run.code, target, first + head, group, magnitude);
-      parts.take(group_begin, group_end, [&](const auto *in, int64_t, int begin, int end) {
-        encode_rows(in, 0, out, 0, 1, begin, end, factor);
+  const bool needs_magnitudes = run.code.needs_magnitudes(target);
+  const bool has_one_factor = !needs_magnitudes && target.scale_head_stride == 0;
+  for (int group = 0; group < groups; ++group) {
+    const int group_begin = group * channels, group_end = group_begin + channels;
+    uint32_t magnitudes[kMaxSliceHeads] = {};
+    if (needs_magnitudes) {
+      parts.take(group_begin, group_end, [&](const auto *in, int64_t stride, int begin, int end) {
+        for (int head = 0; head < count; ++head) {
+          raise_magnitude(in + head * stride + begin, end - begin, &magnitudes[head]);
+        }
       });
     }
+    float factors[kMaxSliceHeads];
+    if (has_one_factor) {
+      const float factor = run.code.factor_of(target, first);
+      for (float &of_head : factors) of_head = factor;
+    } else {
+      for (int head = 0; head < count; ++head) {
+        factors[head] = code_factor_of<U>(run.code, target, first + head, group, magnitudes[head]);
+      }
+    }
+    parts.take(group_begin, group_end, [&](const auto *in, int64_t stride, int begin, int end) {
+      U *const out = reinterpret_cast<U *>(to.data);
+      // Heads that follow each other are encoded as one.
+      const bool is_one = has_one_factor && begin == 0 && end == stride && to.stride == stride;
+      encode_rows(in, stride, out, to.stride, begin, is_one ? count * end : end, factors, is_one ? 1 : count);
+    });
   }
 }
 

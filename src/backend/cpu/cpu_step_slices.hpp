@@ -26,7 +26,7 @@ float sum_of_squares(const T *head, int count) {
 
 // In the place of the inverse norms.
 template <typename T>
-void take_sums_of_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
+void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
   float *const sums = slice->inverse;
   const int count = slice->count;
   int head = 0;
@@ -97,7 +97,7 @@ void copy_heads(const HeadBlock &from, const HeadBlock &to, int channels, int co
 }
 
 // A slice's floats, or what they become, before they go on.
-constexpr int kMaxSliceBytes = 4096;
+constexpr int kMaxSliceBytes = 8192;
 constexpr int kMaxSliceChannels = kMaxSliceBytes / static_cast<int>(sizeof(float));
 
 // Whether step_contiguous does the run.
@@ -108,26 +108,36 @@ bool is_contiguous(const StepRun<float> &run) {
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }
 
-// Heads of the run from `first` on. For a norm, windows and a pass are put together in `whole`.
+// Puts windows and a pass together in `whole`, and asks for those of the next slice.
 template <typename T>
-HeadSlice<T> slice_of(const StepRun<float> &run, int64_t first, int count, T *whole) {
-  const T *const in = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
-  if (run.pass == nullptr) return {first, count, in, run.head_stride, in, in, run.head_stride, {}, {}};
+void put_together(const StepRun<float> &run, T *whole, HeadSlice<T> *slice) {
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
-  const T *const pass = reinterpret_cast<const T *>(run.pass) + first * run.pass_head_stride;
-  const HeadSlice<T> apart = {first, count, in, run.head_stride, pass, pass + begin - end, run.pass_head_stride,
-                              {},    {}};
-  if (run.norm == nullptr) return apart;
   const auto put = [&](const T *from, int64_t stride, int part_begin, int part_end) {
     const size_t bytes = static_cast<size_t>(part_end - part_begin) * sizeof(T);
-    for (int head = 0; bytes > 0 && head < count; ++head) {
+    for (int head = 0; bytes > 0 && head < slice->count; ++head) {
       memcpy(whole + head * run.channels + part_begin, from + head * stride + part_begin, bytes);
     }
   };
-  put(apart.before, apart.others_stride, 0, begin);
-  put(apart.in, apart.in_stride, begin, end);
-  put(apart.behind, apart.others_stride, end, run.channels);
-  return {first, count, whole, run.channels, whole, whole, run.channels, {}, {}};
+  put(slice->before, slice->others_stride, 0, begin);
+  put(slice->in, slice->in_stride, begin, end);
+  put(slice->behind, slice->others_stride, end, run.channels);
+  for (int head = 0; head < slice->count; ++head) prefetch_head<T>(run, slice->first + slice->count + head);
+  slice->in = slice->before = slice->behind = whole;
+  slice->in_stride = slice->others_stride = run.channels;
+}
+
+// Goes on to the heads of the run from `first` on, at most so many.
+template <typename T>
+ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_heads, T *whole, HeadSlice<T> *slice) {
+  slice->first = first;
+  slice->count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
+  slice->in = slice->before = slice->behind = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
+  slice->in_stride = slice->others_stride = run.head_stride;
+  if (run.pass == nullptr) return;
+  slice->before = reinterpret_cast<const T *>(run.pass) + first * run.pass_head_stride;
+  slice->behind = slice->before - 2 * run.pairs;
+  slice->others_stride = run.pass_head_stride;
+  if (run.norm != nullptr) put_together(run, whole, slice);
 }
 
 template <typename T, typename U>
@@ -142,17 +152,24 @@ void norm_and_turn(const StepRun<float> &run, const HeadSlice<T> &slice, const H
   }
 }
 
-// The same and the row factors.
+// The same and the row factors, by way of floats. Out of line, to leave the way without them short.
 template <typename T, typename U>
-void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
-                   StepNumbers<T> *numbers) {
-  if (!run.factor.is_present()) return norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
+__attribute__((noinline)) void step_and_scale(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to,
+                                              StepNumbers<T> *numbers) {
   alignas(64) float values[kMaxSliceChannels];
   norm_and_turn<T, float>(run, slice, {reinterpret_cast<char *>(values), run.channels}, false, numbers);
   for (int head = 0; head < slice.count; ++head) {
+    prefetch_head<T>(run, slice.first + slice.count + head);
     scale_channels(values + head * run.channels, reinterpret_cast<U *>(to.data) + head * to.stride, run.channels,
                    slice.factor[head]);
   }
+}
+
+template <typename T, typename U>
+void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
+                   StepNumbers<T> *numbers) {
+  if (run.factor.is_present()) return step_and_scale<T, U>(run, slice, to, numbers);
+  norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
 }
 
 // The same for U of 8 bits. Where windows alone change, the channels outside them become codes straight from the input.
@@ -271,6 +288,7 @@ void step_to_all(const StepRun<float> &run, const HeadSlice<T> &slice, StepNumbe
 template <typename T>
 void step_contiguous(const StepRun<float> &run) {
   alignas(64) T whole[kMaxSliceChannels];
+  HeadSlice<T> slice = {};
   StepNumbers<T> numbers;
   order_angles(run, &numbers);
   const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
@@ -278,30 +296,26 @@ void step_contiguous(const StepRun<float> &run) {
   const bool has_weights_of_heads = run.weight.head_stride != 0;
   int max_heads = kMaxSliceChannels / run.channels;
   if (max_heads > kMaxSliceHeads) max_heads = kMaxSliceHeads;
-  const auto take_slice = [&](int64_t first) {
-    return slice_of(run, first, run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads, whole);
-  };
-  float of_token = 0;
   if (is_of_token) {
     TreeSum<float> sum;
     for (int64_t first = 0; first < run.heads; first += max_heads) {
-      HeadSlice<T> slice = take_slice(first);
-      take_sums_of_squares(run, &slice);
+      take_heads(run, first, max_heads, whole, &slice);
+      sum_squares(run, &slice);
       for (int i = 0; i < slice.count; ++i) sum.add(slice.inverse[i]);
     }
-    of_token = inverse_norm(*run.norm, sum.total());
+    const float of_token = inverse_norm(*run.norm, sum.total());
+    for (float &of_head : slice.inverse) of_head = of_token;
   }
   if (has_weights_of_heads) max_heads = 1;
   for (int64_t first = 0; first < run.heads; first += max_heads) {
-    HeadSlice<T> slice = take_slice(first);
-    if (first == 0 || has_weights_of_heads) order_weights(run, first, &numbers);
+    take_heads(run, first, max_heads, whole, &slice);
+    if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
     if (is_of_head) {
-      take_sums_of_squares(run, &slice);
+      sum_squares(run, &slice);
       inverse_norms(*run.norm, slice.inverse);
     }
-    for (int i = 0; i < slice.count; ++i) {
-      if (is_of_token) slice.inverse[i] = of_token;
-      if (run.factor.is_present()) slice.factor[i] = factor_of<T, float>(run.factor, first + i);
+    for (int i = 0; run.factor.is_present() && i < slice.count; ++i) {
+      slice.factor[i] = factor_of<T, float>(run.factor, first + i);
     }
     step_to_all(run, slice, &numbers);
   }

@@ -281,8 +281,6 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
 
 template <typename T>
 struct StepNumbers {
-  float weights[kMaxHeadDim];            // plus the offset; 1 where none are given
-  float ordered_weights[kMaxHeadDim];    // of x, and kMaxPairs further on of y; or of a head that is not turned
   float ordered_angles[2][kMaxHeadDim];  // cosines and sines, or the two factors of turn_neighbours
   PairAngles<float> angles;
 
@@ -324,28 +322,33 @@ void order_angles(const StepRun<float> &run, StepNumbers<T> *numbers) {
 }
 
 template <typename T>
-void order_weights(const StepRun<float> &run, int64_t head, StepNumbers<T> *numbers) {
+void order_weights(const StepRun<float> &run, int64_t head) {
   if (run.norm == nullptr) return;
-  if (read_numbers<T>(run.weight, head, run.channels, run.norm->weight_offset, numbers->weights) == nullptr) {
-    for (int i = 0; i < run.channels; ++i) numbers->weights[i] = 1;
+  OrderedWeights &weights = *run.weights;
+  const bool is_kept = weights.is_filled && weights.is_turned == run.is_turned && run.weight.head_stride == 0;
+  if (is_kept) return;
+  weights.is_filled = run.weight.head_stride == 0;
+  weights.is_turned = run.is_turned;
+  if (read_numbers<T>(run.weight, head, run.channels, run.norm->weight_offset, weights.plain) == nullptr) {
+    for (int i = 0; i < run.channels; ++i) weights.plain[i] = 1;
   }
   if (!StepNumbers<T>::kIsWords) return;
   if (!run.is_turned) {
-    arrange_angles<true>(numbers->weights, run.channels, numbers->ordered_weights);
+    arrange_angles<true>(weights.plain, run.channels, weights.ordered);
     return;
   }
-  const float *weights = numbers->weights + run.window_begin;
-  float *__restrict x = numbers->ordered_weights, *__restrict y = numbers->ordered_weights + kMaxPairs;
+  const float *window = weights.plain + run.window_begin;
+  float *__restrict x = weights.ordered, *__restrict y = weights.ordered + kMaxPairs;
   if (run.in_distance == 1) {
     for (int64_t pair = 0; pair < run.pairs; ++pair) {
-      x[pair] = arranged(weights[2 * pair]);
-      y[pair] = arranged(weights[2 * pair + 1]);
+      x[pair] = arranged(window[2 * pair]);
+      y[pair] = arranged(window[2 * pair + 1]);
     }
     return;
   }
   const int length = length_of_runs(run);
   for (int pair = 0; pair < run.pairs; pair += length) {
-    const float *first = weights + first_channel(pair, run.in_distance);
+    const float *first = window + first_channel(pair, run.in_distance);
     arrange_angles<true>(first, length, x + pair);
     arrange_angles<true>(first + run.in_distance, length, y + pair);
   }
@@ -374,11 +377,11 @@ template <typename T, typename U, typename Rounded>
 ROPE_LOOP void turn_windows(const StepRun<float> &run, const HeadRows<T, U, Rounded> rows, StepNumbers<T> *numbers) {
   constexpr bool kIsWords = StepNumbers<T>::kIsWords;
   const int window = run.window_begin, distance = run.in_distance;
-  const float *weights = numbers->weights + window;
+  const float *weights = run.weights->plain + window, *ordered = run.weights->ordered;
   if (distance == 1) {
     int done = 0;
     if constexpr (kIsWords) {
-      const TurnedRun all = {window, window + 1, numbers->ordered_weights, numbers->ordered_weights + kMaxPairs};
+      const TurnedRun all = {window, window + 1, ordered, ordered + kMaxPairs};
 #if defined(__AVX512BW__)
       done = turn_words<16>(rows, done, run.pairs, all, numbers->angles);
 #endif
@@ -402,8 +405,8 @@ ROPE_LOOP void turn_windows(const StepRun<float> &run, const HeadRows<T, U, Roun
     const PairAngles<float> angles = numbers->angles.from(pair);
     int done = 0;
     if constexpr (kIsWords) {
-      part.weights_x = numbers->ordered_weights + pair;
-      part.weights_y = numbers->ordered_weights + kMaxPairs + pair;
+      part.weights_x = ordered + pair;
+      part.weights_y = ordered + kMaxPairs + pair;
 #if defined(__AVX512BW__)
       done = turn_words_of_halves<16>(rows, done, length, part, angles);
 #endif
@@ -462,23 +465,25 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
     int done = 0;
     if constexpr (StepNumbers<T>::kIsWords && !std::is_void_v<Rounded>) {
 #if defined(__AVX512BW__)
-      done = weigh_words<16>(rows, done, run.channels, numbers->ordered_weights);
+      done = weigh_words<16>(rows, done, run.channels, run.weights->ordered);
 #endif
-      done = weigh_words<8>(rows, done, run.channels, numbers->ordered_weights);
+      done = weigh_words<8>(rows, done, run.channels, run.weights->ordered);
     }
-    return pass_channels(rows, done, run.channels, numbers->weights);
+    return pass_channels(rows, done, run.channels, run.weights->plain);
   }
+  rows.in = slice.before;
+  rows.in_stride = slice.others_stride;
+  if (!is_window_alone) pass_channels(rows, 0, begin, run.weights->plain);
+  rows.in = slice.in;
+  rows.in_stride = slice.in_stride;
   if (run.is_turned) {
     turn_windows(run, rows, numbers);
   } else {
-    pass_channels(rows, begin, end, numbers->weights);
+    pass_channels(rows, begin, end, run.weights->plain);
   }
-  if (is_window_alone) return;
-  rows.in = slice.before;
-  rows.in_stride = slice.others_stride;
-  pass_channels(rows, 0, begin, numbers->weights);
   rows.in = slice.behind;
-  pass_channels(rows, end, run.channels, numbers->weights);
+  rows.in_stride = slice.others_stride;
+  if (!is_window_alone) pass_channels(rows, end, run.channels, run.weights->plain);
 }
 
 }  // namespace
