@@ -244,15 +244,16 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, const HeadSl
   if (std::is_same_v<T, U> && !changes && slice.is_whole()) {
     done = {reinterpret_cast<char *>(const_cast<T *>(slice.in)), slice.in_stride};
   } else {
-    // The input has what is not written.
     const bool is_input = block_of(target).data == reinterpret_cast<const char *>(slice.in);
     const bool is_buffered = target.is_streamed || (!kIsCode && !is_input && !(part.has_window && part.has_others));
+    // Other channels are where they belong, or nobody wants them.
+    const bool is_window_alone = !part.has_others && (is_input || end - begin == 1);
     const int channels = kIsCode ? part.count(run.channels, 2 * run.pairs) : run.channels;
     done = is_buffered ? HeadBlock{buffer, channels} : block_of(target);
     if constexpr (kIsCode) {
       step_to_codes<T, U>(run, target, slice, done, numbers);
     } else {
-      step_to_block<T, U>(run, slice, done, is_input && !part.has_others, numbers);
+      step_to_block<T, U>(run, slice, done, is_window_alone, numbers);
     }
     begin += is_buffered ? 0 : 1;
   }
