@@ -1,6 +1,4 @@
 // step_heads_plan.cpp - which kernel of whole heads a call with a step gets, and how its pieces are cut into blocks
-#include <numeric>
-
 #include "core/problem/step_problem.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/step_plan_checks.hpp"
@@ -100,13 +98,22 @@ bool takes_factor(const RopeProblem &problem, const RowFactor &factor) {
                                   fits(factor.batch_stride, 4) && fits(factor.head_stride, 4));
 }
 
+int common_divisor(int a, int b) {
+  while (b != 0) {
+    const int rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 // The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of
 // vectors; else 0. What is changed is one block, and all else is cut into as large ones.
 int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   const StepProblem &step = *problem.step;
   const StepPieces &pieces = heads.pieces;
   int channels = 0;
-  for (const StepPiece &piece : pieces) channels = std::gcd(channels, piece.channels);
+  for (const StepPiece &piece : pieces) channels = common_divisor(channels, piece.channels);
   for (const StepPiece &piece : pieces) {
     if (piece.is_normed || piece.is_turned) channels = piece.channels;
   }
@@ -221,7 +228,8 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   }
   const uint32_t pairs = static_cast<uint32_t>(channels / 2);
   if ((step.has_codes && has_more) || needs_values(problem, pieces)) return false;
-  if (vectors > tuning.max_short_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
+  const int64_t max_vectors = step.has_parts ? tuning.max_short_part_vectors : tuning.max_short_vectors;
+  if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
       !shape_pieces(problem, channels, kShortStepVectorBytes, plan)) {
     return false;
   }

@@ -49,9 +49,10 @@ constexpr int kLongStepVectorBytes = 16;
 constexpr uint32_t kMaxShortStepPairs = 64;
 constexpr uint32_t kMaxLongStepPairs = 256;
 
-// Pieces of heads (step_pieces.hpp): kWarp, kShort and kShortMore take so many, and kLong those of a call with a norm.
-constexpr int kMaxShortStepPieces = 4;
-constexpr int kMaxNormedStepPieces = 3;
+// Pieces of heads (step_pieces.hpp) that a launch takes: two of q, two of k, and v.
+constexpr int kMaxStepPieces = 5;
+constexpr int kMaxShortStepPieces = 4;   // of kWarp, kShort and kShortMore
+constexpr int kMaxNormedStepPieces = 3;  // of any kernel where there is a norm
 
 constexpr int kMaxStepAxes = 4;  // of positions
 

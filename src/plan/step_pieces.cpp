@@ -64,8 +64,8 @@ bool is_cut(const RopeProblem &problem, const StepTensor &tensor) {
 
 bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
   const int begin = tensor.window_begin, end = begin + problem.geometry->rotary_dim;
-  const bool has_scales_of_all = tensor.out_scales.is_present() ||
-                                 (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
+  const bool has_scales_of_all =
+      tensor.out_scales.is_present() || (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
   // One scale would be that of an output, too.
   const bool has_two_scales =
       tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
@@ -77,11 +77,10 @@ bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
 StepPiece whole_piece(const RopeProblem &problem, int index) {
   const RotatedTensor &rotated = problem.tensor[index];
   const StepTensor &tensor = problem.step->tensor[index];
-  return {rotated.heads,      tensor.channels,    tensor.is_turned,  tensor.is_normed,
-          tensor.is_written,  rotated.in,         rotated.in_stride, rotated.out,
-          rotated.out_stride, tensor.out_dtype,   tensor.cache,      &tensor.scale,
-          &tensor.out_scales, &tensor.cache_scales, &tensor.weight,  &tensor.bias,
-          &tensor.factor, tensor.amax};
+  return {rotated.heads, tensor.channels,   tensor.is_turned,   tensor.is_normed,     tensor.is_written,
+          rotated.in,    rotated.in_stride, rotated.out,        rotated.out_stride,   tensor.out_dtype,
+          tensor.cache,  &tensor.scale,     &tensor.out_scales, &tensor.cache_scales, &tensor.weight,
+          &tensor.bias,  &tensor.factor,    tensor.amax};
 }
 
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "core/problem/step_problem.hpp"
+#include "plan/step_kernels.hpp"
 
 namespace rope {
 
@@ -13,8 +14,8 @@ struct StepPiece {
   int channels;  // of a head
   bool is_turned;
   bool is_normed;
-  bool is_written;  // to `out`
-  const char *in;   // the piece's first channel of head 0, as in the others
+  bool is_written;           // to `out`
+  const char *in;            // the piece's first channel of head 0, as in the others
   const int64_t *in_stride;  // in elements
   char *out;
   const int64_t *out_stride;
@@ -36,9 +37,6 @@ struct StepPiece {
   bool has_written_scales() const { return out_scales->is_present() || cache_scales->is_present(); }
   rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
 };
-
-// Two of q, two of k, and v.
-constexpr int kMaxStepPieces = 5;
 
 // Those with more channels come first.
 struct StepPieces {

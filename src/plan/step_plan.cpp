@@ -106,9 +106,7 @@ StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
                                                                          : StepAngles::kTable;
   const NormGeometry &form = problem.geometry->norm;
   const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
-  return {kernel,         norm,
-          angles,         problem.in_distance == 1,
-          step.has_codes, rounds || has_lookups(problem)};
+  return {kernel, norm, angles, problem.in_distance == 1, step.has_codes, rounds || has_lookups(problem)};
 }
 
 namespace {

@@ -19,12 +19,13 @@ constexpr uint32_t kFlatThreads = 128;  // of a block of kFlatTable
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kFlatResidentThreads = 1536;      // the same of kFlatTable, and what a looping grid has
-constexpr int kMaxStepThreads = 256;            // of a block of the step's kernels but kGeneral
-constexpr int kStepRowsResidentThreads = 1536;  // that registers must suffice for on a multiprocessor
-constexpr int kStepLongResidentThreads = 1536;  // norm, rotation 85.0 us, with 1280 86.5
+constexpr int kFlatResidentThreads = 1536;        // the same of kFlatTable, and what a looping grid has
+constexpr int kMaxStepThreads = 256;              // of a block of the step's kernels but kGeneral
+constexpr int kStepRowsResidentThreads = 1536;    // that registers must suffice for on a multiprocessor
+constexpr int kStepShortResidentThreads = 1536;   // with a norm and codes
+constexpr int kStepLongResidentThreads = 1536;    // norm, rotation 85.0 us, with 1280 86.5
 constexpr int kStepScalesResidentThreads = 1024;  // where threads hold all values of a unit
-constexpr int kTableThreads = 128;              // of a block that fills tables
+constexpr int kTableThreads = 128;                // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // ---- RoPE on CUDA: what plans choose by ----
@@ -156,12 +157,13 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
 // H200, 2026-11-23, the sizes with programmatic launch.
 struct StepTuning {
   int64_t max_warp_vectors;
-  int64_t max_short_vectors;  // of kShort, and of kWarp where nothing is turned
-  int64_t max_few_vectors;    // where something is turned, else max_warp_vectors
-  uint32_t few_threads;       // of a block of kWarp and kShort, up to so many vectors
-  uint32_t short_threads;     // beyond them
+  int64_t max_short_vectors;       // of kShort, and of kWarp where nothing is turned
+  int64_t max_short_part_vectors;  // the same of heads in parts
+  int64_t max_few_vectors;         // where something is turned, else max_warp_vectors
+  uint32_t few_threads;            // of a block of kWarp and kShort, up to so many vectors
+  uint32_t short_threads;          // beyond them
   uint32_t long_threads;
-  uint32_t long_angle_bytes;  // of a block's tokens, at most where it has several at a time
+  uint32_t long_angle_bytes;          // of a block's tokens, at most where it has several at a time
   uint32_t turns[2];                  // of a block of kLong, without a norm and with one; with codes one more
   int64_t max_short_rows_vectors[2];  // the second with programmatic launch
   uint32_t rows_threads;
@@ -171,15 +173,16 @@ struct StepTuning {
 
 constexpr StepTuning tuning_of_step() {
   StepTuning tuning = {};
-  tuning.max_warp_vectors = 60;     // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
-  tuning.max_short_vectors = 4000;  // 1241: 2.35 us against 2.92, 3378: 6.78 and 7.05; 13 500: 22.2 and 17.1
+  tuning.max_warp_vectors = 60;          // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
+  tuning.max_short_vectors = 2000;       // 1241: 2.35 us against 2.92
+  tuning.max_short_part_vectors = 4000;  // 2126: 3.14 us against 5.21, 3378: 6.78 and 7.05; 13 500: 22.2 and 17.1
   tuning.max_few_vectors = 400;
-  tuning.few_threads = 128;    // 310: 1.41 us against 1.48 with 256
-  tuning.short_threads = 256;  // 1241: 2.35 us against 2.73 with 128
-  tuning.long_threads = 128;   // 88.7 us, with 256 90.2
+  tuning.few_threads = 128;        // 310: 1.41 us against 1.48 with 256
+  tuning.short_threads = 256;      // 1241: 2.35 us against 2.73 with 128
+  tuning.long_threads = 128;       // 88.7 us, with 256 90.2
   tuning.long_angle_bytes = 4096;  // latent heads 83.4 us, 16384 96.1; with codes 421.4, 16384 452.0
-  tuning.turns[0] = 2;         // 164.7 us, three times 165.6; codes 77.1, three times 75.5
-  tuning.turns[1] = 3;         // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
+  tuning.turns[0] = 2;             // 164.7 us, three times 165.6; codes 77.1, three times 75.5
+  tuning.turns[1] = 3;             // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
   tuning.max_short_rows_vectors[0] = 300;
   tuning.max_short_rows_vectors[1] = 100;
   tuning.rows_threads = 128;

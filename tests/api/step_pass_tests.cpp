@@ -75,7 +75,10 @@ void check_ways(StepCase step) {
 }
 
 void refuse_general(const std::vector<std::string> &explanations) {
-  for (const std::string &text : explanations) { INFO(text); CHECK(text.find(": general kernel, ") == std::string::npos); }
+  for (const std::string &text : explanations) {
+    INFO(text);
+    CHECK(text.find(": general kernel, ") == std::string::npos);
+  }
 }
 
 }  // namespace

@@ -292,7 +292,7 @@ TEST_CASE("a table says which kernel serves which step with codes or factors", "
             rope::RopePlan plan = {};
             REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
             const bool is_general = plan.step.kernel == rope::StepKernel::kGeneral;
-            CHECK((is_general || plan.step.has_codes == work.has_codes()));
+            CHECK((is_general || plan.step.has_codes == (work.has_codes() || work.has_factor)));
             const bool has_more = plan.step.kernel == rope::StepKernel::kLong && plan.step.has_more;
             of_layouts += has_more ? 'L' : letter_of(plan.step.kernel);
           }
@@ -354,14 +354,14 @@ rotation, E5M2, outputs of E4M3 F32: ----------- -----------
 rotation, E5M2, outputs of E4M3 F16: ----------- -----------
 rotation, E5M2, outputs of E4M3 BF16: ----------- -----------
 rotation, E4M3, amax F32: ----------- -----------
-rotation, E4M3, amax F16: ----------- -----------
-rotation, E4M3, amax BF16: ----------- -----------
+rotation, E4M3, amax F16: --L-LLLLL-- --L-LLLLL--
+rotation, E4M3, amax BF16: --L-LLLLL-- --L-LLLLL--
 rotation, factors, E4M3 F32: ----------- -----------
-rotation, factors, E4M3 F16: ----------- -----------
-rotation, factors, E4M3 BF16: ----------- -----------
+rotation, factors, E4M3 F16: --L-LLLLL-- --L-LLLLL--
+rotation, factors, E4M3 BF16: --L-LLLLL-- --L-LLLLL--
 rotation, factors F32: ----------- -----------
-rotation, factors F16: ----------- -----------
-rotation, factors BF16: ----------- -----------
+rotation, factors F16: --L-LLLLL-- --L-LLLLL--
+rotation, factors BF16: --L-LLLLL-- --L-LLLLL--
 rotation, E4M3, written scales F32: ----------- -----------
 rotation, E4M3, written scales F16: --L-LLLLL-- --L-LLLLL--
 rotation, E4M3, written scales BF16: --L-LLLLL-- --L-LLLLL--
@@ -371,7 +371,7 @@ rotation, outputs of E4M3, written scales BF16: --L-LLLLL-- --L-LLLLL--
 )");
 }
 
-TEST_CASE("steps with codes of heads of which a part is turned are for the general kernel", "[step plan]") {
+TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") {
   Scene scene;
   const auto letter_with = [&](int64_t tokens, auto change) {
     make_step(kCodeWorks[0], ROPE_DTYPE_BF16, ROPE_LAYOUT_THD, {tokens, {8, 2, 2}, 128}, &scene);
@@ -380,9 +380,18 @@ TEST_CASE("steps with codes of heads of which a part is turned are for the gener
     REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
     return letter_of(plan.step.kernel);
   };
+  // Where the channels beside the window lie on both sides of it, or are no multiple of it, there are no pieces.
   for (const int64_t tokens : {1, 16384}) {
-    const auto window = [&] { scene.geometry.rotary_dim = 64; };
-    CHECK(letter_with(tokens, window) == '-');
+    const auto letter_of_window = [&](int channels, int begin) {
+      return letter_with(tokens, [&] {
+        scene.geometry.rotary_dim = channels;
+        for (rope::StepTensor &tensor : scene.step.tensor) tensor.window_begin = begin;
+      });
+    };
+    CHECK(letter_of_window(64, 0) == (tokens == 1 ? 's' : 'l'));
+    CHECK(letter_of_window(64, 64) == (tokens == 1 ? 's' : 'l'));
+    CHECK(letter_of_window(64, 32) == '-');
+    CHECK(letter_of_window(96, 0) == '-');
   }
   // Vectors of codes have half the bytes of those of words.
   rope::CacheView &cache = scene.step.tensor[1].cache;
@@ -444,7 +453,6 @@ TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]")
   };
   CHECK(letter_with(1, [] {}) == 's');
   CHECK(letter_with(16384, [] {}) == 'l');
-  CHECK(letter_with(1, [&] { scene.step.has_parts = true; }) == '-');
   CHECK(letter_with(1, [&] { add_to_token_stride(1); }) == 's');  // the stride of one token is of no account
   CHECK(letter_with(2, [&] { add_to_token_stride(1); }) == '-');
   CHECK(letter_with(2, [&] { add_to_token_stride(4); }) == 's');

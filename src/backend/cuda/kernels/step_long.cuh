@@ -124,8 +124,8 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
 // that are written for groups, the largest magnitude, and row factors: a thread holds all values of its unit.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
-                                  min_blocks_per_multiprocessor(HasCodes && HasMore ? kStepScalesResidentThreads
-                                                                                    : kStepLongResidentThreads,
+                                  min_blocks_per_multiprocessor(HasCodes &&HasMore ? kStepScalesResidentThreads
+                                                                                   : kStepLongResidentThreads,
                                                                 kMaxStepThreads))
     step_long_kernel(const __grid_constant__ StepLongParams<HasMore, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       const bool is_turned =
           kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
       if (IsNormed && is_changed) {
-        sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares<V>(values.low),
-                                          sum_of_squares<V>(values.high));
+        sum =
+            sum_over_lanes<kUsualUnits>(params, number, sum_of_squares<V>(values.low), sum_of_squares<V>(values.high));
         values.norm(params.norm, sum, weights);
       }
       if (is_turned) values.turn(angles);
@@ -304,8 +304,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     } else {
       if constexpr (IsNormed) {
         if (is_changed) {
-          sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low),
-                                            sum_of_squares_in<T, V>(high));
+          sum =
+              sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
           forget_floats(&low);
           forget_floats(&high);
         }
@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       const bool is_turned =
           kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
       const auto change = [&](auto as) {
-        change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(params.norm, sum, weights, is_changed,
-                                                                                 is_turned, angles, factor, &low, &high);
+        change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(
+            params.norm, sum, weights, is_changed, is_turned, angles, factor, &low, &high);
       };
       if (as_codes) {
         change(std::integral_constant<UnitAs, kAsCodes>());

@@ -5,7 +5,6 @@
 #include "core/math/norm.hpp"
 #include "core/problem/step_problem.hpp"
 #include "plan/step_kernels.hpp"
-#include "plan/step_pieces.hpp"
 
 namespace rope {
 
@@ -25,8 +24,8 @@ enum StepFlags : uint32_t {
   kHasCodeCache = 2048,
   kHasE5M2 = 4096,  // codes are of that type
   kHasCodes = kHasCodeOut | kHasCodeCache,
-  kHasWords = 8192,         // its output or its cache has the data's type
-  kHasWideFactor = 16384,   // as kHasWideWeight
+  kHasWords = 8192,        // its output or its cache has the data's type
+  kHasWideFactor = 16384,  // as kHasWideWeight
 };
 
 // A page table, strides in bytes.
@@ -102,8 +101,9 @@ struct StepHeadCodes {
 
 // What the kernels of whole heads read.
 struct StepHeadParams {
-  uint32_t units_per_block;  // of channels: a head, or as many channels as the window has
-  uint32_t lanes_log2;       // threads of a block
+  // With the first two in another order kShortMore takes four registers more.
+  uint32_t lanes_log2;       // threads of a block of channels: a head, or as many channels as the window has
+  uint32_t units_per_block;  // of channels
   uint32_t block_mask;       // bits of a unit's number that say in which block of its head it lies
   int32_t to_high;           // from a unit's first vector to its second
   const char *positions;

@@ -25,6 +25,7 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
 #include "plan/tuning.hpp"
@@ -41,8 +42,13 @@ template <bool HasCodes, StepAngles kAngles>
 using StepShortParams =
     std::conditional_t<HasCodes, WithCodes<StepShortWordParams<kAngles>>, StepShortWordParams<kAngles>>;
 
+// All but norms with codes take fewer registers without a bound, which 0 means.
+constexpr int min_short_blocks(bool is_bounded) {
+  return is_bounded ? min_blocks_per_multiprocessor(kStepShortResidentThreads, kMaxStepThreads) : 0;
+}
+
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepThreads)
+__global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&HasCodes))
     step_short_kernel(const __grid_constant__ StepShortParams<HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
