@@ -385,6 +385,7 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
     const auto letter_of_window = [&](int channels, int begin) {
       return letter_with(tokens, [&] {
         scene.geometry.rotary_dim = channels;
+        scene.geometry.in_distance = scene.geometry.out_distance = channels / 2;
         for (rope::StepTensor &tensor : scene.step.tensor) tensor.window_begin = begin;
       });
     };
