@@ -5,8 +5,6 @@ namespace rope {
 
 namespace {
 
-constexpr WrittenScales kNoScales = {};
-
 char *channel_of(char *data, int channel, int64_t stride, rope_dtype_t dtype) {
   return data + channel * stride * dtype_size(dtype);
 }

@@ -144,7 +144,14 @@ class Draw {
     drawn_.head_dim = static_cast<int32_t>(chance(50) ? one_of<int64_t>({8, 16, 32, 64, 128, 256})
                                                       : 2 * between(1, chance(15) ? 300 : 48));
     int32_t window = drawn_.head_dim;
-    if (chance(50)) {
+    has_pieces_ = chance(25);
+    if (has_pieces_) {
+      // As the kernels of whole heads take heads in pieces.
+      drawn_.rotary_dim = window = 64;
+      drawn_.head_dim = static_cast<int32_t>(64 * between(2, 5));
+      drawn_.rotary_offset = chance(50) ? 0 : drawn_.head_dim - window;
+      saw("partial window");
+    } else if (chance(50)) {
       drawn_.rotary_dim = window = static_cast<int32_t>(2 * between(1, drawn_.head_dim / 2));
       drawn_.rotary_offset = static_cast<int32_t>(between(0, drawn_.head_dim - window));
       if (window < drawn_.head_dim) saw("partial window");
@@ -217,7 +224,8 @@ class Draw {
         tensor.out_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
       }
       const bool has_others = !tensor.is_window && drawn_.rotary_dim != 0 && drawn_.rotary_dim < drawn_.head_dim;
-      if (i < 2 && !v_is_turned_ && has_others && saw_if(chance(25), i == 0 ? "q in parts" : "k in parts")) {
+      if (i < 2 && !v_is_turned_ && has_others &&
+          saw_if(chance(has_pieces_ ? 80 : 40), i == 0 ? "q in parts" : "k in parts")) {
         tensor.has_pass = true;
         tensor.out = StepOut::Own;
         tensor.pass_placement = placement(rank, true);
@@ -436,7 +444,7 @@ class Draw {
     if (drawn_.k.has_pass && chance(50)) drawn_.k.out = StepOut::Absent;
     const bool is_alone = cache.storage == CacheStorage::Separate || cache.storage == CacheStorage::HeadsFirst;
     const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
-    if (!is_alone || window == width_of(drawn_.k) || !saw_if(chance(40), "k cached in parts")) return;
+    if (!is_alone || window == width_of(drawn_.k) || !saw_if(chance(60), "k cached in parts")) return;
     cache.has_k_pass = true;
     cache.k_pass_dtype = drawn_.dtype == ROPE_DTYPE_F32 && chance(40) ? ROPE_DTYPE_BF16 : 0;
     cache.k_pass_placement = placement(4, false);
@@ -478,7 +486,7 @@ class Draw {
   Random random_;
   Coverage *coverage_;
   StepCase drawn_;
-  bool v_is_turned_ = false;
+  bool has_pieces_ = false, v_is_turned_ = false;
 };
 
 int64_t from_environment(const char *name, int64_t otherwise) {

@@ -1,4 +1,6 @@
 // step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: params from problem and plan
+#include <type_traits>
+
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_params.hpp"
 #include "backend/cuda/operations.hpp"
@@ -221,7 +223,8 @@ void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadP
   params->rounds = params->norm.rounds_before_weight || params->norm.rounds_after_weight;
 }
 
-void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadParams *params) {
+template <bool IsNormed>
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadParams<IsNormed> *params) {
   *params = {};
   set_head_params(problem, plan, params);
   params->units_per_token = plan.units.per_token;
@@ -243,9 +246,10 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadP
   }
 }
 
-void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreParams *params) {
+template <bool IsNormed>
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreParams<IsNormed> *params) {
   *params = {};
-  set_params(problem, plan, static_cast<StepShortHeadParams *>(params));
+  set_params(problem, plan, static_cast<StepShortHeadParams<IsNormed> *>(params));
   params->is_after = problem.geometry->norm.is_after;
   set_lookups(problem, &params->lookups);
   int64_t units = 0;
@@ -491,21 +495,25 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
     return launch_it(function, problem, plan, device_index, stream);
   };
   const bool has_codes = plan.step.has_codes;
+  const auto launch_short = [&](auto is_normed) {
+    using Plain = StepShortHeadParams<decltype(is_normed)::value>;
+    using More = StepShortMoreParams<decltype(is_normed)::value>;
+    if (plan.step.kernel == StepKernel::kShortMore) {
+      return launch_with(launch_step<More>, launch_step<WithAngles<More, kMaxShortStepPairs>>,
+                         launch_step<WithTable<More>>);
+    }
+    if (has_codes) {
+      return launch_with(launch_step<WithCodes<Plain>>, launch_step<WithCodes<WithAngles<Plain, kMaxShortStepPairs>>>,
+                         launch_step<WithCodes<WithTable<Plain>>>);
+    }
+    return launch_with(launch_step<Plain>, launch_step<WithAngles<Plain, kMaxShortStepPairs>>,
+                       launch_step<WithTable<Plain>>);
+  };
   switch (plan.step.kernel) {
     case StepKernel::kWarp:
     case StepKernel::kShort:
-      if (has_codes) {
-        return launch_with(launch_step<WithCodes<StepShortHeadParams>>,
-                           launch_step<WithCodes<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>>,
-                           launch_step<WithCodes<WithTable<StepShortHeadParams>>>);
-      }
-      return launch_with(launch_step<StepShortHeadParams>,
-                         launch_step<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
-                         launch_step<WithTable<StepShortHeadParams>>);
     case StepKernel::kShortMore:
-      return launch_with(launch_step<StepShortMoreParams>,
-                         launch_step<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>,
-                         launch_step<WithTable<StepShortMoreParams>>);
+      return plan.step.norm != StepNorm::kNone ? launch_short(std::true_type()) : launch_short(std::false_type());
     case StepKernel::kLong:
       if (has_codes && plan.step.has_more) {
         return launch_with(launch_step<WithScales<StepLongHeadParams>>,

@@ -135,12 +135,6 @@ struct StepTensor {
   bool has_code_out() const { return is_written && is_code(out_dtype); }
   bool has_code_cache() const { return is_cached() && (is_code(cache.dtype) || is_code(pass_cache.dtype)); }
   bool has_codes() const { return has_code_out() || has_code_cache(); }
-  // Of the codes of a tensor without parts; where there are two types that of the output.
-  rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
-  bool has_words() const { return is_written != has_code_out() || is_cached() != has_code_cache(); }
-  bool has_written_scales() const {
-    return out_scales.is_present() || cache_scales.is_present() || pass_scales.is_present();
-  }
   // Even where a cache has no memory.
   bool may_take_scale() const { return is_code(out_dtype) || is_code(cache.dtype); }
   bool may_have_codes() const { return may_take_scale() || is_code(pass_cache.dtype); }

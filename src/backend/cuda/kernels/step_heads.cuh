@@ -69,14 +69,14 @@ __device__ __forceinline__ uint32_t place_in_head(const StepHeadParams &params, 
   return unit + (unit & params.block_mask);
 }
 
-// The head and the number in it of a unit, counted from one where `tensor` has head 0. Heads that are normed are of one
-// block, and have a place for each of its channels in the output.
+// Where a unit lies, by its number among those of a tensor whose head 0 has unit 0. Heads that are normed are one block,
+// and their outputs have their strides.
 template <bool IsNormed>
 struct StepUnitOf {
-  uint32_t units;  // of the head
+  uint32_t units;  // of a head
   uint32_t head;
-  uint32_t number;
-  uint32_t place;
+  uint32_t number;  // in the head
+  uint32_t place;   // place_in_head of it
 
   __device__ __forceinline__ StepUnitOf(const StepHeadParams &params, const StepHeadTensor &tensor, uint32_t unit) {
     const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
@@ -95,11 +95,10 @@ struct StepUnitOf {
 
 // The piece of a unit that is counted through all of them.
 template <bool IsNormed>
-__device__ __forceinline__ uint32_t find_piece(const StepShortHeadParams &params, uint32_t unit) {
-  constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxShortStepPieces;
+__device__ __forceinline__ uint32_t find_piece(const StepShortHeadParams<IsNormed> &params, uint32_t unit) {
   uint32_t piece = 0;
 #pragma unroll
-  for (int i = 0; i < kPieces - 1; ++i) piece += unit >= params.begins[i];
+  for (const uint32_t begin : params.begins) piece += unit >= begin;
   return piece;
 }
 

@@ -1,7 +1,7 @@
 // step_long.cuh - the step's kernels for long launches of whole heads
 //
 // 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes, blocks of 128 threads, two turns. All threads of a
-// block have the same tensor. The blocks of a group of tokens follow each other.
+// block have the same tensor, or piece of one's heads (step_pieces.hpp). The blocks of a group of tokens follow each other.
 //
 //   block of the group    0           1             2           3             4              5
 //   tensor                q                                                   k              v

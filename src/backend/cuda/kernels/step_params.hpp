@@ -126,7 +126,7 @@ template <typename Params>
 struct WithCodes : Params {
   bool scale_multiplies;
   bool rounds_before_codes;
-  StepHeadCodes codes[kMaxStepPieces];
+  StepHeadCodes codes[Params::kPieces];
 };
 
 // Scales that are written for groups of blocks, of a piece's output and of its cache; of both the same where both have
@@ -149,17 +149,20 @@ struct StepHeadFactor {
 // What instances with codes and more read too.
 template <typename Params>
 struct WithScales : WithCodes<Params> {
-  StepHeadScales scales[kMaxStepPieces];
-  StepHeadFactor factors[kMaxStepPieces];
+  StepHeadScales scales[Params::kPieces];
+  StepHeadFactor factors[Params::kPieces];
 };
 
 // Of kWarp and kShort. Units are numbered through all pieces, those with the most threads a head first, so that each
-// begins with a multiple of its own; `in`, `cache` and the like are where the head of unit 0 would lie.
+// begins with a multiple of its own; `in`, `cache` and the like are where the head of unit 0 would lie. Params that are
+// larger take a launch longer: calls with a norm have fewer pieces.
+template <bool IsNormed>
 struct StepShortHeadParams : StepHeadParams {
+  static constexpr uint32_t kPieces = IsNormed ? uint32_t{kMaxNormedStepPieces} : uint32_t{kMaxShortStepPieces};
   uint32_t units_per_token;
-  uint32_t counting_unit;                    // counts tokens whose slot is outside
-  uint32_t begins[kMaxShortStepPieces - 1];  // first units of the second piece and on; all ones where there is none
-  StepHeadTensor tensor[kMaxShortStepPieces];
+  uint32_t counting_unit;        // counts tokens whose slot is outside
+  uint32_t begins[kPieces - 1];  // first units of the second piece and on; all ones where there is none
+  StepHeadTensor tensor[kPieces];
 };
 
 // A piece's part of StepShortMoreParams.
@@ -170,9 +173,10 @@ struct StepMoreTensor {
 };
 
 // Of kShortMore.
-struct StepShortMoreParams : StepShortHeadParams {
+template <bool IsNormed>
+struct StepShortMoreParams : StepShortHeadParams<IsNormed> {
   bool is_after;
-  StepMoreTensor more[kMaxShortStepPieces];
+  StepMoreTensor more[StepShortHeadParams<IsNormed>::kPieces];
   StepLookups lookups;
 };
 
@@ -191,12 +195,13 @@ struct StepLongTensor : StepHeadTensor {
 
 // Of kLong.
 struct StepLongHeadParams : StepHeadParams {
+  static constexpr uint32_t kPieces = kMaxStepPieces;
   uint32_t num_tokens;  // of a batch
   int32_t position_batch_bytes;
   uint32_t turns;
   FastDivmod blocks_of_group;
   FastDivmod by_pairs;
-  StepLongTensor tensor[kMaxStepPieces];
+  StepLongTensor tensor[kPieces];
   StepLookups lookups;
 };
 

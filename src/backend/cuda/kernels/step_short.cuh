@@ -32,15 +32,15 @@
 
 namespace rope {
 
-template <StepAngles kAngles>
+template <bool IsNormed, StepAngles kAngles>
 using StepShortWordParams = std::conditional_t<
-    kAngles == StepAngles::kNone, StepShortHeadParams,
-    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams, kMaxShortStepPairs>,
-                       WithTable<StepShortHeadParams>>>;
+    kAngles == StepAngles::kNone, StepShortHeadParams<IsNormed>,
+    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams<IsNormed>, kMaxShortStepPairs>,
+                       WithTable<StepShortHeadParams<IsNormed>>>>;
 
-template <bool HasCodes, StepAngles kAngles>
-using StepShortParams =
-    std::conditional_t<HasCodes, WithCodes<StepShortWordParams<kAngles>>, StepShortWordParams<kAngles>>;
+template <bool IsNormed, bool HasCodes, StepAngles kAngles>
+using StepShortParams = std::conditional_t<HasCodes, WithCodes<StepShortWordParams<IsNormed, kAngles>>,
+                                           StepShortWordParams<IsNormed, kAngles>>;
 
 // All but norms with codes take fewer registers without a bound, which 0 means.
 constexpr int min_short_blocks(bool is_bounded) {
@@ -49,7 +49,7 @@ constexpr int min_short_blocks(bool is_bounded) {
 
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&HasCodes))
-    step_short_kernel(const __grid_constant__ StepShortParams<HasCodes, kAngles> params) {
+    step_short_kernel(const __grid_constant__ StepShortParams<IsNormed, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;

@@ -15,11 +15,11 @@
 
 namespace rope {
 
-template <StepAngles kAngles>
+template <bool IsNormed, StepAngles kAngles>
 using StepMoreParams = std::conditional_t<
-    kAngles == StepAngles::kNone, StepShortMoreParams,
-    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortMoreParams, kMaxShortStepPairs>,
-                       WithTable<StepShortMoreParams>>>;
+    kAngles == StepAngles::kNone, StepShortMoreParams<IsNormed>,
+    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortMoreParams<IsNormed>, kMaxShortStepPairs>,
+                       WithTable<StepShortMoreParams<IsNormed>>>>;
 
 // The numbers of a unit's channels in a head's weights or bias, of F32 or of the data's type.
 template <typename T, int V>
@@ -37,7 +37,7 @@ struct UnitNumbers {
 
 template <typename T, int V, bool IsInterleaved, bool IsNormed, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads)
-    step_short_more_kernel(const __grid_constant__ StepMoreParams<kAngles> params) {
+    step_short_more_kernel(const __grid_constant__ StepMoreParams<IsNormed, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
