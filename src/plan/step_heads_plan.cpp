@@ -193,7 +193,7 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
     StepPieceBlocks *const mine = &heads->blocks[i];
     const uint32_t threads = static_cast<uint32_t>(piece.heads) << mine->lanes_log2;
     const auto takes_rows = [&](uint32_t rows) {
-      return threads * rows <= wanted && rows / 2 * heads->turns < tokens &&
+      return threads * rows <= wanted && int64_t{rows / 2} * heads->turns < tokens &&
              (!piece.is_turned || rows * heads->turns <= max_turned_tokens);
     };
     mine->rows = 1;

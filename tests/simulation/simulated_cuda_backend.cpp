@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
+#include <type_traits>
 
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_rope.hpp"
@@ -32,8 +33,9 @@ std::map<const void *, Call> find_calls() {
   const auto add = [&](auto element) {
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
-    const auto add_all = [&](StepKernel kernel, bool has_codes, bool has_more, Call plain, Call angles, Call table) {
-      for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {
+    const auto add_norms = [&](std::initializer_list<StepNorm> norms, StepKernel kernel, bool has_codes, bool has_more,
+                               Call plain, Call angles, Call table) {
+      for (const StepNorm norm : norms) {
         for (const bool is_interleaved : {false, true}) {
           const auto address = [&](StepAngles of) {
             return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_codes, has_more});
@@ -44,25 +46,36 @@ std::map<const void *, Call> find_calls() {
         }
       }
     };
+    const auto add_all = [&](StepKernel kernel, bool has_codes, bool has_more, Call plain, Call angles, Call table) {
+      add_norms({StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}, kernel, has_codes, has_more,
+                plain, angles, table);
+    };
+    const auto add_short = [&](auto is_normed, std::initializer_list<StepNorm> norms) {
+      using Plain = StepShortHeadParams<decltype(is_normed)::value>;
+      using More = StepShortMoreParams<decltype(is_normed)::value>;
+      for (const bool has_more : {false, true}) {
+        add_norms(norms, StepKernel::kShortMore, false, has_more, call<More>,
+                  call<WithAngles<More, kMaxShortStepPairs>>, call<WithTable<More>>);
+        for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
+          add_norms(norms, kernel, false, has_more, call<Plain>, call<WithAngles<Plain, kMaxShortStepPairs>>,
+                    call<WithTable<Plain>>);
+          if constexpr (sizeof element == 2) {
+            add_norms(norms, kernel, true, has_more, call<WithCodes<Plain>>,
+                      call<WithCodes<WithAngles<Plain, kMaxShortStepPairs>>>, call<WithCodes<WithTable<Plain>>>);
+          }
+        }
+      }
+    };
+    add_short(std::false_type(), {StepNorm::kNone});
+    add_short(std::true_type(), {StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken});
     const auto add_kind = [&](StepKernel kernel, bool has_codes, Call plain, Call angles, Call table) {
       for (const bool has_more : {false, true}) add_all(kernel, has_codes, has_more, plain, angles, table);
     };
-    for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-      add_kind(kernel, false, call<StepShortHeadParams>, call<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>,
-               call<WithTable<StepShortHeadParams>>);
-    }
-    add_kind(StepKernel::kShortMore, false, call<StepShortMoreParams>,
-             call<WithAngles<StepShortMoreParams, kMaxShortStepPairs>>, call<WithTable<StepShortMoreParams>>);
     add_kind(StepKernel::kLong, false, call<StepLongHeadParams>,
              call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>, call<StepLongTableParams>);
     add_kind(StepKernel::kShortRows, false, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
     add_kind(StepKernel::kLongRows, false, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);
     if constexpr (sizeof element == 2) {
-      for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-        add_kind(kernel, true, call<WithCodes<StepShortHeadParams>>,
-                 call<WithCodes<WithAngles<StepShortHeadParams, kMaxShortStepPairs>>>,
-                 call<WithCodes<WithTable<StepShortHeadParams>>>);
-      }
       add_all(StepKernel::kLong, true, false, call<WithCodes<StepLongHeadParams>>,
               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithCodes<StepLongTableParams>>);
       add_all(StepKernel::kLong, true, true, call<WithScales<StepLongHeadParams>>,
