@@ -98,22 +98,13 @@ bool takes_factor(const RopeProblem &problem, const RowFactor &factor) {
                                   fits(factor.batch_stride, 4) && fits(factor.head_stride, 4));
 }
 
-int common_divisor(int a, int b) {
-  while (b != 0) {
-    const int rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 // The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of
 // vectors; else 0. What is changed is one block, and all else is cut into as large ones.
 int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   const StepProblem &step = *problem.step;
   const StepPieces &pieces = heads.pieces;
   int channels = 0;
-  for (const StepPiece &piece : pieces) channels = common_divisor(channels, piece.channels);
+  for (const StepPiece &piece : pieces) channels = static_cast<int>(greatest_common_divisor(channels, piece.channels));
   for (const StepPiece &piece : pieces) {
     if (piece.is_normed || piece.is_turned) channels = piece.channels;
   }

@@ -64,7 +64,7 @@ bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
   const int begin = tensor.window_begin, end = begin + problem.geometry->rotary_dim;
   const bool has_scales_of_all =
       tensor.out_scales.is_present() || (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
-  // One scale would be that of an output, too.
+  // The output has the static scale of the tensor, the cache of the pass its own; codes of a piece have one.
   const bool has_two_scales =
       tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
   return !tensor.is_normed && (begin == 0 || end == tensor.channels) && !has_scales_of_all && !has_two_scales;

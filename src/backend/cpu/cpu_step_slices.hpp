@@ -1,5 +1,5 @@
-// cpu_step_lots.hpp - the step of heads whose channels lie side by side, slice after slice: one pass over a slice takes the sums
-// of its squares, and one for each destination reads it, norms it, turns it and writes it in registers
+// cpu_step_slices.hpp - the step of heads whose channels lie side by side, slice after slice: one pass over a slice takes
+// the sums of its squares, and one for each destination reads it, norms it, turns it and writes it in registers
 //
 // In an unnamed namespace, as cpu_loops.hpp says.
 #pragma once
@@ -246,7 +246,7 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, const HeadSl
   } else {
     const bool is_input = block_of(target).data == reinterpret_cast<const char *>(slice.in);
     const bool is_buffered = target.is_streamed || (!kIsCode && !is_input && !(part.has_window && part.has_others));
-    // Other channels are where they belong, or nobody wants them.
+    // The input has its other channels already, and one target that has the window alone takes no others.
     const bool is_window_alone = !part.has_others && (is_input || end - begin == 1);
     const int channels = kIsCode ? part.count(run.channels, 2 * run.pairs) : run.channels;
     done = is_buffered ? HeadBlock{buffer, channels} : block_of(target);

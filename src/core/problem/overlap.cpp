@@ -17,15 +17,6 @@ int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
 
-int64_t greatest_common_divisor(int64_t a, int64_t b) {
-  while (b != 0) {
-    const int64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 // Whether k * step mod modulus lies within the range for some k from 0 to `last`; the range lies within 0 to
 // modulus - 1, and step is below modulus. Euclid's algorithm: either the first multiple from range.low on lies in the
 // range, or k * step passes the modulus first, and how often it does is the unknown of the same question modulo step.

@@ -37,6 +37,16 @@ inline int64_t magnitude(int64_t stride) {
   return stride < 0 ? -stride : stride;
 }
 
+// Of numbers that are not negative; of 0 and another number that one.
+inline int64_t greatest_common_divisor(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 // In bytes, a power of two; 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
   // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2, F8_E8M0

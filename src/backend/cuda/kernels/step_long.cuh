@@ -275,9 +275,9 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       if (of_rows.data != nullptr) {
         const char *const row_factor =
             step(step(of_rows.data, token, of_rows.token), head, of_rows.head) + blockIdx.y * of_rows.batch;
-        float number[1] = {};
-        if (is_active) load_numbers<T, 1>(row_factor, (tensor.flags & kHasWideFactor) != 0, number);
-        values.multiply(number[0]);
+        float of_row[1] = {};
+        if (is_active) load_numbers<T, 1>(row_factor, (tensor.flags & kHasWideFactor) != 0, of_row);
+        values.multiply(of_row[0]);
       }
       if ((tensor.flags & kHasWords) != 0) {
         if ((IsNormed && is_changed) || is_turned || of_rows.data != nullptr) {
