@@ -158,7 +158,7 @@ __attribute__((noinline)) void step_and_scale(const StepRun<float> &run, const H
                                               StepNumbers<T> *numbers) {
   alignas(64) float values[kMaxSliceChannels];
   norm_and_turn<T, float>(run, slice, {reinterpret_cast<char *>(values), run.channels}, false, numbers);
-  for (int head = 0; head < slice.count; ++head) {
+  for (int64_t head = 0; head < slice.count; ++head) {
     prefetch_head<T>(run, slice.first + slice.count + head);
     scale_channels(values + head * run.channels, reinterpret_cast<U *>(to.data) + head * to.stride, run.channels,
                    slice.factor[head]);
