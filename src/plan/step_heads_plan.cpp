@@ -66,15 +66,6 @@ bool takes_piece(const RopeProblem &problem, const StepPieces &pieces, bool is_f
   return (piece.heads == 1 || in[kHead] == out[kHead]) && (is_flat || in[kBatch] == out[kBatch]);
 }
 
-// Whether codes of an output and of a cache, where a piece has both, have the same type and scales.
-bool are_same_codes(const StepPiece &piece) {
-  if (!piece.has_code_out() || !piece.has_code_cache()) return true;
-  const WrittenScales &of_out = *piece.out_scales, &of_cache = *piece.cache_scales;
-  return piece.out_dtype == piece.cache.dtype && of_out.is_present() == of_cache.is_present() &&
-         (!of_out.is_present() ||
-          (of_out.form == of_cache.form && of_out.floor == of_cache.floor && of_out.groups == of_cache.groups));
-}
-
 bool is_power_of_two(int number) {
   return (number & (number - 1)) == 0;
 }
@@ -89,13 +80,7 @@ bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channel
     return of_group % channels == 0 && is_power_of_two(of_group / channels) &&
            step_lanes_log2(of_group, static_cast<int>(kLongStepVectorBytes / size)) <= kWarpLanesLog2;
   };
-  return size == 2 && are_same_codes(piece) && takes_scales(*piece.out_scales) && takes_scales(*piece.cache_scales) &&
-         fits(piece.scale->head_stride, dtype_size(ROPE_DTYPE_F32));
-}
-
-bool takes_factor(const RopeProblem &problem, const RowFactor &factor) {
-  return !factor.is_present() || (dtype_size(problem.geometry->dtype) == 2 && fits(factor.token_stride, 4) &&
-                                  fits(factor.batch_stride, 4) && fits(factor.head_stride, 4));
+  return can_be_codes(problem, piece) && takes_scales(*piece.out_scales) && takes_scales(*piece.cache_scales);
 }
 
 // The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of

@@ -36,10 +36,12 @@ struct StepVariant {
   StepNorm norm;
   StepAngles angles;
   bool is_interleaved;
-  bool has_codes;  // kWarp, kShort and kLong: outputs or caches of 8 bits
-  bool has_more;   // kLong: roundings within the norm, several position axes, a page table; with has_codes also E5M2,
-                   // words of the same tensor, values that become words first, written scales, the largest magnitude,
-                   // and row factors, whether there are codes or not
+  bool
+      has_codes;  // kWarp, kShort, kLong and kLongRows: outputs or caches of 8 bits; kLongRows with whatever comes with
+                  // codes, and row factors, whether there are codes or not
+  bool has_more;  // kLong: roundings within the norm, several position axes, a page table; with has_codes also E5M2,
+                  // words of the same tensor, values that become words first, written scales, the largest magnitude,
+                  // and row factors as kLongRows has them
 };
 
 constexpr int kShortStepVectorBytes = 8;

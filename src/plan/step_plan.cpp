@@ -88,6 +88,29 @@ bool fits_vectors(const RopeProblem &problem, const StepPiece &piece, int64_t ve
          fits_numbers(*piece.bias, size, vector_bytes);
 }
 
+namespace {
+
+// Whether codes of an output and of a cache, where a piece has both, have the same type and scales.
+bool are_same_codes(const StepPiece &piece) {
+  if (!piece.has_code_out() || !piece.has_code_cache()) return true;
+  const WrittenScales &of_out = *piece.out_scales, &of_cache = *piece.cache_scales;
+  return piece.out_dtype == piece.cache.dtype && of_out.is_present() == of_cache.is_present() &&
+         (!of_out.is_present() ||
+          (of_out.form == of_cache.form && of_out.floor == of_cache.floor && of_out.groups == of_cache.groups));
+}
+
+}  // namespace
+
+bool can_be_codes(const RopeProblem &problem, const StepPiece &piece) {
+  return dtype_size(problem.geometry->dtype) == 2 && are_same_codes(piece) &&
+         fits(piece.scale->head_stride, dtype_size(ROPE_DTYPE_F32));
+}
+
+bool takes_factor(const RopeProblem &problem, const RowFactor &factor) {
+  return !factor.is_present() || (dtype_size(problem.geometry->dtype) == 2 && fits(factor.token_stride, 4) &&
+                                  fits(factor.batch_stride, 4) && fits(factor.head_stride, 4));
+}
+
 bool has_token_norm(const RopeProblem &problem) {
   return problem.step->has_norm && problem.geometry->norm.is_of_token;
 }
@@ -187,20 +210,33 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
          token_sums;
 }
 
+// Whether threads that hold all values of a unit make a tensor's codes: those of heads, which are whole.
+bool takes_codes(const RopeProblem &problem, int index) {
+  const StepPiece piece = whole_piece(problem, index);
+  return takes_factor(problem, *piece.factor) && (!piece.has_codes() || can_be_codes(problem, piece)) &&
+         piece.out_scales->groups <= 1 && piece.cache_scales->groups <= 1;
+}
+
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const StepProblem &step = *problem.step;
-  if (!takes_tokens(problem) || step.has_parts || step.has_codes || step.has_factor) return false;
+  if (!takes_tokens(problem) || step.has_parts) return false;
+  const bool holds_values = step.has_codes || step.has_factor;
+  for (int i = 0; i < problem.num_tensors && holds_values; ++i) {
+    if (problem.tensor[i].heads != 0 && !takes_codes(problem, i)) return false;
+  }
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
   if (tokens > kMaxInt32) return false;
   const int64_t limit = kStepTuning.max_short_rows_vectors[plan->is_programmatic];
   const bool is_of_token = has_token_norm(problem);
-  bool is_short = !is_of_token && moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
+  bool is_short =
+      !is_of_token && !holds_values && moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
   if (is_short && (pairs > kMaxShortStepPairs || !fit_vectors(problem, kShortStepVectorBytes))) is_short = false;
   const int64_t bytes = is_short ? kShortStepVectorBytes : kLongStepVectorBytes;
   if (!is_short && !fit_vectors(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
   plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
+  plan->step.has_codes = holds_values;
   if (is_of_token) {
     if (!shape_token_rows(problem, plan)) return false;
   } else {

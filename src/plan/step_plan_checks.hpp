@@ -19,6 +19,13 @@ bool takes_tokens(const RopeProblem &problem);
 // Whether vectors of so many bytes of the data fit a piece and everything that it is written to.
 bool fits_vectors(const RopeProblem &problem, const StepPiece &piece, int64_t vector_bytes);
 
+// Whether codes of a piece, of one type and of the same scales, can be those of other kernels than kGeneral, whatever the
+// groups of written scales.
+bool can_be_codes(const RopeProblem &problem, const StepPiece &piece);
+
+// Likewise a tensor's row factors.
+bool takes_factor(const RopeProblem &problem, const RowFactor &factor);
+
 bool has_token_norm(const RopeProblem &problem);
 
 // Whether there are several position axes or a page table.

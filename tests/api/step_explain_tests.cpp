@@ -99,7 +99,7 @@ TEST_CASE("an explanation says that a kernel makes codes of 8 bits", "[rope][ste
     CHECK(has(many.explain(), ": long codes kernel, "));
     many.config.norm_order = ROPE_NORM_ORDER_AFTER;
     many.args.flags = ROPE_FLAG_V_UNROTATED;
-    CHECK(has(many.explain(), ": general kernel, "));
+    CHECK(has(many.explain(), ": long rows angles codes kernel, vectors of 16 bytes, "));
   }
 }
 

@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,60 @@ TEST_CASE("every launch that codes can come out of", "[rope][step][quant]") {
       }
     }
   }
+}
+
+TEST_CASE("codes with every norm and of windows amid a head", "[rope][step][quant][scales][factor][sanitize]") {
+  std::vector<std::string> explanations;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const bool has_table : {false, true}) {
+        StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+        quantise_q(ROPE_DTYPE_F8_E4M3, &step);
+        step.explanations = &explanations;
+        step.dtype = dtype;
+        step.style = style;
+        step.head_dim = 128;
+        step.norm = ROPE_NORM_LAYER;
+        step.q.has_weight = step.k.has_weight = step.q.has_bias = true;
+        step.k.weight_by_head = true;
+        step.table_rows = has_table ? 4 : -1;
+        step.has_fault = true;
+        step.check();
+        step.norm_order = ROPE_NORM_ORDER_AFTER;
+        step.has_amax = true;
+        step.q.factor = RowFactor::ByToken;
+        step.k.factor = RowFactor::ByHead;
+        step.k.factor_dtype = ROPE_DTYPE_F32;
+        step.check();
+        step.norm_extent = ROPE_NORM_EXTENT_TOKEN;
+        step.k.out = StepOut::Same;
+        step.cache->k_dtype = ROPE_DTYPE_F8_E5M2;
+        step.check();
+        step.norm_order = ROPE_NORM_ORDER_BEFORE;
+        step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+        step.check();
+        step.rotary_dim = 64;
+        step.rotary_offset = 32;
+        step.check();
+        step.norm_extent = ROPE_NORM_EXTENT_HEAD;
+        step.k.out = StepOut::Own;
+        step.k.out_dtype = ROPE_DTYPE_F8_E5M2;
+        step.q.scale = step.k.scale = Scale::None;
+        step.q.out_scales.dtype = step.k.out_scales.dtype = step.k.cache_scales.dtype = ROPE_DTYPE_F32;
+        step.check();
+        step.norm = 0;
+        step.q.has_weight = step.k.has_weight = step.q.has_bias = step.k.weight_by_head = false;
+        step.check();
+        step.flags = ROPE_FLAG_UNROTATED;
+        step.table_rows = -1;
+        step.norm = ROPE_NORM_RMS;
+        step.norm_extent = ROPE_NORM_EXTENT_TOKEN;
+        step.check();
+      }
+    }
+  }
+  check_step_kernels(explanations, {"long rows codes", "long rows angles codes", "long rows table codes"});
+  for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") == std::string::npos);
 }
 
 TEST_CASE("codes of a window, of one that is part of a head, and of what is not turned", "[rope][step][quant]") {

@@ -73,9 +73,13 @@ std::map<const void *, Call> find_calls() {
     };
     add_kind(StepKernel::kLong, false, call<StepLongHeadParams>,
              call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>, call<StepLongTableParams>);
-    add_kind(StepKernel::kShortRows, false, call<StepRowParams>, call<StepShortRowAngleParams>, call<StepRowParams>);
-    add_kind(StepKernel::kLongRows, false, call<StepRowParams>, call<StepLongRowAngleParams>, call<StepRowParams>);
+    add_kind(StepKernel::kShortRows, false, call<StepRowParams>, call<WithAngles<StepRowParams, kMaxShortStepPairs>>,
+             call<StepRowParams>);
+    add_kind(StepKernel::kLongRows, false, call<StepRowParams>, call<WithAngles<StepRowParams, kMaxLongStepPairs>>,
+             call<StepRowParams>);
     if constexpr (sizeof element == 2) {
+      add_kind(StepKernel::kLongRows, true, call<StepRowCodeParams>,
+               call<WithAngles<StepRowCodeParams, kMaxLongStepPairs>>, call<StepRowCodeParams>);
       add_all(StepKernel::kLong, true, false, call<WithCodes<StepLongHeadParams>>,
               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithCodes<StepLongTableParams>>);
       add_all(StepKernel::kLong, true, true, call<WithScales<StepLongHeadParams>>,

@@ -21,6 +21,18 @@ int32_t head_bytes(const RopeProblem &problem, const ChannelNumbers &numbers) {
   return static_cast<int32_t>(numbers.head_stride * (numbers.is_f32 ? 4 : dtype_size(problem.geometry->dtype)));
 }
 
+// Of an element; of the data where there is no cache.
+int64_t cache_size(const RopeProblem &problem, const CacheView &cache) {
+  return dtype_size(cache.data != nullptr ? cache.dtype : problem.geometry->dtype);
+}
+
+// Which destinations have codes, of which type, and whether any has the data's.
+uint32_t code_flags(const StepPiece &piece) {
+  const auto flag = [](bool is_set, StepFlags bit) { return is_set ? uint32_t{bit} : 0u; };
+  return flag(piece.has_code_out(), kHasCodeOut) | flag(piece.has_code_cache(), kHasCodeCache) |
+         flag(piece.code_dtype() == ROPE_DTYPE_F8_E5M2, kHasE5M2) | flag(piece.has_words(), kHasWords);
+}
+
 void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index, uint32_t begin, uint32_t cache_index,
                     StepRowTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -29,19 +41,20 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   const int64_t size = dtype_size(geometry.dtype);
   const int V = plan.vector_elements;
   const auto flag = [](bool is_set, StepFlags bit) { return is_set ? uint32_t{bit} : 0u; };
-  params->flags =
-      flag(step.is_turned, kIsTurned) | flag(step.is_normed, kIsNormed) |
-      flag(step.weight.is_f32 && size == 2, kHasWideWeight) | flag(step.bias.is_f32 && size == 2, kHasWideBias) |
-      flag(step.is_normed || step.is_whole || step.is_cached(), kReadsOutside) | flag(step.is_whole, kWritesOutside);
+  params->flags = flag(step.is_turned, kIsTurned) | flag(step.is_normed, kIsNormed) |
+                  flag(step.weight.is_f32 && size == 2, kHasWideWeight) |
+                  flag(step.bias.is_f32 && size == 2, kHasWideBias) |
+                  flag(step.is_normed || step.is_whole || step.is_cached(), kReadsOutside) |
+                  flag(step.is_whole, kWritesOutside) | code_flags(whole_piece(problem, index));
   params->begin = begin;
   params->heads = static_cast<uint32_t>(tensor.heads);
   params->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(step.channels, V));
   params->units_per_head = static_cast<uint32_t>(step.channels / (2 * V));
   params->in = make_row_side(tensor.in, tensor.in_stride, size, 0);
-  if (step.is_written) params->out = make_row_side(tensor.out, tensor.out_stride, size, 0);
+  if (step.is_written) params->out = make_row_side(tensor.out, tensor.out_stride, dtype_size(step.out_dtype), 0);
   params->cache = step.cache.data;
   params->cache_index = cache_index;
-  params->cache_head = static_cast<int32_t>(step.cache.head_stride * size);
+  params->cache_head = static_cast<int32_t>(step.cache.head_stride * cache_size(problem, step.cache));
   params->weight = step.weight.data;
   params->weight_head = head_bytes(problem, step.weight);
   params->bias = step.bias.data;
@@ -136,7 +149,6 @@ void set_token_params(const RopeProblem &problem, bool is_flat, Params *params) 
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams *params) {
   const StepProblem &step = *problem.step;
-  const int64_t size = dtype_size(problem.geometry->dtype);
   set_token_params(problem, false, params);
   set_lookups(problem, &params->lookups);
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
@@ -160,6 +172,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
     set_row_tensor(problem, plan, i, begin, caches, mine);
     begin += static_cast<uint32_t>(problem.tensor[i].heads) << mine->lanes_log2;
     if (tensor.is_cached()) {
+      const int64_t size = cache_size(problem, tensor.cache);
       params->page_bytes[caches] = tensor.cache.page_stride * size;
       params->entry_bytes[caches] = tensor.cache.entry_stride * size;
       ++caches;
@@ -168,6 +181,38 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   }
   for (; caches < 2; ++caches) params->page_bytes[caches] = params->entry_bytes[caches] = 0;
   params->table = problem.table;
+}
+
+// What a piece is multiplied by, and where its largest magnitude goes. `is_flat` is that of set_slots.
+StepHeadFactor make_factor(const RopeProblem &problem, bool is_flat, const RowFactor &factor, char *amax) {
+  const int64_t size = factor.is_f32 ? 4 : dtype_size(problem.geometry->dtype);
+  const int64_t token = is_flat && problem.tokens == 1 ? factor.batch_stride : factor.token_stride;
+  return {factor.data, factor.batch_stride * size, static_cast<int32_t>(token * size),
+          static_cast<int32_t>(factor.head_stride * size), reinterpret_cast<uint32_t *>(amax)};
+}
+
+int32_t scale_head_bytes(const StaticScale &scale) {
+  return static_cast<int32_t>(scale.head_stride * dtype_size(ROPE_DTYPE_F32));
+}
+
+void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowCodeParams *params) {
+  const StepProblem &step = *problem.step;
+  set_params(problem, plan, static_cast<StepRowParams *>(params));
+  params->has_norm = step.has_norm;
+  params->is_of_token = step.has_norm && problem.geometry->norm.is_of_token;
+  params->needs_magnitudes = false;
+  params->scale_multiplies = step.scale_multiplies;
+  params->rounds_before_codes = problem.geometry->rounds_before_codes;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &tensor = step.tensor[i];
+    if (tensor.amax != nullptr || tensor.out_scales.is_present() || tensor.cache_scales.is_present()) {
+      params->needs_magnitudes = true;
+    }
+    params->codes[i] = {tensor.scale.data, scale_head_bytes(tensor.scale),
+                        make_factor(problem, false, tensor.factor, tensor.amax), tensor.out_scales,
+                        tensor.cache_scales};
+    if (tensor.factor.is_f32) params->tensor[i].flags |= kHasWideFactor;
+  }
 }
 
 // ---- Whole heads ----
@@ -184,10 +229,7 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
   params->units = static_cast<uint32_t>(piece.channels / (2 * plan.vector_elements));
   if (piece.is_normed || piece.is_turned) params->flags |= kIsChanged;
   if (piece.is_written) params->flags |= kHasOut;
-  if (piece.has_code_out()) params->flags |= kHasCodeOut;
-  if (piece.has_code_cache()) params->flags |= kHasCodeCache;
-  if (piece.code_dtype() == ROPE_DTYPE_F8_E5M2) params->flags |= kHasE5M2;
-  if (piece.has_words()) params->flags |= kHasWords;
+  params->flags |= code_flags(piece);
   if (piece.is_written && !piece.has_code_out()) {
     params->in_to_out =
         static_cast<int64_t>(reinterpret_cast<uintptr_t>(piece.out) - reinterpret_cast<uintptr_t>(piece.in));
@@ -197,11 +239,11 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
       params->head_shift = static_cast<int32_t>((piece.out_stride[kHead] - piece.in_stride[kHead]) * size);
     }
   }
-  const int64_t cache_size = dtype_size(piece.is_cached() ? piece.cache.dtype : geometry.dtype);
+  const int64_t of_cache = cache_size(problem, piece.cache);
   params->cache = piece.cache.data;
-  params->page_bytes = piece.cache.page_stride * cache_size;
-  params->entry_bytes = piece.cache.entry_stride * cache_size;
-  params->cache_head = static_cast<int32_t>(piece.cache.head_stride * cache_size);
+  params->page_bytes = piece.cache.page_stride * of_cache;
+  params->entry_bytes = piece.cache.entry_stride * of_cache;
+  params->cache_head = static_cast<int32_t>(piece.cache.head_stride * of_cache);
   const bool has_weight = piece.is_normed && piece.weight->data != nullptr;
   params->weight = has_weight ? piece.weight->data : nullptr;
   params->weight_offset = has_weight ? static_cast<float>(geometry.norm.weight_offset) : 1.0f;
@@ -337,10 +379,9 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
     const int64_t heads = is_short ? units >> plan.heads.blocks[i].lanes_log2 : 0;
     StepHeadCodes *const codes = &params->codes[i];
     *codes = {};
-    codes->scale_head = static_cast<int32_t>(piece.scale->head_stride * dtype_size(ROPE_DTYPE_F32));
+    codes->scale_head = scale_head_bytes(*piece.scale);
     if (piece.scale->data != nullptr) codes->scale = piece.scale->data - heads * codes->scale_head;
-    codes->cache_unit = static_cast<int32_t>(
-        plan.vector_elements * dtype_size(piece.is_cached() ? piece.cache.dtype : problem.geometry->dtype));
+    codes->cache_unit = static_cast<int32_t>(plan.vector_elements * cache_size(problem, piece.cache));
     codes->out_head = static_cast<int32_t>(piece.out_stride[kHead]);
     codes->out = piece.out - heads * codes->out_head;
     codes->out_batch = piece.out_stride[kBatch];
@@ -357,12 +398,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
     StepHeadScales *const scales = &params->scales[i];
     *scales = {*piece.out_scales, *piece.cache_scales, 0};
     scales->out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, piece.out_scales->row_stride);
-    const RowFactor &factor = *piece.factor;
-    const int64_t size = factor.is_f32 ? 4 : dtype_size(problem.geometry->dtype);
-    const int64_t token = plan.heads.is_flat && problem.tokens == 1 ? factor.batch_stride : factor.token_stride;
-    params->factors[i] = {factor.data, factor.batch_stride * size, static_cast<int32_t>(token * size),
-                          static_cast<int32_t>(factor.head_stride * size), reinterpret_cast<uint32_t *>(piece.amax)};
-    if (factor.is_f32) params->tensor[i].flags |= kHasWideFactor;
+    params->factors[i] = make_factor(problem, plan.heads.is_flat, *piece.factor, piece.amax);
+    if (piece.factor->is_f32) params->tensor[i].flags |= kHasWideFactor;
     const WrittenScales &written = piece.out_scales->is_present() ? *piece.out_scales : *piece.cache_scales;
     if (written.is_present()) {
       scales->lanes_log2 =
@@ -454,7 +491,8 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
 }
 
 bool has_code_instances(StepKernel kernel) {
-  return kernel == StepKernel::kWarp || kernel == StepKernel::kShort || kernel == StepKernel::kLong;
+  return kernel == StepKernel::kWarp || kernel == StepKernel::kShort || kernel == StepKernel::kLong ||
+         kernel == StepKernel::kLongRows;
 }
 
 }  // namespace
@@ -529,9 +567,16 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                          launch_step<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
                          launch_step<StepLongTableParams>);
     case StepKernel::kShortRows:
-      return launch_with(launch_step<StepRowParams>, launch_step<StepShortRowAngleParams>, launch_step<StepRowParams>);
+      return launch_with(launch_step<StepRowParams>, launch_step<WithAngles<StepRowParams, kMaxShortStepPairs>>,
+                         launch_step<StepRowParams>);
     case StepKernel::kLongRows:
-      return launch_with(launch_step<StepRowParams>, launch_step<StepLongRowAngleParams>, launch_step<StepRowParams>);
+      if (has_codes) {
+        return launch_with(launch_step<StepRowCodeParams>,
+                           launch_step<WithAngles<StepRowCodeParams, kMaxLongStepPairs>>,
+                           launch_step<StepRowCodeParams>);
+      }
+      return launch_with(launch_step<StepRowParams>, launch_step<WithAngles<StepRowParams, kMaxLongStepPairs>>,
+                         launch_step<StepRowParams>);
     default:
       return launch_step<StepGeneralParams>(function, problem, plan, device_index, stream);
   }

@@ -48,6 +48,11 @@ __device__ __forceinline__ uint32_t max_over_lanes(uint32_t number, uint32_t lan
   return number;
 }
 
+// Most threads find that it is large enough, so that few wait for one another.
+__device__ __forceinline__ void raise_magnitude(uint32_t *amax, uint32_t magnitude) {
+  if (magnitude > *static_cast<volatile uint32_t *>(amax)) atomicMax(amax, magnitude);
+}
+
 // The scale of a group by the bits of its largest magnitude.
 __device__ __forceinline__ GroupScale written_scale(const WrittenScales &scales, bool is_e5m2, uint32_t magnitude) {
   return scale_of_group(magnitude < scales.floor ? scales.floor : magnitude, scales.form,

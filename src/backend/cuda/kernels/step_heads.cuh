@@ -392,8 +392,7 @@ struct TablePlace {
 
 // Of codes the first halves of the vectors.
 template <typename Vector>
-__device__ __forceinline__ void store_codes(const StepHeadParams &params, char *to, const Vector &low,
-                                            const Vector &high) {
+__device__ __forceinline__ void store_code_halves(char *to, uint32_t to_high, const Vector &low, const Vector &high) {
   constexpr int kBytes = sizeof(Vector) / 2;
   Words<kBytes> half;
 #pragma unroll
@@ -401,14 +400,14 @@ __device__ __forceinline__ void store_codes(const StepHeadParams &params, char *
   store_vector(to, half);
 #pragma unroll
   for (int i = 0; i < kBytes / 4; ++i) half.word[i] = high.word[i];
-  store_vector(to + params.pairs, half);
+  store_vector(to + to_high, half);
 }
 
 template <bool HasCodes, typename Vector>
 __device__ __forceinline__ void store_unit(const StepHeadParams &params, bool as_codes, char *to, const Vector &low,
                                            const Vector &high) {
   if constexpr (HasCodes) {
-    if (as_codes) return store_codes(params, to, low, high);
+    if (as_codes) return store_code_halves(to, params.pairs, low, high);
   }
   store_vector(to, low);
   store_vector(to + params.to_high, high);

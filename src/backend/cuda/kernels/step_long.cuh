@@ -336,8 +336,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     uint32_t *const amax = params.factors[index].amax;
     if (amax != nullptr) {
       const uint32_t of_warp = max_over_lanes(largest, 5);
-      // Most warps find that it is large enough, so that few wait for one another.
-      if (threadIdx.x % 32 == 0 && of_warp > *static_cast<volatile uint32_t *>(amax)) atomicMax(amax, of_warp);
+      if (threadIdx.x % 32 == 0) raise_magnitude(amax, of_warp);
     }
   }
 }

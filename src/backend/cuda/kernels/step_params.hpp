@@ -264,8 +264,24 @@ struct StepRowParams {
   StepLookups lookups;
 };
 
-using StepShortRowAngleParams = WithAngles<StepRowParams, kMaxShortStepPairs>;
-using StepLongRowAngleParams = WithAngles<StepRowParams, kMaxLongStepPairs>;
+// Of a tensor, the strides of `scale` and `factor` in bytes. Scales are written for heads.
+struct StepRowCodes {
+  const char *scale;  // NULL: 1
+  int32_t scale_head;
+  StepHeadFactor factor;
+  WrittenScales out_scales;
+  WrittenScales cache_scales;
+};
+
+// Of kLongRows with codes, whose outputs and caches have the strides of what they hold.
+struct StepRowCodeParams : StepRowParams {
+  bool has_norm;
+  bool is_of_token;       // the norm
+  bool needs_magnitudes;  // scales are written, or amax is wanted
+  bool scale_multiplies;
+  bool rounds_before_codes;
+  StepRowCodes codes[3];
+};
 
 // ---- kGeneral ----
 

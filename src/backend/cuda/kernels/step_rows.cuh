@@ -26,6 +26,9 @@
 // two threads exchange one for the other; elsewhere the subtrees are put in order through shared memory. Where a norm is
 // over all heads of a token, a block has whole tensors of one token, whose heads' sums meet in shared memory.
 //
+// Instances with codes, of kLongRows, are one for every norm. Threads hold all values of their units there, which become
+// words and codes with static or written scales.
+//
 // Moves each head once in and once out to each of its destinations. A token's slot, position and row of a table are read
 // once for each row of threads or warp.
 #pragma once
@@ -46,6 +49,8 @@ namespace rope {
 // What the threads of a token share beside its angles, which follow it.
 struct alignas(16) StepShared {
   int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache
+  uint32_t page;         // of both, where instances with codes write scales
+  uint32_t entry;
   bool is_cached;
   bool is_lost;  // it has no row of the table
 };
@@ -135,11 +140,12 @@ struct StepUnit {
                 (place.is_rotary || (mine.flags & kReadsOutside) != 0);
   }
 
-  // Where it lies on one side of its tensor.
-  __device__ __forceinline__ char *address_in(const RopeRowSide &side) const {
+  // Where its head lies on one side of its tensor, and where it lies there itself.
+  __device__ __forceinline__ char *head_in(const RopeRowSide &side) const {
     return const_cast<char *>(step(step(side.data, at.token, side.token), head, side.head)) +
-           static_cast<int64_t>(at.batch) * side.batch + place.low;
+           static_cast<int64_t>(at.batch) * side.batch;
   }
+  __device__ __forceinline__ char *address_in(const RopeRowSide &side) const { return head_in(side) + place.low; }
 };
 
 // threadIdx.x, of which the compiler does not know that it was read before.
@@ -273,19 +279,119 @@ __device__ __forceinline__ void normalise(const NormForm<float> &form, float inv
   }
 }
 
-template <bool IsShort, StepAngles kAngles>
-using StepRowKernelParams =
-    std::conditional_t<kAngles != StepAngles::kComputed, StepRowParams,
-                       std::conditional_t<IsShort, StepShortRowAngleParams, StepLongRowAngleParams>>;
+// The values of a unit's channels times a row factor, as words and codes to each of their destinations.
+template <typename T, int V>
+struct UnitStores {
+  const StepRowCodeParams &params;
+  const StepUnit<V *static_cast<int>(sizeof(T))> &unit;
+  const StepRowTensor &tensor;
+  const StepRowCodes &codes;
+  const StepShared &of_token;
+
+  __device__ __forceinline__ void multiply(UnitValues<T, V> *values) const {
+    float factor[1] = {};
+    const char *const at =
+        step(step(codes.factor.data, unit.at.token, codes.factor.token), unit.head, codes.factor.head);
+    if (unit.is_active) {
+      load_numbers<T, 1>(at + unit.at.batch * codes.factor.batch, (tensor.flags & kHasWideFactor) != 0, factor);
+    }
+    values->multiply(factor[0]);
+  }
+
+  __device__ __forceinline__ void store_words(const Vector<T, V> &low, const Vector<T, V> &high) const {
+    store(false, low, high, 0);
+  }
+
+  // All lanes of the warp take part, whatever tensors they have.
+  __device__ __forceinline__ void store_codes(UnitValues<T, V> *values) const {
+    const bool has_codes = (tensor.flags & kHasCodes) != 0;
+    const WrittenScales &written = codes.out_scales.is_present() ? codes.out_scales : codes.cache_scales;
+    const bool is_e5m2 = (tensor.flags & kHasE5M2) != 0;
+    if (params.rounds_before_codes) values->round();
+    uint32_t magnitude = 0, scale = 0;
+    if (params.needs_magnitudes) {
+      if (has_codes && unit.is_active) magnitude = values->magnitude();
+      for (uint32_t distance = 1; distance < 32; distance *= 2) {
+        const uint32_t larger = max_with_lane(magnitude, distance);
+        if (distance >> tensor.lanes_log2 == 0) magnitude = larger;
+      }
+    }
+    if (!has_codes || !unit.is_active) return;
+    float factor = 1.0f;
+    if (written.is_present()) {
+      const GroupScale of_head = written_scale(written, is_e5m2, magnitude);
+      scale = of_head.bits;
+      factor = of_head.factor;
+    } else if (codes.scale != nullptr) {
+      const float given = *reinterpret_cast<const float *>(step(codes.scale, unit.head, codes.scale_head));
+      factor = code_factor(given, params.scale_multiplies);
+    }
+    Vector<T, V> low, high;
+    values->put_codes(factor, is_e5m2, &low, &high);
+    const bool is_stored = store(true, low, high, scale);
+    if (is_stored && unit.number == 0 && codes.factor.amax != nullptr) raise_magnitude(codes.factor.amax, magnitude);
+  }
+
+ private:
+  // Of words, or of as many codes.
+  static __device__ __forceinline__ int32_t bytes_of(bool as_codes, int32_t of_words) {
+    return as_codes ? of_words / static_cast<int32_t>(sizeof(T)) : of_words;
+  }
+
+  __device__ __forceinline__ void store_at(bool as_codes, char *head, const Vector<T, V> &low,
+                                           const Vector<T, V> &high) const {
+    char *const to = head + bytes_of(as_codes, unit.place.low);
+    const int32_t to_high = bytes_of(as_codes, unit.place.to_high);
+    if (as_codes) {
+      store_code_halves(to, to_high, low, high);
+    } else {
+      store_vector(to, low);
+      store_vector(to + to_high, high);
+    }
+  }
+
+  // To the destinations that take words, or codes with a scale of these bits. Whether there are any.
+  __device__ __forceinline__ bool store(bool as_codes, const Vector<T, V> &low, const Vector<T, V> &high,
+                                        uint32_t scale) const {
+    const auto takes = [&](StepFlags bit) { return as_codes == ((tensor.flags & bit) != 0); };
+    const auto store_scale = [&](const WrittenScales &scales, int64_t row) {
+      if (as_codes && scales.is_present() && unit.number == 0) scales.store(row, unit.head, 0, scale);
+    };
+    bool is_stored = false;
+    if (tensor.out.data != nullptr && takes(kHasCodeOut) &&
+        (unit.place.is_rotary || (tensor.flags & kWritesOutside) != 0)) {
+      store_at(as_codes, unit.head_in(tensor.out), low, high);
+      store_scale(codes.out_scales, codes.out_scales.row(unit.at.batch, unit.at.token));
+      is_stored = true;
+    }
+    if (tensor.cache != nullptr && takes(kHasCodeCache) && of_token.is_cached) {
+      char *const row = tensor.cache + of_token.cache_row[tensor.cache_index];
+      store_at(as_codes, const_cast<char *>(step(row, unit.head, tensor.cache_head)), low, high);
+      store_scale(codes.cache_scales, codes.cache_scales.row(of_token.page, of_token.entry));
+      is_stored = true;
+    }
+    return is_stored;
+  }
+};
+
+template <bool IsShort, StepAngles kAngles, bool HasCodes>
+struct StepRowKernelParams {
+  using Plain = std::conditional_t<HasCodes, StepRowCodeParams, StepRowParams>;
+  using Type = std::conditional_t<kAngles != StepAngles::kComputed, Plain,
+                                  WithAngles<Plain, IsShort ? kMaxShortStepPairs : kMaxLongStepPairs>>;
+};
 
 constexpr int max_step_row_threads(StepNorm norm) {
   return norm == StepNorm::kOfToken ? kMaxStepTokenThreads : kMaxStepThreads;
 }
 
-template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles>
+// kNorm of instances with codes is kOfToken, whatever the norm.
+template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles, bool HasCodes>
 __global__ void __launch_bounds__(max_step_row_threads(kNorm),
-                                  min_blocks_per_multiprocessor(kStepRowsResidentThreads, max_step_row_threads(kNorm)))
-    step_rows_kernel(const __grid_constant__ StepRowKernelParams<IsShort, kAngles> params) {
+                                  min_blocks_per_multiprocessor(HasCodes ? kStepScalesResidentThreads
+                                                                         : kStepRowsResidentThreads,
+                                                                max_step_row_threads(kNorm)))
+    step_rows_kernel(const __grid_constant__ typename StepRowKernelParams<IsShort, kAngles, HasCodes>::Type params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
   constexpr bool kBeginsAtOnce = kNorm != StepNorm::kOfToken;  // tests/bench/TUNING.md
@@ -379,6 +485,7 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm),
   if (finds_slot) {
     const StepPlace place = has_slot ? find_place(params.slots, lookups, slot, at.batch, at.token) : kNowhere;
     share_place(params, at, place, counts_faults, of_group);
+    if (HasCodes) of_group->page = place.page, of_group->entry = place.entry;
   }
   Shares::meet();
 
@@ -390,15 +497,17 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm),
                         : kNorm == StepNorm::kOfToken ? true
                                                       : __any_sync(kAllLanes, is_computed) != 0;
   if (computes) {
-    float x[V], y[V];
-    to_floats<T, V>(low, x);
-    to_floats<T, V>(high, y);
+    UnitValues<T, V> values(low, high);
+    float(&x)[V] = values.low, (&y)[V] = values.high;
     const auto norm = [&] {
       NormForm<float> form = params.norm;
       form.inverse_count = tensor.inverse_count;
       const auto sum_up = [&](float of_low, float of_high) {
         const float sum = sum_of_head<kVectorBytes>(params, tensor, mine.place, mine.number, of_low, of_high, exchange);
         if constexpr (kNorm != StepNorm::kOfToken) return sum;
+        if constexpr (HasCodes) {
+          if (!params.is_of_token) return sum;
+        }
         return sum_of_token(params, mine, sum, reinterpret_cast<TokenSums *>(rooms + blockDim.x / 32 * 64));
       };
       float sum = 0.0f;
@@ -425,9 +534,35 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm),
       normalise_at(mine.place.low, x);
       normalise_at(mine.place.low + mine.place.to_high, y);
     };
-    if (kNorm == StepNorm::kBefore || (kNorm == StepNorm::kOfToken && !params.is_after)) norm();
-    if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
-    if (kNorm == StepNorm::kAfter || (kNorm == StepNorm::kOfToken && params.is_after)) norm();
+    const auto turn = [&] {
+      if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
+    };
+    if constexpr (kNorm == StepNorm::kOfToken) {
+      bool has_norm = true;
+      if constexpr (HasCodes) has_norm = params.has_norm;
+        // The norm stands once in the code, wherever it comes.
+#pragma unroll 1
+      for (bool is_behind = false;; is_behind = true) {
+        if (has_norm && is_behind == params.is_after) norm();
+        if (is_behind) break;
+        turn();
+      }
+    } else {
+      if (kNorm == StepNorm::kBefore) norm();
+      turn();
+      if (kNorm == StepNorm::kAfter) norm();
+    }
+    if constexpr (HasCodes) {
+      const StepRowCodes &codes = params.codes[mine.tensor];
+      const UnitStores<T, V> stores = {params, mine, tensor, codes, *of_group};
+      if (codes.factor.data != nullptr) stores.multiply(&values);
+      if (mine.is_active && (tensor.flags & kHasWords) != 0) {
+        const bool is_changed = is_computed || codes.factor.data != nullptr;
+        stores.store_words(is_changed ? from_floats<T, V>(x) : low, is_changed ? from_floats<T, V>(y) : high);
+      }
+      stores.store_codes(&values);
+      return;
+    }
     low = from_floats<T, V>(x);
     high = from_floats<T, V>(y);
   }
@@ -452,44 +587,51 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm),
   store_vector(out + again.place.to_high, high);
 }
 
-// The kernel, or NULL for vectors of another width.
-template <typename T, int VectorBytes, bool IsShort, bool IsInterleaved>
+template <typename T, bool IsShort, bool IsInterleaved, StepNorm kNorm, bool HasCodes>
+const void *find_step_rows_kernel(StepAngles angles) {
+  constexpr int V = (IsShort ? kShortStepVectorBytes : kLongStepVectorBytes) / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(is_interleaved, norm, angles) \
+  reinterpret_cast<const void *>(step_rows_kernel<T, V, IsShort, is_interleaved, norm, StepAngles::angles, HasCodes>)
+  // Without angles a norm behind the rotation is one before it.
+  constexpr StepNorm kAlone = kNorm == StepNorm::kAfter ? StepNorm::kBefore : kNorm;
+  return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kNorm, kComputed)
+         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kNorm, kTable)
+                                         : ROPE_STEP_KERNEL(false, kAlone, kNone);
+#undef ROPE_STEP_KERNEL
+}
+
+template <typename T, bool IsShort, bool IsInterleaved>
 const void *find_step_rows_kernel(const StepVariant &variant) {
-  constexpr int V = VectorBytes / static_cast<int>(sizeof(T));
-#define ROPE_STEP_KERNEL(norm, angles) \
-  reinterpret_cast<const void *>(step_rows_kernel<T, V, IsShort, IsInterleaved, StepNorm::norm, StepAngles::angles>)
+  const auto find = [&](auto norm) {
+    return find_step_rows_kernel<T, IsShort, IsInterleaved, decltype(norm)::value, false>(variant.angles);
+  };
   switch (variant.norm) {
     case StepNorm::kNone:
-      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kNone, kNone)
-             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kNone, kComputed)
-                                                       : ROPE_STEP_KERNEL(kNone, kTable);
+      return find(std::integral_constant<StepNorm, StepNorm::kNone>());
     case StepNorm::kBefore:
-      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
-             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kBefore, kComputed)
-                                                       : ROPE_STEP_KERNEL(kBefore, kTable);
+      return find(std::integral_constant<StepNorm, StepNorm::kBefore>());
     case StepNorm::kAfter:
-      return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kBefore, kNone)
-             : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kAfter, kComputed)
-                                                       : ROPE_STEP_KERNEL(kAfter, kTable);
+      return find(std::integral_constant<StepNorm, StepNorm::kAfter>());
     default:
-      if constexpr (!IsShort) {
-        return variant.angles == StepAngles::kNone       ? ROPE_STEP_KERNEL(kOfToken, kNone)
-               : variant.angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kOfToken, kComputed)
-                                                         : ROPE_STEP_KERNEL(kOfToken, kTable);
-      }
+      if constexpr (!IsShort) return find(std::integral_constant<StepNorm, StepNorm::kOfToken>());
       return nullptr;
   }
-#undef ROPE_STEP_KERNEL
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_step_rows_kernel(const StepVariant &variant) {
+  if (variant.kernel == StepKernel::kShortRows) return find_step_rows_kernel<T, true, IsInterleaved>(variant);
+  if constexpr (kMayHaveCodes<T>) {
+    if (variant.has_codes) {
+      return find_step_rows_kernel<T, false, IsInterleaved, StepNorm::kOfToken, true>(variant.angles);
+    }
+  }
+  return find_step_rows_kernel<T, false, IsInterleaved>(variant);
 }
 
 template <typename T>
 const void *find_step_rows_kernel(const StepVariant &variant) {
-  if (variant.kernel == StepKernel::kShortRows) {
-    return variant.is_interleaved ? find_step_rows_kernel<T, kShortStepVectorBytes, true, true>(variant)
-                                  : find_step_rows_kernel<T, kShortStepVectorBytes, true, false>(variant);
-  }
-  return variant.is_interleaved ? find_step_rows_kernel<T, kLongStepVectorBytes, false, true>(variant)
-                                : find_step_rows_kernel<T, kLongStepVectorBytes, false, false>(variant);
+  return variant.is_interleaved ? find_step_rows_kernel<T, true>(variant) : find_step_rows_kernel<T, false>(variant);
 }
 
 }  // namespace rope
