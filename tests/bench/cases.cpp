@@ -149,7 +149,6 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   if (codes != 0) item->code_dtype = ROPE_DTYPE_F8_E4M3;
   require(codes == 0 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
   require(codes != 2 || item->is_out_of_place, "codes=all: place=out-of-place");
-  require(codes == 0 || !item->is_beside_separate, "codes= beside separate calls");
   item->has_written_scales = choice_of(words, "scales", {"static", "head"}) == 1;
   require(!item->has_written_scales || (codes != 0 && item->layout == ROPE_LAYOUT_THD),
           "scales=head: codes, layout=thd");

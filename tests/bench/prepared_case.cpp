@@ -574,6 +574,7 @@ class PreparedRope : public PreparedCase {
         part->v = part->k_out = {};
         part->norm = nullptr;
         part->cache = nullptr;
+        part->quant = nullptr;
       });
       if (item_.norm_order == ROPE_NORM_ORDER_AFTER && item_.norm != 0) std::swap(separate_[0], separate_[1]);
     }
@@ -583,6 +584,7 @@ class PreparedRope : public PreparedCase {
         part->k = all.k;
         part->v = all.v;
         part->cache = all.cache;
+        part->quant = all.quant;
       });
     }
   }

@@ -94,6 +94,29 @@ void process_heads(const RopeProblem &problem, const Heads &heads, TokenState st
   }
 }
 
+}  // namespace
+
+template <typename Real>
+void rotate_heads(const RopeProblem &problem, const HeadRun &run, TokenState state, const TokenAngles<Real> &angles) {
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  const RotatedTensor &tensor = problem.tensor[run.tensor];
+  const int64_t in = run.batch * tensor.in_stride[kBatch] + run.token * tensor.in_stride[kToken];
+  const int64_t out = run.batch * tensor.out_stride[kBatch] + run.token * tensor.out_stride[kToken];
+  const Heads heads = {{const_cast<char *>(tensor.in) + in * size, tensor.in_stride[kChannel], problem.in_distance},
+                       {tensor.out + out * size, tensor.out_stride[kChannel], problem.out_distance},
+                       tensor.in_stride[kHead],
+                       tensor.out_stride[kHead],
+                       run.head + run.count,
+                       tensor.is_in_place};
+  process_heads(problem, heads.from(run.head, size), state, rotate_of(cpu_kernels(), problem.geometry->dtype, Real{}),
+                angles);
+}
+
+template void rotate_heads(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<float> &);
+template void rotate_heads(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<double> &);
+
+namespace {
+
 struct RopeJob {
   const RopeProblem *problem;
   int num_tasks;
@@ -104,8 +127,6 @@ template <typename Real>
 void process_rows(void *context, int index) {
   const RopeJob &job = *static_cast<const RopeJob *>(context);
   const RopeProblem &problem = *job.problem;
-  const int64_t size = dtype_size(problem.geometry->dtype);
-  CpuKernels::Rotate<Real> *rotate = rotate_of(cpu_kernels(), problem.geometry->dtype, Real{});
   TokenAngles<Real> angles;
   if (index == 0) check_sequences(problem);
 
@@ -116,18 +137,7 @@ void process_rows(void *context, int index) {
     if (place.is_faulty && is_first) count_fault(problem.fault, batch * problem.tokens + token);
     return state = place.state;
   };
-  walk_rows(problem, rows, begin, [&](const HeadRun &run) {
-    const RotatedTensor &tensor = problem.tensor[run.tensor];
-    const int64_t in = run.batch * tensor.in_stride[kBatch] + run.token * tensor.in_stride[kToken];
-    const int64_t out = run.batch * tensor.out_stride[kBatch] + run.token * tensor.out_stride[kToken];
-    Heads heads = {{const_cast<char *>(tensor.in) + in * size, tensor.in_stride[kChannel], problem.in_distance},
-                   {tensor.out + out * size, tensor.out_stride[kChannel], problem.out_distance},
-                   tensor.in_stride[kHead],
-                   tensor.out_stride[kHead],
-                   run.head + run.count,
-                   tensor.is_in_place};
-    process_heads(problem, heads.from(run.head, size), state, rotate, angles);
-  });
+  walk_rows(problem, rows, begin, [&](const HeadRun &run) { rotate_heads(problem, run, state, angles); });
 }
 
 // ---- Tables ----

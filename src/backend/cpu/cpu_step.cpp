@@ -3,6 +3,7 @@
 #include "backend/cpu/cpu_step.hpp"
 
 #include "backend/cpu/cpu_kernels.hpp"
+#include "backend/cpu/cpu_rope.hpp"
 #include "backend/cpu/cpu_tokens.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/problem/view.hpp"
@@ -172,6 +173,15 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
   return run;
 }
 
+// Whether a tensor is turned in place and nothing else, as in calls without a step.
+bool is_rotation_alone(const RopeProblem &problem, int index) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const StepTensor &tensor = problem.step->tensor[index];
+  const bool is_whole_head = tensor.channels == geometry.head_dim && tensor.window_begin == geometry.rotary_offset;
+  return tensor.is_turned && tensor.is_written && problem.tensor[index].is_in_place && is_whole_head &&
+         !tensor.is_normed && !tensor.is_cached() && !tensor.pass.is_present && !tensor.factor.is_present();
+}
+
 // One part of the rows (token, head). Tokens that are normed as a whole are not parted.
 template <typename Real>
 void process_rows(void *context, int index) {
@@ -198,6 +208,9 @@ void process_rows(void *context, int index) {
     return token.find(problem, batch, number, is_first);
   };
   walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
+    if (is_rotation_alone(problem, heads_of_tensor.tensor)) {
+      return rotate_heads(problem, heads_of_tensor, token.state, token.angles);
+    }
     StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
     run.weights = &ordered_weights[heads_of_tensor.tensor];

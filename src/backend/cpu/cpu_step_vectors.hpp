@@ -476,7 +476,16 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
   if (!is_window_alone) pass_channels(rows, 0, begin, run.weights->plain);
   rows.in = slice.in;
   rows.in_stride = slice.in_stride;
-  if (run.is_turned) {
+  if (run.is_turned && std::is_void_v<Rounded>) {
+    // No sum has brought the slice to the first cache: heads are read in the order of memory.
+    HeadRows<T, U, Rounded> one = rows;
+    one.count = 1;
+    for (int head = 0; head < slice.count; ++head) {
+      turn_windows(run, one, numbers);
+      one.in += one.in_stride;
+      one.out += one.out_stride;
+    }
+  } else if (run.is_turned) {
     turn_windows(run, rows, numbers);
   } else {
     pass_channels(rows, begin, end, run.weights->plain);
