@@ -142,6 +142,10 @@ const (
 // QuantRoundFirst is a bit of Config.QuantRounding: values are rounded to Dtype before they are scaled and quantised.
 const QuantRoundFirst int32 = C.ROPE_QUANT_ROUND_FIRST
 
+// RotationRoundEach is a value of Config.RotationRounding: cos, sin, products and sums of the rotation are rounded to
+// Dtype one by one.
+const RotationRoundEach int32 = C.ROPE_ROTATION_ROUND_EACH
+
 // Activation is what gates.
 type Activation int32
 
@@ -223,6 +227,8 @@ type Config struct {
 	NormWeightOffset float64 // added to every weight; Gemma: 1
 
 	QuantRounding int32 // QuantRoundFirst, or 0
+
+	RotationRounding int32 // RotationRoundEach, or 0
 }
 
 // Desc is a rotation: device, type, layout, geometry and frequencies.
@@ -271,6 +277,7 @@ func NewDesc(config Config) (*Desc, error) {
 		norm_eps:           C.double(config.NormEps),
 		norm_weight_offset: C.double(config.NormWeightOffset),
 		quant_rounding:     C.int32_t(config.QuantRounding),
+		rotation_rounding:  C.int32_t(config.RotationRounding),
 	}
 	var text errorText
 	desc := &Desc{device: config.Device}

@@ -502,6 +502,12 @@ func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
 	if !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "quant_rounding is 0x9") {
 		t.Errorf("an unknown bit of QuantRounding: '%v'", err)
 	}
+	config = thdConfig(F32)
+	config.RotationRounding = RotationRoundEach + 1
+	_, err = NewDesc(config)
+	if !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "rotation_rounding is 2") {
+		t.Errorf("an unknown RotationRounding: '%v'", err)
+	}
 }
 
 func TestEveryDtype(t *testing.T) {

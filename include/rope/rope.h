@@ -255,8 +255,8 @@ enum {
  *
  * This version serves row factors, what is not turned, and in rope_forward norms, q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE, rotation_rounding and gradients of norms;
- * of SwiGLU `quant`, quant_rounding, expert_offsets and row_index. */
+ * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE and gradients of norms; of SwiGLU `quant`,
+ * quant_rounding, expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -307,9 +307,10 @@ enum {
 
 /* Roundings of the rotation itself. */
 enum {
-  /* cos, sin, products and sums are rounded to the descriptor's dtype one by one, as Hugging Face eager, vLLM and apex
-   * do: from their cos and sin these are their bits. Computed angles are rounded after attention_scale; no equality is
-   * claimed for them. */
+  /* cos, sin, products and sums are rounded to the descriptor's dtype one by one, forward and backward, as Hugging Face
+   * eager, vLLM and apex do: from their cos and sin these are their bits. Computed angles are rounded after
+   * attention_scale; no equality is claimed for them. Where a norm or codes are in the same call the sums are rounded
+   * before them. F32 and F64 have the same bits without it. */
   ROPE_ROTATION_ROUND_EACH = 1
 };
 

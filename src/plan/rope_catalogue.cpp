@@ -176,7 +176,7 @@ constexpr SharedAngles kUnshared = SharedAngles::kNone, kOfWarps = SharedAngles:
 
 // clang-format off
 const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
-    // kernel, name, angles, lookups, styles, channels, shape, shared angles, accepts, prefers
+    // kernel, name, angles, lookups, styles, channels, shape, shared angles, accepts, prefers, rounded angles
     {RopeKernel::kMidProgrammaticTable, "mid programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
      takes_short_halves, is_mid_programmatic},
     {RopeKernel::kProgrammaticTable, "short programmatic", kTables, kPlain, kOne, kVectors, kShortParts, kUnshared,
@@ -194,18 +194,19 @@ const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
     {RopeKernel::kThread, "thread", kBoth, kPlain, kOne, kVectors, kParts, kUnshared,
      takes_parts, has_few_heads},
     {RopeKernel::kLong, "long", kBoth, kPlain, kOne, kVectors, kPairRows, kOfRows,
-     takes_long, fills_rows},
+     takes_long, fills_rows, kTables},
     {RopeKernel::kToken, "token", kBoth, kAnyLookup, kOne, kVectors, kTokenRows, kOfTokens,
      takes_rows, nullptr},
     {RopeKernel::kScalar, "scalar", kBoth, kAnyLookup, kOne, kElements, kWarpRows, kOfTokens,
      takes_rows, nullptr},
     {RopeKernel::kGeneral, "general", kAllAngles, kAnyLookup, kAny, Channels::kAny, kBlocks, kOfGeneral,
-     nullptr, nullptr},
+     nullptr, nullptr, kAllAngles},
 };
 // clang-format on
 
 bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts) {
-  if ((algorithm.angles & facts.angles) == 0 || (algorithm.lookups & facts.lookup) == 0) return false;
+  const unsigned angles = facts.problem->geometry->rounds_each ? algorithm.rounded_angles : algorithm.angles;
+  if ((angles & facts.angles) == 0 || (algorithm.lookups & facts.lookup) == 0) return false;
   if (algorithm.channels != Channels::kAny && (algorithm.channels == Channels::kVectors) != facts.has_vectors)
     return false;
   const Styles styles = facts.pairing == Pairing::kConverted ? Styles::kTwo : Styles::kOne;

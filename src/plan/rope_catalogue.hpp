@@ -55,6 +55,7 @@ struct RopeAlgorithm {
   bool (*accepts)(const RopeFacts &facts);
   // Whether it is faster than those further down; NULL: always.
   bool (*prefers)(const RopeFacts &facts);
+  unsigned rounded_angles = 0;  // AngleKinds that it reads in calls whose rotation rounds each product and sum
 };
 
 // The first that accepts and prefers is taken; the last takes everything.

@@ -211,7 +211,9 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   facts->half_bytes = saturated_product(problem.batches * problem.tokens, facts->units.per_token * facts->vector_bytes);
 
   const RopeTuning &tuning = *facts->tuning;
-  const bool is_short = facts->has_at_most(tuning.max_short_table_vectors) || facts->is_mid_programmatic(),
+  // Kernels of short launches do not round each product and sum.
+  const bool is_short = !problem.geometry->rounds_each &&
+                        (facts->has_at_most(tuning.max_short_table_vectors) || facts->is_mid_programmatic()),
              can_halve = facts->vector_bytes == kMaxVectorBytes;
   launch->in_short = is_short ? facts : nullptr;
   if (is_short && can_halve) {

@@ -16,7 +16,7 @@ bool fit_integers(const TokenIntegers &integers) {
 
 bool takes_tokens(const RopeProblem &problem) {
   const StepProblem &step = *problem.step;
-  if (!may_have_rows(*problem.geometry)) return false;
+  if (!may_have_rows(*problem.geometry) || (step.is_turned && problem.geometry->rounds_each)) return false;
   if (problem.sequences.is_present || problem.start_positions.is_present) return false;
   const TokenIntegers &positions = problem.positions;
   if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;

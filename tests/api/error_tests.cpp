@@ -2685,8 +2685,10 @@ TEST_CASE("a config that this version does not serve yet is refused by name", "[
   const Refused<Rope> rope[] = {
       {"quant_rounding is 0x2: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
        [](Rope &c) { c.quant_rounding = 2; }},
-      {"rotation_rounding is 1: this version does not round inside the rotation yet",
-       [](Rope &c) { c.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }},
+      {"rotation_rounding is 2: this version knows ROPE_ROTATION_ROUND_EACH (1) only",
+       [](Rope &c) { c.rotation_rounding = 2; }},
+      {"rotation_rounding is -1: this version knows ROPE_ROTATION_ROUND_EACH (1) only",
+       [](Rope &c) { c.rotation_rounding = -1; }},
   };
   const Refused<Swiglu> swiglu[] = {
       {"quant_rounding is 1: this version does not quantise yet",

@@ -33,6 +33,7 @@ const std::vector<std::string> features = {"F32",
                                            "INTERLEAVED",
                                            "HALF to INTERLEAVED",
                                            "INTERLEAVED to HALF",
+                                           "rounding each",
                                            "pair_block",
                                            "partial window",
                                            "odd rotary_offset",
@@ -118,11 +119,16 @@ class Draw {
   RopeCase request() {
     draw_types();
     draw_sizes();
-    if (!is_large_) drawn_.adjoint();
     draw_window();
     draw_operands();
     draw_sequences();
     draw_angles();
+    if (chance(8)) {
+      saw("rounding each");
+      drawn_.rounding_each();
+    } else if (!is_large_) {
+      drawn_.adjoint();
+    }
     return drawn_;
   }
 

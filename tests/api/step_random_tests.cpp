@@ -50,6 +50,7 @@ const std::vector<std::string> features = {"q absent",
                                            "several axes",
                                            "cu_seqlens",
                                            "out_style",
+                                           "rounding each",
                                            "pair_block",
                                            "partial window",
                                            "k cached",
@@ -105,6 +106,7 @@ class Draw {
     drawn_.has_fault = saw_if(chance(60), "fault");
     draw_factors();
     draw_codes();
+    drawn_.rounds_each = saw_if(chance(10), "rounding each");
     return drawn_;
   }
 

@@ -199,6 +199,7 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   item.rotary_dim = static_cast<int>(integer_of(words, "rotary", item.head_dim));
   item.rotary_offset = static_cast<int>(integer_of(words, "offset", 0));
   item.style = ROPE_STYLE_HALF + choice_of(words, "style", {"half", "interleaved"});
+  item.rounds_each = choice_of(words, "rounding", {"none", "each"}) == 1;
   if (!value_of(words, "out-style").empty()) {
     item.out_style = ROPE_STYLE_HALF + choice_of(words, "out-style", {"half", "interleaved"});
   }
@@ -276,13 +277,12 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",   "measure",   "layout",     "batch",       "tokens",       "heads",      "dim",       "rotary",
-      "offset",  "style",     "theta",      "angles",      "place",        "packed",     "positions", "rows",
-      "axes",    "sequences", "out-style",  "scaling",     "pitch",        "from",       "view",      "alpha",
-      "columns", "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",    "threads",
-      "margin",  "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",     "k-out",
-      "rotated", "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",      "experts",
-      "codes",   "scales",    "pass"};
+      "class",        "measure",    "layout",    "batch",   "tokens", "heads",     "dim",    "rotary",     "offset",
+      "style",        "theta",      "angles",    "place",   "packed", "positions", "rows",   "axes",       "sequences",
+      "out-style",    "rounding",   "scaling",   "pitch",   "from",   "view",      "alpha",  "columns",    "gate",
+      "limit",        "up-offset",  "direction", "dtype",   "launch", "threads",   "margin", "norm",       "norm-order",
+      "norm-extent",  "weight",     "cache",     "slots",   "k-out",  "rotated",   "beside", "activation", "limit-rule",
+      "gate-softcap", "up-softcap", "bias",      "experts", "codes",  "scales",    "pass"};
   return keys;
 }
 

@@ -90,6 +90,7 @@ struct Case {
   int64_t q_heads = 0, k_heads = 0, v_heads = 0;
   int head_dim = 0, rotary_dim = 0, rotary_offset = 0;
   rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
+  bool rounds_each = false;  // ROPE_ROTATION_ROUND_EACH
   double theta = 0;
   Angles angles = Angles::kComputed;
   bool is_out_of_place = false, has_yarn = false, is_packed = false, has_row_per_token = false;

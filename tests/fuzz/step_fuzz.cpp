@@ -44,6 +44,7 @@ rope_config_t draw_config(Input *input) {
     config.norm_eps = input->one_of({1e-6, 1e-5, 1e-30});
     config.norm_weight_offset = input->one_of({0.0, 1.0, -0.5});
   }
+  if (input->chance(10)) config.rotation_rounding = static_cast<int32_t>(input->one_of({1, 1, 1, 2, -1}));
   if (input->chance(20)) config.quant_rounding = static_cast<int32_t>(input->one_of({1, 1, 1, 2, 3}));
   input->lie(&config);
   config.inv_freq = nullptr;

@@ -75,6 +75,28 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   for (const int count : of_pairing) CHECK(count > 10000);
 }
 
+TEST_CASE("rotations that round each operation have kernels that do", "[rope plan]") {
+  Random random(5);
+  Scene scene;
+  int of_long = 0, of_general = 0;
+  for (int round = 0; round < 20000; ++round) {
+    if (!draw(&random, kAnySizes, &scene) || scene.element_size() != 2) continue;
+    scene.geometry.rounds_each = true;
+    for (const rope::DeviceInfo &device : kDevices) {
+      rope::RopePlan plan;
+      if (rope::plan_rope("rope_forward", scene.problem, device, &plan) != ROPE_STATUS_SUCCESS) continue;
+      INFO(describe(scene));
+      const bool is_long = plan.variant.kernel == rope::RopeKernel::kLong;
+      REQUIRE((is_long || plan.variant.kernel == rope::RopeKernel::kGeneral));
+      REQUIRE((!is_long || plan.variant.angles != rope::kComputedAngles));
+      (is_long ? of_long : of_general) += 1;
+    }
+    scene.geometry.rounds_each = false;
+  }
+  CHECK(of_long > 100);
+  CHECK(of_general > 100);
+}
+
 TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]") {
   Scene scene;
   for (const rope::DeviceInfo &device : kDevices) {

@@ -115,6 +115,9 @@ class RopeCase {
   // Calls add to a fault tensor that begins with these values.
   RopeCase &fault(int64_t count = 0, int64_t lowest = 0);
 
+  // ROPE_ROTATION_ROUND_EACH. From a table of cos and sin the bits of 16-bit data are expected then.
+  RopeCase &rounding_each();
+
   // check() also holds <R x, y> against <x, R^T y>, for other data y.
   RopeCase &adjoint();
   // Standard normal data instead of a wide mix of magnitudes.
@@ -202,6 +205,7 @@ class RopeCase {
   bool has_fault_ = false;
   int64_t fault_count_ = 0, fault_lowest_ = 0;
   bool adjoint_ = false;
+  bool rounds_each_ = false;
   bool normal_data_ = false;
   std::vector<std::string> *explanations_ = nullptr;
 };

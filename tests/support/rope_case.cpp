@@ -24,6 +24,18 @@ struct Turn {
   Rotation of_x, of_y;      // scaled
   Real length_x, length_y;  // how much x and y of the direction's output can grow
   Real angle_error;
+
+  // As frameworks compute it: each operation in fp32, its result rounded to the data's type.
+  Pair rotate_rounding_each(rope_dtype_t dtype, const Pair &in, bool forward) const {
+    const auto rounded = [&](Real value) { return oracle::nearest(dtype, oracle::nearest(ROPE_DTYPE_F32, value)); };
+    const auto product = [&](Real value, Real angle) { return rounded(value * rounded(angle)); };
+    if (forward) {
+      return {rounded(product(in.x, of_x.cos) - product(in.y, of_x.sin)),
+              rounded(product(in.y, of_y.cos) + product(in.x, of_y.sin))};
+    }
+    return {rounded(product(in.x, of_x.cos) + product(in.y, of_y.sin)),
+            rounded(product(in.y, of_y.cos) - product(in.x, of_x.sin))};
+  }
 };
 
 struct RopeCase::Row {
@@ -138,6 +150,10 @@ RopeCase &RopeCase::table_width(TableWidth width) {
 RopeCase &RopeCase::angles(double max_angle) {
   return max_angle_ = max_angle, *this;
 }
+RopeCase &RopeCase::rounding_each() {
+  return rounds_each_ = true, *this;
+}
+
 RopeCase &RopeCase::adjoint() {
   return adjoint_ = true, *this;
 }
@@ -276,6 +292,7 @@ std::string RopeCase::describe() const {
        << " D=" << head_dim_ << " R=" << rotated_width() << " offset=" << rotary_offset_;
   if (out_style_) text << "; out_style " << (out_style_ == ROPE_STYLE_HALF ? "HALF" : "INTERLEAVED");
   if (pair_block_) text << "; pair_block=" << pair_block_;
+  if (rounds_each_) text << "; rounding each";
   if (num_axes_) text << "; num_axes=" << num_axes_;
   const auto list = [&](const char *name, const auto &values) {
     if (values.empty()) return;
@@ -618,6 +635,7 @@ rope_config_t RopeCase::config(const Device &device, int32_t threads) const {
   config.attention_scale = attention_scale_;
   config.inv_freq = inv_freq_.empty() ? nullptr : inv_freq_.data();
   config.num_threads = threads;
+  config.rotation_rounding = rounds_each_ ? ROPE_ROTATION_ROUND_EACH : 0;
   return config;
 }
 
@@ -661,11 +679,17 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
                              value_at(before, index(batch, token, head, channel_of(read_style, pair, 1)))};
             const Index at_x = index(batch, token, head, channel_of(written, pair, 0));
             const Index at_y = index(batch, token, head, channel_of(written, pair, 1));
-            const Pair exact = forward ? oracle::rotate(in, turn.of_x, turn.of_y)
-                                       : oracle::rotate_transposed(in, turn.of_x, turn.of_y);
+            Pair exact = forward ? oracle::rotate(in, turn.of_x, turn.of_y)
+                                 : oracle::rotate_transposed(in, turn.of_x, turn.of_y);
             const Real length = std::sqrt(in.x * in.x + in.y * in.y);
-            const Real slack_x = tolerance::rope_slack(dtype_, length * turn.length_x, turn.angle_error);
-            const Real slack_y = tolerance::rope_slack(dtype_, length * turn.length_y, turn.angle_error);
+            Real slack_x = tolerance::rope_slack(dtype_, length * turn.length_x, turn.angle_error);
+            Real slack_y = tolerance::rope_slack(dtype_, length * turn.length_y, turn.angle_error);
+            if (rounds_each_ && oracle::element_size(dtype_) == 2) {
+              const bool is_exact = rows_ >= 0 && max_angle_ == 0;
+              exact = turn.rotate_rounding_each(dtype_, in, forward);
+              slack_x = is_exact ? 0 : slack_x + 4 * oracle::ulp(dtype_, length * turn.length_x);
+              slack_y = is_exact ? 0 : slack_y + 4 * oracle::ulp(dtype_, length * turn.length_y);
+            }
             const Real x = value_at(out, at_x), y = value_at(out, at_y);
             if (!tolerance::accepts(dtype_, x, exact.x, slack_x)) report(operand, "x", at_x, exact.x, slack_x, x);
             if (!tolerance::accepts(dtype_, y, exact.y, slack_y)) report(operand, "y", at_y, exact.y, slack_y, y);

@@ -244,6 +244,7 @@ std::string StepCase::describe() const {
   if (quant_flags) text << "; quant flags=" << quant_flags;
   if (scale_floor) text << "; scale floor=" << scale_floor;
   if (quant_rounding) text << "; quant rounding=" << quant_rounding;
+  if (rounds_each) text << "; rounding each";
   if (has_amax) text << "; amax";
   if (has_fault) text << "; fault";
   return text.str();
@@ -533,6 +534,7 @@ rope_config_t StepCase::config(const Device &device, int32_t threads) const {
   config.pair_axis = pair_axis.empty() ? nullptr : pair_axis.data();
   config.num_threads = threads;
   config.quant_rounding = quant_rounding;
+  config.rotation_rounding = rounds_each ? ROPE_ROTATION_ROUND_EACH : 0;
   config.norm = norm;
   if (norm) {
     config.norm_tensors = norm_tensors;
@@ -629,17 +631,24 @@ struct StepCase::Model {
     CHECK(wrong == 0);
   }
 
+  // Where the rotation rounds each operation, to the data's type.
+  T rounded(T value) const {
+    return step.rounds_each && oracle::element_size(step.dtype) == 2
+               ? static_cast<T>(oracle::nearest(step.dtype, value))
+               : value;
+  }
+
   Turn turn_of(int64_t b, int64_t t, int pair) const {
     if (step.table_rows < 0) {
       const auto cos = static_cast<T>(value_at(probe, {b, t, 0, 2 * pair}));
       const auto sin = static_cast<T>(value_at(probe, {b, t, 0, 2 * pair + 1}));
-      return {cos, sin, cos, sin};
+      return {rounded(cos), rounded(sin), rounded(cos), rounded(sin)};
     }
     const int64_t axis = step.pair_axis.empty() ? 0 : step.pair_axis[pair];
     const int64_t row = step.table_by_token ? t : step.position_of(axis, b, t);
     const auto cell = [&](const rope_tensor_t &table, int member) {
       const int64_t column = step.wide_table ? channel_of(step.written_style(), pair, member) : pair;
-      return static_cast<T>(value_at(table, table.ndim == 3 ? Index{axis, row, column} : Index{row, column}));
+      return rounded(static_cast<T>(value_at(table, table.ndim == 3 ? Index{axis, row, column} : Index{row, column})));
     };
     return {cell(scene.args.cos, 0), cell(scene.args.sin, 0), cell(scene.args.cos, 1), cell(scene.args.sin, 1)};
   }
@@ -693,12 +702,13 @@ struct StepCase::Model {
         continue;
       }
       const Turn &by = turns[pair];
+      const auto product = [&](T value, T of) { return rounded(value * of); };
       if (is_forward) {
-        to_x = {x.value * by.cos_x - y.value * by.sin_x, true, nullptr};
-        to_y = {x.value * by.sin_y + y.value * by.cos_y, true, nullptr};
+        to_x = {rounded(product(x.value, by.cos_x) - product(y.value, by.sin_x)), true, nullptr};
+        to_y = {rounded(product(x.value, by.sin_y) + product(y.value, by.cos_y)), true, nullptr};
       } else {
-        to_x = {x.value * by.cos_x + y.value * by.sin_y, true, nullptr};
-        to_y = {y.value * by.cos_y - x.value * by.sin_x, true, nullptr};
+        to_x = {rounded(product(x.value, by.cos_x) + product(y.value, by.sin_y)), true, nullptr};
+        to_y = {rounded(product(y.value, by.cos_y) - product(x.value, by.sin_x)), true, nullptr};
       }
     }
     return result;

@@ -115,6 +115,7 @@ struct StepCase {
   int32_t num_axes = 0;
   std::vector<int32_t> pair_axis;
   uint32_t flags = 0;
+  bool rounds_each = false;  // ROPE_ROTATION_ROUND_EACH
   StepTensor q, k, v;
 
   rope_norm_type_t norm = 0;

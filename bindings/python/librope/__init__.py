@@ -21,7 +21,7 @@ import importlib
 from typing import Any
 
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
-                     NormType, QuantRounding, Scaling, Sections, Style, TableRows)
+                     NormType, QuantRounding, RotationRounding, Scaling, Sections, Style, TableRows)
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
 from ._groups import Cache, Input, Norm, Quant
 from ._hf_config import from_hf_config
@@ -54,6 +54,7 @@ __all__ = [
     "Quant",
     "QuantRounding",
     "RopeDesc",
+    "RotationRounding",
     "ScaledFrequencies",
     "Scaling",
     "SectionAxes",

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
-                     NormType, QuantRounding, Style, device_name, parse_device)
+                     NormType, QuantRounding, RotationRounding, Style, device_name, parse_device)
 from ._integers import fill
 from ._kept import Call, Kept, KeptCalls, Unkept
 from ._library import check, lib
@@ -30,7 +30,8 @@ class _Handle:
 
 
 _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, "norm": NormType,
-          "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule}
+          "norm_order": NormOrder, "norm_extent": NormExtent, "activation": Activation, "limit_rule": LimitRule,
+          "rotation_rounding": RotationRounding}
 _FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding, "quant_rounding": QuantRounding}
 _BOOLS = {"product_rounding"}
 _ARRAYS = {"inv_freq", "pair_axis"}

@@ -95,6 +95,13 @@ class QuantRounding(IntFlag):
     FIRST = _abi.ROPE_QUANT_ROUND_FIRST
 
 
+class RotationRounding(IntEnum):
+    """What is rounded to the descriptor's dtype inside the rotation: cos, sin, products and sums, EACH of them, as
+    Hugging Face's eager code, vLLM and apex do."""
+
+    EACH = _abi.ROPE_ROTATION_ROUND_EACH
+
+
 class Activation(IntEnum):
     """What gates. REGLU: max(g, 0); GEGLU_ERF and GEGLU_TANH: GELU, exact and by torch's approximate="tanh"."""
 
@@ -153,6 +160,7 @@ NORM_EXTENTS = _names(NormExtent)
 NORM_TENSORS = _names(NormTensors)
 NORM_ROUNDINGS = _names(NormRounding)
 QUANT_ROUNDINGS = _names(QuantRounding)
+ROTATION_ROUNDINGS = _names(RotationRounding)
 ACTIVATIONS = _names(Activation)
 LIMIT_RULES = _names(LimitRule)
 SCALINGS = _names(Scaling)

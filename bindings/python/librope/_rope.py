@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, o
 from . import _abi, _calls
 from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, QUANT_ROUNDINGS,
-                     STYLES, TABLE_ROWS, NormExtent, NormOrder, TableRows, bits_of, dtype_number, number_of)
+                     ROTATION_ROUNDINGS, STYLES, TABLE_ROWS, NormExtent, NormOrder, TableRows, bits_of, dtype_number,
+                     number_of)
 from ._groups import Cache, Input, Norm, Quant
 from ._integers import fill, integers_for
 from ._kept import Call, Unkept
 from ._library import check, lib
 from ._tensors import Reader
 from ._types import (AnyDtype, AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType,
-                     AnyQuantRounding, AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
+                     AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,6 +76,8 @@ class RopeDesc(Descriptor):
     norm_eps:        above 0 with a norm
     norm_weight_offset: added to every weight (Gemma: 1)
     quant_rounding:  "first": values are rounded to dtype before they are scaled and quantised
+    rotation_rounding: "each": cos, sin, products and sums of the rotation are rounded to dtype one by one, as Hugging
+                     Face's eager code does: from its cos and sin its bits
 
     Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
     """
@@ -111,6 +114,7 @@ class RopeDesc(Descriptor):
         norm_eps: float = 0.0,
         norm_weight_offset: float = 0.0,
         quant_rounding: AnyQuantRounding = 0,
+        rotation_rounding: AnyRotationRounding = 0,
     ) -> None:
         config = fill(
             _abi.rope_config_t(), "rope_desc_create",
@@ -135,6 +139,7 @@ class RopeDesc(Descriptor):
             norm_eps=norm_eps,
             norm_weight_offset=norm_weight_offset,
             quant_rounding=bits_of(QUANT_ROUNDINGS, "quant_rounding", quant_rounding),
+            rotation_rounding=number_of(ROTATION_ROUNDINGS, "rotation_rounding", rotation_rounding),
         )
         # The library cannot see how long an array is.
         num_pairs = (config.rotary_dim or config.head_dim) // 2

@@ -50,7 +50,8 @@ def apply_scaled_rotary(
         assert q_out is not None and k_out is not None
         return q_out, k_out
     what: Tuple[Any, ...] = (
-        q.dtype, q.size(-1), style, layout, out_style, 2 * len(inv_freq), 0, 0.0, inv_freq, attention_scale, 0, None, 0)
+        q.dtype, q.size(-1), style, layout, out_style, 2 * len(inv_freq), 0, 0.0, inv_freq, attention_scale, 0, None, 0,
+        0)
     result: Tuple[Tensor, Tensor] = _ScaledRotation.apply(
         _rope_key(_as_constants(what) if _is_compiling() else what), q, k, q_factor, positions, False)
     return result

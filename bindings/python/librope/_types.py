@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
 
 from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors, NormType,
-                     QuantRounding, Scaling, Sections, Style, TableRows)
+                     QuantRounding, RotationRounding, Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
     from ._groups import Cache, Input, Norm, Quant
@@ -56,6 +56,7 @@ AnyNormTensors = Union[NormTensors, _NormTensor, Sequence[_NormTensor], int]
 _NormRounding = Literal["before_weight", "after_weight"]
 AnyNormRounding = Union[NormRounding, _NormRounding, Sequence[_NormRounding], int]
 AnyQuantRounding = Union[QuantRounding, Literal["first"], Sequence[Literal["first"]], int]
+AnyRotationRounding = Union[RotationRounding, Literal["each"], int]
 AnyActivation = Union[
     Activation, Literal["swiglu", "geglu_erf", "geglu-erf", "geglu_tanh", "geglu-tanh", "reglu"], int]
 AnyLimitRule = Union[LimitRule, Literal["gate", "activation"], int]
@@ -115,6 +116,7 @@ class TorchRotation(_Pairing, Operands, total=False):
     num_axes: int
     pair_axis: Optional[Sequence[int]]
     pair_block: int
+    rotation_rounding: AnyRotationRounding
 
 
 class TorchPassRotation(TorchRotation, total=False):

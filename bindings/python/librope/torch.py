@@ -28,8 +28,8 @@ from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
 from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
-                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyStyle, AnyTableRows, TorchGeglu,
-                     TorchPassRotation)
+                     AnyNormTensors, AnyNormType, AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows,
+                     TorchGeglu, TorchPassRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,11 +101,11 @@ def _explain(error: RuntimeError, tensors: Sequence[Any], call: Callable[[], Any
 @lru_cache(maxsize=256)
 def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> RopeDesc:
     (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale, num_axes,
-     pair_axis, pair_block) = what
+     pair_axis, pair_block, rotation_rounding) = what
     return RopeDesc(
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
         rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
-        pair_axis=pair_axis, pair_block=pair_block, **dict(norm))
+        pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding, **dict(norm))
 
 
 @_assume_constant_result
@@ -238,6 +238,7 @@ def apply_rotary(
     num_axes: int = 0,
     pair_axis: Optional[Sequence[int]] = None,
     pair_block: int = 0,
+    rotation_rounding: AnyRotationRounding = 0,
     q_pass: Optional[Tensor] = None,
     k_pass: Optional[Tensor] = None,
     positions: Optional[Tensor] = None,
@@ -267,16 +268,17 @@ def apply_rotary(
             q_out, k_out, _ = rotary_step(
                 q, k, style=style, layout=layout, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale,
                 rotary_dim=rotary_dim, rotary_offset=rotary_offset, out_style=out_style, num_axes=num_axes,
-                pair_axis=pair_axis, pair_block=pair_block, input=Input(q_pass, k_pass), positions=positions,
-                start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
-                position_offset=position_offset, table_rows=table_rows, programmatic_launch=programmatic_launch)
+                pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding,
+                input=Input(q_pass, k_pass), positions=positions, start_positions=start_positions,
+                cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles, position_offset=position_offset,
+                table_rows=table_rows, programmatic_launch=programmatic_launch)
             return q_out if k is None else (q_out, k_out)
         _check_pass("q", q, q_pass)
         _check_pass("k", k, k_pass)
     what: Tuple[Any, ...] = (
         q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
         None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
-        None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
+        None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
     if table_rows is not TableRows.BY_POSITION:
         table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     if _is_compiling() or type(what[1]) is not int:
@@ -364,6 +366,7 @@ def rotary_step(
     num_axes: int = 0,
     pair_axis: Optional[Sequence[int]] = None,
     pair_block: int = 0,
+    rotation_rounding: AnyRotationRounding = 0,
     norm: AnyNormType = 0,
     norm_tensors: AnyNormTensors = 0,
     norm_order: AnyNormOrder = NormOrder.BEFORE,
@@ -432,7 +435,7 @@ def rotary_step(
     head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
     what = (first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
-            None if pair_axis is None else tuple(as_list(pair_axis)), pair_block)
+            None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
     values = (norm, _as_bits(norm_tensors), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps,
               norm_weight_offset, _as_bits(quant_rounding))
     if _is_compiling() or type(what[1]) is not int:

@@ -17,6 +17,10 @@ OLMo-2's are over all heads of a token; tensor-parallel models of it, where a ra
 The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in
 inference and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4
 multiplies channels that do not rotate as well: theirs stay the model's.
+
+patch(model, parity=True) changes the rotation alone, and no bit of it: from the model's own cos and sin it rounds what
+the model rounds, forward and backward. Logits are those of the model then. Llama-4, which multiplies complex numbers, is
+refused.
 """
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
-from ._enums import NormExtent, NormOrder, NormRounding, NormType, Style
+from ._enums import NormExtent, NormOrder, NormRounding, NormType, RotationRounding, Style, TableRows
 from ._hf_config import from_hf_config
 from ._rope import as_list
 from ._torch_scaled import apply_scaled_rotary
@@ -87,6 +91,10 @@ def _temperature_in(modeling: types.ModuleType) -> Optional[str]:
     return name if hasattr(modeling, name) else None
 
 
+# modeling_<name> that computes the rotation in fp32 and rounds once, whatever the dtype of cos and sin
+_ROUNDS_ONCE = ("modeling_cohere",)
+
+
 # ---- Rotation -------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +137,19 @@ class _Scaled:
 
     def to(self, *arguments: Any, **keywords: Any) -> _Scaled:  # as accelerate moves it
         return _Scaled(self.frequencies, self.q_factor.to(*arguments, **keywords), self.is_fused)
+
+
+class _Exact:
+    """In place of sin: the model's own sin, by which and by its cos a rotation has the model's roundings."""
+
+    __slots__ = ("sin", "rounds_once")
+
+    def __init__(self, sin: torch.Tensor, rounds_once: bool) -> None:
+        self.sin = sin
+        self.rounds_once = rounds_once
+
+    def to(self, *arguments: Any, **keywords: Any) -> _Exact:  # as accelerate moves it
+        return _Exact(self.sin.to(*arguments, **keywords), self.rounds_once)
 
 
 def _version_of(buffer: torch.Tensor) -> Optional[int]:
@@ -186,6 +207,31 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _make_exact_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    rounds_once = _name_of(original.__module__) in _ROUNDS_ONCE
+
+    @functools.wraps(original)
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        cos, sin = original(self, *arguments, **keywords)
+        return cos, _Exact(sin, rounds_once)
+
+    return forward
+
+
+def _rotate_exactly(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, given: _Exact, style: Style, out_style: Style,
+        layout: AnyLayout) -> Any:
+    """From a column for each pair; the model has one for each channel. Where cos is wider than q torch's products are,
+    too, and the model rounds their sum."""
+    sin = given.sin
+    columns = slice(cos.shape[-1] // 2) if out_style == Style.HALF else slice(None, None, 2)
+    rounds_each = cos.dtype == q.dtype and not given.rounds_once
+    return apply_rotary(
+        q, k, style=style, out_style=out_style, layout=layout, rotary_dim=cos.shape[-1], cos=cos[..., columns],
+        sin=sin[..., columns], table_rows=TableRows.BY_TOKEN,
+        rotation_rounding=RotationRounding.EACH if rounds_each else 0)
+
+
 def _rotate(
         q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, given: Union[_Frequencies, _Norms, _Scaled],
         style: Style, out_style: Style, layout: AnyLayout) -> Any:
@@ -214,9 +260,12 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
     def apply_rotary_pos_emb(
             q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *arguments: Any, unsqueeze_dim: int = 1,
             **keywords: Any) -> Any:
+        layout: AnyLayout = "bhsd" if unsqueeze_dim == 1 else "bshd"
+        if isinstance(sin, _Exact):
+            return _rotate_exactly(q, k, cos, sin, style, out_style, layout)
         if not isinstance(sin, (_Frequencies, _Norms, _Scaled)):  # of a model that is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
-        return _rotate(q, k, cos, sin, style, out_style, "bhsd" if unsqueeze_dim == 1 else "bshd")
+        return _rotate(q, k, cos, sin, style, out_style, layout)
 
     setattr(apply_rotary_pos_emb, "__wrapped__", original)
     return apply_rotary_pos_emb
@@ -486,7 +535,7 @@ def _make_apply_gate(original: Callable[..., Any]) -> Callable[..., Any]:
 Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
 
 
-def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
+def _plan_for(cls: type, parity: bool = False) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
     """The modeling module of a class, which of its methods to replace, and what makes the replacement."""
     for base in cls.__mro__:
         family = _FAMILIES.get(_name_of(base.__module__))
@@ -495,7 +544,9 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
         prefix = family[0]
         modeling = sys.modules[base.__module__]
         if base.__name__ == prefix + "RotaryEmbedding":
-            return modeling, "forward", _make_rotary_forward
+            return modeling, "forward", _make_exact_rotary_forward if parity else _make_rotary_forward
+        if parity:
+            continue
         if base.__name__ == prefix + "MLP" and prefix != "GPTNeoX":
             return modeling, "forward", _make_mlp_forward
         if base.__name__ == prefix + "Attention" and _name_of(modeling.__name__) in _NORMS:
@@ -510,33 +561,34 @@ def _plan_for(cls: type) -> Optional[Tuple[types.ModuleType, str, Callable[..., 
 class _Method:
     """A method of ours in place of a module's own. Unlike a bound method it can be pickled with the module."""
 
-    __slots__ = ("_function", "_module")
+    __slots__ = ("_function", "_module", "_parity")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        plan = _plan_for(type(module))
+    def __init__(self, module: torch.nn.Module, parity: bool = False) -> None:
+        plan = _plan_for(type(module), parity)
         assert plan is not None
         _, method, make = plan
         self._function = make(getattr(type(module), method))
         self._module = module
+        self._parity = parity
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._function(self._module, *arguments, **keywords)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _Method, (self._module,)
+        return _Method, (self._module, self._parity)
 
 
 _OWN_ATTRIBUTES = ("_librope_method", "_librope_replacement", "_librope_frequencies")
 
 
-def _patch_instance(module: torch.nn.Module) -> bool:
+def _patch_instance(module: torch.nn.Module, parity: bool) -> bool:
     if "_librope_method" in module.__dict__:
         return True
-    plan = _plan_for(type(module))
+    plan = _plan_for(type(module), parity)
     if plan is None:
         return False
     modeling, method, make = plan
-    is_rotary = make is _make_rotary_forward
+    is_rotary = make in (_make_rotary_forward, _make_exact_rotary_forward)
     if make is _make_attention_forward:
         is_changed = _norms_of(module)[0] is not None
     else:
@@ -545,13 +597,13 @@ def _patch_instance(module: torch.nn.Module) -> bool:
         return False
     # accelerate's hooks keep what they wrap under another name.
     place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
-    ours = _Method(module)
+    ours = _Method(module, parity)
     module.__dict__["_librope_method"] = (method, ours, module.__dict__.get(place))
     module.__dict__[place] = ours
     if is_rotary:
         module.__dict__["_librope_replacement"] = _replacement_in(modeling)
         module.__dict__["_librope_frequencies"] = {}
-        if not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
+        if not parity and not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
             rope_type: Any = module.rope_type
             for layer_type in (None,) if isinstance(rope_type, str) else rope_type:
                 _frequencies_of(module, layer_type)
@@ -574,8 +626,8 @@ def _unpatch_instance(module: torch.nn.Module) -> None:
         module.__dict__.pop(name, None)
 
 
-def _patch_class(modeling: types.ModuleType, cls: Any) -> bool:
-    plan = _plan_for(cls)
+def _patch_class(modeling: types.ModuleType, cls: Any, parity: bool) -> bool:
+    plan = _plan_for(cls, parity)
     if plan is None:
         return False
     if any("_librope_method" in base.__dict__ for base in cls.__mro__):  # patched before, or through its base
@@ -583,7 +635,7 @@ def _patch_class(modeling: types.ModuleType, cls: Any) -> bool:
     _, method, make = plan
     cls._librope_method = (method, cls.__dict__.get(method))
     setattr(cls, method, make(getattr(cls, method)))
-    if make is _make_rotary_forward:
+    if make in (_make_rotary_forward, _make_exact_rotary_forward):
         cls._librope_replacement = _replacement_in(modeling)
         cls._librope_frequencies = {}  # until an instance has its own
     return True
@@ -606,21 +658,33 @@ def _classes_of(modeling: types.ModuleType) -> List[type]:
     return [cls for cls in vars(modeling).values() if isinstance(cls, type) and cls.__module__ == modeling.__name__]
 
 
-def patch(target: Target) -> Target:
+def _refuse_complex(target: Union[torch.nn.Module, types.ModuleType]) -> None:
+    """Llama-4 multiplies complex numbers of fp32, in which torch may fuse products and sums."""
+    names = [target.__name__] if isinstance(target, types.ModuleType) else [
+        base.__module__ for module in target.modules() for base in type(module).__mro__]
+    if any(_name_of(name) == "modeling_llama4" for name in names):
+        raise ValueError("parity: the rotation of Llama-4, of complex numbers, is not one of those that librope repeats")
+
+
+def patch(target: Target, *, parity: bool = False) -> Target:
     """Lets a model rotate and gate through librope, and returns it.
 
     target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
             such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
+    parity: the rotation alone, from the model's own cos and sin, with the bits of the model's code
     Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads.
-    Patching twice is harmless.
+    Patching twice is harmless: the first time counts.
     """
     classes = _classes_of(target) if isinstance(target, types.ModuleType) else []
+    if parity:
+        _refuse_complex(target)
     try:
         if isinstance(target, types.ModuleType):
-            found = [_patch_class(target, cls) for cls in classes]
+            found = [_patch_class(target, cls, parity) for cls in classes]
         else:
-            _refuse_tensor_parallel(target)
-            found = [_patch_instance(module) for module in target.modules()]
+            if not parity:
+                _refuse_tensor_parallel(target)
+            found = [_patch_instance(module, parity) for module in target.modules()]
     except BaseException:
         unpatch(target)  # all of it or nothing
         raise

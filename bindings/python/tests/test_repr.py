@@ -49,6 +49,7 @@ class ReprTest(unittest.TestCase):
 
     def test_roundings_before_codes(self):
         self.check(RopeDesc(**REQUIRED, quant_rounding="first"), REQUIRED_TEXT + ", quant_rounding='first')")
+        self.check(RopeDesc(**REQUIRED, rotation_rounding="each"), REQUIRED_TEXT + ", rotation_rounding='each')")
 
     def test_a_device(self):
         self.check(RopeDesc(**REQUIRED, device="cuda"), REQUIRED_TEXT + ", device='cuda')")

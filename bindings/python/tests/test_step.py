@@ -334,6 +334,10 @@ class CodesTest(StepTest):
             make_desc(dtype="float8_e4m3fn")
         with self.assertRaisesRegex(ValueError, "quant_rounding is 'last': it must be one of first"):
             make_desc(quant_rounding="last")
+        with self.assertRaisesRegex(ValueError, "rotation_rounding is 'all': it must be one of each"):
+            make_desc(rotation_rounding="all")
+        with self.assertRaisesRegex(librope.NotSupported, "rope_desc_create: rotation_rounding is 2: this version knows"):
+            make_desc(rotation_rounding=2)
 
 
 @unittest.skipIf(not hasattr(ml_dtypes, "float8_e8m0fnu"), "needs ml_dtypes 0.5")

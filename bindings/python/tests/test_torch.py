@@ -130,6 +130,43 @@ class OperatorTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "have no gradient here"):
             apply_rotary(q, cos=torch.randn(5, 8, requires_grad=True), sin=torch.randn(5, 8), **BSHD)
 
+    def test_rounding_each_operation(self):
+        """The bits of torch's formula and of its gradient, in both styles, in part of a head too."""
+        def swap(x, style):
+            if style == "half":
+                low, high = x.chunk(2, -1)
+                return torch.cat((-high, low), -1)
+            pairs = x.unflatten(-1, (-1, 2))
+            return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
+
+        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
+        for device in devices:
+            for dtype in (torch.bfloat16, torch.float16):
+                for style in ("half", "interleaved"):
+                    for width in (128, 48):
+                        for tokens in (3, 700):
+                            q = torch.randn(2, tokens, 8, 128, device=device, dtype=dtype, requires_grad=True)
+                            grad = torch.randn_like(q)
+                            angles = torch.rand(tokens, width // 2, device=device) * 6.28
+                            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+                            if style == "half":
+                                wide_cos, wide_sin = (torch.cat((x, x), -1)[:, None] for x in (cos, sin))
+                            else:
+                                wide_cos, wide_sin = (x.repeat_interleave(2, -1)[:, None] for x in (cos, sin))
+                            window, rest = q[..., :width], q[..., width:]
+                            wanted = torch.cat((window * wide_cos + swap(window, style) * wide_sin, rest), -1)
+                            wanted_grad, = torch.autograd.grad(wanted, q, grad)
+                            actual = apply_rotary(
+                                q, style=style, layout="bshd", rotary_dim=width, cos=cos, sin=sin,
+                                rotation_rounding="each")
+                            actual_grad, = torch.autograd.grad(actual, q, grad)
+                            with self.subTest(device=device, dtype=dtype, style=style, width=width, tokens=tokens):
+                                self.assertTrue(torch.equal(actual, wanted))
+                                self.assertTrue(torch.equal(actual_grad, wanted_grad))
+                                once = apply_rotary(
+                                    q, style=style, layout="bshd", rotary_dim=width, cos=cos, sin=sin)
+                                self.assertFalse(torch.equal(once, wanted))
+
     def test_gradcheck_of_rotations(self):
         def tensor(*shape):
             return torch.randn(*shape, dtype=torch.float64, requires_grad=True)

@@ -110,10 +110,10 @@ def make_model(name, device="cpu", dtype=torch.float32):
     return model
 
 
-def patched(test, target):
+def patched(test, target, **keywords):
     """patch(target), undone at the end of the test whatever happens: a patched model keeps its family's functions."""
     test.addCleanup(unpatch, target)
-    return patch(target)
+    return patch(target, **keywords)
 
 
 def run(model, **keywords):
@@ -170,6 +170,40 @@ class PatchTest(unittest.TestCase):
                         if dtype == torch.float32:
                             other = run(model, position_ids=torch.arange(13, device=device)[None] * 2)
                             self.assertGreater(distance(other[0], before[0]), 100 * TOLERANCES[dtype][0])
+
+    def test_parity(self):
+        """Logits and gradients to the bit."""
+        for name in MODELS:
+            for device in DEVICES:
+                for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                    with self.subTest(name, device=device, dtype=dtype):
+                        model = make_model(name, device, dtype)
+                        if name.startswith("llama4"):
+                            with self.assertRaisesRegex(ValueError, "parity: the rotation of Llama-4"):
+                                patch(model, parity=True)
+                            continue
+                        expected = run(model)
+                        patched(self, model, parity=True)
+                        with rotations() as seen:
+                            actual = run(model)
+                        self.assertEqual(len(seen), 2)
+                        for what, values, wanted in zip(("logits", "gradients"), actual, expected):
+                            # OLMo-2 has cos and sin in fp32, in which torch rounds its gradient's products alone.
+                            if (name, what) == ("olmo2", "gradients") and dtype != torch.float32:
+                                self.assertLess(distance(values, wanted), TOLERANCES[torch.bfloat16][1])
+                            else:
+                                self.assertTrue(torch.equal(values, wanted), (what, distance(values, wanted)))
+                        self.assertEqual(pickle.loads(pickle.dumps(model)).state_dict().keys(), model.state_dict().keys())
+
+    def test_parity_of_a_module(self):
+        modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+        expected = run(make_model("llama", dtype=torch.bfloat16))
+        patched(self, modeling, parity=True)
+        with rotations() as seen:
+            actual = run(make_model("llama", dtype=torch.bfloat16))
+        self.assertEqual(len(seen), 2)
+        self.assertTrue(torch.equal(actual[0], expected[0]))
+        self.assertTrue(torch.equal(actual[1], expected[1]))
 
     def test_norms_in_inference(self):
         for name in ("qwen3", "gemma3", "olmo2", "cohere", "llama4"):

@@ -15,6 +15,7 @@ constexpr CpuKernels kernels_of_these_loops(const char *name) {
       fill_angles<float>,
       fill_angles<double>,
       {rotate_run<float, float>, rotate_run<Float16, float>, rotate_run<BFloat16, float>},
+      {nullptr, rotate_run<Float16, float, Float16>, rotate_run<BFloat16, float, BFloat16>},
       rotate_run<double, double>,
       {run_step<float>, run_step<Float16>, run_step<BFloat16>},
       run_step<double>,

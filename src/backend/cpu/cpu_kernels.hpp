@@ -101,6 +101,7 @@ struct StepRun {
   int in_distance;  // unlike out_distance where pairs move
   int out_distance;
   bool is_turned;
+  bool rounds_each;  // products and sums of the rotation, to the data's type
   PairAngles<Real> angles;
   const NormForm<Real> *norm;  // NULL: none
   bool is_norm_after;          // the rotation
@@ -150,7 +151,8 @@ struct CpuKernels {
   // Rotates a run of at most kMaxPairs pairs of each head; `out` is written.
   template <typename Real>
   using Rotate = void(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles);
-  Rotate<float> *rotate[kCpuF64];  // of the types before it
+  Rotate<float> *rotate[kCpuF64];          // of the types before it
+  Rotate<float> *rotate_rounded[kCpuF64];  // of 16 bits: products and sums become the type's one by one
   Rotate<double> *rotate_f64;
 
   // Numbers that are neither normed nor turned keep their bits in targets of their type.

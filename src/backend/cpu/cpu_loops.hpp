@@ -141,15 +141,25 @@ ROPE_LOOP Pairs<T, kPlacement> pairs_of_head(const PairRun &run, int64_t head) {
   return {static_cast<T *>(run.x) + offset, static_cast<T *>(run.y) + offset, run.step};
 }
 
+// Rounded is void, or the type that a rotation's products become one by one (rotate_in).
+template <typename Rounded, typename Real>
+ROPE_LOOP Pair<Real> rotate_as(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
+  if constexpr (std::is_void_v<Rounded>) {
+    return rotate<Real>(in, of_x, of_y);
+  } else {
+    return rotate_in<Rounded>(in, of_x, of_y);
+  }
+}
+
 // Rotates pairs from `begin` on, one by one.
-template <typename Real, typename T, Placement kIn, Placement kOut>
+template <typename Rounded, typename Real, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                             const PairAngles<Real> &angles) {
   const Real *cos_x = angles.cos_x, *sin_x = angles.sin_x, *cos_y = angles.cos_y, *sin_y = angles.sin_y;
   ROPE_INDEPENDENT
   for (int64_t i = begin; i < end; ++i) {
-    const Pair<Real> pair = rotate<Real>({to_real<Real>(in.first(i)), to_real<Real>(in.second(i))},
-                                         {cos_x[i], sin_x[i]}, {cos_y[i], sin_y[i]});
+    const Pair<Real> pair = rotate_as<Rounded, Real>({to_real<Real>(in.first(i)), to_real<Real>(in.second(i))},
+                                                     {cos_x[i], sin_x[i]}, {cos_y[i], sin_y[i]});
     out.first(i) = round_to<T>(pair.x);
     out.second(i) = round_to<T>(pair.y);
   }
@@ -158,21 +168,39 @@ ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin,
 #if defined(ROPE_HAS_VECTORS)
 
 // The few pairs that fill no vector, however they lie.
-template <typename T>
+template <typename Rounded, typename T>
 __attribute__((noinline)) void rotate_last_pairs(Pairs<T, Placement::kStrided> in, Pairs<T, Placement::kStrided> out,
                                                  int64_t begin, int64_t end, const PairAngles<float> &angles) {
-  rotate_pairs(in, out, begin, end, angles);
+  rotate_pairs<Rounded>(in, out, begin, end, angles);
 }
 
-template <int kLanes>
+template <typename T, int kLanes>
+ROPE_VECTOR Vector<kLanes> rounded_to(Vector<kLanes> vector) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return from_upper_halves<kLanes>(to_upper_halves(vector) & 0xffff0000u);
+  } else {
+    return from_float16(to_float16(vector));
+  }
+}
+
+template <typename Rounded, int kLanes>
 ROPE_LOOP Pair<Vector<kLanes>> rotate_vector(Pair<Vector<kLanes>> pair, const PairAngles<float> &angles, int64_t at) {
   using Floats = Vector<kLanes>;
-  return rotate(pair, CosSin<Floats>{Floats::load(angles.cos_x + at), Floats::load(angles.sin_x + at)},
-                CosSin<Floats>{Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)});
+  const CosSin<Floats> of_x = {Floats::load(angles.cos_x + at), Floats::load(angles.sin_x + at)},
+                       of_y = {Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)};
+  if constexpr (std::is_void_v<Rounded>) {
+    return rotate(pair, of_x, of_y);
+  } else {
+    const auto product = [](Floats a, Floats b) __attribute__((always_inline)) {
+      return rounded_to<Rounded>(multiply_rounded(a, b));
+    };
+    return {add_rounded(product(pair.x, of_x.cos), -product(pair.y, of_x.sin)),
+            add_rounded(product(pair.y, of_y.cos), product(pair.x, of_y.sin))};
+  }
 }
 
 // Rotates as many pairs from `begin` on as fill vectors; returns where it ended.
-template <int kLanes, typename T, Placement kIn, Placement kOut>
+template <typename Rounded, int kLanes, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                                  const PairAngles<float> angles) {
   int64_t i = begin;
@@ -184,7 +212,7 @@ ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t b
       read_vector(&in.first(i), &pair.x);
       read_vector(&in.second(i), &pair.y);
     }
-    pair = rotate_vector(pair, angles, i);
+    pair = rotate_vector<Rounded>(pair, angles, i);
     if constexpr (kOut == Placement::kInterleaved) {
       write_interleaved(pair.x, pair.y, &out.first(i));
     } else {
@@ -197,7 +225,7 @@ ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t b
 
 // The same for BFloat16 in halves, two vectors of pairs at a time: two neighbours are the halves of a word, where they
 // become floats, and come back, without being moved between lanes. The angles are as arrange_angles leaves them.
-template <int kLanes>
+template <typename Rounded, int kLanes>
 ROPE_LOOP int64_t rotate_words(Pairs<BFloat16, Placement::kHalf> in, Pairs<BFloat16, Placement::kHalf> out,
                                int64_t begin, int64_t end, const PairAngles<float> angles) {
   int64_t i = begin;
@@ -205,8 +233,8 @@ ROPE_LOOP int64_t rotate_words(Pairs<BFloat16, Placement::kHalf> in, Pairs<BFloa
     Pair<Vector<kLanes>> even, odd;
     read_interleaved(&in.first(i), &even.x, &odd.x);
     read_interleaved(&in.second(i), &even.y, &odd.y);
-    even = rotate_vector(even, angles, i);
-    odd = rotate_vector(odd, angles, i + kLanes);
+    even = rotate_vector<Rounded>(even, angles, i);
+    odd = rotate_vector<Rounded>(odd, angles, i + kLanes);
     write_interleaved(even.x, odd.x, &out.first(i));
     write_interleaved(even.y, odd.y, &out.second(i));
   }
@@ -249,27 +277,27 @@ const float *arrange_angles(const float *from, int64_t pairs, float *__restrict 
   return to;
 }
 
-template <typename T, Placement kIn, Placement kOut>
+template <typename Rounded, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP void rotate_head(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t pairs, const PairAngles<float> angles) {
   int64_t begin = 0;
   if constexpr (kHasWords<T, kIn, kOut>) {
 #if defined(__AVX512BW__)
-    begin = rotate_words<16>(in, out, begin, pairs, angles);
+    begin = rotate_words<Rounded, 16>(in, out, begin, pairs, angles);
 #endif
-    begin = rotate_words<8>(in, out, begin, pairs, angles);
+    begin = rotate_words<Rounded, 8>(in, out, begin, pairs, angles);
   } else {
 #if defined(__AVX512BW__)
-    begin = rotate_vectors<16>(in, out, begin, pairs, angles);
+    begin = rotate_vectors<Rounded, 16>(in, out, begin, pairs, angles);
 #endif
   }
-  begin = rotate_vectors<8>(in, out, begin, pairs, angles);
+  begin = rotate_vectors<Rounded, 8>(in, out, begin, pairs, angles);
   if (begin == pairs) return;
-  rotate_last_pairs<T>({in.x, in.y, in.step}, {out.x, out.y, out.step}, begin, pairs, angles);
+  rotate_last_pairs<Rounded, T>({in.x, in.y, in.step}, {out.x, out.y, out.step}, begin, pairs, angles);
 }
 
 #endif
 
-template <typename T, Placement kIn, Placement kOut, typename Real>
+template <typename Rounded, typename T, Placement kIn, Placement kOut, typename Real>
 ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
                             const PairAngles<Real> angles) {
 #if defined(ROPE_HAS_VECTORS)
@@ -285,13 +313,13 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
       ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
     for (int64_t head = 0; head < heads; ++head) {
-      rotate_head(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
+      rotate_head<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
     }
     return;
   }
 #endif
   for (int64_t head = 0; head < heads; ++head) {
-    rotate_pairs(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), 0, pairs, angles);
+    rotate_pairs<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), 0, pairs, angles);
   }
 }
 
@@ -302,30 +330,30 @@ Placement placement_of(const PairRun &run) {
                                                                                  : Placement::kStrided;
 }
 
-template <typename T, typename Real>
+template <typename Rounded, typename T, typename Real>
 ROPE_LOOP void rotate_as_placed(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
                                 const PairAngles<Real> &angles) {
   const Placement from = placement_of<T>(in), to = placement_of<T>(out);
   if (from == Placement::kHalf && to == Placement::kHalf) {
-    rotate_heads<T, Placement::kHalf, Placement::kHalf>(in, out, pairs, heads, angles);
+    rotate_heads<Rounded, T, Placement::kHalf, Placement::kHalf>(in, out, pairs, heads, angles);
   } else if (from == Placement::kInterleaved && to == Placement::kInterleaved) {
-    rotate_heads<T, Placement::kInterleaved, Placement::kInterleaved>(in, out, pairs, heads, angles);
+    rotate_heads<Rounded, T, Placement::kInterleaved, Placement::kInterleaved>(in, out, pairs, heads, angles);
   } else if (from == Placement::kInterleaved && to == Placement::kHalf) {
-    rotate_heads<T, Placement::kInterleaved, Placement::kHalf>(in, out, pairs, heads, angles);
+    rotate_heads<Rounded, T, Placement::kInterleaved, Placement::kHalf>(in, out, pairs, heads, angles);
   } else if (from == Placement::kHalf && to == Placement::kInterleaved) {
-    rotate_heads<T, Placement::kHalf, Placement::kInterleaved>(in, out, pairs, heads, angles);
+    rotate_heads<Rounded, T, Placement::kHalf, Placement::kInterleaved>(in, out, pairs, heads, angles);
   } else {
-    rotate_heads<T, Placement::kStrided, Placement::kStrided>(in, out, pairs, heads, angles);
+    rotate_heads<Rounded, T, Placement::kStrided, Placement::kStrided>(in, out, pairs, heads, angles);
   }
 }
 
-template <typename T, typename Real>
+template <typename T, typename Real, typename Rounded = void>
 void rotate_run(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles) {
   if (angles.cos_x == angles.cos_y && angles.sin_x == angles.sin_y) {
     const Real *cos = angles.cos_x, *sin = angles.sin_x;
-    rotate_as_placed<T, Real>(in, out, pairs, heads, {cos, sin, cos, sin});
+    rotate_as_placed<Rounded, T, Real>(in, out, pairs, heads, {cos, sin, cos, sin});
   } else {
-    rotate_as_placed<T>(in, out, pairs, heads, angles);
+    rotate_as_placed<Rounded, T>(in, out, pairs, heads, angles);
   }
 }
 

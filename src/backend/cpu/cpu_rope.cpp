@@ -14,11 +14,12 @@ namespace {
 
 // ---- Heads ----
 
-CpuKernels::Rotate<float> *rotate_of(const CpuKernels &kernels, rope_dtype_t dtype, float) {
-  return kernels.rotate[cpu_type(dtype)];
+CpuKernels::Rotate<float> *rotate_of(const CpuKernels &kernels, const RopeGeometry &geometry, float) {
+  const CpuType type = cpu_type(geometry.dtype);
+  return geometry.rounds_each ? kernels.rotate_rounded[type] : kernels.rotate[type];
 }
 
-CpuKernels::Rotate<double> *rotate_of(const CpuKernels &kernels, rope_dtype_t, double) {
+CpuKernels::Rotate<double> *rotate_of(const CpuKernels &kernels, const RopeGeometry &, double) {
   return kernels.rotate_f64;
 }
 
@@ -108,7 +109,7 @@ void rotate_heads(const RopeProblem &problem, const HeadRun &run, TokenState sta
                        tensor.out_stride[kHead],
                        run.head + run.count,
                        tensor.is_in_place};
-  process_heads(problem, heads.from(run.head, size), state, rotate_of(cpu_kernels(), problem.geometry->dtype, Real{}),
+  process_heads(problem, heads.from(run.head, size), state, rotate_of(cpu_kernels(), *problem.geometry, Real{}),
                 angles);
 }
 

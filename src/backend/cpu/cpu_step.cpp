@@ -119,6 +119,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
   run.in_distance = tensor.has_styles ? problem.in_distance : 1;
   run.out_distance = tensor.has_styles ? problem.out_distance : 1;
   run.is_turned = tensor.is_turned && token.state == kRotated;
+  run.rounds_each = geometry.rounds_each;
   run.angles = token.angles.from(0, problem.table.is_by_channel);
   run.is_norm_after = geometry.norm.is_after;
   run.is_norm_of_token = geometry.norm.is_of_token;

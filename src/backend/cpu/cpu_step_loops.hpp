@@ -72,8 +72,8 @@ ROPE_LOOP void weigh_values(const NormForm<Real> &form, const Real inverse, cons
   if (form.rounds_after_weight) round_values<T>(values, count);
 }
 
-// Turns the windows, or moves their pairs alone.
-template <typename Real>
+// Turns the windows of T's, or moves their pairs alone.
+template <typename T, typename Real>
 void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   constexpr int64_t kSize = sizeof(Real);
   const bool moves = run.in_distance != run.out_distance;
@@ -87,11 +87,20 @@ void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   const Window out = {reinterpret_cast<char *>(heads->values + run.window_begin), 1, run.out_distance};
   if (run.is_turned) {
     const int length = pairs_of_run(in, out, run.pairs);
-    for (int pair = 0; pair < run.pairs; pair += length) {
-      rotate_run<Real, Real>(in.run_from(pair, kSize, heads->stride), out.run_from(pair, kSize, heads->stride), length,
-                             heads->count, run.angles.from(pair));
+    const auto rotate_all = [&](auto *rotate) {
+      for (int pair = 0; pair < run.pairs; pair += length) {
+        rotate(in.run_from(pair, kSize, heads->stride), out.run_from(pair, kSize, heads->stride), length, heads->count,
+               run.angles.from(pair));
+      }
+    };
+    if constexpr (sizeof(T) == 2) {
+      if (run.rounds_each) {
+        rotate_all(rotate_run<Real, Real, T>);
+        for (int i = 0; i < heads->count; ++i) round_values<T>(heads->head(i) + run.window_begin, 2 * run.pairs);
+        return;
+      }
     }
-    return;
+    return rotate_all(rotate_run<Real, Real>);
   }
   for (int64_t i = 0; i < heads->count; ++i) {
     const int64_t offset = i * heads->stride * kSize;
@@ -128,7 +137,7 @@ void read_heads(const StepRun<Real> &run, int64_t first, StepHeads<Real> *heads)
       read_elements<T>(others, run.pass_channel_stride, begin, run.channels - end, values + end);
     }
   }
-  if (run.is_norm_after) turn_heads(run, heads);
+  if (run.is_norm_after) turn_heads<T>(run, heads);
 }
 
 template <typename Real>
@@ -361,7 +370,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
   for (int64_t first = 0; first < run.heads; first += heads.count) {
     read_heads<T>(run, first, &heads);
     if (is_normed) norm_heads<T>(run, of_token, &heads);
-    if (!run.is_norm_after) turn_heads(run, &heads);
+    if (!run.is_norm_after) turn_heads<T>(run, &heads);
     if (is_scaled) scale_heads<T>(run, &heads);
     for (int i = 0; i < run.num_targets; ++i) {
       const StepTarget &target = run.targets[i];

@@ -26,15 +26,6 @@ ROPE_VECTOR Vector<kLanes> same_in_all(float value) {
   return {value - typename Vector<kLanes>::Floats{}};
 }
 
-template <typename T, int kLanes>
-ROPE_VECTOR Vector<kLanes> rounded_to(Vector<kLanes> vector) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return from_upper_halves<kLanes>(to_upper_halves(vector) & 0xffff0000u);
-  } else {
-    return from_float16(to_float16(vector));
-  }
-}
-
 // Heads on their way to one destination. Rounded is void where they are not normed, float where the norm does not round,
 // else the type that it rounds to.
 template <typename T, typename U, typename Rounded>

@@ -1,6 +1,8 @@
 // cpu_tokens.cpp - where a token of a RoPE problem stands, what is faulty about it, and its angles
 #include "backend/cpu/cpu_tokens.hpp"
 
+#include <type_traits>
+
 #include "core/math/rotation.hpp"
 #include "core/problem/visit_dtype.hpp"
 
@@ -104,6 +106,21 @@ void transpose(const RopeProblem &problem, TokenAngles<Real> *angles) {
   }
 }
 
+template <typename Real>
+void round_angles(const RopeProblem &problem, TokenAngles<Real> *angles) {
+  visit_dtype(problem.geometry->dtype, [&](auto element) {
+    if constexpr (sizeof element == 2 && std::is_same_v<Real, float>) {
+      for (int channel = 0; channel < (problem.table.is_by_channel ? 2 : 1); ++channel) {
+        float *const cos = angles->cos[channel], *const sin = angles->sin[channel];
+        for (int pair = 0; pair < problem.geometry->pairs(); ++pair) {
+          const CosSin<float> rounded = rounded_to<decltype(element)>(CosSin<float>{cos[pair], sin[pair]});
+          cos[pair] = rounded.cos, sin[pair] = rounded.sin;
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 
 template <typename Real>
@@ -134,6 +151,7 @@ TokenPlace fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t 
   } else {
     read_table(problem, batch, rows, angles);
   }
+  if (geometry.rounds_each) round_angles(problem, angles);
   if (problem.is_transposed) transpose(problem, angles);
   return place;
 }

@@ -76,6 +76,7 @@ inline void set_lookup_params(const RopeProblem &problem, RopeLookupParams *para
   params->used_axes = geometry.used_axes;
   params->angles = problem.angles;
   params->is_transposed = problem.is_transposed;
+  params->rounded_dtype = problem.geometry->rounds_each ? problem.geometry->dtype : 0;
   params->has_token_info =
       problem.sequences.is_present || (problem.angles != AngleSource::kIncrements && !problem.table.is_by_token);
   params->table = problem.table;

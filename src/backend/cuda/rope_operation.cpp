@@ -173,6 +173,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableP
   params->row_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->row_bytes;
   params->position_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->position_bytes;
   params->tokens_that_prefetch = tokens_that_prefetch(problem, plan);
+  params->rounds_each = problem.geometry->rounds_each;
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenAngleParams *params) {

@@ -173,4 +173,28 @@ ROPE_HOST_DEVICE Pair<Real> rotate(Pair<Real> in, CosSin<Real> of_x, CosSin<Real
           add_rounded(multiply_rounded(in.y, of_y.cos), multiply_rounded(in.x, of_y.sin))};
 }
 
+// ROPE_ROTATION_ROUND_EACH: cos, sin and products become T's one by one, and sums where they are stored, or before they
+// are worked with. A float holds a product or a sum of two of T's, of 11 bits at most, so well that rounding it again is
+// rounding once.
+template <typename T>
+ROPE_HOST_DEVICE CosSin<float> rounded_to(CosSin<float> angle) {
+  return {to_real<float>(round_to<T>(angle.cos)), to_real<float>(round_to<T>(angle.sin))};
+}
+
+template <typename T>
+ROPE_HOST_DEVICE Pair<float> rounded_to(Pair<float> sums) {
+  return {to_real<float>(round_to<T>(sums.x)), to_real<float>(round_to<T>(sums.y))};
+}
+
+template <typename T>
+ROPE_HOST_DEVICE float product_in(float a, float b) {
+  return to_real<float>(round_to<T>(multiply_rounded(a, b)));
+}
+
+template <typename T>
+ROPE_HOST_DEVICE Pair<float> rotate_in(Pair<float> in, CosSin<float> of_x, CosSin<float> of_y) {
+  return {add_rounded(product_in<T>(in.x, of_x.cos), -product_in<T>(in.y, of_x.sin)),
+          add_rounded(product_in<T>(in.y, of_y.cos), product_in<T>(in.x, of_y.sin))};
+}
+
 }  // namespace rope

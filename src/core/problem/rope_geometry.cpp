@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/problem/descriptor_checks.hpp"
+#include "core/problem/view.hpp"
 
 namespace rope {
 
@@ -115,8 +116,8 @@ rope_status_t check_roundings(const char *function, const rope_config_t &config)
     return fail(kUnsupported, "%s: quant_rounding is 0x%x: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
                 function, static_cast<unsigned>(config.quant_rounding));
   }
-  if (config.rotation_rounding != 0) {
-    return fail(kUnsupported, "%s: rotation_rounding is %d: this version does not round inside the rotation yet",
+  if (config.rotation_rounding != 0 && config.rotation_rounding != ROPE_ROTATION_ROUND_EACH) {
+    return fail(kUnsupported, "%s: rotation_rounding is %d: this version knows ROPE_ROTATION_ROUND_EACH (1) only",
                 function, config.rotation_rounding);
   }
   if (config.reserved1 != 0) {
@@ -202,6 +203,8 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   ROPE_TRY(copy_frequencies(function, config, geometry));
   ROPE_TRY(copy_norm(function, config, &geometry->norm));
   geometry->rounds_before_codes = config.quant_rounding != 0;
+  // The arithmetic of F32 and F64 rounds to them anyway.
+  geometry->rounds_each = config.rotation_rounding != 0 && dtype_size(config.dtype) == 2;
   return check_roundings(function, config);
 }
 

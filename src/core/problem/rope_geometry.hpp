@@ -53,6 +53,7 @@ struct RopeGeometry {
   uint32_t used_axes;  // bit a: some pair turns with axis a
   NormGeometry norm;
   bool rounds_before_codes;  // values become dtype's before they become codes
+  bool rounds_each;          // cos, sin, products and sums of the rotation become dtype's one by one
 
   int pairs() const { return rotary_dim / 2; }
   bool uses_axis(int axis) const { return (used_axes >> axis & 1u) != 0; }

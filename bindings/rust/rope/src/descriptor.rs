@@ -98,6 +98,9 @@ pub const NORM_ROUND_AFTER_WEIGHT: i32 = sys::ROPE_NORM_ROUND_AFTER_WEIGHT;
 /// A bit of [`quant_rounding`](crate::DescBuilder::quant_rounding).
 pub const QUANT_ROUND_FIRST: i32 = sys::ROPE_QUANT_ROUND_FIRST;
 
+/// A value of [`rotation_rounding`](crate::DescBuilder::rotation_rounding).
+pub const ROTATION_ROUND_EACH: i32 = sys::ROPE_ROTATION_ROUND_EACH;
+
 /// What gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]

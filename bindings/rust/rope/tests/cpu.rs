@@ -251,6 +251,8 @@ fn each_field_of_a_config_arrives() {
     }
     let rounding = f32s().quant_rounding(QUANT_ROUND_FIRST | 8);
     assert_refused(rounding.build(), Status::NotSupported, "quant_rounding is 0x9:");
+    let rounding = f32s().rotation_rounding(ROTATION_ROUND_EACH + 1);
+    assert_refused(rounding.build(), Status::NotSupported, "rotation_rounding is 2:");
     let swiglu = |device| Swiglu::builder(device, Dtype::F32);
     for (gating, words) in [
         (swiglu(Device::Cpu).alpha(f64::NAN), "alpha is nan:"),

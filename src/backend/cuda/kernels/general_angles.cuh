@@ -98,6 +98,14 @@ __device__ __forceinline__ void share_general_angle(const RopeLookupParams &para
     of_x = load_general_angle<Real>(params, axis, at.batch, row, column);
   }
   if (!table.is_by_channel) of_y = of_x;
+  if constexpr (sizeof(Real) == 4) {
+    const auto round = [&](auto element) {
+      of_x = rounded_to<decltype(element)>(of_x);
+      of_y = rounded_to<decltype(element)>(of_y);
+    };
+    if (params.rounded_dtype == ROPE_DTYPE_F16) round(Float16{});
+    if (params.rounded_dtype == ROPE_DTYPE_BF16) round(BFloat16{});
+  }
   angles.cos(0)[number] = of_x.cos;
   angles.sin(0)[number] = params.is_transposed ? -of_y.sin : of_x.sin;
   if (!table.is_by_channel) return;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void read_run(const Real *source, Real *values) {
 // gives.
 template <int N, typename T, typename Real>
 __device__ __forceinline__ void rotate_general(T *x, T *y, const GeneralAngles<Real> &angles, uint32_t at,
-                                               bool is_by_channel) {
+                                               bool is_by_channel, bool rounds_each) {
   constexpr int kStep = N * sizeof(Real) < 16 ? N : 16 / static_cast<int>(sizeof(Real));
 #pragma unroll
   for (int begin = 0; begin < N; begin += kStep) {
@@ -77,8 +77,14 @@ __device__ __forceinline__ void rotate_general(T *x, T *y, const GeneralAngles<R
 #pragma unroll
     for (int i = begin; i < begin + kStep; ++i) {
       const int j = i - begin;
-      const Pair<Real> out =
-          rotate<Real>({to_real<Real>(x[i]), to_real<Real>(y[i])}, {cos[j], sin[j]}, {cos_y[j], sin_y[j]});
+      const Pair<Real> in = {to_real<Real>(x[i]), to_real<Real>(y[i])};
+      const CosSin<Real> of_x = {cos[j], sin[j]}, of_y = {cos_y[j], sin_y[j]};
+      Pair<Real> out;
+      if constexpr (sizeof(T) == 2) {
+        out = rounds_each ? rotate_in<T>(in, of_x, of_y) : rotate<Real>(in, of_x, of_y);
+      } else {
+        out = rotate<Real>(in, of_x, of_y);
+      }
       x[i] = round_to<T>(out.x);
       y[i] = round_to<T>(out.y);
     }
@@ -139,7 +145,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t pairs = params.pairs.divisor;
-  const bool is_by_channel = params.table.is_by_channel;
+  const bool is_by_channel = params.table.is_by_channel, rounds_each = sizeof(T) == 2 && params.rounded_dtype != 0;
   const GeneralAngles<Real> angles = {reinterpret_cast<Real *>(shared), params.tokens_per_block * pairs};
   TokenInfo *infos = reinterpret_cast<TokenInfo *>(angles.cos(is_by_channel ? 2 : 1));
 
@@ -200,7 +206,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   const uint32_t first_angle = share.place.quotient * pairs;
   if (!unit.is_rotary || (state == kUnrotated && kPairing != Pairing::kConverted)) {
     if (is_in_place) return;
-  } else if (sizeof(T) < sizeof(double) && kPairing != Pairing::kConverted && !is_by_channel) {
+  } else if (sizeof(T) < sizeof(double) && kPairing != Pairing::kConverted && !is_by_channel && !rounds_each) {
     if constexpr (sizeof(T) < sizeof(double)) {
       float x[V], y[V];
       to_floats<T, V>(low, x);
@@ -218,10 +224,11 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
     split_pairs<T, V>(low, high, kIsInTurns || (kIsConverted && params.in_distance == 1), x, y);
     if (state == kRotated && kIsInTurns) {
       constexpr int kPart = V > 1 ? V / 2 : 1;
-      rotate_general<kPart>(x, y, angles, first_angle + unit.number * kPart, is_by_channel);
-      rotate_general<kPart>(x + kPart, y + kPart, angles, first_angle + pairs / 2 + unit.number * kPart, is_by_channel);
+      rotate_general<kPart>(x, y, angles, first_angle + unit.number * kPart, is_by_channel, rounds_each);
+      rotate_general<kPart>(x + kPart, y + kPart, angles, first_angle + pairs / 2 + unit.number * kPart, is_by_channel,
+                            rounds_each);
     } else if (state == kRotated) {
-      rotate_general<V>(x, y, angles, first_angle + unit.number * V, is_by_channel);
+      rotate_general<V>(x, y, angles, first_angle + unit.number * V, is_by_channel, rounds_each);
     }
     join_pairs<T, V>(x, y, kIsInTurns || (kIsConverted && params.out_distance == 1), &low, &high);
   }

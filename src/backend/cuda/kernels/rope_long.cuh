@@ -169,9 +169,10 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   }
   if (has_pair) {
-    const float sin = entry_of(of_sin, params.table_dtype);
-    cos[threadIdx.x] = entry_of(of_cos, params.table_dtype);
-    cos[threadIdx.x + kMaxShortPairs] = params.sin_scale < 0.0f ? -sin : sin;
+    CosSin<float> angle = {entry_of(of_cos, params.table_dtype), entry_of(of_sin, params.table_dtype)};
+    if (params.rounds_each) angle = rounded_to<T>(angle);
+    cos[threadIdx.x] = angle.cos;
+    cos[threadIdx.x + kMaxShortPairs] = params.sin_scale < 0.0f ? -angle.sin : angle.sin;
   }
   bool is_lost = false;
   if (__syncthreads_or(has_pair && !has_row)) {
@@ -180,6 +181,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     is_lost = position.finish(params) >= params.rows;
   }
   if (!is_active || (is_lost && params.is_in_place)) return;
+  if (!is_lost && params.rounds_each) return rotate_short_unit<T, V, IsInterleaved, T>(params, mine, low, high, cos);
   if (!is_lost) return rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
   store_vector(mine.out, low);
   store_vector(mine.out + params.bytes_to_high, high);

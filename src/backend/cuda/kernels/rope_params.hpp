@@ -179,6 +179,7 @@ struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
 };
 
 struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
+  bool rounds_each;  // cos, sin, products and sums
   uint64_t rows_that_prefetch;
   int64_t row_bytes_ahead;        // from a row to the one that is prefetched
   int64_t position_bytes_ahead;   // from a position to the one that is prefetched
@@ -211,6 +212,7 @@ struct RopeLookupParams : RopePositionParams {
   AngleSource angles;
   bool is_transposed;
   bool has_token_info;
+  rope_dtype_t rounded_dtype;  // that cos, sin, products and sums of the rotation become one by one; 0: none
   AngleTable table;
 };
 

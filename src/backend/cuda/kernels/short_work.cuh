@@ -28,13 +28,13 @@ struct ShortUnit {
 };
 
 // Rotates and stores a unit by the angles of its token: kMaxShortPairs cosines in shared memory, then the sines.
-template <typename T, int V, bool IsInterleaved>
+template <typename T, int V, bool IsInterleaved, typename Rounded = void>
 __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params, const ShortUnit<V * sizeof(T)> &unit,
                                                   const Vector<T, V> &low, const Vector<T, V> &high, const float *cos) {
   float x[V], y[V];
   to_floats<T, V>(low, x);
   to_floats<T, V>(high, y);
-  rotate_unit<V, IsInterleaved>(x, y, unit.number, params.pairs, cos, cos + kMaxShortPairs);
+  rotate_unit<V, IsInterleaved, Rounded>(x, y, unit.number, params.pairs, cos, cos + kMaxShortPairs);
   store_vector(unit.out, from_floats<T, V>(x));
   store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
 }

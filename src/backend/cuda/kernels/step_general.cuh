@@ -151,9 +151,13 @@ class StepHead {
       for (int pair = lane(); pair < params_.rotary_dim / 2; pair += 32) {
         const int from = begin + first_channel(pair, params_.in_distance),
                   to = begin + first_channel(pair, params_.out_distance);
-        const Pair<Real> out = rope::rotate<Real>({in_order_[from], in_order_[from + params_.in_distance]},
-                                                  {angles_.cos(0)[pair], angles_.sin(0)[pair]},
-                                                  {angles_.cos(y_angle)[pair], angles_.sin(y_angle)[pair]});
+        const Pair<Real> in = {in_order_[from], in_order_[from + params_.in_distance]};
+        const CosSin<Real> of_x = {angles_.cos(0)[pair], angles_.sin(0)[pair]},
+                           of_y = {angles_.cos(y_angle)[pair], angles_.sin(y_angle)[pair]};
+        Pair<Real> out = rope::rotate<Real>(in, of_x, of_y);
+        if constexpr (sizeof(T) == 2) {
+          if (params_.rounded_dtype != 0) out = rounded_to<T>(rotate_in<T>(in, of_x, of_y));
+        }
         moved_[to] = out.x;
         moved_[to + params_.out_distance] = out.y;
       }

@@ -1,20 +1,28 @@
 // unit_rotation.cuh - the rotation of the two vectors of a unit
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/rotation.hpp"
 
 namespace rope {
 
-// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles.
-template <int N>
+// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles. Rounded is void, or the type that products
+// become (rotate_in).
+template <int N, typename Rounded = void>
 __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
   const Vector<float, N> s = *reinterpret_cast<const Vector<float, N> *>(sin);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const CosSin<float> angle = {float_of(c.word[i]), float_of(s.word[i])};
-    const Pair<float> out = rotate<float>({x[i * step], y[i * step]}, angle, angle);
+    Pair<float> out = {x[i * step], y[i * step]};
+    if constexpr (std::is_void_v<Rounded>) {
+      out = rotate<float>(out, angle, angle);
+    } else {
+      out = rotate_in<Rounded>(out, angle, angle);
+    }
     x[i * step] = out.x;
     y[i * step] = out.y;
   }
@@ -24,20 +32,20 @@ __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, cons
 //   HALF         pairs V u to V u + V - 1, their first channels in `low`, their second ones in `high`
 //   INTERLEAVED  pairs V/2 u to V/2 u + V/2 - 1 in `low`, those half a window further in `high`
 //   V = 1        pair u in either style
-template <int V, bool IsInterleaved>
+template <int V, bool IsInterleaved, typename Rounded = void>
 __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
                                             const float *sin) {
   if constexpr (V == 1) {
-    rotate_by_run<1>(low, high, 1, cos + unit, sin + unit);
+    rotate_by_run<1, Rounded>(low, high, 1, cos + unit, sin + unit);
   } else if constexpr (IsInterleaved) {
     const uint32_t first = unit * (V / 2), second = pairs / 2 + first;
-    rotate_by_run<V / 2>(low, low + 1, 2, cos + first, sin + first);
-    rotate_by_run<V / 2>(high, high + 1, 2, cos + second, sin + second);
+    rotate_by_run<V / 2, Rounded>(low, low + 1, 2, cos + first, sin + first);
+    rotate_by_run<V / 2, Rounded>(high, high + 1, 2, cos + second, sin + second);
   } else {
     constexpr int kStep = V < 4 ? V : 4;
 #pragma unroll
     for (int i = 0; i < V; i += kStep) {
-      rotate_by_run<kStep>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
+      rotate_by_run<kStep, Rounded>(low + i, high + i, 1, cos + unit * V + i, sin + unit * V + i);
     }
   }
 }
