@@ -125,8 +125,8 @@ impl<'a> DescBuilder<'a> {
         self
     }
 
-    /// [`ROTATION_ROUND_EACH`](crate::ROTATION_ROUND_EACH): cos, sin, products and sums of the rotation are rounded to the
-    /// dtype one by one.
+    /// [`ROTATION_ROUND_EACH`](crate::ROTATION_ROUND_EACH): cos, sin, products and sums of the rotation are rounded to
+    /// the dtype one by one.
     pub fn rotation_rounding(mut self, rounding: i32) -> Self {
         self.config.rotation_rounding = rounding;
         self
