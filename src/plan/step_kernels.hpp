@@ -66,6 +66,7 @@ constexpr uint32_t kMaxStepGeneralThreads = 512;  // of a block of kGeneral
 constexpr uint32_t kStepTokenBytes = 64;          // room for a token's place in its shared memory
 constexpr int kStepHeadSums = 256;                // heads whose sums a block of kGeneral keeps at a time
 constexpr int kMaxStepTokenThreads = 768;         // of a block of kLongRows with a norm over a token
+constexpr int kMaxStepCodeThreads = 512;          // of one with codes
 constexpr uint32_t kStepTokenSumBytes = 3088;     // room for that norm's sums
 
 }  // namespace rope

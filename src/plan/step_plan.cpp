@@ -190,9 +190,10 @@ bool shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
     if (threads > most) most = threads;
     ++tensors;
   }
-  const int64_t all = threads_of_token(problem, *plan);
-  const bool has_one_block = all <= kMaxStepTokenThreads;
-  if (!has_one_block && most > kMaxStepTokenThreads) return false;
+  const int64_t all = threads_of_token(problem, *plan),
+                max = plan->step.has_codes ? kMaxStepCodeThreads : kMaxStepTokenThreads;
+  const bool has_one_block = all <= max;
+  if (!has_one_block && most > max) return false;
   plan->threads = round_up_to_warps(static_cast<uint32_t>(has_one_block ? all : most));
   if (!has_one_block) plan->blocks_per_token = tensors;
   plan->tokens_per_block = plan->thread_rows = 1;

@@ -381,16 +381,16 @@ struct StepRowKernelParams {
                                   WithAngles<Plain, IsShort ? kMaxShortStepPairs : kMaxLongStepPairs>>;
 };
 
-constexpr int max_step_row_threads(StepNorm norm) {
-  return norm == StepNorm::kOfToken ? kMaxStepTokenThreads : kMaxStepThreads;
+constexpr int max_step_row_threads(StepNorm norm, bool has_codes) {
+  return has_codes ? kMaxStepCodeThreads : norm == StepNorm::kOfToken ? kMaxStepTokenThreads : kMaxStepThreads;
 }
 
 // kNorm of instances with codes is kOfToken, whatever the norm.
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles, bool HasCodes>
-__global__ void __launch_bounds__(max_step_row_threads(kNorm),
+__global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
                                   min_blocks_per_multiprocessor(HasCodes ? kStepScalesResidentThreads
                                                                          : kStepRowsResidentThreads,
-                                                                max_step_row_threads(kNorm)))
+                                                                max_step_row_threads(kNorm, HasCodes)))
     step_rows_kernel(const __grid_constant__ typename StepRowKernelParams<IsShort, kAngles, HasCodes>::Type params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
@@ -534,23 +534,18 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm),
       normalise_at(mine.place.low, x);
       normalise_at(mine.place.low + mine.place.to_high, y);
     };
-    const auto turn = [&] {
-      if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
-    };
-    if constexpr (kNorm == StepNorm::kOfToken) {
-      bool has_norm = true;
-      if constexpr (HasCodes) has_norm = params.has_norm;
-        // The norm stands once in the code, wherever it comes.
+    if constexpr (HasCodes) {
+      // The norm stands once in the code, wherever it comes. Where nothing becomes codes this takes 8 to 15 % longer.
 #pragma unroll 1
       for (bool is_behind = false;; is_behind = true) {
-        if (has_norm && is_behind == params.is_after) norm();
+        if (params.has_norm && is_behind == params.is_after) norm();
         if (is_behind) break;
-        turn();
+        if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
       }
     } else {
-      if (kNorm == StepNorm::kBefore) norm();
-      turn();
-      if (kNorm == StepNorm::kAfter) norm();
+      if (kNorm == StepNorm::kBefore || (kNorm == StepNorm::kOfToken && !params.is_after)) norm();
+      if (is_turned) rotate_unit<V, IsInterleaved>(x, y, mine.number, params.pairs, cos, cos + params.pairs);
+      if (kNorm == StepNorm::kAfter || (kNorm == StepNorm::kOfToken && params.is_after)) norm();
     }
     if constexpr (HasCodes) {
       const StepRowCodes &codes = params.codes[mine.tensor];
