@@ -97,6 +97,19 @@ TEST_CASE("rotations that round each operation have kernels that do", "[rope pla
   CHECK(of_general > 100);
 }
 
+TEST_CASE("tables of few tokens are rounded by the kernel of long launches", "[rope plan]") {
+  Scene scene;
+  rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
+  config.rotation_rounding = ROPE_ROTATION_ROUND_EACH;
+  for (const int64_t tokens : {1, 70, 4096}) {
+    rope_args_t args = {};
+    args.cos = compact_tensor(far_address(0), ROPE_DTYPE_F32, {1 << 16, 64});
+    args.sin = compact_tensor(far_address(1), ROPE_DTYPE_F32, {1 << 16, 64});
+    set_problem(&scene, config, {1, tokens, 32, 128}, args);
+    CHECK(explain(scene, kH200).find(": long table kernel, ") != std::string::npos);
+  }
+}
+
 TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]") {
   Scene scene;
   for (const rope::DeviceInfo &device : kDevices) {
