@@ -334,17 +334,21 @@ template <typename Rounded, typename T, typename Real>
 ROPE_LOOP void rotate_as_placed(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
                                 const PairAngles<Real> &angles) {
   const Placement from = placement_of<T>(in), to = placement_of<T>(out);
-  if (from == Placement::kHalf && to == Placement::kHalf) {
-    rotate_heads<Rounded, T, Placement::kHalf, Placement::kHalf>(in, out, pairs, heads, angles);
-  } else if (from == Placement::kInterleaved && to == Placement::kInterleaved) {
-    rotate_heads<Rounded, T, Placement::kInterleaved, Placement::kInterleaved>(in, out, pairs, heads, angles);
-  } else if (from == Placement::kInterleaved && to == Placement::kHalf) {
-    rotate_heads<Rounded, T, Placement::kInterleaved, Placement::kHalf>(in, out, pairs, heads, angles);
-  } else if (from == Placement::kHalf && to == Placement::kInterleaved) {
-    rotate_heads<Rounded, T, Placement::kHalf, Placement::kInterleaved>(in, out, pairs, heads, angles);
-  } else {
-    rotate_heads<Rounded, T, Placement::kStrided, Placement::kStrided>(in, out, pairs, heads, angles);
+  const auto rotate_all = [&](auto from_constant, auto to_constant) __attribute__((always_inline)) {
+    rotate_heads<Rounded, T, decltype(from_constant)::value, decltype(to_constant)::value>(in, out, pairs, heads,
+                                                                                           angles);
+  };
+  constexpr std::integral_constant<Placement, Placement::kHalf> kHalf;
+  constexpr std::integral_constant<Placement, Placement::kInterleaved> kInterleaved;
+  constexpr std::integral_constant<Placement, Placement::kStrided> kStrided;
+  if (from == Placement::kHalf && to == Placement::kHalf) return rotate_all(kHalf, kHalf);
+  if (from == Placement::kInterleaved && to == Placement::kInterleaved) return rotate_all(kInterleaved, kInterleaved);
+  // Conversions that round each operation are seldom.
+  if constexpr (std::is_void_v<Rounded>) {
+    if (from == Placement::kInterleaved && to == Placement::kHalf) return rotate_all(kInterleaved, kHalf);
+    if (from == Placement::kHalf && to == Placement::kInterleaved) return rotate_all(kHalf, kInterleaved);
   }
+  rotate_all(kStrided, kStrided);
 }
 
 template <typename T, typename Real, typename Rounded = void>

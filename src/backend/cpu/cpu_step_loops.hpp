@@ -72,6 +72,24 @@ ROPE_LOOP void weigh_values(const NormForm<Real> &form, const Real inverse, cons
   if (form.rounds_after_weight) round_values<T>(values, count);
 }
 
+// Windows of floats, whose products and sums become T's one by one, pair after pair: few calls have both this and a step.
+template <typename T>
+void turn_rounding_each(const StepRun<float> &run, const Window &in, const Window &out, const StepHeads<float> &heads) {
+  for (int64_t head = 0; head < heads.count; ++head) {
+    const float *const from = reinterpret_cast<const float *>(in.data) + head * heads.stride;
+    float *const to = reinterpret_cast<float *>(out.data) + head * heads.stride;
+    for (int pair = 0; pair < run.pairs; ++pair) {
+      const float *const x = from + first_channel(pair, in.distance);
+      float *const to_x = to + first_channel(pair, out.distance);
+      const Pair<float> sums = rotate_in<T>({x[0], x[in.distance]}, {run.angles.cos_x[pair], run.angles.sin_x[pair]},
+                                            {run.angles.cos_y[pair], run.angles.sin_y[pair]});
+      const Pair<float> turned = rounded_to<T>(sums);
+      to_x[0] = turned.x;
+      to_x[out.distance] = turned.y;
+    }
+  }
+}
+
 // Turns the windows of T's, or moves their pairs alone.
 template <typename T, typename Real>
 void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
@@ -86,21 +104,15 @@ void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   const Window in = {reinterpret_cast<char *>(source + run.window_begin), 1, run.in_distance};
   const Window out = {reinterpret_cast<char *>(heads->values + run.window_begin), 1, run.out_distance};
   if (run.is_turned) {
-    const int length = pairs_of_run(in, out, run.pairs);
-    const auto rotate_all = [&](auto *rotate) {
-      for (int pair = 0; pair < run.pairs; pair += length) {
-        rotate(in.run_from(pair, kSize, heads->stride), out.run_from(pair, kSize, heads->stride), length, heads->count,
-               run.angles.from(pair));
-      }
-    };
     if constexpr (sizeof(T) == 2) {
-      if (run.rounds_each) {
-        rotate_all(rotate_run<Real, Real, T>);
-        for (int i = 0; i < heads->count; ++i) round_values<T>(heads->head(i) + run.window_begin, 2 * run.pairs);
-        return;
-      }
+      if (run.rounds_each) return turn_rounding_each<T>(run, in, out, *heads);
     }
-    return rotate_all(rotate_run<Real, Real>);
+    const int length = pairs_of_run(in, out, run.pairs);
+    for (int pair = 0; pair < run.pairs; pair += length) {
+      rotate_run<Real, Real>(in.run_from(pair, kSize, heads->stride), out.run_from(pair, kSize, heads->stride), length,
+                             heads->count, run.angles.from(pair));
+    }
+    return;
   }
   for (int64_t i = 0; i < heads->count; ++i) {
     const int64_t offset = i * heads->stride * kSize;

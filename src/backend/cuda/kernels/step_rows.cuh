@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
     step_rows_kernel(const __grid_constant__ typename StepRowKernelParams<IsShort, kAngles, HasCodes>::Type params) {
   constexpr int kVectorBytes = V * static_cast<int>(sizeof(T));
   using Shares = Sharers<IsShort>;
-  constexpr bool kBeginsAtOnce = kNorm != StepNorm::kOfToken;  // tests/bench/TUNING.md
+  constexpr bool kBeginsAtOnce = IsShort;  // tests/bench/TUNING.md
   if (kBeginsAtOnce) begin_dependent_launch();
   extern __shared__ float4 shared[];
   const uint32_t warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
