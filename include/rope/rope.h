@@ -309,8 +309,8 @@ enum {
 enum {
   /* cos, sin, products and sums are rounded to the descriptor's dtype one by one, forward and backward, as Hugging Face
    * eager, vLLM and apex do: from their cos and sin these are their bits. Computed angles are rounded after
-   * attention_scale; no equality is claimed for them. Where a norm or codes are in the same call the sums are rounded
-   * before them. F32 and F64 have the same bits without it. */
+   * attention_scale; no equality is claimed for them. The sums are rounded before a norm, a row factor or codes that
+   * follow in the same call. F32 and F64 have the same bits without it. */
   ROPE_ROTATION_ROUND_EACH = 1
 };
 

@@ -141,17 +141,7 @@ ROPE_LOOP Pairs<T, kPlacement> pairs_of_head(const PairRun &run, int64_t head) {
   return {static_cast<T *>(run.x) + offset, static_cast<T *>(run.y) + offset, run.step};
 }
 
-// Rounded is void, or the type that a rotation's products become one by one (rotate_in).
-template <typename Rounded, typename Real>
-ROPE_LOOP Pair<Real> rotate_as(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
-  if constexpr (std::is_void_v<Rounded>) {
-    return rotate<Real>(in, of_x, of_y);
-  } else {
-    return rotate_in<Rounded>(in, of_x, of_y);
-  }
-}
-
-// Rotates pairs from `begin` on, one by one.
+// Rotates pairs from `begin` on, one by one. Rounded is that of rotate_as here and below.
 template <typename Rounded, typename Real, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                             const PairAngles<Real> &angles) {
@@ -183,20 +173,16 @@ ROPE_VECTOR Vector<kLanes> rounded_to(Vector<kLanes> vector) {
   }
 }
 
+template <typename T, int kLanes>
+ROPE_VECTOR Vector<kLanes> product_in(Vector<kLanes> a, Vector<kLanes> b) {
+  return rounded_to<T>(multiply_rounded(a, b));
+}
+
 template <typename Rounded, int kLanes>
 ROPE_LOOP Pair<Vector<kLanes>> rotate_vector(Pair<Vector<kLanes>> pair, const PairAngles<float> &angles, int64_t at) {
   using Floats = Vector<kLanes>;
-  const CosSin<Floats> of_x = {Floats::load(angles.cos_x + at), Floats::load(angles.sin_x + at)},
-                       of_y = {Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)};
-  if constexpr (std::is_void_v<Rounded>) {
-    return rotate(pair, of_x, of_y);
-  } else {
-    const auto product = [](Floats a, Floats b) __attribute__((always_inline)) {
-      return rounded_to<Rounded>(multiply_rounded(a, b));
-    };
-    return {add_rounded(product(pair.x, of_x.cos), -product(pair.y, of_x.sin)),
-            add_rounded(product(pair.y, of_y.cos), product(pair.x, of_y.sin))};
-  }
+  return rotate_as<Rounded>(pair, CosSin<Floats>{Floats::load(angles.cos_x + at), Floats::load(angles.sin_x + at)},
+                            CosSin<Floats>{Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)});
 }
 
 // Rotates as many pairs from `begin` on as fill vectors; returns where it ended.

@@ -98,7 +98,8 @@ void process_heads(const RopeProblem &problem, const Heads &heads, TokenState st
 }  // namespace
 
 template <typename Real>
-void rotate_heads(const RopeProblem &problem, const HeadRun &run, TokenState state, const TokenAngles<Real> &angles) {
+void rotate_head_run(const RopeProblem &problem, const HeadRun &run, TokenState state,
+                     const TokenAngles<Real> &angles) {
   const int64_t size = dtype_size(problem.geometry->dtype);
   const RotatedTensor &tensor = problem.tensor[run.tensor];
   const int64_t in = run.batch * tensor.in_stride[kBatch] + run.token * tensor.in_stride[kToken];
@@ -113,8 +114,8 @@ void rotate_heads(const RopeProblem &problem, const HeadRun &run, TokenState sta
                 angles);
 }
 
-template void rotate_heads(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<float> &);
-template void rotate_heads(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<double> &);
+template void rotate_head_run(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<float> &);
+template void rotate_head_run(const RopeProblem &, const HeadRun &, TokenState, const TokenAngles<double> &);
 
 namespace {
 
@@ -138,7 +139,7 @@ void process_rows(void *context, int index) {
     if (place.is_faulty && is_first) count_fault(problem.fault, batch * problem.tokens + token);
     return state = place.state;
   };
-  walk_rows(problem, rows, begin, [&](const HeadRun &run) { rotate_heads(problem, run, state, angles); });
+  walk_rows(problem, rows, begin, [&](const HeadRun &run) { rotate_head_run(problem, run, state, angles); });
 }
 
 // ---- Tables ----

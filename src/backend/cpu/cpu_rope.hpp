@@ -13,6 +13,6 @@ void fill_cpu_tables(const TableProblem &problem);
 // Turns all channels of a tensor's window in heads of one token, which has these angles; those of a token that is not
 // rotated are copied.
 template <typename Real>
-void rotate_heads(const RopeProblem &problem, const HeadRun &run, TokenState state, const TokenAngles<Real> &angles);
+void rotate_head_run(const RopeProblem &problem, const HeadRun &run, TokenState state, const TokenAngles<Real> &angles);
 
 }  // namespace rope

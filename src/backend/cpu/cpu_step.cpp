@@ -193,8 +193,10 @@ void process_rows(void *context, int index) {
   if (index == 0) check_sequences(problem);
 
   NormForm<Real> forms[3];
+  bool are_rotations[3] = {};
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (step.tensor[i].is_normed) forms[i] = norm_form<Real>(problem, i);
+    are_rotations[i] = is_rotation_alone(problem, i);
   }
   const bool has_whole_tokens = step.has_norm && problem.geometry->norm.is_of_token;
   const int64_t tokens = problem.batches * problem.tokens, heads = problem.heads_per_token();
@@ -209,8 +211,8 @@ void process_rows(void *context, int index) {
     return token.find(problem, batch, number, is_first);
   };
   walk_rows(problem, rows, begin, [&](const HeadRun &heads_of_tensor) {
-    if (is_rotation_alone(problem, heads_of_tensor.tensor)) {
-      return rotate_heads(problem, heads_of_tensor, token.state, token.angles);
+    if (are_rotations[heads_of_tensor.tensor]) {
+      return rotate_head_run(problem, heads_of_tensor, token.state, token.angles);
     }
     StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];

@@ -81,9 +81,9 @@ void turn_rounding_each(const StepRun<float> &run, const Window &in, const Windo
     for (int pair = 0; pair < run.pairs; ++pair) {
       const float *const x = from + first_channel(pair, in.distance);
       float *const to_x = to + first_channel(pair, out.distance);
-      const Pair<float> sums = rotate_in<T>({x[0], x[in.distance]}, {run.angles.cos_x[pair], run.angles.sin_x[pair]},
-                                            {run.angles.cos_y[pair], run.angles.sin_y[pair]});
-      const Pair<float> turned = rounded_to<T>(sums);
+      const Pair<float> turned =
+          rounded_to<T>(rotate_in<T, float>({x[0], x[in.distance]}, {run.angles.cos_x[pair], run.angles.sin_x[pair]},
+                                            {run.angles.cos_y[pair], run.angles.sin_y[pair]}));
       to_x[0] = turned.x;
       to_x[out.distance] = turned.y;
     }

@@ -8,6 +8,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "core/math/float16.hpp"
 #include "core/math/host_device.hpp"
 
@@ -191,10 +193,21 @@ ROPE_HOST_DEVICE float product_in(float a, float b) {
   return to_real<float>(round_to<T>(multiply_rounded(a, b)));
 }
 
-template <typename T>
-ROPE_HOST_DEVICE Pair<float> rotate_in(Pair<float> in, CosSin<float> of_x, CosSin<float> of_y) {
+// Real is float, or several floats that have a product_in.
+template <typename T, typename Real>
+ROPE_HOST_DEVICE Pair<Real> rotate_in(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
   return {add_rounded(product_in<T>(in.x, of_x.cos), -product_in<T>(in.y, of_x.sin)),
           add_rounded(product_in<T>(in.y, of_y.cos), product_in<T>(in.x, of_y.sin))};
+}
+
+// Rounded is the type that products become, or void.
+template <typename Rounded, typename Real>
+ROPE_HOST_DEVICE Pair<Real> rotate_as(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
+  if constexpr (std::is_void_v<Rounded>) {
+    return rotate(in, of_x, of_y);
+  } else {
+    return rotate_in<Rounded>(in, of_x, of_y);
+  }
 }
 
 }  // namespace rope

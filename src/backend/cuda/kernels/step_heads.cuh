@@ -64,6 +64,16 @@ __device__ __forceinline__ void load_numbers(const char *address, bool is_wide, 
   }
 }
 
+// The factor of a token and head, which is read for threads that are active.
+template <typename T>
+__device__ __forceinline__ float load_factor(const StepHeadFactor &factor, uint32_t flags, uint32_t batch,
+                                             uint32_t token, uint32_t head, bool is_active) {
+  const char *const at = step(step(factor.data, token, factor.token), head, factor.head) + batch * factor.batch;
+  float number[1] = {};
+  if (is_active) load_numbers<T, 1>(at, (flags & kHasWideFactor) != 0, number);
+  return number[0];
+}
+
 // Where a unit's first vector lies in its head, in vectors. The two of a unit are half a block apart.
 __device__ __forceinline__ uint32_t place_in_head(const StepHeadParams &params, uint32_t unit) {
   return unit + (unit & params.block_mask);

@@ -273,11 +273,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       if (is_turned) values.turn(angles);
       const StepHeadFactor &of_rows = params.factors[index];
       if (of_rows.data != nullptr) {
-        const char *const row_factor =
-            step(step(of_rows.data, token, of_rows.token), head, of_rows.head) + blockIdx.y * of_rows.batch;
-        float of_row[1] = {};
-        if (is_active) load_numbers<T, 1>(row_factor, (tensor.flags & kHasWideFactor) != 0, of_row);
-        values.multiply(of_row[0]);
+        values.multiply(load_factor<T>(of_rows, tensor.flags, blockIdx.y, token, head, is_active));
       }
       if ((tensor.flags & kHasWords) != 0) {
         if ((IsNormed && is_changed) || is_turned || of_rows.data != nullptr) {

@@ -35,118 +35,15 @@
 
 #include <type_traits>
 
-#include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
-#include "backend/cuda/kernels/faults.cuh"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
-#include "backend/cuda/kernels/step_heads.cuh"
+#include "backend/cuda/kernels/step_row_codes.cuh"
+#include "backend/cuda/kernels/step_row_units.cuh"
 #include "backend/cuda/kernels/step_sums.cuh"
 #include "plan/tuning.hpp"
 
 namespace rope {
-
-// What the threads of a token share beside its angles, which follow it.
-struct alignas(16) StepShared {
-  int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache
-  uint32_t page;         // of both, where instances with codes write scales
-  uint32_t entry;
-  bool is_cached;
-  bool is_lost;  // it has no row of the table
-};
-static_assert(sizeof(StepShared) == kStepSharedBytes, "");
-
-// Threads that share the angles of a token: a warp of kShortRows, a row of kLongRows.
-template <bool IsShort>
-struct Sharers {
-  static __device__ __forceinline__ uint32_t number() { return IsShort ? threadIdx.x % 32 : threadIdx.x; }
-  static __device__ __forceinline__ uint32_t count() { return IsShort ? 32 : blockDim.x; }
-  static __device__ __forceinline__ uint32_t group() {
-    return IsShort ? (threadIdx.y * blockDim.x + threadIdx.x) / 32 : threadIdx.y;
-  }
-  static __device__ __forceinline__ void meet() {
-    if (IsShort) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
-  }
-};
-
-struct StepAt {
-  uint32_t flat;  // token, counted through all batches
-  uint32_t batch;
-  uint32_t token;  // of its batch
-};
-
-// Writes where the token goes in the caches.
-__device__ __forceinline__ void share_place(const StepRowParams &params, const StepAt &at, const StepPlace &place,
-                                            bool counts_faults, StepShared *shared) {
-  shared->is_cached = place.is_cached;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    shared->cache_row[i] = place.page * params.page_bytes[i] + place.entry * params.entry_bytes[i];
-  }
-  if (place.is_faulty && counts_faults) count_fault(params.fault, at.flat);
-}
-
-// Where a unit lies in its head, in bytes.
-struct UnitPlace {
-  bool is_rotary;
-  int32_t low;
-  int32_t to_high;
-};
-
-template <int VectorBytes>
-__device__ __forceinline__ UnitPlace find_unit_place(const StepRowTensor &tensor, uint32_t unit) {
-  if (unit < tensor.rotary_units) {
-    return {true, tensor.window_begin + static_cast<int32_t>(unit) * VectorBytes, tensor.to_high};
-  }
-  const int32_t outside = static_cast<int32_t>(unit - tensor.rotary_units) * (2 * VectorBytes);
-  return {false, outside < tensor.window_begin ? outside : outside + tensor.window_size, VectorBytes};
-}
-
-// What a thread has: a unit of a head of a token. Nothing of it stays in registers while a head is computed: the kernel
-// finds it twice.
-template <int VectorBytes>
-struct StepUnit {
-  StepAt at;
-  bool has_token;
-  bool is_first_part;  // of the blocks that share the token
-  int tensor;
-  uint32_t head;
-  uint32_t number;  // in its head
-  UnitPlace place;
-  bool is_active;
-
-  __device__ __forceinline__ StepUnit(const StepRowParams &params, uint32_t thread_of_row) {
-    const DivmodResult block = params.parts.divmod(blockIdx.x);
-    at.flat = block.quotient * blockDim.y + threadIdx.y;
-    at.batch = 0, at.token = at.flat;
-    if (!params.has_one_batch) {
-      const DivmodResult in_batch = params.tokens_per_batch.divmod(at.flat);
-      at.batch = in_batch.quotient, at.token = in_batch.remainder;
-    }
-    has_token = at.flat < params.num_tokens;
-    is_first_part = block.remainder == 0;
-    const uint32_t thread = block.remainder * blockDim.x + thread_of_row;
-    tensor = (thread >= params.tensor[1].begin) + (thread >= params.tensor[2].begin);
-    const StepRowTensor &mine = params.tensor[tensor];
-    const uint32_t in_tensor = thread - mine.begin;
-    head = in_tensor >> mine.lanes_log2;
-    number = in_tensor & ((1u << mine.lanes_log2) - 1);
-    place = find_unit_place<VectorBytes>(mine, number);
-    is_active = has_token && head < mine.heads && number < mine.units_per_head &&
-                (place.is_rotary || (mine.flags & kReadsOutside) != 0);
-  }
-
-  // Where its head lies on one side of its tensor, and where it lies there itself.
-  __device__ __forceinline__ char *head_in(const RopeRowSide &side) const {
-    return const_cast<char *>(step(step(side.data, at.token, side.token), head, side.head)) +
-           static_cast<int64_t>(at.batch) * side.batch;
-  }
-  __device__ __forceinline__ char *address_in(const RopeRowSide &side) const { return head_in(side) + place.low; }
-};
 
 // threadIdx.x, of which the compiler does not know that it was read before.
 __device__ __forceinline__ uint32_t reread_thread() {
@@ -278,101 +175,6 @@ __device__ __forceinline__ void normalise(const NormForm<float> &form, float inv
     for (int i = 0; i < V; ++i) x[i] = to_real<float>(round_to<T>(x[i]));
   }
 }
-
-// The values of a unit's channels times a row factor, as words and codes to each of their destinations.
-template <typename T, int V>
-struct UnitStores {
-  const StepRowCodeParams &params;
-  const StepUnit<V *static_cast<int>(sizeof(T))> &unit;
-  const StepRowTensor &tensor;
-  const StepRowCodes &codes;
-  const StepShared &of_token;
-
-  __device__ __forceinline__ void multiply(UnitValues<T, V> *values) const {
-    float factor[1] = {};
-    const char *const at =
-        step(step(codes.factor.data, unit.at.token, codes.factor.token), unit.head, codes.factor.head);
-    if (unit.is_active) {
-      load_numbers<T, 1>(at + unit.at.batch * codes.factor.batch, (tensor.flags & kHasWideFactor) != 0, factor);
-    }
-    values->multiply(factor[0]);
-  }
-
-  __device__ __forceinline__ void store_words(const Vector<T, V> &low, const Vector<T, V> &high) const {
-    store(false, low, high, 0);
-  }
-
-  // All lanes of the warp take part, whatever tensors they have.
-  __device__ __forceinline__ void store_codes(UnitValues<T, V> *values) const {
-    const bool has_codes = (tensor.flags & kHasCodes) != 0;
-    const WrittenScales &written = codes.out_scales.is_present() ? codes.out_scales : codes.cache_scales;
-    const bool is_e5m2 = (tensor.flags & kHasE5M2) != 0;
-    if (params.rounds_before_codes) values->round();
-    uint32_t magnitude = 0, scale = 0;
-    if (params.needs_magnitudes) {
-      if (has_codes && unit.is_active) magnitude = values->magnitude();
-      for (uint32_t distance = 1; distance < 32; distance *= 2) {
-        const uint32_t larger = max_with_lane(magnitude, distance);
-        if (distance >> tensor.lanes_log2 == 0) magnitude = larger;
-      }
-    }
-    if (!has_codes || !unit.is_active) return;
-    float factor = 1.0f;
-    if (written.is_present()) {
-      const GroupScale of_head = written_scale(written, is_e5m2, magnitude);
-      scale = of_head.bits;
-      factor = of_head.factor;
-    } else if (codes.scale != nullptr) {
-      const float given = *reinterpret_cast<const float *>(step(codes.scale, unit.head, codes.scale_head));
-      factor = code_factor(given, params.scale_multiplies);
-    }
-    Vector<T, V> low, high;
-    values->put_codes(factor, is_e5m2, &low, &high);
-    const bool is_stored = store(true, low, high, scale);
-    if (is_stored && unit.number == 0 && codes.factor.amax != nullptr) raise_magnitude(codes.factor.amax, magnitude);
-  }
-
- private:
-  // Of words, or of as many codes.
-  static __device__ __forceinline__ int32_t bytes_of(bool as_codes, int32_t of_words) {
-    return as_codes ? of_words / static_cast<int32_t>(sizeof(T)) : of_words;
-  }
-
-  __device__ __forceinline__ void store_at(bool as_codes, char *head, const Vector<T, V> &low,
-                                           const Vector<T, V> &high) const {
-    char *const to = head + bytes_of(as_codes, unit.place.low);
-    const int32_t to_high = bytes_of(as_codes, unit.place.to_high);
-    if (as_codes) {
-      store_code_halves(to, to_high, low, high);
-    } else {
-      store_vector(to, low);
-      store_vector(to + to_high, high);
-    }
-  }
-
-  // To the destinations that take words, or codes with a scale of these bits. Whether there are any.
-  __device__ __forceinline__ bool store(bool as_codes, const Vector<T, V> &low, const Vector<T, V> &high,
-                                        uint32_t scale) const {
-    const auto takes = [&](StepFlags bit) { return as_codes == ((tensor.flags & bit) != 0); };
-    const auto store_scale = [&](const WrittenScales &scales, int64_t row) {
-      if (as_codes && scales.is_present() && unit.number == 0) scales.store(row, unit.head, 0, scale);
-    };
-    bool is_stored = false;
-    if (tensor.out.data != nullptr && takes(kHasCodeOut) &&
-        (unit.place.is_rotary || (tensor.flags & kWritesOutside) != 0)) {
-      store_at(as_codes, unit.head_in(tensor.out), low, high);
-      store_scale(codes.out_scales, codes.out_scales.row(unit.at.batch, unit.at.token));
-      is_stored = true;
-    }
-    if (tensor.cache != nullptr && takes(kHasCodeCache) && of_token.is_cached) {
-      char *const row = tensor.cache + of_token.cache_row[tensor.cache_index];
-      store_at(as_codes, const_cast<char *>(step(row, unit.head, tensor.cache_head)), low, high);
-      store_scale(codes.cache_scales, codes.cache_scales.row(of_token.page, of_token.entry));
-      is_stored = true;
-    }
-    return is_stored;
-  }
-};
 
 template <bool IsShort, StepAngles kAngles, bool HasCodes>
 struct StepRowKernelParams {

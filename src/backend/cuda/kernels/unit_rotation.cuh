@@ -1,15 +1,12 @@
 // unit_rotation.cuh - the rotation of the two vectors of a unit
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/rotation.hpp"
 
 namespace rope {
 
-// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles. Rounded is void, or the type that products
-// become (rotate_in).
+// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles. Rounded is that of rotate_as.
 template <int N, typename Rounded = void>
 __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
@@ -17,12 +14,7 @@ __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, cons
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const CosSin<float> angle = {float_of(c.word[i]), float_of(s.word[i])};
-    Pair<float> out = {x[i * step], y[i * step]};
-    if constexpr (std::is_void_v<Rounded>) {
-      out = rotate<float>(out, angle, angle);
-    } else {
-      out = rotate_in<Rounded>(out, angle, angle);
-    }
+    const Pair<float> out = rotate_as<Rounded, float>({x[i * step], y[i * step]}, angle, angle);
     x[i * step] = out.x;
     y[i * step] = out.y;
   }
