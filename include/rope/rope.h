@@ -50,7 +50,7 @@
  *     that arithmetic) of the exact value, and grad_gate, a sum of two terms that cancel at gate = -1.278, within 8 ulp
  *     of its larger term. Products of some of the factors may be subnormal: allow four times the smallest number times
  *     the product of those factors that exceed 1. Finite inputs of any size never give NaN. GeGLU: the same, grad_gate
- *     within 12 ulp. A soft cap adds 4 ulp, and in the gradient of what it caps 2 * |x / cap| more. With F16 and BF16
+ *     within 12 ulp. A soft cap adds 4 ulp, and in the gradient of what it caps 4 * |x / cap| more. With F16 and BF16
  *     data what GeGLU, a soft cap or a limit of the activation goes into may be 2^-15 of it further off, and a capped
  *     up 2^-15 of itself before up_offset is added; there backward's `out` may differ from forward's by as much. In all
  *     other cases CPU and CUDA agree to 16 ulp before the rounding, as do processors of different instruction sets

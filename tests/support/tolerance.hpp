@@ -59,12 +59,13 @@ inline Real swiglu_argument_ulps(Real argument, rope_dtype_t arithmetic = ROPE_D
   return std::min(arithmetic == ROPE_DTYPE_F64 ? 746.0L : 104.0L, std::fabs(argument));
 }
 
-// The same that a soft cap costs what it goes into, and, for the gradient, what its derivative costs: x / cap,
-// rounded, which the exponential in 1 / cosh^2 multiplies.
+// The same that a soft cap costs what it goes into, and, for the gradient, what its derivative costs: x * (1 / cap),
+// rounded twice, whose relative error 1 / cosh^2 multiplies by up to 2 |x / cap|. An ulp may be half of the largest
+// relative error of a rounding.
 constexpr Real swiglu_cap_ulps = 4;
 
 inline Real swiglu_cap_slope_ulps(Real x, Real cap) {
-  return std::isinf(cap) ? 0 : swiglu_cap_ulps + 2 * std::fabs(x / cap);
+  return std::isinf(cap) ? 0 : swiglu_cap_ulps + 4 * std::fabs(x / cap);
 }
 
 // That the gradient of a gate may be off with GeGLU besides.

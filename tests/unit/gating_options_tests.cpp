@@ -12,6 +12,7 @@
 #include "core/math/gating_options.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/tolerance.hpp"
 
 using oracle::Real;
 using rope::Activation;
@@ -116,6 +117,18 @@ TEMPLATE_TEST_CASE("soft caps", "[gating][gates]", float, double) {
     CHECK(capped(kInfinity<TestType>).value == cap);
     CHECK(capped(-kInfinity<TestType>).value == -cap);
     CHECK(capped(kInfinity<TestType>).slope == 0);
+  }
+}
+
+TEMPLATE_TEST_CASE("slopes of soft caps, whose exponential multiplies what their argument lost", "[gating][gates]",
+                   float, double) {
+  for (const TestType cap : {TestType(0.999), TestType(3.90027), TestType(7.69148)}) {
+    INFO("cap " << cap);
+    CHECK(largest<TestType>(1e-3L * cap, 40.0L * cap, [&](TestType x) {
+            const Real cosh = std::cosh(Real{x} / cap);
+            const TestType slope = rope::soft_cap<true, false>(x, cap, TestType(1 / double{cap})).slope;
+            return ulps(slope, 1 / (cosh * cosh)) / (8 + tolerance::swiglu_cap_slope_ulps(x, cap));
+          }) <= 1);
   }
 }
 
