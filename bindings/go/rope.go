@@ -172,6 +172,7 @@ const (
 	ProgrammaticLaunch uint32 = C.ROPE_FLAG_PROGRAMMATIC_LAUNCH
 	Unrotated          uint32 = C.ROPE_FLAG_UNROTATED   // of a Desc: nothing is turned
 	VUnrotated         uint32 = C.ROPE_FLAG_V_UNROTATED // of a Desc: v is not turned, q and k are
+	Accumulate         uint32 = C.ROPE_FLAG_ACCUMULATE  // of Desc.Backward: gradients are added to what their outputs hold
 )
 
 // CacheSkipSlot0 is a flag of Cache: slot 0 is not written.

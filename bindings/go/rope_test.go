@@ -463,6 +463,14 @@ func TestFactorsInBackwardAndOperandsOfQuantAndInput(t *testing.T) {
 		wanted[i] *= factor[i/headDim]
 	}
 	near(t, grad, wanted)
+	sum := append([]float32(nil), given...)
+	must(t, desc.Backward(Args{Flags: Accumulate, Q: Of(given, 2, 1, headDim), QOut: Of(sum, 2, 1, headDim),
+		Input: &Input{QRowFactor: Of(factor, 2, 1)}}))
+	for i := range wanted {
+		wanted[i] += given[i]
+	}
+	near(t, sum, wanted)
+	refused(t, desc.Backward(Args{Flags: Accumulate, Q: Of(grad, 2, 1, headDim)}), "q_out is absent")
 
 	wrong := Of(factor, 1, 2)
 	codes := make([]Float8E5M2, 3*2*headDim)

@@ -255,8 +255,8 @@ enum {
  *
  * This version serves row factors, what is not turned, and in rope_forward norms, q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2, ROPE_FLAG_ACCUMULATE and gradients of norms; of SwiGLU `quant`,
- * quant_rounding, expert_offsets and row_index. */
+ * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2 and gradients of norms; of SwiGLU `quant`, quant_rounding,
+ * expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -391,7 +391,10 @@ enum {
    * of its own. */
   ROPE_FLAG_V_UNROTATED = 4,
 
-  /* rope_backward: the gradients are added to what the outputs hold, instead of overwriting it. */
+  /* rope_backward: the gradients are added to what the outputs hold, instead of overwriting it: one sum for each element
+   * in the arithmetic of the call, rounded once to the output's dtype. Channels outside the window are added too. Each
+   * tensor needs an output of its own: an absent one, or one that is its input, is INVALID_ARGUMENT, as is the flag in
+   * rope_forward. */
   ROPE_FLAG_ACCUMULATE = 8
 };
 
@@ -619,8 +622,9 @@ ROPE_API rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tens
                                         const rope_tensor_t *sin_out, rope_stream_t stream);
 
 /* Says in one line how rope_forward and rope_backward would run these arguments: kernel, vector width, grid, and the
- * bytes that must move. Writes at most `size` bytes to text, the last a 0; longer texts are cut (256 bytes hold all).
- * Errors as for rope_forward; INVALID_ARGUMENT also where text is NULL or size is 0. */
+ * bytes that must move; with ROPE_FLAG_ACCUMULATE how rope_backward would. Writes at most `size` bytes to text, the last
+ * a 0; longer texts are cut (256 bytes hold all). Errors as for rope_forward; INVALID_ARGUMENT also where text is NULL
+ * or size is 0. */
 ROPE_API rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size);
 
 /* ---- Frequencies ------------------------------------------------------------------------------------------------ */

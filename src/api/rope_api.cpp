@@ -41,22 +41,23 @@ struct PlannedCall {
   RopePlan plan;
 };
 
-rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
+// `args` is an imported struct.
+rope_status_t plan_call(const char *function, const rope_desc *desc, const rope_args_t &args, bool is_transposed,
                         PlannedCall *call) {
-  rope_args_t copy;
-  const rope_args_t *args;
-  ROPE_TRY(import_args(function, "args", given, kRopeArgsFirstSize, &copy, &args));
-  ROPE_TRY(make_rope_problem(function, desc->geometry, *args, is_transposed, &call->problem, &call->step));
+  ROPE_TRY(make_rope_problem(function, desc->geometry, args, is_transposed, &call->problem, &call->step));
   if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
   return plan_rope(function, call->problem, desc->device, &call->plan);
 }
 
-rope_status_t apply_rope(const char *function, const rope_desc *desc, const rope_args_t *args, bool is_transposed,
+rope_status_t apply_rope(const char *function, const rope_desc *desc, const rope_args_t *given, bool is_transposed,
                          rope_stream_t stream) {
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
+  rope_args_t copy;
+  const rope_args_t *args;
+  ROPE_TRY(import_args(function, "args", given, kRopeArgsFirstSize, &copy, &args));
   PlannedCall call;
-  ROPE_TRY(plan_call(function, desc, args, is_transposed, &call));
+  ROPE_TRY(plan_call(function, desc, *args, is_transposed, &call));
   if (call.problem.is_empty()) return ROPE_STATUS_SUCCESS;
   return desc->backend->run_rope(function, call.problem, call.plan, desc->device_index, stream);
 }
@@ -72,12 +73,16 @@ rope_status_t compute_tables(const rope_desc *desc, const rope_tensor_t *cos, co
   return desc->backend->fill_tables(function, problem, desc->device, desc->device_index, stream);
 }
 
-rope_status_t explain(const rope_desc *desc, const rope_args_t *args, char *text, size_t size) {
+rope_status_t explain(const rope_desc *desc, const rope_args_t *given, char *text, size_t size) {
   const char *function = "rope_explain";
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
   ROPE_TRY(check_text(function, text, size));
+  rope_args_t copy;
+  const rope_args_t *args;
+  ROPE_TRY(import_args(function, "args", given, kRopeArgsFirstSize, &copy, &args));
+  const bool is_backward_alone = (args->flags & ROPE_FLAG_ACCUMULATE) != 0;
   PlannedCall call;
-  ROPE_TRY(plan_call(function, desc, args, false, &call));
+  ROPE_TRY(plan_call(function, desc, *args, is_backward_alone, &call));
   explain_rope(call.problem, call.plan, desc->device, text, size);
   return ROPE_STATUS_SUCCESS;
 }

@@ -39,7 +39,10 @@ struct KernelName {
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
     const char *angles = step.kernel == StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
-    const char *codes = step.has_codes ? (problem.step->has_codes ? " codes" : " factors") : "";
+    const char *codes = !step.has_codes            ? ""
+                        : problem.step->has_codes  ? " codes"
+                        : problem.step->has_factor ? " factors"
+                                                   : " sums";
     snprintf(text, sizeof text, "%s%s%s", kNames[static_cast<int>(step.kernel)], angles, codes);
   }
   char text[48];

@@ -281,7 +281,9 @@ int64_t moved_bytes(const RopeProblem &problem) {
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (problem.step != nullptr) {
-      token_bytes += bytes_of_step(geometry, tensor, problem.step->tensor[i]);
+      const StepTensor &of_step = problem.step->tensor[i];
+      token_bytes += bytes_of_step(geometry, tensor, of_step);
+      if (problem.step->accumulates) token_bytes += tensor.heads * of_step.channels * dtype_size(of_step.out_dtype);
       continue;
     }
     const int channels = tensor.is_in_place ? geometry.rotary_dim : geometry.head_dim;

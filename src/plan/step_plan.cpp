@@ -221,7 +221,8 @@ bool takes_codes(const RopeProblem &problem, int index) {
 bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   if (!takes_tokens(problem) || step.has_parts) return false;
-  const bool holds_values = step.has_codes || step.has_factor;
+  if (step.accumulates && dtype_size(problem.geometry->dtype) != 2) return false;
+  const bool holds_values = step.has_codes || step.has_factor || step.accumulates;
   for (int i = 0; i < problem.num_tensors && holds_values; ++i) {
     if (problem.tensor[i].heads != 0 && !takes_codes(problem, i)) return false;
   }
@@ -324,7 +325,8 @@ int64_t step_tensor_begin(const RopeProblem &problem, const RopePlan &plan, int 
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  if (!plan_heads(problem, device, plan) && !plan_rows(problem, device, plan)) plan_general(problem, device, plan);
+  if (!problem.step->accumulates && plan_heads(problem, device, plan)) return;
+  if (!plan_rows(problem, device, plan)) plan_general(problem, device, plan);
 }
 
 }  // namespace rope

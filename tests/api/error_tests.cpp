@@ -1801,6 +1801,79 @@ TEST_CASE("misused norms, caches and flags of a step", "[errors][step]") {
   }
 }
 
+TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone", "[errors][step]") {
+  using R = RopeRequest;
+  struct Misuse {
+    const char *name;
+    rope_status_t status;
+    const char *field, *value;
+    void (*commit)(R &);
+  };
+  const Misuse misuses[] = {
+      {"q_out absent", invalid, "q_out", "absent", [](R &r) { r.args.q_out = {}; }},
+      {"k_out absent", invalid, "k_out", "absent", [](R &r) { r.args.k_out = {}; }},
+      {"v_out absent", invalid, "v_out", "absent",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 2, 16});
+       }},
+      {"v_out absent, v not turned", invalid, "v_out", "absent",
+       [](R &r) {
+         r.args.v = r.tensor({2, 3, 2, 16});
+         r.args.flags |= ROPE_FLAG_V_UNROTATED;
+       }},
+      {"nothing turned, q_out absent", invalid, "q_out", "absent",
+       [](R &r) {
+         r.args.flags |= ROPE_FLAG_UNROTATED;
+         r.args.q_out = {};
+       }},
+      {"q_out is q", invalid, "q_out", "is q", [](R &r) { r.args.q_out = r.args.q; }},
+      {"k_out is k", invalid, "k_out", "is k", [](R &r) { r.args.k_out = r.args.k; }},
+      {"k_out is q", invalid, "k_out", "",
+       [](R &r) {
+         r.args.k = r.tensor({2, 3, 4, 16});
+         r.args.k_out = r.args.q;
+       }},
+      {"q_out partly q", invalid, "q_out", "q", [](R &r) { r.args.q_out = r.args.q, move(&r.args.q_out, 4); }},
+      {"q_out of 16 bits for BF16 data", invalid, "q_out", "F16",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_BF16);
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F16, {2, 3, 4, 16});
+       }},
+      {"q_out of 8 bits", unsupported, "q_out", "F8_E4M3",
+       [](R &r) {
+         r.args.q_out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {2, 3, 4, 16});
+       }},
+      {"cache", unsupported, "cache", "", [](R &r) { r.use_cache(); }},
+      {"another flag beside it", unsupported, "flags", "0x18", [](R &r) { r.args.flags |= 0x10; }},
+  };
+  for (const Device &device : devices()) {
+    for (const Misuse &misuse : misuses) {
+      INFO(misuse.name << ", on " << device);
+      RopeRequest request(device);
+      request.args.flags = ROPE_FLAG_ACCUMULATE;
+      misuse.commit(request);
+      request.workspace.freeze();
+      request.workspace.restore();
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_backward(desc.get(), &request.args, nullptr) == misuse.status);
+      check_message("rope_backward", misuse.field, misuse.value);
+      check_untouched(request.workspace);
+      char text[256];
+      CHECK(rope_explain(desc.get(), &request.args, text, sizeof text) == misuse.status);
+      check_message("rope_explain", misuse.field, misuse.value);
+    }
+    RopeRequest request(device);
+    request.args.flags = ROPE_FLAG_ACCUMULATE;
+    request.workspace.freeze();
+    request.workspace.restore();
+    const RopeDesc desc = create(request.config);
+    CHECK(rope_forward(desc.get(), &request.args, nullptr) == invalid);
+    CHECK(std::string(rope_last_error()) ==
+          "rope_forward: flags is 0x8: ROPE_FLAG_ACCUMULATE (0x8) belongs to rope_backward");
+    check_untouched(request.workspace);
+  }
+}
+
 TEST_CASE("backward has no norms yet, no caches and no codes", "[errors][step]") {
   using R = RopeRequest;
   const struct {
@@ -2623,8 +2696,8 @@ TEST_CASE("refused enumerations list what is permitted", "[errors]") {
         "swiglu_desc_create: dtype is 0 (unknown): it must be F32, F16, BF16 or F64");
   CHECK(
       args_error([](R &r) { r.args.flags = 0x60; }) ==
-      "rope_forward: flags is 0x60: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2) "
-      "and ROPE_FLAG_V_UNROTATED (0x4) only");
+      "rope_forward: flags is 0x60: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2), "
+      "ROPE_FLAG_V_UNROTATED (0x4) and ROPE_FLAG_ACCUMULATE (0x8) only");
   CHECK(args_error([](R &r) { r.args.q.flags = 6; }) ==
         "rope_forward: q.flags is 0x6: this version knows ROPE_TENSOR_STRIDED (0x1) only");
   CHECK(args_error([](R &r) { r.args.q.dtype = 11; }) ==
@@ -2719,8 +2792,6 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   using Rope = rope_args_t;
   using Swiglu = swiglu_args_t;
   const Refused<Rope> rope[] = {
-      {"flags is 0x8: this version does not serve ROPE_FLAG_ACCUMULATE yet",
-       [](Rope &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
       {"k_out.dtype is F4_E2M1X2: this version does not serve it yet",
        [](Rope &a) { a.k_out.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"q.dtype is F4_E2M1X2: this version does not serve it yet", [](Rope &a) { a.q.dtype = ROPE_DTYPE_F4_E2M1X2; }},

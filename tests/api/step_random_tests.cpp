@@ -91,7 +91,9 @@ const std::vector<std::string> features = {"q absent",
                                            "k cached in parts",
                                            "8-bit pass cache",
                                            "scale of a pass",
-                                           "written scales of a pass"};
+                                           "written scales of a pass",
+                                           "backward",
+                                           "accumulated"};
 
 class Draw {
  public:
@@ -107,6 +109,7 @@ class Draw {
     draw_factors();
     draw_codes();
     drawn_.rounds_each = saw_if(chance(10), "rounding each");
+    draw_direction();
     return drawn_;
   }
 
@@ -373,6 +376,20 @@ class Draw {
     scales.groups = divisors[random_.below(static_cast<int64_t>(divisors.size()))];
     if (scales.groups > 1) saw("scales of groups");
     return scales;
+  }
+
+  // Backward has no norms, caches, codes and parts.
+  void draw_direction() {
+    bool is_forward_alone = drawn_.norm != 0 || drawn_.cache || drawn_.has_amax;
+    StepTensor *const tensors[] = {&drawn_.q, &drawn_.k, &drawn_.v};
+    for (const StepTensor *tensor : tensors) {
+      is_forward_alone = is_forward_alone || tensor->has_pass || oracle::is_code(tensor->out_dtype);
+    }
+    if (is_forward_alone || !saw_if(chance(60), "backward")) return;
+    drawn_.direction = Direction::Backward;
+    if (!saw_if(chance(60), "accumulated")) return;
+    drawn_.flags |= ROPE_FLAG_ACCUMULATE;
+    for (StepTensor *tensor : tensors) tensor->out = StepOut::Own;
   }
 
   int32_t width_of(const StepTensor &of) const {

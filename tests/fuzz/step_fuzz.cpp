@@ -112,7 +112,7 @@ class Request {
       expect(quant_.flags <= 3 && quant_.scale_floor >= 0, "served a flag or a floor that is none");
       expect((quant_.flags <= 1 && quant_.scale_floor == 0) || has_written_scales(),
              "served scales that are not written");
-      expect(args_.flags < ROPE_FLAG_ACCUMULATE, "served flags");
+      expect(args_.flags < 2 * ROPE_FLAG_ACCUMULATE, "served flags");
       expect((args_.norm != nullptr) == (config_.norm != 0), "served a norm by halves");
       plan();
     } else if (is_small_) {
@@ -128,8 +128,11 @@ class Request {
       const bool is_forward_only = args_.norm != nullptr || args_.cache != nullptr || args_.quant != nullptr ||
                                    has_code_outputs() ||
                                    (args_.input != nullptr && (input_.q_pass.ndim != 0 || input_.k_pass.ndim != 0));
-      if (is_forward || !is_forward_only) expect(ran == is_served, "explain and a call disagree");
-      if (!is_forward && is_forward_only) expect(!ran, "backward served what forward alone does");
+      if (is_forward ? accumulates() : is_forward_only) {
+        expect(!ran, "a direction served what the other one does alone");
+      } else {
+        expect(ran == is_served, "explain and a call disagree");
+      }
       if (ran) verify();
       memory_.expect_no_other_change(function);
     }
@@ -137,6 +140,7 @@ class Request {
 
  private:
   bool is_thd() const { return config_.layout == ROPE_LAYOUT_THD; }
+  bool accumulates() const { return (args_.flags & ROPE_FLAG_ACCUMULATE) != 0; }
   int32_t window() const { return config_.rotary_dim != 0 ? config_.rotary_dim : config_.head_dim; }
   rope_dtype_t integers() { return in_.chance(40) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32; }
 
@@ -148,7 +152,7 @@ class Request {
   }
 
   void draw_tensors() {
-    args_.flags = static_cast<uint32_t>(in_.one_of({4, 4, 2, 0, 6, 5, 1}));
+    args_.flags = static_cast<uint32_t>(in_.one_of({4, 4, 2, 0, 6, 5, 1, 8, 12}));
     rope_tensor_t *const tensors[3][2] = {{&args_.q, &args_.q_out}, {&args_.k, &args_.k_out}, {&args_.v, &args_.v_out}};
     for (int i = 0; i < 3; ++i) {
       if (in_.chance(25)) continue;
@@ -161,8 +165,8 @@ class Request {
         continue;
       }
       set_rows(tensor, config_.dtype, i, true);
-      if (!in_.chance(50)) continue;
-      if (in_.chance(50)) {
+      if (!in_.chance(accumulates() ? 97 : 50)) continue;
+      if (in_.chance(accumulates() ? 3 : 50)) {
         *tensors[i][1] = *tensor;
       } else {
         const bool is_narrow = config_.dtype == ROPE_DTYPE_F32 && in_.chance(40);
@@ -432,7 +436,7 @@ class Request {
     if (args.cache != nullptr) args.cache = &cache;
     if (args.quant != nullptr) args.quant = &quant;
     if (args.input != nullptr) args.input = &input;
-    expect(rope::make_rope_problem("", geometry, args, false, &problem, &step) == ROPE_STATUS_SUCCESS,
+    expect(rope::make_rope_problem("", geometry, args, accumulates(), &problem, &step) == ROPE_STATUS_SUCCESS,
            "the problem, again");
     if (problem.is_empty()) return;
     for (const rope::DeviceInfo &gpu : gpus) {

@@ -407,6 +407,24 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
+TEST_CASE("rows add gradients of 16 bits to what their outputs hold, the general kernel all others", "[step plan]") {
+  Scene scene;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
+    for (const int64_t tokens : {1, 16384}) {
+      for (const int32_t head_dim : {64, 128, 40}) {
+        make_step({"rotation", 0, 0, 0, true, false}, dtype, ROPE_LAYOUT_BSHD, {tokens, {8, 2, 2}, head_dim}, &scene);
+        scene.step.accumulates = true;
+        rope::RopePlan plan = {};
+        REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+        const bool has_rows = rope::dtype_size(dtype) == 2 && head_dim != 40;
+        INFO(name_of(dtype) << ", " << tokens << " tokens, head_dim " << head_dim);
+        CHECK(letter_of(plan.step.kernel) == (has_rows ? 'r' : '-'));
+        CHECK(plan.step.has_codes == has_rows);
+      }
+    }
+  }
+}
+
 TEST_CASE("written scales of groups, and of two destinations that differ, are for the general kernel", "[step plan]") {
   Scene scene;
   rope::StepTensor &k = scene.step.tensor[1];

@@ -470,6 +470,7 @@ void StepCase::build(Scene *scene) const {
     fill_operand(i, scene);
     if (of.out == StepOut::Own) {
       scene->out[i] = workspace.tensor(of.out_dtype ? of.out_dtype : dtype, shape_of(i, width_of(i)), of.out_placement);
+      if (accumulates()) workspace.fill(scene->out[i], [&](const Index &) { return workspace.random().mixed(); });
     } else if (of.out == StepOut::Same || !is_cached(i)) {
       scene->out[i] = scene->in[i];
     }
@@ -753,6 +754,7 @@ struct StepCase::Model {
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
         if (scene.out[i].ndim != 0) {
+          if (step.accumulates()) add_held(scene.out[i], step.index(b, t, h, 0), &heads[h]);
           expect_head(names[i], scene.out[i], scene.scales[i], scene.out_scales[i], i, h, step.index(b, t, h, 0),
                       heads[h]);
         }
@@ -769,6 +771,15 @@ struct StepCase::Model {
         }
         expect_head(cache_names[i], scene.caches[i], scene.scales[i], scene.cache_scales[i], i, h, place, cached);
       }
+    }
+  }
+
+  // What the output holds of a head, whose channels begin with `first`.
+  void add_held(const rope_tensor_t &out, const Index &first, Head *head) const {
+    for (size_t c = 0; c < head->size(); ++c) {
+      Index at = first;
+      at[out.ndim - 1] = static_cast<int64_t>(c);
+      (*head)[c] = {(*head)[c].value + static_cast<T>(value_at(out, at)), true, nullptr};
     }
   }
 

@@ -104,7 +104,7 @@ struct StepCache {
 };
 
 struct StepCase {
-  Direction direction = Direction::Forward;  // backward: without groups
+  Direction direction = Direction::Forward;  // backward: with row factors at most
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_layout_t layout = ROPE_LAYOUT_BSHD;
   rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
@@ -163,6 +163,7 @@ struct StepCase {
   int32_t window() const { return rotary_dim ? rotary_dim : head_dim; }
   rope_style_t written_style() const { return out_style ? out_style : style; }
   const StepTensor &operand(int i) const { return i == 0 ? q : i == 1 ? k : v; }
+  bool accumulates() const { return (flags & ROPE_FLAG_ACCUMULATE) != 0; }
   bool is_turned(int i) const;
   bool is_normed(int i) const;
   bool is_cached(int i) const { return cache && (i == 1 ? cache->has_k : i == 2 && cache->has_v); }

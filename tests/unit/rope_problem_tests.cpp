@@ -795,10 +795,10 @@ TEST_CASE("refused positions and sequences say field, value and rule", "[rope pr
   check_refusals(
       some_config(ROPE_LAYOUT_BSHD), kLayouts[0],
       {{"unsupported; rope_forward: flags is 0x10: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), "
-        "ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4) only",
+        "ROPE_FLAG_UNROTATED (0x2), ROPE_FLAG_V_UNROTATED (0x4) and ROPE_FLAG_ACCUMULATE (0x8) only",
         [](Args &args) { args.flags = 0x10; }},
        {"unsupported; rope_forward: flags is 0x80000001: this version knows ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), "
-        "ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4) only",
+        "ROPE_FLAG_UNROTATED (0x2), ROPE_FLAG_V_UNROTATED (0x4) and ROPE_FLAG_ACCUMULATE (0x8) only",
         [](Args &args) { args.flags = 0x80000000u | ROPE_FLAG_PROGRAMMATIC_LAUNCH; }},
        {"unsupported; rope_forward: reserved0 is -1: it must be 0", [](Args &args) { args.reserved0 = -1; }},
        {"invalid; rope_forward: positions.dtype is F32: it must be I32 or I64",

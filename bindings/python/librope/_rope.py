@@ -15,7 +15,7 @@ from ._kept import Call, Unkept
 from ._library import check, lib
 from ._tensors import Reader
 from ._types import (AnyDtype, AnyLayout, AnyNormExtent, AnyNormOrder, AnyNormRounding, AnyNormTensors, AnyNormType,
-                     AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows, K, Q, Rotation, Step, Tensor, V)
+                     AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows, K, Q, Step, Tensor, Transpose, V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,12 +35,15 @@ def explanation(function: Any, handle: Any, args: Any) -> str:
     return text.value.decode()
 
 
-def flags_of(programmatic_launch: bool, unrotated: bool = False, v_unrotated: bool = False) -> int:
+def flags_of(
+        programmatic_launch: bool, unrotated: bool = False, v_unrotated: bool = False, accumulate: bool = False) -> int:
     flags = _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH if programmatic_launch else 0
     if unrotated:
         flags |= _abi.ROPE_FLAG_UNROTATED
     if v_unrotated:
         flags |= _abi.ROPE_FLAG_V_UNROTATED
+    if accumulate:
+        flags |= _abi.ROPE_FLAG_ACCUMULATE
     return flags
 
 
@@ -252,27 +255,27 @@ class RopeDesc(Descriptor):
             position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, norm, cache, quant, input)
 
     @overload
-    def backward(self, q: None = None, *, k: K, v: None = None, **keywords: Unpack[Rotation]) -> K: ...
+    def backward(self, q: None = None, *, k: K, v: None = None, **keywords: Unpack[Transpose]) -> K: ...
     @overload
-    def backward(self, q: None, k: K, v: None = None, **keywords: Unpack[Rotation]) -> K: ...
+    def backward(self, q: None, k: K, v: None = None, **keywords: Unpack[Transpose]) -> K: ...
     @overload
-    def backward(self, q: None = None, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> V: ...
+    def backward(self, q: None = None, k: None = None, *, v: V, **keywords: Unpack[Transpose]) -> V: ...
     @overload
-    def backward(self, q: None, k: None, v: V, **keywords: Unpack[Rotation]) -> V: ...
+    def backward(self, q: None, k: None, v: V, **keywords: Unpack[Transpose]) -> V: ...
     @overload
-    def backward(self, q: None = None, *, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[K, V]: ...
+    def backward(self, q: None = None, *, k: K, v: V, **keywords: Unpack[Transpose]) -> Tuple[K, V]: ...
     @overload
-    def backward(self, q: None, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[K, V]: ...
+    def backward(self, q: None, k: K, v: V, **keywords: Unpack[Transpose]) -> Tuple[K, V]: ...
     @overload
-    def backward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Rotation]) -> Q: ...
+    def backward(self, q: Q, k: None = None, v: None = None, **keywords: Unpack[Transpose]) -> Q: ...
     @overload
-    def backward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Rotation]) -> Tuple[Q, K]: ...
+    def backward(self, q: Q, k: K, v: None = None, **keywords: Unpack[Transpose]) -> Tuple[Q, K]: ...
     @overload
-    def backward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    def backward(self, q: Q, k: None = None, *, v: V, **keywords: Unpack[Transpose]) -> Tuple[Q, V]: ...
     @overload
-    def backward(self, q: Q, k: None, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, V]: ...
+    def backward(self, q: Q, k: None, v: V, **keywords: Unpack[Transpose]) -> Tuple[Q, V]: ...
     @overload
-    def backward(self, q: Q, k: K, v: V, **keywords: Unpack[Rotation]) -> Tuple[Q, K, V]: ...
+    def backward(self, q: Q, k: K, v: V, **keywords: Unpack[Transpose]) -> Tuple[Q, K, V]: ...
 
     def backward(
         self,
@@ -293,6 +296,7 @@ class RopeDesc(Descriptor):
         table_rows: AnyTableRows = TableRows.BY_POSITION,
         unrotated: bool = False,
         v_unrotated: bool = False,
+        accumulate: bool = False,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
@@ -300,10 +304,12 @@ class RopeDesc(Descriptor):
 
         Arguments and shapes as for forward; row factors are constants. With attention_scale 1 it also undoes the
         rotation.
+
+        accumulate: the gradients are added to what out holds, in the arithmetic of the call, and rounded once
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
-        if stream is None:
+        if stream is None and not accumulate:
             results = _calls.rotate(
                 self, True, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, None, None,
                 None, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
@@ -311,7 +317,8 @@ class RopeDesc(Descriptor):
                 return results
         return self._rotate(
             "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, input=input)
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, input=input,
+            accumulate=accumulate)
 
     def explain(
         self, q: Optional[Tensor] = None, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
@@ -321,7 +328,7 @@ class RopeDesc(Descriptor):
         Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated, but
         beside a pass.
         """
-        if arguments.get("out") is None:
+        if arguments.get("out") is None and not arguments.get("accumulate"):
             passed = _passed(arguments.get("input"))
             arguments["out"] = [
                 None if field in passed else x for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
@@ -348,8 +355,8 @@ class RopeDesc(Descriptor):
             cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: Any, table_rows: Any,
             programmatic_launch: bool, stream: Any, unrotated: bool, v_unrotated: bool,
             norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
-            input: Optional[Input] = None) -> Any:
-        flags = flags_of(programmatic_launch, unrotated, v_unrotated)
+            input: Optional[Input] = None, accumulate: bool = False) -> Any:
+        flags = flags_of(programmatic_launch, unrotated, v_unrotated, accumulate)
         operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
         call = None
         if type(position_offset) is int and table_rows is TableRows.BY_POSITION:
@@ -361,7 +368,7 @@ class RopeDesc(Descriptor):
         else:
             reader, args, handle, results = self._read(
                 function, q, k, v, out, *operands, fault, position_offset, table_rows, programmatic_launch, stream,
-                unrotated, v_unrotated, norm, cache, quant, input)
+                unrotated, v_unrotated, norm, cache, quant, input, accumulate)
             check(getattr(lib, function)(handle.pointer, ctypes.byref(args), reader.stream or None))
             reader.finish()
             self._keep(call, args, reader)
@@ -373,10 +380,10 @@ class RopeDesc(Descriptor):
             fault: Any = None, position_offset: int = 0, table_rows: Any = TableRows.BY_POSITION,
             programmatic_launch: bool = False, stream: Any = None, unrotated: bool = False, v_unrotated: bool = False,
             norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
-            input: Optional[Input] = None, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
+            input: Optional[Input] = None, accumulate: bool = False, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
-        args.flags = flags_of(programmatic_launch, unrotated, v_unrotated)
+        args.flags = flags_of(programmatic_launch, unrotated, v_unrotated, accumulate)
         if type(position_offset) is not int or position_offset != 0:  # a new struct has 0
             fill(args, function, position_offset=position_offset)
         if table_rows is not TableRows.BY_POSITION:
@@ -413,6 +420,8 @@ class RopeDesc(Descriptor):
                 continue
             is_in_place = output is x
             reader.read(args, field, x, is_output=is_in_place and not is_dry)
+            if output is None and accumulate:
+                raise ValueError(f"{function}: out is None for {field}: with accumulate it must be a tensor")
             if not is_in_place:
                 is_ours = output is None
                 if is_ours:

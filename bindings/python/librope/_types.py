@@ -81,7 +81,7 @@ class Operands(TypedDict, total=False):
 
 
 class Rotation(Operands, total=False):
-    """Of RopeDesc.backward"""
+    """Of RopeDesc.forward and backward"""
 
     input: Optional[Input]
     out: Union[Tensor, Sequence[Optional[Tensor]], None]
@@ -89,6 +89,12 @@ class Rotation(Operands, total=False):
     unrotated: bool
     v_unrotated: bool
     stream: Any
+
+
+class Transpose(Rotation, total=False):
+    """Of RopeDesc.backward"""
+
+    accumulate: bool
 
 
 class Step(Rotation, total=False):

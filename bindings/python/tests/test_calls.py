@@ -557,6 +557,28 @@ class GroupsTest(unittest.TestCase):
             numpy.testing.assert_array_equal(
                 run(x, input=librope.Input(q_row_factor=factor)), run(x) * factor[:, None, None])
 
+    def test_accumulated_gradients(self):
+        desc, q, k, factor = RopeDesc(**FORM), normal(4, 3, 8), normal(4, 2, 8), normal(4)
+        for keywords in ({}, {"input": librope.Input(q_row_factor=factor)}, {"unrotated": True}):
+            with self.subTest(**keywords):
+                held = normal(4, 3, 8), normal(4, 2, 8)
+                out = tuple(x.copy() for x in held)
+                for times in (1, 2):  # the second call takes what the first one has kept
+                    result = desc.backward(q, k, out=out, accumulate=True, **keywords)
+                    self.assertIs(result[0], out[0])
+                for x, before, grad in zip(out, held, desc.backward(q, k, **keywords)):
+                    numpy.testing.assert_array_equal(x, before + grad + grad)
+        self.assertIn("rotation", desc.explain(q, k, out=out, accumulate=True))
+        for arguments, words in (
+                ((q,), "out is None for q"), ((q, k, None), "out is None for q"),
+                ((None, k), "out is None for k")):
+            with self.subTest(words), self.assertRaisesRegex(ValueError, words):
+                desc.backward(*arguments, accumulate=True)
+        with self.assertRaisesRegex(librope.InvalidArgument, "q_out is absent: with ROPE_FLAG_ACCUMULATE"):
+            desc.backward(q, out=q, accumulate=True)
+        with self.assertRaisesRegex(ValueError, "out is None for q"):
+            desc.explain(q, accumulate=True)
+
     @unittest.skipIf(torch is None, "needs torch")
     def test_of_the_operator(self):
         from librope import _torch_operators as operators

@@ -35,6 +35,7 @@ def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, m
         Tuple[Array, torch.Tensor])
     assert_type(desc.backward(q, input=librope.Input(q_row_factor=q)), Array)
     assert_type(desc.backward(q), Array)
+    assert_type(desc.backward(q, out=q, accumulate=True), Array)
     assert_type(desc.backward(k, k, stream=7), Tuple[torch.Tensor, torch.Tensor])
     assert_type(desc.explain(q, k), str)
     desc.forward()  # type: ignore[call-overload]
@@ -42,6 +43,7 @@ def rotations(desc: librope.RopeDesc, q: Array, k: torch.Tensor, v: jax.Array, m
     desc.forward(q, position=k)  # type: ignore[call-overload]
     desc.forward(q, norm=q, cache=librope.Norm())  # type: ignore[call-overload]
     desc.backward(q, norm=librope.Norm())  # type: ignore[call-overload]
+    desc.forward(q, out=q, accumulate=True)  # type: ignore[call-overload]
     desc.backward(q, table_rows="by_row")  # type: ignore[call-overload]
 
 

@@ -112,6 +112,7 @@ struct StepRun {
   RowFactor factor;       // of the first head on
   StepTarget targets[3];  // the first may be the input
   int num_targets;
+  bool accumulates;  // the only target is added to
   CodeRule code;
 
   ROPE_HOST bool has_codes() const {

@@ -130,6 +130,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
     run.factor.data += tensor.factor.offset_of(heads.batch, heads.token, heads.head) *
                        dtype_size(tensor.factor.is_f32 ? ROPE_DTYPE_F32 : geometry.dtype);
   }
+  run.accumulates = problem.step->accumulates;
   run.code = {problem.step->scale_multiplies, geometry.rounds_before_codes, nullptr};
   if (tensor.pass.is_present) {
     run.in -= tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);

@@ -296,6 +296,28 @@ void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, in
   write_channels<T>(target, heads, begin, end, at);
 }
 
+// What a target of T's holds, all channels of heads, becomes part of their values.
+template <typename T, typename Real>
+void add_channels(const StepTarget &target, int channels, StepHeads<Real> *heads) {
+  const T *held = reinterpret_cast<const T *>(target.data) + heads->first * target.head_stride;
+  for (int i = 0; i < heads->count; ++i, held += target.head_stride) {
+    Real *const values = heads->head(i);
+    read_elements<T>(held, target.channel_stride, 0, channels, heads->before);
+    for (int channel = 0; channel < channels; ++channel) {
+      values[channel] = add_rounded(values[channel], heads->before[channel]);
+    }
+  }
+}
+
+template <typename T, typename Real>
+void add_heads(const StepTarget &target, int channels, StepHeads<Real> *heads) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (target.type == kCpuF16) return add_channels<Float16>(target, channels, heads);
+    if (target.type == kCpuBF16) return add_channels<BFloat16>(target, channels, heads);
+  }
+  add_channels<T>(target, channels, heads);
+}
+
 template <typename T>
 ROPE_LOOP Window window_of_target(const StepTarget &target, int64_t head, int begin, int distance) {
   const int64_t offset = head * target.head_stride + begin * target.channel_stride;
@@ -368,7 +390,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
   using Real = RealOf<T>;
   const bool is_normed = given.norm != nullptr, is_scaled = given.factor.is_present();
   // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
-  const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled;
+  const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled && !given.accumulates;
   const bool keeps_all = keeps_others && !given.is_turned;
   if (keeps_all && !given.has_codes()) return move_heads<T>(given);
   StepRun<Real> of_codes;
@@ -384,6 +406,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
     if (is_normed) norm_heads<T>(run, of_token, &heads);
     if (!run.is_norm_after) turn_heads<T>(run, &heads);
     if (is_scaled) scale_heads<T>(run, &heads);
+    if (run.accumulates) add_heads<T>(run.targets[0], run.channels, &heads);
     for (int i = 0; i < run.num_targets; ++i) {
       const StepTarget &target = run.targets[i];
       if constexpr (std::is_same_v<Real, float>) {

@@ -102,8 +102,8 @@ constexpr int kMaxSliceChannels = kMaxSliceBytes / static_cast<int>(sizeof(float
 
 // Whether step_contiguous does the run.
 bool is_contiguous(const StepRun<float> &run) {
-  bool is = run.channel_stride == 1 && run.in_distance == run.out_distance && !(run.rounds_each && run.is_turned) &&
-            (run.pass == nullptr || run.pass_channel_stride == 1);
+  bool is = !run.accumulates && run.channel_stride == 1 && run.in_distance == run.out_distance &&
+            !(run.rounds_each && run.is_turned) && (run.pass == nullptr || run.pass_channel_stride == 1);
   for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }

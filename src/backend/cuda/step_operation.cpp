@@ -203,6 +203,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowCodePar
   params->needs_magnitudes = false;
   params->scale_multiplies = step.scale_multiplies;
   params->rounds_before_codes = problem.geometry->rounds_before_codes;
+  params->accumulates = step.accumulates;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const StepTensor &tensor = step.tensor[i];
     if (tensor.amax != nullptr || tensor.out_scales.is_present() || tensor.cache_scales.is_present()) {
@@ -476,6 +477,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
   params->is_of_token = step.has_norm && geometry.norm.is_of_token;
   params->scale_multiplies = step.scale_multiplies;
   params->rounds_before_codes = geometry.rounds_before_codes;
+  params->accumulates = step.accumulates;
   if (step.has_caches) params->places = step.places;
 }
 

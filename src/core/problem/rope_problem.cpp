@@ -14,7 +14,8 @@ namespace {
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
-constexpr uint32_t kRopeFlags = ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED;
+constexpr uint32_t kRopeFlags =
+    ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED | ROPE_FLAG_ACCUMULATE;
 
 // A table's axis of position axes.
 rope_status_t check_leading_axis(const char *function, const char *field, const RopeGeometry &geometry,
@@ -86,6 +87,10 @@ class ProblemReader {
     ROPE_TRY(read_pass(name, field, out_field, *in, out != nullptr || use.is_cached, &pass));
     if (out != nullptr) ROPE_TRY(check_output(out_field, out->view, field, in->view, pass.is_present));
     const bool is_in_place = out == nullptr || is_same_view(in->view, out->view);
+    if (is_in_place && step_.accumulates()) {
+      return fail(kInvalid, "%s: %s is %s: with ROPE_FLAG_ACCUMULATE it must be a tensor of its own", function_,
+                  out_field, out == nullptr ? "absent" : field);
+    }
     Operand *written = is_in_place ? in : out;
     const int64_t channels = pass.is_present ? geometry_.head_dim : length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
@@ -464,13 +469,13 @@ rope_status_t make_rope_problem(const char *function, const RopeGeometry &geomet
   problem->is_transposed = is_transposed;
   problem->in_distance = is_transposed ? geometry.out_distance : geometry.in_distance;
   problem->out_distance = is_transposed ? geometry.in_distance : geometry.out_distance;
-  if ((args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
-    return fail(kUnsupported, "%s: flags is 0x%x: this version does not serve ROPE_FLAG_ACCUMULATE yet", function,
+  ROPE_TRY(check_call_flags(function, args.flags, kRopeFlags,
+                            "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2), ROPE_FLAG_V_UNROTATED "
+                            "(0x4) and ROPE_FLAG_ACCUMULATE (0x8)"));
+  if (!is_transposed && (args.flags & ROPE_FLAG_ACCUMULATE) != 0) {
+    return fail(kInvalid, "%s: flags is 0x%x: ROPE_FLAG_ACCUMULATE (0x8) belongs to rope_backward", function,
                 args.flags);
   }
-  ROPE_TRY(check_call_flags(
-      function, args.flags, kRopeFlags,
-      "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1), ROPE_FLAG_UNROTATED (0x2) and ROPE_FLAG_V_UNROTATED (0x4)"));
   problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
   if (args.reserved0 != 0) {
     return fail(kUnsupported, "%s: reserved0 is %d: it must be 0", function, args.reserved0);

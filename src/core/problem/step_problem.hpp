@@ -174,6 +174,7 @@ struct StepProblem {
   bool has_parts;         // some tensor has
   bool has_codes;         // some tensor becomes codes
   bool scale_multiplies;  // values are multiplied by scales; else divided
+  bool accumulates;       // outputs are added to, which are not their inputs and have no codes
   CachePlaces places;
 };
 

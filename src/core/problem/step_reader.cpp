@@ -18,8 +18,9 @@ constexpr int32_t kNormBits[kNumTensorNames] = {ROPE_NORM_TENSOR_Q, ROPE_NORM_TE
 rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
   is_unrotated_ = (args.flags & ROPE_FLAG_UNROTATED) != 0;
   is_v_unrotated_ = is_unrotated_ || (args.flags & ROPE_FLAG_V_UNROTATED) != 0;
-  is_present_ = is_v_unrotated_ || args.norm != nullptr || args.cache != nullptr || args.quant != nullptr ||
-                args.input != nullptr || geometry_.norm.type != 0;
+  accumulates_ = (args.flags & ROPE_FLAG_ACCUMULATE) != 0;
+  is_present_ = is_v_unrotated_ || accumulates_ || args.norm != nullptr || args.cache != nullptr ||
+                args.quant != nullptr || args.input != nullptr || geometry_.norm.type != 0;
   return is_present_ ? check_groups(args, is_transposed) : ROPE_STATUS_SUCCESS;
 }
 
@@ -107,6 +108,7 @@ TensorUse StepReader::use_of(TensorName name) const {
 rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
   step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_parts = step->has_codes = false;
   step->scale_multiplies = false;
+  step->accumulates = accumulates_;
   const StepTarget target = {problem, tensors, step};
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];

@@ -22,6 +22,7 @@ class StepReader : private GroupReader {
   // Where a tensor alone makes a step of the call: by its width or by the type of its output.
   void require() { is_present_ = true; }
   bool is_turned() const { return !is_unrotated_; }
+  bool accumulates() const { return accumulates_; }
 
   TensorUse use_of(TensorName name) const;
   // NULL: absent.
@@ -45,6 +46,7 @@ class StepReader : private GroupReader {
   bool is_present_ = false;
   bool is_unrotated_ = false;
   bool is_v_unrotated_ = false;
+  bool accumulates_ = false;
   const rope_norm_args_t *norm_ = nullptr;
   const rope_input_args_t *input_ = nullptr;
   rope_norm_args_t norm_copy_;  // unset unless a caller's struct has another size

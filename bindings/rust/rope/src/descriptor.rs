@@ -137,6 +137,9 @@ pub const UNROTATED: u32 = sys::ROPE_FLAG_UNROTATED;
 /// A flag of calls on a [`Desc`](crate::Desc): v is not turned, q and k are.
 pub const V_UNROTATED: u32 = sys::ROPE_FLAG_V_UNROTATED;
 
+/// A flag of [`Desc::backward`](crate::Desc::backward): gradients are added to what their outputs hold.
+pub const ACCUMULATE: u32 = sys::ROPE_FLAG_ACCUMULATE;
+
 /// The version of the loaded library: major * 10000 + minor * 100 + patch.
 pub fn version() -> u32 {
     // SAFETY: takes and returns a number.

@@ -35,8 +35,8 @@ mod view;
 
 pub use descriptor::{
     build_info, device_count, version, Activation, Device, Layout, LimitRule, NormExtent, NormOrder, NormType, Style,
-    TableRows, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V, PRODUCT_ROUND_ACTIVATION,
-    PROGRAMMATIC_LAUNCH, QUANT_ROUND_FIRST, ROTATION_ROUND_EACH, UNROTATED, V_UNROTATED,
+    TableRows, ACCUMULATE, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V,
+    PRODUCT_ROUND_ACTIVATION, PROGRAMMATIC_LAUNCH, QUANT_ROUND_FIRST, ROTATION_ROUND_EACH, UNROTATED, V_UNROTATED,
 };
 pub use error::{Error, Result, Status};
 pub use frequencies::{

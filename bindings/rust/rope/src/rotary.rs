@@ -430,7 +430,8 @@ impl<'a> Args<'a> {
     }
 
     /// Flags of the call, as bits: [`PROGRAMMATIC_LAUNCH`](crate::PROGRAMMATIC_LAUNCH),
-    /// [`UNROTATED`](crate::UNROTATED), [`V_UNROTATED`](crate::V_UNROTATED).
+    /// [`UNROTATED`](crate::UNROTATED), [`V_UNROTATED`](crate::V_UNROTATED), and in backward
+    /// [`ACCUMULATE`](crate::ACCUMULATE).
     pub fn flags(mut self, flags: u32) -> Self {
         self.raw.flags = flags;
         self

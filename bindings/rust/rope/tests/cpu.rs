@@ -638,6 +638,15 @@ fn factors_in_backward_and_what_scales_and_factors_must_be() {
         *x *= factor[i / HEAD_DIM];
     }
     assert_near(&grad, &wanted);
+    let mut sum = given.clone();
+    let mut args = Args::new((View::new(&given, &shape).unwrap(), ViewMut::new(&mut sum, &shape).unwrap()))
+        .flags(ACCUMULATE)
+        .input(Input::new().q_row_factor(View::new(&factor, &[2, 1]).unwrap()));
+    desc.backward(&mut args).unwrap();
+    for (x, held) in wanted.iter_mut().zip(&given) {
+        *x += held;
+    }
+    assert_near(&sum, &wanted);
 
     let wrong = View::new(&factor[..1], &[1, 1]).unwrap();
     let (mut amax, mut scales) = ([0.0f32; 3], [0.0f32; 2]);

@@ -233,6 +233,8 @@ class StepHead {
       const bool is_computed = tensor_.is_normed || tensor_.factor.is_present() || (is_turned_ && is_inside(c));
       if (is_code(to.dtype)) {
         store_rounded<T>(address, to.dtype, multiply_rounded(before_code(c), code_factor_of(index)));
+      } else if (params_.accumulates) {
+        store_rounded<T>(address, to.dtype, add_rounded(moved_[c], load_real<Real>(address, to.dtype, 0)));
       } else if (!is_computed && to.dtype == kDtypeOf<T>) {
         *reinterpret_cast<T *>(address) = raw_[source_of(c)];
       } else {

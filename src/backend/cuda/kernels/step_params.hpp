@@ -280,6 +280,7 @@ struct StepRowCodeParams : StepRowParams {
   bool needs_magnitudes;  // scales are written, or amax is wanted
   bool scale_multiplies;
   bool rounds_before_codes;
+  bool accumulates;  // outputs are added to
   StepRowCodes codes[3];
 };
 
@@ -328,6 +329,7 @@ struct StepGeneralParams : RopeLookupParams {
   bool is_of_token;
   bool scale_multiplies;
   bool rounds_before_codes;
+  bool accumulates;  // outputs are added to
   CachePlaces places;
 };
 

@@ -20,6 +20,19 @@ struct UnitStores {
     values->multiply(load_factor<T>(codes.factor, tensor.flags, at.batch, at.token, unit.head, unit.is_active));
   }
 
+  // Adds what the output holds.
+  __device__ __forceinline__ void accumulate(UnitValues<T, V> *values) const {
+    if (!writes_out()) return;
+    const char *const held = unit.address_in(tensor.out);
+    const UnitValues<T, V> others(load_vector<Vector<T, V>>(held),
+                                  load_vector<Vector<T, V>>(held + unit.place.to_high));
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      values->low[i] = add_rounded(values->low[i], others.low[i]);
+      values->high[i] = add_rounded(values->high[i], others.high[i]);
+    }
+  }
+
   __device__ __forceinline__ void store_words(const Vector<T, V> &low, const Vector<T, V> &high) const {
     store(false, low, high, 0);
   }
@@ -55,6 +68,10 @@ struct UnitStores {
   }
 
  private:
+  __device__ __forceinline__ bool writes_out() const {
+    return tensor.out.data != nullptr && (unit.place.is_rotary || (tensor.flags & kWritesOutside) != 0);
+  }
+
   // Of words, or of as many codes.
   static __device__ __forceinline__ int32_t bytes_of(bool as_codes, int32_t of_words) {
     return as_codes ? of_words / static_cast<int32_t>(sizeof(T)) : of_words;
@@ -80,8 +97,7 @@ struct UnitStores {
       if (as_codes && scales.is_present() && unit.number == 0) scales.store(row, unit.head, 0, scale);
     };
     bool is_stored = false;
-    if (tensor.out.data != nullptr && takes(kHasCodeOut) &&
-        (unit.place.is_rotary || (tensor.flags & kWritesOutside) != 0)) {
+    if (takes(kHasCodeOut) && writes_out()) {
       store_at(as_codes, unit.head_in(tensor.out), low, high);
       store_scale(codes.out_scales, codes.out_scales.row(unit.at.batch, unit.at.token));
       is_stored = true;

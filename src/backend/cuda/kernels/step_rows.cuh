@@ -354,7 +354,8 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
       const UnitStores<T, V> stores = {params, mine, tensor, codes, *of_group};
       if (codes.factor.data != nullptr) stores.multiply(&values);
       if (mine.is_active && (tensor.flags & kHasWords) != 0) {
-        const bool is_changed = is_computed || codes.factor.data != nullptr;
+        const bool is_changed = is_computed || codes.factor.data != nullptr || params.accumulates;
+        if (params.accumulates) stores.accumulate(&values);
         stores.store_words(is_changed ? from_floats<T, V>(x) : low, is_changed ? from_floats<T, V>(y) : high);
       }
       stores.store_codes(&values);
