@@ -1,8 +1,8 @@
 // apex_tests.cpp - apex's fused_rope, which GPT-NeoX copies: t sbhd with all strides, halves, freqs (s, 1, 1, d2) of
 // F32 angles or cached cos and sin of that shape, channels past d2 copied; thd with cu_seqlens; 2-D image grids
 //
-// freqs, cos and sin have a column for each channel; the two of a pair may differ. apex multiplies in the data's type,
-// librope in fp32.
+// freqs, cos and sin have a column for each channel; the two of a pair may differ. apex rounds cos, sin, products and sums
+// to the data's type, as rotation_rounding has it; without it librope rounds once.
 #include <catch2/catch_test_macros.hpp>
 
 #include "support/cases.hpp"
@@ -21,44 +21,56 @@ void rotate_half(Formula &formula, int64_t d2, const Element &to, const Element 
   }
 }
 
+// `cached` is the type of cos and sin; 0: angles.
+void check_sbhd(rope_dtype_t dtype, rope_dtype_t cached, int64_t d2, bool rounds_each) {
+  const int64_t s = 5, b = 2, h = 3, d = 20;
+  RopeCall call(dtype, static_cast<int32_t>(d));
+  if (rounds_each) call.round_each();
+  call.config.layout = ROPE_LAYOUT_SBHD;
+  call.config.rotary_dim = static_cast<int32_t>(d2);
+  call.config.theta = 0;
+  const Array t = call.data({h, d, b, s});  // stride_d is not 1
+  // transpose_output_memory: the output is (s, b, h, d) over memory (b, s, h, d)
+  const Array out = call.data({b, s, h, d});
+  call.args.q = permuted(t.tensor(), {3, 2, 0, 1});
+  call.args.q_out = permuted(out.tensor(), {1, 0, 2, 3});
+  const Array freqs = call.angles(ROPE_DTYPE_F32, {s, 1, 1, d2});
+  const Array cos = call.table(cached ? cached : ROPE_DTYPE_F32, {s, 1, 1, d2});
+  const Array sin = call.table(cached ? cached : ROPE_DTYPE_F32, {s, 1, 1, d2});
+  if (cached) {
+    call.args.cos = cos.as({s, d2});
+    call.args.sin = sin.as({s, d2});
+  } else {
+    call.args.angles = freqs.as({s, d2});
+  }
+  Formula &formula = call.formula(t, out);
+  for_each({s, b, h}, [&](const Shape &at) {
+    const auto to = [&](int64_t c) { return out.at({at[1], at[0], at[2], c}); };
+    const auto from = [&](int64_t c) { return t.at({at[2], c, at[1], at[0]}); };
+    const auto turn = [&](int64_t c) {
+      const Shape cell = {at[0], 0, 0, c};
+      return cached ? Rotation{cos.value(cell), sin.value(cell)} : by_angle(freqs.value(cell));
+    };
+    rotate_half(formula, d2, to, from, turn);
+    formula.copy_channels(d2, d, to, from);
+  });
+  call.check();
+}
+
 }  // namespace
 
 TEST_CASE("apex: sbhd with all strides, angles or cached cos and sin, partial d2", "[systems][apex]") {
-  const int64_t s = 5, b = 2, h = 3, d = 20;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t cached : std::vector<rope_dtype_t>{0, ROPE_DTYPE_F32, dtype}) {
-      for (int64_t d2 : {d, int64_t{12}}) {
-        RopeCall call(dtype, static_cast<int32_t>(d));
-        call.config.layout = ROPE_LAYOUT_SBHD;
-        call.config.rotary_dim = static_cast<int32_t>(d2);
-        call.config.theta = 0;
-        const Array t = call.data({h, d, b, s});  // stride_d is not 1
-        // transpose_output_memory: the output is (s, b, h, d) over memory (b, s, h, d)
-        const Array out = call.data({b, s, h, d});
-        call.args.q = permuted(t.tensor(), {3, 2, 0, 1});
-        call.args.q_out = permuted(out.tensor(), {1, 0, 2, 3});
-        const Array freqs = call.angles(ROPE_DTYPE_F32, {s, 1, 1, d2});
-        const Array cos = call.table(cached ? cached : ROPE_DTYPE_F32, {s, 1, 1, d2});
-        const Array sin = call.table(cached ? cached : ROPE_DTYPE_F32, {s, 1, 1, d2});
-        if (cached) {
-          call.args.cos = cos.as({s, d2});
-          call.args.sin = sin.as({s, d2});
-        } else {
-          call.args.angles = freqs.as({s, d2});
-        }
-        Formula &formula = call.formula(t, out);
-        for_each({s, b, h}, [&](const Shape &at) {
-          const auto to = [&](int64_t c) { return out.at({at[1], at[0], at[2], c}); };
-          const auto from = [&](int64_t c) { return t.at({at[2], c, at[1], at[0]}); };
-          const auto turn = [&](int64_t c) {
-            const Shape cell = {at[0], 0, 0, c};
-            return cached ? Rotation{cos.value(cell), sin.value(cell)} : by_angle(freqs.value(cell));
-          };
-          rotate_half(formula, d2, to, from, turn);
-          formula.copy_channels(d2, d, to, from);
-        });
-        call.check();
-      }
+      for (int64_t d2 : {20, 12}) check_sbhd(dtype, cached, d2, false);
+    }
+  }
+}
+
+TEST_CASE("apex: cached cos and sin of 16 bits, each operation rounded, bit for bit", "[systems][apex]") {
+  for (rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (rope_dtype_t cached : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
+      for (int64_t d2 : {20, 12}) check_sbhd(dtype, cached, d2, true);
     }
   }
 }

@@ -240,6 +240,8 @@ int64_t RopeCall::wrong_outcomes() {
 }
 
 int64_t RopeCall::wrong_elements(Direction direction) {
+  const bool rounds_each = config.rotation_rounding != 0;
+  const auto rounded = [&](Real number) { return oracle::nearest(config.dtype, number); };
   int64_t wrong = 0;
   for (const Operand &operand : operands_) {
     const bool forward = direction == Direction::Forward;
@@ -251,12 +253,13 @@ int64_t RopeCall::wrong_elements(Direction direction) {
       Real exact = 0, size = 0, weight = 1;
       for (const Term &term : terms) {
         const Real value = value_at(before, {term.from});
-        exact += term.weight * value;
+        exact += rounds_each ? rounded(rounded(term.weight) * value) : term.weight * value;
         size += std::fabs(value);
         weight = std::max(weight, std::fabs(term.weight));
       }
+      if (rounds_each) exact = rounded(exact);
       const bool copied = terms.size() == 1 && terms[0].weight == 1;
-      const Real slack = copied ? 0 : slack_of(config.dtype, size * weight);
+      const Real slack = copied || rounds_each ? 0 : slack_of(config.dtype, size * weight);
       const Real actual = value_at(to.memory, {element});
       const bool right = copied ? same_bits_at(before, {terms[0].from}, to.memory, {element})
                                 : tolerance::accepts(config.dtype, actual, exact, slack);

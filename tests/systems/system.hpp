@@ -131,6 +131,10 @@ class RopeCall {
   // round otherwise than rope.h's.
   void tolerate_codes(Real share) { tolerated_codes_ = share; }
 
+  // For systems that compute in the data's type: products and sums of the formula are rounded to it one by one, and so are
+  // its weights. That is every bit of the outputs, unless they are F64.
+  void round_each() { config.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }
+
   // Gives the call a `fault`, in which it must count nothing.
   void expect_no_fault();
 

@@ -1,7 +1,7 @@
 // vllm_step_tests.cpp - vLLM's cache writes and its norm with rope: slots of each token, -1 for padding, and a slot
 // mapping that may be shorter than the padded batch
 //
-// concat_and_cache_mla_rope_fused rotates in the data's type; librope computes in fp32 and rounds once.
+// concat_and_cache_mla_rope_fused rotates in the data's type, as rotation_rounding has it.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -585,6 +585,7 @@ TEST_CASE("vLLM concat_and_cache_mla_rope_fused: q_pe and k_pe turned on the way
   for (rope_dtype_t dtype : serving) {
     for (rope_style_t style : styles) {
       RopeCall call(dtype, rotary_dim);
+      call.round_each();
       call.config.layout = ROPE_LAYOUT_THD;
       call.config.style = style;
       const Array q_pe = call.data({T, heads, rotary_dim}), k_pe = call.data({T, rotary_dim});

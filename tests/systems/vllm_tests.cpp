@@ -31,44 +31,55 @@ Rotation cached(const Array &cache, int64_t row, int64_t pair) {
   return {cache.value({row, pair}), cache.value({row, cache.shape[1] / 2 + pair})};
 }
 
+void check_flat(rope_dtype_t dtype, rope_dtype_t cache_dtype, rope_style_t style, int64_t rope_dim_offset, bool has_key,
+                bool rounds_each) {
+  const int64_t heads = 4, k_heads = 2, head_size = 24, rotary_dim = 16;
+  RopeCall call(dtype, head_size);
+  if (rounds_each) call.round_each();
+  call.config.layout = ROPE_LAYOUT_THD;
+  call.config.style = style;
+  call.config.rotary_dim = rotary_dim;
+  call.config.rotary_offset = static_cast<int32_t>(rope_dim_offset);
+  call.config.theta = 0;
+  const Array query = call.data({T, heads * head_size}), key = call.data({T, k_heads * head_size});
+  const Array cache = call.table(cache_dtype, {max_position, rotary_dim});
+  const Array positions = call.positions(ROPE_DTYPE_I64, {T}, [](const Shape &at) { return any_position(at[0]); });
+  call.args.q = query.as({T, heads, head_size});
+  if (has_key) call.args.k = key.as({T, k_heads, head_size});
+  call.args.positions = positions.tensor();
+  take_cache(call, cache);
+  for (const Array &array : has_key ? std::vector<Array>{query, key} : std::vector<Array>{query}) {
+    Formula &formula = call.formula(array);
+    for_each({T, array.shape[1] / head_size}, [&](const Shape &at) {
+      const int64_t row = positions.integer({at[0]});
+      const auto element = [&](int64_t c) { return array.at({at[0], at[1] * head_size + rope_dim_offset + c}); };
+      const auto turn = [&](int64_t i) { return cached(cache, row, i); };
+      formula.rotate_pairs(style, rotary_dim, element, element, turn);
+    });
+  }
+  call.check();
+}
+
 }  // namespace
 
 TEST_CASE("vLLM: flat query and key, cache in its own type", "[systems][vllm]") {
-  const int64_t heads = 4, k_heads = 2, head_size = 24;
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t cache_dtype : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
       for (rope_style_t style : styles) {
         for (int64_t rope_dim_offset : {0, 8}) {
-          for (bool has_key : {true, false}) {
-            const int64_t rotary_dim = 16;
-            RopeCall call(dtype, head_size);
-            call.config.layout = ROPE_LAYOUT_THD;
-            call.config.style = style;
-            call.config.rotary_dim = rotary_dim;
-            call.config.rotary_offset = static_cast<int32_t>(rope_dim_offset);
-            call.config.theta = 0;
-            const Array query = call.data({T, heads * head_size}), key = call.data({T, k_heads * head_size});
-            const Array cache = call.table(cache_dtype, {max_position, rotary_dim});
-            const Array positions =
-                call.positions(ROPE_DTYPE_I64, {T}, [](const Shape &at) { return any_position(at[0]); });
-            call.args.q = query.as({T, heads, head_size});
-            if (has_key) call.args.k = key.as({T, k_heads, head_size});
-            call.args.positions = positions.tensor();
-            take_cache(call, cache);
-            for (const Array &array : has_key ? std::vector<Array>{query, key} : std::vector<Array>{query}) {
-              Formula &formula = call.formula(array);
-              for_each({T, array.shape[1] / head_size}, [&](const Shape &at) {
-                const int64_t row = positions.integer({at[0]});
-                const auto element = [&](int64_t c) {
-                  return array.at({at[0], at[1] * head_size + rope_dim_offset + c});
-                };
-                const auto turn = [&](int64_t i) { return cached(cache, row, i); };
-                formula.rotate_pairs(style, rotary_dim, element, element, turn);
-              });
-            }
-            call.check();
-          }
+          for (bool has_key : {true, false}) check_flat(dtype, cache_dtype, style, rope_dim_offset, has_key, false);
         }
+      }
+    }
+  }
+}
+
+// vLLM's kernel and its test in torch round cos and sin to the data's type, then each product, then the sums.
+TEST_CASE("vLLM: flat query and key in 16 bits, each operation rounded, bit for bit", "[systems][vllm]") {
+  for (rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (rope_dtype_t cache_dtype : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
+      for (rope_style_t style : styles) {
+        for (int64_t rope_dim_offset : {0, 8}) check_flat(dtype, cache_dtype, style, rope_dim_offset, true, true);
       }
     }
   }
