@@ -219,7 +219,7 @@ type Config struct {
 	NumThreads     int32 // CPU; 0: as many processors as the thread may run on
 	OutStyle       Style // 0: Style
 
-	Norm             NormType // 0: none; otherwise every Forward gives Args.Norm
+	Norm             NormType // 0: none; otherwise every call gives Args.Norm
 	NormTensors      int32    // NormQ, NormK and NormV, as bits; 0: q and k
 	NormOrder        NormOrder
 	NormExtent       NormExtent
@@ -322,6 +322,12 @@ type Args struct {
 type Norm struct {
 	QWeight, KWeight Tensor // the zero Tensor: 1
 	QBias, KBias     Tensor // NormLayer
+	// Backward: what Forward read, of tensors that are normed
+	QIn, KIn, VIn Tensor
+	// Backward: rows [N, D] or [N, H, D] of F32 (F64: F64), to which the sums of N runs of tokens are added; the zero
+	// Tensor: not wanted
+	GradQWeight, GradKWeight Tensor
+	GradQBias, GradKBias     Tensor // NormLayer
 }
 
 // Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and where each token goes,
@@ -366,7 +372,7 @@ type Input struct {
 	QRowFactor, KRowFactor, VRowFactor Tensor
 }
 
-const maxOperands = 41 // of rope_args_t and its groups
+const maxOperands = 48 // of rope_args_t and its groups
 
 // operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
 // C may hold Go pointers only where they are pinned, which needs Go 1.21.
@@ -421,6 +427,16 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 		err := o.add(call, d.device, 13, []operand{
 			{"norm.q_weight", &n.QWeight, &norm.q_weight}, {"norm.k_weight", &n.KWeight, &norm.k_weight},
 			{"norm.q_bias", &n.QBias, &norm.q_bias}, {"norm.k_bias", &n.KBias, &norm.k_bias},
+		})
+		if err != nil {
+			return err
+		}
+		err = o.add(call, d.device, 41, []operand{
+			{"norm.q_in", &n.QIn, &norm.q_in}, {"norm.k_in", &n.KIn, &norm.k_in}, {"norm.v_in", &n.VIn, &norm.v_in},
+			{"norm.grad_q_weight", &n.GradQWeight, &norm.grad_q_weight},
+			{"norm.grad_k_weight", &n.GradKWeight, &norm.grad_k_weight},
+			{"norm.grad_q_bias", &n.GradQBias, &norm.grad_q_bias},
+			{"norm.grad_k_bias", &n.GradKBias, &norm.grad_k_bias},
 		})
 		if err != nil {
 			return err
@@ -480,7 +496,7 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3],
 		h[4], h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
 		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33], h[34], h[35],
-		h[36], h[37], h[38], h[39], h[40], C.uint64_t(args.Stream), text.pointer(), text.size())
+		h[36], h[37], h[38], h[39], h[40], h[41], h[42], h[43], h[44], h[45], h[46], h[47], C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }
@@ -492,7 +508,8 @@ func (d *Desc) Forward(args Args) error {
 	return d.rotate(C.ROPE_GO_FORWARD, "rope_forward", &args, &errorText{})
 }
 
-// Backward is the transpose: Q holds gradients of the outputs, QOut receives those of the inputs.
+// Backward is the transpose: Q holds gradients of the outputs, QOut receives those of the inputs. With a norm it is the
+// gradient of both, and Args.Norm has Forward's inputs.
 func (d *Desc) Backward(args Args) error {
 	return d.rotate(C.ROPE_GO_BACKWARD, "rope_backward", &args, &errorText{})
 }

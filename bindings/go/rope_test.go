@@ -1140,3 +1140,51 @@ func TestSwigluExplain(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// The gradients of RMS norms in Go's own arithmetic, of heads that are not turned.
+func TestNormGradients(t *testing.T) {
+	config := thdConfig(F32)
+	config.Norm, config.NormEps = NormRMS, 1e-3
+	desc := newDesc(t, config)
+	const tokens = 3
+	in, given, weight := numbers(tokens*headDim), make([]float32, tokens*headDim), numbers(headDim)
+	for i := range given {
+		given[i] = float32(i%7) - 2.5
+	}
+	out, rows := make([]float32, tokens*headDim), make([]float32, 2*headDim)
+	wanted, sums := make([]float32, tokens*headDim), make([]float32, 2*headDim)
+	for token := 0; token < tokens; token++ {
+		at := token * headDim
+		squares, products := 0.0, 0.0
+		for c := 0; c < headDim; c++ {
+			squares += float64(in[at+c]) * float64(in[at+c]) / headDim
+		}
+		r := 1 / math.Sqrt(squares+1e-3)
+		for c := 0; c < headDim; c++ {
+			products += float64(given[at+c]*weight[c]) * float64(in[at+c]) * r / headDim
+		}
+		for c := 0; c < headDim; c++ {
+			normed := float64(in[at+c]) * r
+			wanted[at+c] = float32((float64(given[at+c]*weight[c]) - normed*products) * r)
+			sums[token/2*headDim+c] += given[at+c] * float32(normed)
+		}
+	}
+	args := Args{Flags: Unrotated, Q: Of(given, tokens, 1, headDim), QOut: Of(out, tokens, 1, headDim),
+		Norm: &Norm{QWeight: Of(weight, headDim), QIn: Of(in, tokens, 1, headDim), GradQWeight: Of(rows, 2, headDim)}}
+	must(t, desc.Backward(args))
+	near(t, out, wanted)
+	near(t, rows, sums)
+	args.Norm.QIn = Tensor{}
+	refused(t, desc.Backward(args), "norm.q_in is absent")
+	for words, norm := range map[string]Norm{
+		"norm.k_in is set":          {QIn: Of(in, tokens, 1, headDim), KIn: Of(in, tokens, 1, headDim)},
+		"norm.v_in is set":          {QIn: Of(in, tokens, 1, headDim), VIn: Of(in, tokens, 1, headDim)},
+		"norm.grad_k_weight is set": {QIn: Of(in, tokens, 1, headDim), GradKWeight: Of(rows, 2, headDim)},
+		"norm.grad_q_bias is set":   {QIn: Of(in, tokens, 1, headDim), GradQBias: Of(rows, 2, headDim)},
+		"norm.grad_k_bias is set":   {QIn: Of(in, tokens, 1, headDim), GradKBias: Of(rows, 2, headDim)},
+	} {
+		norm := norm
+		args.Norm = &norm
+		refused(t, desc.Backward(args), words)
+	}
+}

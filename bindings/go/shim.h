@@ -50,7 +50,7 @@ typedef struct rope_go_operands {
 } rope_go_operands_t;
 
 /* Completes args and its groups, of which an absent one is NULL. `addresses` has an entry for each tensor, in the order
- * of the structs. */
+ * of the parameters. */
 static inline void rope_go_complete(
     rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm, const rope_cache_args_t *cache,
     const rope_quant_args_t *quant, const rope_input_args_t *input, const uint64_t *addresses, void *q, void *q_out,
@@ -59,7 +59,8 @@ static inline void rope_go_complete(
     void *v_cache, void *k_pass_cache, void *k_scales, void *v_scales, void *k_pass_scales, void *slots,
     void *page_table, void *page_indptr, void *sequence, void *cache_positions, void *q_scale, void *k_scale,
     void *v_scale, void *k_pass_scale, void *q_scales_out, void *k_scales_out, void *v_scales_out, void *amax_out,
-    void *q_pass, void *k_pass, void *q_row_factor, void *k_row_factor, void *v_row_factor) {
+    void *q_pass, void *k_pass, void *q_row_factor, void *k_row_factor, void *v_row_factor, void *q_in, void *k_in,
+    void *v_in, void *grad_q_weight, void *grad_k_weight, void *grad_q_bias, void *grad_k_bias) {
   whole->args = *args;
   rope_go_place(&whole->args.q, q, addresses[0]);
   rope_go_place(&whole->args.q_out, q_out, addresses[1]);
@@ -80,6 +81,13 @@ static inline void rope_go_complete(
     rope_go_place(&whole->norm.k_weight, k_weight, addresses[14]);
     rope_go_place(&whole->norm.q_bias, q_bias, addresses[15]);
     rope_go_place(&whole->norm.k_bias, k_bias, addresses[16]);
+    rope_go_place(&whole->norm.q_in, q_in, addresses[41]);
+    rope_go_place(&whole->norm.k_in, k_in, addresses[42]);
+    rope_go_place(&whole->norm.v_in, v_in, addresses[43]);
+    rope_go_place(&whole->norm.grad_q_weight, grad_q_weight, addresses[44]);
+    rope_go_place(&whole->norm.grad_k_weight, grad_k_weight, addresses[45]);
+    rope_go_place(&whole->norm.grad_q_bias, grad_q_bias, addresses[46]);
+    rope_go_place(&whole->norm.grad_k_bias, grad_k_bias, addresses[47]);
     whole->args.norm = &whole->norm;
   }
   if (cache != NULL) {
@@ -130,13 +138,15 @@ static inline rope_status_t rope_go_rotate(
     void *v_scales, void *k_pass_scales, void *slots, void *page_table, void *page_indptr, void *sequence,
     void *cache_positions, void *q_scale, void *k_scale, void *v_scale, void *k_pass_scale, void *q_scales_out,
     void *k_scales_out, void *v_scales_out, void *amax_out, void *q_pass, void *k_pass, void *q_row_factor,
-    void *k_row_factor, void *v_row_factor, uint64_t stream, char *text, size_t size) {
+    void *k_row_factor, void *v_row_factor, void *q_in, void *k_in, void *v_in, void *grad_q_weight,
+    void *grad_k_weight, void *grad_q_bias, void *grad_k_bias, uint64_t stream, char *text, size_t size) {
   rope_go_operands_t whole;
   rope_go_complete(&whole, args, norm, cache, quant, input, addresses, q, q_out, k, k_out, v, v_out, positions,
                    start_positions, cu_seqlens, cos, sin, angles, fault, q_weight, k_weight, q_bias, k_bias, k_cache,
                    v_cache, k_pass_cache, k_scales, v_scales, k_pass_scales, slots, page_table, page_indptr, sequence,
                    cache_positions, q_scale, k_scale, v_scale, k_pass_scale, q_scales_out, k_scales_out, v_scales_out,
-                   amax_out, q_pass, k_pass, q_row_factor, k_row_factor, v_row_factor);
+                   amax_out, q_pass, k_pass, q_row_factor, k_row_factor, v_row_factor, q_in, k_in, v_in, grad_q_weight,
+                   grad_k_weight, grad_q_bias, grad_k_bias);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {

@@ -253,10 +253,10 @@ enum {
  * In place, a tensor that is neither normed nor scaled nor cached has its channels outside the window neither read nor
  * written; one that is cached has them read, and one that is normed or scaled has them written too.
  *
- * This version serves row factors, what is not turned, and in rope_forward norms, q_pass and k_pass, caches, and outputs
+ * This version serves norms, row factors, what is not turned, and in rope_forward q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: written scales of F8_E4M3, F4_E2M1X2 and gradients of norms; of SwiGLU `quant`, quant_rounding,
- * expert_offsets and row_index. */
+ * NOT_SUPPORTED: written scales of F8_E4M3 and F4_E2M1X2; of SwiGLU `quant`, quant_rounding, expert_offsets and
+ * row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -264,7 +264,13 @@ enum {
  *   LAYER  m = sum(x) / n, x becomes x - m, v as in RMS   y = x * r * w + bias
  * (Zhang and Sennrich, arXiv:1910.07467; Ba et al., arXiv:1607.06450.) A sum is that of a tree: the terms of channels 0
  * to n - 1, then +0 up to a power of two; neighbours 2i and 2i + 1 are added, each sum rounded, until one is left; it
- * is multiplied by 1/n, rounded. Every operation is rounded once and none is fused: CPU and CUDA give the same bits. */
+ * is multiplied by 1/n, rounded. Every operation is rounded once and none is fused: CPU and CUDA give the same bits.
+ *
+ * rope_backward: with g the gradient of y, u = x * r, x less m with LAYER, and h = g * w
+ *   of x         (h - sum(h)/n - u * (sum(h * u)/n)) * r, RMS without sum(h)/n
+ *   of a weight  the sum over tokens of g * u           of a bias  the sum over tokens of g
+ * in these operations and this order, sums over channels by the same tree. Forward's roundings (norm_rounding,
+ * norm_weight_offset's sum aside) count as none. A row factor, which is constant, multiplies the gradient first. */
 typedef int32_t rope_norm_type_t;
 enum {
   ROPE_NORM_RMS = 1,
@@ -411,7 +417,8 @@ enum {
 /* Operands of the norm. Weights and biases are F32 or the descriptor's dtype, [D], or [H, D] with a weight for each
  * head, where H is the tensor's; where out_style differs they number channels as they are read with ORDER_BEFORE, as
  * they are written with ORDER_AFTER. Backward: q holds the gradient of the output, and q_in, k_in, v_in the inputs of
- * the forward call, which share no element with any output (a forward call in place destroys them). */
+ * the forward call, which share no element with any output (a forward call in place destroys them). Weights are needed
+ * there as in forward, biases are not read. */
 typedef struct rope_norm_args {
   uint32_t struct_size;             /* sizeof(rope_norm_args_t) */
   uint32_t flags;                   /* 0 */
@@ -421,10 +428,13 @@ typedef struct rope_norm_args {
   rope_tensor_t q_in, k_in, v_in;
   /* Backward: gradients of the weights, F32 (F64: F64), [N, D] or [N, H, D]; absent: not wanted. Tokens, numbered
    * b * S + s or t, are cut into N runs of ceil(tokens / N), the last ones shorter or empty. A call adds to row n the
-   * terms of run n, for each head token after token, then, for [N, D], the heads by the norm's tree. The caller zeroes
-   * the rows before and adds them up afterwards. */
+   * terms of run n: [N, H, D] token after token to what the row holds; [N, D] for each head token after token from 0 on,
+   * then the heads by the norm's tree, then that sum to the row. Padding adds nothing. Any N has its own fixed bits; more
+   * runs are more parallel, a few for each multiprocessor or thread. The caller zeroes the rows before the first call
+   * and adds them up after the last. INVALID_ARGUMENT: [N, D] of weights for each head. NOT_SUPPORTED: [N, D] of more
+   * than 512 heads. */
   rope_tensor_t grad_q_weight, grad_k_weight;
-  rope_tensor_t grad_q_bias, grad_k_bias; /* LAYER: so too, of the biases */
+  rope_tensor_t grad_q_bias, grad_k_bias; /* LAYER: so too, of the biases, with the N of the weight's */
 } rope_norm_args_t;
 
 /* A rope_norm_args_t whose tensors are absent and whose flags are 0. */
@@ -609,7 +619,8 @@ ROPE_API rope_status_t rope_forward(const rope_desc_t *desc, const rope_args_t *
 /* The transpose of rope_forward (not its inverse: with attention_scale m, backward(forward(x)) = m^2 x), that is, the
  * gradient of the inputs from that of the outputs:
  *     x' = x cos a + y sin a        y' = y cos a - x sin a
- * With attention_scale 1 it also undoes the rotation. Arguments and errors as for rope_forward. */
+ * With attention_scale 1 and without a norm it also undoes the rotation. With a norm it is the gradient of both, from
+ * forward's inputs (rope_norm_args_t). Arguments and errors as for rope_forward. */
 ROPE_API rope_status_t rope_backward(const rope_desc_t *desc, const rope_args_t *args, rope_stream_t stream);
 
 /* Writes the cosines and sines of the descriptor's frequencies, times attention_scale, at positions 0 to M - 1: tables
@@ -622,9 +633,9 @@ ROPE_API rope_status_t rope_fill_tables(const rope_desc_t *desc, const rope_tens
                                         const rope_tensor_t *sin_out, rope_stream_t stream);
 
 /* Says in one line how rope_forward and rope_backward would run these arguments: kernel, vector width, grid, and the
- * bytes that must move; with ROPE_FLAG_ACCUMULATE how rope_backward would. Writes at most `size` bytes to text, the last
- * a 0; longer texts are cut (256 bytes hold all). Errors as for rope_forward; INVALID_ARGUMENT also where text is NULL
- * or size is 0. */
+ * bytes that must move; with ROPE_FLAG_ACCUMULATE, or with a norm's q_in, k_in or v_in, how rope_backward would. Writes
+ * at most `size` bytes to text, the last a 0; longer texts are cut (256 bytes hold all). Errors as for rope_forward;
+ * INVALID_ARGUMENT also where text is NULL or size is 0. */
 ROPE_API rope_status_t rope_explain(const rope_desc_t *desc, const rope_args_t *args, char *text, size_t size);
 
 /* ---- Frequencies ------------------------------------------------------------------------------------------------ */

@@ -73,6 +73,17 @@ rope_status_t compute_tables(const rope_desc *desc, const rope_tensor_t *cos, co
   return desc->backend->fill_tables(function, problem, desc->device, desc->device_index, stream);
 }
 
+// Whether args are of rope_backward alone.
+bool are_of_backward(const rope_args_t &args) {
+  if ((args.flags & ROPE_FLAG_ACCUMULATE) != 0) return true;
+  if (args.norm == nullptr) return false;
+  rope_norm_args_t copy;
+  const rope_norm_args_t *norm;
+  const rope_status_t status = import_args("", "norm", args.norm, kRopeNormArgsFirstSize, &copy, &norm);
+  // What is refused here is refused again, by name, when the problem is made.
+  return status == ROPE_STATUS_SUCCESS && (!is_zeroed(norm->q_in) || !is_zeroed(norm->k_in) || !is_zeroed(norm->v_in));
+}
+
 rope_status_t explain(const rope_desc *desc, const rope_args_t *given, char *text, size_t size) {
   const char *function = "rope_explain";
   ROPE_TRY(check_descriptor(function, desc, kRopeMagic));
@@ -80,9 +91,8 @@ rope_status_t explain(const rope_desc *desc, const rope_args_t *given, char *tex
   rope_args_t copy;
   const rope_args_t *args;
   ROPE_TRY(import_args(function, "args", given, kRopeArgsFirstSize, &copy, &args));
-  const bool is_backward_alone = (args->flags & ROPE_FLAG_ACCUMULATE) != 0;
   PlannedCall call;
-  ROPE_TRY(plan_call(function, desc, *args, is_backward_alone, &call));
+  ROPE_TRY(plan_call(function, desc, *args, are_of_backward(*args), &call));
   explain_rope(call.problem, call.plan, desc->device, text, size);
   return ROPE_STATUS_SUCCESS;
 }

@@ -35,10 +35,10 @@ struct KernelName {
       return;
     }
     static constexpr const char *kNames[] = {"warp",       "short",     "short with more", "long",
-                                             "short rows", "long rows", "general"};
+                                             "short rows", "long rows", "general",         "norm gradient"};
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
-    const char *angles = step.kernel == StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
+    const char *angles = step.kernel >= StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
     const char *codes = !step.has_codes            ? ""
                         : problem.step->has_codes  ? " codes"
                         : problem.step->has_factor ? " factors"

@@ -283,6 +283,9 @@ int64_t moved_bytes(const RopeProblem &problem) {
     if (problem.step != nullptr) {
       const StepTensor &of_step = problem.step->tensor[i];
       token_bytes += bytes_of_step(geometry, tensor, of_step);
+      if (of_step.norm_in.data != nullptr) {
+        token_bytes += tensor.heads * of_step.channels * dtype_size(geometry.dtype);
+      }
       if (problem.step->accumulates) token_bytes += tensor.heads * of_step.channels * dtype_size(of_step.out_dtype);
       continue;
     }

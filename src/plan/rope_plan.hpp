@@ -24,10 +24,11 @@ struct RopeRows {
   bool is_part_slowest;   // blocks of a part of all tokens follow each other, not those of a token
 };
 
-// StepKernel::kGeneral
+// StepKernel::kGeneral and kNormGradient
 struct StepBlocks {
-  int row_channels;  // room for a head in shared memory
-  uint32_t warps;    // of a block, that have such a room
+  int row_channels;      // room for a head in shared memory
+  uint32_t warps;        // of a block, that have such a room
+  int kept_channels[3];  // kNormGradient: of the sums of a tensor's heads, at a time
   int64_t heads_per_block;
   int64_t blocks_per_token;
 };

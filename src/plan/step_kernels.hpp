@@ -8,13 +8,14 @@ namespace rope {
 
 // Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {
-  kWarp,       // short launches of whole heads: each warp finds its own angles
-  kShort,      // the same, but a block finds the angles of its token
-  kShortMore,  // as kShort, for what that has not: step_short_more.cuh has a list
-  kLong,       // long launches of whole heads
-  kShortRows,  // short launches of other heads, of which a part is turned, say: each warp finds its own angles
-  kLongRows,   // long ones: rows of threads share the angles of their token
-  kGeneral     // everything
+  kWarp,         // short launches of whole heads: each warp finds its own angles
+  kShort,        // the same, but a block finds the angles of its token
+  kShortMore,    // as kShort, for what that has not: step_short_more.cuh has a list
+  kLong,         // long launches of whole heads
+  kShortRows,    // short launches of other heads, of which a part is turned, say: each warp finds its own angles
+  kLongRows,     // long ones: rows of threads share the angles of their token
+  kGeneral,      // everything
+  kNormGradient  // everything of backward with a norm
 };
 
 enum class StepNorm {

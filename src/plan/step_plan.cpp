@@ -296,6 +296,52 @@ void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan
   plan->grid_y = 1;
 }
 
+// ---- The gradient of a norm ----
+
+// Sums of all heads that a block keeps, at most.
+constexpr uint32_t kMaxKeptBytes = 16 * 1024;
+
+void plan_norm_gradient(const RopeProblem &problem, RopePlan *plan) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const StepProblem &step = *problem.step;
+  const uint32_t number = geometry.dtype == ROPE_DTYPE_F64 ? 8 : 4;
+  const uint32_t arrays = step.is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
+  const uint32_t fixed = kStepTokenBytes + arrays * static_cast<uint32_t>(geometry.pairs()) * number +
+                         (has_token_norm(problem) ? kStepHeadSums * number : 0);
+  int channels = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (step.tensor[i].channels > channels) channels = step.tensor[i].channels;
+  }
+  plan->general.row_channels = (channels + 3) / 4 * 4;
+  const uint32_t row = 3 * static_cast<uint32_t>(plan->general.row_channels) * number, left = kMaxSharedBytes - fixed;
+  const uint32_t room = left - row < kMaxKeptBytes ? left - row : kMaxKeptBytes;
+  uint32_t kept_bytes = 0;
+  int64_t items = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &tensor = step.tensor[i];
+    const int64_t heads = problem.tensor[i].heads, tokens = problem.batches * problem.tokens;
+    plan->general.kept_channels[i] = tensor.channels;
+    if (heads == 0) continue;
+    items += tensor.runs > 0 ? (tokens - 1) / tokens_of_run(tokens, tensor.runs) + 1 : tokens;
+    const bool is_added_up = (tensor.weight_sums.is_present() && !tensor.weight_sums.is_by_head) ||
+                             (tensor.bias_sums.is_present() && !tensor.bias_sums.is_by_head);
+    if (!is_added_up) continue;
+    const int64_t fitting = room / number / heads;
+    if (fitting < tensor.channels) plan->general.kept_channels[i] = static_cast<int>(fitting);
+    const auto bytes = static_cast<uint32_t>(heads * plan->general.kept_channels[i]) * number;
+    if (bytes > kept_bytes) kept_bytes = bytes;
+  }
+  const uint32_t wanted = kStepTuning.general_threads / kWarpThreads, fitting = (left - kept_bytes) / row;
+  plan->general.warps = fitting < wanted ? fitting : wanted;
+  plan->shared_bytes = fixed + plan->general.warps * row + kept_bytes;
+  plan->step.kernel = StepKernel::kNormGradient;
+  plan->vector_elements = 1;
+  plan->threads = kStepTuning.general_threads;
+  plan->thread_rows = 1;
+  plan->grid_x = static_cast<uint32_t>(items < kMaxGridX ? items : kMaxGridX);
+  plan->grid_y = 1;
+}
+
 }  // namespace
 
 bool may_have_rows(const RopeGeometry &geometry) {
@@ -325,6 +371,7 @@ int64_t step_tensor_begin(const RopeProblem &problem, const RopePlan &plan, int 
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
+  if (problem.step->is_norm_gradient) return plan_norm_gradient(problem, plan);
   if (!problem.step->accumulates && plan_heads(problem, device, plan)) return;
   if (!plan_rows(problem, device, plan)) plan_general(problem, device, plan);
 }

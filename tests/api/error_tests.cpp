@@ -102,6 +102,16 @@ struct RopeRequest {
     return norm;
   }
 
+  // Backward: with rows for the gradients of both weights.
+  rope_norm_args_t &use_gradients(rope_norm_type_t type = ROPE_NORM_RMS) {
+    use_weights(type);
+    norm.q_in = tensor({2, 3, 4, 16});
+    norm.k_in = tensor({2, 3, 2, 16});
+    norm.grad_q_weight = tensor({3, 16});
+    norm.grad_k_weight = tensor({3, 16});
+    return norm;
+  }
+
   // A factor of each of q's tokens.
   rope_input_args_t &use_factor() {
     input.q_row_factor = tensor({3});
@@ -1874,13 +1884,201 @@ TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone"
   }
 }
 
-TEST_CASE("backward has no norms yet, no caches and no codes", "[errors][step]") {
+TEST_CASE("what gradients of norms need, and what does not fit them, is said by name", "[errors][step]") {
+  using R = RopeRequest;
+  struct Misuse {
+    const char *name;
+    rope_status_t status;
+    const char *field, *value;
+    void (*commit)(R &);
+  };
+  const Misuse misuses[] = {
+      {"q_in absent", invalid, "norm.q_in", "absent", [](R &r) { r.use_gradients().q_in = {}; }},
+      {"k_in absent", invalid, "norm.k_in", "absent", [](R &r) { r.use_gradients().k_in = {}; }},
+      {"v_in absent", invalid, "norm.v_in", "absent",
+       [](R &r) {
+         r.use_gradients();
+         r.config.norm_tensors = 7;
+         r.args.v = r.tensor({2, 3, 2, 16});
+         r.args.flags = ROPE_FLAG_V_UNROTATED;
+       }},
+      {"v_in without v", invalid, "norm.v_in", "absent",
+       [](R &r) {
+         r.use_gradients().v_in = r.tensor({2, 3, 2, 16});
+         r.config.norm_tensors = 7;
+       }},
+      {"k_in without k", invalid, "norm.k_in", "absent",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.grad_k_weight = r.norm.k_weight = {};
+         r.args.k = r.args.k_out = {};
+       }},
+      {"k_in of a tensor that is not normed", invalid, "norm.k_in", "leaves k out",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.grad_k_weight = r.norm.k_weight = {};
+         r.config.norm_tensors = ROPE_NORM_TENSOR_Q;
+       }},
+      {"q_in of other tokens", invalid, "norm.q_in", "[2, 4, 4, 16]",
+       [](R &r) {
+         r.use_gradients().q_in = r.tensor({2, 4, 4, 16});
+       }},
+      {"q_in of other heads", invalid, "norm.q_in", "[2, 3, 2, 16]",
+       [](R &r) {
+         r.use_gradients().q_in = r.tensor({2, 3, 2, 16});
+       }},
+      {"q_in of other channels", invalid, "norm.q_in", "[2, 3, 4, 8]",
+       [](R &r) {
+         r.use_gradients().q_in = r.tensor({2, 3, 4, 8});
+       }},
+      {"q_in of another rank", invalid, "norm.q_in", "[6, 4, 16]",
+       [](R &r) {
+         r.use_gradients().q_in = r.tensor({6, 4, 16});
+       }},
+      {"q_in of another type", invalid, "norm.q_in", "BF16",
+       [](R &r) {
+         r.use_gradients().q_in = r.workspace.tensor(ROPE_DTYPE_BF16, {2, 3, 4, 16});
+       }},
+      {"q_in of 8 bits", invalid, "norm.q_in", "F8_E4M3",
+       [](R &r) {
+         r.use_gradients().q_in = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {2, 3, 4, 16});
+       }},
+      {"q_in is q_out", invalid, "q_out", "norm.q_in", [](R &r) { r.use_gradients().q_in = r.args.q_out; }},
+      {"q_in is q, in place", invalid, "q", "norm.q_in",
+       [](R &r) {
+         r.use_gradients().q_in = r.args.q;
+         r.args.q_out = {};
+       }},
+      {"k_in inside q_out", invalid, "q_out", "norm.k_in",
+       [](R &r) { r.use_gradients().k_in.data = r.args.q_out.data; }},
+      {"q_in without data", invalid, "norm.q_in", "NULL", [](R &r) { r.use_gradients().q_in.data = nullptr; }},
+      {"grad_q_weight of BF16", invalid, "norm.grad_q_weight", "BF16",
+       [](R &r) {
+         r.use_gradients().grad_q_weight = r.workspace.tensor(ROPE_DTYPE_BF16, {3, 16});
+       }},
+      {"grad_q_weight of the data's 16 bits", invalid, "norm.grad_q_weight", "F16",
+       [](R &r) {
+         r.use_dtype(ROPE_DTYPE_F16);
+         r.use_gradients().grad_q_weight = r.workspace.tensor(ROPE_DTYPE_F16, {3, 16});
+         for (rope_tensor_t *in : {&r.norm.q_in, &r.norm.k_in}) in->dtype = ROPE_DTYPE_F16;
+       }},
+      {"grad_k_weight of F64 for F32 data", invalid, "norm.grad_k_weight", "F64",
+       [](R &r) {
+         r.use_gradients().grad_k_weight = r.workspace.tensor(ROPE_DTYPE_F64, {3, 16});
+       }},
+      {"grad_q_weight of one row without an axis", invalid, "norm.grad_q_weight", "[16]",
+       [](R &r) { r.use_gradients().grad_q_weight = r.tensor({16}); }},
+      {"grad_q_weight of no row", invalid, "norm.grad_q_weight", "[0, 16]",
+       [](R &r) {
+         r.use_gradients().grad_q_weight = r.tensor({0, 16});
+       }},
+      {"grad_q_weight of other channels", invalid, "norm.grad_q_weight", "[3, 8]",
+       [](R &r) {
+         r.use_gradients().grad_q_weight = r.tensor({3, 8});
+       }},
+      {"grad_q_weight of other heads", invalid, "norm.grad_q_weight", "[3, 2, 16]",
+       [](R &r) {
+         r.use_gradients().grad_q_weight = r.tensor({3, 2, 16});
+       }},
+      {"grad_q_weight of four axes", invalid, "norm.grad_q_weight", "[1, 3, 4, 16]",
+       [](R &r) {
+         r.use_gradients().grad_q_weight = r.tensor({1, 3, 4, 16});
+       }},
+      {"grad_q_weight of all heads for weights of each", invalid, "norm.grad_q_weight", "weight of each head",
+       [](R &r) {
+         r.use_gradients().q_weight = r.tensor({4, 16});
+       }},
+      {"grad_q_bias of all heads for biases of each", invalid, "norm.grad_q_bias", "bias of each head",
+       [](R &r) {
+         r.use_gradients(ROPE_NORM_LAYER).q_bias = r.tensor({4, 16});
+         r.norm.grad_q_bias = r.tensor({3, 16});
+       }},
+      {"grad_k_bias of an RMS norm", invalid, "norm.grad_k_bias", "ROPE_NORM_LAYER",
+       [](R &r) {
+         r.use_gradients().grad_k_bias = r.tensor({3, 16});
+       }},
+      {"grad_q_bias of other runs", invalid, "norm.grad_q_bias", "2",
+       [](R &r) {
+         r.use_gradients(ROPE_NORM_LAYER).grad_q_bias = r.tensor({2, 16});
+       }},
+      {"grad_k_weight without k", invalid, "norm.grad_k_weight", "absent",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.k_in = r.norm.k_weight = {};
+         r.args.k = r.args.k_out = {};
+       }},
+      {"grad_k_weight of a tensor that is not normed", invalid, "norm.grad_k_weight", "leaves k out",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.k_in = r.norm.k_weight = {};
+         r.config.norm_tensors = ROPE_NORM_TENSOR_Q;
+       }},
+      {"grad_q_weight with one row for all", invalid, "norm.grad_q_weight", "stride",
+       [](R &r) { r.use_gradients().grad_q_weight.stride[0] = 0; }},
+      {"grad_q_weight is grad_k_weight", invalid, "norm.grad_q_weight", "norm.grad_k_weight",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.grad_k_weight = r.norm.grad_q_weight;
+       }},
+      {"grad_q_weight inside q_weight", invalid, "norm.grad_q_weight", "norm.q_weight",
+       [](R &r) {
+         r.use_gradients();
+         r.norm.q_weight.data = r.norm.grad_q_weight.data;
+       }},
+      {"grad_q_weight inside q", invalid, "norm.grad_q_weight", "q",
+       [](R &r) { r.use_gradients().grad_q_weight.data = r.args.q.data; }},
+      {"grad_q_weight without data", invalid, "norm.grad_q_weight", "NULL",
+       [](R &r) { r.use_gradients().grad_q_weight.data = nullptr; }},
+      {"grad_q_weight misaligned", invalid, "norm.grad_q_weight", "",
+       [](R &r) { move(&r.use_gradients().grad_q_weight, 2); }},
+      {"no norm args", invalid, "norm", "NULL",
+       [](R &r) {
+         r.use_gradients();
+         r.args.norm = nullptr;
+       }},
+      {"codes behind a norm", unsupported, "quant", "",
+       [](R &r) {
+         r.use_gradients();
+         r.use_codes();
+         r.args.cache = nullptr;
+       }},
+      {"a pass", unsupported, "input.q_pass", "",
+       [](R &r) {
+         r.use_pass();
+         r.use_gradients();
+       }},
+  };
+  for (const Device &device : devices()) {
+    for (const Misuse &misuse : misuses) {
+      INFO(misuse.name << ", on " << device);
+      RopeRequest request(device);
+      misuse.commit(request);
+      request.workspace.freeze();
+      request.workspace.restore();
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_backward(desc.get(), &request.args, nullptr) == misuse.status);
+      check_message("rope_backward", misuse.field, misuse.value);
+      check_untouched(request.workspace);
+    }
+    RopeRequest request(device);
+    request.use_gradients();
+    request.args.q = request.args.q_out = request.tensor({2, 3, 513, 16});
+    request.norm.q_in = request.tensor({2, 3, 513, 16});
+    request.workspace.freeze();
+    request.workspace.restore();
+    const RopeDesc desc = create(request.config);
+    CHECK(rope_backward(desc.get(), &request.args, nullptr) == unsupported);
+    check_message("rope_backward", "norm.grad_q_weight", "513");
+    check_untouched(request.workspace);
+  }
+}
+
+TEST_CASE("backward has no caches and no codes", "[errors][step]") {
   using R = RopeRequest;
   const struct {
     const char *field;
     void (*commit)(R &);
   } refused[] = {
-      {"norm", [](R &r) { r.use_weights(); }},
       {"cache", [](R &r) { r.use_cache(); }},
       {"quant",
        [](R &r) {

@@ -194,6 +194,7 @@ struct Step {
   bool has_parts = false;  // a window of 32 channels and the others come from two tensors, k goes to two caches
 
   bool has_codes() const { return out_code != 0 || cache_code != 0; }
+  bool has_gradient() const { return norm != 0 && !is_cached && !has_codes(); }
 };
 
 constexpr Step steps[] = {
@@ -239,7 +240,9 @@ constexpr Step steps[] = {
      ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3,
      ROPE_DTYPE_F8_E4M3, 0, 0, false, false, ROPE_DTYPE_F8_E8M0, 4, true}};
 
-std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place) {
+// Backward is that of a step that has a gradient.
+std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place,
+                    Direction direction = Direction::Forward) {
   Workspace workspace(3);
   rope_args_t args = rope_args();
   args.flags = step.flags;
@@ -270,6 +273,17 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     norm.k_weight = tensor({k_heads, head_dim}, 8);
     if (step.norm == ROPE_NORM_LAYER) norm.q_bias = norm.k_bias = tensor({head_dim}, 9);
     args.norm = &norm;
+  }
+  if (direction == Direction::Backward) {
+    norm.q_in = tensor({batches, tokens, q_heads, head_dim}, 20);
+    norm.k_in = tensor({batches, tokens, k_heads, head_dim}, 21);
+    const rope_dtype_t sums = dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+    norm.grad_q_weight = tensor_of(sums, {5, head_dim}, 22);
+    norm.grad_k_weight = tensor_of(sums, {3, k_heads, head_dim}, 23);
+    if (step.norm == ROPE_NORM_LAYER) {
+      norm.grad_q_bias = tensor_of(sums, {5, q_heads, head_dim}, 24);
+      norm.grad_k_bias = tensor_of(sums, {3, head_dim}, 25);
+    }
   }
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   if (step.is_cached) {
@@ -336,11 +350,14 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   config.norm_eps = step.norm ? 0x1p-20 : 0;
   config.quant_rounding = step.quant_rounding;
   const RopeDesc desc = create(config);
-  const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace);
+  const rope_status_t status = run(device, desc.get(), direction, args, workspace);
   INFO(rope_last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   Hash hash;
   hash.add(has_outputs ? args.q_out : args.q);
+  for (const rope_tensor_t &sums : {norm.grad_q_weight, norm.grad_k_weight, norm.grad_q_bias, norm.grad_k_bias}) {
+    if (sums.ndim != 0) hash.add(sums);
+  }
   if (step.is_cached) {
     hash.add(cache.k_cache);
     if (step.has_parts) hash.add(cache.k_pass_cache);
@@ -388,6 +405,19 @@ std::string golden_text_of(const Device &device) {
                                  (style == ROPE_STYLE_HALF ? " half " : " interleaved ") + step.name;
         INFO(name);
         CHECK(hash_of(device, dtype, style, step, false) == in_place);
+        text << name << ": " << in_place << "\n";
+      }
+    }
+  }
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_style_t style : styles) {
+      for (const Step &step : steps) {
+        if (!step.has_gradient()) continue;
+        const std::string in_place = hash_of(device, dtype, style, step, true, Direction::Backward);
+        const std::string name = std::string("gradient ") + oracle::dtype_name(dtype) +
+                                 (style == ROPE_STYLE_HALF ? " half " : " interleaved ") + step.name;
+        INFO(name);
+        CHECK(hash_of(device, dtype, style, step, false, Direction::Backward) == in_place);
         text << name << ": " << in_place << "\n";
       }
     }

@@ -93,7 +93,11 @@ const std::vector<std::string> features = {"q absent",
                                            "scale of a pass",
                                            "written scales of a pass",
                                            "backward",
-                                           "accumulated"};
+                                           "accumulated",
+                                           "norm gradient",
+                                           "gradient of a weight",
+                                           "gradient of a bias",
+                                           "gradients by head"};
 
 class Draw {
  public:
@@ -378,18 +382,35 @@ class Draw {
     return scales;
   }
 
-  // Backward has no norms, caches, codes and parts.
+  // Backward has no caches, codes and parts.
   void draw_direction() {
-    bool is_forward_alone = drawn_.norm != 0 || drawn_.cache || drawn_.has_amax;
+    bool is_forward_alone = drawn_.cache || drawn_.has_amax;
     StepTensor *const tensors[] = {&drawn_.q, &drawn_.k, &drawn_.v};
     for (const StepTensor *tensor : tensors) {
       is_forward_alone = is_forward_alone || tensor->has_pass || oracle::is_code(tensor->out_dtype);
     }
     if (is_forward_alone || !saw_if(chance(60), "backward")) return;
     drawn_.direction = Direction::Backward;
+    if (drawn_.norm != 0) draw_norm_gradients();
     if (!saw_if(chance(60), "accumulated")) return;
     drawn_.flags |= ROPE_FLAG_ACCUMULATE;
     for (StepTensor *tensor : tensors) tensor->out = StepOut::Own;
+  }
+
+  void draw_norm_gradients() {
+    for (int i = 0; i < 3; ++i) {
+      StepTensor &tensor = i == 0 ? drawn_.q : i == 1 ? drawn_.k : drawn_.v;
+      const int32_t bits = drawn_.norm_tensors ? drawn_.norm_tensors : 3;
+      if (tensor.heads < 0 || (bits >> i & 1) == 0) continue;
+      saw("norm gradient");
+      tensor.norm_in_placement = placement(is_thd() ? 3 : 4, true);
+      if (i == 2) continue;
+      tensor.has_grad_weight = saw_if(chance(70), "gradient of a weight");
+      tensor.has_grad_bias = saw_if(drawn_.norm == ROPE_NORM_LAYER && chance(60), "gradient of a bias");
+      tensor.grads_by_head = saw_if(tensor.weight_by_head || chance(30), "gradients by head");
+      tensor.runs = between(1, chance(20) ? 40 : 6);
+      tensor.grad_placement = placement(tensor.grads_by_head ? 3 : 2, false);
+    }
   }
 
   int32_t width_of(const StepTensor &of) const {

@@ -70,7 +70,9 @@ class Request {
     draw_tensors();
     draw_angles();
     if (config.norm != 0 ? !in_.chance(3) : in_.chance(3)) draw_norm();
-    if (in_.chance(70)) draw_cache();
+    const bool has_gradients = has_norm_ && in_.chance(25);
+    if (has_gradients) draw_norm_gradients();
+    if (in_.chance(has_gradients ? 3 : 70)) draw_cache();
     if (in_.chance(40)) set(&args_.fault, ROPE_DTYPE_I64, {2}, false);
     draw_codes();
     if (in_.chance(30)) draw_input();
@@ -125,12 +127,13 @@ class Request {
       const Call run(function);
       const bool ran =
           run.returned(is_forward ? rope_forward(desc, args, nullptr) : rope_backward(desc, args, nullptr));
-      const bool is_forward_only = args_.norm != nullptr || args_.cache != nullptr || args_.quant != nullptr ||
-                                   has_code_outputs() ||
-                                   (args_.input != nullptr && (input_.q_pass.ndim != 0 || input_.k_pass.ndim != 0));
-      if (is_forward ? accumulates() : is_forward_only) {
+      const bool is_of_forward = args_.cache != nullptr || args_.quant != nullptr || has_code_outputs() ||
+                                 (args_.input != nullptr && (input_.q_pass.ndim != 0 || input_.k_pass.ndim != 0));
+      // Without inputs of a norm backward runs where it norms no tensor of the call.
+      const bool may_need_inputs = !is_forward && args_.norm != nullptr && !is_of_backward();
+      if (is_forward ? is_of_backward() : is_of_forward) {
         expect(!ran, "a direction served what the other one does alone");
-      } else {
+      } else if (!may_need_inputs) {
         expect(ran == is_served, "explain and a call disagree");
       }
       if (ran) verify();
@@ -141,6 +144,11 @@ class Request {
  private:
   bool is_thd() const { return config_.layout == ROPE_LAYOUT_THD; }
   bool accumulates() const { return (args_.flags & ROPE_FLAG_ACCUMULATE) != 0; }
+  // What is explained then.
+  bool is_of_backward() const {
+    return accumulates() ||
+           (args_.norm != nullptr && (norm_.q_in.ndim != 0 || norm_.k_in.ndim != 0 || norm_.v_in.ndim != 0));
+  }
   int32_t window() const { return config_.rotary_dim != 0 ? config_.rotary_dim : config_.head_dim; }
   rope_dtype_t integers() { return in_.chance(40) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32; }
 
@@ -245,6 +253,29 @@ class Request {
           set(tensors[i][bias], dtype, {heads_[i], widths_[i]}, true);
         } else {
           set(tensors[i][bias], dtype, {widths_[i]}, true);
+        }
+      }
+    }
+  }
+
+  // In backward forward's inputs, and sums of the gradients of weights and biases.
+  void draw_norm_gradients() {
+    const int32_t bits = config_.norm_tensors != 0 ? config_.norm_tensors : 3;
+    rope_tensor_t *const inputs[] = {&norm_.q_in, &norm_.k_in, &norm_.v_in};
+    rope_tensor_t *const sums[2][2] = {{&norm_.grad_q_weight, &norm_.grad_q_bias},
+                                       {&norm_.grad_k_weight, &norm_.grad_k_bias}};
+    const rope_dtype_t number = config_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+    for (int i = 0; i < 3; ++i) {
+      if ((heads_[i] < 0 || (bits >> i & 1) == 0) && !in_.chance(3)) continue;
+      if (!in_.chance(3)) set_rows(inputs[i], config_.dtype, i, true);
+      const int64_t runs = in_.between(1, 5);
+      for (int bias = 0; i < 2 && bias < 2; ++bias) {
+        if (bias == 1 && config_.norm != ROPE_NORM_LAYER && !in_.chance(3)) continue;
+        if (in_.chance(40)) continue;
+        if (in_.chance(40)) {
+          set(sums[i][bias], number, {runs, heads_[i], widths_[i]}, false);
+        } else {
+          set(sums[i][bias], number, {runs, widths_[i]}, false);
         }
       }
     }
@@ -436,7 +467,7 @@ class Request {
     if (args.cache != nullptr) args.cache = &cache;
     if (args.quant != nullptr) args.quant = &quant;
     if (args.input != nullptr) args.input = &input;
-    expect(rope::make_rope_problem("", geometry, args, accumulates(), &problem, &step) == ROPE_STATUS_SUCCESS,
+    expect(rope::make_rope_problem("", geometry, args, is_of_backward(), &problem, &step) == ROPE_STATUS_SUCCESS,
            "the problem, again");
     if (problem.is_empty()) return;
     for (const rope::DeviceInfo &gpu : gpus) {
@@ -486,8 +517,8 @@ class Request {
     rope_tensor_t *const joined_k = input_.k_pass.ndim != 0 ? &args_.k_out : &quant_.amax_out;
     for (const rope_tensor_t *alone :
          {&cache_.k_cache, &cache_.v_cache, &cache_.k_pass_cache, &cache_.k_scales, &cache_.v_scales,
-          &cache_.k_pass_scales, &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out,
-          joined_q, joined_k}) {
+          &cache_.k_pass_scales, &norm_.grad_q_weight, &norm_.grad_k_weight, &norm_.grad_q_bias, &norm_.grad_k_bias,
+          &quant_.q_scales_out, &quant_.k_scales_out, &quant_.v_scales_out, &quant_.amax_out, joined_q, joined_k}) {
       if (alone->ndim == 0) continue;
       may_change(*alone);
       if (has_element_twice(*alone)) expect(!are_few(*alone), "an output has one place for two elements");
@@ -526,6 +557,13 @@ class Request {
                                         {"norm.k_weight", &norm_.k_weight},
                                         {"norm.q_bias", &norm_.q_bias},
                                         {"norm.k_bias", &norm_.k_bias},
+                                        {"norm.q_in", &norm_.q_in},
+                                        {"norm.k_in", &norm_.k_in},
+                                        {"norm.v_in", &norm_.v_in},
+                                        {"norm.grad_q_weight", &norm_.grad_q_weight},
+                                        {"norm.grad_k_weight", &norm_.grad_k_weight},
+                                        {"norm.grad_q_bias", &norm_.grad_q_bias},
+                                        {"norm.grad_k_bias", &norm_.grad_k_bias},
                                         {"cache.k_cache", &cache_.k_cache},
                                         {"cache.v_cache", &cache_.v_cache},
                                         {"cache.slots", &cache_.slots},

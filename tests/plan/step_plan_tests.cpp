@@ -407,6 +407,34 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
+TEST_CASE("gradients of norms have a block for each run of tokens, with room for sums and heads", "[step plan]") {
+  Scene scene;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    for (const int32_t head_dim : {64, 128, 1024}) {
+      for (const int64_t heads : {1, 8, 512}) {
+        make_step({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, dtype, ROPE_LAYOUT_BSHD,
+                  {100, {heads, 2, 2}, head_dim}, &scene);
+        scene.step.is_norm_gradient = true;
+        rope::StepTensor &q = scene.step.tensor[0];
+        q.runs = 7;
+        q.weight_sums = {reinterpret_cast<char *>(address_of(15)), head_dim, 0, 1, false};
+        rope::RopePlan plan = {};
+        REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+        INFO(name_of(dtype) << ", head_dim " << head_dim << ", " << heads << " heads");
+        CHECK(plan.step.kernel == rope::StepKernel::kNormGradient);
+        CHECK(plan.grid_x == 7 + 200 + 200);  // k and v have no sums: each token is a run
+        const int64_t number = dtype == ROPE_DTYPE_F64 ? 8 : 4, row = 3 * head_dim * number;
+        const int64_t kept = plan.general.kept_channels[0] * heads * number;
+        CHECK(plan.general.kept_channels[0] >= 1);
+        CHECK(plan.general.kept_channels[0] <= head_dim);
+        CHECK(plan.general.warps >= 1);
+        CHECK(plan.shared_bytes >= plan.general.warps * row + kept);
+        CHECK(plan.shared_bytes <= 48 * 1024);
+      }
+    }
+  }
+}
+
 TEST_CASE("rows add gradients of 16 bits to what their outputs hold, the general kernel all others", "[step plan]") {
   Scene scene;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {

@@ -59,6 +59,8 @@ inline uint32_t lane() {
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
+#undef __noinline__
+#define __noinline__  // nothing, because headers of the C++ library have it among their attributes
 
 inline void __syncthreads() {
   simulation::wait_for_block();

@@ -141,6 +141,103 @@ Real distance_from_exact(const Form &form, const Heads<T> &heads, const Heads<T>
   return worst;
 }
 
+// What backward makes of the gradients of a norm's outputs: those of its inputs, and the inputs normed, without weights and
+// biases. Roundings of forward count as none.
+template <typename T>
+struct Gradients {
+  Heads<T> of_inputs, normed;
+};
+
+template <typename T>
+Gradients<T> gradients(const Form &form, Heads<T> heads, const Heads<T> &weights, Heads<T> given) {
+  const auto inverse_count = static_cast<T>(Real{1} / static_cast<Real>(heads.size() * heads[0].size()));
+  const bool is_layer = form.type == ROPE_NORM_LAYER;
+  const T mean = is_layer ? sum_of_heads(heads, [](T x) { return x; }) * inverse_count : T{0};
+  for (std::vector<T> &head : heads) {
+    for (T &x : head) x = is_layer ? x - mean : x;
+  }
+  const T mean_square = sum_of_heads(heads, [](T x) { return x * x; }) * inverse_count;
+  const T r = inverse_root(static_cast<T>(mean_square + static_cast<T>(form.eps)));
+  Heads<T> products = given;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    for (size_t c = 0; c < heads[h].size(); ++c) {
+      heads[h][c] = heads[h][c] * r;
+      if (!weights.empty()) {
+        given[h][c] = given[h][c] * static_cast<T>(weights[h][c] + static_cast<T>(form.weight_offset));
+      }
+      products[h][c] = given[h][c] * heads[h][c];
+    }
+  }
+  const auto itself = [](T x) { return x; };
+  const T mean_product = sum_of_heads(products, itself) * inverse_count;
+  const T mean_gradient = is_layer ? sum_of_heads(given, itself) * inverse_count : T{0};
+  for (size_t h = 0; h < heads.size(); ++h) {
+    for (size_t c = 0; c < heads[h].size(); ++c) {
+      const T centred = is_layer ? given[h][c] - mean_gradient : given[h][c];
+      const T along = heads[h][c] * mean_product;
+      given[h][c] = (centred - along) * r;
+    }
+  }
+  return {given, heads};
+}
+
+// As distance_from_exact, of the gradients of the inputs.
+template <typename T>
+Real gradient_distance(const Form &form, const Heads<T> &heads, const Heads<T> &weights, const Heads<T> &given,
+                       const Heads<T> &actual) {
+  const bool is_double = std::is_same_v<T, double>, is_layer = form.type == ROPE_NORM_LAYER;
+  const Real u = is_double ? 0x1p-53L : 0x1p-24L;
+  const Real count = static_cast<Real>(heads.size() * heads[0].size()), levels = std::ceil(std::log2(count)) + 2;
+  const Real offset = is_double ? static_cast<Real>(form.weight_offset) : static_cast<float>(form.weight_offset);
+  const auto for_each = [&](auto visit) {
+    for (size_t h = 0; h < heads.size(); ++h) {
+      for (size_t c = 0; c < heads[h].size(); ++c) {
+        const Real w = weights.empty() ? 1 : weights[h][c] + offset;
+        visit(static_cast<Real>(heads[h][c]), given[h][c] * w, static_cast<Real>(actual[h][c]));
+      }
+    }
+  };
+  Real sum = 0, sizes = 0, largest = 0, smallest = 1e30L, squares = 0;
+  bool is_finite = true;
+  for_each([&](Real x, Real weighed, Real) {
+    is_finite = is_finite && std::isfinite(x) && std::isfinite(weighed);
+    sum += x;
+    sizes += std::fabs(x);
+    largest = std::max({largest, std::fabs(x), std::fabs(weighed)});
+    if (weighed != 0) smallest = std::min(smallest, std::fabs(weighed));
+  });
+  if (!is_finite || largest > 1e9L || largest < 1e-9L || smallest < 1e-20L || form.eps < 1e-20) return 0;
+  const Real mean = is_layer ? sum / count : 0;
+  for_each([&](Real x, Real, Real) { squares += (x - mean) * (x - mean); });
+  const Real v = squares / count + (is_double ? form.eps : static_cast<float>(form.eps)), r = 1 / std::sqrt(v);
+  Real products = 0, product_sizes = 0, gradients = 0, gradient_sizes = 0;
+  for_each([&](Real x, Real weighed, Real) {
+    const Real normed = (x - mean) * r;
+    products += weighed * normed;
+    product_sizes += std::fabs(weighed * normed);
+    gradients += weighed;
+    gradient_sizes += std::fabs(weighed);
+  });
+  const Real centred_slack = is_layer ? (levels + 4) * u * sizes / count + 2 * u * (largest + std::fabs(mean)) : 0;
+  const Real r_slack = (levels + 8) * u + centred_slack * r + centred_slack * centred_slack / v;
+  const Real normed_slack = centred_slack * r;  // of any channel, beside its relative error
+  const Real mean_slack =
+      (levels + 8 + r_slack / u) * u * product_sizes / count + normed_slack * gradient_sizes / count;
+  Real worst = 0;
+  for_each([&](Real x, Real weighed, Real found) {
+    const Real normed = (x - mean) * r, along = normed * products / count;
+    const Real from = is_layer ? gradients / count : 0;
+    const Real exact = (weighed - from - along) * r;
+    const Real parts = std::fabs(weighed) + std::fabs(along) +
+                       (is_layer ? std::fabs(from) + (levels + 4) * gradient_sizes / count : 0);
+    const Real slack = r * (8 * u * parts + std::fabs(normed) * mean_slack + r_slack * std::fabs(along) +
+                            normed_slack * std::fabs(products) / count) +
+                       r_slack * std::fabs(exact) + 4 * oracle::min_normal(is_double ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32);
+    if (std::isfinite(found)) worst = std::max(worst, std::fabs(found - exact) / slack);
+  });
+  return worst;
+}
+
 }  // namespace norm_model
 
 #endif

@@ -2,11 +2,15 @@
 #include "step_case.hpp"
 
 #include <algorithm>
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <set>
 #include <sstream>
 #include <unordered_map>
+#include <utility>
 
 #include "cases.hpp"
 #include "norm_model.hpp"
@@ -36,6 +40,7 @@ struct StepCase::Scene {
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
   rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
   rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {}, scales[3] = {};
+  rope_tensor_t norm_in[3] = {}, grad_weights[3] = {}, grad_biases[3] = {};
   rope_tensor_t out_scales[3] = {}, cache_scales[3] = {};
   rope_tensor_t passes[3] = {}, pass_cache = {}, pass_scale = {}, pass_scales = {};
   std::vector<Expectation> expected;
@@ -188,6 +193,12 @@ std::string StepCase::describe() const {
     if (t.has_bias) text << " bias" << (t.weight_by_head ? " by head" : "");
     if (t.weight_dtype) text << ' ' << oracle::dtype_name(t.weight_dtype);
     text << t.weight_placement.describe();
+    if (is_norm_gradient(i)) text << " of" << t.norm_in_placement.describe();
+    if (t.has_grad_weight) text << " grad weight";
+    if (t.has_grad_bias) text << " grad bias";
+    if (t.has_grad_weight || t.has_grad_bias) {
+      text << " N=" << t.runs << (t.grads_by_head ? " by head" : "") << t.grad_placement.describe();
+    }
     if (t.scale != Scale::None) text << " scale " << static_cast<int>(t.scale) << t.scale_placement.describe();
     const auto written = [&](const char *name, const WrittenScales &scales) {
       if (!scales.dtype) return;
@@ -425,6 +436,25 @@ void StepCase::build_quant(Scene *scene) const {
   if (is_needed) scene->args.quant = &args;
 }
 
+void StepCase::build_norm_gradient(int i, Scene *scene) const {
+  Workspace &workspace = scene->workspace;
+  const StepTensor &of = operand(i);
+  scene->norm_in[i] = workspace.tensor(dtype, shape_of(i, width_of(i)), of.norm_in_placement);
+  workspace.fill(scene->norm_in[i], [&](const Index &) { return workspace.random().mixed(); });
+  const Shape shape = of.grads_by_head ? Shape{of.runs, of.heads, width_of(i)} : Shape{of.runs, width_of(i)};
+  const auto rows = [&](bool is_wanted) -> rope_tensor_t {
+    if (!is_wanted) return {};
+    const rope_tensor_t tensor =
+        workspace.tensor(dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32, shape, of.grad_placement);
+    // What nothing is added to keeps its bits, -0 too.
+    workspace.fill(
+        tensor, [&](const Index &) { return workspace.random().below(4) == 0 ? -0.0L : workspace.random().normal(); });
+    return tensor;
+  };
+  scene->grad_weights[i] = rows(of.has_grad_weight);
+  scene->grad_biases[i] = rows(of.has_grad_bias);
+}
+
 void StepCase::build(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   rope_args_t &args = scene->args;
@@ -474,6 +504,7 @@ void StepCase::build(Scene *scene) const {
     } else if (of.out == StepOut::Same || !is_cached(i)) {
       scene->out[i] = scene->in[i];
     }
+    if (is_norm_gradient(i)) build_norm_gradient(i, scene);
     const Shape shape = of.weight_by_head ? Shape{of.heads, width_of(i)} : Shape{width_of(i)};
     const rope_dtype_t weight_dtype = of.weight_dtype ? of.weight_dtype : dtype;
     if (of.has_weight) {
@@ -502,6 +533,13 @@ void StepCase::build(Scene *scene) const {
     scene->norm.k_weight = scene->weights[1];
     scene->norm.q_bias = scene->biases[0];
     scene->norm.k_bias = scene->biases[1];
+    scene->norm.q_in = scene->norm_in[0];
+    scene->norm.k_in = scene->norm_in[1];
+    scene->norm.v_in = scene->norm_in[2];
+    scene->norm.grad_q_weight = scene->grad_weights[0];
+    scene->norm.grad_k_weight = scene->grad_weights[1];
+    scene->norm.grad_q_bias = scene->grad_biases[0];
+    scene->norm.grad_k_bias = scene->grad_biases[1];
     args.norm = &scene->norm;
   }
   scene->input.q_row_factor = scene->factors[0];
@@ -585,6 +623,8 @@ struct StepCase::Model {
     CHECK(distance_of_norm <= 1);
     if (step.has_fault) expect_fault();
     if (step.has_amax) expect_amax();
+    expect_sums("gradient of a weight", scene.grad_weights, weight_sums);
+    expect_sums("gradient of a bias", scene.grad_biases, bias_sums);
   }
 
   // The rotation of (1, -0) by every angle of the call. It is held against the exact one.
@@ -659,25 +699,99 @@ struct StepCase::Model {
     return oracle::channel_in_window(style, step.pair_block ? step.pair_block : step.window(), pair, member);
   }
 
-  void norm(int i, std::vector<Head> *heads) {
-    const norm_model::Form form = {step.norm, step.dtype, step.norm_rounding, step.norm_eps, step.norm_weight_offset};
-    const size_t together = step.norm_extent == ROPE_NORM_EXTENT_TOKEN ? heads->size() : 1;
-    for (size_t first = 0; first < heads->size(); first += together) {
-      norm_model::Heads<T> in, weights, biases;
-      const auto add = [&](const rope_tensor_t &from, size_t h, norm_model::Heads<T> *to) {
-        if (from.ndim == 0) return;
-        to->emplace_back();
-        for (int64_t c = 0; c < step.width_of(i); ++c) {
-          const auto head = static_cast<int64_t>(h);
-          to->back().push_back(static_cast<T>(value_at(from, from.ndim == 2 ? Index{head, c} : Index{c})));
-        }
-      };
-      for (size_t h = first; h < first + together; ++h) {
-        in.emplace_back();
-        for (const Cell &cell : (*heads)[h]) in.back().push_back(cell.value);
-        add(scene.weights[i], h, &weights);
-        add(scene.biases[i], h, &biases);
+  norm_model::Form norm_form() const {
+    return {step.norm, step.dtype, step.norm_rounding, step.norm_eps, step.norm_weight_offset};
+  }
+
+  // Heads that one norm is over.
+  size_t heads_of_norm(const std::vector<Head> &heads) const {
+    return step.norm_extent == ROPE_NORM_EXTENT_TOKEN ? heads.size() : 1;
+  }
+
+  // Weights or biases of so many heads; none where they are absent.
+  norm_model::Heads<T> numbers_of(int i, const rope_tensor_t &from, size_t first, size_t count) const {
+    norm_model::Heads<T> numbers;
+    for (size_t h = first; h < first + count && from.ndim != 0; ++h) {
+      numbers.emplace_back();
+      for (int64_t c = 0; c < step.width_of(i); ++c) {
+        const auto head = static_cast<int64_t>(h);
+        numbers.back().push_back(static_cast<T>(value_at(from, from.ndim == 2 ? Index{head, c} : Index{c})));
       }
+    }
+    return numbers;
+  }
+
+  static norm_model::Heads<T> values_of(const std::vector<Head> &heads, size_t first, size_t count) {
+    norm_model::Heads<T> values;
+    for (size_t h = first; h < first + count; ++h) {
+      values.emplace_back();
+      for (const Cell &cell : heads[h]) values.back().push_back(cell.value);
+    }
+    return values;
+  }
+
+  // From gradients of the norm's outputs to those of its inputs, `of`.
+  void norm_gradient(int i, int64_t token_number, const std::vector<Head> &of, std::vector<Head> *heads) {
+    const size_t together = heads_of_norm(*heads);
+    for (size_t first = 0; first < heads->size(); first += together) {
+      const norm_model::Heads<T> in = values_of(of, first, together), given = values_of(*heads, first, together),
+                                 weights = numbers_of(i, scene.weights[i], first, together);
+      const norm_model::Gradients<T> result = norm_model::gradients(norm_form(), in, weights, given);
+      distance_of_norm =
+          std::max(distance_of_norm, norm_model::gradient_distance(norm_form(), in, weights, given, result.of_inputs));
+      for (size_t h = 0; h < together; ++h) {
+        for (size_t c = 0; c < given[h].size(); ++c) {
+          const T g = given[h][c];
+          const Sum at = {i, token_number / tokens_of_run(i), static_cast<int64_t>(first + h), static_cast<int64_t>(c)};
+          add_to_sum(scene.grad_weights[i], at, static_cast<T>(g * result.normed[h][c]), &weight_sums);
+          add_to_sum(scene.grad_biases[i], at, g, &bias_sums);
+          (*heads)[first + h][c] = {result.of_inputs[h][c], true, nullptr};
+        }
+      }
+    }
+  }
+
+  int64_t tokens_of_run(int i) const { return (step.token_count() - 1) / step.operand(i).runs + 1; }
+
+  // Of a tensor, run, head and channel.
+  using Sum = std::array<int64_t, 4>;
+  using Sums = std::map<Sum, T>;
+
+  // Sums of each head go on from what the row holds.
+  void add_to_sum(const rope_tensor_t &rows, const Sum &at, T term, Sums *sums) const {
+    if (rows.ndim == 0) return;
+    T &sum = (*sums)[at];
+    if (sums_begun.insert({sums, at}).second) {
+      sum = rows.ndim == 3 ? static_cast<T>(value_at(rows, {at[1], at[2], at[3]})) : T{0};
+    }
+    sum = sum + term;
+  }
+
+  void expect_sums(const char *name, const rope_tensor_t *rows_of, const Sums &sums) {
+    std::map<Sum, std::vector<T>> added_up;
+    for (const auto &[at, sum] : sums) {
+      const rope_tensor_t &rows = rows_of[at[0]];
+      if (rows.ndim == 3) {
+        expect(name, rows, {at[1], at[2], at[3]}, {sum, true, nullptr});
+      } else {
+        added_up[{at[0], at[1], 0, at[3]}].push_back(sum);
+      }
+    }
+    for (const auto &[at, of_heads] : added_up) {
+      const rope_tensor_t &rows = rows_of[at[0]];
+      const Index row = {at[1], at[3]};
+      const T sum = static_cast<T>(value_at(rows, row)) + norm_model::sum_of_tree(of_heads);
+      expect(name, rows, row, {sum, true, nullptr});
+    }
+  }
+
+  void norm(int i, std::vector<Head> *heads) {
+    const norm_model::Form form = norm_form();
+    const size_t together = heads_of_norm(*heads);
+    for (size_t first = 0; first < heads->size(); first += together) {
+      const norm_model::Heads<T> in = values_of(*heads, first, together),
+                                 weights = numbers_of(i, scene.weights[i], first, together),
+                                 biases = numbers_of(i, scene.biases[i], first, together);
       const norm_model::Heads<T> out = norm_model::rounded(form, in, weights, biases);
       distance_of_norm = std::max(distance_of_norm, norm_model::distance_from_exact(form, in, weights, biases, out));
       for (size_t h = 0; h < together; ++h) {
@@ -687,8 +801,7 @@ struct StepCase::Model {
   }
 
   // From the order in which channels are read to the one in which they are written.
-  Head rotated(int i, const Head &head, const std::vector<Turn> &turns) const {
-    const bool is_forward = step.direction == Direction::Forward;
+  Head rotated(int i, const Head &head, const std::vector<Turn> &turns, bool is_forward) const {
     if (i == 2 && !step.is_turned(i)) return head;
     const rope_style_t read = is_forward ? step.style : step.written_style();
     const rope_style_t written = is_forward ? step.written_style() : step.style;
@@ -747,10 +860,29 @@ struct StepCase::Model {
           heads.back().push_back({static_cast<T>(oracle::decode(step.dtype, element)), false, element});
         }
       }
-      if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_BEFORE) norm(i, &heads);
-      for (Head &head : heads) head = rotated(i, head, step.is_turned(i) ? turns : std::vector<Turn>());
-      if (step.is_normed(i) && step.norm_order == ROPE_NORM_ORDER_AFTER) norm(i, &heads);
-      if (of.factor != RowFactor::None) scale(i, b, t, &heads);
+      const std::vector<Turn> own_turns = step.is_turned(i) ? turns : std::vector<Turn>();
+      const bool is_before = step.norm_order == ROPE_NORM_ORDER_BEFORE,
+                 is_forward = step.direction == Direction::Forward;
+      const auto rotate = [&](std::vector<Head> *rotating, bool forward) {
+        for (Head &head : *rotating) head = rotated(i, head, own_turns, forward);
+      };
+      if (step.is_norm_gradient(i)) {
+        std::vector<Head> inputs = heads;
+        for (int64_t h = 0; h < of.heads; ++h) {
+          for (int64_t c = 0; c < step.width_of(i); ++c) {
+            inputs[h][c].value = static_cast<T>(value_at(scene.norm_in[i], step.index(b, t, h, c)));
+          }
+        }
+        if (of.factor != RowFactor::None) scale(i, b, t, &heads);
+        is_before ? rotate(&heads, false) : rotate(&inputs, true);
+        norm_gradient(i, b * step.tokens + t, inputs, &heads);
+        if (!is_before) rotate(&heads, false);
+      } else {
+        if (step.is_normed(i) && is_before) norm(i, &heads);
+        rotate(&heads, is_forward);
+        if (step.is_normed(i) && !is_before) norm(i, &heads);
+        if (of.factor != RowFactor::None) scale(i, b, t, &heads);
+      }
       static const char *const names[] = {"q", "k", "v"}, *const cache_names[] = {"", "k_cache", "v_cache"};
       for (int64_t h = 0; h < of.heads; ++h) {
         if (scene.out[i].ndim != 0) {
@@ -919,6 +1051,8 @@ struct StepCase::Model {
   }
 
  private:
+  Sums weight_sums, bias_sums;
+  mutable std::set<std::pair<const Sums *, Sum>> sums_begun;
   Workspace probe_workspace{7};
   Block *block_ = nullptr;
 };

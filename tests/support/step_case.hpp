@@ -71,6 +71,10 @@ struct StepTensor {
   Scale scale = Scale::None;  // static, of what has 8 bits
   Placement scale_placement;
   WrittenScales out_scales, cache_scales;
+  bool has_grad_weight = false, has_grad_bias = false;  // backward with a norm
+  bool grads_by_head = false;                           // [N, H, D]; else [N, D]
+  int64_t runs = 1;                                     // N
+  Placement norm_in_placement, grad_placement;
   bool has_pass = false;  // of q and k: it has the window, and channels outside are in another tensor
   Placement pass_placement;
 };
@@ -104,7 +108,7 @@ struct StepCache {
 };
 
 struct StepCase {
-  Direction direction = Direction::Forward;  // backward: with row factors at most
+  Direction direction = Direction::Forward;  // backward: with norms and row factors at most
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_layout_t layout = ROPE_LAYOUT_BSHD;
   rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
@@ -166,6 +170,7 @@ struct StepCase {
   bool accumulates() const { return (flags & ROPE_FLAG_ACCUMULATE) != 0; }
   bool is_turned(int i) const;
   bool is_normed(int i) const;
+  bool is_norm_gradient(int i) const { return direction == Direction::Backward && is_normed(i); }
   bool is_cached(int i) const { return cache && (i == 1 ? cache->has_k : i == 2 && cache->has_v); }
   int32_t width_of(int i) const;
   int32_t offset_of(int i) const { return operand(i).is_window ? 0 : rotary_offset; }
@@ -184,6 +189,7 @@ struct StepCase {
   int64_t slot_of(int64_t batch, int64_t token, bool *is_faulty) const;
 
   void build(Scene *scene) const;
+  void build_norm_gradient(int i, Scene *scene) const;
   void build_cache(Scene *scene) const;
   rope_tensor_t build_cache_tensor(Scene *scene, rope_dtype_t code, int64_t heads, int64_t width, Placement placement,
                                    const WrittenScales &scales, rope_tensor_t *inside) const;

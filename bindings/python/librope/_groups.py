@@ -20,6 +20,27 @@ class Norm(NamedTuple):
     k_bias: Optional[Tensor] = None
 
 
+class NormGradient(NamedTuple):
+    """Operands of RopeDesc.backward of a descriptor with a norm.
+
+    q_in, k_in, v_in:   what forward read, of tensors that are normed; they share no memory with outputs
+    q_weight, k_weight: as in Norm
+    grad_q_weight, grad_k_weight: F32, with "f64" F64, [N, D] or [N, H, D]: to row n the sums over the n-th of N runs of
+                        tokens are added; zero them first, and add the rows up afterwards. None: not wanted
+    grad_q_bias, grad_k_bias: the same of biases, "layer" only
+    """
+
+    q_in: Optional[Tensor] = None
+    k_in: Optional[Tensor] = None
+    v_in: Optional[Tensor] = None
+    q_weight: Optional[Tensor] = None
+    k_weight: Optional[Tensor] = None
+    grad_q_weight: Optional[Tensor] = None
+    grad_k_weight: Optional[Tensor] = None
+    grad_q_bias: Optional[Tensor] = None
+    grad_k_bias: Optional[Tensor] = None
+
+
 class Cache(NamedTuple):
     """Paged caches that k and v are written to, and where each token goes: `slots`, or `page_table`, one of them.
 

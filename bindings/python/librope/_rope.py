@@ -9,7 +9,7 @@ from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, QUANT_ROUNDINGS,
                      ROTATION_ROUNDINGS, STYLES, TABLE_ROWS, NormExtent, NormOrder, TableRows, bits_of, dtype_number,
                      number_of)
-from ._groups import Cache, Input, Norm, Quant
+from ._groups import Cache, Input, Norm, NormGradient, Quant
 from ._integers import fill, integers_for
 from ._kept import Call, Unkept
 from ._library import check, lib
@@ -291,6 +291,7 @@ class RopeDesc(Descriptor):
         sin: Optional[Tensor] = None,
         angles: Optional[Tensor] = None,
         fault: Optional[Tensor] = None,
+        norm: Optional[NormGradient] = None,
         input: Optional[Input] = None,
         position_offset: int = 0,
         table_rows: AnyTableRows = TableRows.BY_POSITION,
@@ -302,14 +303,15 @@ class RopeDesc(Descriptor):
     ) -> Any:
         """The transpose of forward: q, k and v are gradients of the outputs, the result those of the inputs.
 
-        Arguments and shapes as for forward; row factors are constants. With attention_scale 1 it also undoes the
-        rotation.
+        Arguments and shapes as for forward; row factors are constants. With attention_scale 1 and without a norm it also
+        undoes the rotation.
 
+        norm:       a NormGradient, with the descriptor's norm and only then
         accumulate: the gradients are added to what out holds, in the arithmetic of the call, and rounded once
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
-        if stream is None and not accumulate:
+        if stream is None and norm is None and not accumulate:
             results = _calls.rotate(
                 self, True, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, None, None,
                 None, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
@@ -317,7 +319,7 @@ class RopeDesc(Descriptor):
                 return results
         return self._rotate(
             "rope_backward", q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, input=input,
+            position_offset, table_rows, programmatic_launch, stream, unrotated, v_unrotated, norm, input=input,
             accumulate=accumulate)
 
     def explain(
@@ -354,7 +356,7 @@ class RopeDesc(Descriptor):
             self, function: str, q: Any, k: Any, v: Any, out: Any, positions: Any, start_positions: Any,
             cu_seqlens: Any, cos: Any, sin: Any, angles: Any, fault: Any, position_offset: Any, table_rows: Any,
             programmatic_launch: bool, stream: Any, unrotated: bool, v_unrotated: bool,
-            norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
+            norm: Union[Norm, NormGradient, None] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
             input: Optional[Input] = None, accumulate: bool = False) -> Any:
         flags = flags_of(programmatic_launch, unrotated, v_unrotated, accumulate)
         operands = (positions, start_positions, cu_seqlens, cos, sin, angles)
@@ -379,7 +381,7 @@ class RopeDesc(Descriptor):
             start_positions: Any = None, cu_seqlens: Any = None, cos: Any = None, sin: Any = None, angles: Any = None,
             fault: Any = None, position_offset: int = 0, table_rows: Any = TableRows.BY_POSITION,
             programmatic_launch: bool = False, stream: Any = None, unrotated: bool = False, v_unrotated: bool = False,
-            norm: Optional[Norm] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
+            norm: Union[Norm, NormGradient, None] = None, cache: Optional[Cache] = None, quant: Optional[Quant] = None,
             input: Optional[Input] = None, accumulate: bool = False, is_dry: bool = False) -> Tuple[Reader, Any, Any, Tuple[Any, ...]]:
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
@@ -438,7 +440,8 @@ class RopeDesc(Descriptor):
         if fault is not None:
             reader.read(args, "fault", fault, is_output=True, is_ours=is_dry)
         if norm is not None:
-            _read_group(args, reader, "norm", norm, Norm)
+            is_gradient = function == "rope_backward" or (is_dry and isinstance(norm, NormGradient))
+            _read_group(args, reader, "norm", norm, NormGradient if is_gradient else Norm, is_dry)
         if quant is not None:
             _read_group(args, reader, "quant", quant, Quant, is_dry)
         if input is not None:
@@ -455,7 +458,8 @@ def _passed(group: Any) -> List[str]:
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
 WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
-                     "k_scales_out", "v_scales_out", "amax_out"}
+                     "k_scales_out", "v_scales_out", "amax_out", "grad_q_weight", "grad_k_weight", "grad_q_bias",
+                     "grad_k_bias"}
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
 _CACHE_FIELDS = [("cache." + field, field in WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
 _QUANT_FIELDS = [("quant." + field, field in WRITTEN_IN_GROUPS) for field in Quant._fields[:-3]]

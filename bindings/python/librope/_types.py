@@ -7,7 +7,7 @@ from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder
                      QuantRounding, RotationRounding, Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
-    from ._groups import Cache, Input, Norm, Quant
+    from ._groups import Cache, Input, Norm, NormGradient, Quant
 
 # A tensor of any framework.
 Tensor = Any
@@ -94,6 +94,7 @@ class Rotation(Operands, total=False):
 class Transpose(Rotation, total=False):
     """Of RopeDesc.backward"""
 
+    norm: Optional[NormGradient]
     accumulate: bool
 
 

@@ -557,6 +557,35 @@ class GroupsTest(unittest.TestCase):
             numpy.testing.assert_array_equal(
                 run(x, input=librope.Input(q_row_factor=factor)), run(x) * factor[:, None, None])
 
+    def test_gradients_of_norms(self):
+        x, given, weight = normal(5, 3, 8), normal(5, 3, 8), normal(8)
+        desc = RopeDesc(**FORM, norm="rms", norm_eps=1e-3)
+        rows, by_head = numpy.zeros((2, 8), numpy.float32), numpy.zeros((1, 3, 8), numpy.float32)
+        result = desc.backward(
+            given, unrotated=True, norm=librope.NormGradient(q_in=x, q_weight=weight, grad_q_weight=rows))
+        inverse = 1 / numpy.sqrt((x * x).mean(-1, keepdims=True) + 1e-3)
+        normed, weighed = x * inverse, given * weight
+        wanted = (weighed - normed * (weighed * normed).mean(-1, keepdims=True)) * inverse
+        numpy.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+        terms = given * normed
+        numpy.testing.assert_allclose(
+            rows, [terms[:3].sum((0, 1)), terms[3:].sum((0, 1))], rtol=1e-4, atol=1e-5)
+        held = normal(5, 3, 8)
+        out = held.copy()
+        desc.backward(given, unrotated=True, out=out, accumulate=True, norm=librope.NormGradient(
+            q_in=x, q_weight=weight, grad_q_weight=by_head))
+        numpy.testing.assert_allclose(out, held + wanted, rtol=1e-4, atol=1e-5)
+        numpy.testing.assert_allclose(by_head[0], terms.sum(0), rtol=1e-4, atol=1e-5)
+        self.assertIn("norm", desc.explain(given, unrotated=True, norm=librope.NormGradient(q_in=x)))
+        with self.assertRaisesRegex(TypeError, "must be a librope.NormGradient"):
+            desc.backward(given, norm=librope.Norm())
+        with self.assertRaisesRegex(TypeError, "must be a librope.Norm$"):
+            desc.forward(given, norm=librope.NormGradient())
+        with self.assertRaisesRegex(librope.InvalidArgument, "norm.q_in is absent"):
+            desc.backward(given, norm=librope.NormGradient())
+        with self.assertRaisesRegex(librope.InvalidArgument, "norm is NULL"):
+            desc.backward(given)
+
     def test_accumulated_gradients(self):
         desc, q, k, factor = RopeDesc(**FORM), normal(4, 3, 8), normal(4, 2, 8), normal(4)
         for keywords in ({}, {"input": librope.Input(q_row_factor=factor)}, {"unrotated": True}):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cpu/cpu_loops.hpp"
+#include "backend/cpu/cpu_norm_gradient_loops.hpp"
 #include "backend/cpu/cpu_step_loops.hpp"
 #include "backend/cpu/cpu_swiglu_loops.hpp"
 
@@ -19,6 +20,8 @@ constexpr CpuKernels kernels_of_these_loops(const char *name) {
       rotate_run<double, double>,
       {run_step<float>, run_step<Float16>, run_step<BFloat16>},
       run_step<double>,
+      {run_norm_gradient<float>, run_norm_gradient<Float16>, run_norm_gradient<BFloat16>},
+      run_norm_gradient<double>,
       {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>, swiglu_forward<double>},
       {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>, swiglu_backward<double>},
   };

@@ -122,6 +122,15 @@ struct StepRun {
   }
 };
 
+// Heads of one token and tensor on their way back through a norm.
+template <typename Real>
+struct NormGradientRun {
+  StepRun<Real> gradient;  // of what forward wrote; its only target takes that of what it read, unless there is none
+  StepRun<Real> input;     // what forward read, up to its norm
+  HeadSums<Real> weight_sums;
+  HeadSums<Real> bias_sums;
+};
+
 // Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,
 // out.
 struct GatingRun {
@@ -161,6 +170,11 @@ struct CpuKernels {
   using Step = void(const StepRun<Real> &run);
   Step<float> *step[kCpuF64];  // of the types before it
   Step<double> *step_f64;
+
+  template <typename Real>
+  using NormGradient = void(const NormGradientRun<Real> &run);
+  NormGradient<float> *norm_gradient[kCpuF64];
+  NormGradient<double> *norm_gradient_f64;
 
   using SwigluForward = void(const GatingRun &run, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];

@@ -86,7 +86,7 @@ void *work(void *) {
   }
 }
 
-// A worker needs 52 KiB (a step of F64); the rest is for the program's handlers of faults in its tensors.
+// A worker needs 140 KiB (the gradient of a norm of F64); the rest is for the program's handlers of faults in its tensors.
 constexpr size_t kWorkerStackBytes = size_t{256} << 10;
 
 // Thread-local variables of all libraries, which may lie in a thread's stack.

@@ -481,6 +481,24 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
   if (step.has_caches) params->places = step.places;
 }
 
+void set_params(const RopeProblem &problem, const RopePlan &plan, NormGradientParams *params) {
+  set_params(problem, plan, static_cast<StepGeneralParams *>(params));
+  params->counting_tensor = 0;
+  while (problem.tensor[params->counting_tensor].heads == 0) ++params->counting_tensor;
+  params->num_items = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    const StepTensor &tensor = problem.step->tensor[i];
+    NormGradientTensor *const mine = &params->gradient[i];
+    mine->in = make_side(tensor.norm_in.data, tensor.norm_in.stride, dtype_size(problem.geometry->dtype));
+    mine->weight_sums = tensor.weight_sums;
+    mine->bias_sums = tensor.bias_sums;
+    mine->tokens_of_run = tensor.runs > 0 ? tokens_of_run(params->num_tokens, tensor.runs) : 1;
+    mine->kept_channels = plan.general.kept_channels[i];
+    if (problem.tensor[i].heads > 0) params->num_items += (params->num_tokens - 1) / mine->tokens_of_run + 1;
+    mine->end_item = params->num_items;
+  }
+}
+
 template <typename Params>
 rope_status_t launch_step(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
@@ -503,6 +521,8 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
   const bool is_interleaved = geometry.in_distance == 1;
   load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false});
+  if (geometry.norm.type != 0)
+    load({StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false, false});
   if (!may_have_rows(geometry)) return;
   constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
                                      StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
@@ -579,6 +599,8 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
       }
       return launch_with(launch_step<StepRowParams>, launch_step<WithAngles<StepRowParams, kMaxLongStepPairs>>,
                          launch_step<StepRowParams>);
+    case StepKernel::kNormGradient:
+      return launch_step<NormGradientParams>(function, problem, plan, device_index, stream);
     default:
       return launch_step<StepGeneralParams>(function, problem, plan, device_index, stream);
   }

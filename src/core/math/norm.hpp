@@ -118,4 +118,48 @@ ROPE_HOST_DEVICE Real add_bias(const NormForm<Real> &form, Real y, Real bias) {
   return form.rounds_after_weight ? to_real<Real>(round_to<T>(sum)) : sum;
 }
 
+// ---- The way back ----
+//
+// With g the gradient of y, n = x * r (of x - m with LAYER) and h = g * w, those of x, of the weight and of the bias are
+//
+//   (h - sum(h) / n - n * (sum(h * n) / n)) * r        g * n        g
+//
+// where RMS has no sum(h); sums are trees as forward's, and forward's roundings count as none. (Ba et al.,
+// arXiv:1607.06450, and the derivative of its formula without the mean.)
+
+// The trees' sums over what one norm is of.
+template <typename Real>
+struct NormGradientSums {
+  Real products;   // h * n
+  Real gradients;  // h; 0 with RMS
+};
+
+template <typename Real>
+struct NormGradientMeans {
+  Real products;
+  Real gradients;
+};
+
+template <typename Real>
+ROPE_HOST_DEVICE NormGradientMeans<Real> means_of(const NormForm<Real> &form, const NormGradientSums<Real> &sums) {
+  return {mean_of(form, sums.products), mean_of(form, sums.gradients)};
+}
+
+// Sums over tokens for the gradients of weights or of biases, of some channels of each head. Strides in elements.
+template <typename Real>
+struct HeadSums {
+  Real *data;  // that of the first head's channel `begin`; NULL: there are none
+  int64_t head_stride;
+  int64_t channel_stride;
+  int begin;
+  int end;
+};
+
+// The gradient of a channel x from h and n. Without a mean of h the first difference is h, bit for bit.
+template <typename Real>
+ROPE_HOST_DEVICE Real norm_gradient(Real weighed, Real normed, Real inverse, const NormGradientMeans<Real> &means) {
+  const Real centred = add_rounded(weighed, -means.gradients);
+  return multiply_rounded(add_rounded(centred, -multiply_rounded(normed, means.products)), inverse);
+}
+
 }  // namespace rope

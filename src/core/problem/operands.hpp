@@ -61,7 +61,7 @@ class Operands {
  private:
   // Of RoPE: q, k, v and their outputs, two that pass, three of integers, three tables, fault; four of the norm; three
   // factors; three caches, and at most five that say the places in them; four static scales, those written beside three
-  // outputs and three caches, and amax_out.
+  // outputs and three caches, and amax_out. Backward has seven more of the norm, and none from the caches on.
   static constexpr int kMaxOperands = 41;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);

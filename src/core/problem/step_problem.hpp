@@ -106,6 +106,31 @@ struct RowFactor {
   }
 };
 
+// What forward's norm was of, which backward reads beside the gradient. Strides in elements.
+struct NormInput {
+  const char *data;  // NULL: forward, or a tensor without a norm
+  int64_t stride[kNumAxes];
+};
+
+// Heads whose gradients a call can add up to those of a weight that all of them have.
+constexpr int64_t kMaxSummedHeads = 512;
+
+// Of so many runs the last may have fewer, or none.
+inline int64_t tokens_of_run(int64_t tokens, int64_t runs) {
+  return (tokens - 1) / runs + 1;
+}
+
+// Where backward adds the gradient of weights or of biases: F32, for F64 data F64. Strides in elements.
+struct RunSums {
+  char *data;  // NULL: not wanted
+  int64_t run_stride;
+  int64_t head_stride;
+  int64_t channel_stride;
+  bool is_by_head;  // else the sums of all heads are added up
+
+  ROPE_HOST_DEVICE bool is_present() const { return data != nullptr; }
+};
+
 // What the step adds to the RotatedTensor of the same index.
 struct StepTensor {
   int channels;      // of a head
@@ -119,6 +144,10 @@ struct StepTensor {
   rope_dtype_t out_dtype;
   ChannelNumbers weight;
   ChannelNumbers bias;
+  NormInput norm_in;
+  RunSums weight_sums;
+  RunSums bias_sums;
+  int64_t runs;  // of tokens, each with sums of its own; 0: there are none
   PassSide pass;
   RowFactor factor;
   CacheView cache;
@@ -169,6 +198,7 @@ struct StepProblem {
   StepTensor tensor[3];
   bool is_turned;         // some tensor is
   bool has_norm;          // some tensor is normed
+  bool is_norm_gradient;  // and the call is of backward
   bool has_caches;        // some tensor is cached
   bool has_factor;        // some tensor has one
   bool has_parts;         // some tensor has

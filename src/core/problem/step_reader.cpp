@@ -25,9 +25,6 @@ rope_status_t StepReader::begin(const rope_args_t &args, bool is_transposed) {
 }
 
 rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transposed) {
-  if (is_transposed && geometry_.norm.type != 0) {
-    return fail(kUnsupported, "%s: desc has a norm: this version has no gradients of norms yet", function_);
-  }
   if ((args.norm != nullptr) != (geometry_.norm.type != 0)) {
     return args.norm != nullptr ? fail(kInvalid, "%s: norm is set: it belongs to a descriptor with a norm", function_)
                                 : fail(kInvalid, "%s: norm is NULL: a descriptor with a norm needs it", function_);
@@ -54,7 +51,7 @@ rope_status_t StepReader::check_groups(const rope_args_t &args, bool is_transpos
     if (norm_->flags != 0) {
       return fail(kUnsupported, "%s: norm.flags is 0x%x: this version knows no flag", function_, norm_->flags);
     }
-    ROPE_TRY(refuse_gradients());
+    if (!is_transposed) ROPE_TRY(refuse_gradients());
   }
   if (args.quant != nullptr) ROPE_TRY(quant_.check(args));
   if (args.input != nullptr) ROPE_TRY(check_input(args, is_transposed));
@@ -107,7 +104,7 @@ TensorUse StepReader::use_of(TensorName name) const {
 
 rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step) {
   step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_parts = step->has_codes = false;
-  step->scale_multiplies = false;
+  step->scale_multiplies = step->is_norm_gradient = false;
   step->accumulates = accumulates_;
   const StepTarget target = {problem, tensors, step};
   for (int i = 0; i < problem.num_tensors; ++i) {
@@ -149,7 +146,107 @@ rope_status_t StepReader::read_norm(const StepTarget &target) {
   ROPE_TRY(read_channels("norm.q_weight", norm_->q_weight, kQ, target, false));
   ROPE_TRY(read_channels("norm.k_weight", norm_->k_weight, kK, target, false));
   ROPE_TRY(read_channels("norm.q_bias", norm_->q_bias, kQ, target, true));
-  return read_channels("norm.k_bias", norm_->k_bias, kK, target, true);
+  ROPE_TRY(read_channels("norm.k_bias", norm_->k_bias, kK, target, true));
+  return target.problem.is_transposed ? read_norm_gradients(target) : ROPE_STATUS_SUCCESS;
+}
+
+rope_status_t StepReader::read_norm_gradients(const StepTarget &target) {
+  target.step->is_norm_gradient = target.step->has_norm;
+  ROPE_TRY(read_norm_input("norm.q_in", norm_->q_in, kQ, target));
+  ROPE_TRY(read_norm_input("norm.k_in", norm_->k_in, kK, target));
+  ROPE_TRY(read_norm_input("norm.v_in", norm_->v_in, kV, target));
+  ROPE_TRY(read_sums("norm.grad_q_weight", norm_->grad_q_weight, kQ, target, false));
+  ROPE_TRY(read_sums("norm.grad_k_weight", norm_->grad_k_weight, kK, target, false));
+  ROPE_TRY(read_sums("norm.grad_q_bias", norm_->grad_q_bias, kQ, target, true));
+  return read_sums("norm.grad_k_bias", norm_->grad_k_bias, kK, target, true);
+}
+
+// What forward read as q, k or v.
+rope_status_t StepReader::read_norm_input(const char *field, const rope_tensor_t &given, TensorName name,
+                                          const StepTarget &target) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
+  const int present = target.index_of(name);
+  if (operand == nullptr) {
+    if (present < 0 || !target.step->tensor[present].is_normed) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: %s is absent: the gradient of a norm needs forward's %s", function_, field,
+                kTensorNames[name]);
+  }
+  int index;
+  ROPE_TRY(find_normed(field, name, target, &index));
+  const View &view = operand->view;
+  if (view.dtype != geometry_.dtype) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
+                dtype_name(view.dtype), dtype_name(geometry_.dtype));
+  }
+  const RotatedTensor &tensor = target.problem.tensor[index];
+  const int64_t wanted[kNumAxes] = {target.problem.batches, target.problem.tokens, tensor.heads,
+                                    target.step->tensor[index].channels};
+  bool fits = view.ndim == layout_.ndim;
+  for (int axis = kBatch; axis < kNumAxes && fits; ++axis) {
+    fits = length_of(view, layout_, static_cast<Axis>(axis)) == wanted[axis];
+  }
+  if (!fits) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be that of %s, layout %s", function_, field,
+                ShapeText(view).text, kTensorNames[name], layout_.name);
+  }
+  NormInput *input = &target.step->tensor[index].norm_in;
+  input->data = view.data;
+  canonical_strides(view, layout_, input->stride);
+  return ROPE_STATUS_SUCCESS;
+}
+
+// Rows of gradients of weights or biases, [N, D] or [N, H, D].
+rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &given, TensorName name,
+                                    const StepTarget &target, bool is_bias) {
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kOut, field, given, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  int index;
+  ROPE_TRY(find_normed(field, name, target, &index));
+  if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
+    return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
+  }
+  const View &view = operand->view;
+  StepTensor *tensor = &target.step->tensor[index];
+  const rope_dtype_t wanted = geometry_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+  if (view.dtype != wanted) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be %s", function_, field, dtype_name(view.dtype),
+                dtype_name(wanted));
+  }
+  const int64_t heads = target.problem.tensor[index].heads, channels = tensor->channels;
+  const bool is_by_head = view.ndim == 3;
+  if ((view.ndim != 2 && !is_by_head) || view.shape[0] == 0 || view.shape[view.ndim - 1] != channels ||
+      (is_by_head && view.shape[1] != heads)) {
+    return fail(kInvalid,
+                "%s: %s has shape %s: it must be [N, %lld], or [N, %lld, %lld] for each head, with N of at least 1",
+                function_, field, ShapeText(view).text, printable(channels), printable(heads), printable(channels));
+  }
+  const ChannelNumbers &numbers = is_bias ? tensor->bias : tensor->weight;
+  if (!is_by_head && numbers.head_stride != 0) {
+    return fail(kInvalid, "%s: %s has shape %s: a %s of each head needs [N, %lld, %lld]", function_, field,
+                ShapeText(view).text, is_bias ? "bias" : "weight", printable(heads), printable(channels));
+  }
+  if (!is_by_head && heads > kMaxSummedHeads) {
+    return fail(kUnsupported, "%s: %s has shape %s: of %lld heads it must be [N, H, D]; at most %lld are added up",
+                function_, field, ShapeText(view).text, printable(heads), printable(kMaxSummedHeads));
+  }
+  if (tensor->runs != 0 && tensor->runs != view.shape[0]) {
+    return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be that of the gradient of the weight, %lld", function_,
+                field, printable(view.shape[0]), printable(tensor->runs));
+  }
+  ROPE_TRY(check_output_strides(function_, field, view));
+  tensor->runs = view.shape[0];
+  *(is_bias ? &tensor->bias_sums : &tensor->weight_sums) = {view.data, view.stride[0], is_by_head ? view.stride[1] : 0,
+                                                            view.stride[view.ndim - 1], is_by_head};
+  return ROPE_STATUS_SUCCESS;
+}
+
+// A tensor that the norm is of, for an operand of its gradient.
+rope_status_t StepReader::find_normed(const char *field, TensorName name, const StepTarget &target, int *index) const {
+  ROPE_TRY(find_tensor(field, name, target, index));
+  if (target.step->tensor[*index].is_normed) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kTensorNames[name]);
 }
 
 // A weight or bias of q or k.
@@ -159,10 +256,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   int index;
-  ROPE_TRY(find_tensor(field, name, target, &index));
-  if (!target.step->tensor[index].is_normed) {
-    return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kTensorNames[name]);
-  }
+  ROPE_TRY(find_normed(field, name, target, &index));
   if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
     return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
   }

@@ -60,6 +60,46 @@ impl<'a> Norm<'a> {
         self.raw.k_bias = bias.raw;
         self
     }
+
+    /// Backward: what forward read as q, where q is normed.
+    pub fn q_in(mut self, q: View<'a>) -> Self {
+        self.raw.q_in = q.raw;
+        self
+    }
+
+    /// So for k.
+    pub fn k_in(mut self, k: View<'a>) -> Self {
+        self.raw.k_in = k.raw;
+        self
+    }
+
+    /// So for v.
+    pub fn v_in(mut self, v: View<'a>) -> Self {
+        self.raw.v_in = v.raw;
+        self
+    }
+
+    /// Backward: rows `[N, D]` or `[N, H, D]`, to which the sums of N runs of tokens are added. F32, with F64 data F64.
+    pub fn grad_q_weight(mut self, rows: ViewMut<'a>) -> Self {
+        self.raw.grad_q_weight = rows.raw;
+        self
+    }
+
+    pub fn grad_k_weight(mut self, rows: ViewMut<'a>) -> Self {
+        self.raw.grad_k_weight = rows.raw;
+        self
+    }
+
+    /// So for the biases of [`NormType::Layer`](crate::NormType::Layer).
+    pub fn grad_q_bias(mut self, rows: ViewMut<'a>) -> Self {
+        self.raw.grad_q_bias = rows.raw;
+        self
+    }
+
+    pub fn grad_k_bias(mut self, rows: ViewMut<'a>) -> Self {
+        self.raw.grad_k_bias = rows.raw;
+        self
+    }
 }
 
 /// Further inputs; `rope_input_args_t`.

@@ -1150,3 +1150,56 @@ fn raw_pointers_and_explain() {
     }
     assert_near(&q, &given);
 }
+
+/// RMS norms of heads that are not turned.
+#[test]
+fn gradients_of_norms() {
+    const TOKENS: usize = 3;
+    let desc = builder(Dtype::F32).theta(1e4).norm(NormType::Rms, 1e-3).build().unwrap();
+    let (input, weight) = (numbers(TOKENS * HEAD_DIM), numbers(HEAD_DIM));
+    let given: Vec<f32> = (0..TOKENS * HEAD_DIM).map(|i| (i % 7) as f32 - 2.5).collect();
+    let (mut wanted, mut sums) = (vec![0.0f32; TOKENS * HEAD_DIM], vec![0.0f32; 2 * HEAD_DIM]);
+    for token in 0..TOKENS {
+        let at = token * HEAD_DIM;
+        let count = HEAD_DIM as f64;
+        let squares: f64 = input[at..at + HEAD_DIM].iter().map(|&x| f64::from(x) * f64::from(x) / count).sum();
+        let r = 1.0 / (squares + 1e-3).sqrt();
+        let weighed = |c: usize| f64::from(given[at + c] * weight[c]);
+        let products: f64 = (0..HEAD_DIM).map(|c| weighed(c) * f64::from(input[at + c]) * r / count).sum();
+        for c in 0..HEAD_DIM {
+            let normed = f64::from(input[at + c]) * r;
+            wanted[at + c] = ((weighed(c) - normed * products) * r) as f32;
+            sums[token / 2 * HEAD_DIM + c] += given[at + c] * normed as f32;
+        }
+    }
+    let shape = [TOKENS, 1, HEAD_DIM];
+    let (mut out, mut rows) = (vec![0.0f32; TOKENS * HEAD_DIM], vec![0.0f32; 2 * HEAD_DIM]);
+    let norm = Norm::new()
+        .q_weight(View::new(&weight, &[HEAD_DIM]).unwrap())
+        .q_in(View::new(&input, &shape).unwrap())
+        .grad_q_weight(ViewMut::new(&mut rows, &[2, HEAD_DIM]).unwrap());
+    let mut args = Args::new((View::new(&given, &shape).unwrap(), ViewMut::new(&mut out, &shape).unwrap()))
+        .flags(UNROTATED)
+        .norm(norm);
+    desc.backward(&mut args).unwrap();
+    assert_near(&out, &wanted);
+    assert_near(&rows, &sums);
+
+    let view = View::new(&input, &shape).unwrap();
+    let (mut first, mut second, mut third) = (rows.clone(), rows.clone(), rows.clone());
+    let with = || Norm::new().q_in(view);
+    for (norm, words) in [
+        (Norm::new(), "norm.q_in is absent"),
+        (with().k_in(view), "norm.k_in is set"),
+        (with().v_in(view), "norm.v_in is set"),
+        (with().grad_k_weight(ViewMut::new(&mut first, &[2, HEAD_DIM]).unwrap()), "norm.grad_k_weight is set"),
+        (with().grad_q_bias(ViewMut::new(&mut second, &[2, HEAD_DIM]).unwrap()), "norm.grad_q_bias is set"),
+        (with().grad_k_bias(ViewMut::new(&mut third, &[2, HEAD_DIM]).unwrap()), "norm.grad_k_bias is set"),
+    ] {
+        let mut args = Args::new((View::new(&given, &shape).unwrap(), ViewMut::new(&mut out, &shape).unwrap()))
+            .flags(UNROTATED)
+            .norm(norm);
+        let error = desc.backward(&mut args).unwrap_err();
+        assert!(error.message().contains(words), "{}", error.message());
+    }
+}

@@ -327,22 +327,20 @@ class StepHead {
   T *raw_;
 };
 
-// The sum over all heads of a tensor, in every thread.
-template <typename T>
-__device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &params, int64_t heads, StepHead<T> *head,
-                                                  RealOf<T> mean, bool of_squares, RealOf<T> *head_sums) {
-  using Real = RealOf<T>;
+// The tree over sum_of(head) of all heads of a tensor, each by a warp, in every thread. tree(numbers, n) is sum_by_warp.
+template <typename Real, typename SumOf, typename Tree>
+__device__ __forceinline__ Real sum_over_heads(uint32_t warps, int64_t heads, Real *head_sums, const SumOf &sum_of,
+                                               const Tree &tree) {
   const int64_t warp = threadIdx.x / 32;
   const auto sum_of_heads = [&](int64_t first, int64_t end, int terms) {
-    if (warp < params.warps) {
-      for (int64_t number = first + warp; number < end; number += params.warps) {
-        head->load(number);
-        const Real sum = head->sum(mean, of_squares);
+    if (warp < warps) {
+      for (int64_t number = first + warp; number < end; number += warps) {
+        const Real sum = sum_of(number);
         if (threadIdx.x % 32 == 0) head_sums[number - first] = sum;
       }
     }
     __syncthreads();
-    const Real sum = sum_by_warp<Real>({head_sums, static_cast<int>(end - first), false, 0}, terms);
+    const Real sum = tree(SummedNumbers<Real>{head_sums, static_cast<int>(end - first), false, 0}, terms);
     __syncthreads();
     return sum;
   };
@@ -356,17 +354,32 @@ __device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &param
 }
 
 template <typename T>
+__device__ __forceinline__ RealOf<T> sum_of_token(const StepGeneralParams &params, int64_t heads, StepHead<T> *head,
+                                                  RealOf<T> mean, bool of_squares, RealOf<T> *head_sums) {
+  const auto sum_of = [&](int64_t number) {
+    head->load(number);
+    return head->sum(mean, of_squares);
+  };
+  return sum_over_heads(params.warps, heads, head_sums, sum_of, sum_by_warp<RealOf<T>>);
+}
+
+// In the type of the arithmetic.
+template <typename Real>
+__device__ __forceinline__ NormForm<Real> norm_form_in(const NormForm<double> &norm) {
+  return {static_cast<Real>(norm.eps),
+          static_cast<Real>(norm.inverse_count),
+          static_cast<Real>(norm.weight_offset),
+          norm.is_layer,
+          norm.rounds_before_weight,
+          norm.rounds_after_weight};
+}
+
+template <typename T>
 __device__ __forceinline__ void run_heads(const StepGeneralParams &params, const StepGeneralTensor &tensor,
                                           BatchToken at, const StepToken &token, const GeneralAngles<RealOf<T>> &angles,
                                           RealOf<T> *head_sums, char *rows, int64_t first, int64_t end) {
   using Real = RealOf<T>;
-  const NormForm<double> &norm = tensor.norm;
-  const NormForm<Real> form = {static_cast<Real>(norm.eps),
-                               static_cast<Real>(norm.inverse_count),
-                               static_cast<Real>(norm.weight_offset),
-                               norm.is_layer,
-                               norm.rounds_before_weight,
-                               norm.rounds_after_weight};
+  const NormForm<Real> form = norm_form_in<Real>(tensor.norm);
   StepHead<T> head(params, tensor, at, tensor.is_turned && token.info.state == kRotated, angles, rows);
   const bool is_of_token = tensor.is_normed && params.is_of_token;
   Real mean = 0, inverse = 0;

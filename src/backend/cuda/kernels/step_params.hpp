@@ -333,4 +333,22 @@ struct StepGeneralParams : RopeLookupParams {
   CachePlaces places;
 };
 
+// ---- kNormGradient ----
+
+// Beside a tensor's part of StepGeneralParams; strides of sums in elements.
+struct NormGradientTensor {
+  RopeSide in;  // what forward's norm was of
+  RunSums weight_sums;
+  RunSums bias_sums;
+  int64_t tokens_of_run;
+  int64_t end_item;   // its runs and those of the tensors before it
+  int kept_channels;  // of sums of all heads, at a time
+};
+
+struct NormGradientParams : StepGeneralParams {
+  NormGradientTensor gradient[3];
+  int64_t num_items;
+  int counting_tensor;  // with whose tokens faults are counted
+};
+
 }  // namespace rope

@@ -1,6 +1,7 @@
 // step_variants.cuh - the kernel of the step for each StepVariant
 #pragma once
 
+#include "backend/cuda/kernels/norm_gradient.cuh"
 #include "backend/cuda/kernels/step_general.cuh"
 #include "backend/cuda/kernels/step_long.cuh"
 #include "backend/cuda/kernels/step_rows.cuh"
@@ -22,6 +23,8 @@ const void *find_step_kernel(const StepVariant &variant) {
     case StepKernel::kShortRows:
     case StepKernel::kLongRows:
       return find_step_rows_kernel<T>(variant);
+    case StepKernel::kNormGradient:
+      return reinterpret_cast<const void *>(norm_gradient_kernel<T>);
     default:
       return reinterpret_cast<const void *>(step_general_kernel<T>);
   }

@@ -1,0 +1,213 @@
+// cpu_norm_gradient.cpp - backward of calls with a norm: walks each tensor's runs of tokens, and keeps the sums of the
+// gradients of its weights and biases
+#include "backend/cpu/cpu_step.hpp"
+#include "backend/cpu/cpu_step_runs.hpp"
+#include "backend/cpu/task_range.hpp"
+#include "backend/cpu/thread_pool.hpp"
+
+namespace rope {
+
+namespace {
+
+CpuKernels::NormGradient<float> *norm_gradient_of(const CpuKernels &kernels, rope_dtype_t dtype, float) {
+  return kernels.norm_gradient[cpu_type(dtype)];
+}
+
+CpuKernels::NormGradient<double> *norm_gradient_of(const CpuKernels &kernels, rope_dtype_t, double) {
+  return kernels.norm_gradient_f64;
+}
+
+// Sums of all heads that are kept until a run's end, some channels at a time.
+constexpr int kSumValues = 4096;
+static_assert(kMaxSummedHeads <= kSumValues, "");
+
+// Tokens that a task takes one after another: a run with sums of its own or, of a tensor without sums, a part of them.
+struct TokenRun {
+  int tensor;
+  int64_t run;
+  Range tokens;
+};
+
+// The runs of all tensors, tensor after tensor.
+class TokenRuns {
+ public:
+  TokenRuns(const RopeProblem &problem, int num_tasks) : problem_(problem), tokens_(problem.batches * problem.tokens) {
+    for (int i = 0; i < problem.num_tensors; ++i) {
+      const int64_t runs = problem.step->tensor[i].runs, parts = num_tasks < tokens_ ? num_tasks : tokens_;
+      per_run_[i] = tokens_of_run(tokens_, runs > 0 ? runs : parts);
+      count_[i] = problem.tensor[i].heads > 0 ? (tokens_ - 1) / per_run_[i] + 1 : 0;
+    }
+  }
+
+  int64_t count() const {
+    int64_t all = 0;
+    for (int i = 0; i < problem_.num_tensors; ++i) all += count_[i];
+    return all;
+  }
+
+  TokenRun run(int64_t number) const {
+    int tensor = 0;
+    for (; number >= count_[tensor]; ++tensor) number -= count_[tensor];
+    const int64_t begin = number * per_run_[tensor], end = begin + per_run_[tensor];
+    return {tensor, number, {begin, end < tokens_ ? end : tokens_}};
+  }
+
+ private:
+  const RopeProblem &problem_;
+  int64_t tokens_;
+  int64_t per_run_[3];
+  int64_t count_[3] = {};
+};
+
+// A tensor's token on its way back.
+template <typename Real>
+class NormGradientWalk {
+ public:
+  NormGradientWalk(const StepJob &job, const TokenRun &run)
+      : job_(job),
+        problem_(*job.problem),
+        tensor_(job.problem->step->tensor[run.tensor]),
+        run_(run),
+        heads_(job.problem->tensor[run.tensor].heads) {
+    if (tensor_.is_normed) form_ = norm_form<Real>(problem_, run.tensor);
+    unused_weights_.is_filled = false;
+  }
+
+  // All tokens, once for as many channels as there is room for the sums of; the last time gradients are written too.
+  void process(bool counts_faults) {
+    const RunSums *const kinds[] = {&tensor_.weight_sums, &tensor_.bias_sums};
+    int64_t passes = 0;
+    for (const RunSums *kind : kinds) {
+      if (is_added_up(*kind)) passes += (tensor_.channels - 1) / width() + 1;
+    }
+    int64_t left = passes;
+    for (const RunSums *kind : kinds) {
+      for (int begin = 0; is_added_up(*kind) && begin < tensor_.channels; begin += width()) {
+        const int end = tensor_.channels - begin < width() ? tensor_.channels : begin + width();
+        for (Real &sum : sums_) sum = 0;
+        const HeadSums<Real> added_up = {sums_, width(), 1, begin, end};
+        const bool has_terms = process_tokens(added_up, kind == kinds[0], --left == 0, counts_faults);
+        counts_faults = false;
+        if (has_terms) add_to_row(*kind, begin, end);
+      }
+    }
+    if (passes == 0) process_tokens({}, false, true, counts_faults);
+  }
+
+ private:
+  int width() const {
+    const int fitting = static_cast<int>(kSumValues / heads_);
+    return fitting < tensor_.channels ? fitting : tensor_.channels;
+  }
+
+  static bool is_added_up(const RunSums &kind) { return kind.is_present() && !kind.is_by_head; }
+
+  Real *row_of(const RunSums &kind) const { return reinterpret_cast<Real *>(kind.data) + run_.run * kind.run_stride; }
+
+  // The sums of all heads.
+  void add_to_row(const RunSums &kind, int begin, int end) {
+    Real *const row = row_of(kind);
+    for (int channel = begin; channel < end; ++channel) {
+      TreeSum<Real> sum;
+      for (int64_t head = 0; head < heads_; ++head) sum.add(sums_[head * width() + channel - begin]);
+      Real *const target = row + channel * kind.channel_stride;
+      *target = add_rounded(*target, sum.total());
+    }
+  }
+
+  HeadSums<Real> sums_by_head(const RunSums &kind) const {
+    if (!kind.is_present() || !kind.is_by_head) return {};
+    return {row_of(kind), kind.head_stride, kind.channel_stride, 0, tensor_.channels};
+  }
+
+  // Whether there are any.
+  bool process_tokens(const HeadSums<Real> &added_up, bool is_of_weight, bool is_last, bool counts_faults) {
+    bool has_tokens = false;
+    NormGradientRun<Real> run = {};
+    if (is_last) {
+      run.weight_sums = sums_by_head(tensor_.weight_sums);
+      run.bias_sums = sums_by_head(tensor_.bias_sums);
+    }
+    if (added_up.data != nullptr) (is_of_weight ? run.weight_sums : run.bias_sums) = added_up;
+    for (int64_t flat = run_.tokens.begin; flat < run_.tokens.end; ++flat) {
+      const int64_t batch = flat / problem_.tokens, token = flat % problem_.tokens;
+      if (token_.find(problem_, batch, token, counts_faults) == kAbsent) continue;
+      has_tokens = true;
+      const HeadRun heads = {run_.tensor, batch, token, 0, heads_};
+      run.gradient = describe_run(job_, heads, token_);
+      if (!tensor_.is_normed) {
+        run.gradient.weights = &unused_weights_;
+        if (run.gradient.num_targets > 0) step_of(cpu_kernels(), problem_.geometry->dtype, Real{})(run.gradient);
+        continue;
+      }
+      describe_input(heads, &run);
+      if (!is_last) run.gradient.num_targets = 0;
+      norm_gradient_of(cpu_kernels(), problem_.geometry->dtype, Real{})(run);
+    }
+    return has_tokens;
+  }
+
+  // What forward read, from a run of what it wrote.
+  void describe_input(const HeadRun &heads, NormGradientRun<Real> *run) {
+    const NormInput &given = tensor_.norm_in;
+    StepRun<Real> *const input = &run->input;
+    *input = run->gradient;
+    const int64_t offset = heads.batch * given.stride[kBatch] + heads.token * given.stride[kToken];
+    input->in = given.data + offset * dtype_size(problem_.geometry->dtype);
+    input->head_stride = given.stride[kHead];
+    input->channel_stride = given.stride[kChannel];
+    input->in_distance = run->gradient.out_distance;
+    input->out_distance = run->gradient.in_distance;
+    input->norm = &form_;
+    input->num_targets = 0;
+    run->gradient.is_norm_after = false;
+    if (input->is_norm_after && input->is_turned) turn_forward(input);
+  }
+
+  // The angles of forward are those of its transpose with the sines exchanged and negated.
+  void turn_forward(StepRun<Real> *input) {
+    const PairAngles<Real> transposed = input->angles;
+    const bool is_by_channel = problem_.table.is_by_channel;
+    for (int pair = 0; pair < input->pairs; ++pair) {
+      sines_[0][pair] = -transposed.sin_y[pair];
+      if (is_by_channel) sines_[1][pair] = -transposed.sin_x[pair];
+    }
+    input->angles.sin_x = sines_[0];
+    input->angles.sin_y = sines_[is_by_channel ? 1 : 0];
+  }
+
+  const StepJob &job_;
+  const RopeProblem &problem_;
+  const StepTensor &tensor_;
+  const TokenRun run_;
+  const int64_t heads_;
+  NormForm<Real> form_;
+  StepToken<Real> token_;
+  OrderedWeights unused_weights_;  // of tensors without a norm
+  Real sines_[2][kMaxPairs];
+  Real sums_[kSumValues];
+};
+
+template <typename Real>
+void process_runs(void *context, int index) {
+  const StepJob &job = *static_cast<const StepJob *>(context);
+  const RopeProblem &problem = *job.problem;
+  if (index == 0) check_sequences(problem);
+  int counted = 0;  // the tensor with whose tokens faults are counted
+  while (problem.tensor[counted].heads == 0) ++counted;
+  const TokenRuns runs(problem, job.num_tasks);
+  const Range mine = part_of(runs.count(), job.num_tasks, index);
+  for (int64_t number = mine.begin; number < mine.end; ++number) {
+    const TokenRun run = runs.run(number);
+    NormGradientWalk<Real>(job, run).process(run.tensor == counted);
+  }
+}
+
+}  // namespace
+
+void run_cpu_norm_gradient(const RopeProblem &problem, int num_tasks) {
+  StepJob job = {&problem, num_tasks, false};
+  run_tasks(num_tasks, problem.geometry->dtype == ROPE_DTYPE_F64 ? process_runs<double> : process_runs<float>, &job);
+}
+
+}  // namespace rope

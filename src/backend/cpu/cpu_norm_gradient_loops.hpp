@@ -1,0 +1,134 @@
+// cpu_norm_gradient_loops.hpp - heads on their way back through a norm: gradients of what forward read, and sums for those
+// of weights and biases
+//
+// In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
+#pragma once
+
+#include "backend/cpu/cpu_step_loops.hpp"
+
+namespace rope {
+
+namespace {
+
+// Gradients of what the norm made of heads, and what it made of them before weights and biases.
+template <typename T>
+struct NormedHeads {
+  using Real = RealOf<T>;
+
+  explicit NormedHeads(const NormGradientRun<Real> &of) : run(of), form(*of.input.norm) {
+    gradient.stride = x.stride = (run.input.channels + kSumRun - 1) / kSumRun * kSumRun;
+    if (run.input.is_norm_of_token) of_token = norm_of_token<T>(run.input, &x);
+  }
+
+  int channels() const { return run.input.channels; }
+
+  void read(int64_t first) {
+    read_heads<T>(run.gradient, first, &gradient);
+    if (run.gradient.factor.is_present()) scale_heads<T>(run.gradient, &gradient);
+    if (!run.input.is_norm_after) turn_heads<T>(run.gradient, &gradient);
+    read_heads<T>(run.input, first, &x);
+    const bool is_of_token = run.input.is_norm_of_token;
+    if (form.is_layer) subtract_means(run.input, is_of_token, of_token.mean, &x);
+    for (int i = 0; i < x.count; ++i) {
+      const Real inverse = is_of_token ? of_token.inverse : inverse_norm(form, sum_of_squares(run.input, &x, i));
+      Real *const values = x.head(i);
+      for (int c = 0; c < channels(); ++c) values[c] = multiply_rounded(values[c], inverse);
+      x.inverse[i] = inverse;
+    }
+  }
+
+  // Adds a head's terms to the sums of the weights' and the biases' gradients.
+  void add_up(int i) {
+    const Real *const g = gradient.head(i), *const normed = x.head(i);
+    add_terms(run.weight_sums, x.first + i, [&](int c) { return multiply_rounded(g[c], normed[c]); });
+    add_terms(run.bias_sums, x.first + i, [&](int c) { return g[c]; });
+  }
+
+  // Makes of a head's gradient that of what was weighed.
+  void weigh(int i) {
+    const Real *const weight = read_numbers<T>(run.input.weight, x.first + i, channels(), form.weight_offset, x.weight);
+    if (weight == nullptr) return;
+    Real *const g = gradient.head(i);
+    for (int c = 0; c < channels(); ++c) g[c] = multiply_rounded(g[c], weight[c]);
+  }
+
+  NormGradientSums<Real> sums_of(int i) {
+    Real *const g = gradient.head(i), *const products = x.before;
+    const Real *const normed = x.head(i);
+    for (int c = 0; c < channels(); ++c) products[c] = multiply_rounded(g[c], normed[c]);
+    pad_terms(products, channels());
+    NormGradientSums<Real> sums = {sum_of_terms(products, channels(), Value()), 0};
+    if (!form.is_layer) return sums;
+    pad_terms(g, channels());
+    sums.gradients = sum_of_terms(g, channels(), Value());
+    return sums;
+  }
+
+  void finish(int i, const NormGradientSums<Real> &sums) {
+    const NormGradientMeans<Real> means = means_of(form, sums);
+    Real *const g = gradient.head(i);
+    const Real *const normed = x.head(i);
+    const Real inverse = x.inverse[i];
+    for (int c = 0; c < channels(); ++c) g[c] = norm_gradient(g[c], normed[c], inverse, means);
+  }
+
+  const NormGradientRun<Real> &run;
+  const NormForm<Real> &form;
+  TokenNorm<Real> of_token = {};
+  StepHeads<Real> gradient;
+  StepHeads<Real> x;
+
+ private:
+  template <typename TermOf>
+  static void add_terms(const HeadSums<Real> &to, int64_t head, const TermOf &term_of) {
+    if (to.data == nullptr) return;
+    Real *const sums = to.data + head * to.head_stride;
+    if (to.channel_stride == 1) {
+      for (int c = to.begin; c < to.end; ++c) sums[c - to.begin] = add_rounded(sums[c - to.begin], term_of(c));
+      return;
+    }
+    for (int c = to.begin; c < to.end; ++c) {
+      Real *const sum = sums + (c - to.begin) * to.channel_stride;
+      *sum = add_rounded(*sum, term_of(c));
+    }
+  }
+};
+
+template <typename T>
+void run_norm_gradient(const NormGradientRun<RealOf<T>> &run) {
+  using Real = RealOf<T>;
+  NormedHeads<T> heads(run);
+  const bool is_written = run.gradient.num_targets > 0, is_of_token = run.input.is_norm_of_token;
+  NormGradientSums<Real> of_token = {};
+  if (is_written && is_of_token) {
+    TreeSum<Real> products, gradients;
+    for (int64_t first = 0; first < run.input.heads; first += heads.x.count) {
+      heads.read(first);
+      for (int i = 0; i < heads.x.count; ++i) {
+        heads.weigh(i);
+        const NormGradientSums<Real> sums = heads.sums_of(i);
+        products.add(sums.products);
+        gradients.add(sums.gradients);
+      }
+    }
+    of_token = {products.total(), gradients.total()};
+  }
+  for (int64_t first = 0; first < run.input.heads; first += heads.x.count) {
+    heads.read(first);
+    for (int i = 0; i < heads.x.count; ++i) {
+      heads.add_up(i);
+      if (!is_written) continue;
+      heads.weigh(i);
+      heads.finish(i, is_of_token ? of_token : heads.sums_of(i));
+    }
+    if (!is_written) continue;
+    if (run.input.is_norm_after) turn_heads<T>(run.gradient, &heads.gradient);
+    const StepTarget &target = run.gradient.targets[0];
+    if (run.gradient.accumulates) add_heads<T>(target, heads.channels(), &heads.gradient);
+    write_heads<T>(target, &heads.gradient, 0, heads.channels(), 0);
+  }
+}
+
+}  // namespace
+
+}  // namespace rope
