@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/device.hpp"
@@ -1294,9 +1295,6 @@ std::vector<RopeMisuse> misused_steps() {
          norm.k_weight = {};
          r.args.k = r.args.k_out = {};
        }},
-      {"q_in in forward", invalid, "norm.q_in", "", [](R &r) { r.use_weights().q_in = r.args.q; }},
-      {"k_in in forward", invalid, "norm.k_in", "", [](R &r) { r.use_weights().k_in = r.args.k; }},
-      {"v_in in forward", invalid, "norm.v_in", "", [](R &r) { r.use_weights().v_in = r.args.k; }},
       {"grad_q_weight in forward", invalid, "norm.grad_q_weight", "",
        [](R &r) {
          r.use_weights().grad_q_weight = r.tensor({1, 16});
@@ -2058,6 +2056,21 @@ TEST_CASE("what gradients of norms need, and what does not fit them, is said by 
       const RopeDesc desc = create(request.config);
       CHECK(rope_backward(desc.get(), &request.args, nullptr) == misuse.status);
       check_message("rope_backward", misuse.field, misuse.value);
+      check_untouched(request.workspace);
+    }
+    // With one of these rope_explain explains backward.
+    const std::pair<const char *, rope_tensor_t rope_norm_args_t::*> inputs[] = {
+        {"norm.q_in", &rope_norm_args_t::q_in},
+        {"norm.k_in", &rope_norm_args_t::k_in},
+        {"norm.v_in", &rope_norm_args_t::v_in}};
+    for (const auto &[field, member] : inputs) {
+      RopeRequest request(device);
+      request.use_weights().*member = request.args.q;
+      request.workspace.freeze();
+      request.workspace.restore();
+      const RopeDesc desc = create(request.config);
+      CHECK(rope_forward(desc.get(), &request.args, nullptr) == invalid);
+      check_message("rope_forward", field, "backward");
       check_untouched(request.workspace);
     }
     RopeRequest request(device);
