@@ -33,8 +33,10 @@ std::map<const void *, Call> find_calls() {
   const auto add = [&](auto element) {
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
-    calls[step_kernel_of(element, {StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false,
-                                   false})] = call<NormGradientParams>;
+    if constexpr (sizeof element >= 4) {
+      const StepVariant gradient = {StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false, false};
+      calls[step_kernel_of(element, gradient)] = call<NormGradientParams>;
+    }
     const auto add_norms = [&](std::initializer_list<StepNorm> norms, StepKernel kernel, bool has_codes, bool has_more,
                                Call plain, Call angles, Call table) {
       for (const StepNorm norm : norms) {

@@ -13,6 +13,8 @@ namespace rope {
 namespace {
 
 const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
+  const bool is_gradient = variant.kernel == StepKernel::kNormGradient;  // one for all types that are computed in fp32
+  if (is_gradient && dtype != ROPE_DTYPE_F64) return step_kernel_of(float{}, variant);
   return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
 }
 
@@ -483,6 +485,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, NormGradientParams *params) {
   set_params(problem, plan, static_cast<StepGeneralParams *>(params));
+  params->dtype = problem.geometry->dtype;
   params->counting_tensor = 0;
   while (problem.tensor[params->counting_tensor].heads == 0) ++params->counting_tensor;
   params->num_items = 0;

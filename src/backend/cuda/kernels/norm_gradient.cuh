@@ -14,7 +14,8 @@
 //   for each part of the channels that the sums have room for, and each token of the run:
 //   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm again ─ sums ─ gradient ─ store
 //
-// norm.hpp has the formulas. Moves the gradient of each head once in and once out, and what forward read once in; a norm
+// norm.hpp has the formulas. The arithmetic alone is a template's: types of data are numbers in params, so that there are two
+// kernels. Moves the gradient of each head once in and once out, and what forward read once in; a norm
 // over a token reads both once or twice more, and so does each further part of the sums.
 #pragma once
 
@@ -28,12 +29,19 @@ __device__ __noinline__ Real sum_once(const SummedNumbers<Real> &numbers, int n)
   return sum_by_warp<Real>(numbers, n);
 }
 
+template <typename Real>
+__device__ __forceinline__ void store_real(char *address, rope_dtype_t dtype, Real value) {
+  if constexpr (sizeof(Real) == 8) {
+    *reinterpret_cast<double *>(address) = value;
+  } else {
+    store_rounded<float>(address, dtype, value);
+  }
+}
+
 // A warp's head in shared memory, on its way back.
-template <typename T>
+template <typename Real>
 class GradientHead {
  public:
-  using Real = RealOf<T>;
-
   __device__ __forceinline__ GradientHead(const NormGradientParams &params, int index, BatchToken at, bool is_turned,
                                           const GeneralAngles<Real> &angles, Real *rows)
       : params_(params),
@@ -80,7 +88,7 @@ class GradientHead {
   __device__ __noinline__ NormGradientSums<Real> weigh_and_sum(const NormForm<Real> &form) {
     for_each_channel([&](int c) {
       if (tensor_.weight.data != nullptr) {
-        const Real weight = load_number<Real>(tensor_.weight, kDtypeOf<T>, head_, c);
+        const Real weight = load_number<Real>(tensor_.weight, params_.dtype, head_, c);
         gradient_[c] = multiply_rounded(gradient_[c], add_rounded(weight, form.weight_offset));
       }
       other_[c] = multiply_rounded(gradient_[c], x_[c]);
@@ -110,10 +118,16 @@ class GradientHead {
     const int first = has_window_alone ? tensor_.window_begin : 0;
     const int end = has_window_alone ? first + params_.rotary_dim : tensor_.channels;
     const char *const in = address_in(tensor_.in);
-    T *const raw = reinterpret_cast<T *>(x_);
+    // Bits of 16 or 32, and those of F64, which no conversion changes.
+    const bool is_short = params_.dtype == ROPE_DTYPE_F16 || params_.dtype == ROPE_DTYPE_BF16;
+    uint32_t *const bits = reinterpret_cast<uint32_t *>(x_);
     for_each_channel(first, end, [&](int c) {
-      raw[c] = *reinterpret_cast<const T *>(in + c * tensor_.in.stride[kChannel]);
-      other_[c] = to_real<Real>(raw[c]);
+      const char *const element = in + c * tensor_.in.stride[kChannel];
+      other_[c] = load_real<Real>(element, params_.dtype, 0);
+      if constexpr (sizeof(Real) == 4) {
+        bits[c] =
+            is_short ? *reinterpret_cast<const uint16_t *>(element) : *reinterpret_cast<const uint32_t *>(element);
+      }
     });
     turn(other_, gradient_, params_.in_distance, params_.out_distance, false);
     __syncwarp();
@@ -123,7 +137,7 @@ class GradientHead {
     for_each_channel(first, end, [&](int c) {
       char *const address = out + c * tensor_.out.stride[kChannel];
       const bool is_inside = c >= tensor_.window_begin && c < window_end;
-      if (tensor_.factor.is_present() || params_.accumulates || tensor_.out_dtype != kDtypeOf<T> ||
+      if (tensor_.factor.is_present() || params_.accumulates || tensor_.out_dtype != params_.dtype ||
           (is_turned_ && is_inside)) {
         store(address, gradient_[c]);
         return;
@@ -131,7 +145,13 @@ class GradientHead {
       const int in_window = c - tensor_.window_begin;
       const int source =
           is_inside ? tensor_.window_begin + moved_channel(in_window, params_.out_distance, params_.in_distance) : c;
-      *reinterpret_cast<T *>(address) = raw[source];
+      if constexpr (sizeof(Real) == 8) {
+        *reinterpret_cast<double *>(address) = other_[source];
+      } else if (is_short) {
+        *reinterpret_cast<uint16_t *>(address) = static_cast<uint16_t>(bits[source]);
+      } else {
+        *reinterpret_cast<uint32_t *>(address) = bits[source];
+      }
     });
   }
 
@@ -150,7 +170,7 @@ class GradientHead {
 
   __device__ __forceinline__ void store(char *address, Real value) const {
     if (params_.accumulates) value = add_rounded(value, load_real<Real>(address, tensor_.out_dtype, 0));
-    store_rounded<T>(address, tensor_.out_dtype, value);
+    store_real(address, tensor_.out_dtype, value);
   }
 
   __device__ __forceinline__ char *address_in(const RopeSide &side) const {
@@ -159,13 +179,12 @@ class GradientHead {
 
   __device__ __forceinline__ void read(const RopeSide &side, Real *row) const {
     const char *const data = address_in(side);
-    for_each_channel(
-        [&](int c) { row[c] = to_real<Real>(*reinterpret_cast<const T *>(data + c * side.stride[kChannel])); });
+    for_each_channel([&](int c) { row[c] = load_real<Real>(data + c * side.stride[kChannel], params_.dtype, 0); });
   }
 
   __device__ __forceinline__ void scale(Real *row) const {
     const RowFactor &factor = tensor_.factor;
-    const Real by = load_real<Real>(factor.data, factor.is_f32 ? ROPE_DTYPE_F32 : kDtypeOf<T>,
+    const Real by = load_real<Real>(factor.data, factor.is_f32 ? ROPE_DTYPE_F32 : params_.dtype,
                                     factor.offset_of(at_.batch, at_.token, head_));
     for_each_channel([&](int c) { row[c] = multiply_rounded(row[c], by); });
   }
@@ -189,8 +208,9 @@ class GradientHead {
         const CosSin<Real> of_x = {angles_.cos(0)[pair], is_forward ? -sin_y : sin_x},
                            of_y = {angles_.cos(y_angle)[pair], is_forward ? -sin_x : sin_y};
         out = rope::rotate<Real>(in, of_x, of_y);
-        if constexpr (sizeof(T) == 2) {
-          if (params_.rounded_dtype != 0) out = rounded_to<T>(rotate_in<T>(in, of_x, of_y));
+        if constexpr (sizeof(Real) == 4) {
+          if (params_.rounded_dtype == ROPE_DTYPE_F16) out = rounded_to<Float16>(rotate_in<Float16>(in, of_x, of_y));
+          if (params_.rounded_dtype == ROPE_DTYPE_BF16) out = rounded_to<BFloat16>(rotate_in<BFloat16>(in, of_x, of_y));
         }
       }
       to[to_at] = out.x;
@@ -222,16 +242,14 @@ class GradientHead {
 };
 
 // All heads of a tensor's token. `is_last`: gradients are written, not sums alone.
-template <typename T>
+template <typename Real>
 __device__ __forceinline__ void run_gradient_heads(const NormGradientParams &params, int index, BatchToken at,
-                                                   bool is_turned, const GeneralAngles<RealOf<T>> &angles,
-                                                   RealOf<T> *head_sums, RealOf<T> *rows,
-                                                   const HeadSums<RealOf<T>> &weights,
-                                                   const HeadSums<RealOf<T>> &biases, bool is_last) {
-  using Real = RealOf<T>;
+                                                   bool is_turned, const GeneralAngles<Real> &angles, Real *head_sums,
+                                                   Real *rows, const HeadSums<Real> &weights,
+                                                   const HeadSums<Real> &biases, bool is_last) {
   const StepGeneralTensor &tensor = params.tensor[index];
   const NormForm<Real> form = norm_form_in<Real>(tensor.norm);
-  GradientHead<T> head(params, index, at, is_turned, angles, rows);
+  GradientHead<Real> head(params, index, at, is_turned, angles, rows);
   Real mean = 0, inverse = 0;
   NormGradientMeans<Real> means = {};
   if (params.is_of_token) {
@@ -277,10 +295,9 @@ __device__ __forceinline__ void run_gradient_heads(const NormGradientParams &par
   }
 }
 
-template <typename T>
+template <typename Real>
 __global__ void __launch_bounds__(kMaxStepGeneralThreads)
     norm_gradient_kernel(const __grid_constant__ NormGradientParams params) {
-  using Real = RealOf<T>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   TokenInfo *const info = reinterpret_cast<TokenInfo *>(shared);
@@ -313,9 +330,9 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
       __syncthreads();
       const bool is_turned = tensor.is_turned && info->state == kRotated;
       if (tensor.is_normed) {
-        run_gradient_heads<T>(params, index, at, is_turned, angles, head_sums, rows, weights, biases, is_last);
+        run_gradient_heads<Real>(params, index, at, is_turned, angles, head_sums, rows, weights, biases, is_last);
       } else if (tensor.is_written && threadIdx.x / 32 < params.warps) {
-        GradientHead<T> head(params, index, at, is_turned, angles, rows);
+        GradientHead<Real> head(params, index, at, is_turned, angles, rows);
         for (int64_t number = threadIdx.x / 32; number < tensor.heads; number += params.warps) head.pass(number);
       }
     }

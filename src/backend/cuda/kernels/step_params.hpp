@@ -346,6 +346,7 @@ struct NormGradientTensor {
 };
 
 struct NormGradientParams : StepGeneralParams {
+  rope_dtype_t dtype;  // of the data
   NormGradientTensor gradient[3];
   int64_t num_items;
   int counting_tensor;  // with whose tokens faults are counted

@@ -24,7 +24,8 @@ const void *find_step_kernel(const StepVariant &variant) {
     case StepKernel::kLongRows:
       return find_step_rows_kernel<T>(variant);
     case StepKernel::kNormGradient:
-      return reinterpret_cast<const void *>(norm_gradient_kernel<T>);
+      if constexpr (sizeof(T) == 4) return reinterpret_cast<const void *>(norm_gradient_kernel<float>);
+      return nullptr;
     default:
       return reinterpret_cast<const void *>(step_general_kernel<T>);
   }
