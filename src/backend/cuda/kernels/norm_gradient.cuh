@@ -14,16 +14,18 @@
 //   for each part of the channels that the sums have room for, and each token of the run:
 //   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm again ─ sums ─ gradient ─ store
 //
-// norm.hpp has the formulas. The arithmetic alone is a template's: types of data are numbers in params, so that there are two
-// kernels. Moves the gradient of each head once in and once out, and what forward read once in; a norm
-// over a token reads both once or twice more, and so does each further part of the sums.
+// norm.hpp has the formulas. The template's parameter is the type of the arithmetic; types of data are numbers in params,
+// so that there are two kernels.
+//
+// Moves the gradient of each head once in and once out, and what forward read once in; a norm over a token reads both once
+// or twice more, and so does each further part of the sums.
 #pragma once
 
 #include "backend/cuda/kernels/step_general.cuh"
 
 namespace rope {
 
-// Functions of their own, which the kernel has once: it is for what no other one serves, and would be four times as large.
+// What is __noinline__ stands in the kernel once: inlined everywhere it would be four times as large.
 template <typename Real>
 __device__ __noinline__ Real sum_once(const SummedNumbers<Real> &numbers, int n) {
   return sum_by_warp<Real>(numbers, n);
