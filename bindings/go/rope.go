@@ -496,7 +496,8 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	status := C.rope_go_rotate(direction, d.desc, c, norm, cache, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3],
 		h[4], h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
 		h[20], h[21], h[22], h[23], h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33], h[34], h[35],
-		h[36], h[37], h[38], h[39], h[40], h[41], h[42], h[43], h[44], h[45], h[46], h[47], C.uint64_t(args.Stream), text.pointer(), text.size())
+		h[36], h[37], h[38], h[39], h[40], h[41], h[42], h[43], h[44], h[45], h[46], h[47], C.uint64_t(args.Stream),
+		text.pointer(), text.size())
 	runtime.KeepAlive(d)
 	return text.of(status)
 }

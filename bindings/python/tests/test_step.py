@@ -90,7 +90,7 @@ class NormTest(StepTest):
             desc.forward(x, norm=Norm(normal(3)))
         with self.assertRaisesRegex(InvalidArgument, "rope_forward: norm.q_bias"):
             desc.forward(x, norm=Norm(q_bias=normal(HEAD_DIM)))
-        with self.assertRaisesRegex(librope.Error, "rope_backward: desc has a norm"):
+        with self.assertRaisesRegex(InvalidArgument, "rope_backward: norm is NULL"):
             desc.backward(x)
         with self.assertRaisesRegex(TypeError, "rope_forward: norm: it is a builtins.str: it must be a librope.Norm"):
             desc.forward(x, norm="rms")

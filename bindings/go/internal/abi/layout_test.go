@@ -20,7 +20,7 @@ func TestLayoutIsTheGoldenOne(t *testing.T) {
 }
 
 func TestEachTensorOnADeviceHasItsOwnAddress(t *testing.T) {
-	addresses := make([]uint64, 41)
+	addresses := make([]uint64, 48)
 	for i := range addresses {
 		addresses[i] = uint64(10 * (i + 1))
 	}

@@ -5,7 +5,7 @@ package abi
 /*
 #include "shim.h"
 
-// In the order of the structs, `tensors` of them from the first one on.
+// In the order of a struct, `tensors` of them from the first one on.
 static void note(const rope_tensor_t *first, int tensors, uint64_t *found) {
   for (int i = 0; i < tensors; ++i) found[i] = (uint64_t)(uintptr_t)first[i].data;
 }
@@ -19,12 +19,14 @@ static void note_rope(const uint64_t *addresses, uint64_t *found) {
   rope_go_operands_t whole;
   rope_go_complete(&whole, &args, &norm, &cache, &quant, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   note(&whole.args.q, 13, found);
   note(&whole.args.norm->q_weight, 4, found + 13);
   note(&whole.args.cache->k_cache, 11, found + 17);
   note(&whole.args.quant->q_scale, 8, found + 28);
   note(&whole.args.input->q_pass, 5, found + 36);
+  note(&whole.args.norm->q_in, 7, found + 41);
 }
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
@@ -40,7 +42,7 @@ static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
 import "C"
 
 // OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t or swiglu_args_t and their
-// groups, for addresses in that order.
+// groups, behind them what the norm has for backward, for addresses in that order.
 func OnDevice(addresses []uint64, swiglu bool) []uint64 {
 	found := make([]uint64, len(addresses))
 	given, taken := (*C.uint64_t)(&addresses[0]), (*C.uint64_t)(&found[0])

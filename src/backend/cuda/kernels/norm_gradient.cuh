@@ -21,7 +21,8 @@
 // or twice more, and so does each further part of the sums.
 #pragma once
 
-#include "backend/cuda/kernels/step_general.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_general_parts.cuh"
 
 namespace rope {
 
