@@ -469,3 +469,46 @@ TEST_CASE("SwiGLU kernels of options and experts", "[swiglu][sanitize][options]"
     SwigluCase(plain).shape({300, 1, 16}).experts(std::vector<int64_t>(300, 1), ROPE_DTYPE_I32).check();
   }
 }
+
+TEST_CASE("kernels of gradients of norms, and of gradients that are added", "[rope][step][gradient][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+    for (const rope_norm_type_t norm : {ROPE_NORM_RMS, ROPE_NORM_LAYER}) {
+      for (const bool is_of_token : {false, true}) {
+        StepCase step;
+        step.direction = Direction::Backward;
+        step.dtype = dtype;
+        step.layout = ROPE_LAYOUT_THD;
+        step.tokens = 11;
+        step.cu_seqlens = {0, 4, 9};
+        step.head_dim = 128;
+        step.norm = norm;
+        step.norm_order = is_of_token ? ROPE_NORM_ORDER_AFTER : ROPE_NORM_ORDER_BEFORE;
+        step.norm_extent = is_of_token ? ROPE_NORM_EXTENT_TOKEN : ROPE_NORM_EXTENT_HEAD;
+        step.flags = ROPE_FLAG_V_UNROTATED | (is_of_token ? ROPE_FLAG_ACCUMULATE : 0);
+        step.q.heads = 40;  // with so many channels that their sums take two passes
+        step.k.heads = step.v.heads = 2;
+        for (StepTensor *tensor : {&step.q, &step.k, &step.v}) tensor->out = StepOut::Own;
+        for (StepTensor *tensor : {&step.q, &step.k}) {
+          tensor->has_weight = tensor->has_grad_weight = true;
+          tensor->has_grad_bias = norm == ROPE_NORM_LAYER;
+          tensor->runs = 3;
+        }
+        step.k.grads_by_head = true;
+        step.table_rows = 4;
+        step.has_fault = true;
+        step.check();
+      }
+    }
+    StepCase step;
+    step.direction = Direction::Backward;
+    step.dtype = dtype;
+    step.head_dim = 128;
+    step.flags = ROPE_FLAG_ACCUMULATE;
+    step.q.heads = 8;
+    step.k.heads = 2;
+    step.q.out = step.k.out = StepOut::Own;
+    step.table_rows = 4;
+    step.has_fault = true;
+    step.check();
+  }
+}
