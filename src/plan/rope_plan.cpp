@@ -258,11 +258,15 @@ int64_t bytes_of_scales(const WrittenScales &scales) {
 }
 
 // Of a token's heads of a tensor; channels are read once, whatever is written.
-int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated, const StepTensor &tensor) {
+int64_t bytes_of_step(const RopeProblem &problem, int index) {
+  const RopeGeometry &geometry = *problem.geometry;
+  const StepTensor &tensor = problem.step->tensor[index];
   if (!tensor.is_written && !tensor.is_cached()) return 0;
   const int written = tensor.is_whole ? tensor.channels : geometry.rotary_dim;
   int64_t bytes = (tensor.is_cached() ? tensor.channels : written) * dtype_size(geometry.dtype);
-  if (tensor.is_written) bytes += written * dtype_size(tensor.out_dtype);
+  if (tensor.norm_in.data != nullptr) bytes += tensor.channels * dtype_size(geometry.dtype);
+  // What is added to is read, too.
+  if (tensor.is_written) bytes += (problem.step->accumulates ? int64_t{2} : 1) * written * dtype_size(tensor.out_dtype);
   if (tensor.is_cached()) {
     const int in_cache = tensor.cache_part.count(tensor.channels, geometry.rotary_dim);
     bytes += in_cache * dtype_size(tensor.cache.dtype);
@@ -270,7 +274,7 @@ int64_t bytes_of_step(const RopeGeometry &geometry, const RotatedTensor &rotated
   }
   bytes +=
       bytes_of_scales(tensor.out_scales) + bytes_of_scales(tensor.cache_scales) + bytes_of_scales(tensor.pass_scales);
-  return rotated.heads * bytes;
+  return problem.tensor[index].heads * bytes;
 }
 
 }  // namespace
@@ -281,12 +285,7 @@ int64_t moved_bytes(const RopeProblem &problem) {
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
     if (problem.step != nullptr) {
-      const StepTensor &of_step = problem.step->tensor[i];
-      token_bytes += bytes_of_step(geometry, tensor, of_step);
-      if (of_step.norm_in.data != nullptr) {
-        token_bytes += tensor.heads * of_step.channels * dtype_size(geometry.dtype);
-      }
-      if (problem.step->accumulates) token_bytes += tensor.heads * of_step.channels * dtype_size(of_step.out_dtype);
+      token_bytes += bytes_of_step(problem, i);
       continue;
     }
     const int channels = tensor.is_in_place ? geometry.rotary_dim : geometry.head_dim;

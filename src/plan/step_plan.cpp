@@ -263,26 +263,33 @@ constexpr uint32_t kMaxSharedBytes = 48 * 1024;
 // Threads that a multiprocessor holds: those of 64 registers.
 constexpr int64_t kGeneralHeldThreads = 1024;
 
+// Room in shared memory for a head of any tensor, in channels.
+int count_row_channels(const RopeProblem &problem) {
+  int channels = 0;
+  for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.step->tensor[i].channels > channels) channels = problem.step->tensor[i].channels;
+  }
+  return (channels + 3) / 4 * 4;
+}
+
+// For a token, its angles and the sums of its heads, numbers of so many bytes.
+uint32_t count_token_bytes(const RopeProblem &problem, uint32_t number) {
+  const uint32_t arrays = problem.step->is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
+  const uint32_t sums = has_token_norm(problem) ? kStepHeadSums : 0;
+  return kStepTokenBytes + (arrays * static_cast<uint32_t>(problem.geometry->pairs()) + sums) * number;
+}
+
 void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
-  const RopeGeometry &geometry = *problem.geometry;
-  const StepProblem &step = *problem.step;
   const bool is_of_token = has_token_norm(problem);
   const int64_t heads = problem.heads_per_token(), heads_per_block = is_of_token ? heads : kStepTuning.general_heads;
   // A block that has a whole token gets more threads where blocks are few.
   const int64_t tokens = problem.batches * problem.tokens, held_threads = device.multiprocessors * kGeneralHeldThreads;
   uint32_t threads = is_of_token ? kMaxStepGeneralThreads : kStepTuning.general_threads;
   while (threads > kStepTuning.general_threads && tokens > held_threads / threads) threads /= 2;
-  int channels = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    if (step.tensor[i].channels > channels) channels = step.tensor[i].channels;
-  }
-  const uint32_t size = static_cast<uint32_t>(dtype_size(geometry.dtype)), number = size == 8 ? 8 : 4;
-  const uint32_t arrays = step.is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
-  const uint32_t angles = arrays * static_cast<uint32_t>(geometry.pairs()) * number;
-  const uint32_t sums = is_of_token ? kStepHeadSums * number : 0;
-  plan->general.row_channels = (channels + 3) / 4 * 4;
+  const uint32_t size = static_cast<uint32_t>(dtype_size(problem.geometry->dtype)), number = size == 8 ? 8 : 4;
+  plan->general.row_channels = count_row_channels(problem);
   const uint32_t row = static_cast<uint32_t>(plan->general.row_channels) * (2 * number + size);
-  const uint32_t fixed = kStepTokenBytes + angles + sums, fitting = (kMaxSharedBytes - fixed) / row;
+  const uint32_t fixed = count_token_bytes(problem, number), fitting = (kMaxSharedBytes - fixed) / row;
   plan->general.warps = fitting < threads / kWarpThreads ? fitting : threads / kWarpThreads;
   plan->shared_bytes = fixed + plan->general.warps * row;
   plan->step.kernel = StepKernel::kGeneral;
@@ -302,30 +309,20 @@ void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan
 constexpr uint32_t kMaxKeptBytes = 16 * 1024;
 
 void plan_norm_gradient(const RopeProblem &problem, RopePlan *plan) {
-  const RopeGeometry &geometry = *problem.geometry;
-  const StepProblem &step = *problem.step;
-  const uint32_t number = geometry.dtype == ROPE_DTYPE_F64 ? 8 : 4;
-  const uint32_t arrays = step.is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
-  const uint32_t fixed = kStepTokenBytes + arrays * static_cast<uint32_t>(geometry.pairs()) * number +
-                         (has_token_norm(problem) ? kStepHeadSums * number : 0);
-  int channels = 0;
-  for (int i = 0; i < problem.num_tensors; ++i) {
-    if (step.tensor[i].channels > channels) channels = step.tensor[i].channels;
-  }
-  plan->general.row_channels = (channels + 3) / 4 * 4;
+  const uint32_t number = problem.geometry->dtype == ROPE_DTYPE_F64 ? 8 : 4;
+  const uint32_t fixed = count_token_bytes(problem, number);
+  plan->general.row_channels = count_row_channels(problem);
   const uint32_t row = 3 * static_cast<uint32_t>(plan->general.row_channels) * number, left = kMaxSharedBytes - fixed;
   const uint32_t room = left - row < kMaxKeptBytes ? left - row : kMaxKeptBytes;
   uint32_t kept_bytes = 0;
   int64_t items = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
-    const StepTensor &tensor = step.tensor[i];
+    const StepTensor &tensor = problem.step->tensor[i];
     const int64_t heads = problem.tensor[i].heads, tokens = problem.batches * problem.tokens;
     plan->general.kept_channels[i] = tensor.channels;
     if (heads == 0) continue;
     items += tensor.runs > 0 ? (tokens - 1) / tokens_of_run(tokens, tensor.runs) + 1 : tokens;
-    const bool is_added_up = (tensor.weight_sums.is_present() && !tensor.weight_sums.is_by_head) ||
-                             (tensor.bias_sums.is_present() && !tensor.bias_sums.is_by_head);
-    if (!is_added_up) continue;
+    if (!tensor.weight_sums.is_added_up() && !tensor.bias_sums.is_added_up()) continue;
     const int64_t fitting = room / number / heads;
     if (fitting < tensor.channels) plan->general.kept_channels[i] = static_cast<int>(fitting);
     const auto bytes = static_cast<uint32_t>(heads * plan->general.kept_channels[i]) * number;

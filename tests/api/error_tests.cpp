@@ -1809,15 +1809,26 @@ TEST_CASE("misused norms, caches and flags of a step", "[errors][step]") {
   }
 }
 
+namespace {
+
+// Backward of a request that is misused like that, and the descriptor of the call.
+RopeDesc check_backward_misuse(const RopeMisuse &misuse, RopeRequest *request) {
+  INFO(misuse.title << ", on " << request->device);
+  misuse.commit(*request);
+  request->workspace.freeze();
+  request->workspace.restore();
+  RopeDesc desc = create(request->config);
+  CHECK(rope_backward(desc.get(), &request->args, nullptr) == misuse.status);
+  check_message("rope_backward", misuse.field, misuse.value);
+  check_untouched(request->workspace);
+  return desc;
+}
+
+}  // namespace
+
 TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone", "[errors][step]") {
   using R = RopeRequest;
-  struct Misuse {
-    const char *name;
-    rope_status_t status;
-    const char *field, *value;
-    void (*commit)(R &);
-  };
-  const Misuse misuses[] = {
+  const RopeMisuse misuses[] = {
       {"q_out absent", invalid, "q_out", "absent", [](R &r) { r.args.q_out = {}; }},
       {"k_out absent", invalid, "k_out", "absent", [](R &r) { r.args.k_out = {}; }},
       {"v_out absent", invalid, "v_out", "absent",
@@ -1855,18 +1866,12 @@ TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone"
       {"another flag beside it", unsupported, "flags", "0x18", [](R &r) { r.args.flags |= 0x10; }},
   };
   for (const Device &device : devices()) {
-    for (const Misuse &misuse : misuses) {
-      INFO(misuse.name << ", on " << device);
+    for (const RopeMisuse &misuse : misuses) {
       RopeRequest request(device);
       request.args.flags = ROPE_FLAG_ACCUMULATE;
-      misuse.commit(request);
-      request.workspace.freeze();
-      request.workspace.restore();
-      const RopeDesc desc = create(request.config);
-      CHECK(rope_backward(desc.get(), &request.args, nullptr) == misuse.status);
-      check_message("rope_backward", misuse.field, misuse.value);
-      check_untouched(request.workspace);
+      const RopeDesc desc = check_backward_misuse(misuse, &request);
       char text[256];
+      INFO(misuse.title << ", on " << device);
       CHECK(rope_explain(desc.get(), &request.args, text, sizeof text) == misuse.status);
       check_message("rope_explain", misuse.field, misuse.value);
     }
@@ -1884,13 +1889,7 @@ TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone"
 
 TEST_CASE("what gradients of norms need, and what does not fit them, is said by name", "[errors][step]") {
   using R = RopeRequest;
-  struct Misuse {
-    const char *name;
-    rope_status_t status;
-    const char *field, *value;
-    void (*commit)(R &);
-  };
-  const Misuse misuses[] = {
+  const RopeMisuse misuses[] = {
       {"q_in absent", invalid, "norm.q_in", "absent", [](R &r) { r.use_gradients().q_in = {}; }},
       {"k_in absent", invalid, "norm.k_in", "absent", [](R &r) { r.use_gradients().k_in = {}; }},
       {"v_in absent", invalid, "norm.v_in", "absent",
@@ -2047,16 +2046,9 @@ TEST_CASE("what gradients of norms need, and what does not fit them, is said by 
        }},
   };
   for (const Device &device : devices()) {
-    for (const Misuse &misuse : misuses) {
-      INFO(misuse.name << ", on " << device);
+    for (const RopeMisuse &misuse : misuses) {
       RopeRequest request(device);
-      misuse.commit(request);
-      request.workspace.freeze();
-      request.workspace.restore();
-      const RopeDesc desc = create(request.config);
-      CHECK(rope_backward(desc.get(), &request.args, nullptr) == misuse.status);
-      check_message("rope_backward", misuse.field, misuse.value);
-      check_untouched(request.workspace);
+      check_backward_misuse(misuse, &request);
     }
     // With one of these rope_explain explains backward.
     const std::pair<const char *, rope_tensor_t rope_norm_args_t::*> inputs[] = {

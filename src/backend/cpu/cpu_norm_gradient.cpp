@@ -78,11 +78,11 @@ class NormGradientWalk {
     const RunSums *const kinds[] = {&tensor_.weight_sums, &tensor_.bias_sums};
     int64_t passes = 0;
     for (const RunSums *kind : kinds) {
-      if (is_added_up(*kind)) passes += (tensor_.channels - 1) / width() + 1;
+      if (kind->is_added_up()) passes += (tensor_.channels - 1) / width() + 1;
     }
     int64_t left = passes;
     for (const RunSums *kind : kinds) {
-      for (int begin = 0; is_added_up(*kind) && begin < tensor_.channels; begin += width()) {
+      for (int begin = 0; kind->is_added_up() && begin < tensor_.channels; begin += width()) {
         const int end = tensor_.channels - begin < width() ? tensor_.channels : begin + width();
         for (Real &sum : sums_) sum = 0;
         const HeadSums<Real> added_up = {sums_, width(), 1, begin, end};
@@ -99,8 +99,6 @@ class NormGradientWalk {
     const int fitting = static_cast<int>(kSumValues / heads_);
     return fitting < tensor_.channels ? fitting : tensor_.channels;
   }
-
-  static bool is_added_up(const RunSums &kind) { return kind.is_present() && !kind.is_by_head; }
 
   Real *row_of(const RunSums &kind) const { return reinterpret_cast<Real *>(kind.data) + run_.run * kind.run_stride; }
 

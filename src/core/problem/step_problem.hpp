@@ -129,6 +129,7 @@ struct RunSums {
   bool is_by_head;  // else the sums of all heads are added up
 
   ROPE_HOST_DEVICE bool is_present() const { return data != nullptr; }
+  ROPE_HOST_DEVICE bool is_added_up() const { return is_present() && !is_by_head; }
 };
 
 // What the step adds to the RotatedTensor of the same index.

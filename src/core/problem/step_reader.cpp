@@ -173,7 +173,7 @@ rope_status_t StepReader::read_norm_input(const char *field, const rope_tensor_t
                 kTensorNames[name]);
   }
   int index;
-  ROPE_TRY(find_normed(field, name, target, &index));
+  ROPE_TRY(find_normed(field, name, target, false, &index));
   const View &view = operand->view;
   if (view.dtype != geometry_.dtype) {
     return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -203,10 +203,7 @@ rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &give
   ROPE_TRY(operands_->read(Role::kOut, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   int index;
-  ROPE_TRY(find_normed(field, name, target, &index));
-  if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
-    return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
-  }
+  ROPE_TRY(find_normed(field, name, target, is_bias, &index));
   const View &view = operand->view;
   StepTensor *tensor = &target.step->tensor[index];
   const rope_dtype_t wanted = geometry_.dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
@@ -242,11 +239,17 @@ rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &give
   return ROPE_STATUS_SUCCESS;
 }
 
-// A tensor that the norm is of, for an operand of its gradient.
-rope_status_t StepReader::find_normed(const char *field, TensorName name, const StepTarget &target, int *index) const {
+// The tensor of an operand of the norm, which is of it and, for a bias, LAYER.
+rope_status_t StepReader::find_normed(const char *field, TensorName name, const StepTarget &target, bool is_bias,
+                                      int *index) const {
   ROPE_TRY(find_tensor(field, name, target, index));
-  if (target.step->tensor[*index].is_normed) return ROPE_STATUS_SUCCESS;
-  return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kTensorNames[name]);
+  if (!target.step->tensor[*index].is_normed) {
+    return fail(kInvalid, "%s: %s is set: norm_tensors leaves %s out", function_, field, kTensorNames[name]);
+  }
+  if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
+    return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
+  }
+  return ROPE_STATUS_SUCCESS;
 }
 
 // A weight or bias of q or k.
@@ -256,10 +259,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
   int index;
-  ROPE_TRY(find_normed(field, name, target, &index));
-  if (is_bias && geometry_.norm.type != ROPE_NORM_LAYER) {
-    return fail(kInvalid, "%s: %s is set: it belongs to ROPE_NORM_LAYER", function_, field);
-  }
+  ROPE_TRY(find_normed(field, name, target, is_bias, &index));
   const View &view = operand->view;
   ROPE_TRY(check_number_type(field, view));
   const int64_t heads = target.problem.tensor[index].heads, channels = target.step->tensor[index].channels;

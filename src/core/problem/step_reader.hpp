@@ -39,7 +39,8 @@ class StepReader : private GroupReader {
   rope_status_t read_norm(const StepTarget &target);
   rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target,
                               bool is_bias);
-  rope_status_t find_normed(const char *field, TensorName name, const StepTarget &target, int *index) const;
+  rope_status_t find_normed(const char *field, TensorName name, const StepTarget &target, bool is_bias,
+                            int *index) const;
   rope_status_t read_norm_gradients(const StepTarget &target);
   rope_status_t read_norm_input(const char *field, const rope_tensor_t &given, TensorName name,
                                 const StepTarget &target);

@@ -355,12 +355,11 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
     int passes[2] = {};  // over the channels of sums of all heads
     for (int kind = 0; kind < 2; ++kind) {
       const RunSums &sums = *kinds[kind];
-      if (!sums.is_present()) continue;
-      if (sums.is_by_head) {
+      if (sums.is_added_up()) {
+        passes[kind] = (tensor.channels - 1) / mine.kept_channels + 1;
+      } else if (sums.is_present()) {
         Real *const row = reinterpret_cast<Real *>(sums.data) + run * sums.run_stride;
         by_head[kind] = {row, sums.head_stride, sums.channel_stride, 0, tensor.channels};
-      } else {
-        passes[kind] = (tensor.channels - 1) / mine.kept_channels + 1;
       }
     }
     const int last_pass = passes[0] + passes[1] > 0 ? passes[0] + passes[1] - 1 : 0, width = mine.kept_channels;
