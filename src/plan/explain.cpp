@@ -34,8 +34,9 @@ struct KernelName {
       snprintf(text, sizeof text, "%s%s", algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant));
       return;
     }
-    static constexpr const char *kNames[] = {"warp",       "short",     "short with more", "long",
-                                             "short rows", "long rows", "general",         "norm gradient"};
+    static constexpr const char *kNames[] = {"warp",    "short",         "short with more",
+                                             "long",    "short rows",    "long rows",
+                                             "general", "norm gradient", "norm gradient rows"};
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
     const char *angles = step.kernel >= StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];

@@ -33,6 +33,29 @@ struct StepBlocks {
   int64_t blocks_per_token;
 };
 
+// Tensors whose heads share blocks of StepKernel::kNormGradientRows: kernels/norm_gradient_rows.cuh has a picture.
+struct GradientGroup {
+  int first_tensor, end_tensor;
+  uint32_t first_block;
+  uint32_t row_threads;
+  uint32_t rows;
+  uint32_t parts;
+  uint32_t tokens_of_run;
+  uint32_t runs;  // with tokens
+};
+
+// StepKernel::kNormGradientRows
+struct StepGradients {
+  int num_groups;
+  GradientGroup group[3];
+  uint32_t first_thread[3];     // of a tensor in a row; all ones where it has no part
+  bool is_flat;                 // tokens of all batches are counted as those of one, but for positions and factors
+  uint32_t weight_units;        // that a block has room for the weights of
+  uint32_t shared_tokens_log2;  // tokens of a run whose angles a block has at a time
+  uint32_t shared_angles;       // units that a block has room for the angles of
+  uint32_t shared_lost;         // tokens of which a block knows whether they are lost
+};
+
 // A piece's threads, and how StepKernel::kLong cuts it: kernels/step_long.cuh has a picture.
 struct StepPieceBlocks {
   uint32_t lanes_log2;  // threads of a head
@@ -75,6 +98,7 @@ struct RopePlan {
   bool is_programmatic;  // launched with programmatic dependent launch
   StepBlocks general;
   StepHeads heads;
+  StepGradients gradients;
   StepVariant step;  // in the place of `variant` where the problem has a step
 };
 

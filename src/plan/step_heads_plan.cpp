@@ -7,20 +7,9 @@ namespace rope {
 
 namespace {
 
-// Whether the strides of tokens and batches are those of one batch of all tokens.
-bool is_one_batch(const RopeProblem &problem, int64_t token_stride, int64_t batch_stride) {
-  int64_t of_batch;
-  return problem.batches == 1 || problem.tokens == 1 ||
-         (!__builtin_mul_overflow(problem.tokens, token_stride, &of_batch) && of_batch == batch_stride);
-}
-
 bool is_one_batch(const RopeProblem &problem, const TokenIntegers &integers) {
   return is_one_batch(problem, integers.token_stride, integers.batch_stride) &&
          fits(token_stride_of(problem, true, integers), 8);
-}
-
-bool is_one_batch(const RopeProblem &problem, const int64_t *stride, int64_t size) {
-  return is_one_batch(problem, stride[kToken], stride[kBatch]) && fits(token_stride_of(problem, true, stride), size);
 }
 
 // Whether tokens of all batches can be counted as those of one.
@@ -262,6 +251,16 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
 }
 
 }  // namespace
+
+bool is_one_batch(const RopeProblem &problem, int64_t token_stride, int64_t batch_stride) {
+  int64_t of_batch;
+  return problem.batches == 1 || problem.tokens == 1 ||
+         (!__builtin_mul_overflow(problem.tokens, token_stride, &of_batch) && of_batch == batch_stride);
+}
+
+bool is_one_batch(const RopeProblem &problem, const int64_t *stride, int64_t size) {
+  return is_one_batch(problem, stride[kToken], stride[kBatch]) && fits(token_stride_of(problem, true, stride), size);
+}
 
 bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;

@@ -8,14 +8,15 @@ namespace rope {
 
 // Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {
-  kWarp,         // short launches of whole heads: each warp finds its own angles
-  kShort,        // the same, but a block finds the angles of its token
-  kShortMore,    // as kShort, for what that has not: step_short_more.cuh has a list
-  kLong,         // long launches of whole heads
-  kShortRows,    // short launches of other heads, of which a part is turned, say: each warp finds its own angles
-  kLongRows,     // long ones: rows of threads share the angles of their token
-  kGeneral,      // everything
-  kNormGradient  // everything of backward with a norm
+  kWarp,             // short launches of whole heads: each warp finds its own angles
+  kShort,            // the same, but a block finds the angles of its token
+  kShortMore,        // as kShort, for what that has not: step_short_more.cuh has a list
+  kLong,             // long launches of whole heads
+  kShortRows,        // short launches of other heads, of which a part is turned, say: each warp finds its own angles
+  kLongRows,         // long ones: rows of threads share the angles of their token
+  kGeneral,          // everything
+  kNormGradient,     // everything of backward with a norm
+  kNormGradientRows  // heads of 16 bits in vectors
 };
 
 enum class StepNorm {
@@ -31,7 +32,7 @@ enum class StepAngles {
   kTable
 };
 
-// Which function of a kind a launch needs, for a type of data. kGeneral is one function for all.
+// Which function of a kind a launch needs, for a type of data. kGeneral and kNormGradient are one function for all.
 struct StepVariant {
   StepKernel kernel;
   StepNorm norm;
@@ -42,7 +43,7 @@ struct StepVariant {
                   // codes, and row factors, whether there are codes or not
   bool has_more;  // kLong: roundings within the norm, several position axes, a page table; with has_codes also E5M2,
                   // words of the same tensor, values that become words first, written scales, the largest magnitude,
-                  // and row factors as kLongRows has them
+                  // and row factors as kLongRows has them. kNormGradientRows: gradients of weights
 };
 
 constexpr int kShortStepVectorBytes = 8;
@@ -69,5 +70,9 @@ constexpr int kStepHeadSums = 256;                // heads whose sums a block of
 constexpr int kMaxStepTokenThreads = 768;         // of a block of kLongRows with a norm over a token
 constexpr int kMaxStepCodeThreads = 512;          // of one with codes
 constexpr uint32_t kStepTokenSumBytes = 3088;     // room for that norm's sums
+constexpr int kMaxNormGradientThreads = 320;      // of a block of kNormGradientRows
+constexpr uint32_t kGradientThreadBytes =
+    64;                                      // of its shared memory for a thread's vectors, whether it is there or not
+constexpr uint32_t kGradientUnitBytes = 80;  // for the weights of a unit, or the angles of one
 
 }  // namespace rope

@@ -147,7 +147,9 @@ bool fits_units(const RopeProblem &problem, int index, int64_t vector_bytes) {
   return !step.has_styles || (geometry.rotary_dim * size % unit == 0 && step.window_begin * size % unit == 0);
 }
 
-bool fit_vectors(const RopeProblem &problem, int64_t vector_bytes) {
+}  // namespace
+
+bool fit_rows(const RopeProblem &problem, int64_t vector_bytes) {
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (problem.tensor[i].heads == 0) continue;
     if (!fits_vectors(problem, whole_piece(problem, i), vector_bytes) || !fits_units(problem, i, vector_bytes)) {
@@ -156,6 +158,8 @@ bool fit_vectors(const RopeProblem &problem, int64_t vector_bytes) {
   }
   return true;
 }
+
+namespace {
 
 int64_t threads_of_token(const RopeProblem &problem, const RopePlan &plan) {
   int64_t threads = 0;
@@ -233,9 +237,9 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
   bool is_short =
       !is_of_token && !holds_values && moved_bytes(problem) / (2 * kMaxVectorBytes) <= limit * device.multiprocessors;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
-  if (is_short && (pairs > kMaxShortStepPairs || !fit_vectors(problem, kShortStepVectorBytes))) is_short = false;
+  if (is_short && (pairs > kMaxShortStepPairs || !fit_rows(problem, kShortStepVectorBytes))) is_short = false;
   const int64_t bytes = is_short ? kShortStepVectorBytes : kLongStepVectorBytes;
-  if (!is_short && !fit_vectors(problem, bytes)) return false;
+  if (!is_short && !fit_rows(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
   plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
   plan->step.has_codes = holds_values;
@@ -256,9 +260,6 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
 }
 
 // ---- General ----
-
-// A block has so much shared memory everywhere.
-constexpr uint32_t kMaxSharedBytes = 48 * 1024;
 
 // Threads that a multiprocessor holds: those of 64 registers.
 constexpr int64_t kGeneralHeldThreads = 1024;
@@ -368,7 +369,10 @@ int64_t step_tensor_begin(const RopeProblem &problem, const RopePlan &plan, int 
 
 void plan_step(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  if (problem.step->is_norm_gradient) return plan_norm_gradient(problem, plan);
+  if (problem.step->is_norm_gradient) {
+    if (!plan_gradient_rows(problem, device, plan)) plan_norm_gradient(problem, plan);
+    return;
+  }
   if (!problem.step->accumulates && plan_heads(problem, device, plan)) return;
   if (!plan_rows(problem, device, plan)) plan_general(problem, device, plan);
 }

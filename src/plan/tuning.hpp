@@ -19,13 +19,14 @@ constexpr uint32_t kFlatThreads = 128;  // of a block of kFlatTable
 // That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kFlatResidentThreads = 1536;        // the same of kFlatTable, and what a looping grid has
-constexpr int kMaxStepThreads = 256;              // of a block of the step's kernels but kGeneral
-constexpr int kStepRowsResidentThreads = 1536;    // that registers must suffice for on a multiprocessor
-constexpr int kStepShortResidentThreads = 1536;   // with a norm and codes
-constexpr int kStepLongResidentThreads = 1536;    // norm, rotation 85.0 us, with 1280 86.5
-constexpr int kStepScalesResidentThreads = 1024;  // where threads hold all values of a unit
-constexpr int kTableThreads = 128;                // of a block that fills tables
+constexpr int kFlatResidentThreads = 1536;                   // the same of kFlatTable, and what a looping grid has
+constexpr int kMaxStepThreads = 256;                         // of a block of the step's kernels but kGeneral
+constexpr int kStepRowsResidentThreads = 1536;               // that registers must suffice for on a multiprocessor
+constexpr int kStepShortResidentThreads = 1536;              // with a norm and codes
+constexpr int kStepLongResidentThreads = 1536;               // norm, rotation 85.0 us, with 1280 86.5
+constexpr int kStepScalesResidentThreads = 1024;             // where threads hold all values of a unit
+constexpr int kNormGradientResidentThreads[2] = {640, 640};  // of kNormGradientRows, without sums and with them
+constexpr int kTableThreads = 128;                           // of a block that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
 // ---- RoPE on CUDA: what plans choose by ----
@@ -167,8 +168,12 @@ struct StepTuning {
   uint32_t turns[2];                  // of a block of kLong, without a norm and with one; with codes one more
   int64_t max_short_rows_vectors[2];  // the second with programmatic launch
   uint32_t rows_threads;
-  int64_t general_heads;     // of a block of kGeneral, where they need not all be in one
-  uint32_t general_threads;  // at least
+  int64_t general_heads;          // of a block of kGeneral, where they need not all be in one
+  uint32_t general_threads;       // at least
+  uint32_t gradient_threads;      // of a block of kNormGradientRows, where a token does not need more
+  uint32_t gradient_angle_bytes;  // of its tokens, at most where it has several at a time
+  int64_t gradient_waves;         // of its blocks at least, where no sums are wanted
+  int64_t max_gradient_tokens;    // of a run without sums
 };
 
 constexpr StepTuning tuning_of_step() {
@@ -188,6 +193,10 @@ constexpr StepTuning tuning_of_step() {
   tuning.rows_threads = 128;
   tuning.general_heads = 8;
   tuning.general_threads = 128;  // a norm over tokens 1097 us, with 256 1348
+  tuning.gradient_threads = 256;
+  tuning.gradient_angle_bytes = 20480;
+  tuning.gradient_waves = 2;
+  tuning.max_gradient_tokens = 16;
   return tuning;
 }
 

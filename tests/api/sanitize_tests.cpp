@@ -470,6 +470,36 @@ TEST_CASE("SwiGLU kernels of options and experts", "[swiglu][sanitize][options]"
   }
 }
 
+TEST_CASE("kernels of gradients of norms of 16 bits", "[rope][step][gradient][sanitize]") {
+  for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
+    for (const int32_t head_dim : {128, 96}) {
+      for (const bool has_sums : {true, false}) {
+        StepCase step;
+        step.direction = Direction::Backward;
+        step.dtype = ROPE_DTYPE_BF16;
+        step.tokens = 37;
+        step.head_dim = head_dim;
+        step.rotary_dim = head_dim == 96 ? 64 : 0;
+        step.norm = ROPE_NORM_RMS;
+        step.norm_extent = extent;
+        step.style = has_sums ? ROPE_STYLE_HALF : ROPE_STYLE_INTERLEAVED;
+        step.q.heads = extent == ROPE_NORM_EXTENT_HEAD && !has_sums ? 70 : 8;
+        step.k.heads = 2;
+        for (StepTensor *tensor : {&step.q, &step.k}) {
+          tensor->out = StepOut::Own;
+          tensor->has_weight = true;
+          tensor->has_grad_weight = has_sums;
+          tensor->runs = 5;
+        }
+        step.k.weight_by_head = step.k.grads_by_head = head_dim == 96;
+        step.table_rows = has_sums ? 30 : -1;
+        step.has_fault = true;
+        step.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("kernels of gradients of norms, and of gradients that are added", "[rope][step][gradient][sanitize]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
     for (const rope_norm_type_t norm : {ROPE_NORM_RMS, ROPE_NORM_LAYER}) {

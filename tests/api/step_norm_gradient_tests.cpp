@@ -1,8 +1,10 @@
 // step_norm_gradient_tests.cpp - backward of norms with the rotation: gradients of inputs, and sums for those of weights and
 // biases
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "support/step_case.hpp"
@@ -146,6 +148,128 @@ TEST_CASE("sums of many heads and channels", "[rope][step][gradient]") {
       step.table_rows = 2;
       step.check();
     }
+  }
+}
+
+namespace {
+
+// What CUDA has vectors for.
+struct RowsVariant {
+  const char *name;
+  std::function<void(StepCase *)> apply;
+};
+
+const RowsVariant rows_variants[] = {
+    {"as it is", [](StepCase *) {}},
+    {"sums by head",
+     [](StepCase *step) {
+       step->q.weight_by_head = step->q.grads_by_head = step->k.grads_by_head = true;
+       step->k.grad_placement.order({2, 0, 1}).gap(1, 1);
+       step->k.weight_dtype = ROPE_DTYPE_F32;
+       step->norm_weight_offset = 1;
+     }},
+    {"layer norm in place",
+     [](StepCase *step) {
+       step->norm = ROPE_NORM_LAYER;
+       step->style = ROPE_STYLE_INTERLEAVED;
+       step->q.out = step->k.out = StepOut::Absent;
+     }},
+    {"behind the rotation, a table whose last row is missing",
+     [](StepCase *step) {
+       step->norm_order = ROPE_NORM_ORDER_AFTER;
+       step->style = ROPE_STYLE_INTERLEAVED;
+       step->table_rows = step->tokens - 1;
+       step->has_fault = true;
+     }},
+    {"over a token",
+     [](StepCase *step) {
+       step->norm_extent = ROPE_NORM_EXTENT_TOKEN;
+       step->q.weight_by_head = step->q.grads_by_head = true;
+     }},
+    {"layer norm over a token behind the rotation",
+     [](StepCase *step) {
+       step->norm = ROPE_NORM_LAYER;
+       step->norm_order = ROPE_NORM_ORDER_AFTER;
+       step->norm_extent = ROPE_NORM_EXTENT_TOKEN;
+       step->has_fault = true;
+       step->table_rows = 3;
+     }},
+    {"batches that do not follow each other, row factors",
+     [](StepCase *step) {
+       step->layout = ROPE_LAYOUT_BHSD;
+       step->q.factor = RowFactor::ByHead;
+       step->k.factor = RowFactor::ByToken;
+       step->k.factor_dtype = ROPE_DTYPE_F32;
+     }},
+    {"sums into outputs",
+     [](StepCase *step) {
+       step->layout = ROPE_LAYOUT_SBHD;
+       step->flags |= ROPE_FLAG_ACCUMULATE;
+     }},
+    {"several axes",
+     [](StepCase *step) {
+       step->num_axes = 3;
+       for (int pair = 0; pair < step->head_dim / 2; ++pair) step->pair_axis.push_back(pair % 2 + 1);
+       // Axis 0 turns nothing.
+       step->positions = [](int64_t axis, int64_t, int64_t token) { return axis == 0 ? 1000000 : token + axis; };
+       step->table_rows = step->tokens + 1;
+       step->has_fault = true;
+     }},
+    {"no sums, v as it is",
+     [](StepCase *step) {
+       step->q.has_grad_weight = step->k.has_grad_weight = false;
+       step->flags |= ROPE_FLAG_V_UNROTATED;
+       step->v.heads = 2;
+       step->v.out = StepOut::Own;
+     }},
+    {"v normed and not turned, sums of k alone",
+     [](StepCase *step) {
+       step->norm_tensors = ROPE_NORM_TENSOR_Q | ROPE_NORM_TENSOR_K | ROPE_NORM_TENSOR_V;
+       step->flags |= ROPE_FLAG_V_UNROTATED;
+       step->q.has_grad_weight = false;
+       step->v.heads = 1;
+       step->v.out = StepOut::Own;
+     }},
+    {"other runs of k", [](StepCase *step) { step->k.runs = 7; }},
+    {"more heads than threads",
+     [](StepCase *step) {
+       step->q.heads = std::min(2 * 256 * 16 / step->head_dim + 3, 512);
+       step->table_rows = 3;
+       step->has_fault = true;
+     }},
+};
+
+}  // namespace
+
+TEST_CASE("gradients of norms of 16 bits whose heads are vectors", "[rope][step][gradient]") {
+  std::vector<std::string> explanations;
+  for (const RowsVariant &variant : rows_variants) {
+    for (const int32_t head_dim : {16, 64, 96, 128, 256, 512}) {
+      INFO(variant.name);
+      StepCase step = normed(head_dim % 64 == 0 ? ROPE_DTYPE_BF16 : ROPE_DTYPE_F16);
+      step.head_dim = head_dim;
+      step.tokens = 7;
+      step.explanations = &explanations;
+      variant.apply(&step);
+      step.check();
+      if (head_dim < 128 || step.num_axes > 0) continue;
+      step.rotary_dim = head_dim / 2;
+      step.rotary_offset = 16;
+      step.check();
+    }
+  }
+  check_step_kernels(explanations, {"norm gradient rows"});
+}
+
+// Of so many tokens that blocks look at their angles more than once, and runs end amid a batch.
+TEST_CASE("gradients of norms of 16 bits over many tokens", "[rope][step][gradient]") {
+  for (const int64_t runs : {1, 3, 70}) {
+    StepCase step = normed(ROPE_DTYPE_BF16);
+    step.head_dim = 128;
+    step.tokens = 83;
+    step.q.heads = 5;
+    step.q.runs = step.k.runs = runs;
+    step.check();
   }
 }
 

@@ -141,7 +141,14 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   const int num_parts = (item->norm != 0) + !item->is_unrotated + has_cache;
   require(!item->is_beside_separate || (num_parts > 1 && !item->is_out_of_place && item->out_style == 0),
           "separate calls: of two or more, in place and of one style");
-  require(!is_step(*item) || (!item->is_swiglu && !item->is_backward), "a step other than RoPE forward");
+  item->has_weight_gradients = choice_of(words, "gradients", {"inputs", "weights"}) == 1;
+  item->accumulates = choice_of(words, "accumulate", {"no", "yes"}) == 1;
+  require(!is_step(*item) || !item->is_swiglu, "a step other than RoPE");
+  require(!is_step(*item) || !item->is_backward || !has_cache, "a cache backward");
+  require(!item->has_weight_gradients || (is_norm_gradient(*item) && item->weight_dtype != 0),
+          "gradients=weights: backward, with weights");
+  require(!item->accumulates || (item->is_backward && item->is_out_of_place),
+          "accumulate=yes: backward, place=out-of-place");
   require(!item->is_packed || item->v_heads == 0 || item->v_heads == item->k_heads, "packed=qkv: heads of v are k's");
 
   const int codes = choice_of(words, "codes", {"none", "cache", "all"});
@@ -256,10 +263,12 @@ bool fits(const Rule &rule, const Case &item) {
       {"isa", isa_here()},
   };
   facts.insert(facts.end(), item.words.begin(), item.words.end());
-  const Words defaults = {{"dtype", "bf16"},     {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
-                          {"measure", "stream"}, {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
-                          {"norm", "none"},      {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
-                          {"codes", "none"},     {"scales", "static"},     {"pass", "none"}};
+  const Words defaults = {{"dtype", "bf16"},       {"angles", "computed"}, {"place", "in-place"},
+                          {"launch", "plain"},     {"measure", "stream"},  {"direction", "forward"},
+                          {"gate", "separate"},    {"threads", "all"},     {"norm", "none"},
+                          {"cache", "none"},       {"rotated", "yes"},     {"beside", "none"},
+                          {"codes", "none"},       {"scales", "static"},   {"pass", "none"},
+                          {"gradients", "inputs"}, {"accumulate", "no"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -277,12 +286,13 @@ bool fits(const Rule &rule, const Case &item) {
 
 const std::set<std::string> &case_keys() {
   static const std::set<std::string> keys = {
-      "class",        "measure",    "layout",    "batch",   "tokens", "heads",     "dim",    "rotary",     "offset",
-      "style",        "theta",      "angles",    "place",   "packed", "positions", "rows",   "axes",       "sequences",
-      "out-style",    "rounding",   "scaling",   "pitch",   "from",   "view",      "alpha",  "columns",    "gate",
-      "limit",        "up-offset",  "direction", "dtype",   "launch", "threads",   "margin", "norm",       "norm-order",
-      "norm-extent",  "weight",     "cache",     "slots",   "k-out",  "rotated",   "beside", "activation", "limit-rule",
-      "gate-softcap", "up-softcap", "bias",      "experts", "codes",  "scales",    "pass"};
+      "class",   "measure",   "layout",    "batch",      "tokens",      "heads",        "dim",        "rotary",
+      "offset",  "style",     "theta",     "angles",     "place",       "packed",       "positions",  "rows",
+      "axes",    "sequences", "out-style", "rounding",   "scaling",     "pitch",        "from",       "view",
+      "alpha",   "columns",   "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",
+      "threads", "margin",    "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",
+      "k-out",   "rotated",   "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",
+      "experts", "codes",     "scales",    "pass",       "gradients",   "accumulate"};
   return keys;
 }
 
@@ -333,8 +343,10 @@ double bytes_moved(const Case &item) {
     return static_cast<double>(existing_rows_of(item) * item.columns) * size * (item.is_backward ? 5 : 3);
   }
   const double tokens = static_cast<double>(item.batches * item.tokens);
-  if (item.cache == CacheLayout::kNone)
-    return 2 * size * tokens * static_cast<double>((item.q_heads + item.k_heads) * touched_channels(item));
+  if (item.cache == CacheLayout::kNone) {
+    const double times = is_norm_gradient(item) || item.accumulates ? 3 : 2;
+    return times * size * tokens * static_cast<double>((item.q_heads + item.k_heads) * touched_channels(item));
+  }
   const double code_size = item.code_dtype != 0 ? 1 : size, q_size = size + (item.has_code_q ? code_size : size);
   const double of_q = q_size * static_cast<double>(item.q_heads * touched_channels(item));
   const double of_k_out = item.has_k_out ? size * static_cast<double>(item.k_heads * touched_channels(item)) : 0;
@@ -345,13 +357,17 @@ double bytes_moved(const Case &item) {
 }
 
 double bytes_in_place(const Case &item) {
-  if (item.is_swiglu || item.is_out_of_place) return 0;
+  if (item.is_swiglu || (item.is_out_of_place && !item.accumulates)) return 0;
   const int64_t heads = item.batches * item.tokens * (item.q_heads + (item.has_k_out ? item.k_heads : 0));
   return static_cast<double>(size_of(item.dtype) * heads * touched_channels(item));
 }
 
 bool is_step(const Case &item) {
-  return item.norm != 0 || item.cache != CacheLayout::kNone || item.is_unrotated;
+  return item.norm != 0 || item.cache != CacheLayout::kNone || item.is_unrotated || item.accumulates;
+}
+
+bool is_norm_gradient(const Case &item) {
+  return item.norm != 0 && item.is_backward;
 }
 
 bool is_partial(const Case &item) {

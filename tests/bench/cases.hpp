@@ -113,6 +113,7 @@ struct Case {
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
   rope_dtype_t code_dtype = 0;  // of the caches, and of q_out where has_code_q; 0: that of the data
   bool has_code_q = false, has_written_scales = false;
+  bool has_weight_gradients = false, accumulates = false;  // backward
 
   // SwiGLU
   int64_t rows = 0, columns = 0;
@@ -141,8 +142,11 @@ double bytes_moved(const Case &item);
 // Those of them that are written where they were read.
 double bytes_in_place(const Case &item);
 
-// A norm, a cache, or nothing that turns.
+// A norm, a cache, nothing that turns, or gradients that are added to others.
 bool is_step(const Case &item);
+
+// Backward of a norm, which reads forward's input too.
+bool is_norm_gradient(const Case &item);
 
 // Whether only a part of every head's row in memory is touched.
 bool is_partial(const Case &item);

@@ -58,6 +58,35 @@ void norm(const NormForm &form, const std::vector<double> &weights, std::vector<
   }
 }
 
+void norm_gradient(const NormForm &form, const std::vector<double> &weights,
+                   const std::vector<std::vector<double>> &inputs, std::vector<std::vector<double>> *gradients,
+                   std::vector<double> *of_weights) {
+  const size_t count = form.extent == ROPE_NORM_EXTENT_TOKEN ? inputs.size() : 1;
+  for (size_t first = 0; first < inputs.size(); first += count) {
+    const double channels = static_cast<double>(count * inputs.front().size());
+    double mean = 0, squares = 0, of_gradients = 0, of_products = 0;
+    const auto for_each = [&](const auto &visit) {
+      for (size_t h = first; h < first + count; ++h) {
+        for (size_t c = 0; c < inputs[h].size(); ++c) visit(inputs[h][c], &(*gradients)[h][c], c);
+      }
+    };
+    const bool is_layer = form.type == ROPE_NORM_LAYER;
+    for_each([&](double x, double *, size_t) { mean += is_layer ? x / channels : 0; });
+    for_each([&](double x, double *, size_t) { squares += (x - mean) * (x - mean); });
+    const double factor = 1 / std::sqrt(squares / channels + form.eps);
+    for_each([&](double x, double *gradient, size_t c) {
+      const double normed = (x - mean) * factor;
+      if (!of_weights->empty()) (*of_weights)[c] += *gradient * normed;
+      if (!weights.empty()) *gradient *= weights[c];
+      of_gradients += is_layer ? *gradient / channels : 0;
+      of_products += *gradient * normed / channels;
+    });
+    for_each([&](double x, double *gradient, size_t) {
+      *gradient = factor * (*gradient - of_gradients - (x - mean) * factor * of_products);
+    });
+  }
+}
+
 namespace {
 
 // A function, and its derivative.

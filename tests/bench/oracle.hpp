@@ -26,6 +26,12 @@ struct NormForm {
 // The heads of one token. A weight for each channel, or none.
 void norm(const NormForm &form, const std::vector<double> &weights, std::vector<std::vector<double>> *heads);
 
+// The way back: the gradients of what was normed, in the place of those of what it became. Gradients of the weights are
+// added to `of_weights` where it has any. The norm is of every channel of `inputs`, the heads of one token.
+void norm_gradient(const NormForm &form, const std::vector<double> &weights,
+                   const std::vector<std::vector<double>> &inputs, std::vector<std::vector<double>> *gradients,
+                   std::vector<double> *of_weights);
+
 // SWIGLU_ values, and numbers that are 0 where there are none.
 struct GateNumbers {
   int32_t activation = 0, limit_rule = 0;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <deque>
 #include <numeric>
+#include <thread>
 
 #if defined(ROPE_BENCH_CUDA)
 #include "gpu_timer.hpp"
@@ -187,7 +188,15 @@ class PreparedRope : public PreparedCase {
     const Heads q = read_joined(args.q, has_pass ? args.input->q_pass : absent, item_.q_heads, tokens),
                 k = read_joined(args.k, has_pass ? args.input->k_pass : absent, item_.k_heads, tokens);
     const Heads v = read_heads(args.v, {}, item_.v_heads, tokens);
-    for (const Block &output : outputs_) memory_.poison(output.data, output.bytes);
+    Backward of_q, of_k;
+    if (item_.is_backward) {
+      of_q = read_backward(args.norm != nullptr ? args.norm->q_in : absent, args.q, args.q_out, item_.q_heads, tokens);
+      of_k = read_backward(args.norm != nullptr ? args.norm->k_in : absent, args.k, args.k_out, item_.k_heads, tokens);
+    }
+    if (item_.has_weight_gradients) zero_sums();
+    for (const Block &output : outputs_) {
+      if (!item_.accumulates) memory_.poison(output.data, output.bytes);
+    }
     synchronize(memory_.device());
     for (int i = 0; i < repeats; ++i) is_separate ? call_separately(0, memory_.stream()) : call(0, memory_.stream());
     synchronize(memory_.device());
@@ -195,23 +204,103 @@ class PreparedRope : public PreparedCase {
     Accuracy accuracy;
     const rope_tensor_t &q_out = args.q_out.ndim != 0 ? args.q_out : args.q;
     const rope_tensor_t &q_scales = args.quant != nullptr ? args.quant->q_scales_out : absent;
-    compare(q, read_heads(q_out, q_scales, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_,
+    compare(q, read_heads(q_out, q_scales, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_, of_q,
             &accuracy);
     // Calls of their own find in k what those before them left there.
     const int k_repeats = item_.has_k_out || is_separate ? repeats : 1;
     if (item_.has_k_out) {
       const rope_tensor_t &k_out = args.k_out.ndim != 0 ? args.k_out : args.k;
-      compare(k, read_heads(k_out, {}, item_.k_heads, tokens), item_.k_heads, tokens, k_repeats, k_weights_, &accuracy);
+      compare(k, read_heads(k_out, {}, item_.k_heads, tokens), item_.k_heads, tokens, k_repeats, k_weights_, of_k,
+              &accuracy);
     }
     if (item_.cache != CacheLayout::kNone) {
       const rope_cache_args_t &cache = *args.cache;
-      compare(k, read_cached(cache.k_cache, cache.k_scales, tokens), item_.k_heads, tokens, k_repeats, k_weights_,
+      compare(k, read_cached(cache.k_cache, cache.k_scales, tokens), item_.k_heads, tokens, k_repeats, k_weights_, {},
               &accuracy);
       if (item_.v_heads > 0) {
-        compare(v, read_cached(cache.v_cache, cache.v_scales, tokens), item_.v_heads, tokens, 0, {}, &accuracy);
+        compare(v, read_cached(cache.v_cache, cache.v_scales, tokens), item_.v_heads, tokens, 0, {}, {}, &accuracy);
       }
     }
+    if (item_.has_weight_gradients && repeats == 1) {
+      check_sums(of_q, item_.q_heads, q_weights_, args.norm->grad_q_weight);
+      check_sums(of_k, item_.k_heads, k_weights_, args.norm->grad_k_weight);
+    }
     return accuracy;
+  }
+
+  // What backward reads beside the gradients, of the checked tokens, and both of the first run's.
+  struct Backward {
+    Heads inputs;  // of the norm
+    Heads held;    // by outputs that are added to
+    Heads run_gradients, run_inputs;
+  };
+
+  Backward read_backward(const rope_tensor_t &inputs, const rope_tensor_t &gradients, const rope_tensor_t &outputs,
+                         int64_t num_heads, const std::vector<int64_t> &tokens) const {
+    Backward backward;
+    if (item_.accumulates) backward.held = read_heads(outputs, {}, num_heads, tokens);
+    if (!is_norm_gradient(item_)) return backward;
+    backward.inputs = read_heads(inputs, {}, num_heads, tokens);
+    if (item_.has_weight_gradients) {
+      const std::vector<int64_t> of_run = first_run();
+      backward.run_gradients = read_heads(gradients, {}, num_heads, of_run);
+      backward.run_inputs = read_heads(inputs, {}, num_heads, of_run);
+    }
+    return backward;
+  }
+
+  int64_t num_runs() const {
+#if defined(ROPE_BENCH_CUDA)
+    if (memory_.device() == ROPE_DEVICE_CUDA) return 4 * gpu().num_multiprocessors;
+#endif
+    return 4 * (item_.num_threads > 0 ? item_.num_threads : static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
+  std::vector<int64_t> first_run() const {
+    std::vector<int64_t> tokens(static_cast<size_t>((num_tokens() - 1) / num_runs() + 1));
+    std::iota(tokens.begin(), tokens.end(), 0);
+    return tokens;
+  }
+
+  void zero_sums() const {
+    for (const rope_tensor_t &sums : {one_.args[0].norm->grad_q_weight, one_.args[0].norm->grad_k_weight}) {
+      const std::vector<float> zeros(static_cast<size_t>(num_runs() * item_.head_dim));
+      memory_.upload(sums.data, zeros.data(), zeros.size() * sizeof(float));
+    }
+  }
+
+  // Those of the first run. Sums of many terms of either sign are less exact than one.
+  void check_sums(const Backward &backward, int64_t num_heads, const std::vector<double> &weights,
+                  const rope_tensor_t &sums) const {
+    std::vector<double> exact(static_cast<size_t>(item_.head_dim)), cosine, sine;
+    std::vector<int64_t> indices(exact.size());
+    std::iota(indices.begin(), indices.end(), 0);
+    for (const int64_t token : first_run()) {
+      const auto begin = static_cast<std::ptrdiff_t>(token * num_heads);
+      const auto heads_in = [&](const Heads &heads) {
+        return Heads(heads.begin() + begin, heads.begin() + begin + num_heads);
+      };
+      angles_of(token, &cosine, &sine);
+      Heads gradients = heads_in(backward.run_gradients);
+      take_back(cosine, sine, weights, heads_in(backward.run_inputs), &gradients, &exact);
+    }
+    const std::vector<double> got = memory_.read(sums.data, sums.dtype, indices);
+    Accuracy accuracy;
+    for (size_t channel = 0; channel < exact.size(); ++channel) accuracy.add(got[channel], exact[channel]);
+    require_accuracy(accuracy, 1e-5);
+  }
+
+  // A token's gradients through a norm, to which those of the weights are added where there are any.
+  void take_back(const std::vector<double> &cosine, const std::vector<double> &sine, const std::vector<double> &weights,
+                 Heads inputs, Heads *gradients, std::vector<double> *of_weights) const {
+    const bool is_after = item_.norm_order == ROPE_NORM_ORDER_AFTER;
+    const NormForm form = {item_.norm, item_.norm_extent, kNormEps};
+    const auto turn = [&](bool is_backward, Heads *heads) {
+      for (std::vector<double> &head : *heads) head = rotated(window_of(is_backward), cosine, sine, head);
+    };
+    turn(!is_after, is_after ? &inputs : gradients);
+    norm_gradient(form, weights, inputs, gradients, of_weights);
+    if (is_after) turn(true, gradients);
   }
 
   void fill_config() {
@@ -270,8 +359,12 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  size_t num_axes() const { return static_cast<size_t>(config_.num_axes > 0 ? config_.num_axes : 1); }
-  int64_t num_tokens() const { return item_.batches * item_.tokens; }
+  size_t num_axes() const {
+    return static_cast<size_t>(config_.num_axes > 0 ? config_.num_axes : 1);
+  }
+  int64_t num_tokens() const {
+    return item_.batches * item_.tokens;
+  }
 
   // Sequences of different lengths that fill all tokens.
   void fill_sequences() {
@@ -416,7 +509,9 @@ class PreparedRope : public PreparedCase {
   }
 
   // q, k or their outputs: heads of `pitch` channels, all compact.
-  rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) { return make_tensor(item_.dtype, num_heads, pitch); }
+  rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) {
+    return make_tensor(item_.dtype, num_heads, pitch);
+  }
 
   rope_tensor_t make_tensor(rope_dtype_t dtype, int64_t num_heads, int64_t pitch) {
     rope_tensor_t result = tensor(nullptr, dtype, {});
@@ -433,13 +528,16 @@ class PreparedRope : public PreparedCase {
     return result;
   }
 
-  int head_axis() const { return item_.layout == ROPE_LAYOUT_THD || item_.layout == ROPE_LAYOUT_BHSD ? 1 : 2; }
+  int head_axis() const {
+    return item_.layout == ROPE_LAYOUT_THD || item_.layout == ROPE_LAYOUT_BHSD ? 1 : 2;
+  }
 
   rope_args_t make_args() {
     rope_args_t args = {};
     args.struct_size = sizeof args;
     args.flags = launch_flag();
     if (item_.is_unrotated) args.flags |= ROPE_FLAG_UNROTATED;
+    if (item_.accumulates) args.flags |= ROPE_FLAG_ACCUMULATE;
     if (item_.v_heads > 0) args.flags |= ROPE_FLAG_V_UNROTATED;
     if (item_.is_packed) {
       const rope_tensor_t qkv = make_tensor(item_.q_heads + 2 * item_.k_heads, item_.head_dim);
@@ -462,7 +560,7 @@ class PreparedRope : public PreparedCase {
     } else if (item_.cache != CacheLayout::kNone && item_.has_k_out) {
       args.k_out = args.k;
     }
-    if (item_.norm != 0) args.norm = &norm_;
+    if (item_.norm != 0) args.norm = is_norm_gradient(item_) ? make_gradients() : &norm_;
     if (item_.cache != CacheLayout::kNone) args.cache = make_cache();
     if (item_.code_dtype != 0) args.quant = make_quant();
     args.positions = position_tensor_;
@@ -482,7 +580,9 @@ class PreparedRope : public PreparedCase {
     return args;
   }
 
-  uint32_t launch_flag() const { return item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0; }
+  uint32_t launch_flag() const {
+    return item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
+  }
 
   void keep_output(rope_dtype_t dtype, void *data, int64_t elements) {
     const bool is_checked = one_.args.empty();
@@ -527,6 +627,25 @@ class PreparedRope : public PreparedCase {
     }
     caches_.push_back(cache);
     return &caches_.back();
+  }
+
+  const rope_norm_args_t *make_gradients() {
+    rope_norm_args_t norm = norm_;
+    if (item_.q_heads > 0) norm.q_in = make_tensor(item_.q_heads, item_.head_dim);
+    if (item_.k_heads > 0) norm.k_in = make_tensor(item_.k_heads, item_.head_dim);
+    if (item_.has_weight_gradients) {
+      norm.grad_q_weight = make_sums();
+      norm.grad_k_weight = make_sums();
+    }
+    norms_.push_back(norm);
+    return &norms_.back();
+  }
+
+  rope_tensor_t make_sums() {
+    const std::vector<float> zeros(static_cast<size_t>(num_runs() * item_.head_dim));
+    void *memory = memory_.allocate(zeros.size() * sizeof(float));
+    memory_.upload(memory, zeros.data(), zeros.size() * sizeof(float));
+    return tensor(memory, ROPE_DTYPE_F32, {num_runs(), item_.head_dim});
   }
 
   const rope_input_args_t *make_pass() {
@@ -713,17 +832,23 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  // `repeats` 0: with what was read.
-  void compare(const Heads &before, const Heads &after, int64_t num_heads, const std::vector<int64_t> &tokens,
-               int repeats, const std::vector<double> &weights, Accuracy *accuracy) const {
+  RopeWindow window_of(bool is_backward) const {
     RopeWindow window = {};
     window.style = item_.style;
     window.out_style = item_.out_style != 0 ? item_.out_style : item_.style;
     window.rotary_dim = item_.rotary_dim;
-    const bool is_window = !before.empty() && before[0].size() == static_cast<size_t>(item_.rotary_dim);
-    window.rotary_offset = is_window ? 0 : item_.rotary_offset;
+    window.rotary_offset = item_.rotary_offset;
     window.pair_block = config_.pair_block != 0 ? config_.pair_block : item_.rotary_dim;
-    window.is_backward = item_.is_backward;
+    window.is_backward = is_backward;
+    return window;
+  }
+
+  // `repeats` 0: with what was read.
+  void compare(const Heads &before, const Heads &after, int64_t num_heads, const std::vector<int64_t> &tokens,
+               int repeats, const std::vector<double> &weights, const Backward &backward, Accuracy *accuracy) const {
+    RopeWindow window = window_of(item_.is_backward);
+    const bool is_window = !before.empty() && before[0].size() == static_cast<size_t>(item_.rotary_dim);
+    if (is_window) window.rotary_offset = 0;
     const NormForm form = {item_.norm, item_.norm_extent, kNormEps};
     const bool is_normed_after = item_.norm_order == ROPE_NORM_ORDER_AFTER;
     std::vector<double> cosine, sine;
@@ -732,13 +857,20 @@ class PreparedRope : public PreparedCase {
       Heads exact(before.begin() + static_cast<std::ptrdiff_t>(first),
                   before.begin() + static_cast<std::ptrdiff_t>(first) + num_heads);
       for (int repeat = 0; repeat < repeats; ++repeat) {
+        if (is_norm_gradient(item_)) {
+          const auto of_token = backward.inputs.begin() + static_cast<std::ptrdiff_t>(first);
+          std::vector<double> no_sums;
+          take_back(cosine, sine, weights, Heads(of_token, of_token + num_heads), &exact, &no_sums);
+          continue;
+        }
         if (item_.norm != 0 && !is_normed_after) norm(form, weights, &exact);
         for (std::vector<double> &head : exact) head = rotated(window, cosine, sine, head);
         if (item_.norm != 0 && is_normed_after) norm(form, weights, &exact);
       }
       for (size_t head = 0; head < exact.size(); ++head) {
         for (size_t channel = 0; channel < exact[head].size(); ++channel)
-          accuracy->add(after[first + head][channel], exact[head][channel]);
+          accuracy->add(after[first + head][channel],
+                        exact[head][channel] + (item_.accumulates ? backward.held[first + head][channel] : 0));
       }
     }
   }
@@ -758,6 +890,7 @@ class PreparedRope : public PreparedCase {
   rope_norm_args_t norm_ = {};
   rope_quant_args_t quant_ = {};
   std::deque<rope_cache_args_t> caches_;
+  std::deque<rope_norm_args_t> norms_;  // of backward
   std::deque<rope_input_args_t> inputs_;
   std::deque<rope_quant_args_t> quants_;
   std::vector<Block> outputs_;  // of set 0, beside what is in place

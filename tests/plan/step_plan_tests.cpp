@@ -407,17 +407,29 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
-TEST_CASE("gradients of norms have a block for each run of tokens, with room for sums and heads", "[step plan]") {
+// Backward of q and k through norms whose input lies elsewhere; sums of q's weights, and of k's, of so many runs.
+void make_gradient(const Work &work, rope_dtype_t dtype, const StepSizes &sizes, int64_t q_runs, int64_t k_runs,
+                   Scene *scene) {
+  make_step(work, dtype, ROPE_LAYOUT_BSHD, sizes, scene);
+  scene->step.is_norm_gradient = true;
+  for (int i = 0; i < 2; ++i) {
+    rope::StepTensor &tensor = scene->step.tensor[i];
+    tensor.norm_in.data = reinterpret_cast<char *>(address_of(16 + i));
+    std::copy_n(scene->problem.tensor[i].in_stride, rope::kNumAxes, tensor.norm_in.stride);
+    tensor.runs = i == 0 ? q_runs : k_runs;
+    if (tensor.runs > 0) {
+      tensor.weight_sums = {reinterpret_cast<char *>(address_of(14 + i)), sizes.head_dim, 0, 1, false};
+    }
+  }
+}
+
+TEST_CASE("the general kernel has a block for each run of tokens, with room for sums and heads", "[step plan]") {
   Scene scene;
-  for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
     for (const int32_t head_dim : {64, 128, 1024}) {
       for (const int64_t heads : {1, 8, 512}) {
-        make_step({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, dtype, ROPE_LAYOUT_BSHD,
-                  {100, {heads, 2, 2}, head_dim}, &scene);
-        scene.step.is_norm_gradient = true;
-        rope::StepTensor &q = scene.step.tensor[0];
-        q.runs = 7;
-        q.weight_sums = {reinterpret_cast<char *>(address_of(15)), head_dim, 0, 1, false};
+        make_gradient({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, dtype, {100, {heads, 2, 2}, head_dim}, 7, 0,
+                      &scene);
         rope::RopePlan plan = {};
         REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
         INFO(name_of(dtype) << ", head_dim " << head_dim << ", " << heads << " heads");
@@ -433,6 +445,76 @@ TEST_CASE("gradients of norms have a block for each run of tokens, with room for
       }
     }
   }
+}
+
+TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in parts where these are many",
+          "[step plan]") {
+  Scene scene;
+  struct Expected {
+    int64_t heads[2];
+    int64_t runs[2];
+    int groups;
+    uint32_t threads, row_threads, rows, parts;  // of a block, and of q's group
+  };
+  const Expected all[] = {
+      {{32, 8}, {7, 7}, 1, 320, 320, 1, 1},   {{32, 8}, {7, 0}, 1, 320, 320, 1, 1},
+      {{32, 8}, {0, 0}, 1, 320, 320, 1, 1},   {{32, 8}, {7, 9}, 2, 256, 256, 1, 1},
+      {{4, 2}, {7, 7}, 1, 256, 48, 5, 1},     {{64, 8}, {7, 7}, 2, 256, 256, 1, 2},
+      {{512, 8}, {7, 7}, 2, 256, 256, 1, 16}, {{1, 1}, {200, 200}, 1, 256, 16, 16, 1},
+  };
+  for (const Expected &expected : all) {
+    make_gradient({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, ROPE_DTYPE_BF16,
+                  {100, {expected.heads[0], expected.heads[1], 2}, 128}, expected.runs[0], expected.runs[1], &scene);
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    INFO(expected.heads[0] << " and " << expected.heads[1] << " heads, " << expected.runs[0] << " and "
+                           << expected.runs[1] << " runs");
+    REQUIRE(plan.step.kernel == rope::StepKernel::kNormGradientRows);
+    CHECK(plan.step.has_more == (expected.runs[0] > 0 || expected.runs[1] > 0));
+    CHECK(plan.shared_bytes <= 48 * 1024);
+    CHECK(plan.threads == expected.threads);
+    const rope::StepGradients &gradients = plan.gradients;
+    CHECK(gradients.is_flat);
+    REQUIRE(gradients.num_groups == expected.groups);  // v is not written
+    const rope::GradientGroup &of_q = gradients.group[0];
+    CHECK(of_q.row_threads == expected.row_threads);
+    CHECK(of_q.rows == expected.rows);
+    CHECK(of_q.parts == expected.parts);
+    uint32_t blocks = 0;
+    for (int i = 0; i < gradients.num_groups; ++i) {
+      const rope::GradientGroup &group = gradients.group[i];
+      CHECK(group.first_block == blocks);
+      CHECK(group.rows * group.row_threads <= plan.threads);
+      CHECK(int64_t{group.runs} * group.tokens_of_run >= 200);
+      CHECK(int64_t{group.runs - 1} * group.tokens_of_run < 200);
+      const int64_t runs = scene.step.tensor[group.first_tensor].runs;
+      if (runs > 0) CHECK(group.tokens_of_run == (200 - 1) / runs + 1);
+      blocks += (group.runs - 1) / group.rows + 1;
+    }
+    CHECK(plan.grid_x == blocks);
+  }
+}
+
+TEST_CASE("gradients of norms that rows do not take are for the general kernel", "[step plan]") {
+  Scene scene;
+  const auto has_rows = [&](const Work &work, const StepSizes &sizes, auto change) {
+    make_gradient(work, ROPE_DTYPE_F16, sizes, 7, 7, &scene);
+    change();
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    return plan.step.kernel == rope::StepKernel::kNormGradientRows;
+  };
+  const Work head = {"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false},
+             token = {"token norm, rotation", ROPE_NORM_RMS, 0, ROPE_NORM_EXTENT_TOKEN, true, false};
+  const auto as_it_is = [] {};
+  rope::StepTensor &q = scene.step.tensor[0];
+  CHECK(has_rows(head, {100, {8, 2, 2}, 128}, as_it_is));
+  CHECK(!has_rows(head, {100, {8, 2, 2}, 40}, as_it_is));
+  CHECK(!has_rows(head, {100, {8, 2, 2}, 128}, [&] { q.norm_in.data += 8; }));
+  CHECK(!has_rows(head, {100, {8, 2, 2}, 128}, [&] { q.norm_in.stride[rope::kChannel] = 2; }));
+  CHECK(!has_rows(head, {100, {8, 2, 2}, 128}, [&] { q.bias_sums = q.weight_sums; }));
+  CHECK(has_rows(token, {100, {40, 2, 2}, 128}, as_it_is));
+  CHECK(!has_rows(token, {100, {41, 2, 2}, 128}, as_it_is));
 }
 
 TEST_CASE("rows add gradients of 16 bits to what their outputs hold, the general kernel all others", "[step plan]") {

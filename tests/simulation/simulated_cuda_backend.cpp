@@ -37,6 +37,15 @@ std::map<const void *, Call> find_calls() {
       const StepVariant gradient = {StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false, false};
       calls[step_kernel_of(element, gradient)] = call<NormGradientParams>;
     }
+    if constexpr (sizeof element == 2) {
+      for (const bool is_interleaved : {false, true}) {
+        for (const bool has_sums : {false, true}) {
+          const StepVariant gradient = {
+              StepKernel::kNormGradientRows, StepNorm::kNone, StepAngles::kNone, is_interleaved, false, has_sums};
+          calls[step_kernel_of(element, gradient)] = call<NormGradientRowParams>;
+        }
+      }
+    }
     const auto add_norms = [&](std::initializer_list<StepNorm> norms, StepKernel kernel, bool has_codes, bool has_more,
                                Call plain, Call angles, Call table) {
       for (const StepNorm norm : norms) {

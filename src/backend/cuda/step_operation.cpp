@@ -502,6 +502,66 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, NormGradientPa
   }
 }
 
+void set_params(const RopeProblem &problem, const RopePlan &plan, NormGradientRowParams *params) {
+  const StepProblem &step = *problem.step;
+  const StepGradients &gradients = plan.gradients;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  set_params(problem, plan, static_cast<WithAngles<StepRowParams, kMaxLongStepPairs> *>(params));
+  params->weight_units = gradients.weight_units;
+  params->shared_tokens_log2 = gradients.shared_tokens_log2;
+  params->shared_angles = gradients.shared_angles;
+  params->shared_lost = gradients.shared_lost;
+  params->has_table = plan.step.angles == StepAngles::kTable;
+  params->is_flat = gradients.is_flat;
+  params->is_of_token = step.has_norm && problem.geometry->norm.is_of_token;
+  params->usual_units = 0;
+  params->has_factors = step.has_factor;
+  params->accumulates = step.accumulates;
+  for (int i = 0; i < 3; ++i) {
+    NormGradientRowTensor *const mine = &params->gradient[i];
+    *mine = {};
+    if (i >= problem.num_tensors || problem.tensor[i].heads == 0) continue;
+    const StepTensor &tensor = step.tensor[i];
+    const auto make_side = [&](const char *data, const int64_t *stride) {
+      RopeRowSide side = make_row_side(data, stride, size, 0);
+      side.token = static_cast<int32_t>(token_stride_of(problem, params->is_flat, stride) * size);
+      return side;
+    };
+    StepRowTensor *const of_rows = &params->tensor[i];
+    of_rows->begin = gradients.first_thread[i];
+    of_rows->in = make_side(problem.tensor[i].in, problem.tensor[i].in_stride);
+    if (tensor.is_written) of_rows->out = make_side(problem.tensor[i].out, problem.tensor[i].out_stride);
+    if (tensor.factor.is_f32) of_rows->flags |= kHasWideFactor;
+    mine->factor = make_factor(problem, false, tensor.factor, nullptr);
+    mine->weight_sums = tensor.weight_sums;
+    if (!tensor.is_normed) continue;
+    mine->in = make_side(tensor.norm_in.data, tensor.norm_in.stride);
+    if (params->is_full_window && of_rows->lanes_log2 > 1) params->usual_units = of_rows->units_per_head;
+  }
+  bool is_counted = false;
+  for (int i = 0; i < 3; ++i) {
+    NormGradientGroup *const mine = &params->group[i];
+    *mine = {};
+    mine->first_block = ~uint32_t{0};
+    if (i >= gradients.num_groups) continue;
+    const GradientGroup &group = gradients.group[i];
+    mine->first_block = group.first_block;
+    mine->first_tensor = static_cast<uint32_t>(group.first_tensor);
+    mine->end_tensor = static_cast<uint32_t>(group.end_tensor);
+    mine->row_threads = group.row_threads;
+    mine->rows = group.rows;
+    mine->parts = group.parts;
+    mine->tokens_of_run = group.tokens_of_run;
+    mine->runs = group.runs;
+    mine->is_normed = step.tensor[group.first_tensor].is_normed;
+    for (int index = group.first_tensor; index < group.end_tensor; ++index) {
+      if (gradients.first_thread[index] != ~uint32_t{0} && step.tensor[index].is_turned) mine->is_turned = true;
+    }
+    mine->counts_faults = mine->is_turned && !is_counted;
+    if (mine->is_turned) is_counted = true;
+  }
+}
+
 template <typename Params>
 rope_status_t launch_step(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
@@ -530,7 +590,12 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
                                      StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
   constexpr bool kHasMore[] = {false, true};
-  const bool may_have_codes = dtype_size(geometry.dtype) == 2;
+  const bool may_have_codes = dtype_size(geometry.dtype) == 2,
+             has_gradient_rows = may_have_codes && geometry.norm.type != 0;
+  for (const bool has_sums : kHasMore) {
+    if (!has_gradient_rows) break;
+    load({StepKernel::kNormGradientRows, StepNorm::kNone, StepAngles::kNone, is_interleaved, false, has_sums});
+  }
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
@@ -602,6 +667,8 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
       }
       return launch_with(launch_step<StepRowParams>, launch_step<WithAngles<StepRowParams, kMaxLongStepPairs>>,
                          launch_step<StepRowParams>);
+    case StepKernel::kNormGradientRows:
+      return launch_step<NormGradientRowParams>(function, problem, plan, device_index, stream);
     case StepKernel::kNormGradient:
       return launch_step<NormGradientParams>(function, problem, plan, device_index, stream);
     default:

@@ -155,10 +155,11 @@ struct HeadSums {
   int end;
 };
 
-// The gradient of a channel x from h and n. Without a mean of h the first difference is h, bit for bit.
-template <typename Real>
+// The gradient of a channel x from h and n. Without a mean of h the first difference is h, bit for bit: RMS may leave
+// it out.
+template <bool HasMean = true, typename Real>
 ROPE_HOST_DEVICE Real norm_gradient(Real weighed, Real normed, Real inverse, const NormGradientMeans<Real> &means) {
-  const Real centred = add_rounded(weighed, -means.gradients);
+  const Real centred = HasMean ? add_rounded(weighed, -means.gradients) : weighed;
   return multiply_rounded(add_rounded(centred, -multiply_rounded(normed, means.products)), inverse);
 }
 

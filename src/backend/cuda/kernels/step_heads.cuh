@@ -350,6 +350,14 @@ struct UnitValues {
     for (int i = 0; i < V; ++i) low[i] = multiply_rounded(low[i], factor), high[i] = multiply_rounded(high[i], factor);
   }
 
+  __device__ __forceinline__ void add(const UnitValues &others) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      low[i] = add_rounded(low[i], others.low[i]);
+      high[i] = add_rounded(high[i], others.high[i]);
+    }
+  }
+
   // To the data's type.
   __device__ __forceinline__ void round() {
     to_floats<T, V>(from_floats<T, V>(low), low);

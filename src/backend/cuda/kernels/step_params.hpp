@@ -352,4 +352,44 @@ struct NormGradientParams : StepGeneralParams {
   int counting_tensor;  // with whose tokens faults are counted
 };
 
+// ---- kNormGradientRows ----
+
+// Beside a tensor's part of StepRowParams, whose `begin` is among the threads of a row.
+struct NormGradientRowTensor {
+  RopeRowSide in;         // what forward's norm was of
+  StepHeadFactor factor;  // amax is not in use
+  RunSums weight_sums;
+};
+
+// Tensors whose heads share blocks: norm_gradient_rows.cuh has a picture.
+struct NormGradientGroup {
+  uint32_t first_block;  // all ones where there is no group
+  uint32_t first_tensor;
+  uint32_t end_tensor;
+  uint32_t row_threads;  // of a row
+  uint32_t rows;
+  uint32_t parts;
+  uint32_t tokens_of_run;
+  uint32_t runs;  // with tokens
+  bool is_normed;
+  bool is_turned;  // some tensor is
+  bool counts_faults;
+};
+
+struct NormGradientRowParams : WithAngles<StepRowParams, kMaxLongStepPairs> {
+  NormGradientRowTensor gradient[3];
+  NormGradientGroup group[3];
+  uint32_t usual_units;   // of each normed head, which is the window: a power of two, 4 at least; 0: elsewhere
+  uint32_t weight_units;  // that there is room for the weights of: a block's threads, or 32, which are fewer, for each
+                          // tensor of a group
+  uint32_t shared_tokens_log2;  // tokens of a row whose angles are shared at a time
+  uint32_t shared_angles;       // units that there is room for the angles of
+  uint32_t shared_lost;         // room for whether tokens are lost
+  bool has_table;
+  bool is_flat;  // tokens of all batches are counted as those of one, but for positions and factors
+  bool has_factors;
+  bool is_of_token;
+  bool accumulates;  // outputs are added to
+};
+
 }  // namespace rope

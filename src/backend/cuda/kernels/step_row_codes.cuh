@@ -24,13 +24,7 @@ struct UnitStores {
   __device__ __forceinline__ void accumulate(UnitValues<T, V> *values) const {
     if (!writes_out()) return;
     const char *const held = unit.address_in(tensor.out);
-    const UnitValues<T, V> others(load_vector<Vector<T, V>>(held),
-                                  load_vector<Vector<T, V>>(held + unit.place.to_high));
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      values->low[i] = add_rounded(values->low[i], others.low[i]);
-      values->high[i] = add_rounded(values->high[i], others.high[i]);
-    }
+    values->add({load_vector<Vector<T, V>>(held), load_vector<Vector<T, V>>(held + unit.place.to_high)});
   }
 
   __device__ __forceinline__ void store_words(const Vector<T, V> &low, const Vector<T, V> &high) const {

@@ -53,6 +53,14 @@ __device__ __forceinline__ void share_place(const StepRowParams &params, const S
   if (place.is_faulty && counts_faults) count_fault(params.fault, at.flat);
 }
 
+// The angle of a pair, from a row of the table.
+__device__ __forceinline__ CosSin<float> load_row_angle(const StepRowParams &params, uint64_t row, uint32_t pair) {
+  const int axis = params.lookups.used_axes != 0 ? static_cast<int>(axis_of(params.lookups, pair)) : 0;
+  const LoadedAngle loaded = load_angle(params.table, axis, 0, static_cast<int64_t>(row), pair);
+  const float sin = entry_of(loaded.sin, params.table.dtype);
+  return {entry_of(loaded.cos, params.table.dtype), params.sin_scale < 0.0f ? -sin : sin};
+}
+
 // Where a unit lies in its head, in bytes.
 struct UnitPlace {
   bool is_rotary;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/norm_gradient.cuh"
+#include "backend/cuda/kernels/norm_gradient_rows.cuh"
 #include "backend/cuda/kernels/step_general.cuh"
 #include "backend/cuda/kernels/step_long.cuh"
 #include "backend/cuda/kernels/step_rows.cuh"
@@ -23,6 +24,9 @@ const void *find_step_kernel(const StepVariant &variant) {
     case StepKernel::kShortRows:
     case StepKernel::kLongRows:
       return find_step_rows_kernel<T>(variant);
+    case StepKernel::kNormGradientRows:
+      if constexpr (sizeof(T) == 2) return find_norm_gradient_rows_kernel<T>(variant);
+      return nullptr;
     case StepKernel::kNormGradient:
       if constexpr (sizeof(T) == 4) return reinterpret_cast<const void *>(norm_gradient_kernel<float>);
       return nullptr;
