@@ -5,6 +5,11 @@ its groups. A result whose operand is absent is None.
 
   rotate           new tensors for q, k and v
   rotate_          writes q, k and v
+  norm_rotate      new tensors for q, k and v, normed and rotated
+  norm_rotate_backward  new gradients of q, k and v from those of norm_rotate's results, and of weights and biases,
+                   those of which `wanted` has the bits 1, 2, 4 and 8, `num_runs` rows of them side by side in the
+                   order of the schema: sums over as many runs of tokens. q_in, k_in and v_in are norm_rotate's q, k
+                   and v, those that are normed
   step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
                    place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
   swiglu           a new tensor
@@ -26,7 +31,7 @@ from torch.autograd.graph import increment_version
 
 from . import _abi, _calls
 from ._enums import Layout, TableRows
-from ._groups import Cache, Input, Norm, Quant
+from ._groups import Cache, Input, Norm, NormGradient, Quant
 from ._library import function_table, package_version, torch_operators_path
 from ._rope import RopeDesc
 from ._swiglu import SwigluDesc
@@ -48,9 +53,11 @@ def as_bytes(x: Any) -> Any:
 def _as_scales(x: Any) -> Any:
     return x.view(_E8M0) if isinstance(x, Tensor) and x.dtype == torch.uint8 and _E8M0 is not None else x
 
-_OPERANDS = (
-    "bool is_backward, Tensor? positions=None, SymInt position_offset=0, int flags=0, Tensor? start_positions=None, "
+_ROTATION = (
+    "Tensor? positions=None, SymInt position_offset=0, int flags=0, Tensor? start_positions=None, "
     "Tensor? cu_seqlens=None, Tensor? cos=None, Tensor? sin=None, Tensor? angles=None, int table_rows=0")
+_OPERANDS = f"bool is_backward, {_ROTATION}"
+_NORM = "Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, Tensor? k_bias=None"
 _GATING = (
     "Tensor? row_scale=None, Tensor? num_rows=None, Tensor? gate_bias=None, Tensor? up_bias=None, "
     "Tensor? expert_rows=None, int flags=0")
@@ -58,9 +65,12 @@ _GATING = (
 _SCHEMAS = (
     f"rotate(str desc, Tensor q, Tensor? k, Tensor? v, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     f"rotate_(str desc, Tensor(a!) q, Tensor(b!)? k, Tensor(c!)? v, {_OPERANDS}) -> ()",
+    f"norm_rotate(str desc, Tensor q, Tensor? k, Tensor? v, {_ROTATION}, {_NORM}) -> (Tensor, Tensor, Tensor)",
+    f"norm_rotate_backward(str desc, Tensor? q, Tensor? k, Tensor? v, {_ROTATION}, {_NORM}, Tensor? q_in=None, "
+    "Tensor? k_in=None, Tensor? v_in=None, int wanted=0, SymInt num_runs=1) -> (Tensor, Tensor, Tensor, Tensor)",
     "step(str desc, Tensor? q, Tensor? k, Tensor? v, Tensor(a!)? q_out, Tensor(b!)? k_out, Tensor(c!)? v_out, "
-    f"{_OPERANDS}, Tensor(d!)? fault=None, Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, "
-    "Tensor? k_bias=None, Tensor(e!)? k_cache=None, Tensor(f!)? v_cache=None, Tensor? slots=None, "
+    f"{_OPERANDS}, Tensor(d!)? fault=None, {_NORM}, Tensor(e!)? k_cache=None, Tensor(f!)? v_cache=None, "
+    "Tensor? slots=None, "
     "Tensor? page_table=None, Tensor? page_indptr=None, Tensor? sequence=None, Tensor? cache_positions=None, "
     "Tensor(g!)? k_pass_cache=None, Tensor(h!)? k_scales=None, Tensor(i!)? v_scales=None, "
     "Tensor(j!)? k_pass_scales=None, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
@@ -80,12 +90,16 @@ for _schema in _SCHEMAS:
 
 rotate = torch.ops.librope.rotate.default
 rotate_ = torch.ops.librope.rotate_.default
+norm_rotate = torch.ops.librope.norm_rotate.default
+norm_rotate_backward = torch.ops.librope.norm_rotate_backward.default
 step = torch.ops.librope.step.default
 swiglu = torch.ops.librope.swiglu.default
 swiglu_out = torch.ops.librope.swiglu_out.default
 swiglu_backward = torch.ops.librope.swiglu_backward.default
 
 Triple = Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+_NUM_ROTATION = 9  # operands of _ROTATION
 
 _calls.add_torch(torch)
 
@@ -109,22 +123,90 @@ def _options(function: str, flags: int, known: int) -> Any:
     return {name: True for name, flag in _FLAGS.items() if flags & flag}
 
 
-def _python_rotate(
-        key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], is_backward: bool,
-        positions: Optional[Tensor] = None, position_offset: int = 0, flags: int = 0,
+def _rotation(
+        function: str, positions: Optional[Tensor] = None, position_offset: int = 0, flags: int = 0,
         start_positions: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None,
-        sin: Optional[Tensor] = None, angles: Optional[Tensor] = None, table_rows: int = 0) -> Triple:
-    desc = _desc_of(RopeDesc, "rotate", key)
-    results = (desc.backward if is_backward else desc.forward)(
-        q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
-        angles=angles, position_offset=position_offset, table_rows=table_rows or TableRows.BY_POSITION,
-        **_options("rotate", flags, sum(_FLAGS.values())))
+        sin: Optional[Tensor] = None, angles: Optional[Tensor] = None, table_rows: int = 0) -> Any:
+    return dict(
+        positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
+        position_offset=position_offset, table_rows=table_rows or TableRows.BY_POSITION,
+        **_options(function, flags, sum(_FLAGS.values())))
+
+
+def _in_places(results: Any, k: Optional[Tensor], v: Optional[Tensor]) -> Triple:
+    """Of a descriptor's results, with None for what is not given."""
     given = iter((results,) if isinstance(results, Tensor) else results)
     return next(given), None if k is None else next(given), None if v is None else next(given)
 
 
+def _python_rotate(
+        key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], is_backward: bool, *operands: Any) -> Triple:
+    desc = _desc_of(RopeDesc, "rotate", key)
+    call = desc.backward if is_backward else desc.forward
+    return _in_places(call(q, k, v, **_rotation("rotate", *operands)), k, v)
+
+
 def _python_rotate_(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> None:
     _python_step(key, None, None, None, q, k, v, *operands)
+
+
+def _python_norm_rotate(
+        key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
+    results = _desc_of(RopeDesc, "norm_rotate", key).forward(
+        q, k, v, norm=Norm(*operands[_NUM_ROTATION:]), **_rotation("norm_rotate", *operands[:_NUM_ROTATION]))
+    return _in_places(results, k, v)
+
+
+def parts_of(rows: Optional[Tensor], wanted: int, weights: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+    """Of rows [.., C] that have the gradients of wanted weights side by side: views of their shapes, or None."""
+    parts: List[Optional[Tensor]] = []
+    begin = 0
+    for i, weight in enumerate(weights):
+        part = None
+        if rows is not None and weight is not None and wanted >> i & 1:
+            part = rows[..., begin:begin + weight.numel()].view(*rows.shape[:-1], *weight.shape)
+            begin += weight.numel()
+        parts.append(part)
+    return parts
+
+
+def _make_rows(wanted: int, num_runs: int, weights: Sequence[Optional[Tensor]], like: Tensor) -> Optional[Tensor]:
+    if not 0 <= wanted < 1 << len(weights):
+        raise ValueError("norm_rotate_backward: wanted has unknown bits")
+    width = 0
+    for i, (name, weight) in enumerate(zip(Norm._fields, weights)):
+        if wanted >> i & 1:
+            if weight is None:
+                raise ValueError(f"norm_rotate_backward: wanted has the gradient of {name}, which is absent")
+            width += weight.numel()
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return like.new_zeros((num_runs, width), dtype=dtype) if wanted else None
+
+
+def _python_norm_rotate_backward(
+        key: str, q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], positions: Optional[Tensor] = None,
+        position_offset: int = 0, flags: int = 0, start_positions: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
+        angles: Optional[Tensor] = None, table_rows: int = 0, q_weight: Optional[Tensor] = None,
+        k_weight: Optional[Tensor] = None, q_bias: Optional[Tensor] = None, k_bias: Optional[Tensor] = None,
+        q_in: Optional[Tensor] = None, k_in: Optional[Tensor] = None, v_in: Optional[Tensor] = None, wanted: int = 0,
+        num_runs: int = 1, *, is_fake: bool = False) -> Tuple[Optional[Tensor], ...]:
+    given = [x for x in (q, k, v) if x is not None]
+    if not given:
+        raise ValueError("norm_rotate_backward: q, k and v are absent: one of them must be given")
+    make = torch.empty_like if cu_seqlens is None else torch.zeros_like
+    outputs = [  # as forward makes its results
+        None if grad is None else make(grad if x is None else x) for grad, x in ((q, q_in), (k, k_in), (v, v_in))]
+    weights = q_weight, k_weight, q_bias, k_bias
+    rows = _make_rows(wanted, num_runs, weights, given[0])
+    if not is_fake:
+        _desc_of(RopeDesc, "norm_rotate_backward", key).backward(
+            q, k, v, out=[x for x in outputs if x is not None],
+            norm=NormGradient(q_in, k_in, v_in, q_weight, k_weight, *parts_of(rows, wanted, weights)),
+            **_rotation(
+                "norm_rotate_backward", positions, position_offset, flags, start_positions, cu_seqlens, cos, sin,
+                angles, table_rows))
+    return (*outputs, rows)
 
 
 def _take_operands(group: Any, given: Iterator[Any]) -> Any:
@@ -197,7 +279,8 @@ def _python_swiglu_backward(
     return (*grads, None)[:3]
 
 
-_PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "step": _python_step, "swiglu": _python_swiglu,
+_PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "norm_rotate": _python_norm_rotate,
+           "norm_rotate_backward": _python_norm_rotate_backward, "step": _python_step, "swiglu": _python_swiglu,
            "swiglu_out": _python_swiglu_out, "swiglu_backward": _python_swiglu_backward}
 
 # ---- Kernels of C++ -------------------------------------------------------------------------------------------------
@@ -239,9 +322,18 @@ def _on_one_device(function: str, *arguments: Any) -> None:
         raise ValueError(f"{function}: its tensors are on {names}: they must be on one device")
 
 
-def _fake_rotate(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
-    _on_one_device("rotate", q, k, v, *operands)
-    return (torch.empty_like(q), None if k is None else torch.empty_like(k), None if v is None else torch.empty_like(v))
+def _fake_of_rotation(function: str) -> Callable[..., Triple]:
+    def fake(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
+        _on_one_device(function, q, k, v, *operands)
+        return (
+            torch.empty_like(q), None if k is None else torch.empty_like(k), None if v is None else torch.empty_like(v))
+
+    return fake
+
+
+def _fake_norm_rotate_backward(key: str, *operands: Any) -> Any:
+    _on_one_device("norm_rotate_backward", *operands)
+    return _python_norm_rotate_backward(key, *operands, is_fake=True)
 
 
 def _fake_swiglu_backward(
@@ -266,8 +358,10 @@ def _fake_of_writer(function: str) -> Callable[..., None]:
 
 
 _FAKES: Dict[str, Callable[..., Any]] = {
-    "rotate": _fake_rotate,
+    "rotate": _fake_of_rotation("rotate"),
     "rotate_": _fake_of_writer("rotate_"),
+    "norm_rotate": _fake_of_rotation("norm_rotate"),
+    "norm_rotate_backward": _fake_norm_rotate_backward,
     "step": _fake_of_writer("step"),
     "swiglu": _fake_swiglu,
     "swiglu_out": _fake_of_writer("swiglu_out"),
@@ -332,6 +426,10 @@ def _vmap_elementwise(operator: Callable[..., Any], num_tensors: int) -> Callabl
     return rule
 
 
+def refuse_vmap_of_norms(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    raise NotImplementedError("torch.vmap cannot map norm_rotary, nor its gradient")
+
+
 def _refuse_vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
     raise NotImplementedError(
         "torch.vmap cannot map an operator of librope that writes its arguments: use apply_rotary or swiglu")
@@ -339,7 +437,8 @@ def _refuse_vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 if hasattr(_torch_library, "register_vmap"):  # torch 2.5
     for _name, _rule in {
-            "rotate": _vmap_rotate, "rotate_": _refuse_vmap, "step": _refuse_vmap,
+            "rotate": _vmap_rotate, "rotate_": _refuse_vmap, "norm_rotate": refuse_vmap_of_norms,
+            "norm_rotate_backward": refuse_vmap_of_norms, "step": _refuse_vmap,
             "swiglu": _vmap_elementwise(swiglu, 2), "swiglu_out": _refuse_vmap,
             "swiglu_backward": _vmap_elementwise(swiglu_backward, 3)}.items():
         _torch_library.register_vmap(f"librope::{_name}", _rule, lib=_fragment)

@@ -112,7 +112,7 @@ class _Pairing(TypedDict):
 
 
 class TorchRotation(_Pairing, Operands, total=False):
-    """Of librope.torch.apply_rotary and rotary_step"""
+    """Of librope.torch.apply_rotary, norm_rotary and rotary_step"""
 
     theta: float
     inv_freq: Optional[Sequence[float]]
@@ -131,6 +131,26 @@ class TorchPassRotation(TorchRotation, total=False):
 
     q_pass: Optional[Tensor]
     k_pass: Optional[Tensor]
+
+
+class _TorchNorm(TypedDict):
+    norm_eps: float
+
+
+class TorchNorm(_TorchNorm, TorchRotation, total=False):
+    """Of librope.torch.norm_rotary"""
+
+    norm: AnyNormType
+    norm_tensors: AnyNormTensors
+    norm_order: AnyNormOrder
+    norm_extent: AnyNormExtent
+    norm_rounding: AnyNormRounding
+    norm_weight_offset: float
+    q_weight: Optional[Tensor]
+    k_weight: Optional[Tensor]
+    q_bias: Optional[Tensor]
+    k_bias: Optional[Tensor]
+    unrotated: bool
 
 
 class TorchPositions(TypedDict, total=False):

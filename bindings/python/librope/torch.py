@@ -1,8 +1,9 @@
 # torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
 """apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
-times, and in forward mode; derivatives of swiglu have none. rotary_step is for inference: with a norm and paged caches
-in the same launch. The operators behind them, torch.ops.librope, run on the current stream and never break a graph;
-in eager, where nobody records what operators do, builtins do the same for less.
+times, and in forward mode; derivatives of swiglu have none. norm_rotary, which norms and rotates in one launch, is
+differentiable once, in reverse mode. rotary_step is for inference: with a norm and paged caches in the same launch.
+The operators behind them, torch.ops.librope, run on the current stream and never break a graph; in eager, where nobody
+records what operators do, builtins do the same for less.
 Their kernels are those of librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which.
 Descriptors are made on first use and kept.
 
@@ -21,7 +22,8 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from . import _calls
 from . import _torch_operators as operators
-from ._enums import NORM_TYPES, TABLE_ROWS, Activation, LimitRule, NormExtent, NormOrder, TableRows, number_of
+from ._enums import (LAYOUTS, NORM_TENSORS, NORM_TYPES, TABLE_ROWS, Activation, Layout, LimitRule, NormExtent,
+                     NormOrder, NormTensors, NormType, TableRows, bits_of, number_of)
 from ._groups import Cache, Input, Norm, Quant
 from ._integers import integer
 from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
@@ -29,13 +31,13 @@ from ._swiglu import cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows,
-                     TorchGeglu, TorchPassRotation)
+                     TorchGeglu, TorchNorm, TorchPassRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "apply_rotary_pos_emb", "geglu",
-           "rotary_step", "swiglu"]
+           "norm_rotary", "rotary_step", "swiglu"]
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
@@ -106,6 +108,16 @@ def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) ->
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
         rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
         pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding, **dict(norm))
+
+
+def _what_of(
+        dtype: torch.dtype, head_dim: int, style: Any, layout: Any, out_style: Any, rotary_dim: int, rotary_offset: int,
+        theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
+        pair_axis: Optional[Sequence[int]], pair_block: int, rotation_rounding: Any) -> Tuple[Any, ...]:
+    """A rotation's part of _rope_desc's arguments."""
+    return (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
+            None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
+            None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
 
 
 @_assume_constant_result
@@ -275,10 +287,9 @@ def apply_rotary(
             return q_out if k is None else (q_out, k_out)
         _check_pass("q", q, q_pass)
         _check_pass("k", k, k_pass)
-    what: Tuple[Any, ...] = (
-        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
-        None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
-        None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
+    what = _what_of(
+        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
+        num_axes, pair_axis, pair_block, rotation_rounding)
     if table_rows is not TableRows.BY_POSITION:
         table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     if _is_compiling() or type(what[1]) is not int:
@@ -289,10 +300,7 @@ def apply_rotary(
             None, None, None, position_offset, table_rows, programmatic_launch, False, False)
         if given is not NotImplemented:
             return _joined(given, q_pass, k_pass, rotary_offset, cu_seqlens)
-    if _requires_grad(cos, sin, angles):
-        raise ValueError("apply_rotary: cos, sin and angles have no gradient here: detach() them")
-    if type(position_offset) is bool:
-        integer("apply_rotary: position_offset", position_offset)  # raises
+    _check_operands("apply_rotary", position_offset, cos, sin, angles)
     tensors = (q, v, None) if k is None and v is not None else (q, k, v)
     inputs: Tuple[Any, ...] = (
         _rope_key(what), *tensors, False, positions, position_offset, flags_of(programmatic_launch), start_positions,
@@ -306,6 +314,14 @@ def apply_rotary(
             programmatic_launch=programmatic_launch))
     given = results[0] if k is None and v is None else results[:2] if k is None or v is None else results
     return _joined(given, q_pass, k_pass, rotary_offset, cu_seqlens)
+
+
+def _check_operands(function: str, position_offset: Any, *tables: Optional[Tensor]) -> None:
+    """What the operators would take for what it is not."""
+    if _requires_grad(*tables):
+        raise ValueError(f"{function}: cos, sin and angles have no gradient here: detach() them")
+    if type(position_offset) is bool:
+        integer(f"{function}: position_offset", position_offset)  # raises
 
 
 def _head_dim_of(first: Tensor, *parts: Tuple[Optional[Tensor], Optional[Tensor]]) -> int:
@@ -339,7 +355,7 @@ def _joined(
     return results[0] if isinstance(given, Tensor) else tuple(results)
 
 
-# ---- The step: norm, rotation, row factors, caches ------------------------------------------------------------------
+# ---- Norm and rotation ----------------------------------------------------------------------------------------------
 
 _STEP_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_rounding", "norm_eps", "norm_weight_offset",
                 "quant_rounding")
@@ -348,6 +364,249 @@ _STEP_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_round
 def _as_bits(value: Any) -> Any:
     """Bits as users write them, to be a part of a key."""
     return value if isinstance(value, (int, str)) else tuple(value)
+
+
+_NUM_NORM_INPUTS = 20
+_NORM_OPERANDS = 4, 7, 8, 9, 10, 11
+_NORM_WEIGHTS = 13, 14, 15, 16  # in the order of librope.Norm
+
+
+def _norm_rotate(*inputs: Any) -> Any:
+    """torch.ops.librope.norm_rotate and its gradient: the results that are there. Behind the operator's arguments stand
+    the normed tensors as bits, the axis of heads, and the most runs of tokens over which gradients of weights are
+    summed."""
+    if _is_transformed():
+        return _apply_transformed(_TransformedNormRotation, inputs)
+    return (_NormRotation.apply if _requires_grad(*inputs[1:4], *inputs[13:17]) else _norm_rotate_plainly)(*inputs)
+
+
+def _norm_rotate_plainly(*inputs: Any) -> Any:
+    return tuple([x for x in operators.norm_rotate(*inputs[:-3]) if x is not None])
+
+
+def _save_norm_rotation(ctx: Any, inputs: Tuple[Any, ...]) -> None:
+    key, *tensors = inputs[:4]
+    _, position_offset, flags, *_, table_rows = inputs[4:13]
+    *weights, normed, heads, most_runs = inputs[13:]
+    ctx.are_given = [x is not None for x in tensors]
+    ctx.what = key, position_offset, flags, table_rows, heads, most_runs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(
+        *[inputs[i] for i in _NORM_OPERANDS], *weights,
+        *[x if normed >> i & 1 else None for i, x in enumerate(tensors)])
+
+
+def _norm_rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
+    key, position_offset, flags, table_rows, heads, most_runs = ctx.what
+    positions, *saved = ctx.saved_tensors  # once: checkpointing gives them once
+    operands, weights, inputs = saved[:-7], saved[-7:-3], saved[-3:]
+    needed = ctx.needs_input_grad
+    of_results = iter(grads)
+    given: List[Optional[Tensor]] = [next(of_results) if is_given else None for is_given in ctx.are_given]
+    wanted = sum([1 << i for i, at in enumerate(_NORM_WEIGHTS) if needed[at] and given[i % 2] is not None])
+    for i, of_weights in enumerate((1 | 4, 2 | 8, 0)):
+        if not needed[1 + i] and not wanted & of_weights:
+            given[i] = None
+    results: List[Optional[Tensor]] = [None] * _NUM_NORM_INPUTS
+    first = next((x for x in given if x is not None), None)
+    if first is None:
+        return tuple(results)
+    # Runs of 4 tokens at least: of shorter ones the rows would be as large as the tensors.
+    axis: int = 3 - heads
+    tokens = first.size(0) * (first.size(axis) if first.dim() == 4 else 1)
+    num_runs = max(1, min(most_runs, (tokens + 3) // 4))
+    weights = [None if given[i % 2] is None else x for i, x in enumerate(weights)]
+    inputs = [None if grad is None else x for x, grad in zip(inputs, given)]
+    call = (key, *given, positions, position_offset, flags, *operands, table_rows, *weights, *inputs, wanted, num_runs)
+    # Grad mode is on here where the gradient is to have one.
+    is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*given, *weights, *inputs)
+    gradients = iter((_NormGradients.apply if is_differentiated else _norm_gradients)(*call))
+    for i, grad in enumerate(given):
+        gradient = None if grad is None else next(gradients)
+        results[1 + i] = gradient if needed[1 + i] else None
+    if wanted:
+        rows: Tensor = next(gradients)
+        sums = operators.parts_of(rows.sum(0), wanted, weights)
+        for at, weight, grad in zip(_NORM_WEIGHTS, weights, sums):
+            results[at] = None if weight is None or grad is None else grad.to(weight.dtype)
+    return tuple(results)
+
+
+def _norm_gradients(*inputs: Any) -> Tuple[Tensor, ...]:
+    """Those of the tensors that are there, and rows of those of weights."""
+    return tuple([x for x in operators.norm_rotate_backward(*inputs) if x is not None])
+
+
+class _NormGradients(torch.autograd.Function):
+    """Refuses what would else be taken for constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:
+        return _norm_gradients(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError("norm_rotary: its derivative is not differentiable")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError("norm_rotary: its derivative is not differentiable")
+
+
+class _NormRotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        _save_norm_rotation(ctx, inputs)
+        return _norm_rotate_plainly(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _norm_rotate_back(ctx, grads)
+
+
+class _TransformedNormRotation(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Any) -> Any:
+        return _norm_rotate_plainly(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        _save_norm_rotation(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _norm_rotate_back(ctx, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError("norm_rotary: it has no derivative of forward mode")
+
+    vmap = staticmethod(operators.refuse_vmap_of_norms)
+
+
+@lru_cache(maxsize=None)
+def _count_multiprocessors(index: int) -> int:
+    cuda: Any = torch.cuda  # its properties have no types
+    count: int = cuda.get_device_properties(index).multi_processor_count
+    return count
+
+
+@_assume_constant_result
+def _most_runs_on(device: torch.device) -> int:
+    """A few for each multiprocessor; on CPUs one number, with which sums are the same on all of them."""
+    return 4 * _count_multiprocessors(device.index) if device.type == "cuda" and torch.cuda.is_available() else 128
+
+
+@overload
+def norm_rotary(q: Tensor, k: None = None, v: None = None, **keywords: Unpack[TorchNorm]) -> Tensor: ...
+@overload
+def norm_rotary(q: Tensor, k: Tensor, v: None = None, **keywords: Unpack[TorchNorm]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def norm_rotary(q: Tensor, k: None = None, *, v: Tensor, **keywords: Unpack[TorchNorm]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def norm_rotary(q: Tensor, k: None, v: Tensor, **keywords: Unpack[TorchNorm]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def norm_rotary(q: Tensor, k: Tensor, v: Tensor, **keywords: Unpack[TorchNorm]) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
+def norm_rotary(
+    q: Tensor,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
+    *,
+    style: AnyStyle,
+    layout: AnyLayout,
+    theta: float = 0.0,
+    inv_freq: Optional[Sequence[float]] = None,
+    attention_scale: float = 0.0,
+    rotary_dim: int = 0,
+    rotary_offset: int = 0,
+    out_style: AnyStyle = 0,
+    num_axes: int = 0,
+    pair_axis: Optional[Sequence[int]] = None,
+    pair_block: int = 0,
+    rotation_rounding: AnyRotationRounding = 0,
+    norm: AnyNormType = NormType.RMS,
+    norm_tensors: AnyNormTensors = 0,
+    norm_order: AnyNormOrder = NormOrder.BEFORE,
+    norm_extent: AnyNormExtent = NormExtent.HEAD,
+    norm_rounding: AnyNormRounding = 0,
+    norm_eps: float,
+    norm_weight_offset: float = 0.0,
+    q_weight: Optional[Tensor] = None,
+    k_weight: Optional[Tensor] = None,
+    q_bias: Optional[Tensor] = None,
+    k_bias: Optional[Tensor] = None,
+    positions: Optional[Tensor] = None,
+    start_positions: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
+    cos: Optional[Tensor] = None,
+    sin: Optional[Tensor] = None,
+    angles: Optional[Tensor] = None,
+    position_offset: int = 0,
+    table_rows: AnyTableRows = TableRows.BY_POSITION,
+    unrotated: bool = False,
+    programmatic_launch: bool = False,
+) -> Any:
+    """Norms and rotates q, and k where given, and norms v where given, in one launch, and goes back in one: a tensor
+    for q alone, otherwise a tuple.
+
+    q, k, v:      as for apply_rotary; v is not turned, and normed without weight and bias (Gemma 4)
+    norm_tensors: which of them are normed; 0: all that are given
+    norm_eps:     above 0
+    q_weight, k_weight: F32 or the dtype of q, [D], or [H, D] with a weight for each head; None: 1, and
+                  norm_weight_offset is not added
+    q_bias, k_bias: so too, "layer" only; None: 0
+    unrotated:    nothing is turned
+    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k, v, weights and biases, each in
+    the dtype of its tensor; norm_rounding counts as none there. Those of weights and biases are summed in F32, or F64,
+    over runs of tokens, then over the runs. Gradients have none: to differentiate them raises NotImplementedError, and
+    so do forward mode and torch.vmap.
+    """
+    what = _what_of(
+        q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
+        num_axes, pair_axis, pair_block, rotation_rounding)
+    normed = bits_of(NORM_TENSORS, "norm_tensors", norm_tensors)
+    if not normed:
+        normed = NormTensors.Q | NormTensors.K | (0 if v is None else NormTensors.V)
+    values = (norm, int(normed), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps, norm_weight_offset, 0)
+    if _is_compiling() or type(what[1]) is not int:
+        what, values = _as_constants(what), _as_constants(values)
+    form = tuple(zip(_STEP_FIELDS, values))
+    if table_rows is not TableRows.BY_POSITION:
+        table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
+    weights = Norm(q_weight, k_weight, q_bias, k_bias)
+    v_unrotated = v is not None
+    if not _is_compiling():
+        given = _calls.rotate(
+            _rope_desc(what, form), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles,
+            None, weights, None, None, None, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+        if given is not NotImplemented:
+            return given
+    _check_operands("norm_rotary", position_offset, cos, sin, angles)
+    heads = 1 if number_of(LAYOUTS, "layout", layout) in (Layout.BHSD, Layout.THD) else 2
+    most_runs = _most_runs_on(q.device) if _requires_grad(*weights) else 0
+    inputs: Tuple[Any, ...] = (
+        _rope_key(what, form), q, k, v, positions, position_offset,
+        flags_of(programmatic_launch, unrotated, v_unrotated), start_positions, cu_seqlens, cos, sin, angles,
+        table_rows, *weights, int(normed), heads, most_runs)
+    try:
+        results = _norm_rotate(*inputs)
+    except RuntimeError as error:
+        _explain(error, inputs[1:], lambda: _rope_desc(what, form).forward(
+            q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
+            angles=angles, position_offset=position_offset, table_rows=table_rows, norm=weights, unrotated=unrotated,
+            v_unrotated=v_unrotated, programmatic_launch=programmatic_launch))
+    return results[0] if len(results) == 1 else results
+
+
+# ---- The step: norm, rotation, row factors, caches ------------------------------------------------------------------
 
 
 def rotary_step(
@@ -433,9 +692,9 @@ def rotary_step(
     assert first is not None
     passes = (None, None) if input is None else (input.q_pass, input.k_pass)
     head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
-    what = (first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
-            None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
-            None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
+    what = _what_of(
+        first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
+        num_axes, pair_axis, pair_block, rotation_rounding)
     values = (norm, _as_bits(norm_tensors), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps,
               norm_weight_offset, _as_bits(quant_rounding))
     if _is_compiling() or type(what[1]) is not int:

@@ -357,7 +357,7 @@ class Results {
 
  private:
   int count_ = 0;
-  Tensor *tensors_[3];
+  Tensor *tensors_[4];
 };
 
 // What the tensors of one call are read with.
@@ -394,15 +394,21 @@ class Reader {
     if (!is_dense(like)) compact_strides(like, view->stride);
     int32_t dtype = 0;
     CALL_TORCH(aoti_torch_get_dtype, x, &dtype);
-    Tensor *made = nullptr;
-    CALL_TORCH(aoti_torch_empty_strided, like.ndim, like.shape, view->stride, dtype,
-               device_.kind == ROPE_DEVICE_CUDA ? torch_cuda : torch_cpu, device_.index, &made);
-    view->data = nullptr;
-    int32_t failed = is_zeroed ? torch.aoti_torch_zero_(made) : 0;
-    if (failed == 0) failed = torch.torch_get_mutable_data_ptr(made, &view->data);
-    if (failed != 0) torch.aoti_torch_delete_tensor_object(made);
-    check_torch(failed, "zeros_like");
-    return made;
+    return make_strided(dtype, is_zeroed, view);
+  }
+
+  // Zeros of F32 or F64, [rows, columns]; *view shows them.
+  Tensor *make_zeros(rope_dtype_t dtype, int64_t rows, int64_t columns, rope_tensor_t *view) const {
+    *view = {};
+    view->dtype = dtype;
+    view->ndim = 2;
+    view->flags = ROPE_TENSOR_STRIDED;
+    view->shape[0] = rows;
+    view->shape[1] = columns;
+    view->stride[0] = columns;
+    view->stride[1] = 1;
+    return make_strided(dtype == ROPE_DTYPE_F64 ? torch.aoti_torch_dtype_float64() : torch.aoti_torch_dtype_float32(),
+                        true, view);
   }
 
   rope_stream_t stream() const {
@@ -421,6 +427,19 @@ class Reader {
   }
 
  private:
+  // A tensor of the view's shape and strides, whose data the view gets.
+  Tensor *make_strided(int32_t dtype, bool is_zeroed, rope_tensor_t *view) const {
+    Tensor *made = nullptr;
+    CALL_TORCH(aoti_torch_empty_strided, view->ndim, view->shape, view->stride, dtype,
+               device_.kind == ROPE_DEVICE_CUDA ? torch_cuda : torch_cpu, device_.index, &made);
+    view->data = nullptr;
+    int32_t failed = is_zeroed ? torch.aoti_torch_zero_(made) : 0;
+    if (failed == 0) failed = torch.torch_get_mutable_data_ptr(made, &view->data);
+    if (failed != 0) torch.aoti_torch_delete_tensor_object(made);
+    check_torch(failed, is_zeroed ? "zeros" : "empty");
+    return made;
+  }
+
   static int32_t index_of(Tensor *x, rope_device_t kind) {
     int32_t index = 0;
     if (kind == ROPE_DEVICE_CUDA) CALL_TORCH(aoti_torch_get_device_index, x, &index);
@@ -505,13 +524,14 @@ class Reader {
 constexpr int64_t kArgsFlags = 0xFFFF, kSkipSlot0 = 0x10000, kHasNorm = 0x20000, kScaleMultiplies = 0x40000,
                   kPowerOfTwo = 0x80000;
 
-// What both operators of RoPE have behind q, k, v and their outputs.
+// What the operators of RoPE have behind q, k, v and their outputs.
 struct Operands {
   bool is_backward;
   Tensor *positions, *start_positions, *cu_seqlens, *cos, *sin, *angles;
   int64_t position_offset, flags, table_rows;
 
-  explicit Operands(Arguments *arguments) : is_backward(arguments->boolean()), positions(arguments->optional_tensor()) {
+  explicit Operands(Arguments *arguments) : Operands(arguments->boolean(), arguments) {}
+  Operands(bool goes_back, Arguments *arguments) : is_backward(goes_back), positions(arguments->optional_tensor()) {
     position_offset = arguments->integer();
     flags = arguments->integer();
     start_positions = arguments->optional_tensor();
@@ -543,6 +563,27 @@ struct Operands {
   }
 };
 
+const char *const kFields[] = {"q", "k", "v"};
+
+// New tensors for those of q, k and v that are there.
+void rotate_to_new(const Reader &reader, const Descriptor &desc, Tensor *const (&inputs)[3], const Operands &operands,
+                   rope_args_t *args, Value *stack) {
+  rope_tensor_t *const views[] = {&args->q, &args->k, &args->v};
+  rope_tensor_t *const output_views[] = {&args->q_out, &args->k_out, &args->v_out};
+  Results results;
+  for (int i = 0; i < 3; ++i) {
+    if (inputs[i] == nullptr) {
+      results.add_absent();
+    } else {
+      reader.read(views[i], kFields[i], inputs[i]);
+      results.add(reader.make(*views[i], inputs[i], operands.cu_seqlens != nullptr, output_views[i]));
+    }
+  }
+  operands.fill(reader, args);
+  operands.run(desc, *args, reader);
+  results.move_to(stack);
+}
+
 void rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, 14);
   const std::string_view key = arguments.text();
@@ -552,21 +593,7 @@ void rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   const Reader reader("rotate", "q", inputs[0]);
   const Descriptor desc = find_descriptor("rotate", kRopePrefix, key, reader.device());
   rope_args_t args = ROPE_ARGS_INIT;
-  rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
-  rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
-  static const char *const fields[] = {"q", "k", "v"};
-  Results results;
-  for (int i = 0; i < 3; ++i) {
-    if (inputs[i] == nullptr) {
-      results.add_absent();
-    } else {
-      reader.read(views[i], fields[i], inputs[i]);
-      results.add(reader.make(*views[i], inputs[i], operands.cu_seqlens != nullptr, output_views[i]));
-    }
-  }
-  operands.fill(reader, &args);
-  operands.run(desc, args, reader);
-  results.move_to(stack);
+  rotate_to_new(reader, desc, inputs, operands, &args, stack);
 }
 
 // In place: what step does, too, but many absent arguments cost more than 1 us.
@@ -647,6 +674,113 @@ class GroupTensors {
   Tensor *tensors_[kCount];
 };
 
+void norm_rotate(Value *stack, uint64_t num_arguments, uint64_t) {
+  Arguments arguments(stack, num_arguments, 17);
+  const std::string_view key = arguments.text();
+  Tensor *const inputs[] = {arguments.tensor(), arguments.optional_tensor(), arguments.optional_tensor()};
+  const Operands operands(false, &arguments);
+  const GroupTensors norm_tensors(norm_fields, &arguments);
+
+  const Reader reader("norm_rotate", "q", inputs[0]);
+  const Descriptor desc = find_descriptor("norm_rotate", kRopePrefix, key, reader.device());
+  rope_args_t args = ROPE_ARGS_INIT;
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  norm_tensors.fill(reader, &norm);
+  args.norm = &norm;
+  rotate_to_new(reader, desc, inputs, operands, &args, stack);
+}
+
+// Of rows [num_runs, C] the columns of one weight: [num_runs, D] or [num_runs, H, D].
+rope_tensor_t columns_of(const rope_tensor_t &rows, int64_t first, const rope_tensor_t &weight) {
+  rope_tensor_t part = rows;
+  const int64_t size = rows.dtype == ROPE_DTYPE_F64 ? 8 : 4;
+  part.data = static_cast<char *>(rows.data) + first * size;
+  part.ndim = static_cast<uint16_t>(1 + weight.ndim);
+  int64_t stride = 1;
+  for (int i = weight.ndim - 1; i >= 0; --i) {
+    part.shape[1 + i] = weight.shape[i];
+    part.stride[1 + i] = stride;
+    stride *= weight.shape[i];
+  }
+  return part;
+}
+
+int64_t count_elements(const rope_tensor_t &x) {
+  int64_t count = 1;
+  for (int i = 0; i < x.ndim; ++i) count *= x.shape[i];
+  return count;
+}
+
+void norm_rotate_backward(Value *stack, uint64_t num_arguments, uint64_t) {
+  constexpr const char *kFunction = "norm_rotate_backward";
+  constexpr int kNumWeights = 4;
+  Arguments arguments(stack, num_arguments, 22);
+  const std::string_view key = arguments.text();
+  Tensor *gradients[3], *weights[kNumWeights], *inputs[3];
+  for (Tensor *&x : gradients) x = arguments.optional_tensor();
+  const Operands operands(true, &arguments);
+  for (Tensor *&x : weights) x = arguments.optional_tensor();
+  for (Tensor *&x : inputs) x = arguments.optional_tensor();
+  const int64_t wanted = arguments.integer();  // a bit for each of the weights
+  const int64_t num_runs = arguments.integer();
+
+  int first = 0;
+  while (first < 3 && gradients[first] == nullptr) ++first;
+  if (first == 3) fail("%s: q, k and v are absent: one of them must be given", kFunction);
+  if (wanted < 0 || wanted >= 1 << kNumWeights) fail("%s: wanted has unknown bits", kFunction);
+  const Reader reader(kFunction, kFields[first], gradients[first]);
+  const Descriptor desc = find_descriptor(kFunction, kRopePrefix, key, reader.device());
+  rope_args_t args = ROPE_ARGS_INIT;
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  args.norm = &norm;
+  rope_tensor_t *const views[] = {&args.q, &args.k, &args.v};
+  rope_tensor_t *const output_views[] = {&args.q_out, &args.k_out, &args.v_out};
+  rope_tensor_t *const input_views[] = {&norm.q_in, &norm.k_in, &norm.v_in};
+  static const char *const kept_fields[] = {"q_in", "k_in", "v_in"};
+  Results results;
+  for (int i = 0; i < 3; ++i) {
+    if (gradients[i] == nullptr) {
+      results.add_absent();
+      continue;
+    }
+    reader.read(views[i], kFields[i], gradients[i]);
+    reader.read(input_views[i], kept_fields[i], inputs[i]);
+    const bool is_like_input = inputs[i] != nullptr;  // as forward makes its results
+    results.add(reader.make(is_like_input ? *input_views[i] : *views[i], is_like_input ? inputs[i] : gradients[i],
+                            operands.cu_seqlens != nullptr, output_views[i]));
+  }
+
+  rope_tensor_t *const row_views[] = {&norm.grad_q_weight, &norm.grad_k_weight, &norm.grad_q_bias, &norm.grad_k_bias};
+  rope_tensor_t weight_views[kNumWeights] = {};
+  int64_t num_columns = 0;
+  for (int i = 0; i < kNumWeights; ++i) {
+    reader.read(&weight_views[i], norm_fields[i].name, weights[i]);
+    if ((wanted >> i & 1) == 0) continue;
+    if (weights[i] == nullptr)
+      fail("%s: wanted has the gradient of %s, which is absent", kFunction, norm_fields[i].name);
+    if (weight_views[i].ndim >= kMaxAxes) fail("%s: %s: it has too many axes", kFunction, norm_fields[i].name);
+    num_columns += count_elements(weight_views[i]);
+  }
+  norm.q_weight = weight_views[0];
+  norm.k_weight = weight_views[1];
+  if (wanted == 0) {
+    results.add_absent();
+  } else {
+    rope_tensor_t rows;
+    const rope_dtype_t dtype = views[first]->dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
+    results.add(reader.make_zeros(dtype, num_runs, num_columns, &rows));
+    int64_t column = 0;
+    for (int i = 0; i < kNumWeights; ++i) {
+      if ((wanted >> i & 1) == 0) continue;
+      *row_views[i] = columns_of(rows, column, weight_views[i]);
+      column += count_elements(weight_views[i]);
+    }
+  }
+  operands.fill(reader, &args);
+  operands.run(desc, args, reader);
+  results.move_to(stack);
+}
+
 void step(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, kMaxArguments);
   const std::string_view key = arguments.text();
@@ -661,11 +795,11 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
   const double scale_floor = arguments.number();
   const GroupTensors input_tensors(input_fields, &arguments);
 
-  static const char *const fields[] = {"q", "k", "v"}, *const output_fields[] = {"q_out", "k_out", "v_out"};
+  static const char *const output_fields[] = {"q_out", "k_out", "v_out"};
   int first = 0;
   while (first < 3 && inputs[first] == nullptr && outputs[first] == nullptr) ++first;
   if (first == 3) fail("step: q, k and v are absent: one of them must be given");
-  const Reader reader("step", fields[first], inputs[first] != nullptr ? inputs[first] : outputs[first]);
+  const Reader reader("step", kFields[first], inputs[first] != nullptr ? inputs[first] : outputs[first]);
   const Descriptor desc = find_descriptor("step", kRopePrefix, key, reader.device());
   rope_args_t args = ROPE_ARGS_INIT;
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
@@ -681,10 +815,10 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
       reader.read_written(views[i], output_fields[i], outputs[i]);
       if (is_cached) *output_views[i] = *views[i];
     } else if (outputs[i] != nullptr) {
-      reader.read(views[i], fields[i], inputs[i]);
+      reader.read(views[i], kFields[i], inputs[i]);
       reader.read_written(output_views[i], output_fields[i], outputs[i]);
     } else if (is_cached) {
-      reader.read(views[i], fields[i], inputs[i]);
+      reader.read(views[i], kFields[i], inputs[i]);
     } else {
       fail("step: %s is absent: it is required without a cache", output_fields[i]);
     }
@@ -817,8 +951,14 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
 struct {
   const char *name;
   Kernel *kernel;
-} const kernels[] = {{"rotate", rotate}, {"rotate_", rotate_},       {"step", step},
-                     {"swiglu", swiglu}, {"swiglu_out", swiglu_out}, {"swiglu_backward", swiglu_backward}};
+} const kernels[] = {{"rotate", rotate},
+                     {"rotate_", rotate_},
+                     {"norm_rotate", norm_rotate},
+                     {"norm_rotate_backward", norm_rotate_backward},
+                     {"step", step},
+                     {"swiglu", swiglu},
+                     {"swiglu_out", swiglu_out},
+                     {"swiglu_backward", swiglu_backward}};
 
 char load_failure[256];
 

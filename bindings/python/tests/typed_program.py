@@ -80,6 +80,20 @@ def operators(q: torch.Tensor) -> None:
         librope.torch.rotary_step(q, k=q, style="half", layout="thd", norm="rms", cache=librope.Cache(q, slots=q)),
         Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]])
     librope.torch.rotary_step(q, style="half", layout="thd", cache=q)  # type: ignore[arg-type]
+    assert_type(
+        librope.torch.norm_rotary(q, q_weight=q, style="half", layout="thd", theta=1e4, norm_eps=1e-6), torch.Tensor)
+    assert_type(
+        librope.torch.norm_rotary(
+            q, q, style="half", layout="bshd", norm="layer", norm_eps=1e-5, norm_extent="token", norm_order="after",
+            q_bias=q, k_bias=q, positions=q),
+        Tuple[torch.Tensor, torch.Tensor])
+    assert_type(
+        librope.torch.norm_rotary(q, v=q, style="half", layout="thd", norm_eps=1e-6), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(
+        librope.torch.norm_rotary(q, q, q, style="half", layout="thd", norm_eps=1e-6, norm_tensors=("k", "v")),
+        Tuple[torch.Tensor, torch.Tensor, torch.Tensor])
+    librope.torch.norm_rotary(q, style="half", layout="thd")  # type: ignore[call-overload]
+    librope.torch.norm_rotary(q, style="half", layout="thd", norm_eps=1.0, q_pass=q)  # type: ignore[call-overload]
     assert_type(librope.torch.swiglu(q, q), torch.Tensor)
     assert_type(librope.torch.swiglu(q, q, activation=librope.Activation.REGLU, gate_bias=q), torch.Tensor)
     assert_type(librope.torch.geglu(q, q, approximate="tanh", up_bias=q, limit=7.0), torch.Tensor)
