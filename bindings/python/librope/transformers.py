@@ -10,9 +10,11 @@ sin tables that it rounds to the model's dtype. An MLP is changed where its acti
 and GPT-NeoX has no gate. Of DeepSeek-V3's and Mistral 4's routed experts the "grouped_mm" and "batched_mm"
 implementations are changed, the "eager" one is not; Llama-4's are not.
 
-The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference: where
-no gradient is recorded, their weights have the dtype of q and they have no hooks. Elsewhere they run as they are.
-OLMo-2's are over all heads of a token; tensor-parallel models of it, where a rank may have a part of them, are refused.
+The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference and in
+training, forward and backward, where their weights have the dtype of q and they have no hooks. Elsewhere, as under
+autocast, in forward mode and in torch.func's transforms, they run as they are. Their gradients have no gradients:
+where these are needed, unpatch the model. OLMo-2's are over all heads of a token; tensor-parallel models of it, where a
+rank may have a part of them, are refused.
 
 The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in
 inference and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4
@@ -38,8 +40,9 @@ from ._enums import NormExtent, NormOrder, NormRounding, NormType, RotationRound
 from ._hf_config import from_hf_config
 from ._rope import as_list
 from ._torch_scaled import apply_scaled_rotary
-from ._types import AnyLayout, TorchRotation
-from .torch import apply_rotary, rotary_step, swiglu
+from ._types import AnyLayout, TorchNorm, TorchRotation
+from .torch import _is_transformed  # pyright: ignore[reportPrivateUsage]  # private to the package
+from .torch import apply_rotary, norm_rotary, swiglu
 
 __all__ = ["from_hf_config", "patch", "unpatch"]
 
@@ -249,7 +252,7 @@ def _rotate(
         return apply_rotary(q, k, **rotation)
     heads = 1 if layout == "bhsd" else 2
     if given.are_fused(q, k):
-        return rotary_step(q, k, **given.arguments(q, k, heads), **rotation)[:2]
+        return norm_rotary(q, k, **given.arguments(q, k, heads, rotation))
     if given.come_after:
         q, k = apply_rotary(q, k, **rotation)
         return given.q(q, heads), given.k(k, heads)
@@ -344,8 +347,8 @@ class _Norm:
         weight: Optional[torch.Tensor] = getattr(module, "weight", None)
         return (
             type(module) is self.cls and "forward" not in module.__dict__ and not module._forward_hooks
-            and not module._forward_pre_hooks and (weight is None or weight.dtype == x.dtype) and not (
-                torch.is_grad_enabled() and (x.requires_grad or weight is not None and weight.requires_grad)))
+            and not module._forward_pre_hooks and not module._backward_hooks and not module._backward_pre_hooks
+            and (weight is None or weight.dtype == x.dtype) and not _is_transformed())
 
     def weight(self, x: torch.Tensor, heads: int) -> Optional[torch.Tensor]:
         weight: Optional[torch.Tensor] = getattr(self.module, "weight", None)
@@ -378,11 +381,13 @@ class _Norms:
     def are_fused(self, q: torch.Tensor, k: torch.Tensor) -> bool:
         return self.q.is_fused(q) and self.k.is_fused(k) and _eps_of(self.q.module) == _eps_of(self.k.module)
 
-    def arguments(self, q: torch.Tensor, k: torch.Tensor, heads: int) -> Any:
-        """Of rotary_step."""
-        return dict(
+    def arguments(self, q: torch.Tensor, k: torch.Tensor, heads: int, rotation: TorchRotation) -> TorchNorm:
+        """Of norm_rotary."""
+        arguments: Any = dict(
             self.config, norm_eps=_eps_of(self.q.module), q_weight=self.q.weight(q, heads),
-            k_weight=self.k.weight(k, heads))
+            k_weight=self.k.weight(k, heads), **rotation)
+        result: TorchNorm = arguments
+        return result
 
 
 def _norms_of(attention: Any) -> Tuple[Any, Any]:
@@ -670,7 +675,8 @@ def patch(target: Target, *, parity: bool = False) -> Target:
     """Lets a model rotate and gate through librope, and returns it.
 
     target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
-            such as transformers.models.llama.modeling_llama, for all models of the family, those to come included
+            such as transformers.models.llama.modeling_llama, for all models of the family, those to come included.
+            Gradients of its norms of q and k, which are part of the rotation's launch, have no gradients
     parity: the rotation alone, from the model's own cos and sin, with the bits of the model's code
     Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads.
     Patching twice is harmless: the first time counts.

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import re
@@ -140,6 +141,33 @@ def rotations():
         yield seen
 
 
+def launches(of):
+    """What the code returns, and of each of its rotations the direction, and whether there was a norm."""
+    seen = []
+    with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
+                           and seen.append((function, bool(args.norm)))):
+        result = of()
+    return result, seen
+
+
+def vary_norms(model):
+    """Weights of 1 would hide where they are."""
+    with torch.no_grad():
+        for module in model.modules():
+            if type(module).__name__.endswith("Norm") and hasattr(module, "weight"):
+                module.weight.add_(torch.randn_like(module.weight), alpha=0.3)
+
+
+def step_of_training(model, call=None):
+    """The loss, and the gradients of parameters by their names."""
+    torch.manual_seed(1)
+    ids = torch.randint(1, 97, (2, 13)).to(next(model.parameters()).device)
+    model.zero_grad(set_to_none=True)
+    loss = (model if call is None else call)(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
 def factors(of):
     """For each rotation of the code, forward and backward: whether it had a factor."""
     seen = []
@@ -213,10 +241,7 @@ class PatchTest(unittest.TestCase):
                 for dtype in (torch.float32, torch.bfloat16):
                     with self.subTest(name, device=device, dtype=dtype):
                         model = make_model(name, device, dtype)
-                        with torch.no_grad():
-                            for module in model.modules():  # weights of 1 would hide where they are
-                                if type(module).__name__.endswith("Norm") and hasattr(module, "weight"):
-                                    module.weight.add_(torch.randn_like(module.weight), alpha=0.3)
+                        vary_norms(model)
                         ids = torch.randint(1, 97, (2, 13), device=device)
                         with torch.no_grad(), rotations() as seen:
                             expected = model(ids).logits.double()
@@ -224,19 +249,120 @@ class PatchTest(unittest.TestCase):
                             actual = model(ids).logits.double()
                         self.assertEqual(seen, [True, True])
                         self.assertLess(distance(actual, expected), TOLERANCES[dtype][0])
-                        # With gradients: the model's own norms, and the rotation.
-                        with rotations() as seen:
-                            actual, _ = run(model)
-                        self.assertEqual(seen, [False, False])
                         unpatch(model)
-                        self.assertLess(distance(actual, run(model)[0]), TOLERANCES[dtype][0])
+
+    def assert_steps_alike(self, actual, expected, dtype):
+        """The losses, and the gradient of each parameter by its own largest number."""
+        self.assertLess(distance(actual[0].double(), expected[0].double()), TOLERANCES[dtype][0])
+        self.assertEqual(list(actual[1]), list(expected[1]))
+        for name, grad in actual[1].items():
+            self.assertEqual(grad.dtype, expected[1][name].dtype)
+            self.assertLess(distance(grad.double(), expected[1][name].double()), TOLERANCES[dtype][1], name)
+
+    FORTH, BACK = ("rope_forward", True), ("rope_backward", True)
+
+    def test_norms_in_training(self):
+        """One launch forward and one backward for each layer, also where forward is run again for backward."""
+        for name, device, dtype in itertools.product(
+                ("qwen3", "gemma3", "olmo2", "cohere", "llama4"), DEVICES, (torch.float32, torch.bfloat16)):
+            with self.subTest(name, device=device, dtype=dtype):
+                model = make_model(name, device, dtype).train()
+                vary_norms(model)
+                exact = copy.deepcopy(model).float() if dtype == torch.bfloat16 else model
+                expected = step_of_training(exact)
+                self.assertEqual(
+                    sum("q_norm" in key or "k_norm" in key for key in expected[1]), 0 if name == "llama4" else 4)
+                patched(self, model)
+                actual, seen = launches(lambda: step_of_training(model))
+                self.assertEqual(seen, 2 * [self.FORTH] + 2 * [self.BACK])
+                if dtype == torch.bfloat16:
+                    actual = actual[0], {name: grad.float() for name, grad in actual[1].items()}
+                self.assert_steps_alike(actual, expected, dtype)
+                for use_reentrant in (False, True):
+                    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+                    if use_reentrant:
+                        model.enable_input_require_grads()
+                    again, seen = launches(lambda: step_of_training(model))
+                    self.assertEqual(seen[:2], 2 * [self.FORTH])
+                    self.assertEqual(sorted(seen[2:]), 2 * [self.BACK] + 2 * [self.FORTH])
+                    for key, grad in again[1].items():
+                        self.assertTrue(torch.equal(grad.float(), actual[1][key].float()), key)
+                unpatch(model)
+
+    def test_norms_in_training_compiled_in_one_graph(self):
+        # A backend that traces both directions, as all do, and generates no code, which would take minutes.
+        for name in ("qwen3", "gemma3", "olmo2", "cohere"):
+            with self.subTest(name):
+                torch._dynamo.reset()
+                model = make_model(name)
+                vary_norms(model)
+                expected = step_of_training(model)
+                compiled = torch.compile(patched(self, model), backend="aot_eager", fullgraph=True)
+                actual, seen = launches(lambda: step_of_training(model, compiled))
+                self.assertEqual(seen, 2 * [self.FORTH] + 2 * [self.BACK])
+                self.assert_steps_alike(actual, expected, torch.float32)
+                unpatch(model)
+
+    def test_norms_with_frozen_parameters(self):
+        """Gradients of the rest are what they were, and nobody sums those of weights."""
+        for name, part, has_sums in (
+                ("qwen3", "_norm", [False, False]), ("gemma3", "k_norm", [True, False]),
+                ("olmo2", "q_", [False, True])):
+            with self.subTest(name):
+                model = make_model(name)
+                vary_norms(model)
+                for key, p in model.named_parameters():
+                    p.requires_grad_("self_attn" not in key or part not in key)
+                expected = step_of_training(model)
+                patched(self, model)
+                sums = []
+                with support.seen_args(lambda function, args: function == "rope_backward" and sums.append([
+                        bool(view.data) for norm in [args.norm.contents] for view in (
+                            norm.grad_q_weight, norm.grad_k_weight)])):
+                    actual = step_of_training(model)
+                self.assertEqual(sums, 2 * [has_sums])
+                self.assert_steps_alike(actual, expected, torch.float32)
+                unpatch(model)
+
+    def test_norms_that_autocast_widens(self):
+        """Weights of F32 beside q of 16 bits: the model's own norms give F32."""
+        model = make_model("qwen3")
+        vary_norms(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = step_of_training(model)
+            patched(self, model)
+            actual, seen = launches(lambda: step_of_training(model))
+        self.assertEqual(seen, 2 * [("rope_forward", False)] + 2 * [("rope_backward", False)])
+        self.assert_steps_alike(actual, expected, torch.bfloat16)
+
+    def test_norms_and_other_derivatives(self):
+        """In forward mode the norms are the model's. Gradients have no gradients."""
+        model = make_model("qwen3")
+        vary_norms(model)
+        x = model.get_input_embeddings()(torch.randint(1, 97, (2, 13))).detach()
+
+        def logits(x):
+            return model(inputs_embeds=x, use_cache=False).logits
+
+        expected = torch.func.jvp(logits, (x,), (x.sin(),))[1]
+        patched(self, model)
+        self.assertLess(distance(torch.func.jvp(logits, (x,), (x.sin(),))[1], expected), 1e-4)
+        x.requires_grad_()
+        grad, = torch.autograd.grad(logits(x).square().mean(), x, create_graph=True)
+        with self.assertRaisesRegex(NotImplementedError, "norm_rotary: its derivative is not differentiable"):
+            grad.sum().backward()
 
     def test_norms_that_are_not_as_the_model_has_them(self):
+        for calls in (torch.no_grad(), torch.enable_grad()):
+            with self.subTest(calls), calls:
+                self.check_norms_that_are_not_as_the_model_has_them()
+
+    def check_norms_that_are_not_as_the_model_has_them(self):
         model = patched(self, make_model("qwen3"))
         attention = model.model.layers[0].self_attn
 
         def rotate():
-            with torch.no_grad(), rotations() as seen:
+            with rotations() as seen:
                 model(torch.ones(2, 13, dtype=torch.int64))
             return seen
 
@@ -245,6 +371,9 @@ class PatchTest(unittest.TestCase):
         hook = attention.k_norm.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
         self.assertEqual(rotate(), [False, True])
         self.assertEqual(shapes, [(2, 13, 2, 32)])
+        hook.remove()
+        hook = attention.q_norm.register_full_backward_hook(lambda module, inputs, outputs: None)
+        self.assertEqual(rotate(), [False, True])
         hook.remove()
         self.assertEqual(rotate(), [True, True])
         attention.q_norm = torch.nn.Identity()
