@@ -273,6 +273,123 @@ class TorchTest(unittest.TestCase):
             for a, b in zip(grads, expected_grads):
                 self.assertTrue(torch.allclose(a, b, atol=1e-5))
 
+    NORM = dict(norm="rms", norm_eps=1e-6)
+
+    def norm_rotary(self, q, k, q_weight, k_weight, positions):
+        return self.operators.norm_rotary(
+            q, k, q_weight=q_weight, k_weight=k_weight, positions=positions, **self.NORM, **BSHD)
+
+    def formula(self, q, k, q_weight, k_weight, positions):
+        """Qwen3's norm and rotation."""
+        torch = self.torch
+        angles = positions[..., None].double() * 10000.0 ** (
+            -torch.arange(0, 64, 2, dtype=torch.float64, device=q.device) / 64)
+        cos, sin = (torch.cat((x, x), -1)[:, :, None] for x in (angles.cos(), angles.sin()))
+        results = []
+        for x, weight in ((q, q_weight), (k, k_weight)):
+            y = weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+            low, high = y.chunk(2, -1)
+            results.append(y * cos + torch.cat((-high, low), -1) * sin)
+        return results
+
+    def norm_inputs(self, dtype, batch=2, tokens=1025, device="cuda"):
+        """q, k, their weights, positions, and gradients of the results."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(1)
+
+        def make(*shape):
+            return torch.randn(*shape, generator=generator).to(device, dtype)
+
+        inputs = [make(batch, tokens, heads, 64).requires_grad_() for heads in (8, 2)]
+        inputs += [(1.0 + 0.3 * make(64)).requires_grad_() for _ in range(2)]
+        positions = torch.randint(0, 100000, (batch, tokens), generator=generator).to(device)
+        return inputs, positions, [make(*x.shape) for x in inputs[:2]]
+
+    def norm_results(self, function, inputs, positions, grads):
+        results = function(*inputs, positions)
+        return [x.detach() for x in results] + list(self.torch.autograd.grad(results, inputs, grads))
+
+    def assert_near(self, actual, expected, tolerance):
+        """Of the largest number of each."""
+        self.assertEqual(len(actual), len(expected))
+        for x, y in zip(actual, expected):
+            self.assertLess(((x.double() - y.double()).abs().max() / y.double().abs().max()).item(), tolerance)
+
+    def test_norm_rotary(self):
+        """Both directions against autograd of the formula in F64; but for sums over tokens the bits of the CPU."""
+        torch = self.torch
+        for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-5), (torch.float64, 1e-10)):
+            with self.subTest(dtype=dtype):
+                inputs, positions, grads = self.norm_inputs(dtype)
+                actual = self.norm_results(self.norm_rotary, inputs, positions, grads)
+                expected = self.norm_results(
+                    self.formula, [x.detach().double().requires_grad_() for x in inputs], positions,
+                    [x.double() for x in grads])
+                self.assert_near(actual, expected, tolerance)
+                there = self.norm_results(self.norm_rotary, *self.norm_inputs(dtype, device="cpu"))
+                for x, y in zip(actual[:4], there):
+                    self.assertTrue(torch.equal(x.cpu(), y))
+                self.assert_near([x.cpu() for x in actual[4:]], there[4:], tolerance)
+        inputs, positions, _ = self.norm_inputs(torch.float64, 1, 3)
+        self.assertTrue(torch.autograd.gradcheck(lambda *x: self.norm_rotary(*x, positions), inputs))
+
+    def test_norm_rotary_compiled(self):
+        torch = self.torch
+        for mode in (None, "reduce-overhead"):
+            compiled = torch.compile(self.norm_rotary, fullgraph=True, mode=mode)
+            for _ in range(4):
+                inputs, positions, grads = self.norm_inputs(torch.bfloat16)
+                torch.compiler.cudagraph_mark_step_begin()
+                actual = self.norm_results(compiled, inputs, positions, grads)
+                expected = self.norm_results(self.norm_rotary, inputs, positions, grads)
+                for x, y in zip(actual[:4], expected):
+                    self.assertTrue(torch.equal(x, y))
+                self.assert_near(actual[4:], expected[4:], 2**-7)  # rows are added up in another order
+
+    def test_norm_rotary_in_a_graph(self):
+        """Forward and backward are captured at once."""
+        torch = self.torch
+        inputs, positions, grads = self.norm_inputs(torch.bfloat16)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.norm_results(self.norm_rotary, inputs, positions, grads)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = self.norm_results(self.norm_rotary, inputs, positions, grads)
+        for _ in range(5):
+            with torch.no_grad():
+                for x in (*inputs, *grads):
+                    x.normal_()
+                positions.random_(0, 100000)
+            graph.replay()
+            for x, y in zip(results, self.norm_results(self.norm_rotary, inputs, positions, grads)):
+                self.assertTrue(torch.equal(x, y))
+
+    def test_a_patched_model_that_trains(self):
+        """Qwen3 in BF16: one launch forward and one backward for each layer, gradients as near to F32 as its own."""
+        support.needs("transformers")
+        import copy
+
+        from test_transformers import distance, launches, make_model, patched, step_of_training, vary_norms
+
+        torch = self.torch
+        model = make_model("qwen3", "cuda", torch.bfloat16).train()
+        vary_norms(model)
+        exact, own = step_of_training(copy.deepcopy(model).float()), step_of_training(model)
+        patched(self, model)
+        (loss, grads), seen = launches(lambda: step_of_training(model))
+        self.assertEqual(seen, 2 * [("rope_forward", True)] + 2 * [("rope_backward", True)])
+        self.assertLess(abs(loss - exact[0]).item(), 2**-7 * exact[0].item())
+        self.assertEqual(list(grads), list(exact[1]))
+        whole = [torch.cat([grad.flatten().double() for grad in gradients.values()]) for gradients in (
+            grads, own[1], exact[1])]
+        self.assertLess(distance(whole[0], whole[2]), 2 * distance(whole[1], whole[2]))
+        for name, grad in grads.items():
+            self.assertLess(distance(grad.double(), exact[1][name].double()), 0.15, name)
+
     def test_gradcheck(self):
         torch = self.torch
         q, k = (torch.randn(2, 3, 2, 8, dtype=torch.float64, device="cuda", requires_grad=True) for _ in range(2))

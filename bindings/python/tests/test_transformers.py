@@ -304,7 +304,7 @@ class PatchTest(unittest.TestCase):
                 unpatch(model)
 
     def test_norms_with_frozen_parameters(self):
-        """Gradients of the rest are what they were, and nobody sums those of weights."""
+        """Gradients of the rest are what they were, and sums are of weights alone that have a gradient."""
         for name, part, has_sums in (
                 ("qwen3", "_norm", [False, False]), ("gemma3", "k_norm", [True, False]),
                 ("olmo2", "q_", [False, True])):
