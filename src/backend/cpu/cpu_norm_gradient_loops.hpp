@@ -10,7 +10,7 @@ namespace rope {
 
 namespace {
 
-// Gradients of what the norm made of heads, and what it made of them before weights and biases.
+// Gradients of what the norm made of heads, and what it read of them, less the mean with LAYER.
 template <typename T>
 struct NormedHeads {
   using Real = RealOf<T>;
@@ -30,46 +30,62 @@ struct NormedHeads {
     const bool is_of_token = run.input.is_norm_of_token;
     if (form.is_layer) subtract_means(run.input, is_of_token, of_token.mean, &x);
     for (int i = 0; i < x.count; ++i) {
-      const Real inverse = is_of_token ? of_token.inverse : inverse_norm(form, sum_of_squares(run.input, &x, i));
-      Real *const values = x.head(i);
-      for (int c = 0; c < channels(); ++c) values[c] = multiply_rounded(values[c], inverse);
-      x.inverse[i] = inverse;
+      x.inverse[i] = is_of_token ? of_token.inverse : inverse_norm(form, sum_of_squares(run.input, &x, i));
     }
   }
 
   // Adds a head's terms to the sums of the weights' and the biases' gradients.
   void add_up(int i) {
-    const Real *const g = gradient.head(i), *const normed = x.head(i);
-    add_terms(run.weight_sums, x.first + i, [&](int c) { return multiply_rounded(g[c], normed[c]); });
+    const Real *const g = gradient.head(i), *const values = x.head(i);
+    const Real inverse = x.inverse[i];
+    add_terms(run.weight_sums, x.first + i,
+              [&](int c) { return multiply_rounded(g[c], multiply_rounded(values[c], inverse)); });
     add_terms(run.bias_sums, x.first + i, [&](int c) { return g[c]; });
   }
 
   // Makes of a head's gradient that of what was weighed.
   void weigh(int i) {
-    const Real *const weight = read_numbers<T>(run.input.weight, x.first + i, channels(), form.weight_offset, x.weight);
+    const Real *const weight = weights_of(i);
     if (weight == nullptr) return;
     Real *const g = gradient.head(i);
-    for (int c = 0; c < channels(); ++c) g[c] = multiply_rounded(g[c], weight[c]);
+    const int count = channels();
+    for (int c = 0; c < count; ++c) g[c] = multiply_rounded(g[c], weight[c]);
   }
 
-  NormGradientSums<Real> sums_of(int i) {
+  // Then its sums, too.
+  NormGradientSums<Real> weigh_and_sum(int i) {
     Real *const g = gradient.head(i), *const products = x.before;
-    const Real *const normed = x.head(i);
-    for (int c = 0; c < channels(); ++c) products[c] = multiply_rounded(g[c], normed[c]);
-    pad_terms(products, channels());
-    NormGradientSums<Real> sums = {sum_of_terms(products, channels(), Value()), 0};
+    const Real *const values = x.head(i), *const weight = weights_of(i);
+    const Real inverse = x.inverse[i];
+    const int count = channels();
+    if (weight == nullptr) {
+      for (int c = 0; c < count; ++c) products[c] = multiply_rounded(g[c], multiply_rounded(values[c], inverse));
+    } else {
+      for (int c = 0; c < count; ++c) {
+        g[c] = multiply_rounded(g[c], weight[c]);
+        products[c] = multiply_rounded(g[c], multiply_rounded(values[c], inverse));
+      }
+    }
+    pad_terms(products, count);
+    NormGradientSums<Real> sums = {sum_of_terms(products, count, Value()), 0};
     if (!form.is_layer) return sums;
-    pad_terms(g, channels());
-    sums.gradients = sum_of_terms(g, channels(), Value());
+    pad_terms(g, count);
+    sums.gradients = sum_of_terms(g, count, Value());
     return sums;
   }
 
   void finish(int i, const NormGradientSums<Real> &sums) {
     const NormGradientMeans<Real> means = means_of(form, sums);
     Real *const g = gradient.head(i);
-    const Real *const normed = x.head(i);
+    const Real *const values = x.head(i);
     const Real inverse = x.inverse[i];
-    for (int c = 0; c < channels(); ++c) g[c] = norm_gradient(g[c], normed[c], inverse, means);
+    const int count = channels();
+    if (form.is_layer) {
+      for (int c = 0; c < count; ++c) g[c] = norm_gradient(g[c], multiply_rounded(values[c], inverse), inverse, means);
+    } else {
+      for (int c = 0; c < count; ++c)
+        g[c] = norm_gradient<false>(g[c], multiply_rounded(values[c], inverse), inverse, means);
+    }
   }
 
   const NormGradientRun<Real> &run;
@@ -79,6 +95,10 @@ struct NormedHeads {
   StepHeads<Real> x;
 
  private:
+  const Real *weights_of(int i) {
+    return read_numbers<T>(run.input.weight, x.first + i, channels(), form.weight_offset, x.weight);
+  }
+
   template <typename TermOf>
   static void add_terms(const HeadSums<Real> &to, int64_t head, const TermOf &term_of) {
     if (to.data == nullptr) return;
@@ -105,8 +125,7 @@ void run_norm_gradient(const NormGradientRun<RealOf<T>> &run) {
     for (int64_t first = 0; first < run.input.heads; first += heads.x.count) {
       heads.read(first);
       for (int i = 0; i < heads.x.count; ++i) {
-        heads.weigh(i);
-        const NormGradientSums<Real> sums = heads.sums_of(i);
+        const NormGradientSums<Real> sums = heads.weigh_and_sum(i);
         products.add(sums.products);
         gradients.add(sums.gradients);
       }
@@ -118,8 +137,8 @@ void run_norm_gradient(const NormGradientRun<RealOf<T>> &run) {
     for (int i = 0; i < heads.x.count; ++i) {
       heads.add_up(i);
       if (!is_written) continue;
-      heads.weigh(i);
-      heads.finish(i, is_of_token ? of_token : heads.sums_of(i));
+      if (is_of_token) heads.weigh(i);
+      heads.finish(i, is_of_token ? of_token : heads.weigh_and_sum(i));
     }
     if (!is_written) continue;
     if (run.input.is_norm_after) turn_heads<T>(run.gradient, &heads.gradient);
