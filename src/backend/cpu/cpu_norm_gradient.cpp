@@ -70,7 +70,7 @@ class NormGradientWalk {
         run_(run),
         heads_(job.problem->tensor[run.tensor].heads) {
     if (tensor_.is_normed) form_ = norm_form<Real>(problem_, run.tensor);
-    unused_weights_.is_filled = false;
+    weights_.is_filled = false;
   }
 
   // All tokens, once for as many channels as there is room for the sums of; the last time gradients are written too.
@@ -133,8 +133,8 @@ class NormGradientWalk {
       has_tokens = true;
       const HeadRun heads = {run_.tensor, batch, token, 0, heads_};
       run.gradient = describe_run(job_, heads, token_);
+      run.gradient.weights = &weights_;
       if (!tensor_.is_normed) {
-        run.gradient.weights = &unused_weights_;
         if (run.gradient.num_targets > 0) step_of(cpu_kernels(), problem_.geometry->dtype, Real{})(run.gradient);
         continue;
       }
@@ -181,7 +181,7 @@ class NormGradientWalk {
   const int64_t heads_;
   NormForm<Real> form_;
   StepToken<Real> token_;
-  OrderedWeights unused_weights_;  // of tensors without a norm
+  OrderedWeights weights_;
   Real sines_[2][kMaxPairs];
   Real sums_[kSumValues];
 };

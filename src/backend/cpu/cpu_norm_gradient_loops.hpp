@@ -4,6 +4,7 @@
 // In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
 #pragma once
 
+#include "backend/cpu/cpu_norm_gradient_vectors.hpp"
 #include "backend/cpu/cpu_step_loops.hpp"
 
 namespace rope {
@@ -117,6 +118,11 @@ struct NormedHeads {
 template <typename T>
 void run_norm_gradient(const NormGradientRun<RealOf<T>> &run) {
   using Real = RealOf<T>;
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (std::is_same_v<Real, float>) {
+    if (takes_vectors<T>(run)) return take_back_vectors<T>(run);
+  }
+#endif
   NormedHeads<T> heads(run);
   const bool is_written = run.gradient.num_targets > 0, is_of_token = run.input.is_norm_of_token;
   NormGradientSums<Real> of_token = {};
