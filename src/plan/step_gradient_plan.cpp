@@ -10,6 +10,9 @@ namespace {
 
 constexpr uint32_t kFloatBytes = sizeof(float);
 
+// Rows of a block that has little room for their angles, at most.
+constexpr uint32_t kFewGradientRows = 4;
+
 void raise(uint32_t *most, uint32_t number) {
   if (number > *most) *most = number;
 }
@@ -118,10 +121,10 @@ bool share_blocks(const RopeProblem &problem, int64_t *runs) {
 }
 
 // Tensors of a group follow each other.
-void make_groups(const RopeProblem &problem, int64_t free_tokens, StepGradients *gradients) {
+void make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share, StepGradients *gradients) {
   const int64_t tokens = problem.batches * problem.tokens;
   int64_t shared_runs;
-  const bool can_share = share_blocks(problem, &shared_runs);
+  const bool can_share = may_share && share_blocks(problem, &shared_runs);
   bool has_shared = false;
   gradients->num_groups = 0;
   for (uint32_t &first : gradients->first_thread) first = ~uint32_t{0};
@@ -145,7 +148,7 @@ void make_groups(const RopeProblem &problem, int64_t free_tokens, StepGradients 
 }
 
 // The threads of a block, and its rows or parts of each group. Returns how many blocks there are.
-int64_t shape_blocks(const RopeProblem &problem, RopePlan *plan) {
+int64_t shape_blocks(const RopeProblem &problem, uint32_t max_rows, RopePlan *plan) {
   StepGradients *const gradients = &plan->gradients;
   uint32_t most = 0;  // threads of a row
   for (int i = 0; i < gradients->num_groups; ++i) raise(&most, gradients->group[i].row_threads);
@@ -158,6 +161,7 @@ int64_t shape_blocks(const RopeProblem &problem, RopePlan *plan) {
     group->parts = (group->row_threads - 1) / plan->threads + 1;
     if (group->parts > 1) group->row_threads = plan->threads;
     group->rows = has_whole_warps ? plan->threads / group->row_threads : 1;
+    if (group->rows > max_rows) group->rows = max_rows;
     group->first_block = static_cast<uint32_t>(blocks);
     blocks += (group->runs - 1) / group->rows + 1;
   }
@@ -210,7 +214,6 @@ void shape_memory(const RopeProblem &problem, RopePlan *plan) {
 bool plan_gradient_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   if (!takes(problem)) return false;
   StepGradients *const gradients = &plan->gradients;
-  make_groups(problem, count_free_tokens(problem, device), gradients);
   gradients->is_flat = has_flat_tokens(problem);
   plan->vector_elements = vector_elements(problem);
   plan->step = variant_of(problem, StepKernel::kNormGradientRows);
@@ -218,8 +221,19 @@ bool plan_gradient_rows(const RopeProblem &problem, const DeviceInfo &device, Ro
   for_each_gradient(problem, [&](int i) {
     if (problem.step->tensor[i].weight_sums.is_present()) plan->step.has_more = true;
   });
-  const int64_t blocks = shape_blocks(problem, plan);
-  shape_memory(problem, plan);
+  // Weights of each head leave little room for angles: heads of one tensor, and then fewer rows, need less of it.
+  constexpr struct {
+    bool may_share;
+    uint32_t max_rows;
+  } kShapes[] = {{true, kMaxNormGradientThreads}, {false, kMaxNormGradientThreads}, {false, kFewGradientRows}};
+  const int64_t free_tokens = count_free_tokens(problem, device);
+  int64_t blocks = 0;
+  for (const auto &shape : kShapes) {
+    make_groups(problem, free_tokens, shape.may_share, gradients);
+    blocks = shape_blocks(problem, shape.max_rows, plan);
+    shape_memory(problem, plan);
+    if (plan->shared_bytes <= kMaxSharedBytes) break;
+  }
   if (blocks > kMaxGridX || plan->shared_bytes > kMaxSharedBytes) return false;
   plan->thread_rows = plan->tokens_per_block = plan->blocks_per_token = 1;
   plan->grid_x = static_cast<uint32_t>(blocks);

@@ -447,6 +447,28 @@ TEST_CASE("the general kernel has a block for each run of tokens, with room for 
   }
 }
 
+// What norm_gradient_rows.cuh has in shared memory, of heads of 128 channels.
+void check_gradient_memory(const rope::RopePlan &plan, bool is_of_token, bool has_table, uint32_t part_sums) {
+  const rope::StepGradients &gradients = plan.gradients;
+  uint32_t rows = 0, tokens = 0;
+  for (int i = 0; i < gradients.num_groups; ++i) {
+    rows = std::max(rows, gradients.group[i].rows);
+    tokens = std::max(tokens, gradients.group[i].tokens_of_run);
+  }
+  const uint32_t log2 = gradients.shared_tokens_log2, units = 128 / 2 / 8, unit_bytes = 80;
+  CHECK(gradients.shared_angles == rows * units << log2);
+  CHECK(gradients.shared_lost == (has_table ? ((rows << log2) + 3) / 4 * 4 : 0));
+  const uint32_t angles = gradients.shared_angles * unit_bytes, limit = rope::kStepTuning.gradient_angle_bytes;
+  const uint32_t others = 320 * 64 + gradients.weight_units * unit_bytes + plan.threads / 32 * 256 + part_sums * 4 +
+                          (is_of_token ? 2 * plan.threads * 4 : 0);
+  CHECK(plan.shared_bytes == others + angles + gradients.shared_lost * 4);
+  CHECK(plan.shared_bytes <= 48 * 1024);
+  CHECK((log2 == 0 || angles <= limit));
+  // As many tokens as there are and as fit.
+  CHECK((1u << log2 >= tokens || 2 * angles > limit || plan.shared_bytes + angles > 48 * 1024));
+  CHECK((log2 == 0 || 1u << (log2 - 1) < tokens));
+}
+
 TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in parts where these are many",
           "[step plan]") {
   Scene scene;
@@ -455,44 +477,138 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
     int64_t runs[2];
     int groups;
     uint32_t threads, row_threads, rows, parts;  // of a block, and of q's group
+    uint32_t k_first;                            // thread of k in a row
   };
   const Expected all[] = {
-      {{32, 8}, {7, 7}, 1, 320, 320, 1, 1},   {{32, 8}, {7, 0}, 1, 320, 320, 1, 1},
-      {{32, 8}, {0, 0}, 1, 320, 320, 1, 1},   {{32, 8}, {7, 9}, 2, 256, 256, 1, 1},
-      {{4, 2}, {7, 7}, 1, 256, 48, 5, 1},     {{64, 8}, {7, 7}, 2, 256, 256, 1, 2},
-      {{512, 8}, {7, 7}, 2, 256, 256, 1, 16}, {{1, 1}, {200, 200}, 1, 256, 16, 16, 1},
+      {{32, 8}, {7, 7}, 1, 320, 320, 1, 1, 256}, {{32, 8}, {7, 0}, 1, 320, 320, 1, 1, 256},
+      {{32, 8}, {0, 0}, 1, 320, 320, 1, 1, 256}, {{32, 8}, {7, 9}, 2, 256, 256, 1, 1, 0},
+      {{4, 2}, {7, 7}, 1, 256, 48, 5, 1, 32},    {{64, 8}, {7, 7}, 2, 256, 256, 1, 2, 0},
+      {{512, 8}, {7, 7}, 2, 256, 256, 1, 16, 0}, {{1, 1}, {200, 200}, 1, 256, 16, 16, 1, 8},
+      {{40, 1}, {7, 7}, 2, 320, 320, 1, 1, 0},   {{65, 1}, {1, 1}, 2, 256, 256, 1, 3, 0},
   };
   for (const Expected &expected : all) {
-    make_gradient({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, ROPE_DTYPE_BF16,
-                  {100, {expected.heads[0], expected.heads[1], 2}, 128}, expected.runs[0], expected.runs[1], &scene);
+    for (const bool has_table : {false, true}) {
+      for (const bool has_head_weights : {false, true}) {
+        Work work = {"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false};
+        work.has_head_weights = has_head_weights;
+        make_gradient(work, ROPE_DTYPE_BF16, {100, {expected.heads[0], expected.heads[1], 2}, 128}, expected.runs[0],
+                      expected.runs[1], &scene);
+        if (has_table) {
+          scene.problem.angles = rope::AngleSource::kTable;
+          scene.problem.table.dtype = ROPE_DTYPE_F32;
+          scene.problem.table.width = 64;
+        }
+        rope::RopePlan plan = {};
+        REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+        INFO(expected.heads[0] << " and " << expected.heads[1] << " heads, " << expected.runs[0] << " and "
+                               << expected.runs[1] << " runs, table " << has_table << ", weights of heads "
+                               << has_head_weights);
+        // Weights of so many heads, and sums of so many parts beside them, leave no room for angles.
+        const bool has_room = !has_head_weights || (expected.heads[0] != 40 && expected.heads[0] != 512);
+        CHECK((plan.step.kernel == rope::StepKernel::kNormGradientRows) == has_room);
+        if (!has_room) continue;
+        CHECK(plan.step.has_more == (expected.runs[0] > 0 || expected.runs[1] > 0));
+        CHECK(plan.shared_bytes <= 48 * 1024);
+        if (has_head_weights && expected.row_threads == 320) {
+          CHECK(plan.gradients.num_groups == 2);
+          CHECK(plan.threads == 256);
+          continue;
+        }
+        CHECK(plan.vector_elements == 8);
+        CHECK(plan.threads == expected.threads);
+        CHECK(plan.thread_rows == 1);
+        CHECK(plan.blocks_per_token == 1);
+        CHECK(plan.grid_y == 1);
+        const rope::StepGradients &gradients = plan.gradients;
+        CHECK(gradients.is_flat);
+        const bool has_own = has_head_weights && expected.heads[0] > 1;  // one head has no others to differ from
+        CHECK(gradients.weight_units == (has_own ? plan.threads : expected.groups == 1 ? 64u : 32u));
+        REQUIRE(gradients.num_groups == expected.groups);  // v is not written
+        CHECK(gradients.first_thread[0] == 0);
+        CHECK(gradients.first_thread[1] == expected.k_first);
+        CHECK(gradients.first_thread[2] == ~uint32_t{0});
+        const rope::GradientGroup &of_q = gradients.group[0];
+        CHECK(of_q.row_threads == expected.row_threads);
+        CHECK(of_q.rows == expected.rows);
+        CHECK(of_q.parts == expected.parts);
+        uint32_t blocks = 0;
+        for (int i = 0; i < gradients.num_groups; ++i) {
+          const rope::GradientGroup &group = gradients.group[i];
+          CHECK(group.first_tensor == i);
+          CHECK(group.end_tensor == (expected.groups == 1 ? 2 : i + 1));
+          CHECK(group.first_block == blocks);
+          CHECK(group.rows * group.row_threads <= plan.threads);
+          // There is no room for the angles of 32 or 40 rows of one head.
+          const bool has_few_rows = expected.heads[1] == 1 && i == 1;
+          CHECK(((group.rows + 1) * group.row_threads > plan.threads || (has_few_rows && group.rows == 4)));
+          CHECK(int64_t{group.runs} * group.tokens_of_run >= 200);
+          CHECK(int64_t{group.runs - 1} * group.tokens_of_run < 200);
+          const int64_t runs = scene.step.tensor[group.first_tensor].runs;
+          if (runs > 0) CHECK(group.tokens_of_run == (200 - 1) / runs + 1);
+          blocks += (group.runs - 1) / group.rows + 1;
+        }
+        CHECK(plan.grid_x == blocks);
+        const bool adds_parts = expected.parts > 1 && expected.runs[0] > 0;
+        check_gradient_memory(plan, false, has_table, adds_parts ? expected.parts * 128 : 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("gradients of norms over a token: rows of whole warps", "[step plan]") {
+  Scene scene;
+  const Work token = {"token norm, rotation", ROPE_NORM_RMS, 0, ROPE_NORM_EXTENT_TOKEN, true, false};
+  struct Expected {
+    int64_t heads[2];
+    int groups;
+    uint32_t threads, rows;  // of a block, and of q's group
+  };
+  for (const Expected &expected :
+       {Expected{{8, 4}, 1, 192, 2}, Expected{{4, 4}, 1, 256, 4}, Expected{{3, 4}, 2, 256, 1},
+        Expected{{32, 8}, 1, 320, 1}, Expected{{40, 8}, 2, 320, 1}}) {
+    make_gradient(token, ROPE_DTYPE_BF16, {100, {expected.heads[0], expected.heads[1], 2}, 128}, 7, 7, &scene);
     rope::RopePlan plan = {};
     REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
-    INFO(expected.heads[0] << " and " << expected.heads[1] << " heads, " << expected.runs[0] << " and "
-                           << expected.runs[1] << " runs");
+    INFO(expected.heads[0] << " and " << expected.heads[1] << " heads");
     REQUIRE(plan.step.kernel == rope::StepKernel::kNormGradientRows);
-    CHECK(plan.step.has_more == (expected.runs[0] > 0 || expected.runs[1] > 0));
-    CHECK(plan.shared_bytes <= 48 * 1024);
+    CHECK(plan.gradients.num_groups == expected.groups);
     CHECK(plan.threads == expected.threads);
-    const rope::StepGradients &gradients = plan.gradients;
-    CHECK(gradients.is_flat);
-    REQUIRE(gradients.num_groups == expected.groups);  // v is not written
-    const rope::GradientGroup &of_q = gradients.group[0];
-    CHECK(of_q.row_threads == expected.row_threads);
-    CHECK(of_q.rows == expected.rows);
-    CHECK(of_q.parts == expected.parts);
-    uint32_t blocks = 0;
-    for (int i = 0; i < gradients.num_groups; ++i) {
-      const rope::GradientGroup &group = gradients.group[i];
-      CHECK(group.first_block == blocks);
-      CHECK(group.rows * group.row_threads <= plan.threads);
-      CHECK(int64_t{group.runs} * group.tokens_of_run >= 200);
-      CHECK(int64_t{group.runs - 1} * group.tokens_of_run < 200);
-      const int64_t runs = scene.step.tensor[group.first_tensor].runs;
-      if (runs > 0) CHECK(group.tokens_of_run == (200 - 1) / runs + 1);
-      blocks += (group.runs - 1) / group.rows + 1;
-    }
-    CHECK(plan.grid_x == blocks);
+    CHECK(plan.gradients.group[0].rows == expected.rows);
+    CHECK(plan.gradients.group[0].parts == 1);
+    check_gradient_memory(plan, true, false, 0);
   }
+}
+
+TEST_CASE("runs of gradients without sums are as long as they keep all multiprocessors busy", "[step plan]") {
+  Scene scene;
+  uint32_t last = 0;
+  for (const int64_t tokens : {8, 1000, 8192, 100000}) {
+    make_gradient({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, ROPE_DTYPE_BF16, {tokens, {32, 8, 2}, 128}, 0,
+                  0, &scene);
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    const uint32_t of_run = plan.gradients.group[0].tokens_of_run;
+    INFO(tokens << " tokens");
+    CHECK(of_run >= std::max(last, 1u));
+    CHECK(of_run <= rope::kStepTuning.max_gradient_tokens);
+    if (tokens == 8) CHECK(of_run == 1);
+    if (tokens == 100000) CHECK(of_run == rope::kStepTuning.max_gradient_tokens);
+    const int64_t held = int64_t{kH200.multiprocessors} * rope::kNormGradientResidentThreads[false];
+    if (of_run > 1) CHECK(2 * tokens * 320 >= of_run * held * rope::kStepTuning.gradient_waves);
+    last = of_run;
+  }
+  // Batches of a layout that keeps heads apart do not follow each other.
+  make_step({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, ROPE_DTYPE_BF16, ROPE_LAYOUT_BHSD,
+            {100, {32, 8, 2}, 128}, &scene);
+  scene.step.is_norm_gradient = true;
+  for (int i = 0; i < 2; ++i) {
+    scene.step.tensor[i].norm_in.data = reinterpret_cast<char *>(address_of(16 + i));
+    std::copy_n(scene.problem.tensor[i].in_stride, rope::kNumAxes, scene.step.tensor[i].norm_in.stride);
+  }
+  rope::RopePlan plan = {};
+  REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+  CHECK(plan.step.kernel == rope::StepKernel::kNormGradientRows);
+  CHECK(!plan.gradients.is_flat);
 }
 
 TEST_CASE("gradients of norms that rows do not take are for the general kernel", "[step plan]") {
