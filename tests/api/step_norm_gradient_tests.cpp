@@ -244,7 +244,7 @@ const RowsVariant rows_variants[] = {
 TEST_CASE("gradients of norms of 16 bits whose heads are vectors", "[rope][step][gradient]") {
   std::vector<std::string> explanations;
   for (const RowsVariant &variant : rows_variants) {
-    for (const int32_t head_dim : {16, 64, 96, 128, 256, 512}) {
+    for (const int32_t head_dim : {16, 36, 64, 96, 128, 256, 512}) {
       INFO(variant.name);
       StepCase step = normed(head_dim % 64 == 0 ? ROPE_DTYPE_BF16 : ROPE_DTYPE_F16);
       step.head_dim = head_dim;
