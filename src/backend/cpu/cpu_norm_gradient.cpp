@@ -21,6 +21,9 @@ CpuKernels::NormGradient<double> *norm_gradient_of(const CpuKernels &kernels, ro
 constexpr int kSumValues = 4096;
 static_assert(kMaxSummedHeads <= kSumValues, "");
 
+// Runs for each task of a tensor without sums: tensors have heads of different numbers, and tasks are of different speed.
+constexpr int kRunsOfTask = 4;
+
 // Tokens that a task takes one after another: a run with sums of its own or, of a tensor without sums, a part of them.
 struct TokenRun {
   int tensor;
@@ -33,8 +36,8 @@ class TokenRuns {
  public:
   TokenRuns(const RopeProblem &problem, int num_tasks) : problem_(problem), tokens_(problem.batches * problem.tokens) {
     for (int i = 0; i < problem.num_tensors; ++i) {
-      const int64_t runs = problem.step->tensor[i].runs, parts = num_tasks < tokens_ ? num_tasks : tokens_;
-      per_run_[i] = tokens_of_run(tokens_, runs > 0 ? runs : parts);
+      const int64_t runs = problem.step->tensor[i].runs, parts = num_tasks > 1 ? int64_t{kRunsOfTask} * num_tasks : 1;
+      per_run_[i] = tokens_of_run(tokens_, runs > 0 ? runs : parts < tokens_ ? parts : tokens_);
       count_[i] = problem.tensor[i].heads > 0 ? (tokens_ - 1) / per_run_[i] + 1 : 0;
     }
   }
@@ -159,7 +162,8 @@ class NormGradientWalk {
     input->norm = &form_;
     input->num_targets = 0;
     run->gradient.is_norm_after = false;
-    if (input->is_norm_after && input->is_turned) turn_forward(input);
+    input->is_turned = input->is_turned && input->is_norm_after;
+    if (input->is_turned) turn_forward(input);
   }
 
   // The angles of forward are those of its transpose with the sines exchanged and negated.
@@ -186,25 +190,32 @@ class NormGradientWalk {
   Real sums_[kSumValues];
 };
 
+struct GradientJob {
+  StepJob step;
+  int64_t next_run;  // that no task has taken
+};
+
 template <typename Real>
 void process_runs(void *context, int index) {
-  const StepJob &job = *static_cast<const StepJob *>(context);
-  const RopeProblem &problem = *job.problem;
+  GradientJob &job = *static_cast<GradientJob *>(context);
+  const RopeProblem &problem = *job.step.problem;
   if (index == 0) check_sequences(problem);
   int counted = 0;  // the tensor with whose tokens faults are counted
   while (problem.tensor[counted].heads == 0) ++counted;
-  const TokenRuns runs(problem, job.num_tasks);
-  const Range mine = part_of(runs.count(), job.num_tasks, index);
-  for (int64_t number = mine.begin; number < mine.end; ++number) {
+  const TokenRuns runs(problem, job.step.num_tasks);
+  const int64_t count = runs.count();
+  for (;;) {
+    const int64_t number = __atomic_fetch_add(&job.next_run, 1, __ATOMIC_RELAXED);
+    if (number >= count) return;
     const TokenRun run = runs.run(number);
-    NormGradientWalk<Real>(job, run).process(run.tensor == counted);
+    NormGradientWalk<Real>(job.step, run).process(run.tensor == counted);
   }
 }
 
 }  // namespace
 
 void run_cpu_norm_gradient(const RopeProblem &problem, int num_tasks) {
-  StepJob job = {&problem, num_tasks, false};
+  GradientJob job = {{&problem, num_tasks, false}, 0};
   run_tasks(num_tasks, problem.geometry->dtype == ROPE_DTYPE_F64 ? process_runs<double> : process_runs<float>, &job);
 }
 

@@ -59,13 +59,9 @@ struct NormedHeads {
     const Real *const values = x.head(i), *const weight = weights_of(i);
     const Real inverse = x.inverse[i];
     const int count = channels();
-    if (weight == nullptr) {
-      for (int c = 0; c < count; ++c) products[c] = multiply_rounded(g[c], multiply_rounded(values[c], inverse));
-    } else {
-      for (int c = 0; c < count; ++c) {
-        g[c] = multiply_rounded(g[c], weight[c]);
-        products[c] = multiply_rounded(g[c], multiply_rounded(values[c], inverse));
-      }
+    for (int c = 0; c < count; ++c) {
+      if (weight != nullptr) g[c] = multiply_rounded(g[c], weight[c]);
+      products[c] = multiply_rounded(g[c], multiply_rounded(values[c], inverse));
     }
     pad_terms(products, count);
     NormGradientSums<Real> sums = {sum_of_terms(products, count, Value()), 0};
@@ -81,12 +77,8 @@ struct NormedHeads {
     const Real *const values = x.head(i);
     const Real inverse = x.inverse[i];
     const int count = channels();
-    if (form.is_layer) {
-      for (int c = 0; c < count; ++c) g[c] = norm_gradient(g[c], multiply_rounded(values[c], inverse), inverse, means);
-    } else {
-      for (int c = 0; c < count; ++c)
-        g[c] = norm_gradient<false>(g[c], multiply_rounded(values[c], inverse), inverse, means);
-    }
+    // RMS has a mean of 0, which changes no bit.
+    for (int c = 0; c < count; ++c) g[c] = norm_gradient(g[c], multiply_rounded(values[c], inverse), inverse, means);
   }
 
   const NormGradientRun<Real> &run;
@@ -120,7 +112,7 @@ void run_norm_gradient(const NormGradientRun<RealOf<T>> &run) {
   using Real = RealOf<T>;
 #if defined(ROPE_HAS_VECTORS)
   if constexpr (std::is_same_v<Real, float>) {
-    if (takes_vectors<T>(run)) return take_back_vectors<T>(run);
+    if (take_back_vectors<T>(run)) return;
   }
 #endif
   NormedHeads<T> heads(run);

@@ -1,8 +1,15 @@
 // cpu_norm_gradient_vectors.hpp - heads whose channels lie side by side, on their way back through an RMS norm before the
 // rotation
 //
-// A slice of heads goes through each loop before the next slice, its gradients as floats; what forward read is read again
-// wherever it is a factor.
+// A slice of heads goes through each of four passes before the next slice:
+//
+//   what forward read          sums of squares, from which the inverse norms come
+//   gradients and the same     turned, added to sums for the weight, weighed; their products with what was normed
+//   those products             sums
+//   weighed gradients          what is written, beside what forward read
+//
+// Weighed gradients and products are floats in the first cache, in the order of the loops' vectors: for heads of BFloat16
+// in words, those of even channels before those of odd ones.
 //
 // In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
 #pragma once
@@ -15,118 +22,313 @@ namespace rope {
 
 namespace {
 
+// Neighbours as words have them: channels of even numbers and those of odd ones.
+template <int kLanes>
+struct WordVectors {
+  Vector<kLanes> even;
+  Vector<kLanes> odd;
+
+  static ROPE_VECTOR WordVectors load(const float *from) {
+    return {Vector<kLanes>::load(from), Vector<kLanes>::load(from + kLanes)};
+  }
+  ROPE_VECTOR void store(float *to) const {
+    even.store(to);
+    odd.store(to + kLanes);
+  }
+
+  friend ROPE_VECTOR WordVectors operator-(WordVectors a) { return {-a.even, -a.odd}; }
+  friend ROPE_VECTOR WordVectors add_rounded(WordVectors a, WordVectors b) {
+    return {add_rounded(a.even, b.even), add_rounded(a.odd, b.odd)};
+  }
+  friend ROPE_VECTOR WordVectors multiply_rounded(WordVectors a, WordVectors b) {
+    return {multiply_rounded(a.even, b.even), multiply_rounded(a.odd, b.odd)};
+  }
+  friend ROPE_VECTOR WordVectors multiply_rounded(WordVectors a, Vector<kLanes> b) {
+    return {multiply_rounded(a.even, b), multiply_rounded(a.odd, b)};
+  }
+};
+
+template <int kLanes>
+ROPE_VECTOR void read_vector(const BFloat16 *from, WordVectors<kLanes> *vectors) {
+  read_interleaved(from, &vectors->even, &vectors->odd);
+}
+
+template <int kLanes>
+ROPE_VECTOR void write_vector(WordVectors<kLanes> vectors, BFloat16 *to) {
+  write_interleaved(vectors.even, vectors.odd, to);
+}
+
+// Adds terms to floats in the order of channels.
+template <int kLanes>
+ROPE_VECTOR void add_terms(Vector<kLanes> terms, float *sums) {
+  add_rounded(Vector<kLanes>::load(sums), terms).store(sums);
+}
+
+template <int kLanes>
+ROPE_VECTOR void add_terms(WordVectors<kLanes> terms, float *sums) {
+  alignas(64) float in_order[size_t{2} * kLanes];
+  write_interleaved(terms.even, terms.odd, in_order);
+  add_terms(Vector<kLanes>::load(in_order), sums);
+  add_terms(Vector<kLanes>::load(in_order + kLanes), sums + kLanes);
+}
+
+// Stores the terms of a tree's sum, or what its first level makes of neighbours.
+template <int kLanes>
+ROPE_VECTOR void store_terms(Vector<kLanes> terms, float *all, int channel) {
+  terms.store(all + channel);
+}
+
+template <int kLanes>
+ROPE_VECTOR void store_terms(WordVectors<kLanes> terms, float *all, int channel) {
+  add_rounded(terms.even, terms.odd).store(all + static_cast<uint32_t>(channel) / 2);
+}
+
+// A head on its way back.
+template <typename T>
+struct GradientHead {
+  const T *gradient;    // of what forward wrote
+  const T *x;           // what forward read
+  float inverse;        // its norm
+  const float *weight;  // in the order of `weighed`
+  float *sums;          // for the gradient of the weight, of channels `sums_begin` to `sums_end`
+  int sums_begin;
+  int sums_end;
+  bool is_written;
+  float *weighed;   // the gradient of what was normed
+  float *products;  // terms of the sum of its products with that
+};
+
 // ---- Loops: each takes what fills its vectors from `begin` on and returns where it ended ----
+//
+// Floats is Vector or WordVectors.
 
-template <int kLanes, typename T>
-ROPE_VECTOR Vector<kLanes> read_normed(const T *x, int channel, float inverse) {
-  Vector<kLanes> values;
-  read_vector(x + channel, &values);
-  return multiply_rounded(values, same_in_all<kLanes>(inverse));
+template <template <int> class Floats, int kLanes>
+constexpr int kChannelsOf = static_cast<int>(sizeof(Floats<kLanes>) / sizeof(float));
+
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_VECTOR Floats<kLanes> read_floats(const T *from) {
+  Floats<kLanes> floats;
+  read_vector(from, &floats);
+  return floats;
 }
 
-// Adds a head's terms to sums for the gradient of its weight.
-template <int kLanes, typename T>
-ROPE_LOOP int add_normed(const T *x, float inverse, const float *gradient, int begin, int end, float *sums) {
-  for (; begin + kLanes <= end; begin += kLanes) {
-    const auto term = multiply_rounded(Vector<kLanes>::load(gradient + begin), read_normed<kLanes>(x, begin, inverse));
-    add_rounded(Vector<kLanes>::load(sums + begin), term).store(sums + begin);
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_VECTOR Floats<kLanes> read_normed(const GradientHead<T> head, int channel) {
+  return multiply_rounded(read_floats<Floats, kLanes>(head.x + channel), same_in_all<kLanes>(head.inverse));
+}
+
+// Goes on with the gradient of what was weighed.
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_VECTOR void take_back(const GradientHead<T> head, int channel, Floats<kLanes> gradient) {
+  const Floats<kLanes> normed = read_normed<Floats, kLanes>(head, channel);
+  if (channel >= head.sums_begin && channel < head.sums_end) {
+    add_terms(multiply_rounded(gradient, normed), head.sums + (channel - head.sums_begin));
+  }
+  if (!head.is_written) return;
+  const Floats<kLanes> weighed = multiply_rounded(gradient, Floats<kLanes>::load(head.weight + channel));
+  weighed.store(head.weighed + channel);
+  store_terms(multiply_rounded(weighed, normed), head.products, channel);
+}
+
+// Channels that are not turned.
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_LOOP int take_back_others(const GradientHead<T> head, int begin, int end) {
+  constexpr int kStep = kChannelsOf<Floats, kLanes>;
+  for (; begin + kStep <= end; begin += kStep) {
+    take_back<Floats, kLanes>(head, begin, read_floats<Floats, kLanes>(head.gradient + begin));
   }
   return begin;
 }
 
-// The gradient of what was weighed becomes that of what was normed.
-template <int kLanes, typename T>
-ROPE_LOOP int weigh_gradient(const T *x, float inverse, const float *weight, int begin, int end, float *gradient,
-                             float *products) {
-  for (; begin + kLanes <= end; begin += kLanes) {
-    const auto weighed = multiply_rounded(Vector<kLanes>::load(gradient + begin), Vector<kLanes>::load(weight + begin));
-    weighed.store(gradient + begin);
-    multiply_rounded(weighed, read_normed<kLanes>(x, begin, inverse)).store(products + begin);
+// Pairs in halves, of which the first has channels x and y.
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_LOOP int take_back_halves(const GradientHead<T> head, int x, int y, int begin, int end,
+                               const PairAngles<float> angles) {
+  using Numbers = Floats<kLanes>;
+  constexpr int kStep = kChannelsOf<Floats, kLanes>;
+  for (; begin + kStep <= end; begin += kStep) {
+    const Pair<Numbers> pair = {read_floats<Floats, kLanes>(head.gradient + x + begin),
+                                read_floats<Floats, kLanes>(head.gradient + y + begin)};
+    const Pair<Numbers> turned =
+        rotate(pair, CosSin<Numbers>{Numbers::load(angles.cos_x + begin), Numbers::load(angles.sin_x + begin)},
+               CosSin<Numbers>{Numbers::load(angles.cos_y + begin), Numbers::load(angles.sin_y + begin)});
+    take_back<Floats, kLanes>(head, x + begin, turned.x);
+    take_back<Floats, kLanes>(head, y + begin, turned.y);
   }
   return begin;
 }
 
-template <int kLanes, typename T>
-ROPE_LOOP int finish_gradient(const T *x, float inverse, float mean, const float *gradient, int begin, int end,
-                              T *out) {
+// Interleaved pairs as words, by the pair.
+template <int kLanes>
+ROPE_LOOP int take_back_words(const GradientHead<BFloat16> head, int window, int begin, int end,
+                              const PairAngles<float> angles) {
   for (; begin + kLanes <= end; begin += kLanes) {
-    const auto product = multiply_rounded(read_normed<kLanes>(x, begin, inverse), same_in_all<kLanes>(mean));
-    const auto centred = add_rounded(Vector<kLanes>::load(gradient + begin), -product);
-    write_vector(multiply_rounded(centred, same_in_all<kLanes>(inverse)), out + begin);
+    const int channel = window + 2 * begin;
+    const auto words = read_floats<WordVectors, kLanes>(head.gradient + channel);
+    const auto turned = rotate_vector<void, kLanes>({words.even, words.odd}, angles, begin);
+    take_back<WordVectors, kLanes>(head, channel, {turned.x, turned.y});
+  }
+  return begin;
+}
+
+// Interleaved pairs as turn_neighbours turns them.
+template <int kLanes, typename T>
+ROPE_LOOP int take_back_neighbours(const GradientHead<T> head, int window, int begin, int end, const float *of_itself,
+                                   const float *of_other) {
+  for (; begin + kLanes <= end; begin += kLanes) {
+    const auto vector = read_floats<Vector, kLanes>(head.gradient + window + begin);
+    take_back<Vector, kLanes>(
+        head, window + begin,
+        add_rounded(multiply_rounded(vector, Vector<kLanes>::load(of_itself + begin)),
+                    multiply_rounded(swap_neighbours(vector), Vector<kLanes>::load(of_other + begin))));
+  }
+  return begin;
+}
+
+template <template <int> class Floats, int kLanes, typename T>
+ROPE_LOOP int finish_gradient(const GradientHead<T> head, float mean, int begin, int end, T *out) {
+  constexpr int kStep = kChannelsOf<Floats, kLanes>;
+  for (; begin + kStep <= end; begin += kStep) {
+    const auto product = multiply_rounded(read_normed<Floats, kLanes>(head, begin), same_in_all<kLanes>(mean));
+    const auto centred = add_rounded(Floats<kLanes>::load(head.weighed + begin), -product);
+    write_vector(multiply_rounded(centred, same_in_all<kLanes>(head.inverse)), out + begin);
   }
   return begin;
 }
 
 // ---- Heads ----
 
+template <template <int> class Floats, typename T>
+ROPE_LOOP void take_back_channels(const GradientHead<T> head, int begin, int end) {
+#if defined(__AVX512BW__)
+  begin = take_back_others<Floats, 16>(head, begin, end);
+#endif
+  take_back_others<Floats, 8>(head, begin, end);
+}
+
+template <template <int> class Floats, typename T>
+void take_back_head(const StepRun<float> &run, const GradientHead<T> head, const StepNumbers<T> &numbers) {
+  constexpr bool kIsWords = kChannelsOf < Floats, 8 >> 8;
+  const int begin = run.window_begin, end = begin + 2 * run.pairs;
+  if (!run.is_turned) return take_back_channels<Floats>(head, 0, run.channels);
+  take_back_channels<Floats>(head, 0, begin);
+  take_back_channels<Floats>(head, end, run.channels);
+  int done = 0;
+  if (run.in_distance == 1) {
+    if constexpr (kIsWords) {
+#if defined(__AVX512BW__)
+      done = take_back_words<16>(head, begin, done, run.pairs, numbers.angles);
+#endif
+      take_back_words<8>(head, begin, done, run.pairs, numbers.angles);
+    } else {
+      const float *of_itself = numbers.ordered_angles[0], *of_other = numbers.ordered_angles[1];
+#if defined(__AVX512BW__)
+      done = take_back_neighbours<16>(head, begin, done, 2 * run.pairs, of_itself, of_other);
+#endif
+      take_back_neighbours<8>(head, begin, done, 2 * run.pairs, of_itself, of_other);
+    }
+    return;
+  }
+  const PairAngles<float> &angles = kIsWords ? numbers.angles : run.angles;
+  const int length = length_of_runs(run);
+  for (int pair = 0; pair < run.pairs; pair += length) {
+    const int x = begin + first_channel(pair, run.in_distance), y = x + run.in_distance;
+    done = 0;
+#if defined(__AVX512BW__)
+    done = take_back_halves<Floats, 16>(head, x, y, done, length, angles.from(pair));
+#endif
+    take_back_halves<Floats, 8>(head, x, y, done, length, angles.from(pair));
+  }
+}
+
+template <template <int> class Floats, typename T>
+void take_back_heads(const NormGradientRun<float> &run) {
+  constexpr int kTermsOfChannels = kChannelsOf<Floats, 8> / 8;
+  const StepRun<float> &gradient = run.gradient, &input = run.input;
+  const NormForm<float> &form = *input.norm;
+  const HeadSums<float> &sums = run.weight_sums;
+  const int channels = input.channels, terms = channels / kTermsOfChannels;
+  const int stride = (channels + kSumRun - 1) / kSumRun * kSumRun, fitting = kMaxSliceChannels / stride;
+  const int max_heads = fitting < kMaxSliceHeads ? fitting : kMaxSliceHeads;
+  const bool is_written = gradient.num_targets > 0, has_weights_of_heads = input.weight.head_stride != 0;
+  const float *const weight = kTermsOfChannels > 1 ? input.weights->ordered : input.weights->plain;
+  alignas(64) float weighed[kMaxSliceChannels], products[kMaxSliceChannels], totals[kMaxSliceHeads];
+  StepNumbers<T> numbers;
+  order_angles<T>(gradient, &numbers);
+  HeadSlice<T> given = {}, read = {};
+  GradientHead<T> heads[kMaxSliceHeads];
+  for (int64_t first = 0; first < input.heads; first += read.count) {
+    take_heads<T>(gradient, first, max_heads, nullptr, &given);
+    take_heads<T>(input, first, max_heads, nullptr, &read);
+    sum_squares(input, &read);
+    inverse_norms(form, read.inverse);
+    for (int i = 0; i < read.count; ++i) {
+      if (has_weights_of_heads || first + i == 0) order_weights<T>(input, first + i);
+      float *const of_head = sums.data == nullptr ? nullptr : sums.data + (first + i) * sums.head_stride;
+      heads[i] = {given.head(i), read.head(i),         read.inverse[i],      weight, of_head, sums.begin, sums.end,
+                  is_written,    weighed + i * stride, products + i * stride};
+      take_back_head<Floats>(gradient, heads[i], numbers);
+      prefetch_head<T>(gradient, first + read.count + i);
+      prefetch_head<T>(input, first + read.count + i);
+    }
+    if (!is_written) continue;
+    sum_heads(products, stride, terms, read.count, Value(), totals);
+    const StepTarget &target = gradient.targets[0];
+    T *out = reinterpret_cast<T *>(target.data) + first * target.head_stride;
+    for (int i = 0; i < read.count; ++i, out += target.head_stride) {
+      const float mean = mean_of(form, totals[i]);
+      int done = 0;
+#if defined(__AVX512BW__)
+      done = finish_gradient<Floats, 16>(heads[i], mean, done, channels, out);
+#endif
+      finish_gradient<Floats, 8>(heads[i], mean, done, channels, out);
+    }
+  }
+}
+
+// Whether heads, and the part of them of which sums are taken, are made of blocks of so many channels.
+bool is_made_of(const NormGradientRun<float> &run, int block) {
+  const StepRun<float> &gradient = run.gradient;
+  const int pairs = gradient.in_distance == 1 ? 2 * gradient.pairs : length_of_runs(gradient);
+  const bool are_parts = !gradient.is_turned || (gradient.window_begin % block == 0 && pairs % block == 0);
+  return are_parts && gradient.channels % block == 0 && run.weight_sums.begin % block == 0 &&
+         run.weight_sums.end % block == 0;
+}
+
 template <typename T>
 constexpr CpuType kCpuTypeOf = std::is_same_v<T, float>     ? kCpuF32
                                : std::is_same_v<T, Float16> ? kCpuF16
                                                             : kCpuBF16;
 
-// Whether take_back_vectors does the run.
+// Does the run where it can.
 template <typename T>
-bool takes_vectors(const NormGradientRun<float> &run) {
+bool take_back_vectors(const NormGradientRun<float> &run) {
+#if defined(__AVX512BW__)
+  constexpr int kMaxLanes = 16;
+#else
+  constexpr int kMaxLanes = 8;
+#endif
   const StepRun<float> &gradient = run.gradient, &input = run.input;
   const HeadSums<float> &sums = run.weight_sums;
   const bool is_before = !input.is_norm_after && !input.is_norm_of_token && !input.norm->is_layer;
-  return is_before && is_contiguous(gradient) && !gradient.factor.is_present() && input.channel_stride == 1 &&
-         input.channels % 8 == 0 && run.bias_sums.data == nullptr &&
-         (sums.data == nullptr || (sums.channel_stride == 1 && sums.begin % 8 == 0 && sums.end % 8 == 0)) &&
-         (gradient.num_targets == 0 || gradient.targets[0].type == kCpuTypeOf<T>);
-}
-
-template <typename T>
-void take_back_vectors(const NormGradientRun<float> &run) {
-  const StepRun<float> &gradient = run.gradient, &input = run.input;
-  const NormForm<float> &form = *input.norm;
-  const HeadSums<float> &sums = run.weight_sums;
-  const int channels = input.channels, fitting = kMaxSliceChannels / channels;
-  const int max_heads = fitting < kMaxSliceHeads ? fitting : kMaxSliceHeads;
-  alignas(64) float values[kMaxSliceChannels], products[kMaxHeadDim + kSumRun];
-  StepNumbers<T> numbers;
-  order_angles<T>(gradient, &numbers);
-  HeadSlice<T> given, read;
-  for (int64_t first = 0; first < input.heads; first += read.count) {
-    take_heads<T>(gradient, first, max_heads, nullptr, &given);
-    take_heads<T>(input, first, max_heads, nullptr, &read);
-    step_heads<T, float, void>(gradient, given, {reinterpret_cast<char *>(values), channels}, false, &numbers);
-    for (float &inverse : read.inverse) inverse = 0;
-    sum_squares(input, &read);
-    inverse_norms(form, read.inverse);
-    for (int i = 0; i < read.count; ++i) {
-      prefetch_head<T>(gradient, first + read.count + i);
-      prefetch_head<T>(input, first + read.count + i);
-      const T *const x = read.head(i);
-      float *const g = values + int64_t{i} * channels;
-      const float inverse = read.inverse[i];
-      if (sums.data != nullptr) {
-        float *const of_head = sums.data + (first + i) * sums.head_stride - sums.begin;
-        int done = sums.begin;
-#if defined(__AVX512BW__)
-        done = add_normed<16>(x, inverse, g, done, sums.end, of_head);
-#endif
-        add_normed<8>(x, inverse, g, done, sums.end, of_head);
-      }
-      if (gradient.num_targets == 0) continue;
-      order_weights<T>(input, first + i);
-      const float *const weight = input.weights->plain;
-      int done = 0;
-#if defined(__AVX512BW__)
-      done = weigh_gradient<16>(x, inverse, weight, done, channels, g, products);
-#endif
-      weigh_gradient<8>(x, inverse, weight, done, channels, g, products);
-      pad_terms(products, channels);
-      const float mean = mean_of(form, sum_of_terms(products, channels, Value()));
-      const StepTarget &target = gradient.targets[0];
-      T *const out = reinterpret_cast<T *>(target.data) + (first + i) * target.head_stride;
-      done = 0;
-#if defined(__AVX512BW__)
-      done = finish_gradient<16>(x, inverse, mean, g, done, channels, out);
-#endif
-      finish_gradient<8>(x, inverse, mean, g, done, channels, out);
+  const bool fits = is_before && is_contiguous(gradient) && !gradient.factor.is_present() &&
+                    input.channel_stride == 1 && run.bias_sums.data == nullptr &&
+                    (sums.data == nullptr || sums.channel_stride == 1) &&
+                    (gradient.num_targets == 0 || gradient.targets[0].type == kCpuTypeOf<T>);
+  if (!fits) return false;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    // All words of a head go by vectors of one width, as its weights are in their order.
+    if (is_made_of(run, 2 * kMaxLanes)) {
+      take_back_heads<WordVectors, T>(run);
+      return true;
     }
+    if (gradient.is_turned && gradient.in_distance == 1) return false;
   }
+  // A vector has sums of all its channels or of none.
+  const bool has_all_sums = sums.begin == 0 && (sums.end == 0 || sums.end == input.channels);
+  if (!is_made_of(run, has_all_sums ? 8 : kMaxLanes)) return false;
+  take_back_heads<Vector, T>(run);
+  return true;
 }
 
 }  // namespace

@@ -15,28 +15,26 @@ namespace rope {
 
 namespace {
 
-template <typename T>
-float sum_of_squares(const T *head, int count) {
-  if (count % kSumRun == 0) return sum_of_terms(head, count, Square());
+template <typename T, typename Term>
+float sum_of_head(const T *head, int count, const Term &term) {
+  if (count % kSumRun == 0) return sum_of_terms(head, count, term);
   float values[kMaxHeadDim + kSumRun];
   read_elements<T>(head, 1, 0, count, values);
   pad_terms(values, count);
-  return sum_of_terms(values, count, Square());
+  return sum_of_terms(values, count, term);
 }
 
-// In the place of the inverse norms.
-template <typename T>
-void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
-  float *const sums = slice->inverse;
-  const int count = slice->count;
+// Of the terms of so many elements of each head.
+template <typename T, typename Term>
+void sum_heads(const T *heads, int64_t stride, int elements, int count, const Term &term, float *sums) {
   int head = 0;
 #if defined(__AVX512BW__)
   constexpr int kLot = kElementsOfLots<T>;
-  if (run.channels == kLot || run.channels == 2 * kLot) {
-    const int lots = run.channels / kLot, heads = 4 / lots;
-    for (; head + heads <= count; head += heads) {
+  if (elements == kLot || elements == 2 * kLot) {
+    const int lots = elements / kLot, at_once = 4 / lots;
+    for (; head + at_once <= count; head += at_once) {
       __m512 quarters[4];
-      for (int i = 0; i < 4; ++i) quarters[i] = lots_of(slice->head(head + i / lots) + i % lots * kLot, Square());
+      for (int i = 0; i < 4; ++i) quarters[i] = lots_of(heads + (head + i / lots) * stride + i % lots * kLot, term);
       const __m128 sum = add_all_lots(quarters);
       if (lots == 1) {
         _mm_storeu_ps(sums + head, sum);
@@ -46,7 +44,13 @@ void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
     }
   }
 #endif
-  for (; head < count; ++head) sums[head] = sum_of_squares(slice->head(head), run.channels);
+  for (; head < count; ++head) sums[head] = sum_of_head(heads + head * stride, elements, term);
+}
+
+// In the place of the inverse norms.
+template <typename T>
+void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
+  sum_heads(slice->in, slice->in_stride, run.channels, slice->count, Square(), slice->inverse);
 }
 
 // In the place of eight sums of squares.
