@@ -14,7 +14,7 @@ torch.jit.trace takes the functions under torch.no_grad(), without derivatives."
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Callable, List, Literal, NoReturn, Optional, Sequence, Tuple, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, List, Literal, NoReturn, Optional, Sequence, Tuple, overload
 
 import torch
 from torch import Tensor
@@ -371,6 +371,38 @@ _NORM_OPERANDS = 4, 7, 8, 9, 10, 11
 _NORM_WEIGHTS = 13, 14, 15, 16  # in the order of librope.Norm
 
 
+def _wanted(gradients: Iterable[Optional[Tensor]]) -> Tuple[Tensor, ...]:
+    return tuple([x for x in gradients if x is not None])
+
+
+def _last_gradients(entry: str, operator: Callable[..., Any]) -> Any:
+    """A function of the wanted results of an operator. It refuses its derivatives, which would else be taken for 0."""
+
+    class Gradients(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return _wanted(operator(*inputs))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise NotImplementedError(f"{entry}: its derivative is not differentiable")
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise NotImplementedError(f"{entry}: its derivative is not differentiable")
+
+    return Gradients
+
+
+_NormGradients = _last_gradients("norm_rotary", operators.norm_rotate_backward)
+
+
 def _norm_rotate(*inputs: Any) -> Any:
     """torch.ops.librope.norm_rotate and its gradient: the results that are there. Behind the operator's arguments stand
     the normed tensors as bits, the axis of heads, and the most runs of tokens over which gradients of weights are
@@ -381,7 +413,7 @@ def _norm_rotate(*inputs: Any) -> Any:
 
 
 def _norm_rotate_plainly(*inputs: Any) -> Any:
-    return tuple([x for x in operators.norm_rotate(*inputs[:-3]) if x is not None])
+    return _wanted(operators.norm_rotate(*inputs[:-3]))
 
 
 def _save_norm_rotation(ctx: Any, inputs: Tuple[Any, ...]) -> None:
@@ -420,7 +452,7 @@ def _norm_rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any,
     call = (key, *given, positions, position_offset, flags, *operands, table_rows, *weights, *inputs, wanted, num_runs)
     # Grad mode is on here where the gradient is to have one.
     is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*given, *weights, *inputs)
-    gradients = iter((_NormGradients.apply if is_differentiated else _norm_gradients)(*call))
+    gradients = iter(_wanted((_NormGradients.apply if is_differentiated else operators.norm_rotate_backward)(*call)))
     for i, grad in enumerate(given):
         gradient = None if grad is None else next(gradients)
         results[1 + i] = gradient if needed[1 + i] else None
@@ -430,33 +462,6 @@ def _norm_rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any,
         for at, weight, grad in zip(_NORM_WEIGHTS, weights, sums):
             results[at] = None if weight is None or grad is None else grad.to(weight.dtype)
     return tuple(results)
-
-
-def _norm_gradients(*inputs: Any) -> Tuple[Tensor, ...]:
-    """Those of the tensors that are there, and rows of those of weights."""
-    return tuple([x for x in operators.norm_rotate_backward(*inputs) if x is not None])
-
-
-class _NormGradients(torch.autograd.Function):
-    """Refuses what would else be taken for constant."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return _norm_gradients(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError("norm_rotary: its derivative is not differentiable")
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError("norm_rotary: its derivative is not differentiable")
 
 
 class _NormRotation(torch.autograd.Function):
@@ -786,7 +791,7 @@ def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
     inputs = ctx.key, grad_out, gate, up, bits, *operands, ctx.flags
     # Grad mode is on here where the gradient is to have one.
     is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*inputs[1:4], *operands)
-    given = iter((_GatingGradients.apply if is_differentiated else _gating_gradients)(*inputs))
+    given = iter(_wanted((_GatingGradients.apply if is_differentiated else operators.swiglu_backward)(*inputs)))
     grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
     grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
     grads[_ROW_SCALE] = grad_row_scale
@@ -798,31 +803,7 @@ def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
     return tuple(grads)
 
 
-def _gating_gradients(*inputs: Any) -> Tuple[Tensor, ...]:
-    """Those that are wanted."""
-    return tuple([x for x in operators.swiglu_backward(*inputs) if x is not None])
-
-
-class _GatingGradients(torch.autograd.Function):
-    """Refuses what would else be taken for constant."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return _gating_gradients(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError("swiglu: its derivative is not differentiable")
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError("swiglu: its derivative is not differentiable")
+_GatingGradients = _last_gradients("swiglu", operators.swiglu_backward)
 
 
 class _Gating(torch.autograd.Function):
