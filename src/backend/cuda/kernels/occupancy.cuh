@@ -3,12 +3,10 @@
 
 namespace rope {
 
-// The minimum of threads that a multiprocessor holds: 1024 on Turing, 2048 on Hopper, 1536 on others. Data-centre GPUs of
-// Ampere and Blackwell hold 2048, but what is compiled for them is assembled for sm_86 and sm_120 too.
+// The minimum of threads that a multiprocessor holds: 1024 on Turing, else 1536. Data-centre GPUs hold 2048, but code for
+// them serves others or is assembled for them too, and no kernel wants more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kHeldThreads = 2048;
 #else
 constexpr int kHeldThreads = 1536;
 #endif
