@@ -135,7 +135,7 @@ TEST_CASE("gradients of norms with row factors, roundings of forward, sums into 
 
 // More than there is room for the sums of at once.
 TEST_CASE("sums of many heads and channels", "[rope][step][gradient]") {
-  for (const int32_t head_dim : {256, 1024}) {
+  for (const int32_t head_dim : {128, 256, 1024}) {
     for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
       StepCase step = normed(ROPE_DTYPE_BF16, ROPE_NORM_LAYER);
       step.batch = 1;
@@ -147,6 +147,29 @@ TEST_CASE("sums of many heads and channels", "[rope][step][gradient]") {
       step.has_fault = true;
       step.table_rows = 2;
       step.check();
+      step.norm_order = ROPE_NORM_ORDER_AFTER;
+      step.norm = head_dim == 256 ? ROPE_NORM_RMS : ROPE_NORM_LAYER;
+      step.q.has_bias = step.k.has_bias = step.q.has_grad_bias = step.k.has_grad_bias = step.norm == ROPE_NORM_LAYER;
+      step.check();
+    }
+  }
+}
+
+TEST_CASE("gradients of norms of heads in vectors whose windows fill none", "[rope][step][gradient]") {
+  struct Window {
+    int32_t offset;
+    int32_t channels;
+  };
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const Window &window : {Window{4, 24}, Window{8, 40}, Window{0, 48}, Window{32, 32}, Window{0, 64}}) {
+        StepCase step = normed(dtype);
+        step.head_dim = 64;
+        step.style = style;
+        step.rotary_offset = window.offset;
+        step.rotary_dim = window.channels;
+        step.check();
+      }
     }
   }
 }

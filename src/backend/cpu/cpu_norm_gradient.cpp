@@ -98,9 +98,12 @@ class NormGradientWalk {
   }
 
  private:
+  // Channels whose sums there is room for, if it can be as many as fill vectors.
   int width() const {
+    constexpr int kBlock = 32;
     const int fitting = static_cast<int>(kSumValues / heads_);
-    return fitting < tensor_.channels ? fitting : tensor_.channels;
+    if (fitting >= tensor_.channels) return tensor_.channels;
+    return fitting < kBlock ? fitting : fitting / kBlock * kBlock;
   }
 
   Real *row_of(const RunSums &kind) const { return reinterpret_cast<Real *>(kind.data) + run_.run * kind.run_stride; }

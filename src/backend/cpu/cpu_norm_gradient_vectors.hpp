@@ -1,7 +1,6 @@
-// cpu_norm_gradient_vectors.hpp - heads whose channels lie side by side, on their way back through an RMS norm before the
-// rotation
+// cpu_norm_gradient_vectors.hpp - heads whose channels lie side by side, on their way back through a norm
 //
-// A slice of heads goes through each of four passes before the next slice:
+// Of RMS norms of heads before the rotation, a slice of heads goes through each of four passes before the next slice:
 //
 //   what forward read          sums of squares, from which the inverse norms come
 //   gradients and the same     turned, added to sums for the weight, weighed; their products with what was normed
@@ -9,7 +8,8 @@
 //   weighed gradients          what is written, beside what forward read
 //
 // Weighed gradients and products are floats in the first cache, in the order of the loops' vectors: for heads of BFloat16
-// in words, those of even channels before those of odd ones.
+// in words, those of even channels before those of odd ones. Of other norms both the gradients and what forward read
+// become floats first, turned where the norm is of that (FloatHeads).
 //
 // In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
 #pragma once
@@ -185,13 +185,16 @@ ROPE_LOOP int take_back_neighbours(const GradientHead<T> head, int window, int b
   return begin;
 }
 
-template <template <int> class Floats, int kLanes, typename T>
-ROPE_LOOP int finish_gradient(const GradientHead<T> head, float mean, int begin, int end, T *out) {
+template <bool HasMean, template <int> class Floats, int kLanes, typename T, typename U>
+ROPE_LOOP int finish_vectors(const GradientHead<T> head, const NormGradientMeans<float> means, int begin, int end,
+                             U *out) {
   constexpr int kStep = kChannelsOf<Floats, kLanes>;
   for (; begin + kStep <= end; begin += kStep) {
-    const auto product = multiply_rounded(read_normed<Floats, kLanes>(head, begin), same_in_all<kLanes>(mean));
-    const auto centred = add_rounded(Floats<kLanes>::load(head.weighed + begin), -product);
-    write_vector(multiply_rounded(centred, same_in_all<kLanes>(head.inverse)), out + begin);
+    auto centred = Floats<kLanes>::load(head.weighed + begin);
+    if constexpr (HasMean) centred = add_rounded(centred, same_in_all<kLanes>(-means.gradients));
+    const auto product =
+        multiply_rounded(read_normed<Floats, kLanes>(head, begin), same_in_all<kLanes>(means.products));
+    write_vector(multiply_rounded(add_rounded(centred, -product), same_in_all<kLanes>(head.inverse)), out + begin);
   }
   return begin;
 }
@@ -204,6 +207,16 @@ ROPE_LOOP void take_back_channels(const GradientHead<T> head, int begin, int end
   begin = take_back_others<Floats, 16>(head, begin, end);
 #endif
   take_back_others<Floats, 8>(head, begin, end);
+}
+
+// The gradients of a head's channels, as norm_gradient has them.
+template <bool HasMean, template <int> class Floats, typename T, typename U>
+ROPE_LOOP void finish_gradient(const GradientHead<T> head, const NormGradientMeans<float> means, int channels, U *out) {
+  int done = 0;
+#if defined(__AVX512BW__)
+  done = finish_vectors<HasMean, Floats, 16>(head, means, done, channels, out);
+#endif
+  finish_vectors<HasMean, Floats, 8>(head, means, done, channels, out);
 }
 
 template <template <int> class Floats, typename T>
@@ -276,17 +289,228 @@ void take_back_heads(const NormGradientRun<float> &run) {
     const StepTarget &target = gradient.targets[0];
     T *out = reinterpret_cast<T *>(target.data) + first * target.head_stride;
     for (int i = 0; i < read.count; ++i, out += target.head_stride) {
-      const float mean = mean_of(form, totals[i]);
-      int done = 0;
-#if defined(__AVX512BW__)
-      done = finish_gradient<Floats, 16>(heads[i], mean, done, channels, out);
-#endif
-      finish_gradient<Floats, 8>(heads[i], mean, done, channels, out);
+      finish_gradient<false, Floats>(heads[i], means_of(form, {totals[i], 0}), channels, out);
     }
   }
 }
 
-// Whether heads, and the part of them of which sums are taken, are made of blocks of so many channels.
+// ---- Any norm ----
+
+// Adds terms to all sums, or makes such of values.
+template <int kLanes>
+ROPE_LOOP int add_vectors(const float *terms, int begin, int end, float *sums) {
+  for (; begin + kLanes <= end; begin += kLanes) add_terms(Vector<kLanes>::load(terms + begin), sums + begin);
+  return begin;
+}
+
+template <int kLanes>
+ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
+  const auto subtracted = same_in_all<kLanes>(-mean);
+  for (; begin + kLanes <= end; begin += kLanes) {
+    add_rounded(Vector<kLanes>::load(values + begin), subtracted).store(values + begin);
+  }
+  return begin;
+}
+
+// Slices of heads as floats, which all heads of a norm over a token keep where there is room.
+template <typename T>
+class FloatHeads {
+ public:
+  explicit FloatHeads(const NormGradientRun<float> &run)
+      : run_(run),
+        form_(*run.input.norm),
+        channels_(run.input.channels),
+        stride_((channels_ + kSumRun - 1) / kSumRun * kSumRun),
+        max_heads_(kMaxSliceChannels / stride_ < kMaxSliceHeads ? kMaxSliceChannels / stride_ : kMaxSliceHeads),
+        is_written_(run.gradient.num_targets > 0),
+        is_of_token_(run.input.is_norm_of_token),
+        is_kept_(is_of_token_ && run.input.heads <= kMaxKept / stride_),
+        given_(run.gradient) {
+    given_.is_turned = given_.is_turned && !run.input.is_norm_after;
+    order_angles<T>(given_, &given_numbers_);
+    order_angles<T>(run.input, &input_numbers_);
+    order_angles<float>(run.gradient, &numbers_);
+  }
+
+  void take_back() {
+    if (is_of_token_) find_norm_of_token();
+    const bool needs_totals = is_of_token_ && is_written_;
+    TreeSum<float> products, gradients;
+    if (needs_totals) {
+      for_slices([&](int64_t first) {
+        go_back(first, is_kept_);
+        for (int i = 0; i < slice_.count; ++i) {
+          products.add(products_of_head_[i]);
+          gradients.add(gradients_of_head_[i]);
+        }
+      });
+      means_ = means_of(form_, {products.total(), gradients.total()});
+    }
+    for_slices([&](int64_t first) {
+      if (!needs_totals || !is_kept_) go_back(first, true);
+      if (is_written_) finish(first);
+    });
+  }
+
+ private:
+  static constexpr int kMaxKept = 8192;  // channels, of a token
+
+  template <typename Function>
+  void for_slices(const Function &function) {
+    for (int64_t first = 0; first < run_.input.heads; first += slice_.count) {
+      take_heads<T>(run_.input, first, max_heads_, nullptr, &slice_);
+      function(first);
+    }
+  }
+
+  // The floats of a slice's first head.
+  float *slice_of(float *floats, int64_t first) const { return is_kept_ ? floats + first * stride_ : floats; }
+
+  template <typename Term>
+  void sum(const float *floats, const Term &term, float *sums) const {
+    sum_heads(floats, stride_, channels_, slice_.count, term, sums);
+  }
+
+  // What the norm is of; its mean is not subtracted.
+  void read(int64_t first) {
+    step_heads<T, float, void>(run_.input, slice_, {reinterpret_cast<char *>(slice_of(x_, first)), stride_}, false,
+                               &input_numbers_);
+  }
+
+  void subtract(float mean, float *values) const {
+    int done = 0;
+#if defined(__AVX512BW__)
+    done = subtract_vectors<16>(mean, done, channels_, values);
+#endif
+    subtract_vectors<8>(mean, done, channels_, values);
+  }
+
+  void find_norm_of_token() {
+    float sums[kMaxSliceHeads];
+    TreeSum<float> values, squares;
+    if (form_.is_layer) {
+      for_slices([&](int64_t first) {
+        read(first);
+        sum(slice_of(x_, first), Value(), sums);
+        for (int i = 0; i < slice_.count; ++i) values.add(sums[i]);
+      });
+      mean_ = mean_of(form_, values.total());
+    }
+    for_slices([&](int64_t first) {
+      if (!form_.is_layer || !is_kept_) read(first);
+      float *const x = slice_of(x_, first);
+      for (int i = 0; form_.is_layer && i < slice_.count; ++i) subtract(mean_, x + i * stride_);
+      sum(x, Square(), sums);
+      for (int i = 0; i < slice_.count; ++i) squares.add(sums[i]);
+    });
+    inverse_ = inverse_norm(form_, squares.total());
+  }
+
+  // Reads what the norm is of and subtracts its mean; finds the inverse norms of heads.
+  void find_norms(int64_t first) {
+    read(first);
+    float *const x = slice_of(x_, first);
+    if (form_.is_layer) {
+      float sums[kMaxSliceHeads];
+      if (!is_of_token_) sum(x, Value(), sums);
+      for (int i = 0; i < slice_.count; ++i) {
+        subtract(is_of_token_ ? mean_ : mean_of(form_, sums[i]), x + i * stride_);
+      }
+    }
+    if (is_of_token_) return;
+    sum(x, Square(), slice_.inverse);
+    inverse_norms(form_, slice_.inverse);
+  }
+
+  GradientHead<float> head(int64_t first, int i) {
+    float *const weighed = slice_of(gradients_, first) + i * stride_;
+    return {weighed,
+            slice_of(x_, first) + i * stride_,
+            is_of_token_ ? inverse_ : slice_.inverse[i],
+            run_.input.weights->plain,
+            nullptr,
+            0,
+            0,
+            is_written_,
+            weighed,
+            products_ + i * stride_};
+  }
+
+  // Weighed gradients of a slice, and sums of theirs.
+  void go_back(int64_t first, bool adds_sums) {
+    if (!is_kept_) find_norms(first);
+    HeadSlice<T> given = {};
+    take_heads<T>(given_, first, max_heads_, nullptr, &given);
+    float *const gradients = slice_of(gradients_, first);
+    step_heads<T, float, void>(given_, given, {reinterpret_cast<char *>(gradients), stride_}, false, &given_numbers_);
+    const HeadSums<float> &weights = run_.weight_sums, &biases = run_.bias_sums;
+    for (int i = 0; i < given.count; ++i) {
+      prefetch_head<T>(run_.input, first + given.count + i);
+      prefetch_head<T>(given_, first + given.count + i);
+      if (run_.input.weight.head_stride != 0 || first + i == 0) order_weights<T>(run_.input, first + i);
+      GradientHead<float> back = head(first, i);
+      if (adds_sums && biases.data != nullptr) {
+        add_vectors<8>(back.gradient + biases.begin, 0, biases.end - biases.begin,
+                       biases.data + (first + i) * biases.head_stride);
+      }
+      if (adds_sums && weights.data != nullptr) {
+        back.sums = weights.data + (first + i) * weights.head_stride;
+        back.sums_begin = weights.begin;
+        back.sums_end = weights.end;
+      }
+      take_back_channels<Vector>(back, 0, channels_);
+    }
+    if (!is_written_) return;
+    sum(products_, Value(), products_of_head_);
+    if (form_.is_layer) sum(gradients, Value(), gradients_of_head_);
+  }
+
+  void finish(int64_t first) {
+    const StepTarget &target = run_.gradient.targets[0];
+    T *const out = reinterpret_cast<T *>(target.data) + first * target.head_stride;
+    float *const gradients = slice_of(gradients_, first);
+    for (int i = 0; i < slice_.count; ++i) {
+      const GradientHead<float> back = head(first, i);
+      if (!is_of_token_) means_ = means_of(form_, {products_of_head_[i], gradients_of_head_[i]});
+      if (run_.input.is_norm_after) {
+        finish_gradient<true, Vector>(back, means_, channels_, gradients + i * stride_);
+      } else {
+        finish_gradient<true, Vector>(back, means_, channels_, out + i * target.head_stride);
+      }
+    }
+    if (!run_.input.is_norm_after) return;
+    HeadSlice<float> turned = {};
+    turned.count = slice_.count;
+    turned.in = turned.before = turned.behind = gradients;
+    turned.in_stride = turned.others_stride = stride_;
+    step_heads<float, T, void>(run_.gradient, turned, {reinterpret_cast<char *>(out), target.head_stride}, false,
+                               &numbers_);
+  }
+
+  const NormGradientRun<float> &run_;
+  const NormForm<float> &form_;
+  const int channels_;
+  const int stride_;  // of the floats of heads
+  const int max_heads_;
+  const bool is_written_;
+  const bool is_of_token_;
+  const bool is_kept_;
+  StepRun<float> given_;  // the gradients, turned where the norm is before the rotation
+  StepNumbers<T> given_numbers_;
+  StepNumbers<T> input_numbers_;
+  StepNumbers<float> numbers_;
+  float mean_ = 0;  // this and the next one of the token
+  float inverse_ = 0;
+  NormGradientMeans<float> means_ = {};
+  HeadSlice<T> slice_ = {};
+  float products_of_head_[kMaxSliceHeads];
+  float gradients_of_head_[kMaxSliceHeads] = {};  // 0 with RMS
+  alignas(64) float x_[kMaxKept];
+  alignas(64) float gradients_[kMaxKept];
+  alignas(64) float products_[kMaxSliceChannels];
+};
+
+// Whether heads, and the parts of them of which sums are taken, are made of blocks of so many channels.
 bool is_made_of(const NormGradientRun<float> &run, int block) {
   const StepRun<float> &gradient = run.gradient;
   const int pairs = gradient.in_distance == 1 ? 2 * gradient.pairs : length_of_runs(gradient);
@@ -309,25 +533,28 @@ bool take_back_vectors(const NormGradientRun<float> &run) {
   constexpr int kMaxLanes = 8;
 #endif
   const StepRun<float> &gradient = run.gradient, &input = run.input;
+  const auto are_vectors = [&](const HeadSums<float> &sums, int lanes) {
+    return sums.data == nullptr || (sums.channel_stride == 1 && sums.begin % lanes == 0 && sums.end % lanes == 0);
+  };
+  // A vector has sums of all its channels or of none.
   const HeadSums<float> &sums = run.weight_sums;
-  const bool is_before = !input.is_norm_after && !input.is_norm_of_token && !input.norm->is_layer;
-  const bool fits = is_before && is_contiguous(gradient) && !gradient.factor.is_present() &&
-                    input.channel_stride == 1 && run.bias_sums.data == nullptr &&
-                    (sums.data == nullptr || sums.channel_stride == 1) &&
+  const bool has_all_sums = sums.begin == 0 && (sums.end == 0 || sums.end == input.channels);
+  const bool fits = is_contiguous(gradient) && !gradient.factor.is_present() && input.channel_stride == 1 &&
+                    input.channels % 8 == 0 && are_vectors(sums, has_all_sums ? 8 : kMaxLanes) &&
+                    are_vectors(run.bias_sums, 8) &&
                     (gradient.num_targets == 0 || gradient.targets[0].type == kCpuTypeOf<T>);
   if (!fits) return false;
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    // All words of a head go by vectors of one width, as its weights are in their order.
-    if (is_made_of(run, 2 * kMaxLanes)) {
-      take_back_heads<WordVectors, T>(run);
-      return true;
-    }
-    if (gradient.is_turned && gradient.in_distance == 1) return false;
+  constexpr bool kIsWords = StepNumbers<T>::kIsWords;
+  // All words of a head go by vectors of one width, as its weights are in their order.
+  const int block = kIsWords ? 2 * kMaxLanes : has_all_sums ? 8 : kMaxLanes;
+  const bool is_rms_before = !input.is_norm_after && !input.is_norm_of_token && !input.norm->is_layer;
+  if (!is_rms_before || !is_made_of(run, block)) {
+    FloatHeads<T>(run).take_back();
+  } else if constexpr (kIsWords) {
+    take_back_heads<WordVectors, T>(run);
+  } else {
+    take_back_heads<Vector, T>(run);
   }
-  // A vector has sums of all its channels or of none.
-  const bool has_all_sums = sums.begin == 0 && (sums.end == 0 || sums.end == input.channels);
-  if (!is_made_of(run, has_all_sums ? 8 : kMaxLanes)) return false;
-  take_back_heads<Vector, T>(run);
   return true;
 }
 
