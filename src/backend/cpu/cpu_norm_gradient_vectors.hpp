@@ -254,6 +254,16 @@ void take_back_head(const StepRun<float> &run, const GradientHead<T> head, const
   }
 }
 
+// From the floats of one head to those of the next.
+ROPE_LOOP int64_t stride_of_floats(int channels) {
+  return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
+}
+
+ROPE_LOOP int heads_of_slice(int64_t stride) {
+  const int64_t fitting = kMaxSliceChannels / stride;
+  return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
+}
+
 template <template <int> class Floats, typename T>
 void take_back_heads(const NormGradientRun<float> &run) {
   constexpr int kTermsOfChannels = kChannelsOf<Floats, 8> / 8;
@@ -261,8 +271,8 @@ void take_back_heads(const NormGradientRun<float> &run) {
   const NormForm<float> &form = *input.norm;
   const HeadSums<float> &sums = run.weight_sums;
   const int channels = input.channels, terms = channels / kTermsOfChannels;
-  const int stride = (channels + kSumRun - 1) / kSumRun * kSumRun, fitting = kMaxSliceChannels / stride;
-  const int max_heads = fitting < kMaxSliceHeads ? fitting : kMaxSliceHeads;
+  const int64_t stride = stride_of_floats(channels);
+  const int max_heads = heads_of_slice(stride);
   const bool is_written = gradient.num_targets > 0, has_weights_of_heads = input.weight.head_stride != 0;
   const float *const weight = kTermsOfChannels > 1 ? input.weights->ordered : input.weights->plain;
   alignas(64) float weighed[kMaxSliceChannels], products[kMaxSliceChannels], totals[kMaxSliceHeads];
@@ -320,8 +330,8 @@ class FloatHeads {
       : run_(run),
         form_(*run.input.norm),
         channels_(run.input.channels),
-        stride_((channels_ + kSumRun - 1) / kSumRun * kSumRun),
-        max_heads_(kMaxSliceChannels / stride_ < kMaxSliceHeads ? kMaxSliceChannels / stride_ : kMaxSliceHeads),
+        stride_(stride_of_floats(channels_)),
+        max_heads_(heads_of_slice(stride_)),
         is_written_(run.gradient.num_targets > 0),
         is_of_token_(run.input.is_norm_of_token),
         is_kept_(is_of_token_ && run.input.heads <= kMaxKept / stride_),
@@ -490,7 +500,7 @@ class FloatHeads {
   const NormGradientRun<float> &run_;
   const NormForm<float> &form_;
   const int channels_;
-  const int stride_;  // of the floats of heads
+  const int64_t stride_;  // of the floats of heads
   const int max_heads_;
   const bool is_written_;
   const bool is_of_token_;
