@@ -113,7 +113,8 @@ class NormGradientWalk {
     Real *const row = row_of(kind);
     for (int channel = begin; channel < end; ++channel) {
       TreeSum<Real> sum;
-      for (int64_t head = 0; head < heads_; ++head) sum.add(sums_[head * width() + channel - begin]);
+      sum.add(sums_[channel - begin]);
+      for (int64_t head = 1; head < heads_; ++head) sum.add(sums_[head * width() + channel - begin]);
       Real *const target = row + channel * kind.channel_stride;
       *target = add_rounded(*target, sum.total());
     }
