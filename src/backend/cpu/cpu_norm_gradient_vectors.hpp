@@ -259,11 +259,6 @@ ROPE_LOOP int64_t stride_of_floats(int channels) {
   return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
 }
 
-ROPE_LOOP int heads_of_slice(int64_t stride) {
-  const int64_t fitting = kMaxSliceChannels / stride;
-  return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
-}
-
 template <template <int> class Floats, typename T>
 void take_back_heads(const NormGradientRun<float> &run) {
   constexpr int kTermsOfChannels = kChannelsOf<Floats, 8> / 8;
@@ -306,7 +301,7 @@ void take_back_heads(const NormGradientRun<float> &run) {
 
 // ---- Any norm ----
 
-// Adds terms to all sums, or makes such of values.
+// Adds terms to as many sums.
 template <int kLanes>
 ROPE_LOOP int add_vectors(const float *terms, int begin, int end, float *sums) {
   for (; begin + kLanes <= end; begin += kLanes) add_terms(Vector<kLanes>::load(terms + begin), sums + begin);
@@ -339,7 +334,7 @@ class FloatHeads {
     given_.is_turned = given_.is_turned && !run.input.is_norm_after;
     order_angles<T>(given_, &given_numbers_);
     order_angles<T>(run.input, &input_numbers_);
-    order_angles<float>(run.gradient, &numbers_);
+    if (run.input.is_norm_after) order_angles<float>(run.gradient, &numbers_);
   }
 
   void take_back() {
@@ -508,8 +503,8 @@ class FloatHeads {
   StepRun<float> given_;  // the gradients, turned where the norm is before the rotation
   StepNumbers<T> given_numbers_;
   StepNumbers<T> input_numbers_;
-  StepNumbers<float> numbers_;
-  float mean_ = 0;  // this and the next one of the token
+  StepNumbers<float> numbers_;  // behind the norm, where the rotation is before it
+  float mean_ = 0;              // this and the next one of the token
   float inverse_ = 0;
   NormGradientMeans<float> means_ = {};
   HeadSlice<T> slice_ = {};

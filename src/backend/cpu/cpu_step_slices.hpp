@@ -104,6 +104,12 @@ void copy_heads(const HeadBlock &from, const HeadBlock &to, int channels, int co
 constexpr int kMaxSliceBytes = 8192;
 constexpr int kMaxSliceChannels = kMaxSliceBytes / static_cast<int>(sizeof(float));
 
+// How many heads of so many channels a slice has.
+ROPE_LOOP int heads_of_slice(int64_t channels) {
+  const int64_t fitting = kMaxSliceChannels / channels;
+  return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
+}
+
 // Whether step_contiguous does the run.
 bool is_contiguous(const StepRun<float> &run) {
   bool is = !run.accumulates && run.channel_stride == 1 && run.in_distance == run.out_distance &&
@@ -299,8 +305,7 @@ void step_contiguous(const StepRun<float> &run) {
   const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
              is_of_head = run.norm != nullptr && !is_of_token;
   const bool has_weights_of_heads = run.weight.head_stride != 0;
-  int max_heads = kMaxSliceChannels / run.channels;
-  if (max_heads > kMaxSliceHeads) max_heads = kMaxSliceHeads;
+  int max_heads = heads_of_slice(run.channels);
   if (is_of_token) {
     TreeSum<float> sum;
     for (int64_t first = 0; first < run.heads; first += max_heads) {
