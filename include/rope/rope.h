@@ -255,8 +255,8 @@ enum {
  *
  * This version serves norms, row factors, what is not turned, and in rope_forward q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: written scales of F8_E4M3 and F4_E2M1X2; of SwiGLU `quant`, quant_rounding, expert_offsets and
- * row_index. */
+ * NOT_SUPPORTED: written scales of F8_E4M3 and F4_E2M1X2; of SwiGLU types of 4 bits, scale_layout 128X4, `quant` in
+ * swiglu_backward, expert_offsets and row_index. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -878,16 +878,20 @@ ROPE_API rope_status_t swiglu_desc_create(const swiglu_config_t *config, swiglu_
 /* As rope_desc_destroy. */
 ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 
-/* Scales of an output of 8 or 4 bits, as in rope_quant_args_t. */
+/* Scales of an output of 8 or 4 bits. Codes, their rounding, flags, the floor and the formulas of written scales are
+ * those of rope_quant_args_t; out has the values of swiglu_forward, rounded to the descriptor's dtype first with
+ * ROPE_QUANT_ROUND_FIRST (F16 and BF16). With neither scale nor scales_out codes are those of the values themselves. Rows
+ * that are not written have no scales and raise nothing. From F64 nothing becomes 8 bits: NOT_SUPPORTED. */
 typedef struct swiglu_quant_args {
   uint32_t struct_size; /* sizeof(swiglu_quant_args_t) */
   uint32_t flags;       /* ROPE_QUANT_FLAG_ values */
   double scale_floor;   /* as in rope_quant_args_t */
-  rope_tensor_t scale;  /* static: F32 [1], or [E] with experts, above 0, where the tensors are */
-  /* Written: the first axes of out and a last one of G groups of neighbouring elements of out's other axes, which may
-   * be split, [.., G/4, 4]. */
+  rope_tensor_t scale;  /* static: F32 [1], or [E] with experts, above 0, where the tensors are; not with scales_out */
+  /* Written, F32 or F8_E8M0: the first axes of out, at least one, with experts two, and not all, then G groups of
+   * neighbouring elements of out's other axes, counted with the last axis fastest: out [N, d] has [N, 1] by row and
+   * [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides. */
   rope_tensor_t scales_out;
-  rope_tensor_t amax_out; /* F32 [1]: a call raises it to the largest magnitude of what it scales */
+  rope_tensor_t amax_out; /* F32 [1], as in rope_quant_args_t: of all that becomes 8 bits */
   int32_t scale_layout;   /* of scales_out: a SWIGLU_SCALE_LAYOUT_ value */
   int32_t reserved0;      /* 0 */
 } swiglu_quant_args_t;
@@ -926,7 +930,8 @@ typedef struct swiglu_args {
   uint32_t struct_size;    /* sizeof(swiglu_args_t) */
   uint32_t flags;          /* ROPE_FLAG_ values */
   rope_tensor_t gate, up;  /* required */
-  rope_tensor_t out;       /* forward: required. Backward: if given, the output again (activation checkpointing) */
+  rope_tensor_t out;       /* forward: required, of the descriptor's dtype, F8_E4M3 or F8_E5M2; of 8 bits it shares no
+                              element with an input. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
                               its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
                               for [N, d/32, 32]. Absent: 1 */

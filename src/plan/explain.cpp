@@ -51,6 +51,7 @@ struct KernelName {
 
 const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.grad_row_scale != nullptr) return "row sums";
+  if (problem.has_codes()) return "codes";
   const bool has_options = plan.formula > SwigluFormula::kForm;
   if (plan.is_expert_matrix) return "expert";
   if (plan.is_flat) return "flat";

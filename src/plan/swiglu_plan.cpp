@@ -254,9 +254,26 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
+rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
+  plan->formula = SwigluFormula::kOptions;
+  plan->vector_elements = 1;
+  plan->threads = kSwigluThreads;
+  plan->vectors_per_row = problem.shape[problem.ndim - 1];
+  plan->num_vectors = problem.num_elements();
+  plan->unit_elements = problem.codes.scales.is_present() ? problem.codes.group_elements : kSwigluCodeElements;
+  return set_grid(function, (plan->num_vectors - 1) / plan->unit_elements + 1, plan);
+}
+
 }  // namespace
 
 int64_t moved_bytes(const SwigluProblem &problem) {
+  if (problem.has_codes()) {
+    const WrittenScales &scales = problem.codes.scales;
+    const int64_t bytes = saturated_product(problem.num_elements(), 2 * dtype_size(problem.dtype) + 1);
+    const int64_t groups = scales.is_present() ? problem.num_elements() / problem.codes.group_elements : 0;
+    const int64_t of_scales = groups * (scales.form == ScaleForm::kE8M0 ? 1 : 4);
+    return bytes > INT64_MAX - of_scales ? INT64_MAX : bytes + of_scales;
+  }
   int64_t tensors = problem.num_inputs();
   for (int i = 0; i < problem.num_outputs(); ++i) tensors += problem.out[i] != nullptr;
   return saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
@@ -276,6 +293,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->formula = formula_of(problem);
   const bool has_options = plan->formula > SwigluFormula::kForm;
+  if (problem.has_codes()) return plan_codes(function, problem, plan);
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
   if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;

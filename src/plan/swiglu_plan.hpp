@@ -25,6 +25,7 @@ struct SwigluPlan {
   int64_t vectors_per_row;
   int64_t num_vectors;
   int64_t parts_per_row;    // is_expert_matrix: of kSwigluPartVectors
+  int64_t unit_elements;    // of a block that makes codes: a group, or so many elements
   uint32_t threads;         // of a block
   uint32_t grid_x, grid_y;  // blocks are numbered y * grid_x + x
   bool is_programmatic;     // launched with programmatic dependent launch

@@ -2329,6 +2329,24 @@ struct SwigluRequest {
     return input.now;
   }
 
+  // For args.quant, likewise.
+  struct LongQuant {
+    swiglu_quant_args_t now = SWIGLU_QUANT_ARGS_INIT;
+    uint64_t later = 0;
+  };
+  LongQuant quant;
+
+  swiglu_quant_args_t &quants() {
+    args.quant = &quant.now;
+    return quant.now;
+  }
+
+  // Codes of three rows of five.
+  swiglu_quant_args_t &codes() {
+    args.out = workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
+    return quants();
+  }
+
   // Three experts with room for two rows of five each.
   swiglu_input_args_t &experts() {
     for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
@@ -2585,6 +2603,161 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.args.grad_row_scale = r.tensor({3});
        },
        Where::Backward},
+      {"quant of an earlier size", invalid, "quant.struct_size", "8", [](R &r) { r.codes().struct_size = 8; },
+       Where::Forward},
+      {"quant with a later field", unsupported, "quant", "",
+       [](R &r) {
+         r.codes().struct_size = sizeof r.quant;
+         r.quant.later = 1;
+       },
+       Where::Forward},
+      {"quant backward", unsupported, "quant", "swiglu_forward only", [](R &r) { r.quants(); }, Where::Backward},
+      {"quant.flags unknown", unsupported, "quant.flags", "0x4", [](R &r) { r.codes().flags = 4; }, Where::Forward},
+      {"powers of two without scales", invalid, "quant.flags", "0x2",
+       [](R &r) { r.codes().flags = ROPE_QUANT_FLAG_POWER_OF_TWO; }, Where::Forward},
+      {"quant.scale_floor without scales", invalid, "quant.scale_floor", "1", [](R &r) { r.codes().scale_floor = 1; },
+       Where::Forward},
+      {"quant.scale_floor negative", invalid, "quant.scale_floor", "-1", [](R &r) { r.codes().scale_floor = -1; },
+       Where::Forward},
+      {"quant.scale_floor NaN", invalid, "quant.scale_floor", "nan", [](R &r) { r.codes().scale_floor = NAN; },
+       Where::Forward},
+      {"quant.scale_floor above F32", invalid, "quant.scale_floor", "1e+39",
+       [](R &r) { r.codes().scale_floor = 1e39; }, Where::Forward},
+      {"quant.scale_layout in tiles", unsupported, "quant.scale_layout", "1",
+       [](R &r) { r.codes().scale_layout = SWIGLU_SCALE_LAYOUT_128X4; }, Where::Forward},
+      {"quant.scale_layout unknown", unsupported, "quant.scale_layout", "-1", [](R &r) { r.codes().scale_layout = -1; },
+       Where::Forward},
+      {"quant.reserved0", unsupported, "quant.reserved0", "7", [](R &r) { r.codes().reserved0 = 7; }, Where::Forward},
+      {"quant.scale without codes", invalid, "quant.scale", "", [](R &r) { r.quants().scale = r.tensor({1}); },
+       Where::Forward},
+      {"quant.scales_out without codes", invalid, "quant.scales_out", "",
+       [](R &r) {
+         r.quants().scales_out = r.tensor({3, 1});
+       },
+       Where::Forward},
+      {"quant.amax_out without codes", invalid, "quant.amax_out", "", [](R &r) { r.quants().amax_out = r.tensor({1}); },
+       Where::Forward},
+      {"quant.scale of F64", invalid, "quant.scale", "F64",
+       [](R &r) { r.codes().scale = r.workspace.tensor(ROPE_DTYPE_F64, {1}); }, Where::Forward},
+      {"quant.scale of rows", invalid, "quant.scale", "[3]", [](R &r) { r.codes().scale = r.tensor({3}); },
+       Where::Forward},
+      {"quant.scale of rank 2", invalid, "quant.scale", "[1, 1]",
+       [](R &r) {
+         r.codes().scale = r.tensor({1, 1});
+       },
+       Where::Forward},
+      {"quant.scale without data", invalid, "quant.scale", "NULL",
+       [](R &r) {
+         r.codes().scale = r.tensor({1});
+         r.codes().scale.data = nullptr;
+       },
+       Where::Forward},
+      {"quant.scale beside quant.scales_out", invalid, "quant.scale", "quant.scales_out",
+       [](R &r) {
+         r.codes().scale = r.tensor({1});
+         r.codes().scales_out = r.tensor({3, 1});
+       },
+       Where::Forward},
+      {"quant.scale in out", invalid, "out", "quant.scale",
+       [](R &r) {
+         r.codes().scale = r.tensor({1});
+         r.args.out.data = r.codes().scale.data;
+       },
+       Where::Forward},
+      {"quant.scales_out of BF16", invalid, "quant.scales_out", "BF16",
+       [](R &r) {
+         r.codes().scales_out = r.workspace.tensor(ROPE_DTYPE_BF16, {3, 1});
+       },
+       Where::Forward},
+      {"quant.scales_out of F8_E4M3", unsupported, "quant.scales_out", "F8_E4M3",
+       [](R &r) {
+         r.codes().scales_out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 1});
+       },
+       Where::Forward},
+      {"quant.scales_out of other rows", invalid, "quant.scales_out", "[2, 1]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({2, 1});
+       },
+       Where::Forward},
+      {"quant.scales_out of groups that do not divide", invalid, "quant.scales_out", "[3, 2]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({3, 2});
+       },
+       Where::Forward},
+      {"quant.scales_out of groups without an element", invalid, "quant.scales_out", "[3, 10]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({3, 10});
+       },
+       Where::Forward},
+      {"quant.scales_out of one axis", invalid, "quant.scales_out", "[1]",
+       [](R &r) { r.codes().scales_out = r.tensor({1}); }, Where::Forward},
+      {"quant.scales_out of all axes", invalid, "quant.scales_out", "[3, 5, 1]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({3, 5, 1});
+       },
+       Where::Forward},
+      {"quant.scales_out split by 5", invalid, "quant.scales_out", "[3, 1, 5]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({3, 1, 5});
+       },
+       Where::Forward},
+      {"quant.scales_out of repeated scales", invalid, "quant.scales_out", "",
+       [](R &r) {
+         rope_tensor_t &scales = r.codes().scales_out = r.tensor({3, 1});
+         scales.flags = ROPE_TENSOR_STRIDED;
+         scales.stride[0] = 0;
+       },
+       Where::Forward},
+      {"quant.scales_out in gate", invalid, "quant.scales_out", "gate",
+       [](R &r) {
+         rope_tensor_t &scales = r.codes().scales_out = r.tensor({3, 1});
+         scales.data = r.args.gate.data;
+       },
+       Where::Forward},
+      {"quant.scales_out of experts without their rows", invalid, "quant.scales_out", "[3, 1]",
+       [](R &r) {
+         r.experts();
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 2, 5});
+         r.quants().scales_out = r.tensor({3, 1});
+       },
+       Where::Forward},
+      {"quant.scale of two experts of three", invalid, "quant.scale", "[2]",
+       [](R &r) {
+         r.experts();
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 2, 5});
+         r.quants().scale = r.tensor({2});
+       },
+       Where::Forward},
+      {"quant.amax_out of two", invalid, "quant.amax_out", "[2]", [](R &r) { r.codes().amax_out = r.tensor({2}); },
+       Where::Forward},
+      {"quant.amax_out of F16", invalid, "quant.amax_out", "F16",
+       [](R &r) { r.codes().amax_out = r.workspace.tensor(ROPE_DTYPE_F16, {1}); }, Where::Forward},
+      {"quant.amax_out in up", invalid, "quant.amax_out", "up",
+       [](R &r) {
+         r.codes().amax_out = r.tensor({1});
+         r.codes().amax_out.data = r.args.up.data;
+       },
+       Where::Forward},
+      {"codes in gate", invalid, "out", "gate",
+       [](R &r) {
+         r.codes();
+         r.args.out.data = r.args.gate.data;
+       },
+       Where::Forward},
+      {"codes of another shape", invalid, "out", "4",
+       [](R &r) {
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {4, 5});
+       },
+       Where::Forward},
+      {"a gradient of 8 bits", unsupported, "grad_gate", "F8_E4M3",
+       [](R &r) {
+         r.args.grad_gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
+       },
+       Where::Backward},
+      {"gate of 8 bits", invalid, "gate", "F8_E4M3",
+       [](R &r) {
+         r.args.gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
+       }},
 
       {"out absent", invalid, "out", "", [](R &r) { r.args.out = {}; }, Where::Forward},
       {"out of another shape", invalid, "out", "4",
@@ -2967,8 +3140,8 @@ TEST_CASE("a config that this version does not serve yet is refused by name", "[
        [](Rope &c) { c.rotation_rounding = -1; }},
   };
   const Refused<Swiglu> swiglu[] = {
-      {"quant_rounding is 1: this version does not quantise yet",
-       [](Swiglu &c) { c.quant_rounding = ROPE_QUANT_ROUND_FIRST; }},
+      {"quant_rounding is 0x2: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
+       [](Swiglu &c) { c.quant_rounding = 2; }},
   };
   for (const Device &device : devices()) {
     INFO("on " << device);
@@ -3005,13 +3178,11 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
   const std::string swiglu_flags[] = {"flags is 0x2" + flags_of_swiglu, "flags is 0x4" + flags_of_swiglu,
                                       "flags is 0x8" + flags_of_swiglu};
   const Refused<Swiglu> swiglu[] = {
-      {"quant is set: this version does not quantise yet",
-       [](Swiglu &a) { a.quant = unreadable<swiglu_quant_args_t>(); }},
       {swiglu_flags[0].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_UNROTATED; }},
       {swiglu_flags[1].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_V_UNROTATED; }},
       {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
-      {"out.dtype is F8_E4M3: this version does not serve it yet",
-       [](Swiglu &a) { a.out = a.gate, a.out.dtype = ROPE_DTYPE_F8_E4M3; }},
+      {"out.dtype is F4_E2M1X2: this version does not serve it yet",
+       [](Swiglu &a) { a.out = a.gate, a.out.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"gate.dtype is F4_E2M1X2: this version does not serve it yet",
        [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F4_E2M1X2; }},
   };

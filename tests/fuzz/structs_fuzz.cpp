@@ -1,8 +1,7 @@
 // structs_fuzz.cpp - fuzzes the six structs byte by byte, struct_size included
 //
 // The input is the struct. It is handed over in a buffer of exactly struct_size bytes; only its pointers are replaced,
-// by ones to as much memory as the other members say. Those to groups become groups of the struct's own tensors, but for
-// what is refused unread: SwiGLU's quant.
+// by ones to as much memory as the other members say. Those to groups become groups of the struct's own tensors.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -116,6 +115,8 @@ constexpr rope_tensor_t rope_quant_args_t::*quant_members[8] = {
     &rope_quant_args_t::q_scale,      &rope_quant_args_t::k_scale,      &rope_quant_args_t::v_scale,
     &rope_quant_args_t::k_pass_scale, &rope_quant_args_t::q_scales_out, &rope_quant_args_t::k_scales_out,
     &rope_quant_args_t::v_scales_out, &rope_quant_args_t::amax_out};
+constexpr rope_tensor_t swiglu_quant_args_t::*swiglu_quant_members[3] = {
+    &swiglu_quant_args_t::scale, &swiglu_quant_args_t::scales_out, &swiglu_quant_args_t::amax_out};
 constexpr rope_tensor_t rope_input_args_t::*rope_input_members[5] = {
     &rope_input_args_t::q_pass, &rope_input_args_t::k_pass, &rope_input_args_t::q_row_factor,
     &rope_input_args_t::k_row_factor, &rope_input_args_t::v_row_factor};
@@ -201,6 +202,11 @@ void fuzz_swiglu_args(Input *input) {
   if (args.input != nullptr) {
     group = group_of(tensors, input_members, reinterpret_cast<uintptr_t>(args.input));
     args.input = &group;
+  }
+  swiglu_quant_args_t quant;
+  if (args.quant != nullptr) {
+    quant = group_of(tensors, swiglu_quant_members, reinterpret_cast<uintptr_t>(args.quant));
+    args.quant = &quant;
   }
   rope::GatingForm form = {};
   expect(rope::check_swiglu_config("", config, &form) == ROPE_STATUS_SUCCESS, "the config, again");

@@ -34,11 +34,15 @@ enum Member {
   grad_gate,
   grad_up,
   grad_row_scale,
+  given_scale,
+  scales_out,
+  amax_out,
   num_members
 };
-constexpr const char *member_names[] = {"gate",     "up",        "out",     "row_scale",
-                                        "num_rows", "gate_bias", "up_bias", "expert_rows",
-                                        "grad_out", "grad_gate", "grad_up", "grad_row_scale"};
+constexpr const char *member_names[] = {
+    "gate",          "up",       "out",       "row_scale", "num_rows",       "gate_bias",   "up_bias",
+    "expert_rows",   "grad_out", "grad_gate", "grad_up",   "grad_row_scale", "quant.scale", "quant.scales_out",
+    "quant.amax_out"};
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 0}, {true, 0, 1, 75, 0}};
@@ -63,6 +67,7 @@ swiglu_config_t draw_config(Input *input) {
     config.up_softcap = input->one_of({0.0, 0.0, 25.0, 0.25});
     config.product_rounding = input->chance(30) ? SWIGLU_PRODUCT_ROUND_ACTIVATION : 0;
   }
+  config.quant_rounding = input->chance(20) ? ROPE_QUANT_ROUND_FIRST : 0;
   for (double *number :
        {&config.alpha, &config.limit, &config.up_offset, &config.out_scale, &config.gate_softcap, &config.up_softcap}) {
     if (input->chance(3)) *number = input->number();
@@ -84,8 +89,11 @@ class Request {
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     in_.lie(&args_);
     if (has_input_) in_.lie(&input_);
-    input_.struct_size = sizeof input_;  // it is not handed over in so many bytes
+    if (has_quant_) in_.lie(&quant_);
+    input_.struct_size = sizeof input_;  // they are not handed over in so many bytes
+    quant_.struct_size = sizeof quant_;
     args_.input = has_input_ ? &input_ : nullptr;
+    args_.quant = has_quant_ ? &quant_ : nullptr;
     place();
     is_small_ = memory_.allocate();
     if (is_small_) fill();
@@ -101,14 +109,16 @@ class Request {
   void run(const swiglu_desc_t *desc) {
     const StructBytes bytes(&in_, &args_, rope::kSwigluArgsFirstSize, sizeof args_);
     // Args of an older header end before their groups.
-    if (bytes.as<swiglu_args_t>()->struct_size < sizeof args_) args_.input = nullptr, input_ = {};
+    if (bytes.as<swiglu_args_t>()->struct_size < sizeof args_) {
+      args_.input = nullptr, input_ = {};
+      args_.quant = nullptr, quant_ = {};
+    }
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
     // The library's own eyes look first at what is too large to be run.
     const bool is_planned = plan();
     const bool has_bad_data = spoiled_ != nullptr && !is_empty(*spoiled_);
     expect(!is_planned || !has_bad_data, "served without memory, or where elements cannot lie");
-    expect(!is_planned || !args_.quant, "served a group");
     const auto *args = bytes.as<swiglu_args_t>();
     memory_.restore();
     const bool is_explained = explain(desc, args);
@@ -133,9 +143,10 @@ class Request {
 
  private:
   rope_tensor_t &tensor_of(int member) {
-    rope_tensor_t *const tensors[] = {&args_.gate,     &args_.up,         &args_.out,      &args_.row_scale,
-                                      &args_.num_rows, &input_.gate_bias, &input_.up_bias, &input_.expert_rows,
-                                      &args_.grad_out, &args_.grad_gate,  &args_.grad_up,  &args_.grad_row_scale};
+    rope_tensor_t *const tensors[] = {&args_.gate,     &args_.up,          &args_.out,      &args_.row_scale,
+                                      &args_.num_rows, &input_.gate_bias,  &input_.up_bias, &input_.expert_rows,
+                                      &args_.grad_out, &args_.grad_gate,   &args_.grad_up,  &args_.grad_row_scale,
+                                      &quant_.scale,   &quant_.scales_out, &quant_.amax_out};
     return *tensors[member];
   }
   const rope_tensor_t &tensor_of(int member) const { return const_cast<Request *>(this)->tensor_of(member); }
@@ -146,7 +157,7 @@ class Request {
     tensor.ndim = static_cast<uint16_t>(ndim);
     std::copy_n(shape, ndim, tensor.shape);
     const bool is_input = member == gate || member == up || member == grad_out || member == row_scale ||
-                          member == gate_bias || member == up_bias;
+                          member == gate_bias || member == up_bias || member == given_scale;
     draw_strides(&in_, &tensor, is_input);
   }
 
@@ -183,6 +194,7 @@ class Request {
       const int64_t one = 1;
       set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
     }
+    if (in_.chance(is_backward_ ? 3 : 30)) draw_codes(ndim, shape, has_experts);
     // gate and up, and their gradients, interleaved along the last axis.
     alternates_[0] = in_.chance(15);
     alternates_[1] = is_backward_ && in_.chance(15);
@@ -200,6 +212,32 @@ class Request {
     }
   }
 
+  void draw_codes(int ndim, const int64_t (&shape)[4], bool has_experts) {
+    args_.out.dtype = in_.chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+    has_quant_ = in_.chance(80);
+    if (!has_quant_) return;
+    quant_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
+    const int64_t one = 1;
+    if (in_.chance(30)) set(amax_out, ROPE_DTYPE_F32, 1, &one);
+    if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, has_experts && in_.chance(50) ? shape : &one);
+    if (ndim < 2 || (is_present(given_scale) && !in_.chance(5))) return;
+    const int rows = static_cast<int>(in_.between(1, ndim - 1));
+    int64_t elements = 1, sizes[4] = {};
+    for (int axis = 0; axis < ndim; ++axis) {
+      if (axis < rows) {
+        sizes[axis] = shape[axis];
+      } else if (__builtin_mul_overflow(elements, shape[axis], &elements)) {
+        elements = 1;
+      }
+    }
+    sizes[rows] = in_.one_of<int64_t>({1, elements, 2, 4});
+    if (elements % 2 == 0 && in_.chance(30)) sizes[rows] = elements / 2;
+    const bool is_split = rows < 3 && sizes[rows] % 4 == 0 && in_.chance(30);
+    if (is_split) sizes[rows] /= 4, sizes[rows + 1] = 4;
+    set(scales_out, in_.chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32, rows + (is_split ? 2 : 1), sizes);
+    if (in_.chance(20)) quant_.scale_floor = in_.one_of({1e-4, 1.0, 1e-30});
+  }
+
   void place() {
     const rope_tensor_t *placed[num_members];
     int count = 0;
@@ -207,7 +245,7 @@ class Request {
       rope_tensor_t *const tensor = &tensor_of(i);
       if (tensor->ndim == 0) continue;
       const int64_t size = has_known_shape(*tensor) ? oracle::element_size(tensor->dtype) : 1;
-      const bool is_output = i == out || i >= grad_gate;
+      const bool is_output = i == out || (i >= grad_gate && i <= grad_row_scale);
       if (i == up && alternates_[0]) {
         memory_.place_over(tensor, &args_.gate, size * in_.one_of<int64_t>({1, -1, 3}));
       } else if (i == grad_up && alternates_[1]) {
@@ -304,7 +342,10 @@ class Request {
     }
   }
 
-  bool is_output(int member) const { return is_backward_ ? member == out || member >= grad_gate : member == out; }
+  bool is_output(int member) const {
+    if (member == out || member == scales_out || member == amax_out) return true;
+    return is_backward_ && member >= grad_gate && member <= grad_row_scale;
+  }
   bool is_present(int member) const { return tensor_of(member).ndim != 0; }
 
   bool has_overlap() const {
@@ -387,10 +428,11 @@ class Request {
         if (!is_present(member)) continue;
         const rope_tensor_t &tensor = tensor_of(member);
         const Real actual = value_at(tensor, at);
-        if (is_finite && is_sound && std::isnan(actual)) {
+        const bool is_code = oracle::is_code(tensor.dtype);
+        if (is_finite && is_sound && !is_code && std::isnan(actual)) {
           finding(std::string(member_names[member]) + " of finite " + text_of(in) + " is a NaN");
         }
-        if (is_judged) {
+        if (is_judged && !is_code) {
           const Element element(in, form, arithmetic);
           judge(member, actual,
                 member == out       ? element.out()
@@ -413,6 +455,10 @@ class Request {
       if (sum.is_finite && is_sound) expect(!std::isnan(actual), "finite inputs gave a NaN");
       memory_.may_have_changed(gradient, row);
     }
+    for (const Member member : {scales_out, amax_out}) {
+      if (!is_present(member)) continue;
+      for_each_index(tensor_of(member), [&](const Index &at) { memory_.may_have_changed(tensor_of(member), at); });
+    }
     // A row without elements sums to nothing, which is written or not.
     if (totals.empty() && is_present(grad_row_scale)) {
       for_each_index(gradient, [&](const Index &at) {
@@ -427,11 +473,13 @@ class Request {
   Memory memory_;
   bool has_plain_data_;
   bool has_input_ = false;
+  bool has_quant_ = false;
   bool is_small_ = false;
   const rope_tensor_t *spoiled_ = nullptr;  // whose data is not its memory
   bool alternates_[2] = {};
   swiglu_args_t args_ = {};
   swiglu_input_args_t input_ = {};
+  swiglu_quant_args_t quant_ = {};
 };
 
 }  // namespace

@@ -1,175 +1,14 @@
-// cpu_backend.cpp - the CPU as a backend; walks the rows of a SwiGLU problem and hands each to an inner loop
+// cpu_backend.cpp - the CPU as a backend
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_rope.hpp"
 #include "backend/cpu/cpu_step.hpp"
+#include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/processors.hpp"
-#include "backend/cpu/task_range.hpp"
-#include "backend/cpu/thread_pool.hpp"
-#include "core/math/float16.hpp"
-#include "core/problem/integers.hpp"
-#include "core/problem/visit_dtype.hpp"
-#include "plan/tuning.hpp"
-
-#if defined(ROPE_X86_KERNELS)
-#include <xmmintrin.h>
-#endif
 
 namespace rope {
 
 namespace {
-
-struct SwigluJob {
-  const SwigluProblem *problem;
-  int num_tasks;
-  bool is_streamed;
-  int64_t num_elements;  // with experts those of rows that exist
-};
-
-// Whether out had better not be read into the caches to be written, as what is over an input has been already.
-bool is_worth_streaming(const SwigluProblem &problem) {
-  return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kMinStreamedCpuBytes &&
-         problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
-}
-
-int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64_t row) {
-  int64_t offset = 0;
-  for (int axis = problem.ndim - 2; axis >= 0; --axis) {
-    offset += row % problem.shape[axis] * stride[axis];
-    row /= problem.shape[axis];
-  }
-  return offset;
-}
-
-// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and
-// gone.
-void limit_rows(SwigluProblem *problem) {
-  int64_t rows = read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0);
-  if (rows < 0) rows = 0;
-  int axis = 0;
-  while (axis < problem->ndim - 1 && problem->row_index_stride[axis] == 0) ++axis;
-  const bool is_gone = problem->row_index_stride[axis] == 0;
-  if (is_gone && rows > 0) return;
-  if (rows < problem->shape[axis]) problem->shape[axis] = rows;
-}
-
-int64_t elements_of_expert(const SwigluProblem &problem, int64_t expert) {
-  const int64_t rows = read_integer(problem.expert_rows, problem.expert_rows_dtype == ROPE_DTYPE_I64,
-                                    expert * problem.expert_rows_stride);
-  const int64_t held = rows < 0 ? 0 : rows > problem.rows_per_expert ? problem.rows_per_expert : rows;
-  return held * problem.num_expert_row_elements();
-}
-
-int64_t count_elements(const SwigluProblem &problem) {
-  if (problem.expert_rows == nullptr) return problem.num_elements();
-  int64_t count = 0;
-  for (int64_t expert = 0; expert < problem.experts; ++expert) count += elements_of_expert(problem, expert);
-  return count;
-}
-
-// Of the elements of rows that exist, numbered one after the other, the place of one among all elements.
-class ExpertWalk {
- public:
-  explicit ExpertWalk(const SwigluProblem &problem) : problem_(problem) {}
-
-  // Elements are asked for in rising order. *left: how many follow it in its expert, with itself.
-  int64_t place_of(int64_t element, int64_t *left) {
-    while (element >= end_) {
-      ++expert_;
-      begin_ = end_;
-      end_ += elements_of_expert(problem_, expert_);
-    }
-    *left = end_ - element;
-    return expert_ * problem_.rows_per_expert * problem_.num_expert_row_elements() + (element - begin_);
-  }
-
- private:
-  const SwigluProblem &problem_;
-  int64_t expert_ = -1;
-  int64_t begin_ = 0;
-  int64_t end_ = 0;  // of the expert's elements
-};
-
-void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t column, const RowSum<double> &sum) {
-  const int64_t *stride = problem.grad_row_scale_stride;
-  const int64_t offset = offset_of_row(problem, stride, row) + column * stride[problem.ndim - 1];
-  char *target = problem.grad_row_scale + offset * dtype_size(problem.row_scale_dtype);
-  visit_dtype(problem.row_scale_dtype, [&](auto element) {
-    using T = decltype(element);
-    element = round_to<T>(static_cast<RealOf<T>>(sum.total()));
-    memcpy(target, &element, sizeof element);
-  });
-}
-
-// One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
-// not parted, so that the order of a sum does not depend on the tasks.
-void run_swiglu_task(void *context, int index) {
-  const SwigluJob &job = *static_cast<const SwigluJob *>(context);
-  const SwigluProblem &problem = *job.problem;
-  const int64_t size = dtype_size(problem.dtype);
-  const CpuType type = cpu_type(problem.dtype);
-  const int last = problem.ndim - 1;
-  const int64_t columns = problem.shape[last];
-  const bool has_sums = problem.grad_row_scale != nullptr;
-  const int64_t summed = has_sums ? problem.num_summed_elements() : 1;
-  const Range parts = part_of(job.num_elements / summed, job.num_tasks, index);
-  const Range elements = {parts.begin * summed, parts.end * summed};
-  const CpuKernels &kernels = cpu_kernels();
-  RowSum<double> sum = {};
-  ExpertWalk walk(problem);
-  for (int64_t element = elements.begin; element < elements.end;) {
-    int64_t left = elements.end - element;
-    int64_t left_in_expert = left;
-    const int64_t place = problem.expert_rows == nullptr ? element : walk.place_of(element, &left_in_expert);
-    if (left > left_in_expert) left = left_in_expert;
-    const int64_t row = place / columns, column = place % columns;
-    GatingRun run = {};
-    run.is_streamed = job.is_streamed;
-    run.count = columns - column;
-    if (run.count > left) run.count = left;
-    if (has_sums && run.count > summed - element % summed) run.count = summed - element % summed;
-    for (int i = 0; i < problem.num_inputs(); ++i) {
-      run.in_stride[i] = problem.in_stride[i][last];
-      run.in[i] =
-          problem.in[i] + (offset_of_row(problem, problem.in_stride[i], row) + column * run.in_stride[i]) * size;
-    }
-    for (int i = 0; i < problem.num_outputs(); ++i) {
-      if (problem.out[i] == nullptr) continue;
-      run.out_stride[i] = problem.out_stride[i][last];
-      run.out[i] =
-          problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * run.out_stride[i]) * size;
-    }
-    if (problem.row_scale != nullptr) {
-      run.row_scale_stride = problem.row_scale_stride[last];
-      run.row_scale =
-          problem.row_scale + (offset_of_row(problem, problem.row_scale_stride, row) + column * run.row_scale_stride) *
-                                  dtype_size(problem.row_scale_dtype);
-      run.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
-    }
-    for (int i = kGate; i <= kUp; ++i) {
-      if (problem.bias[i] == nullptr) continue;
-      run.bias_stride[i] = problem.bias_stride[i][last];
-      run.bias[i] =
-          problem.bias[i] + (offset_of_row(problem, problem.bias_stride[i], row) + column * run.bias_stride[i]) *
-                                dtype_size(problem.bias_dtype[i]);
-      run.is_bias_f32[i] = problem.bias_dtype[i] == ROPE_DTYPE_F32;
-    }
-    if (problem.is_backward) {
-      kernels.swiglu_backward[type](run, problem.form, has_sums ? &sum : nullptr);
-    } else {
-      kernels.swiglu_forward[type](run, problem.form);
-    }
-    element += run.count;
-    if (has_sums && element % summed == 0) {
-      store_row_gradient(problem, row, column, sum);
-      sum = {};
-    }
-  }
-#if defined(ROPE_X86_KERNELS)
-  // Without it whoever is told that the call is done might read what was there before.
-  if (job.is_streamed) _mm_sfence();
-#endif
-}
 
 int32_t count_devices(const char *) {
   return 1;
@@ -204,11 +43,7 @@ rope_status_t fill_tables(const char *, const TableProblem &problem, const Devic
 }
 
 rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const SwigluPlan &plan, int32_t, rope_stream_t) {
-  SwigluProblem limited = problem;
-  if (problem.num_rows != nullptr) limit_rows(&limited);
-  if (limited.is_empty()) return ROPE_STATUS_SUCCESS;
-  SwigluJob job = {&limited, plan.num_tasks, is_worth_streaming(limited), count_elements(limited)};
-  run_tasks(plan.num_tasks, run_swiglu_task, &job);
+  run_cpu_swiglu(problem, plan.num_tasks);
   return ROPE_STATUS_SUCCESS;
 }
 

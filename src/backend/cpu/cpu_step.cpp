@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_rope.hpp"
 #include "backend/cpu/cpu_step_runs.hpp"
+#include "backend/cpu/raise_amax.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/problem/view.hpp"
 #include "plan/rope_plan.hpp"
@@ -16,15 +17,6 @@
 namespace rope {
 
 namespace {
-
-// Raises a magnitude that other threads raise too. As integers, so that NaN is above infinity.
-void raise_amax(char *amax, uint32_t magnitude) {
-  uint32_t *const word = reinterpret_cast<uint32_t *>(amax);
-  uint32_t found = __atomic_load_n(word, __ATOMIC_RELAXED);
-  while (found < magnitude &&
-         !__atomic_compare_exchange_n(word, &found, magnitude, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
 
 // Whether a tensor is turned in place and nothing else, as in calls without a step.
 bool is_rotation_alone(const RopeProblem &problem, int index) {

@@ -1,4 +1,4 @@
-// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits
+// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits, and numbers of any call
 //
 // In an unnamed namespace, as cpu_loops.hpp says.
 #pragma once
@@ -158,3 +158,20 @@ void encode_heads(const StepRun<float> &run, const StepTarget &target, const Hea
 }  // namespace rope
 
 #endif
+
+namespace rope {
+
+namespace {
+
+template <typename Float8>
+void encode_values(const float *values, int count, float factor, void *codes, int64_t stride) {
+  Float8 *const out = static_cast<Float8 *>(codes);
+#if defined(ROPE_HAS_VECTORS)
+  if (stride == 1) return encode_channels(values, out, 0, count, factor);
+#endif
+  for (int i = 0; i < count; ++i) out[i * stride] = round_to<Float8>(multiply_rounded(values[i], factor));
+}
+
+}  // namespace
+
+}  // namespace rope

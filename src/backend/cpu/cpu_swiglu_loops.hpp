@@ -314,17 +314,19 @@ bool is_contiguous(const GatingRun &run) {
   return run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
 }
 
-// Forward, of an activation without other options and without a row_scale.
-template <Activation kActivation, typename T>
+// Forward, of an activation without other options and without a row_scale. Out is the type of out, T or what T is
+// computed in.
+template <Activation kActivation, typename T, typename Out>
 void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &form) {
   using Real = RealOf<T>;
+  constexpr bool kIsRounded = std::is_same_v<T, Out>;
   const ActivationGating<kActivation, T> gating = {form};
   bool is_in_blocks = false;
   if constexpr (kIsActivatedInBlocks<kActivation, T>) {
     is_in_blocks = form.limit > kMaxFinite<Real> && form.up_offset == 0 && form.out_scale == 1;
-    if (is_in_blocks && is_contiguous(run)) return gate_run_in_blocks<kActivation, T>(run);
+    if (kIsRounded && is_in_blocks && is_contiguous(run)) return gate_run_in_blocks<kActivation, T>(run);
   }
-  if (kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
+  if (kIsRounded && kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
     const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
@@ -335,12 +337,12 @@ void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &
       if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
     }
     if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
-    write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
 }
 
 // False: the form has more than that.
-template <typename T>
+template <typename T, typename Out>
 bool gate_by_activation_alone(const GatingRun &run, const GatingForm &given, const FormWithOptions<RealOf<T>> &form) {
   if (given.limits_activation || given.rounds_activation || given.gate_softcap != 0 || given.up_softcap != 0) {
     return false;
@@ -350,11 +352,11 @@ bool gate_by_activation_alone(const GatingRun &run, const GatingForm &given, con
   }
   switch (given.activation) {
     case Activation::kGegluErf:
-      return gate_by_activation<Activation::kGegluErf, T>(run, form), true;
+      return gate_by_activation<Activation::kGegluErf, T, Out>(run, form), true;
     case Activation::kGegluTanh:
-      return gate_by_activation<Activation::kGegluTanh, T>(run, form), true;
+      return gate_by_activation<Activation::kGegluTanh, T, Out>(run, form), true;
     case Activation::kReglu:
-      return gate_by_activation<Activation::kReglu, T>(run, form), true;
+      return gate_by_activation<Activation::kReglu, T, Out>(run, form), true;
     default:
       return false;
   }
@@ -365,12 +367,12 @@ bool has_options(const GatingRun &run, const GatingForm &form) {
 }
 
 // Forward and backward of forms with options.
-template <typename T, bool IsBackward>
+template <typename T, bool IsBackward, typename Out = T>
 void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
   using Real = RealOf<T>;
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
   const FormWithOptions<Real> form = form_with_options_in<Real>(given);
-  if (!IsBackward && gate_by_activation_alone<T>(run, given, form)) return;
+  if (!IsBackward && gate_by_activation_alone<T, Out>(run, given, form)) return;
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
     const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
@@ -388,18 +390,18 @@ void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<dou
     }
     for (int output = 0; output < kOutputs; ++output) {
       if (run.out[output] == nullptr) continue;
-      write_elements<T>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
+      write_elements<Out>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
     }
   }
 }
 
-template <typename T>
-void swiglu_forward(const GatingRun &run, const GatingForm &given) {
+template <typename T, typename Out>
+void gate_forward(const GatingRun &run, const GatingForm &given) {
   using Real = RealOf<T>;
-  if (has_options(run, given)) return gate_with_options<T, false>(run, given, nullptr);
+  if (has_options(run, given)) return gate_with_options<T, false, Out>(run, given, nullptr);
   const Form<Real> form = form_in<Real>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
-  if (is_contiguous(run) && run.row_scale == nullptr) {
+  if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
     if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
     if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
   }
@@ -415,8 +417,18 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
       gate_chunk<false>(&chunk, length, form, chunk.out[0]);
     }
-    write_elements<T>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
+}
+
+template <typename T>
+void swiglu_forward(const GatingRun &run, const GatingForm &given) {
+  gate_forward<T, T>(run, given);
+}
+
+template <typename T>
+void swiglu_values(const GatingRun &run, const GatingForm &given) {
+  gate_forward<T, float>(run, given);
 }
 
 template <bool IsPlain, typename Real>

@@ -210,11 +210,75 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
   return launch(function, what, &params, device_index, stream);
 }
 
+// Of kernels that know each axis.
+void set_elements(const SwigluProblem &problem, const SwigluPlan &plan, SwigluOptionsParams *params) {
+  const int64_t size = dtype_size(problem.dtype);
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params->in[i] = problem.in[i];
+    kernel_strides(problem.in_stride[i], problem.ndim, size, params->in_stride[i]);
+  }
+  for (int i = 0; i < problem.num_outputs(); ++i) {
+    params->out[i] = problem.out[i];
+    kernel_strides(problem.out_stride[i], problem.ndim, size, params->out_stride[i]);
+  }
+  for (int i = 0; i < kMaxSwigluInputs; ++i) params->in_row_stride[i] = params->in_stride[i][kMaxAxes - 2];
+  for (int i = 0; i < kMaxSwigluOutputs; ++i) params->out_row_stride[i] = params->out_stride[i][kMaxAxes - 2];
+  params->inputs = plan.inputs;
+  params->gradients = plan.gradients;
+  if (plan.inputs == GateUpLayout::kAlternatingUpFirst) params->in[kGate] = problem.in[kUp];
+  if (plan.gradients == GateUpLayout::kAlternatingUpFirst) params->out[kGradGate] = problem.out[kGradUp];
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    const int source = axis - (kMaxAxes - problem.ndim);
+    params->shape[axis] = source >= 0 ? problem.shape[source] : 1;
+  }
+  params->columns = problem.shape[problem.ndim - 1];
+  params->form = form_in<float>(problem.form);
+  params->wide_form = problem.form;
+  params->row_scale = problem.row_scale;
+  params->is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  kernel_strides(problem.row_scale_stride, problem.ndim, dtype_size(problem.row_scale_dtype), params->row_scale_stride);
+  params->num_rows = problem.num_rows;
+  params->is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
+  kernel_strides(problem.row_index_stride, problem.ndim, 1, params->row_index_stride);
+  params->vectors_per_row = plan.vectors_per_row;
+  params->num_vectors = plan.num_vectors;
+  params->is_single_row = problem.ndim == 1;
+  params->is_narrow = plan.num_vectors <= UINT32_MAX;
+  params->narrow_vectors_per_row = FastDivmod::by(params->is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
+  params->has_outer_axes = problem.ndim > 2;
+  if (plan.formula > SwigluFormula::kForm) {
+    set_options(problem, params);
+    for (int i = kGate; i <= kUp; ++i) {
+      const int64_t bias_size = dtype_size(problem.bias_dtype[i]);
+      kernel_strides(problem.bias_stride[i], problem.ndim, bias_size, params->bias_stride[i]);
+    }
+    for (int axis = 0; axis < kMaxAxes && params->is_narrow; ++axis) {
+      params->narrow_shape[axis] = FastDivmod::by(static_cast<uint32_t>(params->shape[axis]));
+    }
+    kernel_strides(problem.expert_index_stride, problem.ndim, 1, params->expert_index_stride);
+    kernel_strides(problem.expert_row_index_stride, problem.ndim, 1, params->expert_row_index_stride);
+  }
+}
+
+rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                               int32_t device_index, rope_stream_t stream) {
+  SwigluCodesParams params = {};
+  set_elements(problem, plan, &params);
+  kernel_strides(problem.out_stride[kOut], problem.ndim, dtype_size(problem.codes.dtype), params.out_stride[kOut]);
+  params.codes = problem.codes;
+  params.num_elements = problem.num_elements();
+  params.unit_elements = plan.unit_elements;
+  kernel_strides(problem.codes.scales_stride, problem.ndim, 1, params.scales_stride);
+  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluCodes, SwigluFormula::kOptions, false});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
 }  // namespace
 
 void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
   for (const int elements : kVectorElements) {
-    for (int work = kSwigluForward; work <= kSwigluExpertGradients; ++work) {
+    for (int work = kSwigluForward; work < kNumSwigluWorks; ++work) {
       for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
         SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula), false};
         preloader->load(find_swiglu_kernel(dtype, elements, variant));
@@ -228,62 +292,18 @@ void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
 rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                               int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
+  if (problem.has_codes()) return run_swiglu_codes(function, problem, plan, device_index, stream);
   if (plan.is_expert_matrix) return run_swiglu_experts(function, problem, plan, device_index, stream);
   if (plan.is_flat) return run_swiglu_flat_gradients(function, problem, plan, device_index, stream);
   if (plan.is_matrix) {
     return problem.is_backward ? run_swiglu_matrix_gradients(function, problem, plan, device_index, stream)
                                : run_swiglu_matrix(function, problem, plan, device_index, stream);
   }
-  const int64_t size = dtype_size(problem.dtype);
   SwigluOptionsParams params = {};
-  for (int i = 0; i < problem.num_inputs(); ++i) {
-    params.in[i] = problem.in[i];
-    kernel_strides(problem.in_stride[i], problem.ndim, size, params.in_stride[i]);
-  }
-  for (int i = 0; i < problem.num_outputs(); ++i) {
-    params.out[i] = problem.out[i];
-    kernel_strides(problem.out_stride[i], problem.ndim, size, params.out_stride[i]);
-  }
-  for (int i = 0; i < kMaxSwigluInputs; ++i) params.in_row_stride[i] = params.in_stride[i][kMaxAxes - 2];
-  for (int i = 0; i < kMaxSwigluOutputs; ++i) params.out_row_stride[i] = params.out_stride[i][kMaxAxes - 2];
-  params.inputs = plan.inputs;
-  params.gradients = plan.gradients;
-  if (plan.inputs == GateUpLayout::kAlternatingUpFirst) params.in[kGate] = problem.in[kUp];
-  if (plan.gradients == GateUpLayout::kAlternatingUpFirst) params.out[kGradGate] = problem.out[kGradUp];
-  for (int axis = 0; axis < kMaxAxes; ++axis) {
-    const int source = axis - (kMaxAxes - problem.ndim);
-    params.shape[axis] = source >= 0 ? problem.shape[source] : 1;
-  }
-  params.columns = problem.shape[problem.ndim - 1];
-  params.form = form_in<float>(problem.form);
-  params.wide_form = problem.form;
-  params.row_scale = problem.row_scale;
-  params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
-  kernel_strides(problem.row_scale_stride, problem.ndim, dtype_size(problem.row_scale_dtype), params.row_scale_stride);
-  params.num_rows = problem.num_rows;
-  params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
-  kernel_strides(problem.row_index_stride, problem.ndim, 1, params.row_index_stride);
-  params.vectors_per_row = plan.vectors_per_row;
-  params.num_vectors = plan.num_vectors;
-  params.is_single_row = problem.ndim == 1;
-  params.is_narrow = plan.num_vectors <= UINT32_MAX;
-  params.narrow_vectors_per_row = FastDivmod::by(params.is_narrow ? static_cast<uint32_t>(plan.vectors_per_row) : 1);
-  params.has_outer_axes = problem.ndim > 2;
+  set_elements(problem, plan, &params);
   const SwigluWork work = !problem.is_backward                     ? kSwigluForward
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
                                                                    : kSwigluGradients;
-  if (plan.formula > SwigluFormula::kForm) {
-    set_options(problem, &params);
-    for (int i = kGate; i <= kUp; ++i) {
-      const int64_t bias_size = dtype_size(problem.bias_dtype[i]);
-      kernel_strides(problem.bias_stride[i], problem.ndim, bias_size, params.bias_stride[i]);
-    }
-    for (int axis = 0; axis < kMaxAxes && params.is_narrow; ++axis) {
-      params.narrow_shape[axis] = FastDivmod::by(static_cast<uint32_t>(params.shape[axis]));
-    }
-    kernel_strides(problem.expert_index_stride, problem.ndim, 1, params.expert_index_stride);
-    kernel_strides(problem.expert_row_index_stride, problem.ndim, 1, params.expert_row_index_stride);
-  }
   const SwigluVariant variant = {work, plan.formula, plan.is_alternating()};
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};

@@ -28,11 +28,12 @@ enum class Activation : uint8_t {
 
 // The form of a descriptor: numbers of fp32, except for F64.
 struct GatingForm : Form<double> {
-  bool has_options = false;  // what follows is not all 0
+  bool has_options = false;  // what follows is not all 0, but for roundings before codes
   Activation activation = Activation::kSwiglu;
-  bool limits_activation = false;  // `limit` bounds the activation, and up as ever
-  bool rounds_activation = false;  // to the type of the data, which has 16 bits
-  double gate_softcap = 0;         // 0: none
+  bool limits_activation = false;    // `limit` bounds the activation, and up as ever
+  bool rounds_activation = false;    // to the type of the data, which has 16 bits
+  bool rounds_before_codes = false;  // so
+  double gate_softcap = 0;           // 0: none
   double up_softcap = 0;
 };
 

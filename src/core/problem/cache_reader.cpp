@@ -3,6 +3,7 @@
 
 #include "core/problem/import.hpp"
 #include "core/problem/overlap.hpp"
+#include "core/problem/shape_text.hpp"
 
 namespace rope {
 

@@ -18,6 +18,7 @@ constexpr uint32_t kRopeScalingFirstSize = 144;
 constexpr uint32_t kRopeSectionsFirstSize = 48;
 constexpr uint32_t kSwigluConfigFirstSize = 56;
 constexpr uint32_t kSwigluArgsFirstSize = 728;
+constexpr uint32_t kSwigluQuantArgsFirstSize = 264;
 constexpr uint32_t kSwigluInputArgsFirstSize = 408;
 
 // Copies the part that both sides know and zeroes the rest of `target`. A non-zero byte beyond `known_size` is a field

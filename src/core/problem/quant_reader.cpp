@@ -3,6 +3,7 @@
 
 #include "core/problem/import.hpp"
 #include "core/problem/overlap.hpp"
+#include "core/problem/shape_text.hpp"
 
 namespace rope {
 
@@ -13,25 +14,11 @@ constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 constexpr const char *kOutNames[kNumTensorNames] = {"q_out", "k_out", "v_out"};
 
-constexpr double kMinFloat = 0x1p-149, kMaxFloat = 0x1.fffffep127;  // the numbers of F32 above 0
-constexpr float kDefaultFloor = 1e-10f;                             // of F32 scales
-
 }  // namespace
 
 rope_status_t QuantReader::check(const rope_args_t &args) {
   ROPE_TRY(import_args(function_, "quant", args.quant, kRopeQuantArgsFirstSize, &copy_, &quant_));
-  constexpr uint32_t kFlags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES | ROPE_QUANT_FLAG_POWER_OF_TWO;
-  if ((quant_->flags & ~kFlags) != 0) {
-    return fail(kUnsupported,
-                "%s: quant.flags is 0x%x: this version knows ROPE_QUANT_FLAG_SCALE_MULTIPLIES (0x1) and "
-                "ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) only",
-                function_, quant_->flags);
-  }
-  const double floor = quant_->scale_floor;
-  if (floor != 0 && !(floor >= kMinFloat && floor <= kMaxFloat)) {
-    return fail(kInvalid, "%s: quant.scale_floor is %g: it must be 0 or a number of F32 above it", function_, floor);
-  }
-  return ROPE_STATUS_SUCCESS;
+  return check_scale_rule(function_, rule());
 }
 
 rope_status_t QuantReader::read(const rope_cache_args_t *cache, const StepTarget &target) {
@@ -64,14 +51,7 @@ rope_status_t QuantReader::read_written_scales(const rope_cache_args_t *cache, c
   }
   const bool has_any =
       written_[kQ] != nullptr || written_[kK] != nullptr || written_[kV] != nullptr || pass_written_ != nullptr;
-  if (quant_ == nullptr || has_any) return ROPE_STATUS_SUCCESS;
-  if ((quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
-    return fail(kInvalid, "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) needs scales that are written",
-                function_, quant_->flags);
-  }
-  if (quant_->scale_floor == 0) return ROPE_STATUS_SUCCESS;
-  return fail(kInvalid, "%s: quant.scale_floor is %g: it needs scales that are written", function_,
-              quant_->scale_floor);
+  return has_any ? ROPE_STATUS_SUCCESS : check_rule_has_scales(function_, rule());
 }
 
 rope_status_t QuantReader::read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
@@ -115,12 +95,7 @@ rope_status_t QuantReader::read_scales(const char *field, const rope_tensor_t &g
   if (!is_code(rows.dtype)) {
     return fail(kInvalid, "%s: %s is set: %s is absent or has no 8 bits", function_, field, rows.beside);
   }
-  if (view.dtype == ROPE_DTYPE_F8_E4M3) {
-    return fail(kUnsupported, "%s: %s.dtype is F8_E4M3: this version does not write such scales yet", function_, field);
-  }
-  if (view.dtype != ROPE_DTYPE_F32 && view.dtype != ROPE_DTYPE_F8_E8M0) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or F8_E8M0", function_, field, dtype_name(view.dtype));
-  }
+  ROPE_TRY(set_scale_form(function_, field, view.dtype, rule(), scales));
   const int count = rows.count;
   const bool is_split = view.ndim == count + 2 && view.shape[count + 1] == 4;
   bool fits = is_split || view.ndim == count + 1;
@@ -138,12 +113,7 @@ rope_status_t QuantReader::read_scales(const char *field, const rope_tensor_t &g
   }
   ROPE_TRY(check_output_strides(function_, field, view));
   const auto stride_of = [&](int axis) { return axis < 0 ? 0 : view.stride[axis]; };
-  const bool is_e8m0 = view.dtype == ROPE_DTYPE_F8_E8M0;
-  const bool is_power_of_two = quant_ != nullptr && (quant_->flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0;
-  const float given_floor = quant_ != nullptr ? static_cast<float>(quant_->scale_floor) : 0;
   scales->data = view.data;
-  scales->form = is_e8m0 ? ScaleForm::kE8M0 : is_power_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
-  scales->floor = bits_of(given_floor != 0 || is_e8m0 ? given_floor : kDefaultFloor);
   scales->groups = static_cast<int>(groups);
   scales->row_stride[0] = stride_of(rows.axis[0]);
   scales->row_stride[1] = stride_of(rows.axis[1]);

@@ -18,6 +18,7 @@ class QuantReader : private GroupReader {
 
  private:
   struct ScaleRows;
+  ScaleRule rule() const { return quant_ != nullptr ? ScaleRule{quant_->flags, quant_->scale_floor} : ScaleRule{}; }
   rope_status_t read_written_scales(const rope_cache_args_t *cache, const StepTarget &target);
   rope_status_t read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
                                 const StepTarget &target);

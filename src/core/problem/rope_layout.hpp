@@ -1,7 +1,5 @@
-// rope_layout.hpp - where a layout keeps the canonical axes, and shapes in words
+// rope_layout.hpp - where a layout keeps the canonical axes
 #pragma once
-
-#include <stddef.h>
 
 #include "core/problem/rope_problem.hpp"
 #include "core/problem/view.hpp"
@@ -31,24 +29,5 @@ inline int64_t length_of(const View &view, const LayoutAxes &layout, Axis axis) 
 inline void canonical_strides(const View &view, const LayoutAxes &layout, int64_t *stride) {
   for (int axis = 0; axis < kNumAxes; ++axis) stride[axis] = layout.axis[axis] < 0 ? 0 : view.stride[layout.axis[axis]];
 }
-
-struct ShapeText {
-  explicit ShapeText(const View &view) {
-    size_t used = 0;
-    for (int axis = 0; axis < view.ndim; ++axis) used = append(used, axis == 0 ? "[" : ", ", view.shape[axis]);
-    text[used] = ']';
-    text[used + 1] = '\0';
-  }
-  size_t append(size_t used, const char *separator, int64_t value) {
-    for (; *separator != '\0'; ++separator) text[used++] = *separator;
-    char digits[20];
-    int count = 0;
-    do digits[count++] = static_cast<char>('0' + value % 10);
-    while ((value /= 10) != 0);
-    while (count > 0) text[used++] = digits[--count];
-    return used;
-  }
-  char text[4 * 22];
-};
 
 }  // namespace rope

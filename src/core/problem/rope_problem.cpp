@@ -6,6 +6,7 @@
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
 #include "core/problem/rope_layout.hpp"
+#include "core/problem/shape_text.hpp"
 #include "core/problem/step_reader.hpp"
 
 namespace rope {

@@ -4,10 +4,10 @@
 
 #include <stdint.h>
 
-#include "core/math/float8.hpp"
 #include "core/math/norm.hpp"
 #include "core/problem/rope_problem.hpp"
 #include "core/problem/view.hpp"
+#include "core/problem/written_scales.hpp"
 
 namespace rope {
 
@@ -64,31 +64,6 @@ struct CacheView {
 struct StaticScale {
   const char *data;  // NULL: 1
   int64_t head_stride;
-};
-
-// Scales that a call writes beside codes, one for each group of neighbouring channels. Strides in elements.
-struct WrittenScales {
-  char *data;  // NULL: none
-  ScaleForm form;
-  uint32_t floor;         // the bits of the least magnitude that a scale stands for
-  int groups;             // of a head
-  int64_t row_stride[2];  // of batches and tokens, in a cache of pages and entries
-  int64_t head_stride;
-  int64_t group_stride;
-  int64_t four_stride;  // of every fourth group
-
-  ROPE_HOST_DEVICE bool is_present() const { return data != nullptr; }
-  ROPE_HOST_DEVICE int64_t row(int64_t first, int64_t second) const {
-    return first * row_stride[0] + second * row_stride[1];
-  }
-  ROPE_HOST_DEVICE void store(int64_t row, int64_t head, int group, uint32_t bits) const {
-    const int64_t at = row + head * head_stride + group / 4 * four_stride + group % 4 * group_stride;
-    if (form == ScaleForm::kE8M0) {
-      reinterpret_cast<uint8_t *>(data)[at] = static_cast<uint8_t>(bits);
-    } else {
-      reinterpret_cast<uint32_t *>(data)[at] = bits;
-    }
-  }
 };
 
 // A number for each token, or for each token and head, that all channels are multiplied by behind everything else.

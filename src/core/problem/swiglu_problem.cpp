@@ -7,6 +7,7 @@
 #include "core/problem/import.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
+#include "core/problem/shape_text.hpp"
 
 namespace rope {
 
@@ -32,8 +33,10 @@ class SwigluReader {
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
     if ((*operand)->is_output() && is_code(view.dtype)) {
-      return fail(kUnsupported, "%s: %s.dtype is %s: this version does not serve it yet", function_, field,
-                  dtype_name(view.dtype));
+      return fail(kUnsupported,
+                  "%s: %s.dtype is %s: this version writes 8 bits in swiglu_forward only, from F32, F16 or "
+                  "BF16",
+                  function_, field, dtype_name(view.dtype));
     }
     if (view.dtype != dtype_) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -41,6 +44,16 @@ class SwigluReader {
     }
     if (gate_ == nullptr) gate_ = *operand;
     return check_same_shape(function_, field, view, gate_->field, gate_->view);
+  }
+
+  // Forward's, which may have 8 bits.
+  rope_status_t read_out(const rope_tensor_t &tensor, Operand **operand) {
+    const char *field = "out";
+    if (!is_code(tensor.dtype) || dtype_ == ROPE_DTYPE_F64) {
+      return read_required(Role::kOutOrAnyInput, field, tensor, operand);
+    }
+    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, operand));
+    return check_same_shape(function_, field, (*operand)->view, gate_->field, gate_->view);
   }
 
   rope_status_t read_required(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
@@ -122,6 +135,84 @@ class SwigluReader {
                   row_scale->field, dtype_name(row_scale->view.dtype));
     }
     return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
+  }
+
+  // In the place of scales that are written: [1] or, with experts, [E].
+  rope_status_t read_scale(const rope_tensor_t &tensor, int64_t experts, SwigluCodes *codes) {
+    const char *field = "quant.scale";
+    Operand *operand;
+    ROPE_TRY(operands_.read(Role::kIn, field, tensor, &operand));
+    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = operand->view;
+    if (codes->scales.is_present()) {
+      return fail(kInvalid, "%s: %s is set beside quant.scales_out: scales are given or written, not both", function_,
+                  field);
+    }
+    if (view.dtype != ROPE_DTYPE_F32) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
+    }
+    if (view.ndim != 1 || (view.shape[0] != 1 && (experts == 0 || view.shape[0] != experts))) {
+      return fail(kInvalid, "%s: %s has shape %s: it must be [1]%s", function_, field, ShapeText(view).text,
+                  experts > 0 ? ", or [E] with a scale for each expert" : "");
+    }
+    codes->scale = view.data;
+    codes->expert_stride = view.shape[0] == 1 ? 0 : view.stride[0];
+    return ROPE_STATUS_SUCCESS;
+  }
+
+  // The first axes of out, then [G] groups of the elements of the others, or [G / 4, 4].
+  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts,
+                                SwigluCodes *codes) {
+    const char *field = "quant.scales_out";
+    Operand *operand;
+    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
+    if (operand == nullptr) return check_rule_has_scales(function_, rule);
+    const View &view = operand->view, &gate = gate_->view;
+    ROPE_TRY(set_scale_form(function_, field, view.dtype, rule, &codes->scales));
+    const int min_rows = has_experts ? 2 : 1;
+    for (int behind = 1; behind <= 2; ++behind) {
+      const int rows = view.ndim - behind;
+      if (rows < min_rows || rows >= gate.ndim || (behind == 2 && view.shape[rows + 1] != 4)) continue;
+      bool fits = true;
+      uint64_t elements = 1;
+      for (int axis = 0; axis < gate.ndim; ++axis) {
+        if (axis >= rows) {
+          elements *= static_cast<uint64_t>(gate.shape[axis]);
+        } else {
+          fits = fits && view.shape[axis] == gate.shape[axis];
+        }
+      }
+      const int64_t groups = behind == 1 || view.shape[rows] > INT32_MAX / 4 ? view.shape[rows] : 4 * view.shape[rows];
+      if (!fits || groups < 1 || groups > INT32_MAX || elements % static_cast<uint64_t>(groups) != 0) continue;
+      WrittenScales *const scales = &codes->scales;
+      scales->data = view.data;
+      scales->groups = static_cast<int>(groups);
+      scales->group_stride = view.stride[behind == 2 ? rows + 1 : rows];
+      scales->four_stride = behind == 2 ? view.stride[rows] : groups > 4 ? 4 * view.stride[rows] : 0;
+      codes->group_elements = static_cast<int64_t>(elements) / groups;
+      for (int axis = 0; axis < rows; ++axis) codes->scales_stride[axis] = view.stride[axis];
+      return ROPE_STATUS_SUCCESS;
+    }
+    return fail(kInvalid,
+                "%s: %s has shape %s: it must have the first axes of gate, %s, at least %d and not all, then G, or G/4 "
+                "and 4, where G divides the elements of the others",
+                function_, field, ShapeText(view).text, ShapeText(gate).text, min_rows);
+  }
+
+  rope_status_t read_amax(const rope_tensor_t &tensor, SwigluCodes *codes) {
+    const char *field = "quant.amax_out";
+    Operand *operand;
+    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
+    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+    const View &view = operand->view;
+    if (view.dtype != ROPE_DTYPE_F32) {
+      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
+    }
+    if (view.ndim != 1 || view.shape[0] != 1) {
+      return fail(kInvalid, "%s: %s has shape %s: it must be [1]", function_, field, ShapeText(view).text);
+    }
+    codes->amax = view.data;
+    return ROPE_STATUS_SUCCESS;
   }
 
   rope_status_t check_outputs() const {
@@ -216,8 +307,8 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows.
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 7];
+  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales.
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 8];
   int count_ = 0;
 };
 
@@ -248,6 +339,36 @@ rope_status_t read_further_inputs(const char *function, const swiglu_input_args_
   const bool has_experts = inputs->expert_rows != nullptr;
   ROPE_TRY(reader->read_bias("gate_bias", args->gate_bias, has_experts, &inputs->bias[kGate]));
   return reader->read_bias("up_bias", args->up_bias, has_experts, &inputs->bias[kUp]);
+}
+
+// What a call says of its codes, with strides of scales by gate's axes.
+rope_status_t read_codes(const char *function, const swiglu_quant_args_t *given, const View &out, int64_t experts,
+                         SwigluReader *reader, SwigluCodes *codes) {
+  if (given == nullptr) return ROPE_STATUS_SUCCESS;
+  swiglu_quant_args_t copy;
+  const swiglu_quant_args_t *args;
+  ROPE_TRY(import_args(function, "quant", given, kSwigluQuantArgsFirstSize, &copy, &args));
+  const ScaleRule rule = {args->flags, args->scale_floor};
+  ROPE_TRY(check_scale_rule(function, rule));
+  if (args->scale_layout != SWIGLU_SCALE_LAYOUT_STRIDED) {
+    return fail(kUnsupported, "%s: quant.scale_layout is %d: this version writes SWIGLU_SCALE_LAYOUT_STRIDED (0) only",
+                function, args->scale_layout);
+  }
+  if (args->reserved0 != 0) {
+    return fail(kUnsupported, "%s: quant.reserved0 is %d: it must be 0", function, args->reserved0);
+  }
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } of_codes[] = {{"scale", args->scale}, {"scales_out", args->scales_out}, {"amax_out", args->amax_out}};
+  for (const auto &tensor : of_codes) {
+    if (is_code(out.dtype) || is_zeroed(tensor.tensor)) continue;
+    return fail(kInvalid, "%s: quant.%s is set: out has no 8 bits", function, tensor.field);
+  }
+  codes->scale_multiplies = (args->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
+  ROPE_TRY(reader->read_scales_out(args->scales_out, rule, experts > 0, codes));
+  ROPE_TRY(reader->read_scale(args->scale, experts, codes));
+  return reader->read_amax(args->amax_out, codes);
 }
 
 // The bias of gate or up, its strides by gate's axes.
@@ -326,9 +447,9 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
     return fail(kInvalid, "%s: alpha is %g and activation is %d: alpha must be 0 or 1 but for SWIGLU_ACTIVATION_SWIGLU",
                 function, config.alpha, config.activation);
   }
-  if (config.quant_rounding != 0) {
-    return fail(kUnsupported, "%s: quant_rounding is %d: this version does not quantise yet", function,
-                config.quant_rounding);
+  if ((config.quant_rounding & ~ROPE_QUANT_ROUND_FIRST) != 0) {
+    return fail(kUnsupported, "%s: quant_rounding is 0x%x: this version knows ROPE_QUANT_ROUND_FIRST (0x1) only",
+                function, static_cast<unsigned>(config.quant_rounding));
   }
   const auto rounded = [&](double value) {
     return config.dtype == ROPE_DTYPE_F64 ? value : static_cast<double>(static_cast<float>(value));
@@ -341,6 +462,7 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   form->activation = static_cast<Activation>(config.activation);
   form->gate_softcap = rounded(config.gate_softcap);
   form->up_softcap = rounded(config.up_softcap);
+  form->rounds_before_codes = config.quant_rounding != 0 && dtype_size(config.dtype) == 2;
   form->rounds_activation = config.product_rounding != 0 && dtype_size(config.dtype) == 2;
   form->has_options = form->limits_activation || form->rounds_activation || form->activation != Activation::kSwiglu ||
                       config.gate_softcap != 0.0 || config.up_softcap != 0.0;
@@ -355,8 +477,9 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   problem->dtype = dtype;
   problem->form = form;
   problem->is_backward = is_backward;
-  if (args.quant != nullptr) {
-    return fail(kUnsupported, "%s: quant is set: this version does not quantise yet", function);
+  problem->codes.dtype = dtype;
+  if (args.quant != nullptr && is_backward) {
+    return fail(kUnsupported, "%s: quant is set: this version writes 8 bits in swiglu_forward only", function);
   }
   ROPE_TRY(
       check_call_flags(function, args.flags, ROPE_FLAG_PROGRAMMATIC_LAUNCH, "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1)"));
@@ -389,7 +512,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
   } else {
-    ROPE_TRY(reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
+    ROPE_TRY(reader.read_out(args.out, &out[kOut]));
   }
   ROPE_TRY(reader.read_row_scale(args.row_scale, &row_scale));
   ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
@@ -397,6 +520,14 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   ROPE_TRY(read_further_inputs(function, args.input, &reader, &further));
   if (further.expert_rows != nullptr && num_rows != nullptr) {
     return fail(kInvalid, "%s: num_rows and expert_rows are set: one of them says which rows there are", function);
+  }
+  SwigluCodes codes = {};
+  if (!is_backward) {
+    const int64_t experts = further.expert_rows != nullptr ? in[kGate]->view.shape[0] : 0;
+    ROPE_TRY(read_codes(function, args.quant, out[kOut]->view, experts, &reader, &codes));
+    codes.dtype = out[kOut]->view.dtype;
+    codes.rounds_first = form.rounds_before_codes;
+    problem->codes = codes;
   }
   if (is_backward) {
     ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
@@ -454,8 +585,9 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(kRowIndexStride, problem->expert_index_stride);
     merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
   }
+  if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
   if (grad_row_scale == nullptr) {
-    if (further.expert_rows == nullptr) merger.sort_by_stride(output_stride);
+    if (further.expert_rows == nullptr && !codes.scales.is_present()) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;
     merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);

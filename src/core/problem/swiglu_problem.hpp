@@ -6,6 +6,7 @@
 #include "core/math/gating_options.hpp"
 #include "core/problem/status.hpp"
 #include "core/problem/view.hpp"
+#include "core/problem/written_scales.hpp"
 
 namespace rope {
 
@@ -28,6 +29,20 @@ enum class GateUpLayout : uint8_t {
   kSeparate,            // each by itself
   kAlternating,         // gate, up, gate, up, ... along the last axis
   kAlternatingUpFirst,  // up, gate, up, gate, ...
+};
+
+// How forward's values become codes of 8 bits. With scales that are written axes keep gate's order, and those of a scale's
+// row come last: the groups of a row are runs of its elements, numbered with the last axis fastest.
+struct SwigluCodes {
+  rope_dtype_t dtype;               // of out; that of the data: there are no codes
+  bool rounds_first;                // values become the data's type before anything else is done with them
+  bool scale_multiplies;            // values are multiplied by a given scale; else divided
+  const char *scale;                // given, F32, in the place of `scales`; NULL: 1
+  int64_t expert_stride;            // of `scale`, in elements; 0: there is one
+  WrittenScales scales;             // without its rows
+  int64_t group_elements;           // that one of `scales` is for
+  int64_t scales_stride[kMaxAxes];  // in elements; 0 along the axes of a row
+  char *amax;                       // a F32 that the largest magnitude raises; NULL: not wanted
 };
 
 // An operation over up to four axes, element by element, the last axis being the one that lies closest together in
@@ -70,11 +85,14 @@ struct SwigluProblem {
   int64_t expert_index_stride[kMaxAxes];      // gate's first index, as above
   int64_t expert_row_index_stride[kMaxAxes];  // gate's second index, which expert_rows limits
 
+  SwigluCodes codes;
+
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
   int64_t num_elements() const;
   int64_t num_summed_elements() const;      // of each row of grad_row_scale
   int64_t num_expert_row_elements() const;  // of one index of gate's first two axes
+  bool has_codes() const { return codes.dtype != dtype; }
   bool has_options() const { return form.has_options || bias[kGate] != nullptr || bias[kUp] != nullptr; }
   bool is_empty() const { return num_elements() == 0; }
 };

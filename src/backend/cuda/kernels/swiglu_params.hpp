@@ -20,7 +20,9 @@ enum SwigluWork {
   kSwigluLateMatrixGradients,          // the same, the next launch begun behind the loads
   kSwigluFlatMatrixGradients,          // of kPlain: SwigluPlan::is_flat
   kSwigluExperts,                      // forward: SwigluPlan::is_expert_matrix
-  kSwigluExpertGradients               // and the recomputed output
+  kSwigluExpertGradients,              // and the recomputed output
+  kSwigluCodes,                        // forward to codes of 8 bits: SwigluPlan::has_codes
+  kNumSwigluWorks
 };
 
 constexpr bool is_of_matrix_gradients(SwigluWork work) {
@@ -85,6 +87,14 @@ struct SwigluOptionsParams : SwigluKernelParams {
   int64_t expert_rows_stride;
   int64_t expert_index_stride[kMaxAxes];      // SwigluProblem's
   int64_t expert_row_index_stride[kMaxAxes];  // so
+};
+
+// Forward to codes. A block takes a unit: a group of a written scale, or as many elements as kSwigluCodeElements.
+struct SwigluCodesParams : SwigluOptionsParams {
+  SwigluCodes codes;  // its scales_stride as below
+  int64_t num_elements;
+  int64_t unit_elements;
+  int64_t scales_stride[kMaxAxes];  // in elements, right-aligned as other strides
 };
 
 struct SwigluExpertStrides {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_codes.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_options.cuh"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
@@ -27,6 +28,12 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluLateMatrixGradients:
     case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
+    case kSwigluCodes:
+      if constexpr (kSize < 8) {
+        const bool is_it = vector_elements == 1 && variant.formula == SwigluFormula::kOptions;
+        if (is_it && !variant.is_alternating) return reinterpret_cast<const void *>(swiglu_codes_kernel<T>);
+      }
+      return nullptr;
     case kSwigluExperts:
     case kSwigluExpertGradients:
       return find_swiglu_options_kernel<T>(vector_elements, variant);

@@ -1,0 +1,117 @@
+// cpu_swiglu.cpp - walks the rows of a SwiGLU problem and hands each to an inner loop
+#include "backend/cpu/cpu_swiglu.hpp"
+
+#include "backend/cpu/cpu_swiglu_walk.hpp"
+#include "backend/cpu/task_range.hpp"
+#include "backend/cpu/thread_pool.hpp"
+#include "core/math/float16.hpp"
+#include "core/problem/visit_dtype.hpp"
+#include "plan/tuning.hpp"
+
+#if defined(ROPE_X86_KERNELS)
+#include <xmmintrin.h>
+#endif
+
+namespace rope {
+
+namespace {
+
+struct SwigluJob {
+  const SwigluProblem *problem;
+  int num_tasks;
+  bool is_streamed;
+  int64_t num_elements;  // with experts those of rows that exist
+};
+
+// Whether out had better not be read into the caches to be written, as what is over an input has been already.
+bool is_worth_streaming(const SwigluProblem &problem) {
+  return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kMinStreamedCpuBytes &&
+         problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
+}
+
+// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and
+// gone.
+void limit_rows(SwigluProblem *problem) {
+  int64_t rows = read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0);
+  if (rows < 0) rows = 0;
+  int axis = 0;
+  while (axis < problem->ndim - 1 && problem->row_index_stride[axis] == 0) ++axis;
+  const bool is_gone = problem->row_index_stride[axis] == 0;
+  if (is_gone && rows > 0) return;
+  if (rows < problem->shape[axis]) problem->shape[axis] = rows;
+}
+
+void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t column, const RowSum<double> &sum) {
+  const int64_t *stride = problem.grad_row_scale_stride;
+  const int64_t offset = offset_of_row(problem, stride, row) + column * stride[problem.ndim - 1];
+  char *target = problem.grad_row_scale + offset * dtype_size(problem.row_scale_dtype);
+  visit_dtype(problem.row_scale_dtype, [&](auto element) {
+    using T = decltype(element);
+    element = round_to<T>(static_cast<RealOf<T>>(sum.total()));
+    memcpy(target, &element, sizeof element);
+  });
+}
+
+// One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
+// not parted, so that the order of a sum does not depend on the tasks.
+void run_swiglu_task(void *context, int index) {
+  const SwigluJob &job = *static_cast<const SwigluJob *>(context);
+  const SwigluProblem &problem = *job.problem;
+  const int64_t size = dtype_size(problem.dtype);
+  const CpuType type = cpu_type(problem.dtype);
+  const int last = problem.ndim - 1;
+  const int64_t columns = problem.shape[last];
+  const bool has_sums = problem.grad_row_scale != nullptr;
+  const int64_t summed = has_sums ? problem.num_summed_elements() : 1;
+  const Range parts = part_of(job.num_elements / summed, job.num_tasks, index);
+  const Range elements = {parts.begin * summed, parts.end * summed};
+  const CpuKernels &kernels = cpu_kernels();
+  RowSum<double> sum = {};
+  ExpertWalk walk(problem);
+  for (int64_t element = elements.begin; element < elements.end;) {
+    int64_t left = elements.end - element;
+    int64_t left_in_expert = left;
+    const int64_t place = problem.expert_rows == nullptr ? element : walk.place_of(element, &left_in_expert);
+    if (left > left_in_expert) left = left_in_expert;
+    const int64_t row = place / columns, column = place % columns;
+    GatingRun run = {};
+    run.is_streamed = job.is_streamed;
+    run.count = columns - column;
+    if (run.count > left) run.count = left;
+    if (has_sums && run.count > summed - element % summed) run.count = summed - element % summed;
+    set_inputs(problem, row, column, &run);
+    for (int i = 0; i < problem.num_outputs(); ++i) {
+      if (problem.out[i] == nullptr) continue;
+      run.out_stride[i] = problem.out_stride[i][last];
+      run.out[i] =
+          problem.out[i] + (offset_of_row(problem, problem.out_stride[i], row) + column * run.out_stride[i]) * size;
+    }
+    if (problem.is_backward) {
+      kernels.swiglu_backward[type](run, problem.form, has_sums ? &sum : nullptr);
+    } else {
+      kernels.swiglu_forward[type](run, problem.form);
+    }
+    element += run.count;
+    if (has_sums && element % summed == 0) {
+      store_row_gradient(problem, row, column, sum);
+      sum = {};
+    }
+  }
+#if defined(ROPE_X86_KERNELS)
+  // Without it whoever is told that the call is done might read what was there before.
+  if (job.is_streamed) _mm_sfence();
+#endif
+}
+
+}  // namespace
+
+void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks) {
+  SwigluProblem limited = problem;
+  if (problem.num_rows != nullptr) limit_rows(&limited);
+  if (limited.is_empty()) return;
+  if (limited.has_codes()) return run_cpu_swiglu_codes(limited, num_tasks);
+  SwigluJob job = {&limited, num_tasks, is_worth_streaming(limited), count_elements(limited)};
+  run_tasks(num_tasks, run_swiglu_task, &job);
+}
+
+}  // namespace rope

@@ -1,0 +1,156 @@
+// cpu_swiglu_codes.cpp - SwiGLU whose out has 8 bits: values become floats, chunk by chunk, and these codes
+#include "backend/cpu/cpu_swiglu.hpp"
+#include "backend/cpu/cpu_swiglu_walk.hpp"
+#include "backend/cpu/raise_amax.hpp"
+#include "backend/cpu/task_range.hpp"
+#include "backend/cpu/thread_pool.hpp"
+#include "core/math/float8.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr int kMaxChunk = 2048;  // values
+
+struct CodesJob {
+  const SwigluProblem *problem;
+  int num_tasks;
+  int64_t num_elements;  // with experts those of rows that exist
+};
+
+// Elements side by side along the last axis.
+struct Piece {
+  int64_t place;  // of the first one among all elements
+  int64_t row;
+  int64_t column;
+  int count;
+};
+
+// A part of the elements on their way to codes.
+class CodesWalk {
+ public:
+  explicit CodesWalk(const CodesJob &job)
+      : problem_(*job.problem),
+        codes_(problem_.codes),
+        kernels_(cpu_kernels()),
+        type_(cpu_type(problem_.dtype)),
+        columns_(problem_.shape[problem_.ndim - 1]),
+        experts_(problem_) {}
+
+  void run(Range elements) {
+    if (codes_.scales.is_present()) {
+      for (int64_t group = elements.begin; group < elements.end; group += codes_.group_elements) scale_group(group);
+    } else {
+      for (int64_t element = elements.begin; element < elements.end;) {
+        const Piece piece = piece_at(element, elements.end);
+        compute(piece);
+        if (codes_.amax != nullptr) find_magnitude(piece, &amax_);
+        encode(piece, given_factor(piece));
+        element += piece.count;
+      }
+    }
+    if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
+  }
+
+ private:
+  Piece piece_at(int64_t element, int64_t end) {
+    int64_t left = end - element, left_in_expert = left;
+    Piece piece;
+    piece.place = problem_.expert_rows == nullptr ? element : experts_.place_of(element, &left_in_expert);
+    if (left > left_in_expert) left = left_in_expert;
+    piece.row = piece.place / columns_;
+    piece.column = piece.place % columns_;
+    if (left > columns_ - piece.column) left = columns_ - piece.column;
+    piece.count = left < kMaxChunk ? static_cast<int>(left) : kMaxChunk;
+    return piece;
+  }
+
+  void compute(const Piece &piece) {
+    GatingRun run = {};
+    run.count = piece.count;
+    set_inputs(problem_, piece.row, piece.column, &run);
+    run.out[0] = values_;
+    run.out_stride[0] = 1;
+    kernels_.swiglu_values[type_](run, problem_.form);
+    if (codes_.rounds_first) kernels_.round_values[type_](values_, piece.count);
+  }
+
+  void find_magnitude(const Piece &piece, uint32_t *magnitude) const {
+    kernels_.raise_magnitude(values_, piece.count, magnitude);
+  }
+
+  float given_factor(const Piece &piece) const {
+    if (codes_.scale == nullptr) return 1;
+    const int64_t expert = codes_.expert_stride == 0 ? 0 : piece.place / (problem_.num_elements() / problem_.experts);
+    const float scale = reinterpret_cast<const float *>(codes_.scale)[expert * codes_.expert_stride];
+    return code_factor(scale, codes_.scale_multiplies);
+  }
+
+  void encode(const Piece &piece, float factor) const {
+    const int64_t *const stride = problem_.out_stride[kOut], along = stride[problem_.ndim - 1];
+    char *const out = problem_.out[kOut] + offset_of_row(problem_, stride, piece.row) + piece.column * along;
+    kernels_.encode[codes_.dtype == ROPE_DTYPE_F8_E5M2](values_, piece.count, factor, out, along);
+  }
+
+  // A group that no buffer holds is computed twice, once for its largest magnitude.
+  void scale_group(int64_t begin) {
+    const int64_t end = begin + codes_.group_elements;
+    const Piece first = piece_at(begin, end);
+    uint32_t magnitude = 0;
+    for (int64_t element = begin; element < end;) {
+      const Piece piece = piece_at(element, end);
+      compute(piece);
+      find_magnitude(piece, &magnitude);
+      element += piece.count;
+    }
+    if (magnitude > amax_) amax_ = magnitude;
+    const GroupScale scale = write_scale(first, magnitude);
+    for (int64_t element = begin; element < end;) {
+      const Piece piece = piece_at(element, end);
+      if (piece.count < codes_.group_elements) compute(piece);
+      encode(piece, scale.factor);
+      element += piece.count;
+    }
+  }
+
+  GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
+    const WrittenScales &scales = codes_.scales;
+    if (magnitude < scales.floor) magnitude = scales.floor;
+    const bool is_e5m2 = codes_.dtype == ROPE_DTYPE_F8_E5M2;
+    const GroupScale scale =
+        scale_of_group(magnitude, scales.form, is_e5m2 ? Float8E5M2::kMaxExponent : Float8E4M3::kMaxExponent);
+    const int64_t row_elements = scales.groups * codes_.group_elements;
+    const int group = static_cast<int>(first.place % row_elements / codes_.group_elements);
+    const int64_t *const stride = codes_.scales_stride;
+    scales.store(offset_of_row(problem_, stride, first.row) + first.column * stride[problem_.ndim - 1], 0, group,
+                 scale.bits);
+    return scale;
+  }
+
+  const SwigluProblem &problem_;
+  const SwigluCodes &codes_;
+  const CpuKernels &kernels_;
+  const CpuType type_;
+  const int64_t columns_;
+  ExpertWalk experts_;
+  uint32_t amax_ = 0;
+  alignas(64) float values_[kMaxChunk];
+};
+
+// Groups are not parted.
+void run_codes_task(void *context, int index) {
+  const CodesJob &job = *static_cast<const CodesJob *>(context);
+  const SwigluCodes &codes = job.problem->codes;
+  const int64_t unit = codes.scales.is_present() ? codes.group_elements : 1;
+  const Range units = part_of(job.num_elements / unit, job.num_tasks, index);
+  CodesWalk(job).run({units.begin * unit, units.end * unit});
+}
+
+}  // namespace
+
+void run_cpu_swiglu_codes(const SwigluProblem &problem, int num_tasks) {
+  CodesJob job = {&problem, num_tasks, count_elements(problem)};
+  run_tasks(num_tasks, run_codes_task, &job);
+}
+
+}  // namespace rope

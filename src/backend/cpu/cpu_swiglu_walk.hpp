@@ -1,0 +1,83 @@
+// cpu_swiglu_walk.hpp - where the elements of a SwiGLU problem lie, numbered with the last axis fastest
+#pragma once
+
+#include "backend/cpu/cpu_kernels.hpp"
+#include "core/problem/integers.hpp"
+#include "core/problem/swiglu_problem.hpp"
+
+namespace rope {
+
+inline int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64_t row) {
+  int64_t offset = 0;
+  for (int axis = problem.ndim - 2; axis >= 0; --axis) {
+    offset += row % problem.shape[axis] * stride[axis];
+    row /= problem.shape[axis];
+  }
+  return offset;
+}
+
+inline int64_t elements_of_expert(const SwigluProblem &problem, int64_t expert) {
+  const int64_t rows = read_integer(problem.expert_rows, problem.expert_rows_dtype == ROPE_DTYPE_I64,
+                                    expert * problem.expert_rows_stride);
+  const int64_t held = rows < 0 ? 0 : rows > problem.rows_per_expert ? problem.rows_per_expert : rows;
+  return held * problem.num_expert_row_elements();
+}
+
+// Of rows that exist.
+inline int64_t count_elements(const SwigluProblem &problem) {
+  if (problem.expert_rows == nullptr) return problem.num_elements();
+  int64_t count = 0;
+  for (int64_t expert = 0; expert < problem.experts; ++expert) count += elements_of_expert(problem, expert);
+  return count;
+}
+
+// Of the elements of rows that exist, numbered one after the other, the place of one among all elements.
+class ExpertWalk {
+ public:
+  explicit ExpertWalk(const SwigluProblem &problem) : problem_(problem) {}
+
+  // Elements are asked for in rising order. *left: how many follow it in its expert, with itself.
+  int64_t place_of(int64_t element, int64_t *left) {
+    while (element >= end_) {
+      ++expert_;
+      begin_ = end_;
+      end_ += elements_of_expert(problem_, expert_);
+    }
+    *left = end_ - element;
+    return expert_ * problem_.rows_per_expert * problem_.num_expert_row_elements() + (element - begin_);
+  }
+
+ private:
+  const SwigluProblem &problem_;
+  int64_t expert_ = -1;
+  int64_t begin_ = 0;
+  int64_t end_ = 0;  // of the expert's elements
+};
+
+// What of a run of elements is read, from a column of a row on.
+inline void set_inputs(const SwigluProblem &problem, int64_t row, int64_t column, GatingRun *run) {
+  const int64_t size = dtype_size(problem.dtype);
+  const int last = problem.ndim - 1;
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    run->in_stride[i] = problem.in_stride[i][last];
+    run->in[i] =
+        problem.in[i] + (offset_of_row(problem, problem.in_stride[i], row) + column * run->in_stride[i]) * size;
+  }
+  if (problem.row_scale != nullptr) {
+    run->row_scale_stride = problem.row_scale_stride[last];
+    run->row_scale =
+        problem.row_scale + (offset_of_row(problem, problem.row_scale_stride, row) + column * run->row_scale_stride) *
+                                dtype_size(problem.row_scale_dtype);
+    run->is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  }
+  for (int i = kGate; i <= kUp; ++i) {
+    if (problem.bias[i] == nullptr) continue;
+    run->bias_stride[i] = problem.bias_stride[i][last];
+    run->bias[i] =
+        problem.bias[i] + (offset_of_row(problem, problem.bias_stride[i], row) + column * run->bias_stride[i]) *
+                              dtype_size(problem.bias_dtype[i]);
+    run->is_bias_f32[i] = problem.bias_dtype[i] == ROPE_DTYPE_F32;
+  }
+}
+
+}  // namespace rope

@@ -1,0 +1,98 @@
+// swiglu_codes.cuh - the SwiGLU kernel, forward, of every option, whose out has codes of 8 bits
+//
+//   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements that have one written scale or, without such
+//             scales, so many elements one after another
+//   thread    element threadIdx.x, threadIdx.x + blockDim.x, … of the unit
+//
+// With a written scale a unit's values are computed twice, once for the largest magnitude and once to become codes: the
+// second time what they are made of is in the caches.
+//
+// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group.
+#pragma once
+
+#include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/swiglu_options.cuh"
+
+namespace rope {
+
+// The value of an element whose row is there.
+template <typename T>
+__device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index) {
+  float row_scale = 1;
+  if (params.row_scale != nullptr) {
+    row_scale = load_row_scale<T>(params.row_scale + index.offset(params.row_scale_stride), params.is_row_scale_f32);
+  }
+  float value[2][1], result[1][1];
+#pragma unroll
+  for (int i = kGate; i <= kUp; ++i) {
+    value[i][0] = load_element<T>(params.in[i] + index.offset(params.in_stride[i]));
+    if (params.bias[i] == nullptr) continue;
+    add_bias_vector<T, 1>(params.bias[i] + index.offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+  }
+  compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<float>(params), row_scale, true, result);
+  return params.codes.rounds_first ? to_float(round_to<T>(result[0][0])) : result[0][0];
+}
+
+// The largest number of a block's threads, in each of them.
+__device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
+  __shared__ uint32_t of_warps[kSwigluThreads / 32];
+  number = max_over_lanes(number, 5);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSwigluThreads / 32; ++i) number = of_warps[i] > number ? of_warps[i] : number;
+  return number;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kSwigluThreads)
+    swiglu_codes_kernel(const __grid_constant__ SwigluCodesParams params) {
+  const SwigluCodes &codes = params.codes;
+  const int64_t unit = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t begin = unit * params.unit_elements;
+  begin_dependent_launch();
+  if (begin >= params.num_elements) return;
+  const int64_t left = params.num_elements - begin;
+  const int64_t end = begin + (params.unit_elements < left ? params.unit_elements : left);
+  const ElementIndex first = split_element(params, begin);
+  wait_for_previous_launch();
+  const bool has_scales = codes.scales.is_present(), is_e5m2 = codes.dtype == ROPE_DTYPE_F8_E5M2;
+  // A group has one row.
+  if (has_scales && !is_row_there(params, first)) return;
+  float factor = 1;
+  if (has_scales || codes.amax != nullptr) {
+    uint32_t magnitude = 0;
+    for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
+      const ElementIndex index = split_element(params, number);
+      if (!has_scales && !is_row_there(params, index)) continue;
+      const uint32_t of_value = bits_of(code_value<T>(params, index)) & 0x7fffffffu;
+      magnitude = of_value > magnitude ? of_value : magnitude;
+    }
+    magnitude = max_over_block(magnitude);
+    if (threadIdx.x == 0 && codes.amax != nullptr) {
+      raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
+    }
+    if (has_scales) {
+      const GroupScale scale = written_scale(codes.scales, is_e5m2, magnitude);
+      factor = scale.factor;
+      const int64_t groups = codes.scales.groups;
+      if (threadIdx.x == 0) {
+        codes.scales.store(first.offset(params.scales_stride), 0, static_cast<int>(unit % groups), scale.bits);
+      }
+    }
+  }
+  for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
+    const ElementIndex index = split_element(params, number);
+    if (!has_scales && !is_row_there(params, index)) continue;
+    if (codes.scale != nullptr) {
+      const int64_t expert = params.expert_rows == nullptr ? 0 : index.offset(params.expert_index_stride);
+      const float scale = reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
+      factor = code_factor(scale, codes.scale_multiplies);
+    }
+    const float value = multiply_rounded(code_value<T>(params, index), factor);
+    uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[kOut]) + index.offset(params.out_stride[kOut]);
+    *out = is_e5m2 ? round_to<Float8E5M2>(value).bits : round_to<Float8E4M3>(value).bits;
+  }
+}
+
+}  // namespace rope
