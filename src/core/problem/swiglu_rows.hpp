@@ -23,7 +23,7 @@ struct SwigluRows {
 };
 
 struct SwigluRow {
-  bool is_there;
+  bool is_there;   // otherwise the others mean nothing
   int64_t expert;  // 0 without experts
   int64_t factor;  // of row_scale; 0 without row_index
 };
@@ -39,13 +39,13 @@ struct ExpertOffsets {
 
 // The expert of a row by the bisection of rope.h, or -1. Each offset is used as it was read, so that whatever others
 // write there meanwhile an expert is one of those that there are.
-template <typename Offsets>
-ROPE_HOST_DEVICE int64_t find_expert(const SwigluRows &rows, const Offsets &offsets, int64_t row) {
-  int64_t low = 0, high = rows.experts;
-  int64_t begin = offsets[low], end = offsets[high];
+template <typename Number, typename Offsets>
+ROPE_HOST_DEVICE Number find_expert(const Offsets &offsets, Number experts, Number rows, Number row) {
+  Number low = 0, high = experts;
+  Number begin = offsets[low], end = offsets[high];
   if (row < begin || row >= end) return -1;
   while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2, offset = offsets[middle];
+    const Number middle = low + (high - low) / 2, offset = offsets[middle];
     if (offset <= row) {
       low = middle;
       begin = offset;
@@ -54,27 +54,20 @@ ROPE_HOST_DEVICE int64_t find_expert(const SwigluRows &rows, const Offsets &offs
       end = offset;
     }
   }
-  return begin < 0 || end > rows.rows ? -1 : low;
+  return begin < 0 || end > rows ? -1 : low;
 }
 
-template <typename Offsets>
-ROPE_HOST_DEVICE SwigluRow find_swiglu_row(const SwigluRows &rows, const Offsets &offsets, int64_t row) {
-  SwigluRow found = {true, 0, 0};
-  if (rows.expert_offsets != nullptr) {
-    const int64_t expert = find_expert(rows, offsets, row);
-    found.is_there = expert >= 0;
-    found.expert = expert >= 0 ? expert : 0;
-  }
-  if (rows.row_index != nullptr && found.is_there) {
-    const int64_t factor = read_integer(rows.row_index, rows.is_index_64_bit, row * rows.index_stride);
-    found.is_there = factor >= 0 && factor < rows.factors;
-    found.factor = found.is_there ? factor : 0;
-  }
-  return found;
+// The factor of a row by row_index, or -1.
+ROPE_HOST_DEVICE int64_t find_factor(const SwigluRows &rows, int64_t row) {
+  const int64_t factor = read_integer(rows.row_index, rows.is_index_64_bit, row * rows.index_stride);
+  return factor < rows.factors ? factor : -1;
 }
 
 ROPE_HOST_DEVICE SwigluRow find_swiglu_row(const SwigluRows &rows, int64_t row) {
-  return find_swiglu_row(rows, ExpertOffsets{rows}, row);
+  int64_t expert = 0, factor = 0;
+  if (rows.expert_offsets != nullptr) expert = find_expert<int64_t>(ExpertOffsets{rows}, rows.experts, rows.rows, row);
+  if (rows.row_index != nullptr && expert >= 0) factor = find_factor(rows, row);
+  return {expert >= 0 && factor >= 0, expert, factor};
 }
 
 }  // namespace rope
