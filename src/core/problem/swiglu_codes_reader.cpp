@@ -1,0 +1,128 @@
+// swiglu_codes_reader.cpp - validates what a call of SwiGLU says of its codes
+#include "core/problem/swiglu_codes_reader.hpp"
+
+#include "core/problem/import.hpp"
+#include "core/problem/shape_text.hpp"
+
+namespace rope {
+
+namespace {
+
+constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
+constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
+
+}  // namespace
+
+rope_status_t SwigluCodesReader::read_out(const rope_tensor_t &tensor, Operand **operand) {
+  const char *field = "out";
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, tensor, operand));
+  return check_same_shape(function_, field, (*operand)->view, gate().field, gate().view);
+}
+
+rope_status_t SwigluCodesReader::read(const swiglu_quant_args_t *given, const View &out, int64_t experts) {
+  codes_->dtype = out.dtype;
+  if (given == nullptr) return ROPE_STATUS_SUCCESS;
+  swiglu_quant_args_t copy;
+  const swiglu_quant_args_t *args;
+  ROPE_TRY(import_args(function_, "quant", given, kSwigluQuantArgsFirstSize, &copy, &args));
+  const ScaleRule rule = {args->flags, args->scale_floor};
+  ROPE_TRY(check_scale_rule(function_, rule));
+  if (args->scale_layout != SWIGLU_SCALE_LAYOUT_STRIDED) {
+    return fail(kUnsupported, "%s: quant.scale_layout is %d: this version writes SWIGLU_SCALE_LAYOUT_STRIDED (0) only",
+                function_, args->scale_layout);
+  }
+  if (args->reserved0 != 0) {
+    return fail(kUnsupported, "%s: quant.reserved0 is %d: it must be 0", function_, args->reserved0);
+  }
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } of_codes[] = {{"scale", args->scale}, {"scales_out", args->scales_out}, {"amax_out", args->amax_out}};
+  for (const auto &tensor : of_codes) {
+    if (is_code(out.dtype) || is_zeroed(tensor.tensor)) continue;
+    return fail(kInvalid, "%s: quant.%s is set: out has no 8 bits", function_, tensor.field);
+  }
+  codes_->scale_multiplies = (args->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
+  ROPE_TRY(read_scales_out(args->scales_out, rule, experts > 0));
+  ROPE_TRY(read_scale(args->scale, experts));
+  return read_amax(args->amax_out);
+}
+
+// In the place of scales that are written: [1] or, with experts, [E].
+rope_status_t SwigluCodesReader::read_scale(const rope_tensor_t &tensor, int64_t experts) {
+  const char *field = "quant.scale";
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kIn, field, tensor, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const View &view = operand->view;
+  if (codes_->scales.is_present()) {
+    return fail(kInvalid, "%s: %s is set beside quant.scales_out: scales are given or written, not both", function_,
+                field);
+  }
+  if (view.dtype != ROPE_DTYPE_F32) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
+  }
+  if (view.ndim != 1 || (view.shape[0] != 1 && (experts == 0 || view.shape[0] != experts))) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [1]%s", function_, field, ShapeText(view).text,
+                experts > 0 ? ", or [E] with a scale for each expert" : "");
+  }
+  codes_->scale = view.data;
+  codes_->expert_stride = view.shape[0] == 1 ? 0 : view.stride[0];
+  return ROPE_STATUS_SUCCESS;
+}
+
+// The first axes of out, then [G] groups of the elements of the others, or [G / 4, 4].
+rope_status_t SwigluCodesReader::read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts) {
+  const char *field = "quant.scales_out";
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, tensor, &operand));
+  if (operand == nullptr) return check_rule_has_scales(function_, rule);
+  const View &view = operand->view, &gate = this->gate().view;
+  ROPE_TRY(set_scale_form(function_, field, view.dtype, rule, &codes_->scales));
+  const int min_rows = has_experts ? 2 : 1;
+  for (int behind = 1; behind <= 2; ++behind) {
+    const int rows = view.ndim - behind;
+    if (rows < min_rows || rows >= gate.ndim || (behind == 2 && view.shape[rows + 1] != 4)) continue;
+    bool fits = true;
+    uint64_t elements = 1;
+    for (int axis = 0; axis < gate.ndim; ++axis) {
+      if (axis >= rows) {
+        elements *= static_cast<uint64_t>(gate.shape[axis]);
+      } else {
+        fits = fits && view.shape[axis] == gate.shape[axis];
+      }
+    }
+    const int64_t groups = behind == 1 || view.shape[rows] > INT32_MAX / 4 ? view.shape[rows] : 4 * view.shape[rows];
+    if (!fits || groups < 1 || groups > INT32_MAX || elements % static_cast<uint64_t>(groups) != 0) continue;
+    WrittenScales *const scales = &codes_->scales;
+    scales->data = view.data;
+    scales->groups = static_cast<int>(groups);
+    scales->group_stride = view.stride[behind == 2 ? rows + 1 : rows];
+    scales->four_stride = behind == 2 ? view.stride[rows] : groups > 4 ? 4 * view.stride[rows] : 0;
+    codes_->group_elements = static_cast<int64_t>(elements) / groups;
+    for (int axis = 0; axis < rows; ++axis) codes_->scales_stride[axis] = view.stride[axis];
+    return ROPE_STATUS_SUCCESS;
+  }
+  return fail(kInvalid,
+              "%s: %s has shape %s: it must have the first axes of gate, %s, at least %d and not all, then G, or G/4 "
+              "and 4, where G divides the elements of the others",
+              function_, field, ShapeText(view).text, ShapeText(gate).text, min_rows);
+}
+
+rope_status_t SwigluCodesReader::read_amax(const rope_tensor_t &tensor) {
+  const char *field = "quant.amax_out";
+  Operand *operand;
+  ROPE_TRY(operands_->read(Role::kDisjointOut, field, tensor, &operand));
+  if (operand == nullptr) return ROPE_STATUS_SUCCESS;
+  const View &view = operand->view;
+  if (view.dtype != ROPE_DTYPE_F32) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
+  }
+  if (view.ndim != 1 || view.shape[0] != 1) {
+    return fail(kInvalid, "%s: %s has shape %s: it must be [1]", function_, field, ShapeText(view).text);
+  }
+  codes_->amax = view.data;
+  return ROPE_STATUS_SUCCESS;
+}
+
+}  // namespace rope
