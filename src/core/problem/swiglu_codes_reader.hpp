@@ -20,7 +20,9 @@ class SwigluCodesReader {
 
  private:
   rope_status_t read_scale(const rope_tensor_t &tensor, int64_t experts);
-  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts);
+  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts, bool has_tiles);
+  rope_status_t read_strided_scales(const char *field, const View &view, int min_rows);
+  rope_status_t read_tiles(const char *field, const View &view, int min_rows);
   rope_status_t read_amax(const rope_tensor_t &tensor);
   const Operand &gate() const { return *operands_->begin(); }
 

@@ -222,8 +222,9 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales.
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 8];
+  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales
+  // and the rows of their matrices.
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9];
   int count_ = 0;
 };
 
@@ -254,6 +255,11 @@ rope_status_t read_further_inputs(const char *function, const swiglu_input_args_
   const bool has_experts = inputs->expert_rows != nullptr;
   ROPE_TRY(reader->read_bias("gate_bias", args->gate_bias, has_experts, &inputs->bias[kGate]));
   return reader->read_bias("up_bias", args->up_bias, has_experts, &inputs->bias[kUp]);
+}
+
+// Strides of pairs of codes as halves of an element: along the last axis a value is half a pair.
+void double_outer_strides(View *out) {
+  for (int axis = 0; axis < out->ndim - 1; ++axis) out->stride[axis] *= 2;
 }
 
 // The bias of gate or up, its strides by gate's axes.
@@ -399,7 +405,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
   } else {
-    const bool has_codes = is_code(args.out.dtype) && dtype != ROPE_DTYPE_F64;
+    const bool has_codes = (is_code(args.out.dtype) || is_code_pair(args.out.dtype)) && dtype != ROPE_DTYPE_F64;
     ROPE_TRY(has_codes ? codes_reader.read_out(args.out, &out[kOut])
                        : reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
   }
@@ -415,6 +421,10 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts));
     codes.rounds_first = form.rounds_before_codes;
     problem->codes = codes;
+    if (codes.has_pairs() && num_rows != nullptr && in[kGate]->view.ndim == 1) {
+      return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
+                  function, in[kGate]->field);
+    }
   }
   if (is_backward) {
     ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
@@ -440,6 +450,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(in[i]->view.stride, problem->in_stride[i]);
   }
   const int64_t *output_stride = nullptr;
+  if (codes.has_pairs()) double_outer_strides(&out[kOut]->view);
   for (int i = 0; i < problem->num_outputs(); ++i) {
     if (out[i] == nullptr) continue;
     problem->out[i] = out[i]->view.data;
@@ -473,8 +484,10 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
   }
   if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
+  if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
   if (grad_row_scale == nullptr) {
-    if (further.expert_rows == nullptr && !codes.scales.is_present()) merger.sort_by_stride(output_stride);
+    const bool keeps_order = further.expert_rows != nullptr || codes.scales.is_present() || codes.has_pairs();
+    if (!keeps_order) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;
     merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);
