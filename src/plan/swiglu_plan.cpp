@@ -275,10 +275,12 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, Swi
 int64_t moved_bytes(const SwigluProblem &problem) {
   if (problem.has_codes()) {
     const WrittenScales &scales = problem.codes.scales;
-    const int64_t bytes = saturated_product(problem.num_elements(), 2 * dtype_size(problem.dtype) + 1);
-    const int64_t groups = scales.is_present() ? problem.num_elements() / problem.codes.group_elements : 0;
-    const int64_t of_scales = groups * (scales.form == ScaleForm::kE8M0 ? 1 : 4);
-    return bytes > INT64_MAX - of_scales ? INT64_MAX : bytes + of_scales;
+    const int64_t elements = problem.num_elements(), codes = problem.codes.has_pairs() ? elements / 2 : elements;
+    const int64_t groups = scales.is_present() ? elements / problem.codes.group_elements : 0;
+    const int64_t of_scales = groups * (scales.has_bytes() ? 1 : 4);
+    const int64_t bytes = saturated_product(elements, 2 * dtype_size(problem.dtype));
+    const int64_t written = codes + of_scales;
+    return bytes > INT64_MAX - written ? INT64_MAX : bytes + written;
   }
   int64_t tensors = problem.num_inputs();
   for (int i = 0; i < problem.num_outputs(); ++i) tensors += problem.out[i] != nullptr;

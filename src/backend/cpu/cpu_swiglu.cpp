@@ -115,6 +115,7 @@ void run_swiglu_task(void *context, int index) {
 }  // namespace
 
 void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks) {
+  if (problem.codes.has_tiles) clear_scale_padding(problem);
   SwigluProblem limited = problem;
   if (problem.num_rows != nullptr || problem.rows.expert_offsets != nullptr) limit_rows(&limited);
   if (limited.is_empty()) return;

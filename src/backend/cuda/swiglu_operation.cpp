@@ -279,11 +279,12 @@ rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &proble
                                int32_t device_index, rope_stream_t stream) {
   SwigluCodesParams params = {};
   set_elements(problem, plan, &params);
-  kernel_strides(problem.out_stride[kOut], problem.ndim, dtype_size(problem.codes.dtype), params.out_stride[kOut]);
+  kernel_strides(problem.out_stride[kOut], problem.ndim, 1, params.out_stride[kOut]);
   params.codes = problem.codes;
   params.num_elements = problem.num_elements();
   params.unit_elements = plan.unit_elements;
   kernel_strides(problem.codes.scales_stride, problem.ndim, 1, params.scales_stride);
+  kernel_strides(problem.codes.scale_row_stride, problem.ndim, 1, params.scale_row_stride);
   const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluCodes, SwigluFormula::kOptions, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);

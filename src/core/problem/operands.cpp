@@ -5,9 +5,10 @@
 
 namespace rope {
 
-rope_status_t Operands::read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
+rope_status_t Operands::read_present(Role role, const char *field, const rope_tensor_t &tensor, bool may_be_pairs,
+                                     Operand **operand) {
   Operand *next = &list_[count_];
-  ROPE_TRY(read_view(function_, field, tensor, &next->view));
+  ROPE_TRY(read_view(function_, field, tensor, &next->view, may_be_pairs));
   next->view.forget_unused_strides();
   next->field = field;
   next->role = role;

@@ -7,7 +7,7 @@
 #include "core/problem/import.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
-#include "core/problem/shape_text.hpp"
+#include "core/problem/swiglu_codes_reader.hpp"
 #include "core/problem/swiglu_rows_reader.hpp"
 
 namespace rope {
@@ -45,16 +45,6 @@ class SwigluReader {
     }
     if (gate_ == nullptr) gate_ = *operand;
     return check_same_shape(function_, field, view, gate_->field, gate_->view);
-  }
-
-  // Forward's, which may have 8 bits.
-  rope_status_t read_out(const rope_tensor_t &tensor, Operand **operand) {
-    const char *field = "out";
-    if (!is_code(tensor.dtype) || dtype_ == ROPE_DTYPE_F64) {
-      return read_required(Role::kOutOrAnyInput, field, tensor, operand);
-    }
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, operand));
-    return check_same_shape(function_, field, (*operand)->view, gate_->field, gate_->view);
   }
 
   rope_status_t read_required(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
@@ -162,84 +152,6 @@ class SwigluReader {
     return check_same_shape(function_, field, view, gate_->field, rows);
   }
 
-  // In the place of scales that are written: [1] or, with experts, [E].
-  rope_status_t read_scale(const rope_tensor_t &tensor, int64_t experts, SwigluCodes *codes) {
-    const char *field = "quant.scale";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, &operand));
-    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-    const View &view = operand->view;
-    if (codes->scales.is_present()) {
-      return fail(kInvalid, "%s: %s is set beside quant.scales_out: scales are given or written, not both", function_,
-                  field);
-    }
-    if (view.dtype != ROPE_DTYPE_F32) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
-    }
-    if (view.ndim != 1 || (view.shape[0] != 1 && (experts == 0 || view.shape[0] != experts))) {
-      return fail(kInvalid, "%s: %s has shape %s: it must be [1]%s", function_, field, ShapeText(view).text,
-                  experts > 0 ? ", or [E] with a scale for each expert" : "");
-    }
-    codes->scale = view.data;
-    codes->expert_stride = view.shape[0] == 1 ? 0 : view.stride[0];
-    return ROPE_STATUS_SUCCESS;
-  }
-
-  // The first axes of out, then [G] groups of the elements of the others, or [G / 4, 4].
-  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_expert_axis,
-                                SwigluCodes *codes) {
-    const char *field = "quant.scales_out";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
-    if (operand == nullptr) return check_rule_has_scales(function_, rule);
-    const View &view = operand->view, &gate = gate_->view;
-    ROPE_TRY(set_scale_form(function_, field, view.dtype, rule, &codes->scales));
-    const int min_rows = has_expert_axis ? 2 : 1;
-    for (int behind = 1; behind <= 2; ++behind) {
-      const int rows = view.ndim - behind;
-      if (rows < min_rows || rows >= gate.ndim || (behind == 2 && view.shape[rows + 1] != 4)) continue;
-      bool fits = true;
-      uint64_t elements = 1;
-      for (int axis = 0; axis < gate.ndim; ++axis) {
-        if (axis >= rows) {
-          elements *= static_cast<uint64_t>(gate.shape[axis]);
-        } else {
-          fits = fits && view.shape[axis] == gate.shape[axis];
-        }
-      }
-      const int64_t groups = behind == 1 || view.shape[rows] > INT32_MAX / 4 ? view.shape[rows] : 4 * view.shape[rows];
-      if (!fits || groups < 1 || groups > INT32_MAX || elements % static_cast<uint64_t>(groups) != 0) continue;
-      WrittenScales *const scales = &codes->scales;
-      scales->data = view.data;
-      scales->groups = static_cast<int>(groups);
-      scales->group_stride = view.stride[behind == 2 ? rows + 1 : rows];
-      scales->four_stride = behind == 2 ? view.stride[rows] : groups > 4 ? 4 * view.stride[rows] : 0;
-      codes->group_elements = static_cast<int64_t>(elements) / groups;
-      for (int axis = 0; axis < rows; ++axis) codes->scales_stride[axis] = view.stride[axis];
-      return ROPE_STATUS_SUCCESS;
-    }
-    return fail(kInvalid,
-                "%s: %s has shape %s: it must have the first axes of gate, %s, at least %d and not all, then G, or G/4 "
-                "and 4, where G divides the elements of the others",
-                function_, field, ShapeText(view).text, ShapeText(gate).text, min_rows);
-  }
-
-  rope_status_t read_amax(const rope_tensor_t &tensor, SwigluCodes *codes) {
-    const char *field = "quant.amax_out";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
-    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-    const View &view = operand->view;
-    if (view.dtype != ROPE_DTYPE_F32) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
-    }
-    if (view.ndim != 1 || view.shape[0] != 1) {
-      return fail(kInvalid, "%s: %s has shape %s: it must be [1]", function_, field, ShapeText(view).text);
-    }
-    codes->amax = view.data;
-    return ROPE_STATUS_SUCCESS;
-  }
-
   rope_status_t check_outputs() const {
     for (const Operand &operand : operands_) {
       if (!operand.is_output()) continue;
@@ -250,6 +162,9 @@ class SwigluReader {
   }
 
   rope_status_t check_loops() const { return operands_.check_loops(); }
+
+  // For the readers of groups.
+  Operands *operands() { return &operands_; }
 
  private:
   rope_status_t check_factor_dtype(const char *field, rope_dtype_t dtype) const {
@@ -332,8 +247,9 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales.
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 8];
+  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales
+  // and the rows of their matrices.
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9];
   int count_ = 0;
 };
 
@@ -378,34 +294,9 @@ rope_status_t read_further_inputs(const char *function, const swiglu_input_args_
   return reader->read_bias("up_bias", args.up_bias, has_experts, inputs->rows, &inputs->bias[kUp]);
 }
 
-// What a call says of its codes, with strides of scales by gate's axes.
-rope_status_t read_codes(const char *function, const swiglu_quant_args_t *given, const View &out, int64_t experts,
-                         bool has_expert_axis, SwigluReader *reader, SwigluCodes *codes) {
-  if (given == nullptr) return ROPE_STATUS_SUCCESS;
-  swiglu_quant_args_t copy;
-  const swiglu_quant_args_t *args;
-  ROPE_TRY(import_args(function, "quant", given, kSwigluQuantArgsFirstSize, &copy, &args));
-  const ScaleRule rule = {args->flags, args->scale_floor};
-  ROPE_TRY(check_scale_rule(function, rule));
-  if (args->scale_layout != SWIGLU_SCALE_LAYOUT_STRIDED) {
-    return fail(kUnsupported, "%s: quant.scale_layout is %d: this version writes SWIGLU_SCALE_LAYOUT_STRIDED (0) only",
-                function, args->scale_layout);
-  }
-  if (args->reserved0 != 0) {
-    return fail(kUnsupported, "%s: quant.reserved0 is %d: it must be 0", function, args->reserved0);
-  }
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } of_codes[] = {{"scale", args->scale}, {"scales_out", args->scales_out}, {"amax_out", args->amax_out}};
-  for (const auto &tensor : of_codes) {
-    if (is_code(out.dtype) || is_zeroed(tensor.tensor)) continue;
-    return fail(kInvalid, "%s: quant.%s is set: out has no 8 bits", function, tensor.field);
-  }
-  codes->scale_multiplies = (args->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
-  ROPE_TRY(reader->read_scales_out(args->scales_out, rule, has_expert_axis, codes));
-  ROPE_TRY(reader->read_scale(args->scale, experts, codes));
-  return reader->read_amax(args->amax_out, codes);
+// Strides of pairs of codes as halves of an element: along the last axis a value is half a pair.
+void double_outer_strides(View *out) {
+  for (int axis = 0; axis < out->ndim - 1; ++axis) out->stride[axis] *= 2;
 }
 
 // The bias of gate or up, its strides by gate's axes.
@@ -549,6 +440,8 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   }
 
   SwigluReader reader(function, dtype);
+  SwigluCodes codes = {};
+  SwigluCodesReader codes_reader(function, reader.operands(), &codes);
   Operand *in[kMaxSwigluInputs], *out[kMaxSwigluOutputs], *row_scale, *num_rows, *grad_row_scale = nullptr;
   ROPE_TRY(reader.read_required(Role::kIn, "gate", args.gate, &in[kGate]));
   ROPE_TRY(reader.read_required(Role::kIn, "up", args.up, &in[kUp]));
@@ -558,7 +451,9 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
   } else {
-    ROPE_TRY(reader.read_out(args.out, &out[kOut]));
+    const bool has_codes = (is_code(args.out.dtype) || is_code_pair(args.out.dtype)) && dtype != ROPE_DTYPE_F64;
+    ROPE_TRY(has_codes ? codes_reader.read_out(args.out, &out[kOut])
+                       : reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
   }
   swiglu_input_args_t input;
   ROPE_TRY(import_further_inputs(function, args.input, &input));
@@ -567,14 +462,16 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
   FurtherInputs further;
   ROPE_TRY(read_further_inputs(function, input, row_scale, num_rows, &reader, &further));
-  SwigluCodes codes = {};
   if (!is_backward) {
     const bool has_expert_axis = further.expert_rows != nullptr;
     const int64_t experts = has_expert_axis ? in[kGate]->view.shape[0] : further.rows.experts;
-    ROPE_TRY(read_codes(function, args.quant, out[kOut]->view, experts, has_expert_axis, &reader, &codes));
-    codes.dtype = out[kOut]->view.dtype;
+    ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts, has_expert_axis));
     codes.rounds_first = form.rounds_before_codes;
     problem->codes = codes;
+    if (codes.has_pairs() && num_rows != nullptr && in[kGate]->view.ndim == 1) {
+      return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
+                  function, in[kGate]->field);
+    }
   }
   if (is_backward) {
     ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, is_indexed, &grad_row_scale));
@@ -600,6 +497,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(in[i]->view.stride, problem->in_stride[i]);
   }
   const int64_t *output_stride = nullptr;
+  if (codes.has_pairs()) double_outer_strides(&out[kOut]->view);
   for (int i = 0; i < problem->num_outputs(); ++i) {
     if (out[i] == nullptr) continue;
     problem->out[i] = out[i]->view.data;
@@ -640,8 +538,10 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
   }
   if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
+  if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
   if (grad_row_scale == nullptr) {
-    const bool keeps_order = further.expert_rows != nullptr || problem->rows.is_present() || codes.scales.is_present();
+    const bool keeps_order =
+        further.expert_rows != nullptr || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
     if (!keeps_order) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;

@@ -23,7 +23,7 @@ enum SwigluWork {
   kSwigluExpertGradients,              // and the recomputed output
   kSwigluLookup,                       // forward: the same with SwigluProblem::rows
   kSwigluLookupGradients,
-  kSwigluCodes,  // forward to codes of 8 bits: SwigluPlan::has_codes
+  kSwigluCodes,                        // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
   kNumSwigluWorks
 };
 
@@ -105,10 +105,11 @@ struct SwigluOptionsParams : SwigluKernelParams {
 
 // Forward to codes. A block takes a unit: a group of a written scale, or as many elements as kSwigluCodeElements.
 struct SwigluCodesParams : SwigluOptionsParams {
-  SwigluCodes codes;  // its scales_stride as below
+  SwigluCodes codes;  // its strides as below
   int64_t num_elements;
   int64_t unit_elements;
-  int64_t scales_stride[kMaxAxes];  // in elements, right-aligned as other strides
+  int64_t scales_stride[kMaxAxes];     // in elements, right-aligned as other strides
+  int64_t scale_row_stride[kMaxAxes];  // so
 };
 
 struct SwigluExpertStrides {
