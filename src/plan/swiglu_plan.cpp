@@ -260,7 +260,61 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
+// log2 of the vectors of a group of a written scale; -1 where it is none that lanes of a warp can have.
+int group_lanes_log2(const SwigluProblem &problem, int64_t vector_elements) {
+  for (int log2 = 0; log2 <= 5; ++log2) {
+    if (problem.codes.group_elements == vector_elements << log2) return log2;
+  }
+  return -1;
+}
+
+// Whether each row that may be missing has a number that the kernel of matrices knows.
+bool has_matrix_rows(const SwigluProblem &problem) {
+  const int last = problem.ndim - 1;
+  if (problem.expert_rows != nullptr) {
+    return problem.ndim == 3 && problem.expert_index_stride[0] == 1 && problem.expert_row_index_stride[1] == 1;
+  }
+  return problem.num_rows == nullptr || (problem.ndim <= 2 && problem.row_index_stride[last] == 0);
+}
+
+// Whether matrices of 16 bits, of at most one further axis, become codes in vectors of 16 bytes.
+bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
+  const SwigluCodes &codes = problem.codes;
+  constexpr int64_t kElements = kMaxVectorBytes / 2;
+  if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
+  if (problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr || problem.rows.is_present()) return false;
+  if (problem.ndim > 3 || !has_matrix_rows(problem)) return false;
+  const int last = problem.ndim - 1;
+  const int64_t columns = problem.shape[last];
+  if (columns % kElements != 0 || problem.num_elements() / kElements > INT32_MAX) return false;
+  // Of pairs of codes strides count halves of a byte.
+  const int64_t per_byte = codes.has_pairs() ? 2 : 1;
+  VectorBytes in, out;
+  out.add(problem.out[kOut]);
+  for (int i = kGate; i <= kUp; ++i) in.add(problem.in[i]);
+  for (int axis = 0; axis < last; ++axis) {
+    for (int i = kGate; i <= kUp; ++i) in.add(problem.in_stride[i][axis] * 2);
+    out.add(problem.out_stride[kOut][axis] / per_byte);
+  }
+  if (problem.in_stride[kGate][last] != 1 || problem.in_stride[kUp][last] != 1 || problem.out_stride[kOut][last] != 1 ||
+      in.value() < kMaxVectorBytes || out.value() < kElements / per_byte) {
+    return false;
+  }
+  if (codes.scales.is_present() &&
+      (group_lanes_log2(problem, kElements) < 0 || codes.scales.groups * codes.group_elements != columns)) {
+    return false;
+  }
+  plan->is_matrix = true;
+  plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
+  plan->vector_elements = static_cast<int>(kElements);
+  plan->threads = kSwigluCodeThreads;
+  plan->vectors_per_row = columns / kElements;
+  plan->num_vectors = problem.num_elements() / kElements;
+  return true;
+}
+
 rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
+  if (choose_code_matrix(problem, plan)) return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
   plan->formula = SwigluFormula::kOptions;
   plan->vector_elements = 1;
   plan->threads = kSwigluThreads;

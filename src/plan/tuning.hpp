@@ -263,6 +263,7 @@ constexpr int64_t kMinSwigluCapVectors = 20000;
 constexpr uint32_t kSwigluThreads = 128;          // of a block of the others, one vector of each tensor a thread
 constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up to there vectors have half the width
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
+constexpr uint32_t kSwigluCodeThreads = 128;      // of a block of matrices that become codes
 constexpr int64_t kSwigluCodeElements = 1024;     // of a block of codes without written scales
 constexpr int kSwigluExpertBlocks = 9;            // for each multiprocessor, of kSwigluThreads
 constexpr int kMaxSwigluLookupExperts = 1024;     // whose offsets a block keeps; with more there are single elements

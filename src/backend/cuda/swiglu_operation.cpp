@@ -275,6 +275,44 @@ void set_elements(const SwigluProblem &problem, const SwigluPlan &plan, SwigluOp
   }
 }
 
+rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                     int32_t device_index, rope_stream_t stream) {
+  // Of axes that are not there strides are 0.
+  const int rows = problem.ndim - 2, experts = problem.ndim - 3;
+  const auto strides = [&](const int64_t *stride, int64_t size) {
+    return SwigluExpertStrides{experts >= 0 ? stride[experts] * size : 0, rows >= 0 ? stride[rows] * size : 0};
+  };
+  const SwigluCodes &codes = problem.codes;
+  SwigluCodeMatrixParams params = {};
+  for (int i = kGate; i <= kUp; ++i) {
+    params.in[i] = problem.in[i];
+    params.in_stride[i] = strides(problem.in_stride[i], dtype_size(problem.dtype));
+  }
+  params.out = problem.out[kOut];
+  params.out_stride = strides(problem.out_stride[kOut], 1);
+  if (codes.has_pairs()) params.out_stride = {params.out_stride.expert / 2, params.out_stride.row / 2};
+  params.scales_stride = strides(codes.scales_stride, 1);
+  params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
+  params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
+  params.has_experts = experts >= 0;
+  params.rows_per_expert = FastDivmod::by(static_cast<uint32_t>(rows >= 0 ? problem.shape[rows] : 1));
+  params.rows_there = problem.expert_rows != nullptr ? problem.expert_rows : problem.num_rows;
+  const rope_dtype_t dtype = problem.expert_rows != nullptr ? problem.expert_rows_dtype : problem.num_rows_dtype;
+  params.is_rows_there_64_bit = dtype == ROPE_DTYPE_I64;
+  params.rows_there_stride = problem.expert_rows_stride;
+  params.form = form_in<float>(problem.form);
+  params.codes = codes;
+  params.has_padding =
+      codes.has_tiles && (codes.padded_rows() != codes.rows || codes.padded_groups() != codes.scales.groups);
+  while (codes.scales.is_present() && codes.group_elements > int64_t{plan.vector_elements} << params.lanes_log2) {
+    ++params.lanes_log2;
+  }
+  const SwigluVariant variant = {kSwigluCodeMatrix, plan.formula, false};
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
 rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                int32_t device_index, rope_stream_t stream) {
   SwigluCodesParams params = {};
@@ -308,7 +346,10 @@ void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
 rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                               int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
-  if (problem.has_codes()) return run_swiglu_codes(function, problem, plan, device_index, stream);
+  if (problem.has_codes()) {
+    return plan.is_matrix ? run_swiglu_code_matrix(function, problem, plan, device_index, stream)
+                          : run_swiglu_codes(function, problem, plan, device_index, stream);
+  }
   if (plan.is_expert_matrix) return run_swiglu_experts(function, problem, plan, device_index, stream);
   if (plan.is_flat) return run_swiglu_flat_gradients(function, problem, plan, device_index, stream);
   if (plan.is_matrix) {

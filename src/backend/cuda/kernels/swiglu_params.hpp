@@ -23,7 +23,8 @@ enum SwigluWork {
   kSwigluExpertGradients,              // and the recomputed output
   kSwigluLookup,                       // forward: the same with SwigluProblem::rows
   kSwigluLookupGradients,
-  kSwigluCodes,                        // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
+  kSwigluCodeMatrix,  // of matrices: SwigluPlan::is_matrix
+  kSwigluCodes,       // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
   kNumSwigluWorks
 };
 
@@ -115,6 +116,27 @@ struct SwigluCodesParams : SwigluOptionsParams {
 struct SwigluExpertStrides {
   int64_t expert;
   int64_t row;
+};
+
+// Forward to codes, of matrices, or of those of each index of a first axis. Strides are in bytes, those of scales in
+// elements.
+struct SwigluCodeMatrixParams {
+  const char *in[2];
+  char *out;
+  SwigluExpertStrides in_stride[2];
+  SwigluExpertStrides out_stride;
+  SwigluExpertStrides scales_stride;  // of scales in tiles, but between experts, 0
+  uint32_t num_vectors;
+  FastDivmod vectors_per_row;
+  FastDivmod rows_per_expert;
+  bool has_experts;
+  bool is_rows_there_64_bit;
+  bool has_padding;        // of scales in tiles
+  uint32_t lanes_log2;     // of a group of a written scale
+  const char *rows_there;  // of the matrix, or of each expert's; NULL: all
+  int64_t rows_there_stride;
+  Form<float> form;
+  SwigluCodes codes;
 };
 
 // Experts, rows and columns, or rows that are looked up and columns. Strides are in bytes, but that of expert_rows.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_code_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_codes.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_options.cuh"
@@ -28,6 +29,14 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluLateMatrixGradients:
     case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
+    case kSwigluCodeMatrix:
+      if constexpr (kSize == 2) {
+        if (vector_elements != 8 || variant.is_alternating || has_options) return nullptr;
+        return variant.formula == SwigluFormula::kPlain
+                   ? reinterpret_cast<const void *>(swiglu_code_matrix_kernel<T, true>)
+                   : reinterpret_cast<const void *>(swiglu_code_matrix_kernel<T, false>);
+      }
+      return nullptr;
     case kSwigluCodes:
       if constexpr (kSize < 8) {
         const bool is_it = vector_elements == 1 && variant.formula == SwigluFormula::kOptions;
