@@ -40,7 +40,7 @@ struct KernelName {
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
     const char *angles = step.kernel >= StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
-    const char *codes = !step.has_codes            ? ""
+    const char *codes = !step.has_codes()          ? ""
                         : problem.step->has_codes  ? " codes"
                         : problem.step->has_factor ? " factors"
                                                    : " sums";

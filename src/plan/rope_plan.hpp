@@ -56,7 +56,7 @@ struct StepGradients {
   uint32_t shared_lost;         // tokens of which a block knows whether they are lost
 };
 
-// A piece's threads, and how StepKernel::kLong cuts it: kernels/step_long.cuh has a picture.
+// A piece's threads, and how StepKernel::kLong cuts it: kernels/step_long.cuh and step_codes.cuh have pictures.
 struct StepPieceBlocks {
   uint32_t lanes_log2;  // threads of a head
   uint32_t rows;
@@ -69,6 +69,7 @@ struct StepPieceBlocks {
 struct StepHeads {
   bool is_flat;    // tokens of all batches are counted as those of one
   uint32_t units;  // of a block of channels: a whole head, a window, or as many channels beside it
+  int units_of_thread;
   uint32_t turns;
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
