@@ -1,4 +1,4 @@
-// explain.cpp - a plan in words
+// explain.cpp - describes a plan in words
 #include "plan/explain.hpp"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ const char *name_of_angles(const RopeVariant &variant) {
   return variant.angles == kComputedAngles ? " angles" : " table";
 }
 
-// What a call does besides, in its order; nothing where it rotates alone.
+// The operations of a call beside the rotation, in their order; empty if there are none.
 const char *name_of_work(const StepProblem *step) {
   static constexpr const char *kWork[] = {"copy: ",  "norm: ",        "rotation: ",        "norm, rotation: ",
                                           "cache: ", "norm, cache: ", "rotation, cache: ", "norm, rotation, cache: "};
@@ -66,7 +66,7 @@ struct LaunchWords {
   const char *more;
 };
 
-// The sentences that all calls share. `what` is a word of the call beside its type, as the pairs of a rotation.
+// Sentences for all kinds of call. `what` follows the type, for example the pairing style of a rotation.
 struct CallWords {
   const char *call;
   rope_dtype_t dtype;

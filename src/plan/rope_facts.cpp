@@ -1,4 +1,4 @@
-// rope_facts.cpp - what choosing a RoPE kernel needs to know of a problem, found once for a vector width
+// rope_facts.cpp - finds the facts on which the choice of a RoPE kernel depends, once per vector width
 #include "plan/rope_facts.hpp"
 
 #include "core/problem/view.hpp"
@@ -32,7 +32,7 @@ int max_vector_elements(const RopeProblem &problem, Pairing pairing) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // No kernel has vectors of 4 bytes, but for those that are one element.
+  // No kernel uses vectors of 4 bytes, except as single elements.
   if (bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
@@ -75,7 +75,7 @@ bool fits_rows(const RopeFacts &facts) {
   }
   const int64_t blocks = facts.units.per_token / kWarpThreads + 1;
   if (tokens > kMaxGridX / blocks) return false;
-  // One multiplication then divides a unit's number, and that of a unit in its head.
+  // Below the limit, one multiplication divides a unit's number, and also its number within a head.
   return units_per_head > 1 && uint64_t{facts.units.per_token} * units_per_head <= UINT32_MAX;
 }
 
@@ -89,7 +89,7 @@ bool fits_parts(const RopeFacts &facts) {
   return true;
 }
 
-// Whether runs of so many neighbouring entries can be loaded as vectors wherever a thread's begin.
+// Whether every thread can load so many consecutive entries as a vector.
 bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
@@ -139,7 +139,7 @@ void set_width(int vector_elements, RopeFacts *facts) {
   facts->units = count_units(*facts->problem, facts->pairing, vector_elements, rule);
 }
 
-// What depends on the width.
+// Sets the limits that depend on the vector width.
 void set_limits(RopeFacts *facts) {
   facts->fits_rows = fits_rows(*facts);
   facts->fits_parts = fits_parts(*facts);
@@ -171,7 +171,7 @@ RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_el
   for (int i = 0; i < problem.num_tensors; ++i) has_copies = has_copies || !problem.tensor[i].is_in_place;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
-    // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
+    // If blocks hold whole heads, every head counts as many units as the largest; some of them have no work.
     const bool counts_copies = converts_in_place(problem, pairing) ? has_copies : !tensor.is_in_place;
     units.per_head[i] = units.rotary_per_head + (counts_copies ? copy_units : 0);
     const int64_t heads = rule == UnitRule::kElements ? count_scalar_groups(tensor.heads) : tensor.heads;
@@ -211,7 +211,7 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   facts->half_bytes = saturated_product(problem.batches * problem.tokens, facts->units.per_token * facts->vector_bytes);
 
   const RopeTuning &tuning = *facts->tuning;
-  // Kernels of short launches do not round each product and sum.
+  // The kernels for short launches cannot round each product and sum.
   const bool is_short = !problem.geometry->rounds_each &&
                         (facts->has_at_most(tuning.max_short_table_vectors) || facts->is_mid_programmatic()),
              can_halve = facts->vector_bytes == kMaxVectorBytes;

@@ -17,7 +17,7 @@ constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 constexpr uint32_t kRopeFlags =
     ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED | ROPE_FLAG_ACCUMULATE;
 
-// A table's axis of position axes.
+// Checks the leading position axis of a table.
 rope_status_t check_leading_axis(const char *function, const char *field, const RopeGeometry &geometry,
                                  const View &view) {
   if (view.shape[0] == 1 || view.shape[0] == geometry.num_axes) return ROPE_STATUS_SUCCESS;
@@ -25,7 +25,7 @@ rope_status_t check_leading_axis(const char *function, const char *field, const 
               printable(view.shape[0]), geometry.num_axes);
 }
 
-// The columns of a table's last axis.
+// Reads the columns of a table's last axis.
 rope_status_t read_columns(const char *function, const char *field, const RopeGeometry &geometry, const View &view,
                            int *width, bool *is_by_channel) {
   if (view.dtype < ROPE_DTYPE_F32 || view.dtype > ROPE_DTYPE_F64) {
@@ -55,7 +55,7 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-// Reads a call's tensors one by one into a problem.
+// Reads a call's tensors, one after another, into a problem.
 class ProblemReader {
  public:
   ProblemReader(const char *function, const RopeGeometry &geometry, RopeProblem *problem)
@@ -108,7 +108,7 @@ class ProblemReader {
     if (out == nullptr && !is_written) return ROPE_STATUS_SUCCESS;
     if (is_in_place) {
       operands_.join(in, out);
-      // Only the rotated window is read and written, so neighbours may live in the other channels.
+      // Only the window is read and written, so the other channels may belong to other data.
       const bool is_window_alone = !use.changes_all_channels() && channels == geometry_.head_dim && !use.is_cached;
       if (is_window_alone) in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
     }
@@ -152,7 +152,7 @@ class ProblemReader {
       const View &start = start_positions->view;
       const int64_t batches = problem_->sequences.is_present ? problem_->sequences.count : problem_->batches;
       const bool is_for_each_batch = start.ndim == 1 && is_or_serves(start.shape[0], batches);
-      // [S] is not taken: with S = B it would silently mean [B].
+      // [S] is not accepted: with S = B it would be ambiguous, and taken for [B].
       const bool may_be_for_each_token = is_thd() || geometry_.num_axes > 1 || start.ndim == 2;
       if (is_for_each_batch) {
         problem_->start_positions = {start.data, true, start.dtype == ROPE_DTYPE_I64, 0, start.stride[0], 0};
@@ -239,7 +239,7 @@ class ProblemReader {
   }
 
  private:
-  // That of the input, whose type may be narrowed.
+  // Checks that the output has the input's type, or a type to which the input may be narrowed.
   rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in,
                              bool has_pass) const {
     ROPE_TRY(check_written_type(function_, field, view.dtype, in.dtype));
@@ -250,7 +250,7 @@ class ProblemReader {
     return check_same_shape(function_, field, view, in_field, in);
   }
 
-  // Those of `in`, but for the channels.
+  // Checks that the axes are those of `in`, except for the channels.
   rope_status_t check_axes(const char *field, const View &view, const char *in_field, View in, int64_t channels,
                            const char *rule) const {
     const int axis = layout_.axis[kChannel];
@@ -262,7 +262,7 @@ class ProblemReader {
     return check_same_shape(function_, field, view, in_field, in);
   }
 
-  // The channels of a tensor outside its window, where they come from another one.
+  // Reads the tensor that provides the channels outside the window of q or k.
   rope_status_t read_pass(TensorName name, const char *in_field, const char *out_field, const Operand &in,
                           bool has_destination, PassSide *pass) {
     const rope_tensor_t *const given = step_.pass_of(name);
@@ -346,10 +346,10 @@ class ProblemReader {
 
   bool is_thd() const { return layout_.ndim == 3; }
 
-  // An axis of length 1 has stride 0 here, which is what lets one serve all.
+  // An axis of length 1 has stride 0 here, so one entry applies to all.
   static bool is_or_serves(int64_t length, int64_t wanted) { return length == wanted || length == 1; }
 
-  // [S] or [B, S], of which THD has one batch; with several position axes behind an axis of those.
+  // The shape is [S] or [B, S] (THD has one batch); with several position axes, these follow an axis of that length.
   bool is_for_each_token(const View &view) const {
     const int axes = geometry_.num_axes > 1 ? 1 : 0;
     if (view.ndim != axes + 1 && view.ndim != axes + 2) return false;
@@ -368,7 +368,7 @@ class ProblemReader {
             view.stride[view.ndim - 1]};
   }
 
-  // The shapes that is_for_each_token takes, in words.
+  // The shapes that is_for_each_token accepts, in words.
   struct PositionShapes {
     PositionShapes(const ProblemReader &reader, bool is_start) {
       const RopeProblem &problem = *reader.problem_;
@@ -412,7 +412,7 @@ class ProblemReader {
                 function_, field);
   }
 
-  // cos, sin or angles.
+  // Reads cos, sin or angles.
   rope_status_t read_table(const Operand &operand, TableColumns *columns) {
     const char *field = operand.field;
     const View &view = operand.view;
@@ -448,7 +448,7 @@ class ProblemReader {
   const RopeGeometry &geometry_;
   const LayoutAxes &layout_;
   RopeProblem *problem_;
-  const char *first_field_ = "q";  // of the tensor that says how many batches and tokens there are
+  const char *first_field_ = "q";  // the tensor that set the number of batches and tokens
   Operands operands_;
   StepReader step_;
   ReadTensor tensors_[kNumTensorNames];
