@@ -1,4 +1,4 @@
-// rope_operation.cpp - RoPE and its tables on CUDA: params from problem and plan
+// rope_operation.cpp - RoPE and its tables on CUDA: sets a kernel's params from problem and plan
 #include <string.h>
 
 #include "backend/cuda/kernels.hpp"
@@ -19,12 +19,12 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const Rope
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// ceil(2^32 / n), for 2 <= n
+// ceil(2^32 / n), for n >= 2
 uint32_t reciprocal_of(uint32_t n) {
   return 0xffffffffu / n + 1;
 }
 
-// The tokens of a batch of which another lies tokens_ahead further on; 0 where positions are implicit.
+// The number of tokens of a batch for which the token tokens_ahead further on exists; 0 if positions are implicit.
 uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t ahead = plan.rows.tokens_ahead;
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
@@ -51,7 +51,7 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     if (i > 0) params->tensor_begins[i - 1] = is_present ? next : ~uint32_t{0};
-    // Threads without a unit may compute an address there.
+    // Threads without a unit may compute an address from this tensor.
     params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
@@ -101,7 +101,7 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     if (i > 0) params->tensor_begins[i - 1] = is_present ? static_cast<uint32_t>(next_head) : ~uint32_t{0};
-    // Threads without a unit may compute an address there.
+    // Threads without a unit may compute an address from this tensor.
     params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
@@ -137,7 +137,7 @@ void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *para
   memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
 }
 
-// ---- The params of each kernel. What no unit of a launch reads stays unset. ----
+// ---- The params of each kernel. Members that no unit of a launch reads stay unset. ----
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
   set_short_params(problem, plan, params);
@@ -256,7 +256,7 @@ rope_status_t launch_with(const char *function, const RopeProblem &problem, cons
 using LaunchRope = rope_status_t (*)(const char *function, const RopeProblem &problem, const RopePlan &plan,
                                      int32_t device_index, rope_stream_t stream);
 
-// By the params of the plan's kernel.
+// Finds the launch function by the type of the plan's kernel's params.
 LaunchRope find_launch(const RopeVariant &variant) {
   const bool is_computed = variant.angles == kComputedAngles;
   switch (variant.kernel) {
@@ -291,7 +291,7 @@ LaunchRope find_launch(const RopeVariant &variant) {
 
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
-  // With a norm every call is a step, which has kernels of its own.
+  // With a norm every call is a step, and steps have their own kernels.
   if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
   for (const int elements : kVectorElements) {

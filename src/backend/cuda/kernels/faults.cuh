@@ -1,4 +1,4 @@
-// faults.cuh - how faulty tokens are counted
+// faults.cuh - counts faulty tokens
 #pragma once
 
 #include "core/problem/rope_problem.hpp"

@@ -8,7 +8,7 @@
 
 namespace rope {
 
-// Finds the sequence of a token and whether its positions have rows.
+// Finds the sequence of a token and whether the table has rows for its positions.
 __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &params, BatchToken at, bool counts_faults) {
   const int64_t flat_token = at.batch * params.tokens_per_batch + at.token;
   TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
@@ -34,12 +34,12 @@ __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &param
   return info;
 }
 
-// The block's angles: the cosines of its tokens one after the other, then the sines; with columns for each channel
-// those of the pairs' second channels follow in the same order.
+// The angles of a block in shared memory: the cosines of all its tokens, then the sines. If a table has a column for
+// each channel, cosines and sines of the pairs' second channels follow in this order.
 template <typename Real>
 struct GeneralAngles {
   Real *first;
-  uint32_t count;  // of pairs, in all tokens of a full block
+  uint32_t count;  // number of pairs in all tokens of a full block
 
   __device__ __forceinline__ Real *cos(int channel) const { return first + channel * 2 * count; }
   __device__ __forceinline__ Real *sin(int channel) const { return cos(channel) + count; }
@@ -59,7 +59,7 @@ __device__ __forceinline__ Real load_real(const char *data, rope_dtype_t dtype, 
   }
 }
 
-// cos and sin from a row of a table; `column` counts columns.
+// Reads cos and sin from a row of a table; `column` counts columns.
 template <typename Real>
 __device__ __forceinline__ CosSin<Real> load_general_angle(const RopeLookupParams &params, int64_t axis, int64_t batch,
                                                            int64_t row, int64_t column) {

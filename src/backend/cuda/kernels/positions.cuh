@@ -22,7 +22,7 @@ __device__ __forceinline__ LoadedInteger load_integer(const TokenIntegers &sourc
   return {reinterpret_cast<const uint32_t *>(source.data)[offset], 0};
 }
 
-// The position of a token but for position_offset; finish_position makes a number of it.
+// Loads the position of a token without position_offset; finish_position computes the number.
 __device__ __forceinline__ LoadedInteger load_position(const RopePositionParams &params, BatchToken at, int axis = 0) {
   LoadedInteger position = as_loaded(static_cast<uint64_t>(at.token));
   if (params.positions.is_present) position = load_integer(params.positions, at, axis);
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint64_t finish_position(const RopePositionParams &pa
   return extend(position, !params.has_narrow_positions) + params.position_offset;
 }
 
-// The position of a token: where it stands, then the number.
+// The position of a token in short launches: first its address, then the number.
 class ShortPosition {
  public:
   __device__ __forceinline__ ShortPosition(const RopeShortParams &params, uint32_t token)

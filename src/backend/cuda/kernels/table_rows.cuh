@@ -1,4 +1,4 @@
-// table_rows.cuh - cosines and sines from a row of a table, as they lie in memory and as floats
+// table_rows.cuh - cosines and sines from a row of a table, as loaded and as floats
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"
@@ -6,7 +6,7 @@
 
 namespace rope {
 
-// A cosine and a sine as they come from memory. Taking them apart would wait for them.
+// A cosine and a sine as loaded from memory. Converting them at once would stall until the loads complete.
 struct LoadedAngle {
   uint32_t cos;
   uint32_t sin;
@@ -33,8 +33,7 @@ __device__ __forceinline__ float entry_of(uint32_t bits, rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F16 ? to_float(Float16{half}) : to_float(BFloat16{half});
 }
 
-// N neighbouring entries of a table, as they lie in memory. Word is float for F32 and uint16_t for the types of 16
-// bits.
+// N consecutive entries of a table, as loaded from memory. Word is float for F32 and uint16_t for 16-bit types.
 template <typename Word, int N>
 struct TableRun {
   static constexpr int kStep = N * sizeof(Word) < 16 ? N : 16 / static_cast<int>(sizeof(Word));
