@@ -16,7 +16,7 @@
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   rope_short_kernel         a row of threads computes them: thread x the angle of pair x
 //   rope_short_table_kernel   a thread reads the angles of its own pairs, as in rope_thread.cuh; nothing is shared
-//   rope_flat_table_kernel    likewise; unit blockIdx.x * blockDim.x + threadIdx.x of all tokens, then a grid further on
+//   rope_flat_table_kernel    likewise; unit blockIdx.x * blockDim.x + threadIdx.x of all tokens, then a grid further
 //   shared                    for each warp or row cos[kMaxShortPairs], then sin[kMaxShortPairs]
 //
 // The kernels read and write the rotated window of every token and head once, and no other channels. In addition, each
