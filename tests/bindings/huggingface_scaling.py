@@ -4,8 +4,8 @@
 
   python3 tests/bindings/huggingface_scaling.py [librope.so]
 
-Without an argument the library is $ROPE_LIBRARY, or librope.so where the loader finds it. Needs transformers and torch
-(any build); exits 77 where they are missing. Frequencies may differ by 4 ulp of fp32, in which transformers computes
+Without an argument the library is $ROPE_LIBRARY, or the librope.so that the loader finds. Needs transformers and torch
+(any build); exits with 77 if they are missing. Frequencies may differ by 4 ulp of fp32, in which transformers computes
 them, attention factors by 1e-6 of their size.
 """
 import ctypes
@@ -86,7 +86,7 @@ def to_fp32(value):
 
 
 def ulps_between(a, b):
-    """The distance of two finite fp32 numbers in representable numbers."""
+    """The distance of two finite fp32 numbers, counted in representable numbers."""
     def ordinal(value):
         bits = struct.unpack("<i", struct.pack("<f", value))[0]
         return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
