@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# huggingface_scaling.py - rope_scaled_frequencies against the rope functions of an installed transformers
+# huggingface_scaling.py - compares rope_scaled_frequencies with the rope functions of an installed transformers
 """Compares the frequencies of published models, rounded to fp32, and their attention factors.
 
   python3 tests/bindings/huggingface_scaling.py [librope.so]
@@ -97,7 +97,7 @@ def librope(library, head_dim, theta, max_position, parameters, sequence_length)
     scaling = Scaling(struct_size=ctypes.sizeof(Scaling), type=TYPES[parameters["rope_type"]])
     for key, value in parameters.items():
         if key in ("short_factor", "long_factor"):
-            # transformers takes these factors as fp32.
+            # transformers stores these factors as fp32.
             array = (ctypes.c_double * len(value))(*[to_fp32(factor) for factor in value])
             setattr(scaling, key, ctypes.cast(array, ctypes.POINTER(ctypes.c_double)))
             scaling.num_factors = len(value)
@@ -132,7 +132,7 @@ def make_config(config_class, head_dim, theta, max_position, parameters):
     if "original_max_position_embeddings" in parameters:
         config.original_max_position_embeddings = parameters["original_max_position_embeddings"]
     config.partial_rotary_factor = parameters.get("partial_rotary_factor", 1.0)
-    # 5.x reads rope_parameters, 4.x rope_scaling; in some releases one name is a property over the other.
+    # 5.x reads rope_parameters, 4.x rope_scaling; in some releases one of them is a property that returns the other.
     for name, value in (("rope_scaling", dict(parameters)), ("rope_parameters", {**parameters, "rope_theta": theta})):
         try:
             setattr(config, name, value)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# huggingface_sections.py - rope_section_axes against the rotary embeddings of an installed transformers
+# huggingface_sections.py - compares rope_section_axes with the rotary embeddings of an installed transformers
 """Compares the position axis of each pair, and the frequencies rounded to fp32, with published models.
 
   python3 tests/bindings/huggingface_sections.py [librope.so]
@@ -22,10 +22,10 @@ import types
 ULPS = 4
 
 CHUNKED, INTERLEAVED, ERNIE, RESTARTED, VISION = 1, 2, 4, 5, 6
-# Where a table as wide as the window has the columns of its pairs: in each half, or in twos.
+# The columns of pairs in a table as wide as the window: in each half, or adjacent.
 HALF, ADJACENT = slice(0, None), slice(0, None, 2)
 
-# name, module of transformers.models, class, head_dim, theta, section list there, columns, and what librope is asked
+# name, module of transformers.models, class, head_dim, theta, section list there, columns, and librope's arguments
 MODELS = [
     ("Qwen2-VL", "qwen2_vl", "Qwen2VLRotaryEmbedding", 128, 1000000.0, [16, 24, 24], HALF, CHUNKED, [16, 24, 24]),
     ("GLM-4.1V's sections", "qwen2_vl", "Qwen2VLRotaryEmbedding", 64, 10000.0, [8, 12, 12], HALF, CHUNKED,

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BLANK = "\0"  # what comments and strings are made of; in a replacement, the text that it replaces
+BLANK = "\0"  # replaces the text of comments and strings; in a replacement, it is the text that is replaced
 
 # ---- Rules of all languages ----
 
@@ -16,7 +16,7 @@ SWAPS = {
     ">>=": ["<<="],
 }
 WORDS = {"true": ["false"], "false": ["true"], "continue": ["break"]}
-# Behind a number may come what says its type, and in Rust the dots of a range.
+# A number may be followed by its type and, in Rust, by the dots of a range.
 INTEGER = r"(?<![\w.'])\d+(?=(?:u|[iu](?:8|16|32|64|128|size))?(?![\w']|\.(?!\.)))"
 HEX_INTEGER = r"(?<![\w.'])(?:0x[0-9a-f]+)(?=u?(?![\w.']))"
 REAL = r"(?<![\w.])(?:0x[0-9a-f]+(?:\.[0-9a-f]+)?p|\d+\.\d+)(?=[\w+-]*)"
@@ -45,7 +45,7 @@ class Language:
     """ignored     comments, strings and characters
     left_alone  beginnings of lines without code to change
     swaps       more operators and words, with their replacements
-    others      (pattern, replacement) for the group `it` of a match, or for all of it: conditions, statements, members"""
+    others      (pattern, replacement) for group `it`, or for the whole match: conditions, statements, members"""
 
     def __init__(self, ignored, left_alone, others, swaps=None, words=WORDS):
         swaps = {**SWAPS, **(swaps or {})}
@@ -100,7 +100,7 @@ RUST = Language(
         NOT, (r"\b(?:if|while) (?P<it>(?!let ).+?) \{", NEGATED),
         (r"^\s*(?P<it>(?!return\b|let\b|const\b|pub\b|use\b|type\b)"
          r"(?:check\(.*\)\?;|[a-z_][\w.:]*\(.*\)\??;|[*(]?[a-z_][\w., \[\]]* [-+|]?= .*;))$", ""),
-        # What is 0 already, what has no default, and types of parameters and members are left out.
+        # Values that are already 0, values without a default, and types of parameters and members are left out.
         (r"^\s+[a-z]\w*: (?!0,|0\.0,|false,|ABSENT|null|PhantomData|&|\*|\[|[iu]\d|[iu]size|f64|String|\w+<|"
          r"sys::\w+_t\b|Device,|View)(?P<it>.*),$", "Default::default()")])
 

@@ -68,7 +68,7 @@ def processor_seconds(group):
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(fields[2]) == group:
             ticks += sum(map(int, fields[11:15]))
@@ -107,7 +107,8 @@ class Judge:
             try:
                 output, _ = process.communicate(timeout=20)
                 break
-            except subprocess.TimeoutExpired:  # busy machines are slow; a call that waits for ever does nothing
+            # busy machines are slow; a call that waits forever uses no processor time
+            except subprocess.TimeoutExpired:
                 before, used = used, processor_seconds(process.pid)
                 if used - before < 0.02:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -169,7 +170,8 @@ class Library(Judge):
     def __init__(self, options, directory, suites, cuda=False):
         super().__init__(suites)
         self.directory = directory
-        if cuda:  # which takes addresses for all of the device's memory; a thread that waits for it uses its processor
+        # CUDA reserves addresses for all of the device's memory; a thread that waits for the device uses its processor
+        if cuda:
             self.patience, self.may_skip = 4 * options.jobs, False
         else:
             self.memory = 8 << 30
@@ -257,7 +259,7 @@ class Library(Judge):
         if not objects:
             return "same code", ""
         self.link(self.link_library, objects, scratch / "librope.so.0")
-        # A test of objects compiles headers itself: there the library alone is changed, and API tests judge.
+        # A test that links objects compiles headers itself: then only the library is changed, and API tests decide.
         links = {} if mutant.file.endswith(".hpp") else self.links
         for name, link in links.items():
             self.link(link, objects, scratch / pathlib.Path(name).name)
@@ -312,10 +314,10 @@ class Binding(Judge):
             return self.verdict([self.command(suite, scratch) if re.search(suite[2], mutant.file) else None
                                  for suite in self.suites])
         finally:
-            file.write_text(original)  # anew: cargo looks at the time
+            file.write_text(original)  # written again, because cargo compares times
 
 
-# ---- What is changed, and which tests judge it ----
+# ---- The files that are changed, and the tests that decide ----
 
 def quoted(names):
     return [name.replace(",", "\\,") for name in names]
@@ -332,8 +334,8 @@ MORE_CALLS = quoted([
     "a form or a row_scale with extreme*", "num_rows of a tensor of one axis*", "row_scale, its gradient and num_rows*",
     "the gradient of row_scale alone*", "the sum of a row loses nothing*", "row sums do not depend*",
     "empty tensors*", "numbers of an F64 form*", "gates from one end of sigmoid to the other"])
-# (program, arguments, only for files whose path matches this). Those of a file take at most 20 s of one processor, and
-# most mutants die in the first two seconds.
+# (program, arguments, optional pattern of file paths). The suites of a file take at most 20 s of one processor; most
+# mutants are killed in the first two seconds.
 CALL_SUITES = [
     (API, [QUICK_CALLS], ""),
     (API, ['[fault]~"a wrong entry is counted once*",[fill tables]~*large*,[f64],[angles]'], ""),
@@ -341,8 +343,8 @@ CALL_SUITES = [
 ]
 PARTS = {
     "library": {
-        # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
-        # nothing to change.
+        # Numbers in tuning.hpp are measurements: other numbers are slower, but not wrong. Headers that are left out
+        # have nothing to change.
         "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/float8.hpp",
                   "src/core/math/gating.hpp", "src/core/math/gating_options.hpp",
                   "src/core/math/rotation.hpp", "src/core/problem/operands.hpp",
@@ -370,7 +372,7 @@ PARTS = {
             (API, ["[gates]"], "gating|swiglu"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
-        # With --slow also these: with them it is all of both programs.
+        # Additional suites for --slow: with them, all tests of both programs run.
         "slow_suites": [
             (UNIT, [",".join(SLOW_PLANS)], "src/plan/"),
             (API, [*("~" + tag for tag in QUICK_CALLS.split(",")), *("~" + name for name in MORE_CALLS)], ""),
@@ -388,7 +390,7 @@ PARTS = {
         "judge": Library,
         "cuda": True,
         "max_seconds": 15,
-        # Several run at once on one device: tests that take all of its memory, or look at what is free, are left out.
+        # Several run at once on one device: tests that use all of its memory, or measure what is free, are left out.
         "suites": [
             (API, ["[golden],[lifecycle]~[threads]"], ""),
             (API, [",".join(MORE_CALLS)], ""),
