@@ -4,7 +4,7 @@ cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 
-# An nvcc that names a release and compiles nothing.
+# An nvcc that prints a release and compiles nothing.
 function(write_nvcc name release)
   file(WRITE "${WORK}/${name}" "#!/bin/sh\necho 'Cuda compilation tools, release ${release}, V${release}.0'\nexit 1\n")
   file(CHMOD "${WORK}/${name}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
