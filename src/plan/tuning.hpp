@@ -19,7 +19,7 @@ constexpr uint32_t kThreadKernelThreads = 128;  // per block of kThread
 constexpr uint32_t kMaxShortThreads = 320;      // per block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
 constexpr uint32_t kFlatThreads = 128;  // per block of kFlatTable
-// Of kLong, kLongConverted and kToken; then of kGeneral.
+// Resident threads of kLong, kLongConverted and kToken; then those of kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
 constexpr int kFlatResidentThreads = 1536;  // of kFlatTable; also the size of a looping grid

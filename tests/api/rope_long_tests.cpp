@@ -74,7 +74,7 @@ struct Request {
   }
 
   bool has_rows_of_tokens() const { return rows != kByPosition; }
-  // Of the tables.
+  // The number of rows of the tables.
   int64_t num_rows() const {
     return !has_rows_of_tokens() ? table_rows : rows == kByToken ? tokens() : batches * tokens();
   }

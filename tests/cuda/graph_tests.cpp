@@ -182,7 +182,7 @@ TEST_CASE("a replay reads tensors and positions as they are then", "[cuda][graph
     setup.has_table = has_table;
     RopeScene captured(setup);
     const Graph graph([&](cudaStream_t stream) { require_call(captured, stream); });
-    // The same tensors at the same addresses with other numbers; tables have as many rows.
+    // Other numbers in the same tensors at the same addresses; tables have as many rows.
     setup.seed = 2;
     if (!has_table) setup.first_position = 777;
     RopeScene later(setup);

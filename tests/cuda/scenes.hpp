@@ -78,7 +78,7 @@ class Scene {
 // Makes a call that must be accepted. Only for the thread of the test case.
 void require_call(const Scene &scene, rope_stream_t stream);
 
-// q with 3 heads and k with 2 heads of 64 channels, of which 48 are rotated, in two batches. Token s has position
+// q with 3 heads and k with 2 heads of 64 channels, 48 of them rotated, in two batches. Token s has position
 // first_position + 3 s, from a tensor.
 struct RopeSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;

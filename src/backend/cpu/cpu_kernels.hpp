@@ -56,7 +56,7 @@ struct StepTarget {
   int64_t scales_row;           // of the first head, in elements
 
   ROPE_HOST bool has_codes() const { return type >= kCpuE4M3; }
-  // The number of groups of a head's channels, each of which has its own scale.
+  // The number of groups of a head's channels. Each group has its own scale.
   ROPE_HOST int groups() const { return scales->is_present() ? scales->groups : 1; }
 };
 
@@ -133,8 +133,8 @@ struct NormGradientRun {
   HeadSums<Real> bias_sums;
 };
 
-// Elements of SwiGLU along one axis. Inputs and outputs of forward: gate, up; out. Of backward: gate, up, grad_out;
-// grad_gate, grad_up, out.
+// Elements of SwiGLU along one axis. Inputs and outputs of forward: gate, up; out. Inputs and outputs of
+// backward: gate, up, grad_out; grad_gate, grad_up, out.
 struct GatingRun {
   const void *in[3];
   int64_t in_stride[3];

@@ -24,7 +24,7 @@
 // pair), and each head a row of the table.
 //
 // The time of such a launch is the sum of latencies (the launch, the position, a row of a table, the store) and of
-// fetching instructions, each of which runs once. Therefore these kernels accept only tensors of one batch whose
+// fetching instructions, because each runs only once. Therefore these kernels accept only tensors of one batch whose
 // outputs have the strides of their inputs. They compute with 32-bit numbers, have few parameters and vectors of 8
 // bytes, and avoid branches: a jump costs as much as fifty instructions. With programmatic launch all addresses are
 // computed before the wait for the previous launch; in mid-size launches, all but those of the table.

@@ -53,7 +53,7 @@ __device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, 
 }
 
 // The common end of the kernels with computed angles, after positions and increments have been loaded: loads the unit,
-// shares the row's angles, of which a thread computes at most one, and rotates.
+// shares the row's angles (a thread computes at most one), and rotates.
 template <typename T, int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params, const ShortUnit<V * sizeof(T)> &mine,
                                               bool is_active, const ShortPosition &position, uint64_t increment,
