@@ -16,6 +16,7 @@ constexpr int kWarpLanesLog2 = 5;
 // If a row of threads is not a multiple of a warp, it is a multiple of this number.
 constexpr uint32_t kRowDivisor = 8;
 
+// The number of threads in as many warps as `threads` need.
 inline uint32_t round_up_to_warps(uint32_t threads) {
   return (threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
 }

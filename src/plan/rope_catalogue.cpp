@@ -60,15 +60,18 @@ static_assert(kWarpThreads % kRowDivisor == 0 && kThreadKernelThreads >= kMinSho
 
 // ---- Conditions for accepting a problem ----
 
+// Conditions of kToken and kScalar.
 bool takes_rows(const RopeFacts &facts) {
   return facts.fits_rows;
 }
 
+// Conditions of kThread.
 bool takes_parts(const RopeFacts &facts) {
   const bool has_angles = facts.angles == kComputedAngles || facts.has_vector_rows;
   return facts.fits_parts && has_angles && facts.vector_bytes == kThreadVectorBytes;
 }
 
+// Common conditions of the kernels for short launches.
 bool takes_short(const RopeFacts &facts) {
   return facts.problem->batches == 1 && facts.fits_few_params;
 }
@@ -78,6 +81,7 @@ bool takes_short_at_once(const RopeFacts &facts) {
   return !facts.is_programmatic && takes_short(facts);
 }
 
+// Conditions of kFlatTable.
 bool takes_flat(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   // The kernel adds the grid's size to a unit's number, and the sum must fit 32 bits.
@@ -86,6 +90,7 @@ bool takes_flat(const RopeFacts &facts) {
          problem.tokens <= INT32_MAX / facts.units.per_token;
 }
 
+// Conditions of kMidProgrammaticTable, which exists only for 16-bit data.
 bool takes_short_halves(const RopeFacts &facts) {
   return dtype_size(facts.problem->geometry->dtype) == 2 && takes_short(facts);
 }
@@ -104,6 +109,7 @@ bool has_following_batches(const RopeProblem &problem) {
   return true;
 }
 
+// Conditions of kLong: 16-bit data in vectors of 16 bytes, and as many threads in a row as a head has pairs.
 bool takes_long(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   if (dtype_size(problem.geometry->dtype) != 2 || facts.vector_bytes != kLongVectorBytes) return false;
@@ -141,11 +147,14 @@ bool is_mid_programmatic(const RopeFacts &facts) {
   return facts.is_mid_programmatic();
 }
 
+// Whether the launch has a size for kFlatTable. Tokens of few heads use it only up to the size of looping grids; beyond
+// it kThread is faster.
 bool is_flat(const RopeFacts &facts) {
   if (!facts.is_within(facts.tuning->flat_vectors)) return false;
   return !has_few_heads(facts) || facts.has_at_most(facts.tuning->max_looping_vectors);
 }
 
+// The next functions compare the launch size with the measured limits of tuning.hpp.
 bool is_short_table(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_table_vectors);
 }
@@ -163,6 +172,7 @@ bool is_short(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_vectors);
 }
 
+// Short names for the table below.
 constexpr unsigned kComputed = kComputedAngles, kBoth = kComputedAngles | kTables;
 constexpr unsigned kPlain = kNoLookup, kAnyLookup = kAllLookups;
 constexpr Styles kOne = Styles::kOne, kTwo = Styles::kTwo, kAny = Styles::kAny;
@@ -206,6 +216,7 @@ const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
 };
 // clang-format on
 
+// Compares the kernel's angles, lookups, channels and styles with the problem's, then calls its own condition.
 bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts) {
   const unsigned angles = facts.problem->geometry->rounds_each ? algorithm.rounded_angles : algorithm.angles;
   if ((angles & facts.angles) == 0 || (algorithm.lookups & facts.lookup) == 0) return false;

@@ -13,6 +13,7 @@ namespace {
 
 // ---- RopeShape::kBlocks ----
 
+// Sets a block's threads and units. A block has as many whole tokens as fit, or else a part of one token.
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
   const uint32_t units = plan->units.per_token;
   plan->threads = threads;
@@ -77,6 +78,7 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   return ROPE_STATUS_SUCCESS;
 }
 
+// The shape of the general kernel. If styles are converted in place, a block must have whole heads.
 rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePlan *plan) {
   const RopeProblem &problem = *facts.problem;
   plan->units = count_units(problem, facts.pairing, facts.vector_elements, UnitRule::kVectors);
@@ -193,6 +195,8 @@ void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
       static_cast<uint32_t>(facts.device->multiprocessors) * kRopeResidentThreads / threads_of_token + 1;
 }
 
+// The shared memory for a cosine and a sine of each pair, in bytes. kOfGeneral has two further arrays for tables with a
+// column for each channel, and a TokenInfo for each token.
 uint32_t count_shared_bytes(const RopeProblem &problem, SharedAngles shared, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float), kMaxBytes = 2 * kMaxShortPairs * kFloat;
@@ -213,6 +217,7 @@ uint32_t count_shared_bytes(const RopeProblem &problem, SharedAngles shared, con
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
+// Fills the plan of a launch of this kernel.
 rope_status_t shape_launch(const char *function, const RopeFacts &facts, const RopeAlgorithm &algorithm,
                            RopePlan *plan) {
   plan->is_programmatic = facts.is_programmatic;
@@ -240,6 +245,8 @@ rope_status_t shape_launch(const char *function, const RopeFacts &facts, const R
   return ROPE_STATUS_SUCCESS;
 }
 
+// Takes the first kernel of the catalogue that accepts and prefers the problem. The last kernel accepts every problem,
+// so the loop ends.
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   RopeLaunchFacts launch;
   find_facts(problem, device, &launch);
@@ -253,6 +260,7 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   }
 }
 
+// The bytes of the scales written for one head.
 int64_t bytes_of_scales(const WrittenScales &scales) {
   if (!scales.is_present()) return 0;
   return scales.groups * dtype_size(scales.form == ScaleForm::kE8M0 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32);

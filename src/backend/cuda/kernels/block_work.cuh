@@ -16,6 +16,7 @@ struct BlockShare {
   bool is_active;
 };
 
+// A block has several whole tokens, or one part of a token; the thread's unit follows from threadIdx.x.
 __device__ __forceinline__ BlockShare find_share(const RopeGeneralParams &params) {
   const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
   BlockShare share;
@@ -46,6 +47,7 @@ __device__ __forceinline__ BatchToken find_token(const RopeGeneralParams &params
   return {outer, result.remainder};
 }
 
+// A unit by its tensor and head.
 struct Unit {
   int tensor;
   uint32_t head;
@@ -53,6 +55,7 @@ struct Unit {
   bool is_rotary;
 };
 
+// Finds a unit from its index within the token.
 __device__ __forceinline__ Unit find_unit(const RopeGeneralParams &params, uint32_t unit_of_token) {
   const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
   const DivmodResult head = params.tensor[which].units_per_head.divmod(unit_of_token - params.tensor_begins[which]);

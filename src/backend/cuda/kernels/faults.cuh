@@ -5,6 +5,8 @@
 
 namespace rope {
 
+// Adds 1 to the number of faults and lowers the lowest faulty token + 1. The latter needs a loop of compare-and-swap,
+// because 0 means that there was no fault yet.
 __device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
   if (fault.data == nullptr) return;
   using Word = unsigned long long;

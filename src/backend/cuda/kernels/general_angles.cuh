@@ -22,6 +22,7 @@ __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &param
     info.batch = place.sequence;
     info.index = place.index;
   }
+  // Computed angles and rows by token exist for every position.
   if (params.angles == AngleSource::kIncrements || params.table.is_by_token) return info;
   for (int axis = 0; axis < params.num_axes; ++axis) {
     if ((params.used_axes >> axis & 1u) == 0) continue;
@@ -45,6 +46,7 @@ struct GeneralAngles {
   __device__ __forceinline__ Real *sin(int channel) const { return cos(channel) + count; }
 };
 
+// Loads an entry of a table of any type.
 template <typename Real>
 __device__ __forceinline__ Real load_real(const char *data, rope_dtype_t dtype, int64_t at) {
   switch (dtype) {
@@ -74,6 +76,8 @@ __device__ __forceinline__ CosSin<Real> load_general_angle(const RopeLookupParam
   return {multiply_rounded(angle.cos, scale), multiply_rounded(angle.sin, scale)};
 }
 
+// Stores the angle of one pair of one token in shared memory. `number` is its index in the block, `at` and `info`
+// belong to the token. With a table by channel, the angle of the pair's second channel is stored as well.
 template <typename Real>
 __device__ __forceinline__ void share_general_angle(const RopeLookupParams &params, uint32_t number, uint32_t pair,
                                                     BatchToken at, const TokenInfo &info,
@@ -98,6 +102,7 @@ __device__ __forceinline__ void share_general_angle(const RopeLookupParams &para
     of_x = load_general_angle<Real>(params, axis, at.batch, row, column);
   }
   if (!table.is_by_channel) of_y = of_x;
+  // ROPE_ROTATION_ROUND_EACH rounds cos and sin too.
   if constexpr (sizeof(Real) == 4) {
     const auto round = [&](auto element) {
       of_x = rounded_to<decltype(element)>(of_x);
@@ -106,6 +111,7 @@ __device__ __forceinline__ void share_general_angle(const RopeLookupParams &para
     if (params.rounded_dtype == ROPE_DTYPE_F16) round(Float16{});
     if (params.rounded_dtype == ROPE_DTYPE_BF16) round(BFloat16{});
   }
+  // The transpose negates the sines and, if the two channels have different angles, exchanges them.
   angles.cos(0)[number] = of_x.cos;
   angles.sin(0)[number] = params.is_transposed ? -of_y.sin : of_x.sin;
   if (!table.is_by_channel) return;

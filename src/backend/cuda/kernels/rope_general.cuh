@@ -53,6 +53,7 @@ constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   return pairing == Pairing::kConverted && head_units > kMaxRopeThreads ? head_units : kMaxRopeThreads;
 }
 
+// Reads N values from shared memory at once.
 template <int N, typename Real>
 __device__ __forceinline__ void read_run(const Real *source, Real *values) {
   unpack<Real, N>(*reinterpret_cast<const Vector<Real, N> *>(source), values);
@@ -98,6 +99,10 @@ struct UnitSide {
   int high;
 };
 
+// The channels depend on the pairing:
+// - kInterleaved: two vectors, half a window apart;
+// - kConverted on the interleaved side: two adjacent vectors;
+// - otherwise: two vectors that are a pair's distance apart, in the block of pairs that contains the unit.
 template <int V, Pairing kPairing>
 __device__ __forceinline__ UnitSide side_of(const RopeGeneralParams &params, uint32_t unit, int distance) {
   const int number = static_cast<int>(unit), begin = params.rotary_offset;
@@ -124,6 +129,7 @@ __device__ __forceinline__ void split_pairs(const Vector<T, V> &low, const Vecto
   }
 }
 
+// The reverse of split_pairs.
 template <typename T, int V>
 __device__ __forceinline__ void join_pairs(const T *x, const T *y, bool is_interleaved, Vector<T, V> *low,
                                            Vector<T, V> *high) {
@@ -137,6 +143,7 @@ __device__ __forceinline__ void join_pairs(const T *x, const T *y, bool is_inter
   *high = pack<T, V>(channel + V);
 }
 
+// The steps are those of the diagram above: load the unit, look up tokens, compute or read angles, rotate, store.
 template <typename T, int V, Pairing kPairing>
 __global__ void __launch_bounds__(max_general_threads(kPairing, V),
                                   min_blocks_per_multiprocessor(kRopeGeneralResidentThreads,
@@ -183,6 +190,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
     if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out, out);
   }
 
+  // Look up tokens: thread t looks up token t of the block.
   if (params.has_token_info) {
     if (threadIdx.x < share.num_tokens) {
       infos[threadIdx.x] =
@@ -191,6 +199,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
     check_sequences(params);
     __syncthreads();
   }
+// Angles: the block's threads share the pairs of all its tokens.
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < share.num_tokens * pairs; number += blockDim.x) {
     const DivmodResult angle = params.pairs.divmod(number);
@@ -204,6 +213,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   if (!is_active) return;
   const uint32_t state = params.has_token_info ? infos[share.place.quotient].state : static_cast<uint32_t>(kRotated);
   if (state == kAbsent) return;
+  // Rotate. Copy units and unrotated tokens keep their values; a token that converts styles is moved in any case.
   const uint32_t first_angle = share.place.quotient * pairs;
   if (!unit.is_rotary || (state == kUnrotated && kPairing != Pairing::kConverted)) {
     if (is_in_place) return;
@@ -237,6 +247,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   if (unit.is_rotary) store_vector(high_out, high);
 }
 
+// The kernel for a pairing.
 template <typename T, int V>
 const void *find_general_kernel(Pairing pairing) {
   switch (pairing) {

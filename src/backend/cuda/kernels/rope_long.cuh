@@ -64,6 +64,7 @@ __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   return {place.token, in_batch, place.part * blockDim.x + threadIdx.x};
 }
 
+// Computes angles. The threads of a row compute one pair each and share the results; then each rotates its unit.
 template <typename T, int V, bool IsInterleaved, bool HasSimpleGrid>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_kernel(const __grid_constant__ RopeLongAngleParams params) {
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   position.load_if(has_pair, params);
   const ShortUnit<kVectorBytes> mine(params, place.token, place.unit);
   const char *const in = step(mine.in, mine.number, params.is_to_half ? kVectorBytes : 0);
+  // The vectors on the input's side: adjacent if they are interleaved, otherwise a window's half apart.
   Alternating<T, V> both;
   Vector<T, V> low, high;
   if (is_active) {
@@ -108,6 +110,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
   share_angle(params, position, increment, has_pair, cos);
   if (!is_active) return;
+  // Interleaved input: x are the even channels of the two vectors, y the odd ones.
   if (params.is_to_half) {
     both.part[0] = low;
     both.part[1] = high;
@@ -120,6 +123,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   rotate_unit<V, false>(x, y, mine.number, params.pairs, cos, cos + kMaxShortPairs);
   low = from_floats<T, V>(x);
   high = from_floats<T, V>(y);
+  // Interleaved output: merge x and y again.
   if (!params.is_to_half) {
     both = alternate<T, V>(low, high, false);
     low = both.part[0];
@@ -145,6 +149,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   ShortPosition position(params, place.in_batch);
   wait_for_previous_launch();
   position.load_if(has_pair, params);
+  // One thread per token prefetches the position of a later token.
   if (place.unit == 0 && place.in_batch < params.tokens_that_prefetch) {
     prefetch(position.address() + params.position_bytes_ahead);
   }
@@ -158,6 +163,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     const char *const sin_entry = step(step(params.sin, threadIdx.x, kBytes), number, params.row_bytes);
     of_cos = *reinterpret_cast<const Word *>(cos_entry);
     of_sin = *reinterpret_cast<const Word *>(sin_entry);
+    // One of the threads that read an entry of this token's row prefetches the entry of a later row.
     if (place.unit == threadIdx.x && row < params.rows_that_prefetch) {
       prefetch(cos_entry + params.row_bytes_ahead);
       prefetch(sin_entry + params.row_bytes_ahead);
@@ -169,6 +175,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     low = load_vector<Vector<T, V>>(mine.in);
     high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   }
+  // Share the row's entries.
   if (has_pair) {
     CosSin<float> angle = {entry_of(of_cos, params.table_dtype), entry_of(of_sin, params.table_dtype)};
     if (params.rounds_each) angle = rounded_to<T>(angle);
@@ -181,6 +188,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     position.load_if(is_active, params);
     is_lost = position.finish(params) >= params.rows;
   }
+  // A token without a row is copied. In place nothing has to be copied.
   if (!is_active || (is_lost && params.is_in_place)) return;
   if (!is_lost && params.rounds_each) return rotate_short_unit<T, V, IsInterleaved, T>(params, mine, low, high, cos);
   if (!is_lost) return rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
@@ -188,6 +196,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// The kernel of a variant.
 template <typename T, bool IsInterleaved>
 const void *find_long_kernel(const RopeVariant &variant) {
   constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScalarHeads;
   const bool is_active = is_present && unit < params.units_per_token;
   const bool is_rotary = number < params.rotary_units_per_head;
+  // Rotary units come first, then one unit for each channel outside the window.
   uint32_t channel =
       params.rotary_offset + number * params.pair_step + __umulhi(number, params.run_reciprocal) * params.distance;
   if (!is_rotary) {
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   wait_for_previous_launch();
 
+  // Load the channels of up to kScalarHeads heads, then obtain the angles.
   angles.begin();
   Words<sizeof(T)> x[kScalarHeads], y[kScalarHeads];
   const char *in =
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   const TokenState state = angles.make(place.part == 0);
 
+  // Rotate and store.
   if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   char *out = address_of_head<true>(params, tensor.out, at, head) + static_cast<int64_t>(channel) * channels.out_stride;
   CosSin<float> angle = {};

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
+// Loads the angles of a unit's pairs from a row of the table, as vectors, and rotates the unit.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &params, const char *cos_column,
                                                     const char *sin_column, uint32_t row, Vector<T, V> *low,

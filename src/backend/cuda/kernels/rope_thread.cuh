@@ -32,6 +32,7 @@
 
 namespace rope {
 
+// The first pair of a unit's run: interleaved vectors hold pairs of two runs, half a window apart.
 template <int V, bool IsInterleaved>
 __device__ __forceinline__ uint32_t first_pair(const RopeTokenParams &params, uint32_t unit, int run) {
   using R = Runs<V, IsInterleaved>;
@@ -73,6 +74,7 @@ struct ThreadUnit {
   }
 };
 
+// Computes the angles of the thread's own pairs. The increments are loaded before the wait for the previous launch.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kThreadKernelThreads)
     rope_thread_kernel(const __grid_constant__ RopeTokenAngleParams params) {
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// Reads the angles of the thread's own pairs from a table.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kThreadKernelThreads)
     rope_thread_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
@@ -136,6 +139,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
       const float s = entry_of(sin[run], i, table.dtype);
       return {entry_of(cos[run], i, table.dtype), params.sin_scale < 0.0f ? -s : s};
     });
+    // A token without a row is copied. In place nothing has to be copied.
   } else if (params.is_in_place) {
     return;
   }
@@ -143,6 +147,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// The kernel for a kind of angles.
 template <typename T, int V, bool IsInterleaved>
 const void *find_thread_kernel(AngleKinds angles) {
   switch (angles) {

@@ -45,6 +45,7 @@ __device__ __forceinline__ int32_t copied_bytes(const RopeTokenParams &params, u
   return bytes >= params.window_begin ? bytes + params.window_size : bytes;
 }
 
+// Each row of threads shares the angles of its token; each thread rotates or copies one unit.
 template <typename T, int V, bool IsInterleaved, typename Angles, Lookups kLookup>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_token_kernel(const __grid_constant__ AnglesParams<Angles, kLookup> params) {
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
   TokenAngles<Angles, kLookup> angles(params, at, is_present, unit == 0, reinterpret_cast<float *>(shared));
 
+  // The place of the unit: the general case has blocks of pairs or copy units.
   const auto [head, number, which] = find_head_unit(params, unit);
   const RopeRowTensor &tensor = params.tensor[which];
   const bool is_active = is_present && unit < params.units_per_token;

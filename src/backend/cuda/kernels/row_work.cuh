@@ -12,6 +12,7 @@ struct TokenPlace {
   uint32_t part;
 };
 
+// Divides the block's number into a group of tokens and a part. The order of the two depends on is_part_slowest.
 __device__ __forceinline__ TokenPlace find_token_place(const RopeRowGrid &params) {
   const DivmodResult block = params.grid.divmod(blockIdx.x);
   const uint32_t group = params.is_part_slowest ? block.remainder : block.quotient;
@@ -47,6 +48,7 @@ struct HeadUnit {
   int tensor;
 };
 
+// The head is unit / units_per_head, by one multiplication.
 template <typename Params>
 __device__ __forceinline__ HeadUnit find_head_unit(const Params &params, uint32_t unit) {
   const uint32_t head = __umulhi(unit, params.head_reciprocal);

@@ -20,6 +20,8 @@ __device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &
   const int lane = static_cast<int>(threadIdx.x % kLanes);
   int first = 0, count = static_cast<int>(sequences.count);
   int64_t entry;
+  // Each round examines up to 32 entries that are `step` sequences apart, and continues behind the last one that is not
+  // above the token.
   do {
     const int step = (count - 1) / kLanes + 1;
     const int64_t mine = static_cast<int64_t>(lane) * step;

@@ -12,6 +12,7 @@ struct LoadedAngle {
   uint32_t sin;
 };
 
+// Loads the entries of one column of a row.
 __device__ __forceinline__ LoadedAngle load_angle(const AngleTable &table, int axis, int64_t batch, int64_t row,
                                                   uint32_t column) {
   const auto entry = [&](const TableColumns &columns) {
@@ -27,6 +28,7 @@ __device__ __forceinline__ LoadedAngle load_angle(const AngleTable &table, int a
           reinterpret_cast<const uint16_t *>(table.sin.data)[sin]};
 }
 
+// Converts a loaded entry to float.
 __device__ __forceinline__ float entry_of(uint32_t bits, rope_dtype_t dtype) {
   if (dtype == ROPE_DTYPE_F32) return float_of(bits);
   const uint16_t half = static_cast<uint16_t>(bits);
@@ -40,6 +42,7 @@ struct TableRun {
   Words<kStep *static_cast<int>(sizeof(Word))> part[N / kStep];
 };
 
+// Loads N entries in vectors of up to 16 bytes. The address must be aligned to such a vector.
 template <typename Word, int N>
 __device__ __forceinline__ TableRun<Word, N> load_run(const char *address) {
   using Run = TableRun<Word, N>;
@@ -52,6 +55,7 @@ __device__ __forceinline__ TableRun<Word, N> load_run(const char *address) {
   return run;
 }
 
+// Entry i of the run as a float.
 template <typename Word, int N>
 __device__ __forceinline__ float entry_of(const TableRun<Word, N> &run, int i, rope_dtype_t dtype) {
   constexpr int kStep = TableRun<Word, N>::kStep;

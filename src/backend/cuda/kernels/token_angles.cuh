@@ -51,6 +51,7 @@ class TokenAngles {
   __device__ __forceinline__ const float *cos() const { return cos_; }
   __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
 
+  // Loads the positions and, from a table, the row of the thread's first pair.
   __device__ __forceinline__ void begin() {
     if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
     // Computed angles need no second load from memory, so the channels may be loaded first.
@@ -68,6 +69,7 @@ class TokenAngles {
       if (prefetches && is_first_part && is_present_) prefetch_position();
     }
     bool is_lost = false;
+// A row with fewer threads than pairs takes several rounds. Each round stores one angle and loads the data of the next.
 #pragma unroll 1
     while (pair_ < params_.pairs) {
       CosSin<float> angle;
@@ -105,6 +107,7 @@ class TokenAngles {
  private:
   static constexpr bool kMayHaveSequences = kLookup == kSequencesLookup || kLookup == kAllLookups;
 
+  // Reads the increment and the position axis of the current pair.
   __device__ __forceinline__ void read_parameters() {
     if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
     if constexpr (kLookup != kNoLookup) {
@@ -146,6 +149,7 @@ class TokenAngles {
     return finish_position(params_, position_);
   }
 
+  // Loads the current pair's entry of its row, if the row exists.
   __device__ __forceinline__ void load_row() {
     const AngleTable &table = params_.table;
     if constexpr (kMayHaveSequences) read_parameters();

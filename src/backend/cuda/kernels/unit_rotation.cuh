@@ -7,6 +7,7 @@
 namespace rope {
 
 // Rotates N consecutive pairs of x and y, as floats, by N consecutive angles. Rounded is that of rotate_as.
+// `step` is the distance between the elements of x, and of y: 1, or 2 if x and y alternate.
 template <int N, typename Rounded = void>
 __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);

@@ -20,9 +20,11 @@ struct alignas(2) Words<2> {
   uint16_t word[1];
 };
 
+// N elements of type T.
 template <typename T, int N>
 using Vector = Words<N *static_cast<int>(sizeof(T))>;
 
+// Loads a whole vector. The address must be aligned to its size.
 template <typename Vector>
 __device__ __forceinline__ Vector load_vector(const char *address) {
   return *reinterpret_cast<const Vector *>(address);
@@ -39,6 +41,7 @@ struct FloatPair {
   float second;
 };
 
+// The two 16-bit elements of a word as floats.
 __device__ __forceinline__ FloatPair split_word(uint32_t word, Float16) {
   return {to_float(Float16{static_cast<uint16_t>(word)}), to_float(Float16{static_cast<uint16_t>(word >> 16)})};
 }
@@ -82,6 +85,7 @@ __device__ __forceinline__ void to_floats(const Vector<T, N> &vector, RealOf<T> 
   }
 }
 
+// Rounds N values to T.
 template <typename T, int N>
 __device__ __forceinline__ Vector<T, N> from_floats(const RealOf<T> *values) {
   Vector<T, N> vector;
