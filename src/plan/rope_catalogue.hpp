@@ -29,10 +29,10 @@ enum class Channels {
 // The angles that a kernel keeps in shared memory.
 enum class SharedAngles {
   kNone,
-  kOfWarps,    // of each warp; room for kMaxShortPairs
-  kOfRows,     // of each row of threads; room for kMaxShortPairs
-  kOfTokens,   // of each token; room for its pairs
-  kOfGeneral,  // of each token; room for its pairs or channels, and for a TokenInfo
+  kOfWarps,    // those of each warp; room for kMaxShortPairs
+  kOfRows,     // those of each row of threads; room for kMaxShortPairs
+  kOfTokens,   // those of each token; room for its pairs
+  kOfGeneral,  // those of each token; room for its pairs or channels, and for a TokenInfo
 };
 
 // The pairing styles of input and output that a kernel accepts.

@@ -48,7 +48,7 @@ struct GradientGroup {
 struct StepGradients {
   int num_groups;
   GradientGroup group[3];
-  uint32_t first_thread[3];     // of each tensor in a row; all ones if it has no part in the row
+  uint32_t first_thread[3];     // first thread of each tensor in a row; all ones if it has no part in the row
   bool is_flat;                 // tokens are numbered through all batches, except for positions and factors
   uint32_t weight_units;        // units for whose weights a block has memory
   uint32_t shared_tokens_log2;  // log2 of the tokens of a run whose angles a block holds at a time
@@ -68,7 +68,7 @@ struct StepPieceBlocks {
 // For StepKernel::kWarp, kShort and kLong.
 struct StepHeads {
   bool is_flat;    // tokens are numbered through all batches
-  uint32_t units;  // of a block of channels: a whole head, a window, or as many channels outside it
+  uint32_t units;  // units of a block of channels: a whole head, a window, or as many channels outside it
   uint32_t turns;
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched

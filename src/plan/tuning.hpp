@@ -22,13 +22,13 @@ constexpr uint32_t kFlatThreads = 128;  // per block of kFlatTable
 // Resident threads of kLong, kLongConverted and kToken; then those of kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kFlatResidentThreads = 1536;  // of kFlatTable; also the size of a looping grid
+constexpr int kFlatResidentThreads = 1536;  // for kFlatTable; also the size of a looping grid
 constexpr int kMaxStepThreads = 256;        // per block of the step's kernels, except kGeneral
 constexpr int kStepRowsResidentThreads = 1536;
 constexpr int kStepShortResidentThreads = 1536;              // of instances with a norm and codes
 constexpr int kStepLongResidentThreads = 1536;               // with a norm and rotation: 85.0 us against 86.5 with 1280
-constexpr int kStepScalesResidentThreads = 1024;             // of instances whose threads hold all values of a unit
-constexpr int kNormGradientResidentThreads[2] = {640, 640};  // of kNormGradientRows without sums, and with them
+constexpr int kStepScalesResidentThreads = 1024;             // for instances whose threads hold all values of a unit
+constexpr int kNormGradientResidentThreads[2] = {640, 640};  // for kNormGradientRows without sums, and with them
 constexpr int kTableThreads = 128;                           // per block of the kernel that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
@@ -48,7 +48,7 @@ struct VectorRange {
 // Launch sizes count vectors of 16 bytes per multiprocessor, one for each unit, although a unit has two.
 struct RopeTuning {
   int compute_capability;  // the row applies from this compute capability on
-  int memory_bus_bits;     // of this compute capability, the row applies to GPUs with at least so many bits
+  int memory_bus_bits;     // the row applies to GPUs of this compute capability with at least so many bits
   bool is_measured;        // false: the numbers are copied from another row
 
   int max_narrow_vectors;                // largest launch with vectors of 8 bytes
@@ -273,11 +273,11 @@ constexpr int64_t kMinSwigluCapVectors = 20000;
 constexpr uint32_t kSwigluThreads = 128;  // per block of the other kernels; a thread has one vector of each tensor
 // per multiprocessor; launches of at most so many threads use vectors of half the width
 constexpr int kSwigluMaxHalfVectorThreads = 300;
-constexpr uint32_t kSwigluPartVectors = 128;           // of an expert's row, taken by a warp at a time
+constexpr uint32_t kSwigluPartVectors = 128;           // vectors of an expert's row that a warp takes at a time
 constexpr int kSwigluExpertBlocks = 9;                 // per multiprocessor, each of kSwigluThreads
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // a vector of gate and up if the two alternate
 constexpr int kMaxSwigluRowThreads = 256;              // per block of a kernel that sums a row
-constexpr int kSwigluRowResidentThreads = 768;         // of these kernels
+constexpr int kSwigluRowResidentThreads = 768;         // for these kernels
 // Bytes of a row that a thread takes at a time, at any vector width, so that the order of the sum does not depend on
 // the width.
 constexpr int64_t kSwigluRowGroupBytes = 16;

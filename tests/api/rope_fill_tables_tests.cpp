@@ -174,7 +174,7 @@ void check_rotations(const Tables &tables, rope_dtype_t dtype, const Shape &tabl
 // A call that must be refused: [7, 8] tables with R = 16.
 struct Misuse {
   const char *title;
-  std::string text;  // of the message, behind the function's name
+  std::string text;  // message behind the function's name
   void (*commit)(Tables &, rope_tensor_t &, rope_tensor_t &);
 };
 

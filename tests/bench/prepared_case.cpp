@@ -162,7 +162,7 @@ class PreparedRope : public PreparedCase {
 
   struct Calls {
     Descriptor desc{nullptr, rope_desc_destroy};
-    std::vector<rope_args_t> args;  // of each set
+    std::vector<rope_args_t> args;  // one per set
   };
 
   struct Block {

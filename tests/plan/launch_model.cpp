@@ -464,7 +464,7 @@ class Launch {
   size_t heads_per_token_ = 0;
   uint32_t token_of_warp_ = 0, lanes_ = 0, angles_of_row_ = 0;
   std::vector<uint8_t> written_, rotated_;
-  std::vector<int> read_pairs_, written_pairs_;  // of the unit being rotated
+  std::vector<int> read_pairs_, written_pairs_;  // pairs of the unit being rotated
   std::vector<int64_t> block_of_row_;            // for heads that are converted in place
 };
 

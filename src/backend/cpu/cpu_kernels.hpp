@@ -53,7 +53,7 @@ struct StepTarget {
   const char *scale;            // static scale for codes of the first head; NULL: 1
   int64_t scale_head_stride;    // in elements
   const WrittenScales *scales;  // written scales, if present, instead of the static scale
-  int64_t scales_row;           // of the first head, in elements
+  int64_t scales_row;           // index of the first head's scales, in elements
 
   ROPE_HOST bool has_codes() const { return type >= kCpuE4M3; }
   // The number of groups of a head's channels. Each group has its own scale.

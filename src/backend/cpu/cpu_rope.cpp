@@ -25,7 +25,7 @@ CpuKernels::Rotate<double> *rotate_of(const CpuKernels &kernels, const RopeGeome
 
 // Consecutive heads of one token and tensor.
 struct Heads {
-  Window in;  // of the first head, with all its channels
+  Window in;  // the first head's, with all its channels
   Window out;
   int64_t in_stride;
   int64_t out_stride;

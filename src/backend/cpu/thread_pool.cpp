@@ -43,7 +43,7 @@ constexpr Pool kNewPool = {PTHREAD_MUTEX_INITIALIZER,
 Pool pool = kNewPool;
 pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
 
-// A forked child has none of its parent's threads, and locks in an unknown state.
+// A forked child lacks its parent's threads, and the locks are in an unknown state, so it starts with a new pool.
 void forget_pool() {
   pool = kNewPool;
 }

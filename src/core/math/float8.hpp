@@ -85,7 +85,7 @@ enum class ScaleForm : uint8_t {
 };
 
 struct GroupScale {
-  uint32_t bits;  // of the scale as F32 or E8M0
+  uint32_t bits;  // bits of the scale as F32 or E8M0
   float factor;   // the group's values are multiplied by it
 };
 

@@ -1,9 +1,9 @@
 // frequencies.cpp - frequencies and phase increments in double-double arithmetic
 //
 // A double-double is an unevaluated sum high + low with |low| <= ulp(high)/2, about 106 bits. Only correctly rounded
-// operations (+, -, *, / and fma) touch it, so every machine computes identical increments. pow only provides the first
-// guess of a Newton iteration, and its result does not depend on the guess's last bits. Algorithms: T. J. Dekker, "A
-// floating-point technique for extending the available precision", 1971.
+// operations (+, -, *, / and fma) are applied to it, so every machine computes identical increments. pow only provides
+// the first guess of a Newton iteration, and its result does not depend on the guess's last bits. Algorithms: T. J.
+// Dekker, "A floating-point technique for extending the available precision", 1971.
 #include "core/math/frequencies.hpp"
 
 #include <math.h>

@@ -48,7 +48,7 @@ struct RopeGeometry {
   uint8_t pair_axis[kMaxPairs];
   double attention_scale;
   bool has_frequencies;
-  uint64_t increments[kMaxPairs];  // of each pair, in units of 2^-64 turn per position
+  uint64_t increments[kMaxPairs];  // one per pair, in units of 2^-64 turn per position
 
   uint32_t used_axes;  // bit a is set if some pair turns with axis a
   NormGeometry norm;

@@ -36,7 +36,7 @@ struct TokenIntegers {
   bool is_present;
   bool is_64_bit;
   int64_t axis_stride;   // in elements
-  int64_t batch_stride;  // of sequences, if the problem has any
+  int64_t batch_stride;  // between sequences, if the problem has any
   int64_t token_stride;
 };
 

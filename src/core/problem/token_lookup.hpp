@@ -23,7 +23,7 @@ ROPE_HOST_DEVICE int64_t sequence_entry(const Sequences &sequences, int64_t inde
 
 struct SequencePlace {
   int64_t sequence;
-  uint64_t index;  // of the token within its sequence
+  uint64_t index;  // index of the token within its sequence
 };
 
 // The sequence of a token that lies in one. The result is a valid sequence even if the entries are faulty.

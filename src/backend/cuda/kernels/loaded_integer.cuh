@@ -9,7 +9,7 @@ namespace rope {
 // the value is needed.
 struct LoadedInteger {
   uint32_t low;
-  uint32_t high;  // of a 64-bit integer
+  uint32_t high;  // upper half of a 64-bit integer
 };
 
 __device__ __forceinline__ uint64_t extend(LoadedInteger integer, bool is_64_bit) {

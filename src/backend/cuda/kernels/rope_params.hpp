@@ -130,7 +130,7 @@ struct RopeShortParams {
   const char *positions;
   int32_t position_bytes;  // stride
   bool has_positions;
-  bool has_wide_positions;  // of 64 bits
+  bool has_wide_positions;  // 64-bit positions
   bool is_in_place;         // all tensors
   uint32_t units_per_head;
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
@@ -204,7 +204,7 @@ struct RopeLookupParams : RopePositionParams {
   Sequences sequences;
   FaultWords fault;
   uint8_t pair_axis[kMaxPairs];
-  double scale;  // of computed angles and of `angles`; replaces cos_scale and sin_scale
+  double scale;  // scale of computed angles and of `angles`; replaces cos_scale and sin_scale
   FastDivmod table_width;
   FastDivmod table_distance;  // between the columns of a pair, if a table has one for each channel
   int in_distance;
