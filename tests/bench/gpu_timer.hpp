@@ -35,7 +35,7 @@ struct GraphTask {
   std::function<void(int, rope_stream_t)> enqueue;
 };
 
-// Captures each task in a graph and replays the graphs alternately, each for about `seconds` in all. Returns
+// Captures each task in a graph and replays the graphs alternately, each for about `milliseconds` in all. Returns
 // microseconds per launch including the gap between two launches, as in a model. Host time is not included.
 std::vector<Spread> time_graphs(const std::vector<GraphTask> &tasks, double milliseconds, int min_replays);
 

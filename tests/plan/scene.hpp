@@ -58,7 +58,7 @@ struct Scene {
   }
 };
 
-// The sizes of random problems: exponents of powers of two that bound them.
+// Bounds for the sizes of random problems: a size stays below 2 to the power of the number.
 struct Sizes {
   int batch, tokens, heads, total;
 };
