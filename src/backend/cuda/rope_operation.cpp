@@ -30,6 +30,7 @@ uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) 
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
 }
 
+// Divisors for finding a row's token from the block's number.
 void set_row_grid(const RopeProblem &problem, const RopePlan &plan, RopeRowGrid *params) {
   const bool is_part_slowest = plan.rows.is_part_slowest;
   params->grid = FastDivmod::by(is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
@@ -39,6 +40,8 @@ void set_row_grid(const RopeProblem &problem, const RopePlan &plan, RopeRowGrid 
   params->is_batch_fastest = plan.is_batch_fastest;
 }
 
+// Sets the params of kThread, kToken and kScalar. The heads of q, k and v are numbered consecutively; tensor_begins has
+// the first numbers of k and v. With kScalar they count groups of heads.
 void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -84,6 +87,8 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
 }
 
+// Sets the params of the kernels for short and long launches. A tensor's address is the one that head 0 of all tensors
+// would have in it, so that a thread adds head * head_bytes for a head's number in all tensors.
 void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShortParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -118,6 +123,7 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   set_scales(problem, params);
 }
 
+// Adds the grid of a long launch.
 template <typename Params>
 void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
   set_row_grid(problem, plan, params);
@@ -125,6 +131,7 @@ void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<
   params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
 }
 
+// Adds the params for several position axes, tables with other widths, faults and sequences.
 template <typename Angles>
 void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -168,6 +175,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongConver
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
   set_params(problem, plan, static_cast<RopeShortTableParams *>(params));
   set_long_params(problem, plan, params);
+  // Rows and positions are prefetched for the token tokens_ahead further on, as far as it exists.
   const int64_t rows = problem.table.rows - plan.rows.tokens_ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
   params->row_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->row_bytes;
@@ -242,6 +250,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
   params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
 }
 
+// Finds the plan's kernel, sets its params and launches it.
 template <typename Params>
 rope_status_t launch_with(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
@@ -294,6 +303,7 @@ void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   // With a norm every call is a step, and steps have their own kernels.
   if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
+  // All variants for this pairing, at every vector width. Consecutive variants are often one function.
   for (const int elements : kVectorElements) {
     const void *last = nullptr;
     for_each_variant(pairing, [&](const RopeVariant &variant) {
@@ -323,6 +333,7 @@ rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem
   params.distance = geometry.out_distance;
   params.scale = geometry.attention_scale;
   copy_increments(geometry, params.increments);
+  // The grid has a thread for each entry, up to a limit, and its threads loop.
   const int64_t max_blocks = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const dim3 grid(static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks));

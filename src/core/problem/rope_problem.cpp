@@ -68,6 +68,8 @@ class ProblemReader {
 
   rope_status_t begin(const rope_args_t &args) { return step_.begin(args, problem_->is_transposed); }
 
+  // Reads one of q, k, v and its output. An absent tensor is skipped. Without an output, or with one that equals the
+  // input, the tensor is rotated in place.
   rope_status_t read_tensor(TensorName name, const char *field, const char *out_field, const rope_tensor_t &in_tensor,
                             const rope_tensor_t &out_tensor) {
     const TensorUse use = step_.use_of(name);
@@ -94,6 +96,7 @@ class ProblemReader {
     Operand *written = is_in_place ? in : out;
     const int64_t channels = pass.is_present ? geometry_.head_dim : length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
+    // Whether the call changes the tensor at all. If not, an in-place tensor is not written.
     const bool changes = use.is_turned || use.changes_all_channels() ||
                          (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
@@ -115,6 +118,7 @@ class ProblemReader {
     return check_output_strides(function_, written->field, written->view);
   }
 
+  // Reads the groups of operands if the call is a step.
   rope_status_t read_step(StepProblem *step) {
     if (!step_.is_present()) return ROPE_STATUS_SUCCESS;
     ROPE_TRY(step_.read(*problem_, tensors_, step));
@@ -122,6 +126,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Reads cu_seqlens, which only the layout THD has.
   rope_status_t read_sequences(const rope_args_t &args) {
     Operand *operand;
     ROPE_TRY(operands_.read_integers("cu_seqlens", args.cu_seqlens, &operand));
@@ -137,6 +142,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Reads positions and start_positions, and position_offset.
   rope_status_t read_positions(const rope_args_t &args) {
     Operand *positions, *start_positions;
     ROPE_TRY(operands_.read_integers("positions", args.positions, &positions));
@@ -167,6 +173,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Finds the source of the angles: cos and sin, angles, or the descriptor's frequencies.
   rope_status_t read_angles(const rope_args_t &args) {
     Operand *cos, *sin, *angles;
     ROPE_TRY(operands_.read(Role::kIn, "cos", args.cos, &cos));
@@ -217,6 +224,7 @@ class ProblemReader {
     return read_table(*sin, &problem_->table.sin);
   }
 
+  // Reads the two words for faults.
   rope_status_t read_fault(const rope_args_t &args) {
     Operand *fault;
     ROPE_TRY(operands_.read(Role::kOut, "fault", args.fault, &fault));
@@ -295,6 +303,8 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // A tensor has head_dim channels, or only the rotary_dim channels of its window. An unrotated tensor may have any
+  // number up to kMaxHeadDim.
   rope_status_t check_width(const char *field, int64_t channels, const TensorUse &use) const {
     const int axis = layout_.axis[kChannel];
     if (channels == geometry_.head_dim) return ROPE_STATUS_SUCCESS;
@@ -312,6 +322,7 @@ class ProblemReader {
                 axis, printable(channels), geometry_.head_dim, geometry_.rotary_dim);
   }
 
+  // Checks a tensor's type and shape. The first tensor sets the number of batches and tokens.
   rope_status_t check_shape(const char *field, const View &view, const TensorUse &use) {
     if (view.dtype != geometry_.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -358,6 +369,7 @@ class ProblemReader {
     return view.shape[view.ndim - 1] == problem_->tokens;
   }
 
+  // Strides for a view that is_for_each_token accepts; a missing axis gets stride 0.
   TokenIntegers for_each_token(const View &view) const {
     const int axes = geometry_.num_axes > 1 ? 1 : 0;
     return {view.data,
@@ -402,6 +414,7 @@ class ProblemReader {
     char text[256];
   };
 
+  // With rows by token, positions would be ignored, so they must be absent.
   rope_status_t refuse_positions() const {
     const char *field = problem_->positions.is_present         ? "positions"
                         : problem_->start_positions.is_present ? "start_positions"
@@ -534,6 +547,7 @@ rope_status_t make_table_problem(const char *function, const RopeGeometry &geome
   }
   ROPE_TRY(check_alike(function, "sin_out", operand[1]->view, "cos_out", operand[0]->view));
   ROPE_TRY(operands.check_overlaps());
+  // If several pairs use one column, their frequencies must be equal.
   for (int pair = problem->width; pair < geometry.pairs(); ++pair) {
     if (geometry.increments[pair] == geometry.increments[pair % problem->width]) continue;
     return fail(kInvalid, "%s: cos_out has %d columns: pair %d turns otherwise than pair %d", function, problem->width,
