@@ -1,6 +1,7 @@
-// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step
+// simulated_cuda_backend.cpp - the CUDA backend of a library with a simulated GPU, for the step
 //
-// Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
+// Plans, params and kernels are those of the library. Device memory is host memory. Calls without a step run on the
+// CPU.
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -15,7 +16,7 @@
 
 namespace rope {
 
-// For load_step_kernels, which has nothing to load.
+// load_step_kernels calls it; there is nothing to load.
 void Preloader::load(const void *) {}
 
 namespace {
@@ -27,7 +28,7 @@ void call(const void *kernel, void *params) {
 
 using Call = void (*)(const void *kernel, void *params);
 
-// By the params that a kernel takes.
+// The call for each kernel, by the type of the kernel's params.
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
@@ -126,7 +127,7 @@ int32_t count_devices(const char *) {
   return 1;
 }
 
-// Few multiprocessors make launches long that tests can afford.
+// With few multiprocessors, launches that are small enough for a test count as long.
 rope_status_t open_rope(const char *, const RopeGeometry &, int32_t, int32_t, DeviceInfo *device) {
   const char *const multiprocessors = std::getenv("ROPE_SIMULATED_MULTIPROCESSORS");
   *device = {true, 1, multiprocessors != nullptr ? std::atoi(multiprocessors) : 132, 90, 6016};

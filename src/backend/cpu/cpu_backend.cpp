@@ -1,4 +1,4 @@
-// cpu_backend.cpp - the CPU as a backend; walks the rows of a SwiGLU problem and hands each to an inner loop
+// cpu_backend.cpp - the CPU backend; divides a SwiGLU problem into rows for the inner loops
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_rope.hpp"
@@ -23,10 +23,10 @@ struct SwigluJob {
   const SwigluProblem *problem;
   int num_tasks;
   bool is_streamed;
-  int64_t num_elements;  // with experts those of rows that exist
+  int64_t num_elements;  // with experts, only the elements of rows that exist
 };
 
-// Whether out had better not be read into the caches to be written, as what is over an input has been already.
+// Whether non-temporal stores to `out` pay. If `out` replaces an input, its lines are in the caches anyway.
 bool is_worth_streaming(const SwigluProblem &problem) {
   return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kMinStreamedCpuBytes &&
          problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
@@ -41,8 +41,8 @@ int64_t offset_of_row(const SwigluProblem &problem, const int64_t *stride, int64
   return offset;
 }
 
-// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and
-// gone.
+// Reduces gate's first axis to the number of rows in num_rows. That axis still has its own index, or it has length 1
+// and was removed.
 void limit_rows(SwigluProblem *problem) {
   int64_t rows = read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0);
   if (rows < 0) rows = 0;
@@ -67,12 +67,12 @@ int64_t count_elements(const SwigluProblem &problem) {
   return count;
 }
 
-// Of the elements of rows that exist, numbered one after the other, the place of one among all elements.
+// Maps an index among the elements of existing rows to the index among all elements.
 class ExpertWalk {
  public:
   explicit ExpertWalk(const SwigluProblem &problem) : problem_(problem) {}
 
-  // Elements are asked for in rising order. *left: how many follow it in its expert, with itself.
+  // `element` must not decrease between calls. *left: the number of elements from here to the end of its expert.
   int64_t place_of(int64_t element, int64_t *left) {
     while (element >= end_) {
       ++expert_;
@@ -87,7 +87,7 @@ class ExpertWalk {
   const SwigluProblem &problem_;
   int64_t expert_ = -1;
   int64_t begin_ = 0;
-  int64_t end_ = 0;  // of the expert's elements
+  int64_t end_ = 0;  // end of the expert's elements
 };
 
 void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t column, const RowSum<double> &sum) {
@@ -101,8 +101,8 @@ void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t colum
   });
 }
 
-// One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
-// not parted, so that the order of a sum does not depend on the tasks.
+// Runs one part of the elements, numbered with the last axis fastest, in runs that end where the last axis ends. Rows
+// that are summed are not divided, so that the order of a sum does not depend on the number of tasks.
 void run_swiglu_task(void *context, int index) {
   const SwigluJob &job = *static_cast<const SwigluJob *>(context);
   const SwigluProblem &problem = *job.problem;
@@ -166,7 +166,7 @@ void run_swiglu_task(void *context, int index) {
     }
   }
 #if defined(ROPE_X86_KERNELS)
-  // Without it whoever is told that the call is done might read what was there before.
+  // Without the fence, a thread that learns of the call's end could still read the old contents.
   if (job.is_streamed) _mm_sfence();
 #endif
 }

@@ -1,5 +1,5 @@
-// float8.hpp - the 8-bit storage types, how values become them, and the scales that are written beside them; the same
-// on host and device
+// float8.hpp - the 8-bit storage types, conversion to them, and the scales written beside them; identical on host and
+// device
 #pragma once
 
 #include "core/math/float16.hpp"
@@ -26,14 +26,15 @@ struct Float8E5M2 {
   static constexpr int kMaxExponent = 15;
 };
 
-constexpr uint8_t kFloat8NaN = 0x7f;  // of both types, whatever NaN it comes from
+constexpr uint8_t kFloat8NaN = 0x7f;  // for both types; the sign and payload of the NaN are dropped
 
-// To nearest even; what is larger than the largest number, infinities too, becomes that one.
+// Rounds to nearest even and saturates: values beyond the largest number, infinities too, become that number.
 template <typename Float8>
 ROPE_HOST_DEVICE Float8 round_to_float8_by_bits(float value) {
   constexpr int kDropped = 23 - Float8::kMantissaBits, kMinExponent = 1 - Float8::kExponentBias;
   constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + kMinExponent) << 23;
-  // 2^23 times the step of subnormal numbers: a float of this size is a multiple of the step, and its mantissa counts.
+  // 2^23 times the spacing of subnormal numbers: a float of this size is a multiple of the spacing, which its mantissa
+  // counts.
   constexpr uint32_t kCounter = static_cast<uint32_t>(127 + kMinExponent - Float8::kMantissaBits + 23) << 23;
   const uint32_t sign = (bits_of(value) >> 24) & 0x80u, max = bits_of(Float8::kMax);
   uint32_t magnitude = bits_of(value) & 0x7fffffffu;
@@ -71,24 +72,24 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
 #endif
 }
 
-// What values are multiplied by before they are rounded to 8 bits.
+// The number by which values are multiplied before they are rounded to 8 bits.
 ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
   return multiplies ? scale : 1.0f / scale;
 }
 
-// What a written scale is.
+// The format of a written scale.
 enum class ScaleForm : uint8_t {
   kF32,
-  kPowerOfTwo,  // as F32
+  kPowerOfTwo,  // a power of two, stored as F32
   kE8M0
 };
 
 struct GroupScale {
-  uint32_t bits;  // of the F32, or of the E8M0
-  float factor;   // that the values of the group are multiplied by
+  uint32_t bits;  // bits of the scale as F32 or E8M0
+  float factor;   // the group's values are multiplied by it
 };
 
-// 1 / scale: 0 for a scale of 0, the largest F32 where it is above that.
+// 1 / scale: 0 for a scale of 0, and at most the largest F32.
 ROPE_HOST_DEVICE float written_code_factor(float scale) {
   constexpr float kMaxFactor = 3.40282347e38f;
   if (scale == 0) return 0;
@@ -96,8 +97,8 @@ ROPE_HOST_DEVICE float written_code_factor(float scale) {
   return factor > kMaxFactor ? kMaxFactor : factor;
 }
 
-// The scale of a group by the bits of its largest magnitude, for codes of which the largest is 1.75 * 2^max_exponent. A
-// NaN makes it and all codes NaN, an infinity it infinite.
+// Returns a group's scale from the bits of its largest magnitude, for a code type whose largest number is 1.75 *
+// 2^max_exponent. A NaN makes the scale and all codes NaN; an infinity makes the scale infinite.
 ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, int max_exponent) {
   constexpr uint32_t kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
   if (magnitude > kInfinity) return {form == ScaleForm::kE8M0 ? 255 : kNaN, float_of(kNaN)};
@@ -107,7 +108,7 @@ ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, i
     const float scale = float_of(magnitude) / max_code;
     return {bits_of(scale), written_code_factor(scale)};
   }
-  // The least power of two p with 1.75 * 2^max_exponent * p >= magnitude.
+  // The smallest power of two p with 1.75 * 2^max_exponent * p >= magnitude.
   constexpr uint32_t kMinNormal = 0x00800000u, kFraction = 0x007fffffu, kFractionOfMax = 0x00600000u;
   const bool is_subnormal = magnitude < kMinNormal;
   const uint32_t normal = is_subnormal ? bits_of(float_of(magnitude) * 0x1p64f) : magnitude;
