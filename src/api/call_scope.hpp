@@ -1,4 +1,4 @@
-// call_scope.hpp - what a call changes of its caller's thread, and puts back
+// call_scope.hpp - changes the caller's thread for the length of a call, and restores it
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,9 @@
 
 namespace rope {
 
-// In every function that computes, locks or waits. Cancelled in between, a thread would leave locks held and other
-// threads at work on its stack; the CUDA driver's locks too. A request to cancel stays pending until the scope ends.
+// Every function that computes, locks or waits creates one. It disables cancellation: a thread cancelled in between
+// would leave locks held (the library's and the CUDA driver's) and other threads working on its stack. A cancellation
+// request stays pending until the scope ends.
 class CallScope {
  public:
   CallScope() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state_); }

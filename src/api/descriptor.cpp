@@ -9,7 +9,7 @@ namespace rope {
 
 namespace {
 
-// Oldest first: a destroyed descriptor is recognised as long as possible.
+// A queue: the oldest block is reused first, so that a destroyed descriptor is recognised as long as possible.
 struct FreeList {
   DescriptorHeader *first;
   DescriptorHeader *last;
@@ -20,7 +20,7 @@ FreeList free_swiglu_descriptors;
 pthread_mutex_t free_mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
 
-// A fork waits for the lists to be whole, so that the child can use them.
+// fork() takes this lock first, so that the child's copy of the lists is consistent.
 void lock_lists() {
   pthread_mutex_lock(&free_mutex);
 }

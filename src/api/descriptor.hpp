@@ -1,12 +1,12 @@
-// descriptor.hpp - what the opaque handles of the ABI point to, and how a stale one is told from a live one
+// descriptor.hpp - the memory behind the ABI's opaque handles, and how a stale handle is told from a live one
 #pragma once
 
 #include "backend/backend.hpp"
 
 namespace rope {
 
-// First member of every descriptor. Memory of descriptors is kept for new ones and never returned to the system, so
-// that reading the magic of a destroyed one is always safe.
+// First member of every descriptor. The memory of a destroyed descriptor is kept for a later one and never returned to
+// the system, so that reading its magic is always safe.
 struct DescriptorHeader {
   uint32_t magic;  // 0 once destroyed
   DescriptorHeader *next_free;
@@ -38,12 +38,12 @@ namespace rope {
 
 const Backend &backend_of(rope_device_t device);
 
-// Zeroed memory for a descriptor of this magic, not yet live; NULL when there is none.
+// Returns zeroed memory for a descriptor with this magic, not yet live, or NULL if there is no memory.
 void *allocate_descriptor(uint32_t magic);
 void make_live(DescriptorHeader *header, uint32_t magic);
 void release_descriptor(DescriptorHeader *header, uint32_t magic);
 
-// `desc` is a live descriptor of this kind, or the error says what it is.
+// Checks that `desc` is a live descriptor of this kind; the error says what it is instead.
 rope_status_t check_descriptor(const char *function, const void *desc, uint32_t magic);
 
 }  // namespace rope

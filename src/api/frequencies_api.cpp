@@ -10,7 +10,7 @@ extern "C" {
 rope_status_t rope_scaled_frequencies(int32_t rotary_dim, double theta, const rope_scaling_t *scaling,
                                       double *inv_freq_out, double *attention_scale_out) {
   const rope::CallScope scope;
-  __asm__ volatile("" : "+m"(theta));  // arithmetic on it stays behind the scope's beginning
+  __asm__ volatile("" : "+m"(theta));  // the compiler must not move arithmetic on theta before the scope's beginning
   const char *function = "rope_scaled_frequencies";
   if (inv_freq_out == nullptr)
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: inv_freq_out is NULL: it is required", function);

@@ -34,7 +34,7 @@ rope_status_t create_rope(const rope_config_t *given, rope_desc **desc_out) {
   return ROPE_STATUS_SUCCESS;
 }
 
-// The problem of a call, and how it runs; neither where the problem is empty.
+// A call's problem and its plan. Both are unset if the problem is empty.
 struct PlannedCall {
   RopeProblem problem;
   StepProblem step;
@@ -73,14 +73,14 @@ rope_status_t compute_tables(const rope_desc *desc, const rope_tensor_t *cos, co
   return desc->backend->fill_tables(function, problem, desc->device, desc->device_index, stream);
 }
 
-// Whether args are of rope_backward alone.
+// Whether `args` has operands that only rope_backward takes.
 bool are_of_backward(const rope_args_t &args) {
   if ((args.flags & ROPE_FLAG_ACCUMULATE) != 0) return true;
   if (args.norm == nullptr) return false;
   rope_norm_args_t copy;
   const rope_norm_args_t *norm;
   const rope_status_t status = import_args("", "norm", args.norm, kRopeNormArgsFirstSize, &copy, &norm);
-  // What is refused here is refused again, by name, when the problem is made.
+  // A group that cannot be read here is refused, with its name, when the problem is made.
   return status == ROPE_STATUS_SUCCESS && (!is_zeroed(norm->q_in) || !is_zeroed(norm->k_in) || !is_zeroed(norm->v_in));
 }
 

@@ -10,7 +10,7 @@ extern "C" {
 rope_status_t rope_section_axes(int32_t rotary_dim, double theta, const rope_sections_t *sections,
                                 int32_t *pair_axis_out, double *inv_freq_out) {
   const rope::CallScope scope;
-  __asm__ volatile("" : "+m"(theta));  // arithmetic on it stays behind the scope's beginning
+  __asm__ volatile("" : "+m"(theta));  // the compiler must not move arithmetic on theta before the scope's beginning
   const char *function = "rope_section_axes";
   if (pair_axis_out == nullptr)
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: pair_axis_out is NULL: it is required", function);

@@ -1,4 +1,4 @@
-// tensor_api.cpp - views of views
+// tensor_api.cpp - makes tensor views of parts of tensor views
 #include <string.h>
 
 #include "core/problem/view.hpp"

@@ -1,4 +1,4 @@
-// explain.cpp - a plan in words
+// explain.cpp - describes a plan in words
 #include "plan/explain.hpp"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ const char *name_of_angles(const RopeVariant &variant) {
   return variant.angles == kComputedAngles ? " angles" : " table";
 }
 
-// What a call does besides, in its order; nothing where it rotates alone.
+// The operations of a call beside the rotation, in their order; empty if there are none.
 const char *name_of_work(const StepProblem *step) {
   static constexpr const char *kWork[] = {"copy: ",  "norm: ",        "rotation: ",        "norm, rotation: ",
                                           "cache: ", "norm, cache: ", "rotation, cache: ", "norm, rotation, cache: "};
@@ -28,6 +28,7 @@ const char *name_of_work(const StepProblem *step) {
   return kWork[(step->has_norm ? 1 : 0) + (step->is_turned ? 2 : 0) + (step->has_caches ? 4 : 0)];
 }
 
+// The kernel's name with its kind of angles and, for a step, the feature of its instance.
 struct KernelName {
   explicit KernelName(const RopeProblem &problem, const RopePlan &plan) {
     if (problem.step == nullptr) {
@@ -40,7 +41,7 @@ struct KernelName {
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
     const char *angles = step.kernel >= StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
-    const char *codes = !step.has_codes            ? ""
+    const char *codes = !step.has_codes()          ? ""
                         : problem.step->has_codes  ? " codes"
                         : problem.step->has_factor ? " factors"
                                                    : " sums";
@@ -49,6 +50,7 @@ struct KernelName {
   char text[48];
 };
 
+// The name of a SwiGLU kernel.
 const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.grad_row_scale != nullptr) return "row sums";
   if (problem.has_codes()) return plan.is_matrix ? "matrix codes" : "codes";
@@ -60,6 +62,7 @@ const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan)
   return plan.is_alternating() ? "alternating" : "general";
 }
 
+// The numbers of a launch; `more` is appended to its threads.
 struct LaunchWords {
   const char *kernel;
   int vector_elements;
@@ -67,7 +70,7 @@ struct LaunchWords {
   const char *more;
 };
 
-// The sentences that all calls share. `what` is a word of the call beside its type, as the pairs of a rotation.
+// Sentences for all kinds of call. `what` follows the type, for example the pairing style of a rotation.
 struct CallWords {
   const char *call;
   rope_dtype_t dtype;

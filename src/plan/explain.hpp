@@ -1,4 +1,4 @@
-// explain.hpp - a plan in words
+// explain.hpp - describes a plan in words
 #pragma once
 
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 namespace rope {
 
-// One line, cut to `size` bytes, of which the last is 0; `size` is at least 1. An empty problem has no plan.
+// Writes one line, cut to `size` bytes with its terminating 0; `size` is at least 1. An empty problem has no plan.
 void explain_rope(const RopeProblem &problem, const RopePlan &plan, const DeviceInfo &device, char *text, size_t size);
 void explain_swiglu(const SwigluProblem &problem, const SwigluPlan &plan, const DeviceInfo &device, char *text,
                     size_t size);

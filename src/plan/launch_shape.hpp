@@ -1,4 +1,4 @@
-// launch_shape.hpp - pieces of planning that RoPE and SwiGLU share
+// launch_shape.hpp - the parts of planning that RoPE and SwiGLU have in common
 #pragma once
 
 #include <stdint.h>
@@ -13,14 +13,15 @@ constexpr int64_t kMaxVectorBytes = 16;
 constexpr uint32_t kWarpThreads = 32;
 constexpr int kWarpLanesLog2 = 5;
 
-// Threads of a row that is not whole warps are a multiple of it.
+// If a row of threads is not a multiple of a warp, it is a multiple of this number.
 constexpr uint32_t kRowDivisor = 8;
 
+// The number of threads in as many warps as `threads` need.
 inline uint32_t round_up_to_warps(uint32_t threads) {
   return (threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads;
 }
 
-// The largest power of two, in bytes and up to kMaxVectorBytes, that divides everything added.
+// The largest power of two, at most kMaxVectorBytes, that divides all numbers of bytes added to it.
 class VectorBytes {
  public:
   void add(int64_t bytes) { bits_ |= static_cast<uint64_t>(bytes); }
@@ -31,13 +32,13 @@ class VectorBytes {
   uint64_t bits_ = kMaxVectorBytes;
 };
 
-// The largest number where the product does not fit.
+// The product, or INT64_MAX if it overflows.
 inline int64_t saturated_product(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
-// As many CPU tasks as threads, but none so small that handing it over costs more than doing it.
+// One CPU task per thread, but fewer if a task would be so small that waking a thread costs more than the work.
 inline int count_cpu_tasks(int64_t bytes, int num_threads) {
   int64_t tasks = bytes / kBytesPerCpuTask;
   if (tasks > num_threads) tasks = num_threads;

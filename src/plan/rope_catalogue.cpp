@@ -1,4 +1,4 @@
-// rope_catalogue.cpp - every RoPE kernel: what it takes, when it is worth it, and what its launches look like
+// rope_catalogue.cpp - every RoPE kernel: the problems it accepts, those it is preferred for, and its launches' shapes
 #include "plan/rope_catalogue.hpp"
 
 #include <stddef.h>
@@ -19,10 +19,12 @@ constexpr bool are_short(const Rows &rows) {
   return result;
 }
 
-// What plans and kernels rely on: blocks stay within the kernels' bounds and hold a row of any kind; those that may be
-// rows of kPairRows have a thread for each pair; parts of a token are a warp at least, and on the grid's second axis
-// kMinShortThreads; rows of threads of tokens that lie closer than heads are whole warps; short launches are no longer
-// than those of tables.
+// Checks what plans and kernels rely on:
+// - blocks stay within the kernels' bounds and hold at least one row of any kind;
+// - rows of kPairRows have a thread for each pair;
+// - a part of a token is at least a warp, and kMinShortThreads on the grid's second axis;
+// - rows for tokens that lie closer together than heads are whole warps;
+// - no other limit of short launches exceeds max_short_table_vectors.
 constexpr bool is_sound(const RopeTuning &tuning) {
   constexpr uint32_t kPairs = kMaxShortPairs;
   bool result = tuning.inner_token_row_threads >= kPairs && tuning.inner_token_row_threads % kWarpThreads == 0 &&
@@ -45,7 +47,7 @@ constexpr bool comes_before(const RopeTuning &a, const RopeTuning &b) {
   return is_from(a, b.compute_capability, b.memory_bus_bits) && !is_from(b, a.compute_capability, a.memory_bus_bits);
 }
 
-// In the order that rope_tuning_of relies on.
+// Each row is sound, and the rows are in the order that rope_tuning_of relies on.
 constexpr bool are_sound() {
   constexpr size_t kCount = sizeof kRopeTunings / sizeof kRopeTunings[0];
   for (size_t i = 0; i < kCount; ++i) {
@@ -56,79 +58,85 @@ constexpr bool are_sound() {
 static_assert(are_sound(), "");
 static_assert(kWarpThreads % kRowDivisor == 0 && kThreadKernelThreads >= kMinShortThreads, "");
 
-// ---- What kernels accept ----
+// ---- Conditions for accepting a problem ----
 
+// Conditions of kToken and kScalar.
 bool takes_rows(const RopeFacts &facts) {
   return facts.fits_rows;
 }
 
+// Conditions of kThread.
 bool takes_parts(const RopeFacts &facts) {
   const bool has_angles = facts.angles == kComputedAngles || facts.has_vector_rows;
   return facts.fits_parts && has_angles && facts.vector_bytes == kThreadVectorBytes;
 }
 
+// Common conditions of the kernels for short launches.
 bool takes_short(const RopeFacts &facts) {
   return facts.problem->batches == 1 && facts.fits_few_params;
 }
 
-// Neither of these waits for the previous launch.
+// This kernel and kFlatTable have no code that waits for the previous launch.
 bool takes_short_at_once(const RopeFacts &facts) {
   return !facts.is_programmatic && takes_short(facts);
 }
 
+// Conditions of kFlatTable.
 bool takes_flat(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
-  // The number of a unit that is a grid further has 32 bits, too.
+  // The kernel adds the grid's size to a unit's number, and the sum must fit 32 bits.
   return dtype_size(problem.geometry->dtype) == 2 && facts.vector_bytes == kFlatVectorBytes &&
          facts.device->compute_capability >= 90 && takes_short_at_once(facts) &&
          problem.tokens <= INT32_MAX / facts.units.per_token;
 }
 
+// Conditions of kMidProgrammaticTable, which exists only for 16-bit data.
 bool takes_short_halves(const RopeFacts &facts) {
   return dtype_size(facts.problem->geometry->dtype) == 2 && takes_short(facts);
 }
 
-// Whether the tokens of a batch follow those of the one before, at the same positions and by the same rows of a table.
+// Whether the tokens of a batch follow those of the previous batch in memory, with equal positions and table rows.
 bool has_following_batches(const RopeProblem &problem) {
   if (problem.batches == 1) return true;
   if (problem.positions.batch_stride != 0) return false;
   if (problem.table.cos.batch_stride != 0 || problem.table.sin.batch_stride != 0) return false;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
-    // The product fits: a token's stride has 32 bits, and so has the number of tokens.
+    // The product fits, because a token's stride and the number of tokens have 32 bits each.
     if (tensor.heads > 0 && tensor.in_stride[kBatch] != problem.tokens * tensor.in_stride[kToken]) return false;
     if (tensor.heads > 0 && tensor.out_stride[kBatch] != tensor.in_stride[kBatch]) return false;
   }
   return true;
 }
 
+// Conditions of kLong: 16-bit data in vectors of 16 bytes, and as many threads in a row as a head has pairs.
 bool takes_long(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   if (dtype_size(problem.geometry->dtype) != 2 || facts.vector_bytes != kLongVectorBytes) return false;
   const auto pairs = static_cast<uint32_t>(problem.geometry->pairs());
   if (pairs > kMaxShortPairs || pairs > round_up_to_warps(facts.units.per_token)) return false;
-  // A simple grid divides a block's number by the parts of a token with one multiplication; other grids do not need this
-  // limit, which only very many tokens reach.
+  // A simple grid divides a block's number by the parts of a token with one multiplication, which is exact only below
+  // this limit. Other grids do not need the limit, but only huge numbers of tokens exceed it.
   const uint64_t parts = facts.units.per_token / kWarpThreads + 1;
   return facts.fits_few_params && has_following_batches(problem) &&
          static_cast<uint64_t>(problem.batches * problem.tokens) <= UINT32_MAX / (parts * parts);
 }
 
-// From or to one block of pairs, and with whole heads in a block whatever rows of threads it has.
+// Either the input or the output has one block of pairs, and a block of any row size holds whole heads.
 bool takes_long_converted(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   return problem.in_distance * problem.out_distance == problem.geometry->pairs() &&
          kRowDivisor % facts.units.rotary_per_head == 0 && takes_long(facts);
 }
 
-// ---- What makes them worth it ----
+// ---- Conditions for preferring a kernel ----
 
-// Fewer units leave many threads of a row idle.
+// With fewer units, many threads of a row would be idle.
 bool fills_rows(const RopeFacts &facts) {
   return facts.units.per_token >= facts.tuning->min_row_units;
 }
 
-// Heads that read the same row of a table find it in a cache, while computed angles are computed by each.
+// Heads that read one row of a table find it in a cache, but with computed angles each head computes its own.
 bool has_few_heads(const RopeFacts &facts) {
   const int64_t heads = facts.problem->heads_per_token();
   if (facts.angles == kComputedAngles) return heads <= facts.tuning->max_thread_heads;
@@ -139,11 +147,14 @@ bool is_mid_programmatic(const RopeFacts &facts) {
   return facts.is_mid_programmatic();
 }
 
+// Whether the launch has a size for kFlatTable. Tokens of few heads use it only up to the size of looping grids; beyond
+// it kThread is faster.
 bool is_flat(const RopeFacts &facts) {
   if (!facts.is_within(facts.tuning->flat_vectors)) return false;
   return !has_few_heads(facts) || facts.has_at_most(facts.tuning->max_looping_vectors);
 }
 
+// The next functions compare the launch size with the measured limits of tuning.hpp.
 bool is_short_table(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_table_vectors);
 }
@@ -161,6 +172,7 @@ bool is_short(const RopeFacts &facts) {
   return facts.has_at_most(facts.tuning->max_short_vectors);
 }
 
+// Short names for the table below.
 constexpr unsigned kComputed = kComputedAngles, kBoth = kComputedAngles | kTables;
 constexpr unsigned kPlain = kNoLookup, kAnyLookup = kAllLookups;
 constexpr Styles kOne = Styles::kOne, kTwo = Styles::kTwo, kAny = Styles::kAny;
@@ -204,6 +216,7 @@ const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms] = {
 };
 // clang-format on
 
+// Compares the kernel's angles, lookups, channels and styles with the problem's, then calls its own condition.
 bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts) {
   const unsigned angles = facts.problem->geometry->rounds_each ? algorithm.rounded_angles : algorithm.angles;
   if ((angles & facts.angles) == 0 || (algorithm.lookups & facts.lookup) == 0) return false;

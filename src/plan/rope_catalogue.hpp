@@ -1,4 +1,4 @@
-// rope_catalogue.hpp - every RoPE kernel: what it takes, when it is worth it, and what its launches look like
+// rope_catalogue.hpp - every RoPE kernel: the problems it accepts, those it is preferred for, and its launches' shapes
 #pragma once
 
 #include <stdint.h>
@@ -8,57 +8,57 @@
 
 namespace rope {
 
-// How the units of tokens are dealt to threads, one unit each but for kFlat.
+// How the units of tokens are distributed over threads. Except with kFlat, each thread has one unit.
 enum class RopeShape {
-  kBlocks,      // a block has all units of some tokens, or a part of one token's
-  kWarpRows,    // a block has rows of threads, each of whole warps with a token or a part of one
-  kTokenRows,   // kWarpRows, but where no sequence is looked up rows may end within a warp
-  kPairRows,    // those of long launches: kTokenRows with a thread for each pair at least
-  kParts,       // the grid's second axis has parts of tokens
-  kShortParts,  // kParts of short launches, with vectors of kShortVectorBytes
-  kFlat         // units are counted through all tokens, and a thread's lie a grid apart
+  kBlocks,      // a block has all units of several tokens, or a part of one token
+  kWarpRows,    // a block has several rows of threads, each of whole warps with a token or a part of one
+  kTokenRows,   // kWarpRows, but rows need not be whole warps unless sequences are looked up
+  kPairRows,    // kTokenRows with at least one thread for each pair; for long launches
+  kParts,       // the grid's second axis counts the parts of a token
+  kShortParts,  // kParts for short launches, with vectors of kShortVectorBytes
+  kFlat         // units are numbered through all tokens; a thread's units lie a grid's size apart
 };
 
-// Which channels it takes.
+// The channels that a kernel accepts.
 enum class Channels {
-  kVectors,   // that fit vectors
-  kElements,  // that do not
+  kVectors,   // channels that fit vectors
+  kElements,  // channels that do not fit vectors
   kAny
 };
 
-// Which angles lie in shared memory.
+// The angles that a kernel keeps in shared memory.
 enum class SharedAngles {
   kNone,
-  kOfWarps,    // for each warp, room for kMaxShortPairs
-  kOfRows,     // for each row of threads, room for kMaxShortPairs
-  kOfTokens,   // for each token, those of its pairs
-  kOfGeneral,  // for each token, those of its pairs or channels, and a TokenInfo
+  kOfWarps,    // those of each warp; room for kMaxShortPairs
+  kOfRows,     // those of each row of threads; room for kMaxShortPairs
+  kOfTokens,   // those of each token; room for its pairs
+  kOfGeneral,  // those of each token; room for its pairs or channels, and for a TokenInfo
 };
 
-// Between which styles a kernel rotates.
+// The pairing styles of input and output that a kernel accepts.
 enum class Styles {
-  kOne,  // the output has that of the input
-  kTwo,  // it has another one
+  kOne,  // equal
+  kTwo,  // different
   kAny
 };
 
 struct RopeAlgorithm {
   RopeKernel kernel;
-  const char *name;  // in rope_explain, before the kind of its angles
-  unsigned angles;   // AngleKinds that it reads
-  unsigned lookups;  // Lookups that it takes
+  const char *name;  // in rope_explain, followed by the kind of angles
+  unsigned angles;   // accepted AngleKinds
+  unsigned lookups;  // accepted Lookups
   Styles styles;
   Channels channels;
   RopeShape shape;
   SharedAngles shared;
-  // Whether it gives the right result, beside what the members above say; NULL: always.
+  // Whether the kernel's result is correct, given that the members above fit; NULL: always.
   bool (*accepts)(const RopeFacts &facts);
-  // Whether it is faster than those further down; NULL: always.
+  // Whether the kernel is faster than those further down the list; NULL: always.
   bool (*prefers)(const RopeFacts &facts);
-  unsigned rounded_angles = 0;  // AngleKinds that it reads in calls whose rotation rounds each product and sum
+  unsigned rounded_angles = 0;  // accepted AngleKinds if each product and sum of the rotation is rounded
 };
 
-// The first that accepts and prefers is taken; the last takes everything.
+// A plan takes the first kernel that accepts and prefers the problem; the last kernel accepts everything.
 constexpr int kNumRopeAlgorithms = static_cast<int>(RopeKernel::kGeneral) + 1;
 extern const RopeAlgorithm kRopeAlgorithms[kNumRopeAlgorithms];
 
@@ -66,10 +66,10 @@ bool accepts(const RopeAlgorithm &algorithm, const RopeFacts &facts);
 
 const RopeAlgorithm &algorithm_of(RopeKernel kernel);
 
-// Whether calls between such pairs may get the kernel.
+// Whether some call with this pairing may use the kernel.
 bool may_have(Pairing pairing, RopeKernel kernel);
 
-// Calls `visit` with every variant that they may get; those of one function mostly follow each other.
+// Calls `visit` with every variant that some call may use. Variants that are one function mostly follow each other.
 template <typename Visit>
 void for_each_variant(Pairing pairing, Visit visit) {
   for (const RopeAlgorithm &algorithm : kRopeAlgorithms) {
@@ -77,7 +77,7 @@ void for_each_variant(Pairing pairing, Visit visit) {
     for (unsigned angles = 1; angles <= algorithm.angles; angles *= 2) {
       for (unsigned lookup = 1; lookup <= algorithm.lookups; lookup *= 2) {
         if ((algorithm.angles & angles) == 0 || (algorithm.lookups & lookup) == 0) continue;
-        // The grid makes two functions of kLong alone.
+        // Only kLong has separate functions for the two kinds of grid.
         RopeVariant variant = {algorithm.kernel, pairing, static_cast<AngleKinds>(angles), static_cast<Lookups>(lookup),
                                false};
         visit(variant);

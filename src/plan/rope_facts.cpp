@@ -1,4 +1,4 @@
-// rope_facts.cpp - what choosing a RoPE kernel needs to know of a problem, found once for a vector width
+// rope_facts.cpp - finds the facts on which the choice of a RoPE kernel depends, once per vector width
 #include "plan/rope_facts.hpp"
 
 #include "core/problem/view.hpp"
@@ -8,6 +8,8 @@ namespace rope {
 
 namespace {
 
+// Adds the strides between the vectors of a tensor. The stride of an axis of length 1 is never used, so it sets no
+// limit.
 void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const int64_t *stride, int64_t size,
                  VectorBytes *bytes) {
   if (problem.batches > 1) bytes->add(stride[kBatch] * size);
@@ -15,6 +17,8 @@ void add_strides(const RopeProblem &problem, const RotatedTensor &tensor, const 
   if (tensor.heads > 1) bytes->add(stride[kHead] * size);
 }
 
+// The widest vectors, in elements, for which all pointers and strides are aligned and which do not cross the boundary
+// of a window, of a head, or of a block of pairs. 1 if channels are not contiguous.
 int max_vector_elements(const RopeProblem &problem, Pairing pairing) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -32,11 +36,12 @@ int max_vector_elements(const RopeProblem &problem, Pairing pairing) {
     add_strides(problem, tensor, tensor.out_stride, size, &bytes);
     if (!tensor.is_in_place) bytes.add(geometry.head_dim * size);
   }
-  // No kernel has vectors of 4 bytes, but for those that are one element.
+  // No kernel uses vectors of 4 bytes, except as single elements.
   if (bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(bytes.value() / size);
 }
 
+// The kind of angles. Every source without a specialised kernel counts as kOtherAngles.
 AngleKinds angles_of(const RopeProblem &problem) {
   if (problem.geometry->dtype == ROPE_DTYPE_F64) return kOtherAngles;
   if (problem.angles == AngleSource::kIncrements) return kComputedAngles;
@@ -47,6 +52,8 @@ AngleKinds angles_of(const RopeProblem &problem) {
   return table.dtype == ROPE_DTYPE_F32 ? kTable32 : kTable16;
 }
 
+// The lookup that a token needs. A plain table, one without faults to count and with one column per pair, needs only
+// the position.
 Lookups lookup_of(const RopeProblem &problem) {
   if (problem.sequences.is_present) return kSequencesLookup;
   if (problem.geometry->num_axes > 1) return kAxesLookup;
@@ -55,6 +62,7 @@ Lookups lookup_of(const RopeProblem &problem) {
   return is_plain ? kNoLookup : kAxesLookup;
 }
 
+// See RopeFacts::fits_rows.
 bool fits_rows(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   const int64_t size = dtype_size(problem.geometry->dtype), tokens = problem.batches * problem.tokens;
@@ -75,10 +83,11 @@ bool fits_rows(const RopeFacts &facts) {
   }
   const int64_t blocks = facts.units.per_token / kWarpThreads + 1;
   if (tokens > kMaxGridX / blocks) return false;
-  // One multiplication then divides a unit's number, and that of a unit in its head.
+  // Below the limit, one multiplication divides a unit's number, and also its number within a head.
   return units_per_head > 1 && uint64_t{facts.units.per_token} * units_per_head <= UINT32_MAX;
 }
 
+// See RopeFacts::fits_parts.
 bool fits_parts(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   if (!facts.fits_rows || facts.has_split_pairs || problem.start_positions.is_present) return false;
@@ -89,7 +98,7 @@ bool fits_parts(const RopeFacts &facts) {
   return true;
 }
 
-// Whether runs of so many neighbouring entries can be loaded as vectors wherever a thread's begin.
+// Whether every thread can load so many consecutive entries as a vector.
 bool has_table_vectors(const AngleTable &table, int entries) {
   const int64_t size = dtype_size(table.dtype);
   VectorBytes bytes;
@@ -103,6 +112,8 @@ bool has_table_vectors(const AngleTable &table, int entries) {
   return bytes.value() == (entries * size < kMaxVectorBytes ? entries * size : kMaxVectorBytes);
 }
 
+// See RopeFacts::has_vector_rows. An interleaved vector holds half as many pairs as elements, so a thread reads runs of
+// half a vector's elements.
 bool has_vector_rows(const RopeFacts &facts) {
   const AngleTable &table = facts.problem->table;
   if ((facts.angles & kTables) == 0) return false;
@@ -115,6 +126,7 @@ bool has_vector_rows(const RopeFacts &facts) {
   return table.cos.column_stride == 1 && table.sin.column_stride == 1 && has_table_vectors(table, run);
 }
 
+// See RopeFacts::fits_few_params.
 bool fits_few_params(const RopeFacts &facts) {
   const RopeProblem &problem = *facts.problem;
   constexpr int64_t kMaxPositionStride = INT32_MAX / 8;
@@ -129,6 +141,8 @@ bool fits_few_params(const RopeFacts &facts) {
   return facts.has_vector_rows && problem.table.cos.row_stride == problem.table.sin.row_stride;
 }
 
+// Sets the vector width, and counts the units for it. The general kernel copies single vectors, all others pairs of
+// vectors.
 void set_width(int vector_elements, RopeFacts *facts) {
   const bool is_general = facts->angles == kOtherAngles || facts->pairing == Pairing::kConverted;
   const UnitRule rule = is_general           ? UnitRule::kVectors
@@ -139,7 +153,7 @@ void set_width(int vector_elements, RopeFacts *facts) {
   facts->units = count_units(*facts->problem, facts->pairing, vector_elements, rule);
 }
 
-// What depends on the width.
+// Sets the limits that depend on the vector width.
 void set_limits(RopeFacts *facts) {
   facts->fits_rows = fits_rows(*facts);
   facts->fits_parts = fits_parts(*facts);
@@ -161,6 +175,8 @@ bool converts_in_place(const RopeProblem &problem, Pairing pairing) {
   return false;
 }
 
+// A head has pairs() / vector_elements rotary units. Out of place, copy units follow them for the channels outside the
+// window.
 RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_elements, UnitRule rule) {
   const RopeGeometry &geometry = *problem.geometry;
   uint32_t copy_units = static_cast<uint32_t>((geometry.head_dim - geometry.rotary_dim) / vector_elements);
@@ -171,7 +187,7 @@ RopeUnits count_units(const RopeProblem &problem, Pairing pairing, int vector_el
   for (int i = 0; i < problem.num_tensors; ++i) has_copies = has_copies || !problem.tensor[i].is_in_place;
   for (int i = 0; i < problem.num_tensors; ++i) {
     const RotatedTensor &tensor = problem.tensor[i];
-    // Where blocks have whole heads, all heads have the same number of units; some of those then have nothing to do.
+    // If blocks hold whole heads, every head counts as many units as the largest; some of them have no work.
     const bool counts_copies = converts_in_place(problem, pairing) ? has_copies : !tensor.is_in_place;
     units.per_head[i] = units.rotary_per_head + (counts_copies ? copy_units : 0);
     const int64_t heads = rule == UnitRule::kElements ? count_scalar_groups(tensor.heads) : tensor.heads;
@@ -211,7 +227,9 @@ void find_facts(const RopeProblem &problem, const DeviceInfo &device, RopeLaunch
   facts->half_bytes = saturated_product(problem.batches * problem.tokens, facts->units.per_token * facts->vector_bytes);
 
   const RopeTuning &tuning = *facts->tuning;
-  // Kernels of short launches do not round each product and sum.
+  // The kernels for short launches cannot round each product and sum.
+  // A launch is short up to the limit for tables, which is the largest one, or if kMidProgrammaticTable may run it.
+  // Short kernels use vectors of half the width. Other kernels do so only in launches of very few vectors.
   const bool is_short = !problem.geometry->rounds_each &&
                         (facts->has_at_most(tuning.max_short_table_vectors) || facts->is_mid_programmatic()),
              can_halve = facts->vector_bytes == kMaxVectorBytes;

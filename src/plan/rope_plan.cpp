@@ -1,4 +1,4 @@
-// rope_plan.cpp - which kernel a RoPE call gets, and the grid and shared memory of its launch
+// rope_plan.cpp - chooses the kernel of a RoPE call, and the grid and shared memory of its launch
 #include "plan/rope_plan.hpp"
 
 #include "core/problem/step_problem.hpp"
@@ -13,6 +13,7 @@ namespace {
 
 // ---- RopeShape::kBlocks ----
 
+// Sets a block's threads and units. A block has as many whole tokens as fit, or else a part of one token.
 void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
   const uint32_t units = plan->units.per_token;
   plan->threads = threads;
@@ -21,15 +22,15 @@ void take_threads(uint32_t threads, uint32_t units_per_block, RopePlan *plan) {
   plan->blocks_per_token = (units - 1) / units_per_block + 1;
 }
 
-// Threads and their share of tokens: the block size that leaves the fewest threads idle, the first in the list of
-// those that are alike. A block's units are a multiple of `uncut`.
+// Chooses the block size that leaves the fewest threads idle; of equal ones, the first in the list. A block's number of
+// units is a multiple of `uncut`.
 void shape_block(const RopeTuning &tuning, uint32_t uncut, RopePlan *plan) {
   RopePlan best = *plan;
   uint64_t min_threads = ~uint64_t{0};
   for (const uint32_t threads : tuning.block_threads) {
     if (threads < uncut) continue;
     take_threads(threads, threads - threads % uncut, plan);
-    // Threads spent on as many tokens as every candidate divides well enough to be compared.
+    // Threads used per 1024 tokens, which is precise enough to compare the candidates.
     const uint64_t spent = uint64_t{threads} * plan->blocks_per_token * 1024 / plan->tokens_per_block;
     if (spent >= min_threads) continue;
     min_threads = spent;
@@ -42,19 +43,20 @@ void shape_block(const RopeTuning &tuning, uint32_t uncut, RopePlan *plan) {
   }
 }
 
-// Whether the batches of a token lie closer together than tokens, as with SBHD. Tokens are taken as they lie in memory.
+// Whether the batches of a token lie closer together than its tokens, as in SBHD. Blocks then follow the order in
+// memory.
 bool has_closer_batches(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
   return problem.batches > 1 && magnitude(q.in_stride[kBatch]) < magnitude(q.in_stride[kToken]);
 }
 
-// Rows of the grid, each of fewer tokens, units and blocks than 32 bits count. Where there are several batches a row
-// has whole ones.
+// Divides the launch into rows of the grid, each with fewer than 2^32 tokens, units and blocks. With several batches, a
+// row has whole batches, or for all batches the same tokens.
 rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopePlan *plan) {
   const int64_t tokens = problem.batches * problem.tokens;
   int64_t max = kMaxGridX / plan->blocks_per_token * plan->tokens_per_block;
   if (max > kMaxGridX) max = kMaxGridX;
-  // Too many batches for a row to have one token of each: then it has whole batches.
+  // There are too many batches for a row to hold one token of each, so a row gets whole batches.
   if (problem.batches > max) plan->is_batch_fastest = false;
   int64_t whole = plan->tokens_per_block;
   if (problem.batches > 1) whole = plan->is_batch_fastest ? problem.batches : problem.tokens;
@@ -76,6 +78,7 @@ rope_status_t shape_grid(const char *function, const RopeProblem &problem, RopeP
   return ROPE_STATUS_SUCCESS;
 }
 
+// The shape of the general kernel. If styles are converted in place, a block must have whole heads.
 rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePlan *plan) {
   const RopeProblem &problem = *facts.problem;
   plan->units = count_units(problem, facts.pairing, facts.vector_elements, UnitRule::kVectors);
@@ -83,9 +86,9 @@ rope_status_t shape_blocks(const char *function, const RopeFacts &facts, RopePla
   return shape_grid(function, problem, plan);
 }
 
-// ---- The other shapes: a row of threads has a token, or a part of one ----
+// ---- Other shapes: a row of threads has a token or a part of one ----
 
-// Of tokens that a block has together.
+// The number of groups of tokens, each handled by one block or by one set of blocks.
 uint32_t count_groups(const RopeProblem &problem, const RopePlan &plan) {
   return static_cast<uint32_t>((problem.batches * problem.tokens - 1) / plan.tokens_per_block + 1);
 }
@@ -112,7 +115,7 @@ uint32_t choose_short_threads(const RopeFacts &facts) {
   return facts.is_programmatic ? choose(tuning.table_threads_programmatic) : choose(tuning.table_threads);
 }
 
-// A row of threads is whole warps where angles are shared or where a token has several parts.
+// Rows are whole warps if threads share angles or if a token has several parts.
 void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePlan *plan) {
   const uint32_t wanted =
       algorithm.shape == RopeShape::kShortParts ? choose_short_threads(facts) : kThreadKernelThreads;
@@ -129,7 +132,7 @@ void shape_parts(const RopeFacts &facts, const RopeAlgorithm &algorithm, RopePla
   plan->grid_y = parts;
 }
 
-// Blocks of all units, or those that run at a time where there are fewer.
+// One unit per thread; or only as many blocks as run at a time, whose threads then loop.
 void shape_flat(const RopeFacts &facts, RopePlan *plan) {
   const uint32_t units = static_cast<uint32_t>(facts.problem->tokens) * plan->units.per_token;
   const uint32_t blocks = (units - 1) / kFlatThreads + 1;
@@ -141,26 +144,26 @@ void shape_flat(const RopeFacts &facts, RopePlan *plan) {
   plan->grid_y = 1;
 }
 
-// Rows with a thread for each pair: no shorter than a warp, and two or more in a block.
+// Whether rows with one thread per pair are at least a warp, with two or more of them in a block.
 bool fits_rows_of_pairs(const RopeTuning &tuning, uint32_t pairs) {
   return pairs >= kWarpThreads && 2 * pairs <= tuning.block_threads[0];
 }
 
-// Whether windows of neighbouring heads have other channels between them.
+// Whether other channels lie between the windows of neighbouring heads.
 bool has_gaps(const RopeProblem &problem) {
   const RotatedTensor &q = problem.tensor[0];
   return q.heads > 1 && magnitude(q.in_stride[kHead]) > problem.geometry->rotary_dim;
 }
 
-// Rows of so many threads, as many as fit a block.
+// Sets rows of `threads` threads, as many as fit a block.
 void cut_rows(const RopeTuning &tuning, uint32_t threads, RopePlan *plan) {
   plan->threads = threads;
   plan->tokens_per_block = tuning.block_threads[0] / threads;
   plan->blocks_per_token = (plan->units.per_token - 1) / threads + 1;
 }
 
-// A row of threads for each token: several rows in a block where tokens are small, or where whole warps would leave
-// many threads idle.
+// Gives each token a row of threads. A block has several rows if tokens are small, or if rows of whole warps would
+// leave many threads idle.
 void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
   const RopeTuning &tuning = *facts.tuning;
   const uint32_t units = plan->units.per_token, padded = round_up_to_warps(units);
@@ -192,6 +195,8 @@ void shape_rows(const RopeFacts &facts, RopeShape shape, RopePlan *plan) {
       static_cast<uint32_t>(facts.device->multiprocessors) * kRopeResidentThreads / threads_of_token + 1;
 }
 
+// The shared memory for a cosine and a sine of each pair, in bytes. kOfGeneral has two further arrays for tables with a
+// column for each channel, and a TokenInfo for each token.
 uint32_t count_shared_bytes(const RopeProblem &problem, SharedAngles shared, const RopePlan &plan) {
   const uint32_t pairs = static_cast<uint32_t>(problem.geometry->pairs());
   constexpr uint32_t kFloat = sizeof(float), kMaxBytes = 2 * kMaxShortPairs * kFloat;
@@ -212,6 +217,7 @@ uint32_t count_shared_bytes(const RopeProblem &problem, SharedAngles shared, con
   return plan.tokens_per_block * (arrays * pairs * size + static_cast<uint32_t>(sizeof(TokenInfo)));
 }
 
+// Fills the plan of a launch of this kernel.
 rope_status_t shape_launch(const char *function, const RopeFacts &facts, const RopeAlgorithm &algorithm,
                            RopePlan *plan) {
   plan->is_programmatic = facts.is_programmatic;
@@ -239,6 +245,8 @@ rope_status_t shape_launch(const char *function, const RopeFacts &facts, const R
   return ROPE_STATUS_SUCCESS;
 }
 
+// Takes the first kernel of the catalogue that accepts and prefers the problem. The last kernel accepts every problem,
+// so the loop ends.
 rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   RopeLaunchFacts launch;
   find_facts(problem, device, &launch);
@@ -252,12 +260,14 @@ rope_status_t plan_cuda(const char *function, const RopeProblem &problem, const 
   }
 }
 
+// The bytes of the scales written for one head.
 int64_t bytes_of_scales(const WrittenScales &scales) {
   if (!scales.is_present()) return 0;
   return scales.groups * dtype_size(scales.form == ScaleForm::kE8M0 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32);
 }
 
-// Of a token's heads of a tensor; channels are read once, whatever is written.
+// The bytes that a step moves for one token's heads of a tensor. Channels are read once, however often they are
+// written.
 int64_t bytes_of_step(const RopeProblem &problem, int index) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepTensor &tensor = problem.step->tensor[index];
@@ -265,7 +275,7 @@ int64_t bytes_of_step(const RopeProblem &problem, int index) {
   const int written = tensor.is_whole ? tensor.channels : geometry.rotary_dim;
   int64_t bytes = (tensor.is_cached() ? tensor.channels : written) * dtype_size(geometry.dtype);
   if (tensor.norm_in.data != nullptr) bytes += tensor.channels * dtype_size(geometry.dtype);
-  // What is added to is read, too.
+  // An accumulating output is read too.
   if (tensor.is_written) bytes += (problem.step->accumulates ? int64_t{2} : 1) * written * dtype_size(tensor.out_dtype);
   if (tensor.is_cached()) {
     const int in_cache = tensor.cache_part.count(tensor.channels, geometry.rotary_dim);

@@ -12,28 +12,28 @@
 
 namespace rope {
 
-// RopeShape::kBlocks
+// For RopeShape::kBlocks.
 struct RopeBlocks {
-  uint32_t units_per_block;     // at most its threads
-  int64_t tokens_per_grid_row;  // row y of the grid takes tokens from y * tokens_per_grid_row on
+  uint32_t units_per_block;     // at most the number of threads
+  int64_t tokens_per_grid_row;  // row y of the grid starts with token y * tokens_per_grid_row
 };
 
-// Rows of threads
+// For the shapes with rows of threads.
 struct RopeRows {
-  uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
-  bool is_part_slowest;   // blocks of a part of all tokens follow each other, not those of a token
+  uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched
+  bool is_part_slowest;   // consecutive blocks have one part of consecutive tokens, instead of all parts of one token
 };
 
-// StepKernel::kGeneral and kNormGradient
+// For StepKernel::kGeneral and kNormGradient.
 struct StepBlocks {
-  int row_channels;      // room for a head in shared memory
-  uint32_t warps;        // of a block, that have such a room
-  int kept_channels[3];  // kNormGradient: of the sums of a tensor's heads, at a time
+  int row_channels;      // shared memory for a head, in channels
+  uint32_t warps;        // per block; each has such memory
+  int kept_channels[3];  // kNormGradient: channels of a tensor's heads summed at a time
   int64_t heads_per_block;
   int64_t blocks_per_token;
 };
 
-// Tensors whose heads share blocks of StepKernel::kNormGradientRows: kernels/norm_gradient_rows.cuh has a picture.
+// Tensors whose heads share blocks of StepKernel::kNormGradientRows; kernels/norm_gradient_rows.cuh has a diagram.
 struct GradientGroup {
   int first_tensor, end_tensor;
   uint32_t first_block;
@@ -41,71 +41,74 @@ struct GradientGroup {
   uint32_t rows;
   uint32_t parts;
   uint32_t tokens_of_run;
-  uint32_t runs;  // with tokens
+  uint32_t runs;  // number of runs that have tokens
 };
 
-// StepKernel::kNormGradientRows
+// For StepKernel::kNormGradientRows.
 struct StepGradients {
   int num_groups;
   GradientGroup group[3];
-  uint32_t first_thread[3];     // of a tensor in a row; all ones where it has no part
-  bool is_flat;                 // tokens of all batches are counted as those of one, but for positions and factors
-  uint32_t weight_units;        // that a block has room for the weights of
-  uint32_t shared_tokens_log2;  // tokens of a run whose angles a block has at a time
-  uint32_t shared_angles;       // units that a block has room for the angles of
-  uint32_t shared_lost;         // tokens of which a block knows whether they are lost
+  uint32_t first_thread[3];     // first thread of each tensor in a row; all ones if it has no part in the row
+  bool is_flat;                 // tokens are numbered through all batches, except for positions and factors
+  uint32_t weight_units;        // units for whose weights a block has memory
+  uint32_t shared_tokens_log2;  // log2 of the tokens of a run whose angles a block holds at a time
+  uint32_t shared_angles;       // units for whose angles a block has memory
+  uint32_t shared_lost;         // tokens for which a block stores whether they are lost
 };
 
-// A piece's threads, and how StepKernel::kLong cuts it: kernels/step_long.cuh has a picture.
+// How a piece is distributed over threads, and how StepKernel::kLong divides it; kernels/step_long.cuh and step_codes.cuh have diagrams.
 struct StepPieceBlocks {
-  uint32_t lanes_log2;  // threads of a head
+  uint32_t lanes_log2;  // log2 of the threads per head
   uint32_t rows;
   uint32_t parts;
   uint32_t runs;
-  uint32_t first_block;  // of a group
+  uint32_t first_block;  // first block of each group
 };
 
-// StepKernel::kWarp, kShort and kLong
+// For StepKernel::kWarp, kShort and kLong.
 struct StepHeads {
-  bool is_flat;    // tokens of all batches are counted as those of one
-  uint32_t units;  // of a block of channels: a whole head, a window, or as many channels beside it
+  bool is_flat;    // tokens are numbered through all batches
+  uint32_t units;  // units of a block of channels: a whole head, a window, or as many channels outside it
+  int units_of_thread;
   uint32_t turns;
   uint32_t blocks_per_group;
-  uint32_t tokens_ahead;  // so much further on positions and rows of a table are prefetched
+  uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched
   StepPieces pieces;
   StepPieceBlocks blocks[kMaxStepPieces];
 };
 
-// How a problem is cut on a GPU: into blocks (rope_catalogue.hpp has their shapes), and these into threads, each of
-// which takes one unit of a token (rope_facts.hpp). A block has a part of a token, `blocks_per_token` of which make the
-// token, or all units of `tokens_per_block` tokens, or a part of several; of kFlatTable it has units of any tokens. With
-// kConverted in place a head's units write where others of them read, so a block has whole heads.
+// How a problem is divided on a GPU: into blocks (rope_catalogue.hpp has their shapes) and within blocks into threads,
+// each with one unit of a token (rope_facts.hpp). A block has one of these:
+// - a part of a token, which is divided into `blocks_per_token` blocks;
+// - all units of `tokens_per_block` tokens, or one part of several tokens;
+// - for kFlatTable, units of any tokens.
+// With kConverted in place, units write channels that other units of their head read, so a block has whole heads.
 struct RopePlan {
-  int num_tasks;  // CPU: parts that may run at the same time
+  int num_tasks;  // CPU: parts that may run concurrently
 
   RopeVariant variant;  // CUDA
   int vector_elements;
   RopeUnits units;
-  uint32_t threads;      // of a block, or of a row of them
-  uint32_t thread_rows;  // of a block, each with a token; 1 where blocks have no rows
+  uint32_t threads;      // per block, or per row of threads in it
+  uint32_t thread_rows;  // per block, each with a token; 1 if blocks have no rows
   uint32_t blocks_per_token;
   uint32_t tokens_per_block;
   uint32_t shared_bytes;
-  bool is_batch_fastest;  // of several batches, tokens of one number follow each other
+  bool is_batch_fastest;  // with several batches, tokens with the same index are consecutive
   RopeBlocks blocks;
   RopeRows rows;
   uint32_t grid_x, grid_y;
-  bool is_programmatic;  // launched with programmatic dependent launch
+  bool is_programmatic;  // programmatic dependent launch
   StepBlocks general;
   StepHeads heads;
   StepGradients gradients;
-  StepVariant step;  // in the place of `variant` where the problem has a step
+  StepVariant step;  // replaces `variant` if the problem has a step
 };
 
 // Bytes of q, k and v that are read and written, at most INT64_MAX.
 int64_t moved_bytes(const RopeProblem &problem);
 
-// NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
+// Plans a non-empty problem. Returns NOT_SUPPORTED if no launch can hold it.
 rope_status_t plan_rope(const char *function, const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
 
 }  // namespace rope

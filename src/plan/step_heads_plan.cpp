@@ -59,6 +59,9 @@ bool is_power_of_two(int number) {
   return (number & (number - 1)) == 0;
 }
 
+// Units of a thread in long launches that make codes.
+constexpr int kUnitsOfCodes = 2;
+
 // Whether the kernels of whole heads make the codes of a piece, cut into blocks of so many channels.
 bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channels) {
   if (!piece.has_codes()) return true;
@@ -67,7 +70,7 @@ bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channel
     if (!scales.is_present()) return true;
     const int of_group = piece.channels / scales.groups;
     return of_group % channels == 0 && is_power_of_two(of_group / channels) &&
-           step_lanes_log2(of_group, static_cast<int>(kLongStepVectorBytes / size)) <= kWarpLanesLog2;
+           step_lanes_log2(of_group, kUnitsOfCodes * static_cast<int>(kLongStepVectorBytes / size)) <= kWarpLanesLog2;
   };
   return can_be_codes(problem, piece) && takes_scales(*piece.out_scales) && takes_scales(*piece.cache_scales);
 }
@@ -96,16 +99,17 @@ int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   return takes_angles ? channels : 0;
 }
 
-// Whether a piece is multiplied by row factors, or written as codes and as words of the data's type, becomes words before
-// it becomes codes, or codes of E5M2, has its scales written, or its largest magnitude.
-bool needs_values(const RopeProblem &problem, const StepPieces &pieces) {
-  bool needs = problem.step->has_codes && problem.geometry->rounds_before_codes;
+// The instance that makes the codes of a long launch, and takes row factors.
+StepCodes codes_of(const RopeProblem &problem, const StepPieces &pieces, bool has_more) {
+  bool has_scales = false, needs_all = problem.step->has_codes && (has_more || problem.geometry->rounds_before_codes);
   for (const StepPiece &piece : pieces) {
-    const bool is_plain = !piece.has_words() && !piece.has_written_scales() && piece.amax == nullptr &&
-                          piece.code_dtype() == ROPE_DTYPE_F8_E4M3;
-    if (piece.factor->is_present() || (piece.has_codes() && !is_plain)) needs = true;
+    const bool is_plain = !piece.has_words() && piece.amax == nullptr && piece.code_dtype() == ROPE_DTYPE_F8_E4M3;
+    if (piece.factor->is_present() || (piece.has_codes() && !is_plain)) needs_all = true;
+    if (piece.has_written_scales()) has_scales = true;
   }
-  return needs;
+  if (needs_all) return StepCodes::kAll;
+  if (!problem.step->has_codes) return StepCodes::kNone;
+  return has_scales ? StepCodes::kScales : StepCodes::kStatic;
 }
 
 // Whether the norm is one that kWarp, kShort and kLong have not.
@@ -128,19 +132,20 @@ bool fit_vectors(const RopeProblem &problem, const StepPieces &pieces, int64_t v
 
 // Finds the units of blocks of so many channels, and the threads of each piece; false where the kernels of whole heads
 // do not take as many. Pieces of several blocks have blocks of a power of two of units.
-bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes, RopePlan *plan) {
+bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes, int units_of_thread, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;
   const int V = static_cast<int>(vector_bytes / dtype_size(problem.geometry->dtype)), units = channels / (2 * V);
   if (units < 4 || units > static_cast<int>(kWarpThreads) || units % 2 != 0 || channels != units * 2 * V) return false;
   if (!fit_vectors(problem, heads->pieces, vector_bytes)) return false;
   plan->vector_elements = V;
   heads->units = static_cast<uint32_t>(units);
+  heads->units_of_thread = units_of_thread;
   int64_t per_token = 0;
   for (int i = 0; i < heads->pieces.count; ++i) {
     const StepPiece &piece = heads->pieces.piece[i];
     if (piece.channels != channels && !is_power_of_two(units)) return false;
     heads->blocks[i] = {};
-    heads->blocks[i].lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels, V));
+    heads->blocks[i].lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels, units_of_thread * V));
     per_token += piece.heads << heads->blocks[i].lanes_log2;
   }
   if (per_token > kMaxInt32) return false;
@@ -192,10 +197,11 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
     }
   }
   const uint32_t pairs = static_cast<uint32_t>(channels / 2);
-  if ((step.has_codes && has_more) || needs_values(problem, pieces)) return false;
+  const StepCodes codes = codes_of(problem, pieces, has_more);
+  if (codes != StepCodes::kNone && codes != StepCodes::kStatic) return false;
   const int64_t max_vectors = step.has_parts ? tuning.max_short_part_vectors : tuning.max_short_vectors;
   if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
-      !shape_pieces(problem, channels, kShortStepVectorBytes, plan)) {
+      !shape_pieces(problem, channels, kShortStepVectorBytes, 1, plan)) {
     return false;
   }
   const bool is_warp =
@@ -221,13 +227,18 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
 bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int channels, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   StepHeads *const heads = &plan->heads;
+  plan->step = variant_of(problem, StepKernel::kLong);
+  plan->step.codes = codes_of(problem, heads->pieces, plan->step.has_more);
+  const bool makes_codes = plan->step.has_codes();
+  if (makes_codes) plan->step.has_more = false;
   if (static_cast<uint32_t>(channels / 2) > kMaxLongStepPairs ||
-      !shape_pieces(problem, channels, kLongStepVectorBytes, plan)) {
+      !shape_pieces(problem, channels, kLongStepVectorBytes, makes_codes ? kUnitsOfCodes : 1, plan)) {
     return false;
   }
-  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors) * kStepLongResidentThreads;
+  const int resident_threads = makes_codes ? kStepCodesResidentThreads : kStepLongResidentThreads;
+  const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors * resident_threads);
   const int64_t units = saturated_product(problem.batches * problem.tokens, plan->units.per_token);
-  const uint32_t max_turns = kStepTuning.turns[step.has_norm] + (step.has_codes ? 1 : 0);
+  const uint32_t max_turns = kStepTuning.turns[step.has_norm] + (makes_codes ? 1 : 0);
   heads->turns = 1;
   while (heads->turns < max_turns && units / held_threads > heads->turns) ++heads->turns;
   const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
@@ -237,8 +248,6 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
   if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
   plan->grid_y = static_cast<uint32_t>(batches);
-  plan->step = variant_of(problem, StepKernel::kLong);
-  if (needs_values(problem, heads->pieces)) plan->step.has_codes = plan->step.has_more = true;
   heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
   uint32_t most_tokens = 0;  // of a block that has angles
   for (int i = 0; i < heads->pieces.count; ++i) {

@@ -32,18 +32,26 @@ enum class StepAngles {
   kTable
 };
 
+// What outputs and caches of 8 bits an instance serves, of kWarp, kShort, kLong and kLongRows.
+enum class StepCodes : uint8_t {
+  kNone,
+  kStatic,  // codes of E4M3, with a given scale or none; of a tensor whose outputs are all codes
+  kScales,  // kLong: with a written scale too
+  kAll      // kLong and kLongRows: with whatever comes with codes, and row factors, whether there are codes or not; of
+            // kLong also what has_more is
+};
+
 // Which function of a kind a launch needs, for a type of data. kGeneral and kNormGradient are one function for all.
 struct StepVariant {
   StepKernel kernel;
   StepNorm norm;
   StepAngles angles;
   bool is_interleaved;
-  bool
-      has_codes;  // kWarp, kShort, kLong and kLongRows: outputs or caches of 8 bits; kLongRows with whatever comes with
-                  // codes, and row factors, whether there are codes or not
-  bool has_more;  // kLong: roundings within the norm, several position axes, a page table; with has_codes also E5M2,
-                  // words of the same tensor, values that become words first, written scales, the largest magnitude,
-                  // and row factors as kLongRows has them. kNormGradientRows: gradients of weights
+  StepCodes codes;
+  bool has_more;  // kLong without codes: roundings within the norm, several position axes, a page table.
+                  // kNormGradientRows: gradients of weights
+
+  bool has_codes() const { return codes != StepCodes::kNone; }
 };
 
 constexpr int kShortStepVectorBytes = 8;

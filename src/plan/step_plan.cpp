@@ -129,7 +129,8 @@ StepVariant variant_of(const RopeProblem &problem, StepKernel kernel) {
                                                                          : StepAngles::kTable;
   const NormGeometry &form = problem.geometry->norm;
   const bool rounds = step.has_norm && (form.rounds_before_weight || form.rounds_after_weight);
-  return {kernel, norm, angles, problem.in_distance == 1, step.has_codes, rounds || has_lookups(problem)};
+  const StepCodes codes = step.has_codes ? StepCodes::kStatic : StepCodes::kNone;
+  return {kernel, norm, angles, problem.in_distance == 1, codes, rounds || has_lookups(problem)};
 }
 
 namespace {
@@ -195,7 +196,7 @@ bool shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
     ++tensors;
   }
   const int64_t all = threads_of_token(problem, *plan),
-                max = plan->step.has_codes ? kMaxStepCodeThreads : kMaxStepTokenThreads;
+                max = plan->step.has_codes() ? kMaxStepCodeThreads : kMaxStepTokenThreads;
   const bool has_one_block = all <= max;
   if (!has_one_block && most > max) return false;
   plan->threads = round_up_to_warps(static_cast<uint32_t>(has_one_block ? all : most));
@@ -242,7 +243,7 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
   if (!is_short && !fit_rows(problem, bytes)) return false;
   plan->vector_elements = static_cast<int>(bytes / size);
   plan->step = variant_of(problem, is_short ? StepKernel::kShortRows : StepKernel::kLongRows);
-  plan->step.has_codes = holds_values;
+  plan->step.codes = holds_values ? StepCodes::kAll : StepCodes::kNone;
   if (is_of_token) {
     if (!shape_token_rows(problem, plan)) return false;
   } else {

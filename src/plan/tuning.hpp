@@ -1,6 +1,9 @@
-// tuning.hpp - every number that was found by measuring
+// tuning.hpp - every number that was found by measurement
 //
-// tests/bench/TUNING.md has the measurements, under the names that the numbers have here.
+// tests/bench/TUNING.md has the measurements, under the names of the constants here. A comment such as "279: 2.13 us
+// against 2.18" gives the size of a measured launch, its time with the constant's choice, and its time with the other
+// choice. "Resident threads" are those for which a multiprocessor's registers must suffice: the kernel's launch bounds
+// are derived from them.
 #pragma once
 
 #include <stdint.h>
@@ -9,71 +12,78 @@
 
 namespace rope {
 
-// ---- RoPE on CUDA: what kernels are compiled for ----
+// ---- RoPE on CUDA: constants compiled into kernels ----
 
-constexpr int kMaxRopeThreads = 160;            // of a block of kLong, kLongConverted, kToken, kScalar and kGeneral
-constexpr uint32_t kThreadKernelThreads = 128;  // of a block of kThread
-constexpr uint32_t kMaxShortThreads = 320;      // of a block of a short launch
+constexpr int kMaxRopeThreads = 160;            // per block of kLong, kLongConverted, kToken, kScalar and kGeneral
+constexpr uint32_t kThreadKernelThreads = 128;  // per block of kThread
+constexpr uint32_t kMaxShortThreads = 320;      // per block of a short launch
 constexpr uint32_t kMinShortThreads = 64;
-constexpr uint32_t kFlatThreads = 128;  // of a block of kFlatTable
-// That registers must suffice for on a multiprocessor: kLong, kLongConverted and kToken, and kGeneral.
+constexpr uint32_t kFlatThreads = 128;  // per block of kFlatTable
+// Resident threads of kLong, kLongConverted and kToken; then those of kGeneral.
 constexpr int kRopeResidentThreads = 1440;
 constexpr int kRopeGeneralResidentThreads = 1440;
-constexpr int kFlatResidentThreads = 1536;                   // the same of kFlatTable, and what a looping grid has
-constexpr int kMaxStepThreads = 256;                         // of a block of the step's kernels but kGeneral
-constexpr int kStepRowsResidentThreads = 1536;               // that registers must suffice for on a multiprocessor
-constexpr int kStepShortResidentThreads = 1536;              // with a norm and codes
-constexpr int kStepLongResidentThreads = 1536;               // norm, rotation 85.0 us, with 1280 86.5
-constexpr int kStepScalesResidentThreads = 1024;             // where threads hold all values of a unit
-constexpr int kNormGradientResidentThreads[2] = {640, 640};  // of kNormGradientRows, without sums and with them
-constexpr int kTableThreads = 128;                           // of a block that fills tables
+constexpr int kFlatResidentThreads = 1536;  // for kFlatTable; also the size of a looping grid
+constexpr int kMaxStepThreads = 256;        // per block of the step's kernels, except kGeneral
+constexpr int kStepRowsResidentThreads = 1536;
+constexpr int kStepShortResidentThreads = 1536;     // of instances with a norm and codes
+constexpr int kStepLongResidentThreads = 1536;      // with a norm and rotation: 85.0 us against 86.5 with 1280
+constexpr int kStepRowCodesResidentThreads = 1024;  // of kLongRows, whose threads hold all values of a unit
+// For long launches of heads that make codes: threads per block, and the threads that registers must suffice for.
+constexpr int kMaxStepCodesThreads = 128;
+constexpr int kStepCodesResidentThreads = 1024;  // norm, rotation 107.4 us; with 896 108.8, with 1152 108.6
+constexpr int kStepScalesResidentThreads = 896;  // 126.0 us; with 640 149.5, with 768 128.6, with 1024 137.0
+constexpr int kStepAllCodesResidentThreads = 768;
+constexpr int kNormGradientResidentThreads[2] = {640, 640};  // for kNormGradientRows without sums, and with them
+constexpr int kTableThreads = 128;                           // per block of the kernel that fills tables
 constexpr int kTableBlocksPerMultiprocessor = 16;
 
-// ---- RoPE on CUDA: what plans choose by ----
+// ---- RoPE on CUDA: constants for plans ----
 
 struct ShortThreads {
   int max_vectors;
   uint32_t threads;
 };
 
-// Sizes of launches.
+// A range of launch sizes.
 struct VectorRange {
   int above;
   int at_most;
 };
 
-// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting one of the two of a unit.
+// Launch sizes count vectors of 16 bytes per multiprocessor, one for each unit, although a unit has two.
 struct RopeTuning {
-  int compute_capability;  // from this one on
-  int memory_bus_bits;     // of it, GPUs from this one on
-  bool is_measured;        // else its numbers are those of another row
+  int compute_capability;  // the row applies from this compute capability on
+  int memory_bus_bits;     // the row applies to GPUs of this compute capability with at least so many bits
+  bool is_measured;        // false: the numbers are copied from another row
 
-  int max_narrow_vectors;                // of launches with vectors of 8 bytes
-  int max_short_vectors;                 // of short launches with computed angles, which have kernels of their own
-  int max_short_table_vectors;           // from a table
-  int max_warp_vectors;                  // of short launches whose warps have angles of their own
-  int max_warp_vectors_programmatic;     // with programmatic launch
-  VectorRange mid_programmatic_vectors;  // of kMidProgrammaticTable
-  VectorRange flat_vectors;              // of kFlatTable, which needs sm_90
-  int max_looping_vectors;               // of it, whose blocks are those that run at a time
-  ShortThreads short_threads[2];         // of a block of a short launch with computed angles, by its size
+  int max_narrow_vectors;                // largest launch with vectors of 8 bytes
+  int max_short_vectors;                 // largest short launch with computed angles
+  int max_short_table_vectors;           // largest short launch with a table
+  int max_warp_vectors;                  // largest short launch in which each warp computes its own angles
+  int max_warp_vectors_programmatic;     // the limit above for programmatic launches
+  VectorRange mid_programmatic_vectors;  // launches for kMidProgrammaticTable
+  VectorRange flat_vectors;              // launches for kFlatTable, which needs sm_90
+  int max_looping_vectors;               // largest launch of kFlatTable with only as many blocks as run at a time
+  ShortThreads short_threads[2];         // per block of a short launch with computed angles, by launch size
   ShortThreads short_threads_programmatic[3];
-  ShortThreads table_threads[3];  // from a table
+  ShortThreads table_threads[3];  // per block of a short launch with a table
   ShortThreads table_threads_programmatic[4];
-  int64_t max_thread_heads;          // of a token for kThread with computed angles
-  uint32_t min_row_units;            // of a token in long launches, with computed angles
-  uint32_t min_table_row_units;      // from a table
-  uint32_t block_threads[3];         // of other blocks of long launches, best first where they leave equally few idle
-  uint32_t gapped_row_threads;       // of a row in long launches whose windows have gaps between them
-  uint32_t inner_token_row_threads;  // of a row where tokens of a head lie closer than heads of a token
-  uint32_t max_percent_of_threads;   // for each 100 units; above it rows are as long as a head has pairs
+  int64_t max_thread_heads;      // heads per token, at most, for kThread with computed angles
+  uint32_t min_row_units;        // units per token, at least, for rows in long launches with computed angles
+  uint32_t min_table_row_units;  // the limit above with a table
+  // per block without rows in long launches; of sizes with equally few idle threads the first is taken
+  uint32_t block_threads[3];
+  uint32_t gapped_row_threads;       // per row in long launches if windows have gaps between them
+  uint32_t inner_token_row_threads;  // per row if a head's tokens lie closer together than a token's heads
+  // threads per 100 units, at most; beyond it, a row has one thread per pair of a head
+  uint32_t max_percent_of_threads;
 };
 
 // NVIDIA H200, 2026-11-20 to 22.
 constexpr RopeTuning tuning_of_h200() {
   RopeTuning tuning = {};
   tuning.compute_capability = 90;
-  tuning.memory_bus_bits = 5632;  // it has 6016
+  tuning.memory_bus_bits = 5632;  // the H200 has 6016 bits
   tuning.is_measured = true;
   tuning.max_narrow_vectors = 300;                // 279: 2.13 us against 2.18, 1117: 4.07 against 3.32
   tuning.max_short_vectors = 1000;                // 931 (384 tokens of Llama-3-8B) wins, 1241 loses
@@ -85,7 +95,8 @@ constexpr RopeTuning tuning_of_h200() {
   tuning.max_looping_vectors = 2600;              // 2234: 4.36 us against 4.92, 4468: 11.12 against 11.06
   tuning.short_threads[0] = {200, 128};           // 2: 1.36 us against 1.39 with 256
   tuning.short_threads[1] = {INT32_MAX, 256};
-  tuning.short_threads_programmatic[0] = {60, 64};  // blocks start at a limited rate: the fewest that keep below it
+  // blocks start at a limited rate: the smallest block that does not reach it
+  tuning.short_threads_programmatic[0] = {60, 64};
   tuning.short_threads_programmatic[1] = {350, 160};
   tuning.short_threads_programmatic[2] = {INT32_MAX, kMaxShortThreads};
   tuning.table_threads[0] = {40, 128};
@@ -107,8 +118,8 @@ constexpr RopeTuning tuning_of_h200() {
   return tuning;
 }
 
-// NVIDIA H100 (SXM), 2026-11-23. The numbers that are not here were measured with the same result (sizes of short
-// launches) or not at all.
+// NVIDIA H100 (SXM), 2026-11-23. All other numbers are those of the H200: launch sizes gave the same result here, the
+// rest was not measured.
 constexpr RopeTuning tuning_of_h100() {
   RopeTuning tuning = tuning_of_h200();
   tuning.memory_bus_bits = 0;
@@ -117,7 +128,7 @@ constexpr RopeTuning tuning_of_h100() {
   return tuning;
 }
 
-// Not measured there.
+// A row for GPUs on which nothing was measured.
 constexpr RopeTuning inherit(RopeTuning tuning, int compute_capability) {
   tuning.compute_capability = compute_capability;
   tuning.memory_bus_bits = 0;
@@ -138,7 +149,7 @@ inline constexpr RopeTuning kRopeTunings[] = {
     inherit(tuning_of_h200(), 120),
 };
 
-// Whether such a device is one of the row's, or comes after them.
+// Whether a device belongs to the row or to a later one.
 constexpr bool is_from(const RopeTuning &row, int compute_capability, int memory_bus_bits) {
   if (compute_capability != row.compute_capability) return compute_capability > row.compute_capability;
   return memory_bus_bits >= row.memory_bus_bits;
@@ -154,26 +165,27 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
 
 // ---- The step on CUDA ----
 
-// Sizes of launches are in vectors of 16 bytes for each multiprocessor, counting what is read or written once. NVIDIA
-// H200, 2026-11-23, the sizes with programmatic launch.
+// Launch sizes count vectors of 16 bytes per multiprocessor that are read or written once. Measured on an NVIDIA H200,
+// 2026-11-23; the sizes with programmatic launch.
 struct StepTuning {
   int64_t max_warp_vectors;
-  int64_t max_short_vectors;       // of kShort, and of kWarp where nothing is turned
-  int64_t max_short_part_vectors;  // the same of heads in parts
-  int64_t max_few_vectors;         // where something is turned, else max_warp_vectors
-  uint32_t few_threads;            // of a block of kWarp and kShort, up to so many vectors
-  uint32_t short_threads;          // beyond them
+  int64_t max_short_vectors;       // largest launch of kShort, and of kWarp if nothing is rotated
+  int64_t max_short_part_vectors;  // the limit above for heads in parts
+  // largest launch with few_threads if something is rotated; otherwise the limit is max_warp_vectors
+  int64_t max_few_vectors;
+  uint32_t few_threads;    // per block of kWarp and kShort, in launches of few vectors
+  uint32_t short_threads;  // per block in larger launches
   uint32_t long_threads;
-  uint32_t long_angle_bytes;          // of a block's tokens, at most where it has several at a time
-  uint32_t turns[2];                  // of a block of kLong, without a norm and with one; with codes one more
-  int64_t max_short_rows_vectors[2];  // the second with programmatic launch
+  uint32_t long_angle_bytes;          // for a block's tokens, if it holds several tokens at a time
+  uint32_t turns[2];                  // rounds per block of kLong, without and with a norm; with codes one more
+  int64_t max_short_rows_vectors[2];  // without and with programmatic launch
   uint32_t rows_threads;
-  int64_t general_heads;          // of a block of kGeneral, where they need not all be in one
-  uint32_t general_threads;       // at least
-  uint32_t gradient_threads;      // of a block of kNormGradientRows, where a token does not need more
-  uint32_t gradient_angle_bytes;  // of its tokens, at most where it has several at a time
-  int64_t gradient_waves;         // of its blocks at least, where no sums are wanted
-  int64_t max_gradient_tokens;    // of a run without sums
+  int64_t general_heads;          // per block of kGeneral, if a block need not have all heads
+  uint32_t general_threads;       // minimum per block
+  uint32_t gradient_threads;      // per block of kNormGradientRows, unless a token needs more
+  uint32_t gradient_angle_bytes;  // for a block's tokens, if it holds several tokens at a time
+  int64_t gradient_waves;         // minimum number of waves of its blocks, if there are no sums
+  int64_t max_gradient_tokens;    // per run, if there are no sums
 };
 
 constexpr StepTuning tuning_of_step() {
@@ -184,7 +196,7 @@ constexpr StepTuning tuning_of_step() {
   tuning.max_few_vectors = 400;
   tuning.few_threads = 128;        // 310: 1.41 us against 1.48 with 256
   tuning.short_threads = 256;      // 1241: 2.35 us against 2.73 with 128
-  tuning.long_threads = 128;       // 88.7 us, with 256 90.2
+  tuning.long_threads = 128;       // 88.7 us, with 256 90.2; at most kMaxStepCodesThreads
   tuning.long_angle_bytes = 4096;  // latent heads 83.4 us, 16384 96.1; with codes 421.4, 16384 452.0
   tuning.turns[0] = 2;             // 164.7 us, three times 165.6; codes 77.1, three times 75.5
   tuning.turns[1] = 3;             // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
@@ -204,12 +216,13 @@ inline constexpr StepTuning kStepTuning = tuning_of_step();
 
 // ---- SwiGLU on CUDA ----
 
-// Launches of matrices forward, by their size: vectors of 16 bytes of gate for each multiprocessor.
+// The shape of forward launches on matrices, by launch size: vectors of 16 bytes of gate per multiprocessor.
 struct SwigluMatrixShape {
   int64_t max_vectors;
   int64_t vector_bytes;
-  uint32_t threads;  // of a block
-  bool begins_last;  // programmatic, vectors of 16 bytes: blocks let the next launch begin at their end
+  uint32_t threads;  // per block
+  // programmatic, vectors of 16 bytes: blocks release the next launch at their end, not after their loads
+  bool begins_last;
 };
 
 // NVIDIA H200, 2026-11-24.
@@ -223,39 +236,41 @@ constexpr SwigluMatrixShape kSwigluMatrixShapes[] = {
 constexpr SwigluMatrixShape kSwigluMatrixShapesProgrammatic[] = {
     {300, 8, 128, false},         // 279: 1.00 us against 1.06 with vectors of 16 bytes
     {1600, 16, 256, false},       // 434: 1.18 us against 1.20 with 128 threads
-    {1900, 16, 256, true},        // 1737: 2.79 us against 2.91 behind the loads
+    {1900, 16, 256, true},        // 1737: 2.79 us against 2.91 with a release after the loads
     {2300, 16, 256, false},       // 1985: 3.98 us against 4.06 with 128 threads
     {INT64_MAX, 16, 128, false},  // 3475: 6.42 us against 6.45 with 256 threads
 };
-// Of matrices backward, plain and of 16 bits; begins_last says that blocks let the next launch begin behind their loads.
-// 868: 2.74 us against 2.98 with vectors of 16 bytes, 27 800 69.0 against 69.9.
+// Backward on matrices, plain form, 16-bit data. begins_last here means that blocks release the next launch after their
+// loads, instead of at once. 868: 2.74 us against 2.98 with vectors of 16 bytes; 27 800: 69.0 against 69.9.
 constexpr SwigluMatrixShape kSwigluGradientShapes[] = {
     {70, 8, 128, false},         // 46: 1.29 us against 1.30 with 256 threads
     {INT64_MAX, 8, 256, false},  // 13 900: 35.7 us against 36.0 with 128 threads
 };
 constexpr SwigluMatrixShape kSwigluGradientShapesProgrammatic[] = {
     {230, 8, 128, false},       // 186: 1.07 us against 1.09
-    {450, 8, 256, true},        // 372: 1.29 us against 1.59 at once
-    {1300, 8, 256, false},      // 868: 1.95 us against 2.37 behind the loads
+    {450, 8, 256, true},        // 372: 1.29 us against 1.59 with a release at once
+    {1300, 8, 256, false},      // 868: 1.95 us against 2.37 with a release after the loads
     {INT64_MAX, 8, 256, true},  // 13 900: 35.2 us against 36.4 with 128 threads
 };
 constexpr int64_t kSwigluGradientVectorBytes = 8;
-// Tensors without gaps, in launches that are not programmatic, of at most so many vectors of 16 bytes: 434 1.87 us
-// against 1.94 with rows, 108 1.33 and 1.38.
+// The largest launch, in vectors of 16 bytes, of the kernel for tensors without gaps; not for programmatic launches.
+// 434: 1.87 us against 1.94 with rows; 108: 1.33 against 1.38.
 constexpr int64_t kMaxSwigluFlatVectors = 560;
 constexpr int64_t kSwigluFlatVectorBytes = 4;
 constexpr uint32_t kSwigluFlatThreads = 256;
 constexpr int kMaxSwigluMatrixThreads = 256;
-// Of activations and soft caps, which compute for long: more vectors than these begin the next launch at their end.
+// With activations and soft caps, whose arithmetic takes long: launches of more vectors release the next launch at
+// their end.
 constexpr int64_t kMinSwigluLastVectors = 300;
 
-// Of activations and soft caps, vectors of 8 bytes in launches that are not programmatic, of at most so many vectors of
-// 16 bytes. At 108 GeGLU by erf takes 1.29 us against 1.41, by tanh 1.26 against 1.37, soft caps 1.55 against 1.68.
+// With activations and soft caps: the largest launch, in vectors of 16 bytes, that uses vectors of 8 bytes; not for
+// programmatic launches. At 108, GeGLU by erf takes 1.29 us against 1.41, by tanh 1.26 against 1.37, soft caps 1.55
+// against 1.68.
 constexpr int64_t kMaxSwigluHalfOptions = 200;
 
-// Rows of a thread where there are biases or soft caps, of more vectors than these. Biases: 111 000 165.8 us, with 4
-// rows 166.8, with 1 204.8; 13 900 23.5, 23.9 and 28.2. A soft cap of the gate: 27 800 43.8 us, with 1 row 44.8, but
-// 13 900 26.6 and 22.8.
+// Rows per thread with biases or soft caps, in launches of more vectors than the two limits below. Biases, with 8, 4
+// and 1 rows: 165.8, 166.8 and 204.8 us at 111 000 vectors; 23.5, 23.9 and 28.2 us at 13 900. A soft cap of the gate,
+// with 8 rows and 1: 43.8 and 44.8 us at 27 800, but 26.6 and 22.8 us at 13 900.
 constexpr uint32_t kSwigluRowsPerThread = 8;
 constexpr int64_t kMinSwigluBiasVectors = 6000;
 constexpr int64_t kMinSwigluCapVectors = 20000;
@@ -275,13 +290,13 @@ constexpr int64_t kSwigluRowGroupBytes = 16;
 
 // ---- CPU ----
 
-// Read and written, that are worth a thread of their own, which takes about 60 us to wake.
+// Bytes read and written that justify one more thread, which takes about 60 us to wake.
 constexpr int64_t kBytesPerCpuTask = int64_t{1} << 20;
 
-// Of a SwiGLU output that AVX-512 writes past the caches, where it would not stay in them.
+// Size of a SwiGLU output from which on AVX-512 writes past the caches, in which it would not remain.
 constexpr int64_t kMinStreamedCpuBytes = int64_t{32} << 20;
 
-// Read and written by a step whose destinations vectors write past the caches.
+// Bytes read and written by a step from which on vectors write past the caches.
 constexpr int64_t kMinStreamedStepBytes = int64_t{64} << 20;
 
 }  // namespace rope

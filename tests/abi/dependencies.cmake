@@ -1,6 +1,7 @@
-# cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -D HARDENING=… -P dependencies.cmake: what the library asks of the
-# system it is loaded on: the C library alone, of 2021 or later, and no C++ runtime; no memory that is both written and
-# executed, function addresses that are read-only once it is loaded, and in hardened builds the checks of the C library.
+# cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -D HARDENING=… -P dependencies.cmake: the library depends only on
+# the system's C library, of 2021 or later, and on no C++ runtime. It has no memory that is both writable and
+# executable, its function addresses become read-only once it is loaded, and hardened builds use the checks of the C
+# library.
 
 cmake_minimum_required(VERSION 3.22)
 

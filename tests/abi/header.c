@@ -1,4 +1,4 @@
-/* header.c - the public header is complete by itself, may come twice, and reads the same in C and C++ */
+/* header.c - the public header is self-contained, may be included twice, and is valid C and C++ */
 #include <rope/rope.h>
 
 rope_status_t call(rope_desc_t *desc, const rope_args_t *args);

@@ -1,4 +1,5 @@
-/* header_cuda.c - the stream types of the CUDA runtime and driver are rope_stream_t: no cast, no warning */
+/* header_cuda.c - the stream types of the CUDA runtime and driver convert to rope_stream_t without a cast or a
+ * warning */
 #include <cuda_runtime.h>
 #include <rope/rope.h>
 

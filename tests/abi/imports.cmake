@@ -1,11 +1,11 @@
-# cmake -D NM=… -D OBJECTS=…|… -P imports.cmake: what the library's own objects call of the C library. They print nothing
-# and allocate nothing in a call: formatting is for texts alone, and one function allocates, that which makes a
-# descriptor.
+# cmake -D NM=… -D OBJECTS=…|… -P imports.cmake: checks the functions of the C library that the library's own objects
+# call. Calls print nothing and allocate nothing: only texts are formatted, and only the function that creates a
+# descriptor allocates.
 
 cmake_minimum_required(VERSION 3.22)
 
 set(rules
-  #  file, or how it begins         what it may call, as regular expressions
+  # file, or its beginning         functions that it may call, as regular expressions
   "src/|                            _?_?mem(cpy|set|move|cmp)(_chk)? __tls_get_addr _GLOBAL_OFFSET_TABLE_ __stack_chk.*"
   "src/|                            __aarch64_.*"
   "src/api/|                        pthread_setcancelstate"

@@ -1,8 +1,9 @@
-# cmake -D SOURCE=…/src -P include_rules.cmake: data flows api -> core -> plan -> backend -> kernels and never back.
+# cmake -D SOURCE=…/src -P include_rules.cmake: checks that includes follow the flow of data, api -> core -> plan ->
+# backend -> kernels, and never go back.
 #
-# A file's rule is the first line below whose folder it lies in; a file without a rule is an error. Quoted includes are
-# written from src/. Kernels are leaves: a file of kernels is included by lists of kernels (*_variants.cuh) and by
-# src/backend/cuda/inst alone.
+# A file's rule is the first line below with a folder that contains the file; a file without a rule is an error. Quoted
+# includes are relative to src/. Only lists of kernels (*_variants.cuh) and files in src/backend/cuda/inst include a
+# file of kernels.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -18,7 +19,7 @@ set(rules
   "backend/cuda/kernels/|    core/ plan/tuning.hpp plan/rope_kernels.hpp plan/step_kernels.hpp plan/swiglu_kernels.hpp backend/cuda/kernels/ CUDA"
   "backend/cuda/|            core/ plan/ backend/backend.hpp backend/cuda/ CUDA"
 )
-# The C library and the compiler, and what C++ has as headers alone: the installed library links no C++ runtime.
+# Headers of the C library and the compiler, and header-only parts of C++: the installed library links no C++ runtime.
 set(c_library "^((sys|linux)/)?[a-z0-9_]+\\.h$|^(atomic|limits|new|type_traits|utility)$")
 set(cuda "^(cuda|cuda_[a-z0-9_]+|cooperative_groups|vector_types|driver_types|device_types|nvtx3?/.*)(\\.h)?$")
 

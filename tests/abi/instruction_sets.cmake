@@ -1,5 +1,5 @@
-# cmake -D NM=… -D OBJDUMP=… -D OBJECTS=…|… -P instruction_sets.cmake: what is compiled for newer processors alone stays
-# where it is asked for, and RoPE fuses nothing.
+# cmake -D NM=… -D OBJDUMP=… -D OBJECTS=…|… -P instruction_sets.cmake: checks that code compiled for newer processors is
+# used only after their detection, and that RoPE fuses no operations.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -8,8 +8,8 @@ if(NOT objects)
   message(FATAL_ERROR "no objects")
 endif()
 foreach(object IN LISTS objects)
-  # A function that other objects have too is one that the linker may take from here for all of them. Those with the name
-  # of the instruction set in their own are of this object alone.
+  # If other objects have a function of the same name, the linker may take this one for all of them. Functions with the
+  # instruction set in their names exist only in this object.
   string(REGEX REPLACE ".*cpu_kernels_(x86_v[0-9]).*" "\\1" set "${object}")
   execute_process(COMMAND "${NM}" --defined-only "${object}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]* [TWiu] [^\n]*" shared "${symbols}")

@@ -1,6 +1,6 @@
-/* layout.c - prints every size, offset and value that a program built against <rope/rope.h> carries in its binary
+/* layout.c - prints every size, offset and value that a program built with <rope/rope.h> contains in its binary
  *
- * Compared with layout.golden. A line that changes or goes is an ABI break; lines for what is new are added.
+ * The output is compared with layout.golden. A changed or removed line is an ABI break; additions get new lines.
  */
 #include <rope/rope.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
-/* new_client.c - a program built against a later header, whose structs have grown by 16 bytes
+/* new_client.c - a program built with a later header, in which the structs are 16 bytes longer
  *
- * While it leaves the new fields zero the library serves it; once it sets one, the library says that it does not know
- * it, and touches nothing.
+ * While the new fields are zero, calls succeed. Once one is set, the library refuses the call, names the unknown
+ * field, and changes nothing.
  */
 #include <rope/rope.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void expect(rope_status_t found, rope_status_t wanted, const char *what) 
   ++failures;
 }
 
-/* The library names what it does not know: the struct and the first byte past what it knows. */
+/* The message names the struct and the offset of the first byte past the fields that the library has. */
 static void expect_refused(rope_status_t found, const char *function, const char *name, size_t offset) {
   char wanted[128];
   snprintf(wanted, sizeof(wanted), "%s: %s has a non-zero byte at offset %lu: ", function, name, (unsigned long)offset);
@@ -117,7 +117,7 @@ static void check_swiglu(void) {
   swiglu_desc_destroy(desc);
 }
 
-/* The helpers that compute on the host. */
+/* The functions that compute on the host. */
 static void check_helpers(void) {
   LATER(rope_scaling_t) scaling;
   LATER(rope_sections_t) sections;

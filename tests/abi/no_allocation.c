@@ -1,9 +1,8 @@
 /* no_allocation.c - a call allocates and prints nothing
  *
- * The C library's allocator is replaced by functions that count, for the whole process, the library and its threads
- * included, and standard output and error by a file. Then come the calls of a server: after a few to warm up not one of
- * them may count, nor write a byte.
- * Argument: cpu, or cuda, which skips (77) where there is no device.
+ * The C library's allocator is replaced by functions that count, for the whole process including the library's
+ * threads, and standard output and error by a file. Then the program makes the calls of a server: after a few calls
+ * to warm up, none may allocate or write a byte. Argument: cpu, or cuda, which skips (77) if there is no device.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,7 +17,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-/* glibc's own names of what is replaced. */
+/* glibc's names of the replaced functions. */
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *memory, size_t size);
@@ -94,7 +93,7 @@ static rope_tensor_t tensor(void *data, rope_dtype_t dtype, int ndim, int64_t fi
   return view;
 }
 
-/* `memory`: five times kLarge floats where the device has them. */
+/* `memory`: five times kLarge floats, if the device has memory. */
 static void prepare(rope_device_t device, float *memory, Calls *calls) {
   rope_config_t rope;
   swiglu_config_t swiglu;
@@ -149,7 +148,7 @@ static void call_all(const Calls *calls) {
   }
   if (swiglu_forward(calls->swiglu, &calls->forward, NULL) != ROPE_STATUS_SUCCESS) fail("swiglu_forward");
   if (swiglu_backward(calls->swiglu, &calls->backward, NULL) != ROPE_STATUS_SUCCESS) fail("swiglu_backward");
-  /* A refusal has a text, and that has its memory. */
+  /* A refusal stores its text in existing memory. */
   refused.q.shape[2] = 63;
   if (rope_forward(calls->rope, &refused, NULL) != ROPE_STATUS_INVALID_ARGUMENT) fail("63 channels were not refused");
 }

@@ -1,4 +1,4 @@
-# cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs are the ones that tests compile and run.
+# cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs equal those that tests compile and run.
 
 cmake_minimum_required(VERSION 3.22)
 

@@ -1,9 +1,9 @@
-# cmake -D ABIDW=… -D ABIDIFF=… -D LIBRARY=… -D HEADERS=… -D GOLDEN=… -P types.cmake: the library, which has debug
-# information, still takes and returns the types that the golden file says. Bits of abidiff's exit status: 1 and 2 an
-# error, 4 a change, 8 one that breaks programs for certain. It leaves moved fields to the reader, hence the words that
-# are looked for. Functions may be added, which symbols.golden lists, and structs may grow at their end, by members past
-# their size in the golden file, and change in nothing else. (abidiff's own suppression of members that are inserted at
-# the end hides all other changes of such a struct.) -D WRITE=1 writes the file.
+# cmake -D ABIDW=… -D ABIDIFF=… -D LIBRARY=… -D HEADERS=… -D GOLDEN=… -P types.cmake: the functions of the library,
+# which has debug information, have the types of the golden file. Bits of abidiff's exit status: 1 and 2 an error, 4 a
+# change, 8 a change that certainly breaks programs. abidiff reports moved fields only in words, so its output is
+# searched for these words. Functions may be added (symbols.golden lists them), and structs may gain members past their
+# size in the golden file; nothing else may change. (abidiff's own suppression of members inserted at the end hides all
+# other changes of such a struct.) -D WRITE=1 writes the file.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -49,7 +49,7 @@ elseif(is_change)
   list(JOIN headings "|" headings)
   set(is_growth TRUE)
   string(REPLACE ";" "," lines "${report}")
-  string(REGEX REPLACE "[[][AC][]] " "" lines "${lines}")  # a list does not end inside of brackets
+  string(REGEX REPLACE "[[][AC][]] " "" lines "${lines}")  # so that no list element ends inside brackets
   string(REGEX REPLACE "\n" ";" lines "${lines}")
   foreach(line IN LISTS lines)
     string(STRIP "${line}" line)

@@ -1,4 +1,4 @@
-// error_tests.cpp - each misuse gives its status, a message that names it, and leaves memory alone
+// error_tests.cpp - each misuse returns its status and a message that names it, and leaves memory unchanged
 #include <catch2/catch_test_macros.hpp>
 #include <cctype>
 #include <cmath>
@@ -30,7 +30,7 @@ bool contains_word(const std::string &text, const std::string &word) {
   return false;
 }
 
-// What the failed call must have said: function, field and, where not empty, value.
+// Checks the message of a failed call: function, field and, unless empty, value.
 void check_message(const char *function, const std::string &field, const std::string &value) {
   const std::string message = rope_last_error();
   INFO("message: " << message);
@@ -45,7 +45,7 @@ void check_message(const char *function, const std::string &field, const std::st
   CHECK(message.size() > rule + 10);
 }
 
-// A good request for RoPE, to be broken in one place: [2, 3, H, 16] of 4 and 2 heads, out of place.
+// A valid request for RoPE, to be broken in one place: [2, 3, H, 16] with 4 and 2 heads, out of place.
 struct RopeRequest {
   explicit RopeRequest(const Device &on) : device(on), workspace(41) {
     config = rope_config_for(device, 16);
@@ -64,7 +64,7 @@ struct RopeRequest {
     args.sin = tensor({5, 8});
   }
 
-  // Six tokens of two sequences.
+  // Makes it six tokens of two sequences.
   void use_sequences() {
     config.layout = ROPE_LAYOUT_THD;
     args.q = tensor({6, 4, 16});
@@ -94,7 +94,7 @@ struct RopeRequest {
     config.norm_eps = eps;
   }
 
-  // With weights for q and k.
+  // Adds a norm with weights for q and k.
   rope_norm_args_t &use_weights(rope_norm_type_t type = ROPE_NORM_RMS) {
     use_norm(type);
     norm.q_weight = tensor({16});
@@ -103,7 +103,7 @@ struct RopeRequest {
     return norm;
   }
 
-  // Backward: with rows for the gradients of both weights.
+  // Adds a norm to backward, with rows for the gradients of both weights.
   rope_norm_args_t &use_gradients(rope_norm_type_t type = ROPE_NORM_RMS) {
     use_weights(type);
     norm.q_in = tensor({2, 3, 4, 16});
@@ -113,14 +113,14 @@ struct RopeRequest {
     return norm;
   }
 
-  // A factor of each of q's tokens.
+  // Adds a factor for each of q's tokens.
   rope_input_args_t &use_factor() {
     input.q_row_factor = tensor({3});
     args.input = &input;
     return input;
   }
 
-  // k goes to slots of three pages of four entries.
+  // Adds a cache: k goes to slots of three pages of four entries.
   rope_cache_args_t &use_cache() {
     cache.k_cache = tensor({3, 4, 2, 16});
     const bool has_batches = config.layout != ROPE_LAYOUT_THD;
@@ -130,7 +130,7 @@ struct RopeRequest {
     return cache;
   }
 
-  // A cache of 8 bits, with a scale.
+  // Adds a cache of 8-bit codes with a scale.
   rope_quant_args_t &use_codes(rope_dtype_t dtype = ROPE_DTYPE_F8_E4M3) {
     use_cache().k_cache = workspace.tensor(dtype, {3, 4, 2, 16});
     quant.k_scale = workspace.tensor(ROPE_DTYPE_F32, {1});
@@ -138,14 +138,14 @@ struct RopeRequest {
     return quant;
   }
 
-  // The same with scales that are written beside them.
+  // use_codes with written scales beside the codes.
   RopeRequest &use_scales() {
     use_codes().k_scale = {};
     cache.k_scales = tensor({3, 4, 2, 1});
     return *this;
   }
 
-  // A window of 8 of 16 channels; q in two parts.
+  // Sets a window of 8 of 16 channels, with q in two parts.
   RopeRequest &use_pass() {
     config.rotary_dim = 8;
     args.q = tensor({2, 3, 4, 8});
@@ -154,7 +154,7 @@ struct RopeRequest {
     return *this;
   }
 
-  // The same window, k in two caches.
+  // Sets the window of use_pass, with k in two caches.
   rope_cache_args_t &use_latent() {
     config.rotary_dim = 8;
     use_cache().k_cache = tensor({3, 4, 2, 8});
@@ -162,7 +162,7 @@ struct RopeRequest {
     return cache;
   }
 
-  // v beside k, each into a cache.
+  // Adds v beside k, each with a cache.
   rope_cache_args_t &use_v() {
     use_cache();
     args.v = tensor({2, 3, 2, 16});
@@ -171,7 +171,7 @@ struct RopeRequest {
     return cache;
   }
 
-  // Pages of each batch, or of each sequence.
+  // Gives pages to each batch, or to each sequence.
   rope_cache_args_t &use_pages() {
     use_cache().slots = {};
     cache.page_table = workspace.tensor(ROPE_DTYPE_I32, {2, 3});
@@ -186,7 +186,7 @@ struct RopeRequest {
     workspace.fill_integers(cache.page_indptr, [](const Index &index) { return 3 * index[0]; });
   }
 
-  // Another type of q, k and their outputs.
+  // Changes the type of q, k and their outputs.
   void use_dtype(rope_dtype_t dtype) {
     config.dtype = dtype;
     for (rope_tensor_t *each : {&args.q, &args.q_out, &args.k, &args.k_out}) each->dtype = dtype;
@@ -1328,7 +1328,7 @@ std::vector<RopeMisuse> misused_steps() {
        [](R &r) {
          r.config.rotary_dim = 8;
          rope_norm_args_t &norm = r.use_weights();
-         // Every third of q's rows is as long as two heads; k_weight lies outside of the windows.
+         // Every third row of q is as long as two heads; k_weight lies outside the windows.
          norm.k_weight = r.args.q;
          norm.k_weight.ndim = 2;
          norm.k_weight.shape[0] = 2;
@@ -1714,7 +1714,7 @@ Desc *not_null() {
   return reinterpret_cast<Desc *>(static_cast<uintptr_t>(64));
 }
 
-// Memory for a struct that a newer header has made longer.
+// Memory for a struct that is longer in a newer header.
 template <class Struct>
 struct Longer {
   Struct known;
@@ -1811,7 +1811,7 @@ TEST_CASE("misused norms, caches and flags of a step", "[errors][step]") {
 
 namespace {
 
-// Backward of a request that is misused like that, and the descriptor of the call.
+// Checks backward with the request's misuse, and the descriptor of the call.
 RopeDesc check_backward_misuse(const RopeMisuse &misuse, RopeRequest *request) {
   INFO(misuse.title << ", on " << request->device);
   misuse.commit(*request);
@@ -2050,7 +2050,7 @@ TEST_CASE("what gradients of norms need, and what does not fit them, is said by 
       RopeRequest request(device);
       check_backward_misuse(misuse, &request);
     }
-    // With one of these rope_explain explains backward.
+    // Each of these makes rope_explain explain backward.
     const std::pair<const char *, rope_tensor_t rope_norm_args_t::*> inputs[] = {
         {"norm.q_in", &rope_norm_args_t::q_in},
         {"norm.k_in", &rope_norm_args_t::k_in},
@@ -2239,7 +2239,7 @@ TEST_CASE("structs of a newer header", "[errors]") {
 TEST_CASE("devices that are not there", "[errors]") {
   int32_t count = 0;
   REQUIRE(rope_device_count(ROPE_DEVICE_CUDA, &count) == ROPE_STATUS_SUCCESS);
-  // A build without the backend cannot serve the request anywhere.
+  // A build without the backend cannot run the request anywhere.
   const bool without_cuda = count == 0 && std::string(rope_last_error()).find("without CUDA") != std::string::npos;
   const rope_status_t expected = without_cuda ? ROPE_STATUS_NOT_SUPPORTED : ROPE_STATUS_NO_DEVICE;
   rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, count, "CUDA"}, 16);
@@ -2280,7 +2280,7 @@ TEST_CASE("views of nothing need no data", "[errors]") {
 
 namespace {
 
-// A good request for SwiGLU, [3, 5], to be broken in one place. The directions share it: forward reads no gradients.
+// A valid request for SwiGLU, [3, 5], to be broken in one place. Both directions use it: forward reads no gradients.
 struct SwigluRequest {
   SwigluRequest(const Device &on, Direction to) : device(on), direction(to), workspace(42) {
     config = swiglu_config_for(device);
@@ -2297,7 +2297,7 @@ struct SwigluRequest {
 
   rope_tensor_t tensor(const Shape &shape) { return workspace.tensor(ROPE_DTYPE_F32, shape); }
 
-  // The gradient of one row's factor alone; the inputs visit `memory` by a shape of three axes that all have one stride.
+  // Requests only the gradient of one row's factor; the inputs cover `memory` with three axes of one stride.
   void sum_row_of(rope_tensor_t memory, const int64_t (&shape)[3], int64_t stride) {
     memory.ndim = 3;
     memory.flags = ROPE_TENSOR_STRIDED;
@@ -2316,14 +2316,14 @@ struct SwigluRequest {
   rope_stream_t stream = nullptr;
   bool null_args = false;
 
-  // For args.input, with room for a field that this version does not know.
+  // For args.input, with a field that this version does not have.
   struct LongInput {
     swiglu_input_args_t now = SWIGLU_INPUT_ARGS_INIT;
     uint64_t later = 0;
   };
   LongInput input;
 
-  // The further inputs, which the args point to.
+  // The group of further inputs, to which the args point.
   swiglu_input_args_t &inputs() {
     args.input = &input.now;
     return input.now;
@@ -3296,7 +3296,7 @@ TEST_CASE("misused SwiGLU args", "[errors]") {
         request.workspace.restore();
         CHECK(call(request) == misuse.status);
         check_message(forward ? "swiglu_forward" : "swiglu_backward", misuse.field, misuse.value);
-        // To an explanation grad_out tells the direction.
+        // An explanation takes the direction from grad_out.
         if (request.stream == nullptr && (request.args.grad_out.ndim == 0) == forward) {
           char text[8] = "#######";
           const swiglu_args_t *args = request.null_args ? nullptr : &request.args;
@@ -3315,7 +3315,7 @@ TEST_CASE("as many heads as the header says are served", "[errors]") {
     const RopeDesc desc = create(rope_config_for(device, 2));
     char text[256];
     rope_args_t args = rope_args();
-    void *const somewhere = reinterpret_cast<void *>(uintptr_t{1} << 20);  // an explanation reads nothing
+    void *const somewhere = reinterpret_cast<void *>(uintptr_t{1} << 20);  // an explanation does not read it
     args.q = {somewhere, ROPE_DTYPE_F32, 4, ROPE_TENSOR_STRIDED, {1, 1, 1 << 20, 2}, {0, 0, 2, 1}};
     INFO("on " << device);
     CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_SUCCESS);
@@ -3426,7 +3426,7 @@ const Group *unreadable() {
 
 template <class Struct>
 struct Refused {
-  const char *text;  // behind the function's name
+  const char *text;  // the text behind the function's name
   void (*commit)(Struct &);
 };
 

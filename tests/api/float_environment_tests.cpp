@@ -1,4 +1,5 @@
-// float_environment_tests.cpp - a caller's rounding mode, flush to zero and traps change no bit and stay as they were
+// float_environment_tests.cpp - a caller's rounding mode, flush to zero and traps do not affect results and are
+// restored
 #include <fenv.h>
 #include <rope/rope.h>
 
@@ -34,13 +35,13 @@ const std::vector<Setting> &settings() {
          flush_to_zero();
          feraiseexcept(FE_INVALID);
        }},
-      // An exception that is trapped ends the process. Not every aarch64 processor can.
+      // A trapped exception ends the process. Not every aarch64 processor can trap.
       {"exceptions trapped", [] { feenableexcept(FE_ALL_EXCEPT); }, true},
   };
   return all;
 }
 
-// Runs `call` under a setting and comes back to the default one. False if the call left another than it found.
+// Runs `call` under a setting and then restores the default one. Returns false if the call changed the setting.
 bool is_kept_by(const Setting &setting, const std::function<void()> &call) {
   fenv_t before;
   fegetenv(&before);
@@ -64,8 +65,8 @@ void must_succeed(rope_status_t status) {
   if (status != ROPE_STATUS_SUCCESS) FAIL(rope_last_error());
 }
 
-// Normal and subnormal numbers, signed zeros, infinities and NaN, large enough for several CPU threads. The same calls
-// again and again: what they write is their image.
+// Normal and subnormal numbers, signed zeros, infinities and NaN, enough for several CPU threads. Every run makes the
+// same calls; their image is what they write.
 class Calls {
  public:
   Calls(const Device &device, int32_t num_threads) : device_(device), num_threads_(num_threads) {
@@ -93,7 +94,7 @@ class Calls {
     workspace_.freeze();
   }
 
-  // Creates the descriptors under `creation` and calls them under `calling`, each call by itself.
+  // Creates the descriptors under `creation` and makes each call separately under `calling`.
   Bytes run(const Setting &creation, const Setting &calling) {
     workspace_.restore();
     for (size_t i = 0; i < ropes_.size(); ++i) {
@@ -163,7 +164,7 @@ class Calls {
     return result;
   }
 
-  // What a CUDA call leaves is not looked at: run() copies memory by the CUDA runtime too.
+  // The environment after a CUDA call is not checked: run() also copies memory by the CUDA runtime.
   void call(const Setting &setting, const std::function<void()> &call) {
     if (device_.kind == ROPE_DEVICE_CPU) {
       run_under(setting, call);
@@ -189,7 +190,8 @@ TEST_CASE("no bit depends on the caller's floating-point environment", "[float e
       const Bytes expected = calls.run(default_setting, default_setting);
       for (const Setting &setting : settings()) {
         INFO(device << ", " << num_threads << " threads, " << setting.name);
-        if (device.kind == ROPE_DEVICE_CUDA && setting.may_trap) continue;  // the driver's arithmetic is its own
+        // the driver's arithmetic cannot be controlled
+        if (device.kind == ROPE_DEVICE_CUDA && setting.may_trap) continue;
         const bool are_same_when_called = calls.run(default_setting, setting) == expected;
         CHECK(are_same_when_called);
         const bool are_same_when_created = calls.run(setting, default_setting) == expected;
@@ -207,7 +209,7 @@ TEST_CASE("threads of the pool keep nothing of the environment they were started
   REQUIRE(are_same_before);
   for (const Setting &setting : settings()) {
     INFO("the first call " << setting.name);
-    // Its first call starts threads. What the calls leave is looked at elsewhere.
+    // The child's first call starts threads. Other tests check the environment after the calls.
     CHECK(holds_in_child([&] {
       together.run(default_setting, setting);
       return together.run(default_setting, default_setting) == expected;

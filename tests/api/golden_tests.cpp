@@ -1,13 +1,13 @@
-// golden_tests.cpp - every bit of RoPE, on every device and instruction set: hashes of outputs against golden.txt; and of
-// RoPE and SwiGLU over runs and numbers of threads
+// golden_tests.cpp - every bit of RoPE on every device and instruction set, as hashes of outputs in golden.txt; and
+// equal bits of RoPE and SwiGLU in repeated runs and with any number of threads
 //
-// RoPE promises the same bits everywhere, so that a changed bit anywhere is a decision: whoever takes it writes the file
-// anew with
+// RoPE guarantees identical bits everywhere, so a changed bit is a deliberate change. It is made by writing the file
+// again with
 //     ROPE_WRITE_GOLDEN=tests/api/golden.txt build/tests/rope_api_tests "[golden]"
-// and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only, and has no hashes.)
+// and by an entry in CHANGELOG.md. (SwiGLU guarantees bits only on one device and instruction set, and has no hashes.)
 //
-// Inputs are made of integers alone, so that no machine's libm or rounding has a part in them. Element n of a tensor is,
-// with w the n-th output of SplitMix64 from the tensor's seed,
+// Inputs are computed only with integers, so they do not depend on a machine's libm or rounding. Element n of a tensor
+// is, with w the n-th output of SplitMix64 from the tensor's seed,
 //     sign    bit 63 of w
 //     exponent  lowest + (w >> 32) % count, as a power of two
 //     significand  the lowest bits of w, as many as the type stores
@@ -72,7 +72,7 @@ void fill_floats(const rope_tensor_t &tensor, uint64_t seed, int lowest_exponent
   });
 }
 
-// FNV-1a of the elements in the order of their indices.
+// FNV-1a hash of the elements in index order.
 class Hash {
  public:
   void add(const rope_tensor_t &tensor) {
@@ -131,7 +131,7 @@ std::string hash_of(const Device &device, const Request &request, bool is_in_pla
   }
   args.positions = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
   Random random(3);
-  // Computed angles: of every size and either sign. Tables: rows, and some outside.
+  // For computed angles, positions of every size and sign; for tables, rows and some positions outside.
   workspace.fill_integers(args.positions, [&](const Index &) {
     const uint64_t word = random.bits();
     if (request.source != Source::Computed) return static_cast<int64_t>(word % (rows + 64));
@@ -175,7 +175,7 @@ std::string hash_of_tables(const Device &device, rope_dtype_t dtype, rope_dtype_
   return hash.text();
 }
 
-// What stands around the rotation.
+// The operations around the rotation.
 struct Step {
   const char *name;
   rope_norm_type_t norm;
@@ -185,13 +185,13 @@ struct Step {
   double weight_offset;
   bool changes_style, is_cached;
   uint32_t flags;
-  rope_dtype_t out_code = 0, cache_code = 0;  // types of 8 bits in the place of the data's
+  rope_dtype_t out_code = 0, cache_code = 0;  // 8-bit types that replace the data's
   uint32_t quant_flags = 0;
   int32_t quant_rounding = 0;
   bool has_amax = false, has_factors = false;
-  rope_dtype_t written = 0;  // type of scales that are written beside codes, in the place of static ones
+  rope_dtype_t written = 0;  // type of written scales beside the codes, which replace static ones
   int64_t groups = 1;
-  bool has_parts = false;  // a window of 32 channels and the others come from two tensors, k goes to two caches
+  bool has_parts = false;  // a window of 32 channels and the other channels come from two tensors; k goes to two caches
 
   bool has_codes() const { return out_code != 0 || cache_code != 0; }
   bool has_gradient() const { return norm != 0 && !is_cached && !has_codes(); }
@@ -240,7 +240,7 @@ constexpr Step steps[] = {
      ROPE_NORM_ORDER_BEFORE, ROPE_NORM_EXTENT_HEAD, 0, 0, false, true, ROPE_FLAG_V_UNROTATED, ROPE_DTYPE_F8_E4M3,
      ROPE_DTYPE_F8_E4M3, 0, 0, false, false, ROPE_DTYPE_F8_E8M0, 4, true}};
 
-// Backward is that of a step that has a gradient.
+// Backward is that of a step with a gradient.
 std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style, const Step &step, bool is_in_place,
                     Direction direction = Direction::Forward) {
   Workspace workspace(3);
@@ -257,7 +257,7 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   args.q = tensor({batches, tokens, q_heads, width}, 1);
   args.k = tensor({batches, tokens, k_heads, width}, 2);
   if (step.is_cached) args.v = tensor({batches, tokens, k_heads, head_dim}, 3);
-  const bool has_outputs = !is_in_place || step.out_code || step.has_parts;  // what has memory of its own
+  const bool has_outputs = !is_in_place || step.out_code || step.has_parts;  // outputs with their own memory
   if (has_outputs) {
     args.q_out = tensor_of(step.out_code, {batches, tokens, q_heads, head_dim}, 4);
     if (!step.is_cached) args.k_out = tensor_of(step.out_code, {batches, tokens, k_heads, head_dim}, 5);
@@ -291,7 +291,7 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
     if (step.has_parts) cache.k_pass_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim - window}, 17);
     cache.v_cache = tensor_of(step.cache_code, {16, 8, k_heads, head_dim}, 11);
     cache.slots = workspace.tensor(ROPE_DTYPE_I64, {batches, tokens});
-    // Each place once, and some before the first and behind the last.
+    // Each place once, and some slots before the first and behind the last place.
     workspace.fill_integers(cache.slots, [](const Index &at) { return (at[0] * tokens + at[1]) * 7 % 131 - 2; });
     args.cache = &cache;
   }
@@ -373,7 +373,7 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   return hash.text();
 }
 
-// What golden.txt would say of a device.
+// The contents of golden.txt for one device.
 std::string golden_text_of(const Device &device) {
   std::ostringstream text;
   const auto add = [&](const Request &request) {
@@ -456,7 +456,7 @@ TEST_CASE("every run and every number of threads gives the same bits, forward an
                                          << device);
           Workspace workspace(4);
           rope_args_t args = rope_args();
-          // 2 to 8 MiB read and written, so that threads have a part each; heads of two tensors, and a token at fault.
+          // 2 to 8 MiB read and written, so that each thread has a part; heads of two tensors, and one faulty token.
           args.q = workspace.tensor(dtype, {1, 1031, 5, 64});
           args.k = workspace.tensor(dtype, {1, 1031, 3, 64});
           args.fault = workspace.tensor(ROPE_DTYPE_I64, {2});

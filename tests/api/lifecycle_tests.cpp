@@ -1,4 +1,4 @@
-// lifecycle_tests.cpp - version, status, devices, descriptors over threads and processes
+// lifecycle_tests.cpp - version, status, devices, and descriptors used by several threads and processes
 #include <rope/rope.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace {
 
-// A call long enough to be spread over threads, cut between tensors and inside them: q and k in place.
+// A call that is long enough for several threads, divided between and inside tensors: q and k in place.
 struct LargeRope {
   LargeRope() : workspace(51) {
     args.q = workspace.tensor(ROPE_DTYPE_F32, {1, 97, 19, 128});
@@ -136,7 +136,7 @@ TEST_CASE("what is no live descriptor of the kind is not destroyed", "[lifecycle
   swiglu_desc_destroy(gone_too);
   CHECK(std::string(rope_last_error()).find("swiglu_desc_destroy: desc is 0x") == 0);
 
-  // Memory that was given back twice would be two descriptors.
+  // Memory freed twice would be given to two descriptors.
   std::set<RopeDesc> ropes;
   std::set<SwigluDesc> swiglus;
   for (int i = 0; i < 2000; ++i) {
@@ -190,7 +190,7 @@ TEST_CASE("a descriptor keeps nothing of the caller's memory", "[lifecycle]") {
 }
 
 TEST_CASE("the last error belongs to its thread and to its failure", "[lifecycle]") {
-  // Looking for devices may leave a message; it is done once.
+  // The first search for devices may leave a message.
   const Device &cpu = devices()[0];
   const std::string here = fail_once();
   CHECK(here.find("rope_desc_create") != std::string::npos);
@@ -205,7 +205,7 @@ TEST_CASE("the last error belongs to its thread and to its failure", "[lifecycle
   CHECK(there.find("77") != std::string::npos);
   CHECK(std::string(rope_last_error()) == here);
 
-  // Success leaves it alone.
+  // A successful call does not change the message.
   int32_t count = 0;
   CHECK(rope_device_count(ROPE_DEVICE_CPU, &count) == ROPE_STATUS_SUCCESS);
   Workspace workspace(53);
@@ -303,7 +303,7 @@ TEST_CASE("a call runs on as many threads as its descriptor says", "[lifecycle][
   workspace.restore();
   for (const bool is_rope : {true, false}) {
     INFO((is_rope ? "RoPE" : "SwiGLU"));
-    CHECK(holds_in_child([&] {  // with no thread but this one
+    CHECK(holds_in_child([&] {  // the child has only this thread
       const rope_status_t status =
           is_rope ? rope_forward(rope.get(), &large.args, nullptr) : swiglu_forward(swiglu.get(), &args, nullptr);
       const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
@@ -328,7 +328,7 @@ TEST_CASE("a child process makes descriptors, whatever other threads did at the 
   }
   int failures = 0;
   for (int round = 0; round < 300 && failures == 0; ++round) {
-    // A lock that no thread of the child holds would never be released.
+    // A lock held by a thread that the child lacks would never be released.
     failures += !holds_in_child([&] {
       rope_desc_t *desc = nullptr;
       return rope_desc_create(&config, &desc) == ROPE_STATUS_SUCCESS;
@@ -346,7 +346,7 @@ TEST_CASE("a child process may call after its parent did", "[lifecycle][threads]
   REQUIRE(rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS);
   const std::vector<std::byte> expected = large.workspace.image();
 
-  // A pool that the child believes to have would wait for ever.
+  // A child that tried to use its parent's pool would wait forever.
   CHECK(holds_in_child([&] {
     large.workspace.restore();
     const bool served = rope_forward(desc.get(), &large.args, nullptr) == ROPE_STATUS_SUCCESS;

@@ -1,4 +1,4 @@
-// memory_bounds_tests.cpp - CPU calls next to pages that cannot be read: nothing outside the views is touched
+// memory_bounds_tests.cpp - CPU calls next to unreadable pages: nothing outside the views is accessed
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-// One readable page between two that end the process when touched.
+// One readable page between two pages whose access ends the process.
 class LonelyPage {
  public:
   LonelyPage() : size_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
@@ -98,11 +98,11 @@ TEST_CASE("in place, channels outside the window are not even read", "[bounds]")
       config.rotary_dim = rotary_dim;
       const int64_t size = oracle::element_size(config.dtype);
       rope_args_t args = rope_args();
-      // The window is the head's end, and begins the page; the rest of the head is before it.
+      // The window is the end of the head and begins the page; the rest of the head lies before the page.
       config.rotary_offset = 256 - rotary_dim;
       args.q = view_at(page.begin() - config.rotary_offset * size, config.dtype, {1, 1, 1, 256});
       both_directions(config, args);
-      // The window is the head's beginning, and ends the page.
+      // The window is the beginning of the head and ends the page.
       config.rotary_offset = 0;
       args.q = view_at(page.end() - rotary_dim * size, config.dtype, {1, 1, 1, 256});
       both_directions(config, args);
@@ -170,7 +170,7 @@ TEST_CASE("a tensor without heads needs no memory beside one that has some", "[b
     rope_args_t args = rope_args();
     args.q = view_at(page.begin(), config.dtype, {2, 3, 2, 16});
     args.k = view_at(nullptr, config.dtype, {2, 3, 0, 16});
-    // Strides that no element uses may be any number.
+    // A stride that no element uses may have any value.
     args.k.flags = ROPE_TENSOR_STRIDED;
     for (int64_t &stride : args.k.stride) stride = INT64_MAX;
     both_directions(config, args);

@@ -1,4 +1,4 @@
-// process_tests.cpp - the program's own ways with threads and signals: cancellation, and faults that it handles
+// process_tests.cpp - the program's use of threads and signals: cancellation, and faults that the program handles
 #include <pthread.h>
 #include <rope/rope.h>
 #include <signal.h>
@@ -50,14 +50,14 @@ bool is_right(const rope_desc_t *desc) {
   return true;
 }
 
-// ---- A page of a tensor that is there only once a handler has brought it ----
+// ---- A page of a tensor that a signal handler provides at the first access ----
 
 char *fault_begin;
 size_t fault_bytes;
 std::atomic<int> faults_by_caller{0}, faults_by_others{0};
 pthread_t fault_caller;
 
-// The caller is held back until another thread has come here too, ten seconds at most.
+// Delays the caller until another thread has arrived too, ten seconds at most.
 void bring_page(int, siginfo_t *info, void *) {
   char *const at = static_cast<char *>(info->si_addr);
   if (at < fault_begin || at >= fault_begin + fault_bytes) _exit(2);
@@ -138,7 +138,7 @@ TEST_CASE("a call leaves the cancellation state as it was", "[process]") {
   }
 }
 
-// Run alone, it makes the first descriptor of its process, which reads files: a point of cancellation.
+// If this test runs alone, it creates the process's first descriptor, which reads files: a cancellation point.
 TEST_CASE("a thread that is to be cancelled makes a descriptor", "[process]") {
   for (const Device &device : devices()) {
     INFO(device);

@@ -1,4 +1,4 @@
-// rope_axes_tests.cpp - several positions for a token, and which of them turns which pair
+// rope_axes_tests.cpp - several positions per token, and the choice of the position axis for each pair
 #include <catch2/catch_test_macros.hpp>
 #include <limits>
 #include <vector>
@@ -70,7 +70,7 @@ TEST_CASE("axes in every dtype and style, of a part of the head", "[rope][axes]"
 }
 
 TEST_CASE("an axis that turns no pair changes nothing", "[rope][axes]") {
-  // Axis 1 is in no pair_axis, and its positions have no row.
+  // Axis 1 does not occur in pair_axis, and its positions have no row.
   const auto second_axis_far = [](int64_t axis, int64_t batch, int64_t token) {
     return axis == 1 ? last - token : inside(axis, batch, token);
   };
@@ -95,7 +95,7 @@ TEST_CASE("a token is outside where any axis that turns a pair is", "[rope][axes
       request.axis_positions(PositionShape::PerToken, ROPE_DTYPE_I32, positions);
       RopeCase(request).check();
       RopeCase(request).tables_by_axis().out_of_place().check();
-      // One pair of the last axis only.
+      // The last axis has only one pair.
       std::vector<int32_t> mostly_first(24, 0);
       mostly_first.back() = 2;
       RopeCase(request).axes(3, mostly_first).tables_by_axis().check();

@@ -1,4 +1,4 @@
-// rope_explain_tests.cpp - how a call would run, in words, with nothing run
+// rope_explain_tests.cpp - the description of a call in words, without running it
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 #include <string>
@@ -12,7 +12,7 @@ bool has(const std::string &text, const std::string &words) {
   return text.find(words) != std::string::npos;
 }
 
-// q of [2, 5, 3, 64], k of one head out of place, in memory that a call would change.
+// q of [2, 5, 3, 64], and k with one head out of place, in memory that a call would change.
 struct Request {
   explicit Request(const Device &device, rope_dtype_t dtype = ROPE_DTYPE_BF16) : workspace(81) {
     config = rope_config_for(device, 64);
@@ -68,7 +68,7 @@ TEST_CASE("an explanation names dtype, pairs and device", "[rope][explain]") {
         INFO(device << ": " << text);
         CHECK(text.rfind("rope " + std::string(oracle::dtype_name(dtype)) + style.pairs, 0) == 0);
         CHECK_FALSE(has(text, "\n"));
-        // [2, 5] tokens of (3 heads in place, one out of place) of 64 channels, each read and written.
+        // [2, 5] tokens with 3 heads in place and one out of place, of 64 channels, each read and written.
         const int64_t bytes = 2 * 2 * 5 * 4 * 64 * oracle::element_size(dtype);
         std::string megabytes = std::to_string(static_cast<double>(bytes) / 1e6);  // six digits behind the point
         while (megabytes.back() == '0') megabytes.pop_back();
@@ -90,7 +90,7 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
   for (const Device &device : devices()) {
     if (device.kind != ROPE_DEVICE_CUDA) continue;
     Request request(device);
-    // Few tokens with few heads, of two batches.
+    // Two batches of few tokens with few heads.
     CHECK(has(request.explain(), ": token angles kernel, "));
     request.args.cos = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
     request.args.sin = request.workspace.tensor(ROPE_DTYPE_F32, {9, 32});
@@ -108,14 +108,14 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
     for (const bool has_table : {false, true}) {
       if (has_table) request.args.cos = request.workspace.tensor(ROPE_DTYPE_F16, {9, 32});
       if (has_table) request.args.sin = request.workspace.tensor(ROPE_DTYPE_F16, {9, 32});
-      // Few tokens of one batch, and enough of one head for any GPU.
+      // One batch of few tokens, and then enough tokens with one head for any GPU.
       request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 5, 3, 64});
       CHECK(has(request.explain(), has_table ? ": short table kernel, " : ": short warp angles kernel, "));
       request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 131072, 1, 64});
       CHECK(has(request.explain(), has_table ? ": thread table kernel, " : ": thread angles kernel, "));
     }
     request.args.cos = request.args.sin = {};
-    // Enough to share angles.
+    // Enough tokens for shared angles.
     request.args.q = request.workspace.tensor(ROPE_DTYPE_BF16, {1, 4096, 32, 64});
     CHECK(has(request.explain(), ": long angles kernel, "));
     request.args.start_positions = request.workspace.tensor(ROPE_DTYPE_I64, {1});
@@ -126,7 +126,7 @@ TEST_CASE("an explanation names the kernel", "[rope][explain]") {
       request.args.start_positions = request.workspace.tensor(ROPE_DTYPE_I64, {1});
       CHECK(has(request.explain(), ": token table kernel, "));
       request.args.start_positions = {};
-      // Whether it is long depends on the GPU's multiprocessors.
+      // The number of multiprocessors decides whether the launch is long.
       CHECK((has(request.explain(), ": flat table kernel, ") || has(request.explain(), ": long table kernel, ")));
     }
     request.args.cos = request.args.sin = {};

@@ -1,4 +1,4 @@
-// rope_f64_tests.cpp - data of 64 bits: fp64 arithmetic, positions far out, and the gradient by differences
+// rope_f64_tests.cpp - 64-bit data: fp64 arithmetic, very large positions, and the gradient by differences
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
@@ -100,7 +100,8 @@ TEST_CASE("large F64 calls", "[rope][f64]") {
 }
 
 TEST_CASE("F64 values of every size", "[rope][f64]") {
-  // The unit is a pair of one magnitude; what rounds to 0 or is subnormal has the error of the smallest number.
+  // The unit is a pair of one magnitude. Results that are subnormal or round to 0 have the error of the smallest
+  // number.
   for (const Device &device : devices()) {
     for (double size : {1e-320, 1e-308, 1e-150, 1e150, 1e307}) {
       INFO(device << ", size " << size);

@@ -72,7 +72,7 @@ TEST_CASE("every token without a row", "[rope][fault]") {
     geometry(layout).tables(5).position_offset(-last - 1).fault().check();
   }
   geometry(ROPE_LAYOUT_THD).tokens(1031).heads(1).tables(2).fault().check();
-  // Threads part such calls in the middle of a token.
+  // The CPU's threads divide these calls in the middle of a token.
   geometry(ROPE_LAYOUT_BSHD).batch(7).tokens(151).heads(16, 4).head_dim(64).tables(2).fault().check();
   geometry(ROPE_LAYOUT_THD).tokens(1031).heads(13).head_dim(64).tables(900).fault().check();
 }

@@ -1,4 +1,4 @@
-// rope_fill_tables_tests.cpp - tables written by the library: their values, and rotations by them
+// rope_fill_tables_tests.cpp - tables filled by the library: their values, and rotations with them
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -14,7 +14,7 @@ using oracle::Real;
 
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// A config that also says what its tables must hold.
+// A config and the contents expected of its tables.
 struct Tables {
   explicit Tables(int32_t rotary_dim) {
     config = rope_config_for(devices()[0], rotary_dim);
@@ -34,7 +34,7 @@ struct Tables {
     return *this;
   }
 
-  // The same frequencies for each axis, of one part of the pairs.
+  // Gives each axis the same frequencies, each for a part of the pairs.
   Tables &restarted(int32_t num_axes) {
     const int part = pairs() / num_axes;
     for (int pair = 0; pair < pairs(); ++pair) {
@@ -62,7 +62,7 @@ struct Tables {
     return result;
   }
 
-  // Which pair a column of W belongs to.
+  // The pair of a column of W.
   int pair_of(int64_t column, int64_t width) const {
     if (width != 2 * pairs()) return static_cast<int>(column);
     const rope_style_t style = config.out_style ? config.out_style : config.style;
@@ -71,7 +71,7 @@ struct Tables {
     return style == ROPE_STYLE_INTERLEAVED ? number / 2 : number / block * (block / 2) + number % (block / 2);
   }
 
-  // What a column of W may be wrong by in row `position`, before it is rounded to the tables' dtype.
+  // The permitted error of a column of W in row `position`, before rounding to the tables' dtype.
   Real slack(rope_dtype_t dtype, int64_t position, Real frequency) const {
     const bool is_double = dtype == ROPE_DTYPE_F64;
     const Real scale = config.attention_scale == 0 ? 1 : std::fabs(static_cast<Real>(config.attention_scale));
@@ -79,7 +79,7 @@ struct Tables {
     return ((is_double ? 4e-16L : 1.1e-7L) + tolerance::phase(position, frequency)) * scale + arithmetic;
   }
 
-  // Fills tables of a shape on every device and holds them against the oracle and each other.
+  // Fills tables of a shape on every device and compares them with the oracle and with each other.
   void check(rope_dtype_t dtype, const Shape &shape, const Placement &cos_placement = {},
              const Placement &sin_placement = {}) const {
     Workspace workspace(71);
@@ -132,7 +132,7 @@ struct Tables {
   std::vector<Real> frequencies;
 };
 
-// Rotates data by tables that the library fills and by the angles that it computes, and compares the bits.
+// Rotates data with tables filled by the library and with computed angles, and compares the bits.
 void check_rotations(const Tables &tables, rope_dtype_t dtype, const Shape &table_shape) {
   constexpr int64_t batches = 2, tokens = 9, heads = 3;
   const int64_t axes = tables.config.num_axes ? tables.config.num_axes : 1;
@@ -171,10 +171,10 @@ void check_rotations(const Tables &tables, rope_dtype_t dtype, const Shape &tabl
   }
 }
 
-// A call that must be refused: [7, 8] tables of R = 16.
+// A call that must be refused: [7, 8] tables with R = 16.
 struct Misuse {
   const char *title;
-  std::string text;  // what it says after the function
+  std::string text;  // message behind the function's name
   void (*commit)(Tables &, rope_tensor_t &, rope_tensor_t &);
 };
 

@@ -17,7 +17,7 @@ void for_each_dtype_and_style(Visit visit) {
   }
 }
 
-// Every order in which the axes of a tensor of this layout can lie in memory.
+// Every order of the axes in memory for a tensor of this layout.
 std::vector<std::vector<int>> orders(rope_layout_t layout) {
   if (layout == ROPE_LAYOUT_THD) return {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   return {{0, 1, 2, 3}, {1, 0, 2, 3}, {0, 2, 1, 3}, {2, 1, 0, 3}, {0, 1, 3, 2}, {3, 0, 1, 2}, {1, 3, 2, 0}};
@@ -122,7 +122,7 @@ TEST_CASE("rotary_dim and rotary_offset over one head", "[rope]") {
 
 TEST_CASE("rotated windows of real models", "[rope]") {
   for (rope_dtype_t dtype : dtypes) {
-    // GPT-J rotates 64 of 256, DeepSeek the last 64 of 192 and of 576, Phi-2 32 of 80, Gemma and Llama all.
+    // GPT-J rotates 64 of 256 channels, DeepSeek the last 64 of 192 and of 576, Phi-2 32 of 80, Gemma and Llama all.
     RopeCase gptj, deepseek, absorbed, phi, llama;
     gptj.dtype(dtype).style(ROPE_STYLE_INTERLEAVED).heads(16, 16).head_dim(256).rotary_dim(64).batch(1).tokens(5);
     deepseek.dtype(dtype).style(ROPE_STYLE_INTERLEAVED).heads(16).head_dim(192).rotary_dim(64).rotary_offset(128);

@@ -1,8 +1,8 @@
-// rope_long_tests.cpp - launches that are long on any GPU, of what the kernels of long launches take
+// rope_long_tests.cpp - launches that are long on any GPU, for all problems that the kernels of long launches accept
 //
-// RopeCase would take seconds for each: here an element has one conversion, and only those that are not plainly the
-// nearest value are held against the tolerance. Gaps between tokens and heads, channels outside the window and the
-// heads of v, which nobody rotates, are part of NaNs and must stay as they are.
+// RopeCase would take seconds for each. Here each element is converted once, and only elements that are not clearly the
+// nearest value are compared with the tolerance. Gaps between tokens and heads, channels outside the window and the
+// heads of v, which is not rotated, are parts of NaNs and must not change.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -18,15 +18,15 @@
 
 namespace {
 
-// Of launches from a table, which have kernels by their size.
+// Sizes of launches from a table, for which there are several kernels.
 enum class Size {
   kUsual,
-  kFitsCache,  // so few tokens that threads of GPUs from sm_90 on take several units
-  kMany        // so many that those have long launches, too
+  kFitsCache,  // so few tokens that on GPUs from sm_90 on a thread has several units
+  kMany        // so many tokens that these GPUs have long launches, too
 };
 
-// Vectors of 16 bytes, counting one of the two of a unit, that are many for each multiprocessor of a GPU of up to 160.
-// Where there is no GPU a quarter is enough for several threads.
+// The number of 16-byte vectors, one for each unit, that makes a launch long on a GPU of up to 160 multiprocessors.
+// Without a GPU, a quarter is enough for several threads.
 int64_t many_vectors(bool has_table, Size size) {
   if (!has_cuda()) return int64_t{40} * (has_table ? 2600 : 1000);
   return int64_t{160} * (!has_table ? 1000 : size == Size::kUsual ? 2600 : size == Size::kMany ? 10000 : 1900);
@@ -40,7 +40,7 @@ enum class Operands {
   kPacked  // heads of q, k and v in one tensor
 };
 
-// How a tensor's axes follow each other in memory, whatever its layout calls them.
+// The order of a tensor's axes in memory, whatever its layout.
 enum class Order {
   kBshd,
   kSbhd,
@@ -55,7 +55,7 @@ struct Request {
   bool is_in_place;
   Operands operands;
   rope_dtype_t table, positions;  // 0: none
-  int64_t batches = 1;            // which share positions
+  int64_t batches = 1;            // with common positions
   Order order = Order::kBshd;
   bool has_other_out_style = false;
   enum {
@@ -67,14 +67,14 @@ struct Request {
 
   int pairs() const { return rotary_dim / 2; }
   int64_t heads() const { return q_heads + k_heads; }
-  // Of each batch, an odd number, so that the last block has idle rows.
+  // Per batch; an odd number, so that the last block has idle rows.
   int64_t tokens() const {
     const int64_t vectors_per_token = batches * heads() * pairs() / 8;
     return (many_vectors(table != 0, size) / vectors_per_token + 2) | 1;
   }
 
   bool has_rows_of_tokens() const { return rows != kByPosition; }
-  // Of the tables.
+  // The number of rows of the tables.
   int64_t num_rows() const {
     return !has_rows_of_tokens() ? table_rows : rows == kByToken ? tokens() : batches * tokens();
   }
@@ -95,8 +95,8 @@ struct Request {
   }
 };
 
-// With a table, every third token has no row: behind it, far behind, negative, and, of 64 bits, one that the lower 32
-// bits would make a row.
+// With a table, every third token has no row: its position is just behind the table, far behind it, negative or, for 64
+// bits, one whose lower 32 bits alone would be a row.
 int64_t position_at(const Request &request, int64_t token) {
   if (!request.positions) return token;
   constexpr int64_t int32_max = std::numeric_limits<int32_t>::max(), int64_max = std::numeric_limits<int64_t>::max();
@@ -109,7 +109,7 @@ int64_t position_at(const Request &request, int64_t token) {
   return request.positions == ROPE_DTYPE_I64 ? wide[lost % 7] : narrow[lost % 6];
 }
 
-// Between 2^-4 and 2^4, of either sign.
+// Numbers of either sign from 2^-4 to 2^4.
 void fill_heads(const rope_tensor_t &tensor, Random *random) {
   const bool is_half = tensor.dtype == ROPE_DTYPE_F16;
   const int mantissa_bits = is_half ? 10 : 7, min_exponent = is_half ? 11 : 123;
@@ -142,7 +142,7 @@ class LongLaunch {
     };
     const auto make_pair = [&](rope_tensor_t *q, rope_tensor_t *k) {
       if (is_packed) {
-        const rope_tensor_t both = make(request.heads() + 2);  // two of v
+        const rope_tensor_t both = make(request.heads() + 2);  // includes two heads of v
         *q = narrow(both, 2, 0, request.q_heads);
         *k = narrow(both, 2, request.q_heads, request.k_heads);
       } else {
@@ -206,7 +206,7 @@ class LongLaunch {
   }
 
  private:
-  // Rows of a table for each batch follow each other.
+  // Gives each batch its rows of a table, one batch after the other.
   rope_tensor_t of_batches(rope_tensor_t table) const {
     if (request_.rows != Request::kByBatchAndToken) return table;
     table.ndim = 3;
@@ -244,14 +244,14 @@ class LongLaunch {
     const char *of_angles =
         request_.has_other_out_style ? ": long converted angles kernel, " : ": long angles kernel, ";
     const bool is_long = std::strstr(text, request_.table ? ": long table kernel, " : of_angles) != nullptr;
-    // By its number of multiprocessors a GPU has one or the other.
+    // The number of multiprocessors decides between the two.
     const bool may_be_shorter = request_.table != none && request_.size != Size::kMany;
     const bool is_shorter = std::strstr(text, ": flat table kernel, ") != nullptr ||
                             std::strstr(text, ": mid programmatic table kernel, ") != nullptr;
     CHECK((is_long || (may_be_shorter && is_shorter)));
   }
 
-  // Of a position, or of a row of the tables.
+  // The angles for a position, or for a row of the tables.
   std::vector<Angle> angles_of(int64_t position, Direction direction) const {
     std::vector<Angle> angles;
     for (int pair = 0; pair < request_.pairs(); ++pair) {
@@ -320,13 +320,13 @@ class LongLaunch {
     CHECK(wrong == 0);
   }
 
-  // Elements of a head's window that are not right.
+  // Counts wrong elements in a head's window.
   int64_t count_wrong(const std::byte *read, const std::byte *written, Direction direction,
                       const std::vector<Angle> &angles) const {
     const int64_t size = oracle::element_size(request_.dtype);
-    // An element this close is the nearest value.
+    // An element this close must be the nearest value.
     const double close = request_.dtype == ROPE_DTYPE_F16 ? 0x1p-12 : 0x1p-9;
-    // Backward reads what forward writes.
+    // Backward's input has the style of forward's output.
     const bool has_half = request_.style == ROPE_STYLE_HALF, converts = request_.has_other_out_style;
     const bool reads_half = has_half != (converts && direction == Direction::Backward);
     const bool writes_half = has_half != (converts && direction == Direction::Forward);
@@ -416,7 +416,7 @@ TEST_CASE("launches of tokens that fit a cache, by tables", "[rope][long][tables
   }
 }
 
-// Tables of more rows than tokens are in flight, so that rows are prefetched.
+// The tables have more rows than there are tokens in flight, so that rows are prefetched.
 TEST_CASE("long launches by tables by token", "[rope][long][tables][sanitize]") {
   Request requests[] = {
       {bf16, half, 12, 3, 128, 128, 0, true, separate, f32, none, 2, Order::kBshd, false, Request::kByBatchAndToken},

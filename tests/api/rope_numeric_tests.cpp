@@ -13,8 +13,8 @@ using oracle::Real;
 
 namespace {
 
-// The worst error of cos and sin over all positions and pairs, as a share of what the contract allows. cos and sin are
-// the rotated pair (1, 0), whose products and sums are exact.
+// The largest error of cos and sin over all positions and pairs, relative to the permitted error. cos and sin are the
+// rotated pair (1, 0), for which products and sums are exact.
 std::vector<Real> worst_shares(const std::vector<int64_t> &positions, int pairs, const rope_config_t &numbers) {
   Workspace workspace(1);
   const auto tokens = static_cast<int64_t>(positions.size());
@@ -47,7 +47,7 @@ std::vector<Real> worst_shares(const std::vector<int64_t> &positions, int pairs,
       for (size_t i = 0; i < worst.size(); ++i) {
         const Real cos_error = std::fabs(value_at(results[i], {token, 0, pair}) - exact.cos);
         const Real sin_error = std::fabs(value_at(results[i], {token, 0, pair + pairs}) - exact.sin);
-        // Written so that a NaN counts as infinitely wrong.
+        // The condition is false for NaN, which therefore counts as infinitely wrong.
         const bool right = cos_error <= allowed && sin_error <= allowed;
         const Real share = std::fmax(cos_error, sin_error) / allowed;
         worst[i] = std::fmax(worst[i], right || share > 1 ? share : std::numeric_limits<Real>::infinity());
@@ -69,7 +69,7 @@ void check_angles(const std::vector<int64_t> &positions, int pairs, const rope_c
 std::vector<int64_t> positions_within(int64_t limit, int count, Random random) {
   std::vector<int64_t> positions = {0, 1, -1, limit, -limit, limit - 1, 1 - limit, limit / 2, -limit / 3};
   while (static_cast<int>(positions.size()) < count) {
-    // Even over magnitudes, so that small and large positions are as dense.
+    // Uniform over magnitudes, so that there are as many small positions as large ones.
     const double size = std::pow(static_cast<double>(limit), random.uniform(0, 1));
     positions.push_back(static_cast<int64_t>(random.bits() & 1 ? size : -size));
   }
@@ -158,7 +158,7 @@ TEST_CASE("all values of 16 bits enter and leave unchanged at position 0", "[rop
       INFO(oracle::dtype_name(dtype) << " on " << device);
       Workspace workspace(6);
       rope_args_t args = rope_args();
-      // x is any value and y zero: x * 1 - 0 * 0.
+      // x is any value and y is zero: x * 1 - 0 * 0.
       args.q = workspace.tensor(dtype, {1, 64, 1024, 2});
       workspace.fill(args.q, [](const Index &) { return 0; });
       for (uint32_t bits = 0; bits < 65536; ++bits) {
@@ -187,8 +187,8 @@ TEST_CASE("all values of 16 bits enter and leave unchanged at position 0", "[rop
 
 TEST_CASE("fp32 results are rounded to the nearest of 16 bits, ties to even", "[rope][numbers]") {
   for (rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
-    // Every value of the type, every midpoint to the next, and the fp32 neighbours of these, as cos of a table by which
-    // the pair (1, 0) is rotated: x' is then the rounded cell.
+    // Every value of the type, every midpoint to the next value, and the fp32 neighbours of these, as cos of a table
+    // that rotates the pair (1, 0): x' is then the rounded entry.
     std::vector<float> cells;
     for (uint32_t bits = 0; bits < 65535; ++bits) {
       const auto low = static_cast<uint16_t>(bits), high = static_cast<uint16_t>(bits + 1);
@@ -253,7 +253,7 @@ TEST_CASE("a NaN or an infinity stays in its pair", "[rope][numbers]") {
         rope_args_t args = rope_args();
         args.q = workspace.tensor(dtype, {1, 16, 1, 32});
         const auto of_token = [&](int64_t pair) { return style == ROPE_STYLE_HALF ? pair : 2 * pair; };
-        // In token t pair t is (NaN, 1) or (infinity, 1).
+        // In token t, pair t is (NaN, 1) or (infinity, 1).
         workspace.fill(args.q, [&](const Index &index) -> Real {
           if (index[3] != of_token(index[1])) return 1;
           return index[1] % 2 ? std::numeric_limits<Real>::quiet_NaN() : std::numeric_limits<Real>::infinity();
@@ -270,7 +270,7 @@ TEST_CASE("a NaN or an infinity stays in its pair", "[rope][numbers]") {
           const int64_t x = of_token(index[1]);
           const int64_t y = style == ROPE_STYLE_HALF ? x + 16 : x + 1;
           const bool poisoned = index[3] == x || index[3] == y;
-          // Infinity times sin 0 is NaN, so the pair of token 0 is (infinity, NaN).
+          // Infinity times sin 0 is NaN, so the pair of token 0 becomes (infinity, NaN).
           wrong += std::isfinite(value_at(args.q, index)) == poisoned;
           if (index[1] % 2 && poisoned) wrong += !std::isnan(value_at(args.q, index));
         });
@@ -304,7 +304,7 @@ TEST_CASE("subnormal inputs and outputs are not flushed", "[rope][numbers]") {
         const oracle::Pair exact =
             oracle::rotate({value_at(before, index), value_at(before, second)},
                            oracle::rotation(index[1], oracle::frequency(10000, 64, static_cast<int>(index[3]))));
-        // Half a step of each of two products and the sum, in fp32, and half a step of the type.
+        // Half a step for each of the two products and the sum, in fp32, and half a step of the type.
         const Real slack = 1.6L * 0x1p-149L + 4e-7L * oracle::min_positive(dtype) * 60;
         const Real x = value_at(args.q, index), y = value_at(args.q, second);
         wrong += !tolerance::accepts(dtype, x, exact.x, slack) + !tolerance::accepts(dtype, y, exact.y, slack);

@@ -1,4 +1,4 @@
-// rope_position_tests.cpp - where positions come from, and how far they may go
+// rope_position_tests.cpp - the sources of positions, and their range
 #include <catch2/catch_test_macros.hpp>
 #include <limits>
 #include <vector>
@@ -17,7 +17,7 @@ int64_t scattered(int64_t batch, int64_t token) {
   return (token * 7919 + batch * 104729) % 4099 - 1000;
 }
 
-// Six tokens on both sides of each end of 32 bits.
+// Six tokens around each end of the 32-bit range.
 int64_t at_the_ends(int64_t batch, int64_t token) {
   const int64_t distance = (token / 2) * 1000003 + batch;
   return token % 2 ? far - distance : -far + distance;
@@ -106,7 +106,7 @@ TEST_CASE("position_offset is added to every position", "[rope][positions]") {
 }
 
 TEST_CASE("sums of positions wrap in 64 bits", "[rope][positions]") {
-  // Each sum leaves the 64 bits on its way to a small number.
+  // Each sum overflows 64 bits before it arrives at a small number.
   geometry(ROPE_LAYOUT_BSHD)
       .positions(PositionShape::PerToken, ROPE_DTYPE_I64, [](int64_t, int64_t token) { return last - token; })
       .start_positions(PositionShape::PerBatch, ROPE_DTYPE_I64, [](int64_t batch, int64_t) { return last - batch; })
@@ -125,7 +125,7 @@ TEST_CASE("sums of positions wrap in 64 bits", "[rope][positions]") {
 }
 
 TEST_CASE("the sum of 32-bit positions does not stop at 32 bits", "[rope][positions]") {
-  // Frequencies that 2^32 would change, and small enough for the contract to bind up there.
+  // Frequencies for which an error of 2^32 would show, yet small enough for the contract's bound at such positions.
   const std::vector<double> slow = {1e-3, 2e-4, 1e-5, 3e-6};
   RopeCase()
       .head_dim(8)
@@ -175,7 +175,7 @@ TEST_CASE("broadcast positions", "[rope][positions]") {
 }
 
 TEST_CASE("positions of one batch serve all", "[rope][positions]") {
-  // [1, S], and [1, T] of THD. Nothing is read by the stride of an axis of length 1.
+  // [1, S], or [1, T] for THD. The stride of an axis of length 1 is never used.
   const auto start = [](int64_t batch, int64_t token) { return batch * 1000 - token * token - 777; };
   for (rope_layout_t layout : layouts) {
     for (rope_dtype_t dtype : position_dtypes) {

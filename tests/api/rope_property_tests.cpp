@@ -1,4 +1,4 @@
-// rope_property_tests.cpp - what must hold between calls, whatever the numbers are
+// rope_property_tests.cpp - relations between calls that hold for any data
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -38,7 +38,8 @@ void rotate(const Device &device, const rope_config_t &config, Direction directi
   REQUIRE(status == ROPE_STATUS_SUCCESS);
 }
 
-// The same [B, S, H, D] elements, whatever the views' axis orders; `b_axes` names the axis of b for each axis of a.
+// Counts differing elements [B, S, H, D] of two views with any order of axes; `b_axes` gives the axis of b for each
+// axis of a.
 int64_t different_elements(const rope_tensor_t &a, const rope_tensor_t &b,
                            const std::vector<int> &b_axes = {0, 1, 2, 3}) {
   int64_t different = 0;
@@ -56,7 +57,7 @@ void copy_elements(const rope_tensor_t &from, const rope_tensor_t &to) {
   });
 }
 
-// The largest difference of two tensors, as a share of the length of the rotated pair or of 1 where that is shorter.
+// The largest difference of two tensors, relative to the length of the rotated pair, or to 1 if that is shorter.
 Real max_difference(const rope_tensor_t &actual, const rope_tensor_t &expected, Real factor) {
   Real max = 0;
   for_each_index(actual, [&](const Index &index) {
@@ -84,7 +85,8 @@ TEST_CASE("backward after forward multiplies by the square of attention_scale", 
       rotate(device, config, Direction::Backward, args, workspace);
       const Real factor = scale == 0 ? 1 : scale * scale;
       const Real left = max_difference(args.q, workspace.before(args.q), factor);
-      // Members are below 1, so pairs below sqrt(2) and results below 4; two roundings of the type, two rotations.
+      // Members are below 1, so pairs are below sqrt(2) and results below 4; there are two roundings of the type and
+      // two rotations.
       const Real allowed = 2 * oracle::ulp(config.dtype, 2) * factor + 1e-6L * factor;
       CHECK(moved > 0.5L);
       CHECK(left <= allowed);
@@ -106,7 +108,7 @@ TEST_CASE("turning by m and then by n is turning by m + n", "[rope][properties]"
       workspace.restore();
       twice.position_offset = 1000;
       rotate(device, config, Direction::Forward, twice, workspace);
-      // Every token was turned by its index and 1000; now all by `second`.
+      // Every token was rotated by its index and by 1000; now all tokens are rotated by `second`.
       twice.positions = workspace.tensor(ROPE_DTYPE_I64, {tokens}, Placement().expanded(0));
       workspace.fill_integers(twice.positions, [&](const Index &) { return second; });
       twice.position_offset = 0;
@@ -176,7 +178,7 @@ TEST_CASE("views that interleave but share nothing are rotated in place", "[rope
     config.layout = ROPE_LAYOUT_THD;
     config.head_dim = 16;
     Workspace workspace(22);
-    // q, k and v of each head side by side; then of alternate heads; then of alternate channels.
+    // q, k and v of each head side by side; then in alternate heads; then in alternate channels.
     const rope_tensor_t of_head = workspace.tensor(config.dtype, {tokens, heads, 3 * 16});
     const rope_tensor_t of_heads = workspace.tensor(config.dtype, {tokens, 2 * heads, 16});
     const rope_tensor_t of_channels = workspace.tensor(config.dtype, {tokens, heads, 2 * 16});
@@ -267,7 +269,7 @@ TEST_CASE("layouts give the same bits", "[rope][properties]") {
   struct Transposed {
     rope_layout_t layout;
     Shape shape;
-    std::vector<int> axes;  // of batch, token, head, channel
+    std::vector<int> axes;  // in the order batch, token, head, channel
   };
   const std::vector<Transposed> layouts = {
       {ROPE_LAYOUT_SBHD, {tokens, batch, heads, channels}, {1, 0, 2, 3}},
@@ -304,7 +306,7 @@ TEST_CASE("position 0 with scale 1 is the identity", "[rope][properties]") {
       Workspace workspace(19);
       rope_args_t args = rope_args();
       args.q = workspace.tensor(config.dtype, {batch, 1, heads, channels});
-      // Not zeros: -0 + 0 is 0.
+      // No zeros, because -0 + 0 is 0.
       workspace.fill(args.q, [&](const Index &) { return workspace.random().normal() + 1e-3; });
       workspace.freeze();
       workspace.restore();
@@ -352,7 +354,7 @@ TEST_CASE("twice the input gives twice the output, bit for bit", "[rope][propert
     int64_t different = 0;
     for_each_index(args.q, [&](const Index &index) {
       const Real value = value_at(args.q, index);
-      // Results near zero fall under the subnormals of the type, where half of a value may be rounded.
+      // Results near zero may be subnormal, where rounding may cost half of the value.
       different += std::fabs(value) >= oracle::min_normal(config.dtype) && value_at(doubled.q, index) != 2 * value;
     });
     CHECK(different == 0);

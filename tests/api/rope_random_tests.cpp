@@ -1,6 +1,6 @@
-// rope_random_tests.cpp - seeded requests drawn from everything that rope_args and rope_config can say
+// rope_random_tests.cpp - seeded random requests that cover everything in rope_args and rope_config
 //
-// ROPE_RANDOM_CASES says how many (2000), ROPE_RANDOM_SEED where they begin. A failing case names its seed:
+// ROPE_RANDOM_CASES is the number of cases (2000), ROPE_RANDOM_SEED the first seed. A failing case prints its seed, and
 //   ROPE_RANDOM_CASES=1 ROPE_RANDOM_SEED=<that> rope_api_tests "[random]"
 // runs it alone.
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int parts = 4;
 
-// What a draw may contain. A part of 500 draws must have seen each more than once.
+// The features that a draw may have. Each 500 draws must contain every feature more than once.
 const std::vector<std::string> features = {"F32",
                                            "F16",
                                            "BF16",
@@ -171,7 +171,7 @@ class Draw {
     tokens_ = chance(3) ? 0 : between(1, is_thd() ? 12 : 7);
     is_large_ = chance(2);
     if (is_large_) {
-      // Enough bytes for the CPU's threads to share them.
+      // Enough bytes for several CPU threads.
       batch_ = 1;
       tokens_ = between(300, 400);
       saw("many tokens");
@@ -308,12 +308,12 @@ class Draw {
     drawn_.sequences(ends, dtype, integer_placement(1, false));
   }
 
-  // Implicit strides of one axis, and expanded axes where the values are any.
+  // Strides may be implicit for one axis; axes may be expanded if the values are arbitrary.
   Placement integer_placement(int rank, bool any_values) {
     return chance(50) ? Placement() : placement(rank, any_values);
   }
 
-  // The same value for the same place, whichever tensor of the call asks.
+  // The value depends only on the place, so that it is the same in every tensor of the call.
   AxisPositionValue values(int64_t low, int64_t high) {
     const uint64_t seed = random_.bits();
     return [=](int64_t axis, int64_t batch, int64_t token) {
@@ -354,7 +354,7 @@ class Draw {
     const rope_dtype_t dtype = fits && chance(60) ? ROPE_DTYPE_I32 : ROPE_DTYPE_I64;
     std::vector<PositionShape> shapes = {PositionShape::PerBatch, PositionShape::PerBatchAndToken};
     if (is_thd()) {
-      // As many tokens as sequences: rank 1 is one for each sequence.
+      // If there are as many tokens as sequences, rank 1 means one entry per sequence.
       if (num_axes_ > 1 || sequences_ != tokens_) shapes.push_back(PositionShape::PerToken);
     } else if (num_axes_ > 1) {
       shapes.push_back(PositionShape::PerToken);
@@ -426,7 +426,7 @@ class Draw {
     }
   }
 
-  // The oracle stays sharp while frequency * position is below 2^62.
+  // The oracle is accurate while frequency * position is below 2^62.
   void draw_computed() {
     struct Range {
       const char *name;

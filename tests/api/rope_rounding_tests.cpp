@@ -1,4 +1,4 @@
-// rope_rounding_tests.cpp - rotations whose cos, sin, products and sums are rounded one by one
+// rope_rounding_tests.cpp - rotations in which cos, sin, each product and each sum are rounded
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

@@ -1,4 +1,4 @@
-// rope_sequence_tests.cpp - sequences of several lengths back to back, their padding, and cu_seqlens that are wrong
+// rope_sequence_tests.cpp - sequences of several lengths, one after another, their padding, and invalid cu_seqlens
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -18,12 +18,13 @@ const std::vector<rope_style_t> styles = {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVE
 const std::vector<std::vector<int64_t>> divisions = {{0, 12},                                     // one sequence
                                                      {0, 5, 9, 12},                               // several
                                                      {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},  // of one token each
-                                                     {0, 0, 5, 5, 5, 12, 12},  // empty ones in front, between, behind
-                                                     {0, 4, 7},                // padding
-                                                     {0, 0, 0, 3, 3},          // both
-                                                     {0, 0},                   // padding only
+                                                     // empty ones at the beginning, in the middle and at the end
+                                                     {0, 0, 5, 5, 5, 12, 12},
+                                                     {0, 4, 7},        // padding
+                                                     {0, 0, 0, 3, 3},  // empty ones and padding
+                                                     {0, 0},           // padding only
                                                      {0, 0, 0, 0},
-                                                     {0}};  // not one sequence
+                                                     {0}};  // no sequence at all
 
 RopeCase geometry(std::vector<int64_t> cu_seqlens, rope_dtype_t dtype = ROPE_DTYPE_I32) {
   return RopeCase().sequences(std::move(cu_seqlens), dtype).tokens(12).heads(3, 1).head_dim(32).adjoint();
@@ -68,7 +69,7 @@ TEST_CASE("start_positions of sequences and of tokens", "[rope][sequences]") {
           .check();
       geometry(division).start_positions(PositionShape::PerBatchAndToken, dtype, start).check();
       geometry(division).start_positions(PositionShape::PerBatch, dtype, start).shared_positions(true).check();
-      // Of as many sequences as tokens, rank 1 is one for each sequence.
+      // If there are as many sequences as tokens, rank 1 means one entry per sequence.
       if (division.size() == 13) continue;
       geometry(division).start_positions(PositionShape::PerToken, dtype, start).check();
     }
@@ -106,7 +107,7 @@ TEST_CASE("sequences with axes", "[rope][sequences][axes]") {
 TEST_CASE("tables of sequences", "[rope][sequences][tables]") {
   for (const std::vector<int64_t> &division : divisions) {
     geometry(division).tables(12).fault().check();
-    geometry(division).tables(3).fault().check();  // long sequences leave it
+    geometry(division).tables(3).fault().check();  // long sequences exceed the table
     geometry(division).tables(3).fault().out_of_place().check();
     geometry(division).tables_by_token().fault().check();
     geometry(division).tables_by_token(false, TableStorage::Alternating).table_width(TableWidth::Channels).check();
@@ -187,7 +188,7 @@ struct Wrong {
   std::vector<int64_t> cu_seqlens;
 };
 
-// Of 12 tokens.
+// For 12 tokens.
 const std::vector<Wrong> wrongs = {{"begins above 0", {3, 8, 12}},
                                    {"begins above 0 and falls", {5, 2, 12}},
                                    {"begins below 0", {-2, 8, 12}},
@@ -244,7 +245,7 @@ TEST_CASE("wrong cu_seqlens are counted and write nowhere else", "[rope][sequenc
             const rope_tensor_t &out = in_place ? args.q : args.q_out;
             const int64_t first = wrong.cu_seqlens.front(), end = wrong.cu_seqlens.back();
 
-            // Entries that break the rule, and tokens before the first.
+            // Entries that break a rule, and tokens before the first sequence.
             int64_t count = 0, lowest = 0, before = 0;
             const auto add = [&](int64_t token) {
               ++count;
@@ -275,7 +276,8 @@ TEST_CASE("wrong cu_seqlens are counted and write nowhere else", "[rope][sequenc
                   CHECK(integer_at(args.fault, {1}) == lowest);
                 }
                 for (int64_t word : {0, 1}) workspace.accept(args.fault, {word});
-                // Tokens before the first entry and past the last are left alone; the others are turned by something.
+                // Tokens before the first entry and behind the last are unchanged; all others are rotated by some
+                // angle.
                 int64_t broken = 0;
                 for_each_index(out, [&](const Index &at) {
                   if (at[0] < first || at[0] >= end) return;

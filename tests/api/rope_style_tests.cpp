@@ -1,4 +1,4 @@
-// rope_style_tests.cpp - pairs that are read in one order and written in another, and pairs inside blocks
+// rope_style_tests.cpp - pairs that are read in one style and written in another, and pairs inside blocks
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -24,7 +24,7 @@ std::vector<int32_t> blocks_of(int32_t width) {
   return blocks;
 }
 
-// The elements of two [S, H, D] views of different channel orders: `channel_of` names that of b.
+// Counts differing elements of two [S, H, D] views with different orders of channels; `channel_of` maps to b's channel.
 template <class ChannelOf>
 int64_t different_elements(const rope_tensor_t &a, const rope_tensor_t &b, ChannelOf channel_of) {
   int64_t different = 0;
@@ -81,7 +81,7 @@ TEST_CASE("converted pairs with tables, inside and outside", "[rope][out_style][
         for (TableWidth width : {TableWidth::Pairs, TableWidth::Channels}) {
           RopeCase request = geometry(style, out_style).dtype(dtype).table_width(width).position_offset(0).fault();
           RopeCase(request).tables(5).check();
-          // A token that passes through has its pairs in the other style all the same.
+          // A token that is not rotated still changes its pairing style.
           RopeCase(request).tables(3).check();
           RopeCase(request).tables(3).out_of_place().check();
           RopeCase(request).tables(3).rotary_dim(20).rotary_offset(11).out_of_place().check();

@@ -16,7 +16,7 @@ int64_t inside(int64_t batch, int64_t token) {
   return (token * 5 + batch * 3) % 11;
 }
 
-// Rows 0 and 10 of eleven, and every kind of position that has no row.
+// Rows 0 and 10 of eleven, and every kind of position without a row.
 int64_t inside_and_outside(int64_t batch, int64_t token) {
   constexpr int64_t huge = std::numeric_limits<int64_t>::max();
   const int64_t positions[] = {0, -1, 10, 11, huge, 5, -huge - 1, int64_t{1} << 32, (int64_t{1} << 32) + 3, -11};

@@ -1,8 +1,8 @@
-// sanitize_tests.cpp - every kernel of the library in few and small calls, for tools that make each of them slow
+// sanitize_tests.cpp - every kernel of the library in few and small calls, for tools that slow each call down
 //
-// ROPE_TEST_EXACT_MEMORY=1 compute-sanitizer --tool memcheck rope_api_tests "[sanitize]", and so racecheck, initcheck
-// and synccheck: results are compared with the oracle as ever, and each tensor has device memory of its own. The kernels
-// of long launches are reached in rope_long_tests.cpp, under the same tag.
+// ROPE_TEST_EXACT_MEMORY=1 compute-sanitizer --tool memcheck rope_api_tests "[sanitize]", and likewise with racecheck,
+// initcheck and synccheck. Results are compared with the oracle, and each tensor has a device allocation of its own.
+// Tests in rope_long_tests.cpp with the same tag run the kernels of long launches.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <string>
@@ -16,8 +16,8 @@ namespace {
 const std::vector<rope_dtype_t> narrow_dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// On a GPU of up to 160 multiprocessors these are enough tokens for vectors of 16 bytes, at 16 and 4 heads of 128
-// channels and at one. Where there is no GPU a tenth does: calls of several threads have tests of their own.
+// Enough tokens for vectors of 16 bytes, with 16 + 4 heads of 128 channels or with one head, on a GPU of up to 160
+// multiprocessors. Without a GPU a tenth is enough: other tests cover calls with several threads.
 int64_t many_tokens() {
   return has_cuda() ? 320 : 32;
 }
@@ -34,7 +34,7 @@ PositionValue scattered() {
   return [](int64_t batch, int64_t token) { return 7 * token + 1000 * batch; };
 }
 
-// Kernels that a call with these bytes past the alignment reaches, by what rope_explain calls them.
+// The kernels, by their names in rope_explain, that calls with tensors so many bytes from the alignment have used.
 struct Reach {
   std::vector<std::string> explanations;
 
@@ -79,13 +79,13 @@ StepCase step_of_codes(rope_dtype_t dtype, rope_style_t style, bool is_normed, b
   cache.pages = tokens / 8 + 2;
   cache.entries = 16;
   cache.slots.emplace();
-  // Some have no place, and one is outside.
+  // Some tokens have no place, and one place is outside the cache.
   for (int64_t i = 0; i < tokens; ++i) cache.slots->push_back(i % 5 == 4 ? -1 : (i * 7 + 3) % (8 * tokens));
   cache.slots->back() = cache.pages * cache.entries;
   return step;
 }
 
-// The same in batches that are not: no short launch.
+// Places the batches so that they are not consecutive; such launches are never short.
 void lay_in_batches(StepCase *step) {
   step->layout = ROPE_LAYOUT_BHSD;
   step->batch = 2;
@@ -104,7 +104,7 @@ void lay_in_pages(StepCase *step) {
   }
 }
 
-// A request of the kind, in and out of place, aligned to 16 bytes and to 8.
+// Runs requests of one kind in and out of place, aligned to 16 bytes and to 8.
 class Requests {
  public:
   Requests(rope_dtype_t dtype, rope_style_t style, Reach *reach) : dtype_(dtype), style_(style), reach_(reach) {}
@@ -139,16 +139,16 @@ TEST_CASE("RoPE kernels of computed angles", "[rope][sanitize]") {
       requests.check(requests.small().positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered()));
       requests.check(requests.small().heads(2, 1));
       requests.check(requests.small().batch(1));
-      // Threads behind the last head have a pair to compute, and k has no head that they could point to.
+      // Threads behind the last head compute a pair too, and k has no head to which they could point.
       for (const int64_t tokens : {1, 410}) requests.small(128).batch(1).tokens(tokens).heads(3, 0).check();
       requests.check(requests.large());
-      // Several batches are no short launch.
+      // A launch with several batches is never short.
       requests.check(requests.large().batch(2).tokens(many_tokens() / 2));
       requests.alone()
           .positions(PositionShape::PerBatchAndToken, ROPE_DTYPE_I32, scattered(), Placement().gap(0, 3))
           .check();
       requests.check(requests.small(128).rotary_dim(64).rotary_offset(64));
-      // Element by element.
+      // Here no vector fits.
       requests.small()
           .placed(Placement().at(1))
           .positions(PositionShape::PerToken, ROPE_DTYPE_I64, scattered())
@@ -238,7 +238,7 @@ TEST_CASE("kernels of whole heads whose outputs and caches have 8 bits", "[rope]
         for (const bool has_table : {false, true}) {
           StepCase few = step(has_table, 14);
           few.check();
-          few.q.out = StepOut::Absent;  // codes in caches alone
+          few.q.out = StepOut::Absent;  // codes only in caches
           few.q.scale = Scale::None;
           few.check();
           few.flags = ROPE_FLAG_UNROTATED;
@@ -281,7 +281,7 @@ TEST_CASE("kernels of whole heads in long launches that have more codes", "[rope
           of.q.out_dtype = of.cache->k_dtype = of.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
           of.check();
           of = step;
-          of.k.out = of.v.out = StepOut::Own;  // words
+          of.k.out = of.v.out = StepOut::Own;  // in the data's type
           of.check();
           of.k.out = of.v.out = StepOut::Same;
           of.check();
@@ -320,7 +320,7 @@ TEST_CASE("kernels of steps with codes, amax and row factors", "[rope][step][qua
             step.quant_rounding = ROPE_QUANT_ROUND_FIRST;
             step.q.out_dtype = step.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
             step.k.out = StepOut::Own;
-            step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // another type than the cache's
+            step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // not the cache's type
             lay_in_batches(&step);
             step.check();
             step.has_amax = false;
@@ -359,7 +359,7 @@ TEST_CASE("kernels of steps with written scales", "[rope][step][quant][scales][s
         step.k.cache_scales.groups = 128;
         step.v.cache_scales = {ROPE_DTYPE_F8_E8M0, 2, false, false, {}};
         step.cache->v_dtype = step.k.out_dtype = ROPE_DTYPE_F8_E5M2;
-        step.k.out = StepOut::Own;  // beside the cache, with scales of its own
+        step.k.out = StepOut::Own;  // beside the cache, with separate scales
         step.k.out_scales.dtype = ROPE_DTYPE_F8_E8M0;
         step.quant_flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
         step.has_amax = true;
@@ -403,7 +403,7 @@ TEST_CASE("the general kernel of steps in parts", "[rope][step][pass][sanitize]"
   }
 }
 
-// Which kernel runs follows from the request alone: its direction, form, rows and what alternates.
+// The kernel follows from the request alone: its direction, form, rows and alternating tensors.
 TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const bool is_plain : {true, false}) {
@@ -413,26 +413,27 @@ TEST_CASE("SwiGLU kernels", "[swiglu][sanitize]") {
       };
       for (const bool is_recomputed : {false, true}) {
         const auto check = [&](SwigluCase each) { (is_recomputed ? each.recomputed() : each).check(); };
-        // Vectors of 16 bytes in large launches only, of 8, and elements, with a row's end in the middle of a vector.
+        // Vectors of 16 bytes, only in large launches; vectors of 8 bytes; single elements, with the end of a row
+        // inside a vector.
         check(request({5, 64}));
         check(request({3, 37}));
         check(request({3, 40}).placed(Placement().at(1)));
         check(request({3, 42}).placed(Placement().at(2)));
         check(request({3, 40}).packing(GatePacking::GateFirst, GatePacking::UpFirst));
-        // Both orders of what alternates, of the inputs, of the gradients, and of both.
+        // Both orders of alternating elements, in the inputs, in the gradients, and in both.
         check(request({3, 64}).packing(GatePacking::Alternating, GatePacking::Alternating));
         check(request({3, 64}).packing(GatePacking::AlternatingUpFirst, GatePacking::AlternatingUpFirst));
         check(request({3, 64}).packing(GatePacking::Alternating));
         check(request({3, 64}).packing(GatePacking::Separate, GatePacking::AlternatingUpFirst));
       }
-      // Sums of rows: whole groups, and one by one.
+      // Sums of rows, in whole groups and one by one.
       SwigluCase sums = request({4, 600}).row_scale(1, ROPE_DTYPE_F32).grad_row_scale();
       sums.check();
       sums.recomputed().check();
       request({4, 3, 75}).row_scale(2).grad_row_scale().placed(Placement().at(1)).check();
     }
   }
-  // Vectors of full width, on up to 160 multiprocessors.
+  // Vectors of full width on up to 160 multiprocessors.
   const int64_t rows = has_cuda() ? 801 : 41;
   for (const rope_dtype_t dtype : narrow_dtypes) {
     const SwigluCase large = SwigluCase().dtype(dtype).shape({rows, dtype == ROPE_DTYPE_F32 ? 512 : 1024});
@@ -448,7 +449,7 @@ TEST_CASE("SwiGLU kernels of options and experts", "[swiglu][sanitize][options]"
   for (const rope_dtype_t dtype : dtypes) {
     SwigluCase plain;
     plain.dtype(dtype).recomputed();
-    // Each formula that has matrices of its own, and all else element by element.
+    // Each formula that has its own kernels for matrices; all others run element by element.
     for (const int32_t activation : {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_GEGLU_ERF,
                                      SWIGLU_ACTIVATION_GEGLU_TANH, SWIGLU_ACTIVATION_REGLU}) {
       const SwigluCase one = SwigluCase(plain).activation(activation);
@@ -515,7 +516,7 @@ TEST_CASE("kernels of gradients of norms, and of gradients that are added", "[ro
         step.norm_order = is_of_token ? ROPE_NORM_ORDER_AFTER : ROPE_NORM_ORDER_BEFORE;
         step.norm_extent = is_of_token ? ROPE_NORM_EXTENT_TOKEN : ROPE_NORM_EXTENT_HEAD;
         step.flags = ROPE_FLAG_V_UNROTATED | (is_of_token ? ROPE_FLAG_ACCUMULATE : 0);
-        step.q.heads = 40;  // with so many channels that their sums take two passes
+        step.q.heads = 40;  // so many channels that their sums take two passes
         step.k.heads = step.v.heads = 2;
         for (StepTensor *tensor : {&step.q, &step.k, &step.v}) tensor->out = StepOut::Own;
         for (StepTensor *tensor : {&step.q, &step.k}) {

@@ -1,4 +1,4 @@
-// scaling_tests.cpp - every recipe of rope_scaled_frequencies against its published formula in long double
+// scaling_tests.cpp - every recipe of rope_scaled_frequencies, compared with its published formula in long double
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -25,7 +25,7 @@ struct Frequencies {
   Real attention_scale = 1;
 };
 
-// A recipe of a descriptor: the arrays of `scaling` point into the vectors.
+// A request for a recipe: the arrays of `scaling` point into the vectors.
 struct Request {
   Request(rope_scaling_type_t type, int32_t dim, double base) : rotary_dim(dim), theta(base) {
     scaling.struct_size = sizeof scaling;
@@ -204,7 +204,7 @@ Scaled must_scale(const Request &request) {
   return scaled;
 }
 
-// The largest relative error of a frequency, and the attention factor right.
+// Checks the attention factor and returns the largest relative error of a frequency.
 Real check(const Request &request) {
   const Scaled scaled = must_scale(request);
   Real worst = 0;
@@ -218,7 +218,7 @@ Real check(const Request &request) {
     }
   }
   INFO(describe(request) << ", relative error " << worst);
-  // Where a ramp ends, f(i) / s takes a share of nearly 1, and the rounding of the rest of f(i) counts s times.
+  // Near the end of a ramp, the share of f(i) / s is nearly 1, and the rounding of the other term counts s times.
   CHECK(worst < 1e-15L * (8 + std::fmax(request.scaling.factor, 0.0)));
   CHECK(std::fabs(scaled.attention_scale / attention_scale(request) - 1) < 1e-15L);
   return worst;
@@ -247,7 +247,7 @@ bool chance(Random &random) {
   return random.below(2) != 0;
 }
 
-// Whether the rounding of the ramp's ends, or a jump of LLAMA3, hangs on the last bits.
+// Whether the result depends on the last bits: on the rounding of the ramp's ends, or on a jump of LLAMA3.
 bool is_on_an_edge(const Request &request) {
   const auto near_integer = [](Real value) { return std::fabs(value - std::round(value)) < 1e-9L; };
   const rope_scaling_t &scaling = request.scaling;
@@ -410,7 +410,7 @@ TEST_CASE("frequencies of theta alone are the nearest doubles", "[scaling]") {
       CHECK(scaled.inv_freq[0] == 1);
       for (int pair = 0; pair < request.pairs(); ++pair) {
         const Real exact = oracle::frequency(theta, rotary_dim, pair);
-        // long double's own pow is a little off where the exponent is large.
+        // pow of long double is slightly inaccurate for large exponents.
         REQUIRE(std::fabs(scaled.inv_freq[static_cast<size_t>(pair)] / exact - 1) < 1.2e-16L + 1e-18L);
       }
     }
@@ -448,8 +448,8 @@ TEST_CASE("a factor of 1 changes nothing", "[scaling]") {
 }
 
 TEST_CASE("llama3 without a ramp jumps", "[scaling]") {
-  // Llama 4: both factors 1. With theta 1 every pair has a wavelength of 2 pi, so an original length of 6 lies below it
-  // and one of 7 above.
+  // Llama 4: both factors are 1. With theta 1 every pair has a wavelength of 2 pi, so an original length of 6 is
+  // shorter and one of 7 is longer.
   Request request(ROPE_SCALING_LLAMA3, 128, 500000);
   request.scaling.factor = 16;
   request.scaling.original_max_position = 8192;
@@ -473,14 +473,14 @@ TEST_CASE("yarn's ramp has a width where its ends meet", "[scaling]") {
   const std::vector<double> found = must_scale(request).inv_freq;
   const std::vector<double> plain = must_scale(Request(ROPE_SCALING_NONE, 128, 10000)).inv_freq;
   for (size_t pair = 0; pair < 64; ++pair) CHECK(found[pair] == (pair < step ? plain[pair] : plain[pair] / 4));
-  // A context so short that only the first pair, at 0, keeps its frequency: low and high are both 0.
+  // A context so short that only pair 0 keeps its frequency: low and high are both 0.
   request.scaling.flags = 0;
   request.scaling.beta_fast = request.scaling.beta_slow = 0;
   request.scaling.original_max_position = 6;
   check(request);
   CHECK(must_scale(request).inv_freq[0] == 1);
   CHECK(must_scale(request).inv_freq[1] == plain[1] / 4);
-  // The ends are kept inside 0 to R - 1.
+  // The ends of the ramp are limited to 0 to R - 1.
   request.scaling.original_max_position = 100;
   check(request);
   request.theta = 20;
@@ -674,7 +674,7 @@ TEST_CASE("a field that a recipe does not use is refused by name", "[scaling][er
       field.set(request.scaling);
       bool is_used = false;
       for (const rope_scaling_type_t user : field.users) is_used |= user == type;
-      // With attention_factor longrope wants no factor.
+      // With attention_factor, longrope needs no `factor`.
       const bool is_replaced = type == longrope && std::strncmp(field.said, "attention_factor", 16) == 0;
       if (is_replaced) {
         check_refused(request, invalid, "factor is 4: attention_factor");
@@ -713,7 +713,7 @@ TEST_CASE("scaled frequencies rotate as their recipe says", "[scaling]") {
       .heads(3, 2)
       .check();
 
-  // The same from the formula alone, and at a position where a wrong factor would show.
+  // The formula alone, evaluated independently, at a position where a wrong factor would show.
   constexpr int64_t position = 98765;
   rope_config_t config = rope_config_for(devices().front(), 64);
   config.theta = 0;

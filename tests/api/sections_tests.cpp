@@ -1,4 +1,4 @@
-// sections_tests.cpp - every map of rope_section_axes against its published rule, its frequencies in long double
+// sections_tests.cpp - every map of rope_section_axes, compared with its published rule; its frequencies in long double
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -57,7 +57,7 @@ Mapped map(const Request &request) {
 std::string describe(const Request &request) {
   std::string text = "type " + std::to_string(request.sections.type) + ", rotary_dim " +
                      std::to_string(request.rotary_dim) + ", theta " + std::to_string(request.theta) + ", sections";
-  // A wrong request may count more sections than there are.
+  // An invalid request may give more sections than there are.
   const int32_t count = std::min<int32_t>(request.sections.num_sections, ROPE_MAX_POSITION_AXES);
   for (int i = 0; i < count; ++i) text += " " + std::to_string(request.sections.section[i]);
   return text;
@@ -77,16 +77,16 @@ Mapped must_map(const Request &request) {
   return mapped;
 }
 
-// ---- The published rules, each in the way of its origin: by writing to ranges, not by asking for a pair ----
+// ---- The published rules, each implemented as at its origin: by writing to ranges, not by computing each pair ----
 
-// What a pair is turned by: axis a at the frequency theta^(-numerator / denominator).
+// The rotation of a pair: axis a with the frequency theta^(-numerator / denominator).
 struct Turn {
   int32_t axis;
   int numerator, denominator;
 };
 using Turns = std::vector<Turn>;
 
-// Hugging Face's Qwen2-VL: cos is split by the section list, and piece a taken from axis a's angles.
+// Hugging Face's Qwen2-VL splits cos by the section list and takes piece a from axis a's angles.
 Turns split(const std::vector<int32_t> &list) {
   Turns turns;
   for (size_t axis = 0; axis < list.size(); ++axis) {
@@ -99,8 +99,8 @@ Turns split(const std::vector<int32_t> &list) {
   return turns;
 }
 
-// Hugging Face's Qwen3-VL: all pairs are the first axis', then every third one, from 1 and from 2 up to three times the
-// section, is overwritten.
+// Hugging Face's Qwen3-VL gives all pairs the first axis, then overwrites every third pair, from 1 and from 2 up to
+// three times the section.
 Turns overwrite_every_third(const std::vector<int32_t> &list, int pairs) {
   Turns turns;
   for (int i = 0; i < pairs; ++i) turns.push_back({0, i, pairs});
@@ -112,7 +112,7 @@ Turns overwrite_every_third(const std::vector<int32_t> &list, int pairs) {
   return turns;
 }
 
-// Hugging Face's and vLLM's Ernie 4.5 VL: height and width take turns, then time.
+// Hugging Face's and vLLM's Ernie 4.5 VL alternate height and width, followed by time.
 Turns alternate(const std::vector<int32_t> &height_width_time) {
   Turns turns;
   for (int i = 0; i < height_width_time[0]; ++i) {
@@ -127,8 +127,8 @@ Turns alternate(const std::vector<int32_t> &height_width_time) {
   return turns;
 }
 
-// llama.cpp's walk over the pairs, its axes (t, h, w, e): all angles are multiplied by the same step from pair to pair,
-// and VISION sets one back to the position where its section begins. `steps` are the steps from 1 to 1 / theta.
+// llama.cpp walks over the pairs with axes (t, h, w, e) and multiplies all angles by one step from pair to pair; VISION
+// resets an angle to the position where its section begins. `steps` is the number of steps from 1 to 1 / theta.
 Turns walk(rope_sections_type_t type, const std::vector<int32_t> &list, int pairs, int steps) {
   int s[4] = {0, 0, 0, 0};
   for (size_t i = 0; i < list.size(); ++i) s[i] = list[i];
@@ -159,7 +159,7 @@ Turns walk(rope_sections_type_t type, const std::vector<int32_t> &list, int pair
   return turns;
 }
 
-// OneFlow's 2-D rope, ChatGLM's, apex' and video models': channel ranges one after the other, each a rope of its own.
+// OneFlow's 2-D rope, ChatGLM, apex and video models use consecutive channel ranges, each with a rope of its own.
 Turns ropes_of_their_own(const std::vector<int32_t> &channels) {
   Turns turns;
   for (size_t axis = 0; axis < channels.size(); ++axis) {
@@ -184,13 +184,13 @@ void check(const Request &request, const Turns &expected) {
     const Real exact = frequency_of(expected[pair], request.theta);
     const double found = mapped.inv_freq[pair];
     const double nearest = static_cast<double>(exact);
-    // One ulp: long double's own pow is a little off, and its value may lie between two doubles.
+    // One ulp is permitted: pow of long double is slightly inaccurate, and its value may lie between two doubles.
     REQUIRE((found == nearest || found == std::nextafter(nearest, infinity) || found == std::nextafter(nearest, 0.0)));
     REQUIRE(std::fabs(found / exact - 1) < 1.2e-16L + 1e-18L);
   }
 }
 
-// "0 0 1 2" as one character a pair.
+// "0 0 1 2" with one character per pair.
 std::string picture(const Axes &axes) {
   std::string text;
   for (const int32_t axis : axes) text += static_cast<char>('0' + axis);
@@ -203,7 +203,7 @@ std::string repeat(const std::string &text, int times) {
   return repeated;
 }
 
-// A section list of so many parts and this sum, zeros among them.
+// A section list with so many parts and this sum, including zeros.
 std::vector<int32_t> random_list(Random &random, int parts, int sum) {
   std::vector<int32_t> list(static_cast<size_t>(parts), 0);
   for (int rest = sum; rest > 0;) {
@@ -255,7 +255,7 @@ TEST_CASE("section lists of published models", "[sections]") {
     const Request request(ROPE_SECTIONS_CHUNKED, 128, 1e6, {16, 24, 24});
     CHECK(picture(must_map(request).pair_axis) == repeat("0", 16) + repeat("1", 24) + repeat("2", 24));
     check(request, split({16, 24, 24}));
-    // llama.cpp writes the same with a fourth section of 0.
+    // llama.cpp writes this list with a fourth section of 0.
     check(Request(ROPE_SECTIONS_CHUNKED, 128, 1e6, {16, 24, 24, 0}), split({16, 24, 24}));
   }
   SECTION("Qwen3-VL") {
@@ -287,7 +287,7 @@ TEST_CASE("section lists of published models", "[sections]") {
   SECTION("Qwen2-VL's vision tower in llama.cpp") {
     const Request request(ROPE_SECTIONS_VISION, 80, 10000, {20, 20});
     CHECK(picture(must_map(request).pair_axis) == repeat("0", 20) + repeat("1", 20));
-    // Steps of -2 / n_dims, with n_dims half of the head: 20 of them from 1 to 1 / theta.
+    // Steps of -2 / n_dims, with n_dims half of the head: 20 steps from 1 to 1 / theta.
     check(request, walk(ROPE_SECTIONS_VISION, {20, 20}, 40, 20));
     // The original has a rope of 40 channels for each axis.
     check(request, ropes_of_their_own({40, 40}));
@@ -327,7 +327,7 @@ TEST_CASE("random section lists follow the published rules", "[sections]") {
     const std::vector<int32_t> ernie = {half, half, pairs - 2 * half};
     check(Request(ROPE_SECTIONS_ERNIE, dim, theta(), ernie), alternate(ernie));
 
-    // Cycles that are shorter and longer than the pairs.
+    // Cycles that are shorter and longer than the number of pairs.
     const int cycle = static_cast<int>(1 + random.below(2 * pairs));
     const std::vector<int32_t> four = random_list(random, 4, cycle);
     check(Request(ROPE_SECTIONS_IMROPE, dim, theta(), four), walk(ROPE_SECTIONS_IMROPE, four, pairs, pairs));
@@ -344,7 +344,8 @@ TEST_CASE("section lists that shift or repeat", "[sections]") {
   };
   CHECK(axes(ROPE_SECTIONS_CHUNKED, 2, {1}) == "0");
   CHECK(axes(ROPE_SECTIONS_CHUNKED, 8, {0, 2, 0, 0, 1, 0, 0, 1}) == "1147");
-  CHECK(axes(ROPE_SECTIONS_INTERLEAVED, 16, {2, 1, 5}) == "01200200");  // the original's axis 0 takes what is left
+  // the original's axis 0 takes the remaining pairs
+  CHECK(axes(ROPE_SECTIONS_INTERLEAVED, 16, {2, 1, 5}) == "01200200");
   CHECK(axes(ROPE_SECTIONS_INTERLEAVED, 8, {4, 0, 0}) == "0000");
   CHECK(axes(ROPE_SECTIONS_ERNIE, 8, {0, 0, 4}) == "0000");
   CHECK(axes(ROPE_SECTIONS_ERNIE, 8, {2, 2, 0}) == "1212");
@@ -364,7 +365,7 @@ TEST_CASE("frequencies at the ends of theta's range", "[sections]") {
     check(Request(ROPE_SECTIONS_RESTARTED, 1024, theta, {1, 511}), ropes_of_their_own({2, 1022}));
     check(Request(ROPE_SECTIONS_VISION, 1024, theta, {256, 256}), ropes_of_their_own({512, 512}));
   }
-  // A section of more than half of the pairs goes beyond 1 / theta.
+  // The exponent in a section of more than half of the pairs is below -1.
   const Mapped fading = must_map(Request(ROPE_SECTIONS_VISION, 1024, 1e300, {512, 1}));
   for (size_t pair = 1; pair < 512; ++pair) {
     REQUIRE(fading.inv_freq[pair] <= fading.inv_freq[pair - 1]);

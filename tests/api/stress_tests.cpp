@@ -1,4 +1,4 @@
-// stress_tests.cpp - many threads at once: on one descriptor, while others come and go, and while the process forks
+// stress_tests.cpp - many threads at once: with one descriptor, while others are created and destroyed, and during fork
 #include <rope/rope.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int num_threads = 32;
 
-// Calls of RoPE and SwiGLU, in place, on tensors of its own. Large ones are spread over the pool's threads.
+// In-place calls of RoPE and SwiGLU on tensors of their own. Large calls use the threads of the pool.
 class Work {
  public:
   explicit Work(bool is_large) : workspace_(81) {
@@ -29,7 +29,7 @@ class Work {
     workspace_.freeze();
   }
 
-  // Whether both calls are served; image() is then their result.
+  // Whether both calls succeed; image() is then their result.
   bool run(const rope_desc_t *rope, const swiglu_desc_t *swiglu) {
     workspace_.restore();
     return rope_forward(rope, &rope_, nullptr) == ROPE_STATUS_SUCCESS &&
@@ -57,7 +57,7 @@ swiglu_config_t swiglu_of_four_threads() {
   return config;
 }
 
-// What the calls of all threads must give.
+// The expected results of all threads.
 struct Expected {
   explicit Expected(const rope_desc_t *rope, const swiglu_desc_t *swiglu) {
     for (const bool is_large : {false, true}) {
@@ -69,8 +69,8 @@ struct Expected {
   std::vector<std::byte> image[2];
 };
 
-// Threads that work until they are told to stop, with the shared descriptors or, every other one, with its own, made
-// and destroyed for each call. Large work is the exception: it is there to race for the pool.
+// Threads that make calls until they are stopped, half of them with the shared descriptors and half with descriptors
+// created and destroyed for each call. Large calls only compete for the pool.
 class Threads {
  public:
   Threads(const rope_desc_t *rope, const swiglu_desc_t *swiglu, const Expected &expected) : wrong_(num_threads) {
@@ -105,7 +105,7 @@ class Threads {
   }
 
  private:
-  // NULL where it is refused, which the call then says.
+  // Returns NULL if creation is refused; the call then reports it.
   template <class Desc, class Config, class Create>
   static Desc make(const Config &config, Create create) {
     typename Desc::pointer desc = nullptr;
@@ -136,7 +136,7 @@ TEST_CASE("a process forks while 32 threads call, and its children call too", "[
   const RopeDesc rope = create(rope_of_four_threads());
   const SwigluDesc swiglu = create(swiglu_of_four_threads());
   const Expected expected(rope.get(), swiglu.get());
-  // glibc keeps malloc usable in a child of many threads.
+  // glibc keeps malloc usable in a child of a process with many threads.
   Work work(true);
   Threads threads(rope.get(), swiglu.get(), expected);
   for (int round = 0; round < 5; ++round) {

@@ -1,4 +1,4 @@
-// cases.cpp - reads cases.txt, whose first lines say what its words mean
+// cases.cpp - reads cases.txt; the first lines of that file define its words
 #include "cases.hpp"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ int64_t integer_of(const Words &words, const std::string &key, int64_t absent) {
   return static_cast<int64_t>(number_of(words, key, static_cast<double>(absent)));
 }
 
-// The index of the value among the names, of which the first is the default.
+// The index of the value among the names; the first name is the default.
 int choice_of(const Words &words, const std::string &key, std::initializer_list<const char *> names) {
   const std::string value = value_of(words, key, *names.begin());
   const auto found = std::find(names.begin(), names.end(), value);
@@ -160,7 +160,7 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(!item->has_written_scales || (codes != 0 && item->layout == ROPE_LAYOUT_THD),
           "scales=head: codes, layout=thd");
 
-  // Twice as many pages as are written; in decode, where each token has a page of its own, more than an L2 cache holds.
+  // Twice as many pages as are written. In decode each token has a page of its own, and all pages exceed an L2 cache.
   const int64_t rows = item->batches * item->tokens;
   item->has_page_per_token = item->measure == Measure::kResident || item->measure == Measure::kLatency;
   item->cache_pages = 2 * ((rows + kPageEntries - 1) / kPageEntries);
@@ -237,7 +237,7 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
 
 std::string isa_here() {
 #if defined(__x86_64__)
-  // What ROPE_CPU_ISA holds the library to counts, not what the machine has.
+  // ROPE_CPU_ISA limits the library, so it overrides what the machine has.
   const char *limit = std::getenv("ROPE_CPU_ISA");
   const std::string held = limit != nullptr ? limit : "";
   const bool may_avx512 = held.empty() || held.find("v4") != std::string::npos || held.find("512") != std::string::npos;
@@ -297,7 +297,7 @@ const std::set<std::string> &case_keys() {
   return keys;
 }
 
-// Of a head that is read and written to q_out or k_out.
+// The number of channels of a head that are read, and written to q_out or k_out.
 int64_t touched_channels(const Case &item) {
   return item.is_out_of_place || item.norm != 0 ? item.head_dim : item.rotary_dim;
 }

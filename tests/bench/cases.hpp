@@ -1,4 +1,4 @@
-// cases.hpp - what cases.txt says
+// cases.hpp - the cases of cases.txt
 #pragma once
 
 #include <cstdint>
@@ -42,10 +42,10 @@ enum class CacheLayout {
   kPacked
 };
 
-// Which tensors have their channels outside the window in another one.
+// The tensors whose channels outside the window are in a separate tensor.
 enum class Pass {
   kNone,
-  kOfK,  // q has the window alone
+  kOfK,  // q has only the window
   kAll
 };
 
@@ -68,10 +68,10 @@ enum class Metric {
 struct Demand {
   Metric metric = Metric::kNone;
   double bound = 0;
-  double copy_us = 0;  // scaled: what the programmatic copy takes where the bound is as it stands
+  double copy_us = 0;  // the programmatic copy's time for which the bound is given
 };
 
-// In the order of the line. A case is also one such list, without lists in it: the geometry that results carry along.
+// In the order of the line. A case is such a list too, with one value per word: the geometry that results include.
 using Words = std::vector<std::pair<std::string, std::string>>;
 
 struct Case {
@@ -111,7 +111,7 @@ struct Case {
   rope_dtype_t slot_dtype = 0;
   Pass pass = Pass::kNone;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
-  rope_dtype_t code_dtype = 0;  // of the caches, and of q_out where has_code_q; 0: that of the data
+  rope_dtype_t code_dtype = 0;  // of the caches, and of q_out if has_code_q is set; 0: the data's type
   bool has_code_q = false, has_written_scales = false;
   bool has_weight_gradients = false, accumulates = false;  // backward
 
@@ -129,31 +129,32 @@ constexpr int64_t kPageEntries = 16;
 
 int64_t size_of(rope_dtype_t dtype);
 
-// Of an item with experts: every other one has none, the others evenly many from 0 to item.rows, by a fixed seed.
+// For an item with experts: every second expert has no rows, the others have 0 to item.rows, evenly distributed, by a
+// fixed seed.
 std::vector<int64_t> expert_rows_of(const Case &item);
 
-// Rows of SwiGLU that exist, and rows that there is room for.
+// The number of rows of SwiGLU that exist, and the number for which there is room.
 int64_t existing_rows_of(const Case &item);
 int64_t room_of_rows(const Case &item);
 
-// The least that the operation can move: every element that it touches read once, and written once to each of its
-// destinations, without positions, tables, weights and slots.
+// The least that the operation can move: every element that it accesses is read once, and written once to each of its
+// destinations, not counting positions, tables, weights and slots.
 double bytes_moved(const Case &item);
 
-// Those of them that are written where they were read.
+// The part of bytes_moved that is written to the place where it was read.
 double bytes_in_place(const Case &item);
 
-// A norm, a cache, nothing that turns, or gradients that are added to others.
+// Whether the item has a norm, a cache, nothing rotated, or gradients that are added to others.
 bool is_step(const Case &item);
 
-// Backward of a norm, which reads forward's input too.
+// Whether the item is backward of a norm, which also reads forward's input.
 bool is_norm_gradient(const Case &item);
 
-// Whether only a part of every head's row in memory is touched.
+// Whether only a part of each head's row in memory is accessed.
 bool is_partial(const Case &item);
 
-// Cases in the order of the file. With `is_tiny` every one has a few tokens or rows, and no demand. A mistake in the
-// file ends the program with its line.
+// The cases in the order of the file. With `is_tiny` each has a few tokens or rows and no demand. An error in the file
+// ends the program and prints the line.
 std::vector<Case> all_cases(bool is_tiny);
 
 std::string text_of(const Words &words);

@@ -1,4 +1,4 @@
-// fill_bits.hpp - the bits of the random numbers that tensors begin with, once for host and device
+// fill_bits.hpp - the bits of the tensors' random initial numbers, identical on host and device
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace bench {
 
-// A float of `exponent_bits` and `mantissa_bits` below its sign: magnitude 0.125 to 2, evenly over its logarithm, of
-// either sign.
+// A float with `exponent_bits` and `mantissa_bits` below its sign: either sign, and a magnitude from 0.125 to 2,
+// uniform in its logarithm.
 BENCH_HOST_DEVICE inline uint32_t random_float_bits(uint64_t index, int exponent_bits, int mantissa_bits) {
   uint64_t hash = (index + 1) * 0x9e3779b97f4a7c15u;
   hash = (hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9u;

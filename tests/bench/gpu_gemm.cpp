@@ -21,7 +21,8 @@ namespace bench {
 namespace {
 
 constexpr int kInputs = 4096, kOutputs = 6144;
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // NVIDIA's advice for Hopper; its own could not be captured
+// NVIDIA's advice for Hopper; cuBLAS's own workspace could not be captured
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
 void check(cublasStatus_t status, const char *what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
@@ -31,7 +32,7 @@ void check(cublasStatus_t status, const char *what) {
 
 }  // namespace
 
-// Linked, the program would not start where cuBLAS is missing.
+// Loaded at run time: if it were linked, the program would not start without cuBLAS.
 struct Gemm::Library {
   Library() {
     const std::string versioned = "libcublas.so." + std::to_string(CUBLAS_VER_MAJOR);
@@ -44,7 +45,7 @@ struct Gemm::Library {
     find("cublasGemmEx", &gemm);
     check(create(&handle), "cublasCreate");
   }
-  ~Library() { destroy(handle); }  // the file stays, as CUDA libraries want
+  ~Library() { destroy(handle); }  // the file is not closed: CUDA libraries must stay loaded
 
   template <typename Function>
   void find(const char *name, Function **function) {

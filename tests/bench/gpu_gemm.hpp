@@ -1,4 +1,4 @@
-// gpu_gemm.hpp - matrix products of cuBLAS, as what runs before and behind a call in a model
+// gpu_gemm.hpp - matrix products of cuBLAS, as the kernels before and after a call in a model
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@ namespace bench {
 
 class Memory;
 
-// tokens x 4096 times 4096 x 6144, in bf16: the projection to q, k and v of Llama-3-8B, whose weights fit the L2 cache.
+// tokens x 4096 times 4096 x 6144 in bf16: the projection to q, k and v of Llama-3-8B. Its weights fit the L2 cache.
 class Gemm {
  public:
-  // Throws NotServed where cuBLAS is not there: it is looked for when the program runs.
+  // Throws NotServed without cuBLAS, which is loaded at run time.
   Gemm(int tokens, Memory &memory);
   ~Gemm();
   Gemm(const Gemm &) = delete;

@@ -1,4 +1,4 @@
-// gpu_timer.cu - graph timing, the kernels to compare with, and device memory
+// gpu_timer.cu - graph timing, the kernels for comparison, and device memory
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -19,7 +19,8 @@ void check(cudaError_t error, const char *what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Vectors of a row come in a power of two or a few times one; the division costs nothing beside the memory.
+// The number of vectors in a row is a power of two or a small multiple of one; the division costs nothing beside the
+// memory accesses.
 __global__ void __launch_bounds__(256) scale_kernel(char *data, unsigned vectors_in_row, size_t pitch, size_t vectors) {
   const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
   if (i >= vectors) return;
@@ -73,7 +74,7 @@ __global__ void empty_kernel() {
   begin_early<is_programmatic>();
 }
 
-// Keeps the stream busy while the host enqueues what is to be timed.
+// Keeps the stream busy while the host enqueues the launches to be timed.
 __global__ void delay_kernel(unsigned long long nanoseconds) {
   unsigned long long begin, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
@@ -104,8 +105,8 @@ bool has_programmatic_launch() {
   return gpu().capability >= 90;
 }
 
-// By the runtime, as most programs launch. librope's own go through the driver, which takes less: that is in its host
-// time above an empty launch.
+// Launches through the runtime, as most programs do. librope uses the driver, which takes less time; the difference is
+// part of librope's host time above an empty launch.
 void launch(const void *kernel, unsigned blocks, unsigned threads, void **arguments, bool is_programmatic,
             cudaStream_t stream, const char *what) {
   cudaLaunchAttribute attribute = {};
@@ -170,8 +171,8 @@ class Graph {
   Graph(const Graph &) = delete;
   Graph &operator=(const Graph &) = delete;
 
-  // Microseconds of one replay. The stream is held back for as long as the host took to enqueue the one before, half as
-  // long again and a little more: else the device would wait for the host in the time that counts.
+  // Microseconds of one replay. The stream is held back for 1.5 times as long as the host took to enqueue the previous
+  // one, and a little more; otherwise the device would wait for the host during the measurement.
   double replay(cudaStream_t stream, const Event &begin, const Event &end) {
     delay_kernel<<<1, 1, 0, stream>>>(30000 + static_cast<unsigned long long>(1500 * std::min(host_us_, 5000.0)));
     check(cudaGetLastError(), "delay_kernel");
@@ -210,7 +211,7 @@ int attribute_of(cudaDeviceAttr attribute) {
   return value;
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..." or the like; "" where there is no such file.
+// For example "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..."; "" if there is no such file.
 std::string driver_version() {
   std::FILE *file = std::fopen("/proc/driver/nvidia/version", "r");
   if (file == nullptr) return "";
@@ -336,7 +337,7 @@ void enqueue_empty(bool is_programmatic, rope_stream_t stream) {
 void *gpu_allocate(size_t bytes) {
   void *memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, bytes);
-  // Not an error of the device: the next cudaGetLastError must not find it.
+  // The error is not one of the device: the next cudaGetLastError must not return it.
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     throw std::bad_alloc();

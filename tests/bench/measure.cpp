@@ -1,4 +1,4 @@
-// measure.cpp - one function for each way to measure
+// measure.cpp - one function for each kind of measurement
 #include "measure.hpp"
 
 #include <sched.h>
@@ -37,7 +37,7 @@ void take_accuracy(const Accuracy &accuracy, Row *row) {
 
 // ---- CPU ----
 
-// A memcpy on several threads, which wait for it between one and the next.
+// A memcpy on several threads, which wait between calls.
 class ParallelCopy {
  public:
   explicit ParallelCopy(int num_threads) : num_threads_(num_threads) {
@@ -129,7 +129,7 @@ void measure_cpu(const Case &item, const Effort &effort, Row *row) {
   if (item.is_beside_separate) row->separate = spread_of(separate_times);
 }
 
-// Microseconds of a call, of many in a row.
+// Microseconds per call, from many successive calls.
 Spread time_calls(const std::function<void()> &call, const Effort &effort) {
   const int samples = effort.is_tiny ? 1 : 31, calls = effort.is_tiny ? 1 : 100;
   std::vector<double> times;
@@ -156,8 +156,8 @@ struct ColdTimes {
   double create_us, call_us;
 };
 
-// The first descriptor and the first call of this process. The device itself is awake before, so that they are the
-// library's own.
+// Times of the process's first descriptor and first call. The device is initialised before, so that only the library's
+// time is measured.
 const ColdTimes &cold_times(const Case &item, rope_device_t device) {
   static const ColdTimes found = [&] {
     Memory memory(device);
@@ -188,7 +188,7 @@ void measure_create(const Case &item, rope_device_t device, const Effort &effort
   row->time = time_calls([&] { prepared->create_once(); }, effort);
 }
 
-// The first descriptor with a norm, behind the same one without.
+// The first descriptor with a norm, after an equal one without.
 void measure_create_next(const Case &item, rope_device_t device, Row *row) {
   Memory memory(device);
   Case plain = item;
@@ -223,23 +223,23 @@ void measure_call(const Case &item, rope_device_t device, const Effort &effort, 
 
 #if defined(ROPE_BENCH_CUDA)
 
-// The copy by which demands are scaled is that of the whole step, whatever part of it a case is.
+// Demands are scaled by the copy of the whole step, whatever part of it a case is.
 constexpr int64_t kScaledHeads = 32 + 8 + 8;
 
-// Bytes of the tensors of one set: what a launch reads or writes, in place once.
+// The bytes of a set's tensors that a launch reads or writes; tensors in place count once.
 double footprint_of(const Case &item) {
   return bytes_moved(item) - bytes_in_place(item);
 }
 
-// Enough sets that one is no longer in the L2 cache when its turn comes again.
+// Enough sets that a set has left the L2 cache before it is used again.
 int sets_for(double footprint, bool is_resident) {
   if (is_resident) return 4;
   const double l2 = static_cast<double>(gpu().l2_bytes);
   return std::max(2, std::min(64, static_cast<int>(std::ceil(4 * l2 / footprint))));
 }
 
-// About 3 ms of launches in a graph, as often for each set, and 200 at most, as in the measurements that the demands of
-// decode come from.
+// About 3 ms of launches per graph, equally many for each set, at most 200, as in the measurements on which the demands
+// for decode are based.
 int launches_for(double bytes, int sets, const Effort &effort) {
   if (effort.is_tiny) return sets;
   const double us = bytes / 4.2e6 + 1.0;
@@ -285,7 +285,7 @@ void measure_gpu(const Case &item, const Effort &effort, Row *row) {
     const size_t rows = static_cast<size_t>(row->bytes / 2) / touched;
     char *const scaled = memory.allocate(rows * pitch * static_cast<size_t>(sets));
     memory.fill(scaled, rows * pitch * static_cast<size_t>(sets), ROPE_DTYPE_BF16);
-    // The window may begin behind others: that counts for which sectors are touched.
+    // The window may begin behind other channels, which affects the number of sectors accessed.
     const size_t offset = static_cast<size_t>(item.rotary_offset + item.q_from) * size / 16 * 16;
     add(&row->scale, launches, [=](int i, rope_stream_t stream) {
       enqueue_scale(scaled + rows * pitch * static_cast<size_t>(i % sets) + offset, rows, touched, pitch, stream);
@@ -294,7 +294,7 @@ void measure_gpu(const Case &item, const Effort &effort, Row *row) {
   if (item.measure == Measure::kResident) {
     const bool is_programmatic = item.is_programmatic;
     add(&row->empty, launches, [=](int, rope_stream_t stream) { enqueue_empty(is_programmatic, stream); });
-    // SwiGLU reads twice what it writes; here both are half of the bytes.
+    // SwiGLU reads twice as much as it writes; here each is half of the bytes.
     add(&row->load_store, launches, [=](int i, rope_stream_t stream) {
       enqueue_load_store(copies + half * static_cast<size_t>(i % copy_sets), half, is_programmatic, stream);
     });
@@ -315,7 +315,7 @@ void measure_gpu(const Case &item, const Effort &effort, Row *row) {
   memory.release();
 }
 
-// Graphs of matrix products alone, with an empty kernel behind each, and with the call behind each.
+// Graphs of matrix products alone, with an empty kernel after each, and with the call after each.
 void measure_between_gemms(const Case &item, const Effort &effort, Row *row) {
   constexpr int kSets = 4, kLaunches = 100;
   Memory memory(ROPE_DEVICE_CUDA);
@@ -323,7 +323,7 @@ void measure_between_gemms(const Case &item, const Effort &effort, Row *row) {
   row->explanation = prepared->explanation();
   take_accuracy(prepared->check(), row);
   const Gemm gemm(static_cast<int>(item.tokens), memory);
-  gemm.enqueue(memory.stream());  // the first may load
+  gemm.enqueue(memory.stream());  // the first call may load kernels
   gpu_synchronize();
   const int launches = effort.is_tiny ? 1 : kLaunches;
   const auto after_gemm = [&](const std::function<void(int, rope_stream_t)> &enqueue) {
@@ -349,7 +349,7 @@ void measure_between_gemms(const Case &item, const Effort &effort, Row *row) {
 
 #endif
 
-// On a CPU the cases of a GPU are run, but only once.
+// On a CPU, the cases for a GPU run only once.
 void measure_once(const Case &item, const Effort &effort, Row *row) {
   if (!effort.is_tiny) throw NotServed("a case for GPUs");
   measure_cpu(item, effort, row);

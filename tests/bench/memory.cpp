@@ -1,4 +1,4 @@
-// memory.cpp - host memory here, the GPU's in gpu_timer.cu
+// memory.cpp - host memory; gpu_timer.cu has the GPU's
 #include "memory.hpp"
 
 #include <cmath>
@@ -44,7 +44,7 @@ Memory::~Memory() {
   try {
     release();
   } catch (const std::exception &) {
-    // A lost device has no memory to give back.
+    // Memory of a lost device cannot be freed.
   }
 }
 

@@ -17,18 +17,18 @@ class Memory {
   Memory &operator=(const Memory &) = delete;
 
   rope_device_t device() const { return device_; }
-  rope_stream_t stream() const;  // of calls on it: NULL on the CPU
+  rope_stream_t stream() const;  // for calls on this memory: NULL on the CPU
 
-  // Lives until release(). Throws std::bad_alloc where there is not so much.
+  // Valid until release(). Throws std::bad_alloc if there is not enough memory.
   char *allocate(size_t bytes);
   void release();
 
-  // Numbers of 0.125 to 2 of either sign, others in each call, the same on every device.
+  // Fills with numbers of either sign from 0.125 to 2. Each call gives other numbers; they do not depend on the device.
   void fill(void *data, size_t bytes, rope_dtype_t dtype);
-  // NaN, whatever the type.
+  // Fills with NaN of any type.
   void poison(void *data, size_t bytes);
   void upload(void *to, const void *from, size_t bytes);
-  // Elements of `base` by their index.
+  // Reads elements of `base` by index.
   std::vector<double> read(const void *base, rope_dtype_t dtype, const std::vector<int64_t> &indices);
 
  private:

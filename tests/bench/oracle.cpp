@@ -1,4 +1,4 @@
-// oracle.cpp - see oracle.hpp
+// oracle.cpp - RoPE, norms and SwiGLU in double
 #include "oracle.hpp"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ void norm_gradient(const NormForm &form, const std::vector<double> &weights,
 
 namespace {
 
-// A function, and its derivative.
+// The value of a function and of its derivative.
 struct Slope {
   double value, slope;
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What others need for the cases of rope-bench, on the same GPU and in one process with librope.
+"""Measures other libraries on the cases of rope-bench, on one GPU and in one process with librope.
 
 usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FILE] [--commit ID] [--no-compile]
                 [--list] [--tiny]
@@ -7,20 +7,20 @@ usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FI
   --library     librope.so; build/librope.so without it
   --case        only workloads whose names match; --list prints them
   --json        writes every figure to FILE
-  --rope-bench  JSON of rope-bench: its rows stand beside the others, as "librope, from C"
+  --rope-bench  JSON of rope-bench: its rows are added as "librope, from C"
   --no-compile  leaves out torch.compile, which takes minutes
-  --tiny        a few tokens, results only, on the CPU where there is no GPU: that this program still works
+  --tiny        a few tokens, results only, on the CPU if there is no GPU: checks that this program works
 
-Compared are torch eager and torch.compile (default and max-autotune-no-cudagraphs) with formulas as in Hugging Face's
-models, Triton kernels as the tutorials write them, librope through ctypes, and flash-attn, Liger, vLLM, sglang,
-flashinfer and TransformerEngine where they are installed; for norm, rotation and cache as few kernels of vLLM, sglang
-and flashinfer as they have, one behind the other. What an implementation needs prepared (tables of cosines,
-gathered rows of them, flat views) is prepared outside of the measurement.
+It compares torch eager and torch.compile (default and max-autotune-no-cudagraphs) with formulas as in Hugging Face's
+models, Triton kernels as in the tutorials, librope through ctypes, and flash-attn, Liger, vLLM, sglang, flashinfer and
+TransformerEngine if they are installed. For norm, rotation and cache it calls the smallest sequence of kernels that
+vLLM, sglang and flashinfer have. Preparations of an implementation (tables of cosines, gathered rows, flat views) are
+not part of the measurement.
 
-Method: each implementation is checked against a reference in double first, with memory poisoned by NaN where it
-allocates its outputs. Times are the median of replays of a CUDA graph of several calls over buffers that together
-exceed the L2 cache (decode: four sets inside it), in turns with replays of a copy kernel (16 bytes a thread) that moves
-as many bytes.
+Method: each implementation is first checked against a reference in double; memory in which it allocates outputs is
+poisoned with NaN. Times are medians of replays of a CUDA graph of several calls over buffers that together exceed the
+L2 cache (decode: four sets inside it), alternating with replays of a copy kernel (16 bytes per thread) that moves as
+many bytes.
 """
 
 import argparse
@@ -43,9 +43,9 @@ import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# ---- Cases: those of cases.txt, whose first lines say what the words mean ----
+# ---- Cases: those of cases.txt; its first lines define the words ----
 
-# One for each class; every case of rope-bench whose name begins so is a variant of librope.
+# One per class; every case of rope-bench with this name as a prefix is a variant for librope.
 WORKLOADS = [
     "rope/r1/f32", "rope/one-head/f32", "rope/r3/f16", "rope/llama3-8b/prefill/bf16", "rope/llama3-70b/prefill/bf16",
     "rope/llama3-8b/decode-1/bf16", "rope/llama3-8b/decode-8/bf16", "rope/llama3-8b/decode-64/bf16",
@@ -87,7 +87,7 @@ def variants_of(workload, cases):
     return {name: case for name, case in cases.items() if name == workload or name.startswith(workload + "/")}
 
 
-# ---- librope through ctypes: the package's mirror of rope.h, which needs nothing else of it ----
+# ---- librope through ctypes: only the package's copy of rope.h's structs is used ----
 
 ABI_FILE = os.path.join(HERE, "..", "..", "bindings", "python", "librope", "_abi.py")
 abi_spec = importlib.util.spec_from_file_location("rope_abi", ABI_FILE)
@@ -113,7 +113,7 @@ class Library:
     def __init__(self, path):
         self.functions = ctypes.CDLL(path)
         abi.bind(self.functions)
-        self.kept = []  # descriptors point to nothing of ours, arguments are read in each call
+        self.kept = []  # descriptors keep no pointers, and arguments are read in each call
 
     def build_info(self):
         return self.functions.rope_build_info().decode()
@@ -131,7 +131,7 @@ class Library:
         return descriptor
 
     def caller(self, function, descriptor, args_of_sets, on_gpu):
-        """set -> None, with nothing left to do but the call."""
+        """set -> None; does nothing but the call."""
         call, check = getattr(self.functions, function), self.check
         self.kept.append(args_of_sets)
 
@@ -155,7 +155,7 @@ def view_of(tensor):
 
 
 class Workload:
-    """What is common to the implementations of one case: `sets` sets of inputs, and how right outputs look."""
+    """The common part of a case's implementations: `sets` sets of inputs, and the expected outputs."""
 
     def __init__(self, name, case, options):
         self.name, self.case, self.device = name, case, options.device
@@ -173,7 +173,7 @@ class Workload:
         return tensor.uniform_(-2, 2, generator=self.generator)
 
     def poison(self):
-        """Writes NaN to the outputs of set 0 that every implementation is given."""
+        """Writes NaN to the preallocated outputs of set 0."""
 
     def count_sets(self, footprint):
         if self.is_tiny:
@@ -184,7 +184,7 @@ class Workload:
         return max(2, min(64, math.ceil(4 * l2 / footprint)))
 
     def allowed_error(self):
-        # Peers round more often than once.
+        # Peers round more than once.
         return {"f32": 5e-3, "f16": 2e-3, "bf16": 1e-2}[self.dtype_name]
 
 
@@ -208,7 +208,7 @@ class RopeWorkload(Workload):
         rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads + self.v_heads
         self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
         self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
-        # Positions of tokens b * S + s, and of rows as they lie in memory.
+        # Positions of tokens b * S + s, and of rows in memory order.
         if self.is_resident:
             self.positions = torch.randint(0, 8192, (rows,), device=self.device, generator=self.generator)
             self.max_position = 8192
@@ -241,7 +241,7 @@ class RopeWorkload(Workload):
         return [tensor for tensor in (self.q[i], self.k[i]) if tensor is not None]
 
     def given_outputs(self):
-        """Outputs for implementations that write where they are told, one for each set."""
+        """Preallocated outputs, one for each set."""
         if self.outputs is None:
             self.outputs = [[torch.empty_like(tensor) for tensor in self.inputs(i)] for i in range(self.sets)]
         return self.outputs
@@ -291,7 +291,7 @@ class RopeWorkload(Workload):
 
 
 class StepWorkload(RopeWorkload):
-    """RMS norm, rotation and cache, those of them that the case has, of views of one packed tensor."""
+    """RMS norm, rotation and cache, as far as the case has them, on views of one packed tensor."""
 
     def make_inputs(self):
         self.has_norm, self.has_cache = "norm" in self.case, "cache" in self.case
@@ -300,13 +300,13 @@ class StepWorkload(RopeWorkload):
         self.packed = [self.random(self.tokens, sum(heads), self.head_dim) for _ in range(self.sets)]
         parts = [packed.split(heads, 1) for packed in self.packed]
         self.q, self.k, self.v = ([part[i] if heads[i] else None for part in parts] for i in range(3))
-        # Of magnitude 1: after many calls in place weights of others would leave nothing but the largest.
+        # Weights have magnitude 1: with others, after many calls in place only the largest values would remain.
         self.weights = [self.random(self.head_dim).sign() for _ in range(2)]
         if self.has_cache:
             self.make_caches()
 
     def make_caches(self):
-        """Pages in a random order, twice as many as are written; decode: one for each token."""
+        """Pages in random order, twice as many as are written; in decode one for each token."""
         self.num_pages = 2 * -(-self.tokens // PAGE_ENTRIES)
         if self.is_resident:
             self.num_pages = max(2 * self.tokens, 0 if self.is_tiny else 2048)
@@ -405,7 +405,7 @@ def make_workload(name, case, options):
     return kind(name, case, options)
 
 
-# ---- Implementations: workload -> run(set), which returns new outputs, or None where it works in place ----
+# ---- Implementations: workload -> run(set), which returns new outputs, or None if it works in place ----
 
 
 class Implementation:
@@ -413,11 +413,11 @@ class Implementation:
     def __init__(self, run, in_place=False, poison=None):
         self.run = run
         self.in_place = in_place
-        self.poison = poison  # writes NaN to set 0's outputs, where they are given
+        self.poison = poison  # writes NaN to set 0's outputs, if these are preallocated
 
 
 def take_step(args, workload, i):
-    """What the step adds to the arguments of a rotation."""
+    """The arguments that a step adds to those of a rotation."""
     if not workload.is_turned:
         args.flags |= abi.ROPE_FLAG_UNROTATED
     if workload.has_norm:
@@ -493,7 +493,7 @@ def librope(library, workload, case):
 
 
 def formula(workload):
-    """Plain torch, as Hugging Face's models and their MLPs say it: (tensors of a set) -> outputs."""
+    """Plain torch, as in Hugging Face's models and their MLPs: (tensors of a set) -> outputs."""
     if isinstance(workload, SwigluWorkload):
         if workload.is_backward:
 
@@ -607,7 +607,7 @@ if triton is not None:
     @triton.jit
     def rope_kernel(q, k, q_out, k_out, cos, sin, positions, q_heads, k_heads, head_dim, PAIRS: tl.constexpr,
                     HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr):
-        # One program: HEADS heads of q, or of k, of one token.
+        # One program handles HEADS heads of q, or of k, of one token.
         token = tl.program_id(0).to(tl.int64)
         block = tl.program_id(1)
         q_blocks = tl.cdiv(q_heads, HEADS)
@@ -805,7 +805,7 @@ def liger_swiglu(workload):
 
 
 def cached_rope(find, float_cache):
-    """vLLM's interface, which sglang and flashinfer share: flat q and k in place, cos and sin side by side."""
+    """The interface of vLLM, sglang and flashinfer: flat q and k in place, cos and sin side by side."""
 
     def make(workload):
         rope_only(workload, needs_k=True)
@@ -879,7 +879,7 @@ def flashinfer_swiglu():
 
 
 def step_of(find_parts):
-    """A library's own kernels for the step, as few of them as it has, one behind the other."""
+    """A library's kernels for the step: the shortest sequence that it has."""
 
     def make(workload):
         if not isinstance(workload, StepWorkload):
@@ -923,7 +923,7 @@ def sglang_step(workload):
     if workload.has_norm:
         norm = imported("sglang.jit_kernel.norm", "fused_inplace_qknorm")
         parts.append(lambda i: norm(workload.q[i], workload.k[i], *workload.weights, NORM_EPS))
-    # The pool has a row for each token.
+    # The pool has one row per token.
     rows = [[cache.flatten(0, 1).flatten(1) for cache in caches]
             for caches in ((workload.k_cache, workload.v_cache) if workload.has_cache else ())]
     if workload.is_turned:
@@ -998,7 +998,7 @@ def transformer_engine_swiglu(workload):
     return Implementation(lambda i: [function(workload.packed[i], None)])
 
 
-# Name, package whose version counts, how it is made.
+# Name, package that has the version, constructor.
 PEERS = [
     ("torch eager", "torch", torch_eager),
     ("torch.compile", "torch", torch_compile(None)),
@@ -1042,7 +1042,7 @@ def relative_error(workload, implementation):
     if implementation.poison is not None:
         implementation.poison()
     elif not implementation.in_place:
-        # The allocator hands the same memory out again: an output that is not written stays NaN.
+        # The allocator reuses memory, so an output that is not written remains NaN.
         poisoned = [torch.full_like(tensor, math.nan) for tensor in workload.inputs(0)]
         del poisoned
     outputs = implementation.run(0)
@@ -1066,7 +1066,7 @@ extern "C" __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, con
 
 
 class Copy:
-    """The copy kernel of rope-bench, or torch's where cupy is not installed."""
+    """The copy kernel of rope-bench, or torch's copy if cupy is not installed."""
 
     def __init__(self):
         try:
@@ -1091,7 +1091,7 @@ class Copy:
             with self.cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
                 self.kernel(grid, (256,), places[i])
 
-        run.kept = source, target  # only their addresses are in it
+        run.kept = source, target  # the graph has only their addresses
         return run
 
 
@@ -1112,12 +1112,12 @@ class Graph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for i in range(launches):
-                # Outputs live as long as the graph, so that each call writes memory of its own.
+                # Outputs live as long as the graph, so that each call writes different memory.
                 self.kept.append(run(i % sets))
 
     def replay(self):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        # Holds the stream back while the host enqueues the rest, by what that took the last time; in cycles.
+        # Holds the stream back while the host enqueues the rest, based on the previous duration; in cycles.
         torch.cuda._sleep(int(2e9 * (30e-6 + 1.5 * min(self.host_seconds, 5e-3))))
         host_begin = time.perf_counter()
         begin.record()
@@ -1163,7 +1163,7 @@ def measure(workload, implementation, copy):
 
 
 def rows_from_c(path, workload, cases):
-    """What rope-bench measured of the variants of a workload, in its own process."""
+    """The results of rope-bench, from its own process, for the variants of a workload."""
     with open(path, encoding="utf-8") as file:
         measured = {row["name"]: row for row in json.load(file)["cases"]}
     rows = []
@@ -1227,7 +1227,7 @@ def run_workload(name, cases, library, copy, options):
                 row.update(measure(workload, implementation, copy))
         except NotHere as reason:
             row["message"] = str(reason)
-        except Exception as reason:  # one that fails must not end the others
+        except Exception as reason:  # a failure must not end the other measurements
             row["message"] = f"failed: {type(reason).__name__}: {reason}"
         implementation = None
         if workload.device == "cuda":

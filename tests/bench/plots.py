@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws what peers.py measured: NAME.png, shares of a copy's rate, and NAME-decode.png, times of decode.
+"""Draws the results of peers.py: NAME.png, shares of a copy's rate, and NAME-decode.png, times of decode.
 
 usage: plots.py NAME.json [--check]
 
-A bar is the fastest of what librope or a peer offers for a workload; the fastest peer's name stands at its bar. The
-peers launch without programmatic dependent launch, so librope with it has bars of its own, and only for decode. Needs
-matplotlib. --check needs nothing: it exits with an error where the pictures are of other figures than NAME.json.
+A bar shows the fastest implementation of librope or of the peers for a workload; the bar of the peers has the fastest
+one's name. The peers do not use programmatic dependent launch, so librope with it has separate bars, for decode only.
+The script needs matplotlib. --check does not: it fails if the pictures show other figures than NAME.json.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from report import family_of
 
-# What users call the cases, whose names are those of cases.txt.
+# Readable labels of the cases of cases.txt.
 THROUGHPUT = {
     "rope/llama3-70b/prefill/bf16": "Llama-3-70B prefill, 16 384 tokens",
     "rope/llama3-8b/prefill/bf16": "Llama-3-8B prefill, 8 192 tokens",
@@ -41,13 +41,13 @@ KEY = "Figures"  # of the digest, in the pictures
 
 
 def bar_of(row):
-    """Whose bar a row belongs to; None for one that has none."""
+    """The family whose bar shows a row, or None."""
     family = family_of(row)
     return OWN_PROGRAMMATIC if family == OWN and "pdl" in row["peer"] else family
 
 
 def bars(document, labels, value, better):
-    """[(label, {family: value})]: of each workload, in the order of labels, the best that each family reached."""
+    """[(label, {family: value})]: the best value of each family for each workload, in the order of labels."""
     rows_of = {result["workload"]: result["rows"] for result in document["workloads"]}
     groups = []
     for workload, label in labels.items():
@@ -65,12 +65,12 @@ def bars(document, labels, value, better):
 
 
 def share(row, measured):
-    """Of the copy's rate; what moves more bytes than another has to is charged for them."""
+    """The share of the copy's rate. An implementation that moves more bytes than needed gets a lower share."""
     return row["share"] * min(other["bytes"] for other in measured) / row["bytes"]
 
 
 def pictures(document):
-    """File name's end to what the picture shows."""
+    """The end of a file's name -> the picture's contents."""
     shares = [(label, {name: value for name, value in best.items() if name != OWN_PROGRAMMATIC})
               for label, best in bars(document, THROUGHPUT, share, max)]
     times = bars(document, DECODE, lambda row, _: row["us"]["median"], min)

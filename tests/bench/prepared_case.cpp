@@ -1,4 +1,4 @@
-// prepared_case.cpp - turns the words of a case into descriptors, views and references
+// prepared_case.cpp - creates descriptors, views and references from the words of a case
 #include "prepared_case.hpp"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ uint64_t scramble(uint64_t value) {
   return (value ^ (value >> 31)) * 0xbf58476d1ce4e5b9u >> 20;
 }
 
-// The first, the last, and ones in between that no stride of a block repeats.
+// The first index, the last one, and some in between with irregular distances.
 std::vector<int64_t> samples_of(int64_t count, int64_t wanted) {
   std::vector<int64_t> samples;
   if (count <= wanted) {
@@ -51,7 +51,7 @@ std::vector<int64_t> samples_of(int64_t count, int64_t wanted) {
   return samples;
 }
 
-// Relative 2-norm of what rounding to the type leaves: 1.6e-3, 2e-4 and, with fp32 arithmetic, 1e-7 were seen.
+// The relative 2-norm of rounding errors for the type; 1.6e-3, 2e-4 and, with fp32 arithmetic, 1e-7 were measured.
 double allowed_error(rope_dtype_t dtype) {
   switch (dtype) {
     case ROPE_DTYPE_BF16:
@@ -65,12 +65,12 @@ double allowed_error(rope_dtype_t dtype) {
   }
 }
 
-// The coarsest type that a case writes.
+// The least precise type that a case writes.
 rope_dtype_t written_dtype_of(const Case &item) {
   return item.code_dtype != 0 ? item.code_dtype : item.dtype;
 }
 
-// Rounding of one number below 1.
+// The rounding error of one number below 1.
 double table_error(rope_dtype_t dtype) {
   switch (dtype) {
     case ROPE_DTYPE_BF16:
@@ -145,11 +145,11 @@ class PreparedRope : public PreparedCase {
 
   Accuracy check() const override {
     const Accuracy accuracy = accuracy_of(false);
-    // Of cos or sin, a product and a sum, instead of a sum.
+    // cos or sin, a product and a sum are rounded, instead of only a sum.
     const double roundings_of_call = item_.rounds_each ? 3 : 1;
     require_accuracy(accuracy, allowed_error(written_dtype_of(item_)) * std::sqrt(num_repeats() * roundings_of_call));
     if (!separate_.empty()) {
-      // Each call rounds what it stores.
+      // Each call rounds its results.
       const double roundings = static_cast<double>(separate_.size()) * num_repeats();
       require_accuracy(accuracy_of(true), allowed_error(written_dtype_of(item_)) * std::sqrt(roundings));
     }
@@ -157,12 +157,12 @@ class PreparedRope : public PreparedCase {
   }
 
  private:
-  using Heads = std::vector<std::vector<double>>;  // token after token
+  using Heads = std::vector<std::vector<double>>;  // one token after another
   using Descriptor = std::unique_ptr<rope_desc_t, void (*)(rope_desc_t *)>;
 
   struct Calls {
     Descriptor desc{nullptr, rope_desc_destroy};
-    std::vector<rope_args_t> args;  // of each set
+    std::vector<rope_args_t> args;  // one per set
   };
 
   struct Block {
@@ -176,7 +176,7 @@ class PreparedRope : public PreparedCase {
     return Descriptor(desc, rope_desc_destroy);
   }
 
-  // Launches that overlap must still wait for each other, which one alone cannot show.
+  // Overlapping launches must wait for each other, which a single launch cannot test.
   int num_repeats() const { return item_.is_programmatic && !item_.is_out_of_place ? 4 : 1; }
 
   Accuracy accuracy_of(bool is_separate) const {
@@ -206,7 +206,7 @@ class PreparedRope : public PreparedCase {
     const rope_tensor_t &q_scales = args.quant != nullptr ? args.quant->q_scales_out : absent;
     compare(q, read_heads(q_out, q_scales, item_.q_heads, tokens), item_.q_heads, tokens, repeats, q_weights_, of_q,
             &accuracy);
-    // Calls of their own find in k what those before them left there.
+    // Each separate call finds in k the result of the previous one.
     const int k_repeats = item_.has_k_out || is_separate ? repeats : 1;
     if (item_.has_k_out) {
       const rope_tensor_t &k_out = args.k_out.ndim != 0 ? args.k_out : args.k;
@@ -228,10 +228,10 @@ class PreparedRope : public PreparedCase {
     return accuracy;
   }
 
-  // What backward reads beside the gradients, of the checked tokens, and both of the first run's.
+  // Inputs of backward beside the gradients, for the checked tokens, and both parts for the first run.
   struct Backward {
     Heads inputs;  // of the norm
-    Heads held;    // by outputs that are added to
+    Heads held;    // initial contents of outputs that are added to
     Heads run_gradients, run_inputs;
   };
 
@@ -269,7 +269,7 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  // Those of the first run. Sums of many terms of either sign are less exact than one.
+  // Checks the sums of the first run. Sums of many terms of either sign are less accurate than one term.
   void check_sums(const Backward &backward, int64_t num_heads, const std::vector<double> &weights,
                   const rope_tensor_t &sums) const {
     std::vector<double> exact(static_cast<size_t>(item_.head_dim)), cosine, sine;
@@ -290,7 +290,7 @@ class PreparedRope : public PreparedCase {
     require_accuracy(accuracy, 1e-5);
   }
 
-  // A token's gradients through a norm, to which those of the weights are added where there are any.
+  // Propagates a token's gradients through a norm, and adds to the gradients of the weights, if there are any.
   void take_back(const std::vector<double> &cosine, const std::vector<double> &sine, const std::vector<double> &weights,
                  Heads inputs, Heads *gradients, std::vector<double> *of_weights) const {
     const bool is_after = item_.norm_order == ROPE_NORM_ORDER_AFTER;
@@ -330,7 +330,7 @@ class PreparedRope : public PreparedCase {
       scaling.flags = ROPE_SCALING_FLAG_NO_TRUNCATE;
       scaling.factor = 32;
       scaling.original_max_position = 4096;
-      // Left out: rotating in place again and again with a factor above 1 would end at infinity.
+      // 0, because repeated rotation in place with a factor above 1 would end at infinity.
       double attention_scale = 0;
       require(rope_scaled_frequencies(item_.rotary_dim, item_.theta, &scaling, inv_freq_.data(), &attention_scale));
       config_.inv_freq = inv_freq_.data();
@@ -366,7 +366,7 @@ class PreparedRope : public PreparedCase {
     return item_.batches * item_.tokens;
   }
 
-  // Sequences of different lengths that fill all tokens.
+  // Sequences of different lengths that contain all tokens.
   void fill_sequences() {
     const int64_t count = item_.num_sequences;
     int64_t weights = 0, begun = 0;
@@ -377,7 +377,7 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  // What every token's position on every axis is, and the tensor that says so.
+  // Sets every token's position on every axis, and the tensor of positions.
   void fill_positions() {
     if (item_.num_sequences > 0) fill_sequences();
     for (size_t axis = 0; axis < num_axes(); ++axis) {
@@ -388,7 +388,7 @@ class PreparedRope : public PreparedCase {
         } else if (item_.measure == Measure::kResident || item_.measure == Measure::kLatency) {
           position = static_cast<int64_t>(scramble(static_cast<uint64_t>(token)) % kDecodePositions);
         } else if (num_axes() > 1) {
-          // A picture of 64 columns, frame after frame of 4096.
+          // A picture with 64 columns, in frames of 4096 tokens.
           position = axis == 0 && num_axes() == 3 ? position / 4096
                      : axis + 1 == num_axes()     ? position % 64
                                                   : position / 64 % 64;
@@ -411,7 +411,7 @@ class PreparedRope : public PreparedCase {
     }
   }
 
-  // Without a shape.
+  // A tensor without a shape.
   rope_tensor_t make_integers(const std::vector<int64_t> &values, rope_dtype_t dtype) {
     const size_t bytes = values.size() * static_cast<size_t>(size_of(dtype));
     void *memory = memory_.allocate(bytes);
@@ -424,7 +424,7 @@ class PreparedRope : public PreparedCase {
     return tensor(memory, dtype, {});
   }
 
-  // cos and sin side by side in one row, as serving engines keep them.
+  // cos and sin side by side in one row, as in serving engines.
   void make_table() {
     if (item_.angles == Angles::kComputed) return;
     const rope_dtype_t dtype = item_.angles == Angles::kTableF32 ? ROPE_DTYPE_F32 : item_.dtype;
@@ -436,7 +436,7 @@ class PreparedRope : public PreparedCase {
     synchronize(memory_.device());
   }
 
-  // Of magnitude 1: after many calls in place weights of others would leave nothing but the largest.
+  // Weights have magnitude 1: with others, after many calls in place only the largest values would remain.
   void make_weights() {
     for (const bool is_k : {false, true}) {
       std::vector<double> &weights = is_k ? k_weights_ : q_weights_;
@@ -469,7 +469,7 @@ class PreparedRope : public PreparedCase {
     memory_.upload(memory, words.data(), words.size() * sizeof(uint16_t));
   }
 
-  // Pages in a random order, of which half are left out, or for each token an entry of a page of its own.
+  // Pages in random order, half of them unused; or for each token an entry of a separate page.
   void make_slots() {
     std::vector<int64_t> pages(static_cast<size_t>(item_.cache_pages));
     std::iota(pages.begin(), pages.end(), 0);
@@ -489,7 +489,7 @@ class PreparedRope : public PreparedCase {
     cache_.slots.shape[cache_.slots.ndim++] = item_.tokens;
   }
 
-  // What leads to slots_: one sequence of many pages, or for each token one of a single page.
+  // The page table for slots_: one sequence of many pages, or one sequence of a single page for each token.
   void make_page_table() {
     std::vector<int64_t> pages, sequences, positions;
     const int64_t step = item_.has_page_per_token ? 1 : kPageEntries;
@@ -508,7 +508,7 @@ class PreparedRope : public PreparedCase {
     cache_.positions = with_shape(positions, {num_tokens()});
   }
 
-  // q, k or their outputs: heads of `pitch` channels, all compact.
+  // q, k or their outputs: compact heads of `pitch` channels.
   rope_tensor_t make_tensor(int64_t num_heads, int64_t pitch) {
     return make_tensor(item_.dtype, num_heads, pitch);
   }
@@ -595,7 +595,7 @@ class PreparedRope : public PreparedCase {
     return result;
   }
 
-  // [P, E, H, D] of rows of `pitch` channels.
+  // [P, E, H, D] with rows of `pitch` channels.
   rope_tensor_t make_pages(int64_t num_heads, int64_t pitch) {
     const int64_t heads_of_page = kPageEntries * num_heads, elements = item_.cache_pages * heads_of_page * pitch;
     const rope_dtype_t dtype = written_dtype_of(item_);
@@ -675,7 +675,7 @@ class PreparedRope : public PreparedCase {
     return tensor(memory, ROPE_DTYPE_F32, shape);
   }
 
-  // The norm in place, the rotation in place, the cache: those that the case has, each in a call of its own.
+  // Separate calls, as far as the case needs them: the norm in place, the rotation in place, the cache.
   void make_separate() {
     rope_config_t config = config_;
     if (item_.norm != 0) {
@@ -725,7 +725,7 @@ class PreparedRope : public PreparedCase {
     separate_.push_back(std::move(part));
   }
 
-  // Where channel 0 of a head of a token lies, in elements from `data`.
+  // The index of channel 0 of a token's head, in elements from `data`.
   int64_t place_of(const rope_tensor_t &heads, int64_t token, int64_t head) const {
     int64_t stride[4] = {};
     int64_t compact = 1;
@@ -758,7 +758,7 @@ class PreparedRope : public PreparedCase {
     return read_rows(from, firsts, scales, places);
   }
 
-  // Beside a pass with its channels around the window.
+  // Combines the window with the channels of `pass` around it.
   Heads read_joined(const rope_tensor_t &from, const rope_tensor_t &pass, int64_t num_heads,
                     const std::vector<int64_t> &tokens) const {
     Heads heads = read_heads(from, {}, num_heads, tokens);
@@ -785,7 +785,7 @@ class PreparedRope : public PreparedCase {
     return read_rows(pages, firsts, scales, places);
   }
 
-  // Heads by the places of their first channels, and of their scales where these were written.
+  // Heads by the indices of their first channels, and of their scales if these were written.
   Heads read_rows(const rope_tensor_t &from, const std::vector<int64_t> &firsts, const rope_tensor_t &scales,
                   const std::vector<int64_t> &places) const {
     std::vector<int64_t> indices;
@@ -821,7 +821,7 @@ class PreparedRope : public PreparedCase {
       indices.push_back(position * item_.rotary_dim + static_cast<int64_t>(i));
     }
     if (table_.ndim == 0) return;
-    // What the table says is what counts, if it says the right thing.
+    // The expected result uses the table's values, which are checked separately.
     for (size_t i = 0; i < num_pairs; ++i) indices.push_back(indices[i] + static_cast<int64_t>(num_pairs));
     const std::vector<double> values = memory_.read(table_.data, table_.dtype, indices);
     for (size_t i = 0; i < num_pairs; ++i) {
@@ -843,7 +843,7 @@ class PreparedRope : public PreparedCase {
     return window;
   }
 
-  // `repeats` 0: with what was read.
+  // `repeats` 0: the expected result equals the input.
   void compare(const Heads &before, const Heads &after, int64_t num_heads, const std::vector<int64_t> &tokens,
                int repeats, const std::vector<double> &weights, const Backward &backward, Accuracy *accuracy) const {
     RopeWindow window = window_of(item_.is_backward);
@@ -880,20 +880,20 @@ class PreparedRope : public PreparedCase {
   rope_config_t config_ = {};
   std::vector<double> inv_freq_;
   std::vector<int32_t> pair_axis_;
-  std::vector<int64_t> positions_;  // axis after axis
+  std::vector<int64_t> positions_;  // one axis after another
   std::vector<int32_t> sequences_;
   std::vector<int64_t> slots_;
   std::vector<double> q_weights_, k_weights_;
   int64_t num_rows_ = 0;
   rope_tensor_t position_tensor_ = {}, sequence_tensor_ = {}, table_ = {};
-  rope_cache_args_t cache_ = {};  // where tokens go
+  rope_cache_args_t cache_ = {};  // with the places of tokens
   rope_norm_args_t norm_ = {};
   rope_quant_args_t quant_ = {};
   std::deque<rope_cache_args_t> caches_;
-  std::deque<rope_norm_args_t> norms_;  // of backward
+  std::deque<rope_norm_args_t> norms_;  // for backward
   std::deque<rope_input_args_t> inputs_;
   std::deque<rope_quant_args_t> quants_;
-  std::vector<Block> outputs_;  // of set 0, beside what is in place
+  std::vector<Block> outputs_;  // of set 0, not in place
   Calls one_;
   std::vector<Calls> separate_;
 };
@@ -944,7 +944,7 @@ class PreparedSwiglu : public PreparedCase {
     add_bias(input_.up_bias, &up);
     const std::vector<double> grad_out = item_.is_backward ? read(args.grad_out, rows) : std::vector<double>();
     for (const rope_tensor_t *out : {&args.out, &args.grad_gate, &args.grad_up}) {
-      // A packed gradient is poisoned as a whole through its first half.
+      // A packed gradient is poisoned completely through its first half.
       if (out->ndim != 0) poison(*out);
     }
     synchronize(memory_.device());
@@ -1049,7 +1049,7 @@ class PreparedSwiglu : public PreparedCase {
     return samples;
   }
 
-  // To rows of values.
+  // Adds a bias to rows of values.
   void add_bias(const rope_tensor_t &bias, std::vector<double> *values) const {
     if (bias.ndim == 0) return;
     std::vector<int64_t> indices(static_cast<size_t>(item_.columns));
@@ -1106,7 +1106,8 @@ class PreparedSwiglu : public PreparedCase {
     return axis == 0 ? view.shape[1] : 1;
   }
 
-  // Everything from the view's first element to its last: gaps of a view hold the other half of a pair of outputs.
+  // Poisons everything from the view's first element to its last: gaps of a view hold the other half of a pair of
+  // outputs.
   void poison(const rope_tensor_t &view) const {
     const int64_t last = (view.shape[0] - 1) * stride_of(view, 0) + (view.shape[1] - 1) * stride_of(view, 1);
     memory_.poison(view.data, static_cast<size_t>((last + 1) * size_of(item_.dtype)));

@@ -1,4 +1,4 @@
-// prepared_case.hpp - the descriptor and the tensors of a case, ready to be called and checked
+// prepared_case.hpp - the descriptor and the tensors of a case, ready for calls and checks
 #pragma once
 
 #include <functional>
@@ -12,12 +12,12 @@
 
 namespace bench {
 
-// The library said NOT_SUPPORTED or NO_DEVICE.
+// The library returned NOT_SUPPORTED or NO_DEVICE.
 struct NotServed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Throws NotServed, or std::runtime_error with the library's words.
+// Throws NotServed, or std::runtime_error with the library's message.
 void require(rope_status_t status);
 
 class PreparedCase {
@@ -26,18 +26,18 @@ class PreparedCase {
   PreparedCase(const PreparedCase &) = delete;
   PreparedCase &operator=(const PreparedCase &) = delete;
 
-  // What creating the descriptor took.
+  // The time to create the descriptor.
   double create_us() const { return create_us_; }
-  // Makes a descriptor beside the one that the case has, and destroys it.
+  // Creates a descriptor in addition to the case's, and destroys it.
   virtual void create_once() const = 0;
-  // Buffers of set number `set`.
+  // Runs the call on the buffers of set number `set`.
   virtual void call(int set, rope_stream_t stream) const = 0;
-  // The calls that the one replaces, for a case beside them.
+  // The separate calls that the call replaces, for cases that compare the two.
   virtual void call_separately(int /*set*/, rope_stream_t /*stream*/) const {}
-  // What rope_explain or swiglu_explain says.
+  // The text of rope_explain or swiglu_explain.
   virtual std::string explanation() const = 0;
-  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle; so with the separate
-  // calls. Throws where the results are further off than the type allows.
+  // Poisons the outputs of set 0, runs it, and compares sampled tokens or rows with the oracle; likewise for the
+  // separate calls. Throws if the errors exceed those permitted for the type.
   virtual Accuracy check() const = 0;
 
  protected:

@@ -3,10 +3,10 @@
 
 usage: report.py FILE... [--also FILE] [--update | --check]
 
-Each FILE is recognised by what wrote it; with several of a program the later one counts, case by case. --also is
-rope-bench's on another GPU, whose times stand beside the first one's. The text goes to the standard output. With
---update it goes between the two marker lines of README.md beside this file, and the rows of SUMMARY between those
-of the repository's README.md; --check exits with an error where one of the two files has another text.
+Each FILE names the program that wrote it. If several files are from one program, the last one with a case counts.
+--also is a file of rope-bench on another GPU; its times are shown beside the first one's. The text is printed. With
+--update it is written between the two marker lines of README.md in this folder, and the rows of SUMMARY between those
+of the repository's README.md; --check fails if one of the two files has another text.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 BEGIN = "<!-- tests/bench/report.py writes from here -->"
 END = "<!-- to here -->"
 
-# Rows of the table of demands: label, names of cases. A '|' row lists its cases one by one, others are summed up.
+# Rows of the table of demands: label, names of cases. A '|' row lists each of its cases; other rows are summarised.
 ROWS = [
     ("RoPE, 16-bit data, computed angles, 604 MB: in place", "rope/llama3-70b/prefill/*16/computed/in-place"),
     ("the same out of place", "rope/llama3-70b/prefill/*16/computed/out-of-place"),
@@ -107,7 +107,7 @@ TIMES = [
     ("SwiGLU backward, 8192 x 14336, bf16", "swiglu/llama3-8b/backward-separate/bf16"),
 ]
 
-# Those of them that the repository's README.md has.
+# Rows of TIMES that are also in the repository's README.md.
 SUMMARY = {
     "rope/llama3-70b/prefill/bf16/computed/in-place",
     "rope/llama3-8b/prefill/bf16/computed/in-place",
@@ -122,7 +122,7 @@ SHARES = ("share", "scale-share", "separate-share")
 
 
 def read(paths):
-    """The newest rope-bench document with all its cases by name, and the same of peers.py by workload."""
+    """The last document of rope-bench, with cases by name, and the last of peers.py, with results by workload."""
     bench, peers = {}, {}
     cases, workloads = {}, {}
     for path in paths:
@@ -147,7 +147,7 @@ def number(value, metric):
 
 
 def reached_number(row):
-    """With as many digits as tell a missed value from its bound."""
+    """With enough digits to distinguish a missed value from its bound."""
     value, bound, metric = row["reached"], row["demand"]["bound"], row["demand"]["metric"]
     text = number(value, metric)
     if row["met"] is False and text == number(bound, metric):
@@ -164,7 +164,7 @@ def span(low, high):
 
 
 def peer_of(case, workloads):
-    """The fastest peer of a case, its time, and that over librope's in its process; None where none was measured."""
+    """The fastest peer of a case, its time, and its time over librope's in one process; None if none was measured."""
     name = max((name for name in workloads if case["name"].startswith(name + "/") or case["name"] == name), key=len,
                default=None)
     if name is None:
@@ -206,7 +206,7 @@ def peers_text(judged, workloads, one_by_one):
     if not found:
         return ""
     if not one_by_one:
-        # Where librope is least ahead.
+        # The peer that comes closest to librope.
         found = [min(found, key=lambda entry: entry[2])]
     return " / ".join(f"{peer} {time(us)} us, {ratio:.2f}x" for peer, us, ratio in found)
 
@@ -227,7 +227,7 @@ def demands(cases, workloads):
 
 
 def times(measured, shown):
-    """The times of (document, cases), three columns for each GPU, in the rows of the cases that are to be shown."""
+    """The times in (document, cases), three columns for each GPU, in rows for the chosen cases."""
     names = [" ".join(document["gpu"]["name"].split()[1:2]) for document, _ in measured]
     lines = ["| | " + " | ".join(f"{name} | GB/s | share of copy" for name in names) + " |",
              "|---" * (1 + 3 * len(names)) + "|"]
@@ -247,7 +247,7 @@ def times(measured, shown):
 
 
 def summary_of(*measured):
-    """What the repository's README.md has: where and when, and the rows of SUMMARY."""
+    """The text for the repository's README.md: machine, date, and the rows of SUMMARY."""
     where = [f"an {document['gpu']['name']} on {document['date'][:10]}" for document, _ in measured]
     return [f"Measured on {' and '.join(where)}.", "", *times(measured, SUMMARY)] if measured else []
 
@@ -266,13 +266,13 @@ def misses(cases):
 
 
 def family_of(row):
-    """Whose row of peers.py it is; None for librope called from C, which another process measured."""
+    """The family of a row of peers.py; None for librope called from C, measured in another process."""
     name = row["peer"]
     return None if name.startswith("librope, from C") else name.split(",")[0].replace(" max-autotune", "")
 
 
 def peer_table(workloads):
-    """Microseconds, the fastest of each family, and librope's fastest, all of one process."""
+    """Microseconds of each family's fastest, and of librope's fastest, in one process."""
     lines = ["| | librope | peers, fastest first |", "|---|---|---|"]
     for name, rows in workloads.items():
         best = {}
@@ -305,7 +305,7 @@ def heading(bench, also, peers):
 
 
 def render(paths, other_gpu):
-    """The whole text, and that of the repository's README.md."""
+    """The whole text, and the text for the repository's README.md."""
     bench, cases, peers, workloads = read(paths)
     also, also_cases, _, _ = read([other_gpu] if other_gpu else [])
     measured = [(document, rows) for document, rows in ((bench, cases), (also, also_cases)) if document.get("gpu")]
@@ -315,7 +315,7 @@ def render(paths, other_gpu):
 
 
 def updated(path, text):
-    """What the file has, and what it is to have."""
+    """The present text of the file, and the new one."""
     old = path.read_text(encoding="utf-8")
     if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
         sys.exit(f"report.py: {path} needs one line '{BEGIN}' and, after it, one line '{END}'")

@@ -1,4 +1,4 @@
-// results.cpp - see results.hpp
+// results.cpp - prints results and writes them to JSON
 #include "results.hpp"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ std::string demand_text(const Row &row) {
   return "";
 }
 
-// Shares that the copy does not say.
+// Shares that are not relative to the copy.
 std::string beside_text(const Row &row) {
   std::string text;
   if (row.scale.median_us > 0) text = format("%.3f of scale", row.scale.median_us / row.time.median_us);

@@ -1,4 +1,4 @@
-// results.hpp - the table for people and the JSON for machines
+// results.hpp - the printed table and the JSON of results
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace bench {
 
-// Where and when: the head of both.
+// Machine and date, for the head of both.
 struct Setting {
   rope_device_t device;
   bool is_tiny;

@@ -1,4 +1,4 @@
-// rope_bench.cpp - how fast librope is, as a share of a copy of the same bytes in the same process
+// rope_bench.cpp - measures librope's speed, relative to a copy of the same bytes in the same process
 //
 // usage: rope-bench [--device cpu|cuda] [--case GLOB] [--json FILE] [--commit ID] [--list] [--tiny]
 //
@@ -9,11 +9,11 @@
 //   --list    prints the cases with their geometry and demands, and ends
 //   --tiny    every case once at a tiny size: checks results, and that this program works; its times mean nothing
 //
-// Bytes are the least that the operation can move: every touched element read once and written once, without positions
-// and tables. Each case is checked first, against an oracle in double and with poisoned outputs. On a GPU it is timed
-// in graph replays over buffer sets that together exceed the L2 cache (decode: four sets inside it, as after a
-// projection), in turns with the replays of what it is compared with. The exit status is 1 where a case failed; a
-// missed demand is not a failure, and neither is a case that the library does not serve.
+// Bytes are the least that the operation can move: every accessed element is read once and written once, not counting
+// positions and tables. Each case is first checked against an oracle in double, with poisoned outputs. On a GPU it is
+// timed in graph replays over buffer sets that together exceed the L2 cache (decode: four sets inside it, as after a
+// projection), alternating with replays of its comparisons. The exit status is 1 if a case failed. A missed demand is
+// not a failure, and neither is a case that the library does not support.
 #include <fnmatch.h>
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ bool read_options(int count, char **arguments, Options *options) {
     } else {
       return false;
     }
-    // What reproduces the figures; where they go and what they are called does not belong to it.
+    // The arguments that reproduce the figures; output files and names are left out.
     if (option == "--json" || option == "--commit") continue;
     options->command += " " + option + (value.empty() ? "" : option == "--case" ? " '" + value + "'" : " " + value);
   }
@@ -77,7 +77,7 @@ bool is_wanted(const Case &item, const std::vector<std::string> &globs) {
   return globs.empty();
 }
 
-// A case of the CPU alone, or of the GPU alone where nothing is tiny.
+// A case only for the CPU, or only for the GPU unless it is tiny.
 bool is_for(const Case &item, rope_device_t device, bool is_tiny) {
   const bool is_gpu_only = item.measure == bench::Measure::kStream || item.measure == bench::Measure::kResident ||
                            item.measure == bench::Measure::kBetweenGemms;

@@ -1,4 +1,4 @@
-// spread.hpp - the median of repeated measurements, and how far they lie apart
+// spread.hpp - the median and the spread of repeated measurements
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,11 @@
-// torch_operator.cpp - the yardstick of bindings/python/bench.py: librope behind unboxed operators of torch, in C++
+// torch_operator.cpp - the comparison for bindings/python/bench.py: librope called by unboxed operators of torch, in
+// C++
 //
-// An operator fills the args of rope_forward or swiglu_forward from its tensors and calls on the current stream: no
-// autograd, no checks but the library's. It stands for what a C++ binding of librope costs at least; nothing else uses
-// it. bench.py compiles it against the torch of its Python, whose version is ROPE_BENCH_TORCH. The headers of a torch
-// without CUDA serve, too: the current stream comes from a function of libtorch_cuda that is looked up at run time.
+// An operator fills the args of rope_forward or swiglu_forward from its tensors and calls on the current stream,
+// without autograd and with no checks but the library's. It shows the minimum cost of a C++ binding of librope and has
+// no other use. bench.py compiles it for the torch of its Python; ROPE_BENCH_TORCH is that torch's version. Headers of
+// a torch without CUDA suffice: the current stream comes from a function of libtorch_cuda that is looked up at run
+// time.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -16,7 +18,7 @@
 #include <string>
 #include <tuple>
 
-// The text that bench.py looks for before it loads the file: torch's C++ ABI differs from version to version.
+// bench.py checks this text before it loads the file, because torch's C++ ABI differs between versions.
 extern const char rope_bench_torch[];
 const char rope_bench_torch[] = "rope_bench for torch " ROPE_BENCH_TORCH ";";
 
@@ -36,7 +38,7 @@ void find(void *handle, const char *name, Function *function_out) {
   TORCH_CHECK(*function_out != nullptr, dlerror());
 }
 
-// Descriptors are the library's own, so `file` must be the one that made them.
+// A descriptor works only with the library that created it, so `file` must be that library.
 void open_library(std::string file) {
   void *handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(handle != nullptr, dlerror());
@@ -133,7 +135,7 @@ at::Tensor swiglu(int64_t desc, const at::Tensor &gate, const at::Tensor &up) {
   return out;
 }
 
-// The C call itself, `count` times: `args` is the address of a rope_args_t of CPU tensors.
+// Makes the C call `count` times: `args` is the address of a rope_args_t of CPU tensors.
 void repeat_forward(int64_t desc, int64_t args, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     check(library.forward(descriptor_at<rope_desc_t>(desc), reinterpret_cast<const rope_args_t *>(args), nullptr));

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-# huggingface_scaling.py - rope_scaled_frequencies against the rope functions of an installed transformers
+# huggingface_scaling.py - compares rope_scaled_frequencies with the rope functions of an installed transformers
 """Compares the frequencies of published models, rounded to fp32, and their attention factors.
 
   python3 tests/bindings/huggingface_scaling.py [librope.so]
 
-Without an argument the library is $ROPE_LIBRARY, or librope.so where the loader finds it. Needs transformers and torch
-(any build); exits 77 where they are missing. Frequencies may differ by 4 ulp of fp32, in which transformers computes
+Without an argument the library is $ROPE_LIBRARY, or the librope.so that the loader finds. Needs transformers and torch
+(any build); exits with 77 if they are missing. Frequencies may differ by 4 ulp of fp32, in which transformers computes
 them, attention factors by 1e-6 of their size.
 """
 import ctypes
@@ -86,7 +86,7 @@ def to_fp32(value):
 
 
 def ulps_between(a, b):
-    """The distance of two finite fp32 numbers in representable numbers."""
+    """The distance of two finite fp32 numbers, counted in representable numbers."""
     def ordinal(value):
         bits = struct.unpack("<i", struct.pack("<f", value))[0]
         return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
@@ -97,7 +97,7 @@ def librope(library, head_dim, theta, max_position, parameters, sequence_length)
     scaling = Scaling(struct_size=ctypes.sizeof(Scaling), type=TYPES[parameters["rope_type"]])
     for key, value in parameters.items():
         if key in ("short_factor", "long_factor"):
-            # transformers takes these factors as fp32.
+            # transformers stores these factors as fp32.
             array = (ctypes.c_double * len(value))(*[to_fp32(factor) for factor in value])
             setattr(scaling, key, ctypes.cast(array, ctypes.POINTER(ctypes.c_double)))
             scaling.num_factors = len(value)
@@ -132,7 +132,7 @@ def make_config(config_class, head_dim, theta, max_position, parameters):
     if "original_max_position_embeddings" in parameters:
         config.original_max_position_embeddings = parameters["original_max_position_embeddings"]
     config.partial_rotary_factor = parameters.get("partial_rotary_factor", 1.0)
-    # 5.x reads rope_parameters, 4.x rope_scaling; in some releases one name is a property over the other.
+    # 5.x reads rope_parameters, 4.x rope_scaling; in some releases one of them is a property that returns the other.
     for name, value in (("rope_scaling", dict(parameters)), ("rope_parameters", {**parameters, "rope_theta": theta})):
         try:
             setattr(config, name, value)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-# huggingface_sections.py - rope_section_axes against the rotary embeddings of an installed transformers
-"""Compares which position axis turns which pair, and the frequencies rounded to fp32, of published models.
+# huggingface_sections.py - compares rope_section_axes with the rotary embeddings of an installed transformers
+"""Compares the position axis of each pair, and the frequencies rounded to fp32, with published models.
 
   python3 tests/bindings/huggingface_sections.py [librope.so]
 
-Without an argument the library is $ROPE_LIBRARY, or librope.so where the loader finds it. Needs transformers 5 and
-torch (any build); exits 77 where they are missing. A model's embedding is asked for the angles of positions that are 1
-on one axis and 0 on the others. They may differ from the frequencies by 4 ulp of fp32.
+Without an argument the library is $ROPE_LIBRARY, or the librope.so that the loader finds. Needs transformers 5 and
+torch (any build); exits with 77 if they are missing. A model's embedding computes the angles of positions that are 1 on
+one axis and 0 on the others. They may differ from the frequencies by 4 ulp of fp32.
 
 HunYuanVL is left out: transformers 5.17 splits its duplicated table by twice each section, so that the two channels of
 a pair follow different axes, while Tencent's own code and vLLM split the pairs, as CHUNKED does.
@@ -22,10 +22,10 @@ import types
 ULPS = 4
 
 CHUNKED, INTERLEAVED, ERNIE, RESTARTED, VISION = 1, 2, 4, 5, 6
-# Where a table as wide as the window has the columns of its pairs: in each half, or in twos.
+# The columns of pairs in a table as wide as the window: in each half, or adjacent.
 HALF, ADJACENT = slice(0, None), slice(0, None, 2)
 
-# name, module of transformers.models, class, head_dim, theta, section list there, columns, and what librope is asked
+# name, module of transformers.models, class, head_dim, theta, section list there, columns, and librope's arguments
 MODELS = [
     ("Qwen2-VL", "qwen2_vl", "Qwen2VLRotaryEmbedding", 128, 1000000.0, [16, 24, 24], HALF, CHUNKED, [16, 24, 24]),
     ("GLM-4.1V's sections", "qwen2_vl", "Qwen2VLRotaryEmbedding", 64, 10000.0, [8, 12, 12], HALF, CHUNKED,
@@ -65,7 +65,7 @@ def load_library(arguments):
 
 
 def ulps_between(a, b):
-    """The distance of two positive numbers, rounded to fp32, in representable numbers."""
+    """The distance of two positive numbers, rounded to fp32, counted in representable numbers."""
     def ordinal(value):
         return struct.unpack("<i", struct.pack("<f", value))[0]
     return abs(ordinal(a) - ordinal(b))

@@ -11,7 +11,7 @@ __device__ int64_t first_word() {
   return static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
 }
 
-// SplitMix64 (Steele, Lea, Flood 2014) of the word's number.
+// SplitMix64 (Steele, Lea, Flood 2014) of the word's index.
 __global__ void fill_kernel(uint16_t *data, int64_t words, uint64_t seed) {
   for (int64_t i = first_word(); i < words; i += int64_t{threads} * blocks) {
     uint64_t z = seed + static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u;

@@ -1,4 +1,4 @@
-// arrays.hpp - device arrays too large to be looked at from the host: filled and compared on the GPU
+// arrays.hpp - device arrays that are too large for the host: filled and compared on the GPU
 #ifndef ROPE_TESTS_CUDA_ARRAYS_HPP
 #define ROPE_TESTS_CUDA_ARRAYS_HPP
 
@@ -10,17 +10,16 @@
 // seeds give equal words.
 cudaError_t fill_random(void *data, int64_t words, uint64_t seed);
 
-// Copies `bytes`, a multiple of 16, on the stream. The kernel lets those that are launched programmatically after it
-// start at once, from compute capability 9.0 on, and writes nothing for a while.
+// Copies `bytes`, a multiple of 16, on the stream. From compute capability 9.0 on, the kernel lets the next
+// programmatic launches start at once, and then waits before it writes.
 cudaError_t enqueue_late_copy(void *to, const void *from, int64_t bytes, cudaStream_t stream);
 
-// Writes through a pointer that leads nowhere: the error is sticky, and no call of the process on that device works any
-// more.
+// Writes through an invalid pointer. The error is sticky: no later call of the process on that device succeeds.
 cudaError_t enqueue_illegal_access(cudaStream_t stream);
 
 struct Differences {
-  unsigned long long count;  // of words
-  unsigned long long first;  // index of the first that differs
+  unsigned long long count;  // number of differing words
+  unsigned long long first;  // index of the first one
 };
 
 // Waits for the device.

@@ -1,4 +1,4 @@
-// determinism_tests.cpp - a call gives the same bits in every run, on every stream, replayed, and beside other work
+// determinism_tests.cpp - a call gives identical bits in every run, on every stream, in replays and beside other work
 #include <catch2/catch_test_macros.hpp>
 #include <memory>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Those of few tokens and rows, and of so many that blocks of every kernel take turns on a multiprocessor.
+// Scenes of few tokens and rows, and of so many that not all blocks of a kernel run at once.
 Scenes small_and_large_scenes(rope_dtype_t dtype) {
   Scenes scenes = scenes_of_each_function(dtype);
   for (const Direction direction : {Direction::Forward, Direction::Backward}) {

@@ -1,4 +1,4 @@
-// device_tests.cpp - which device a call runs on, and what it leaves of the caller's: current device and memory
+// device_tests.cpp - the device of a call, and the caller's current device and memory afterwards
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 #include <thread>
@@ -14,7 +14,7 @@ int current_device() {
   return device;
 }
 
-// Where memory goes that is allocated now: the caller's device as CUDA sees it.
+// The device on which memory is allocated now: CUDA's current device of the caller.
 int device_of_new_memory() {
   const DeviceMemory memory(256);
   cudaPointerAttributes attributes;
@@ -36,7 +36,7 @@ TEST_CASE("calls allocate no device memory", "[cuda][devices]") {
       for (const auto &scene : each) require_call(*scene, stream);
     }
   };
-  // What CUDA itself allocates once, for launches on a new stream, comes first.
+  // CUDA's own allocations, made once for launches on a new stream, come first.
   call_each();
   REQUIRE_CUDA(cudaDeviceSynchronize());
   size_t free_before = 0, free_after = 0, all = 0;
@@ -103,7 +103,7 @@ TEST_CASE("descriptors of each device work whichever device is current, and leav
           scene->check();
         }
       }
-      // A refused call, too.
+      // A refused call keeps the current device, too.
       rope_args_t refused = rope_args();
       const RopeDesc desc = create(rope_config_for({ROPE_DEVICE_CUDA, device, ""}, 64));
       CHECK(rope_forward(desc.get(), &refused, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);

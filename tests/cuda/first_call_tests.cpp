@@ -1,7 +1,7 @@
-// first_call_tests.cpp - the very first calls of a process: inside a capture, and on a stream that is held back
+// first_call_tests.cpp - the first calls of a process: during a capture, and on a stream that is held back
 //
-// What a call loads or allocates at its first time shows in a new process only, so these test cases start this program
-// once more, with one of the hidden test cases below.
+// The memory and the kernels that a first call allocates or loads can be observed only in a new process, so these tests
+// start this program again with one of the hidden test cases below.
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 
@@ -10,10 +10,10 @@
 
 namespace {
 
-// CUDA there loads kernels as late as it can.
+// With this setting, CUDA loads kernels as late as possible.
 const std::string late_loading = "CUDA_MODULE_LOADING=LAZY";
 
-// A scene of each function, type, style and vector width but the widest.
+// A scene for each function, type, style and vector width except the widest.
 Scenes scenes_of_each_kernel() {
   Scenes scenes;
   uint64_t seed = 0;
@@ -45,7 +45,7 @@ Scenes scenes_of_each_kernel() {
   return scenes;
 }
 
-// Each kernel of the step: few tokens and many, norms before and after the rotation, by angles and by tables.
+// Each kernel of the step: few tokens and many, norms before and after the rotation, with computed angles and tables.
 void add_steps(Scenes *scenes) {
   uint64_t seed = 100;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
@@ -72,8 +72,8 @@ void add_steps(Scenes *scenes) {
   }
 }
 
-// Small launches take vectors of half the width, so the widest ones need many tokens: these are no small launches on up
-// to 160 multiprocessors.
+// Small launches use vectors of half the width, so the widest vectors need many tokens: these launches are not small on
+// up to 160 multiprocessors.
 void add_wide_scenes(Scenes *scenes) {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     RopeSetup rope;

@@ -105,7 +105,7 @@ Graph::Graph(const std::function<void(cudaStream_t)> &enqueue, cudaStreamCapture
   try {
     enqueue(stream);
   } catch (...) {
-    // The failure is the caller's; a capture left open would fail the test cases that follow, too.
+    // The caller reports the failure. An open capture would also fail the test cases that follow.
     if (cudaStreamEndCapture(stream, &graph_) == cudaSuccess) (void)cudaGraphDestroy(graph_);
     throw;
   }

@@ -1,4 +1,4 @@
-// gpu.hpp - device memory, streams and graphs, for the tests of what only a GPU shows
+// gpu.hpp - device memory, streams and graphs, for tests that need a GPU
 #ifndef ROPE_TESTS_CUDA_GPU_HPP
 #define ROPE_TESTS_CUDA_GPU_HPP
 
@@ -10,11 +10,11 @@
 #include <memory>
 #include <vector>
 
-// A CUDA call of the test's own, which must succeed. For the thread of the test case only, as all of Catch2's checks.
+// Requires success of the test's own CUDA call. Like all checks of Catch2, only for the thread of the test case.
 #define REQUIRE_CUDA(call) require_success((call), #call)
 void require_success(cudaError_t status, const char *call);
 
-// These skip the test case and say why.
+// These skip the test case and give the reason.
 void need_gpus(int count = 1);
 void need_device_memory(int64_t bytes);
 
@@ -43,7 +43,7 @@ class DeviceMemory {
   std::byte *data_ = nullptr;
 };
 
-// Host memory that copies reach without a stop on the way.
+// Host memory for asynchronous copies.
 class PinnedMemory {
  public:
   explicit PinnedMemory(int64_t bytes);
@@ -56,7 +56,7 @@ class PinnedMemory {
   std::byte *data_ = nullptr;
 };
 
-// A stream of the current device; cudaStreamDefault makes one that the legacy default stream waits for.
+// A stream of the current device. With cudaStreamDefault, the legacy default stream waits for it.
 class Stream {
  public:
   explicit Stream(unsigned flags = cudaStreamNonBlocking);
@@ -69,10 +69,11 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Holds back what is enqueued on a stream after it, until it is released. Where something waits for that stream first,
-// which could last for ever, it lets go after half a minute and has_expired().
+// Holds back all work enqueued on a stream after it, until it is released. If some operation waits for that stream
+// before the release, it would wait forever; therefore the blocker releases itself after half a minute, and
+// has_expired().
 //
-// While it holds, a test must not allocate, free or load anything on the device: CUDA may then wait for the stream.
+// During this time a test must not allocate, free or load anything on the device: CUDA may then wait for the stream.
 class StreamBlocker {
  public:
   explicit StreamBlocker(cudaStream_t stream);
@@ -88,7 +89,7 @@ class StreamBlocker {
   std::shared_ptr<State> state_;
 };
 
-// What `enqueue` enqueues on a stream, captured.
+// The capture of all work that `enqueue` enqueues on a stream.
 class Graph {
  public:
   explicit Graph(const std::function<void(cudaStream_t)> &enqueue,
@@ -97,7 +98,7 @@ class Graph {
   Graph(const Graph &) = delete;
   Graph &operator=(const Graph &) = delete;
   std::vector<cudaGraphNodeType> node_types() const;
-  // Edges over which a kernel may start before the one it depends on has ended.
+  // Edges over which a kernel may start before its predecessor has ended.
   int64_t num_programmatic_edges() const;
   void launch(cudaStream_t stream) const;
 

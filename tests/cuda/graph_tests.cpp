@@ -1,4 +1,4 @@
-// graph_tests.cpp - calls captured in CUDA graphs: what is captured, and what a thousand replays do
+// graph_tests.cpp - calls captured in CUDA graphs: the captured nodes, and the results of a thousand replays
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
@@ -21,7 +21,7 @@ void launch_and_wait(const Graph &graph, int times = 1) {
   REQUIRE_CUDA(cudaStreamSynchronize(stream));
 }
 
-// Ends, with the scope, a capture that did not go well.
+// Ends an unfinished capture at the end of the scope.
 struct OpenCapture {
   ~OpenCapture() {
     cudaGraph_t graph = nullptr;
@@ -163,7 +163,7 @@ TEST_CASE("a thousand replays in place give the bits of a thousand calls", "[cud
         scene.image().read();
         after.push_back(scene.image().bytes());
       }
-      // One call more or less would show.
+      // One call more or less would be detected.
       const bool is_distinct = after[0] != after[1];
       REQUIRE(is_distinct);
       scene.image().reset();
@@ -182,7 +182,7 @@ TEST_CASE("a replay reads tensors and positions as they are then", "[cuda][graph
     setup.has_table = has_table;
     RopeScene captured(setup);
     const Graph graph([&](cudaStream_t stream) { require_call(captured, stream); });
-    // The same tensors in the same places, of other numbers; with tables there are as many rows.
+    // Other numbers in the same tensors at the same addresses; tables have as many rows.
     setup.seed = 2;
     if (!has_table) setup.first_position = 777;
     RopeScene later(setup);
@@ -213,7 +213,7 @@ TEST_CASE("captured and enqueued work outlives its descriptor", "[cuda][graphs]"
   for (const Scenes *scenes : {&captured, &enqueued}) {
     for (const auto &scene : *scenes) scene->destroy_descriptor();
   }
-  // Others take their place.
+  // Other descriptors reuse the memory.
   rope_config_t rope_config = rope_config_for(devices()[0], 64);
   rope_config.theta = 3;
   std::vector<RopeDesc> ropes;
@@ -237,7 +237,7 @@ TEST_CASE("a launch that CUDA refuses is CUDA_ERROR in its words, and the next c
   for (const auto &scene : scenes) {
     INFO(scene->describe());
     {
-      // The legacy default stream would wait for a stream of which there is only a recording.
+      // The legacy default stream would wait for a stream that is only being captured.
       const Stream captured(cudaStreamDefault);
       REQUIRE_CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
       const OpenCapture end{captured};
@@ -253,7 +253,7 @@ TEST_CASE("a launch that CUDA refuses is CUDA_ERROR in its words, and the next c
       const Stream captured;
       REQUIRE_CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
       const OpenCapture end{captured};
-      // To wait for a stream that is being captured spoils the capture.
+      // Waiting for a stream that is being captured invalidates the capture.
       REQUIRE(cudaStreamSynchronize(captured) != cudaSuccess);
       cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
       (void)cudaStreamIsCapturing(captured, &status);

@@ -1,4 +1,4 @@
-// grid_row_tests.cpp - launches of several grid rows, which otherwise need 2^31 tokens or blocks, on small problems
+// grid_row_tests.cpp - launches with several grid rows, which otherwise need 2^31 tokens or blocks, on small problems
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RowCase {
   rope_dtype_t dtype;
   bool is_in_place, has_table;
   rope_layout_t layout;  // BSHD or SBHD
-  bool is_small_launch;  // as on a GPU of any size; otherwise as on one of a single multiprocessor
+  bool is_small_launch;  // planned as on any GPU; otherwise as on a GPU with one multiprocessor
   std::string describe() const {
     std::ostringstream text;
     text << oracle::dtype_name(dtype) << ' ' << sizes.batches << " x " << sizes.tokens << " tokens, " << sizes.q_heads
@@ -40,7 +40,7 @@ void require_served(rope_status_t status) {
   if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope::last_error());
 }
 
-// Launches a plan from the frozen image and returns the bytes of all tensors and their surroundings.
+// Launches a plan on the frozen image and returns the bytes of all tensors and their surroundings.
 template <typename Launch>
 std::vector<std::byte> bytes_after(const DeviceImage &image, const Launch &launch) {
   image.reset();
@@ -102,7 +102,7 @@ void check_rope_rows(const RowCase &row_case) {
   require_served(rope::make_rope_problem("test", geometry, args, false, &problem, &step));
   rope::RopePlan plan;
   require_served(rope::plan_rope("test", problem, device, &plan));
-  // Rows of threads know one grid row only, whatever its length.
+  // Kernels with rows of threads use only one grid row, of any length.
   const bool has_grid_rows = plan.blocks.tokens_per_grid_row > 0;
   if (!has_grid_rows) return;
   REQUIRE(plan.grid_y == 1);
@@ -110,7 +110,8 @@ void check_rope_rows(const RowCase &row_case) {
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
 
-  // Several batches: a row has whole ones, or tokens of all of them. One batch: a row has whole blocks.
+  // With several batches, a grid row has whole batches, or the same tokens of all batches. With one batch it has whole
+  // blocks.
   const int64_t all_tokens = problem.batches * problem.tokens;
   int64_t unit = plan.tokens_per_block;
   if (problem.batches > 1) unit = plan.is_batch_fastest ? problem.batches : problem.tokens;
@@ -186,18 +187,18 @@ void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bo
 TEST_CASE("RoPE gives the same bits with several grid rows", "[cuda][grid]") {
   need_gpus();
   const Sizes all_sizes[] = {
-      {1, 1000, 3, 1, 64, 64},   // several tokens a block, the last row of the grid not full
-      {1, 997, 1, 1, 2, 2},      // many tokens a block
-      {1, 61, 9, 3, 128, 128},   // one token a block
-      {1, 29, 40, 8, 128, 96},   // several blocks a token
-      {2, 7, 3, 1, 64, 64},      // a batch that is no whole number of blocks
+      {1, 1000, 3, 1, 64, 64},   // several tokens per block; the last grid row is not full
+      {1, 997, 1, 1, 2, 2},      // many tokens per block
+      {1, 61, 9, 3, 128, 128},   // one token per block
+      {1, 29, 40, 8, 128, 96},   // several blocks per token
+      {2, 7, 3, 1, 64, 64},      // a batch that is not a whole number of blocks
       {23, 7, 2, 1, 64, 32},     // channels to copy
-      {9, 1, 5, 2, 128, 128},    // a token a batch
-      {5, 200, 1, 1, 8, 4},      // several blocks a batch
-      {11, 5, 40, 8, 128, 128},  // several blocks a token, several batches
+      {9, 1, 5, 2, 128, 128},    // one token per batch
+      {5, 200, 1, 1, 8, 4},      // several blocks per batch
+      {11, 5, 40, 8, 128, 128},  // several blocks per token, several batches
   };
   for (const Sizes &sizes : all_sizes) {
-    // F64 is the general kernel's.
+    // F64 runs only on the general kernel.
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
       for (const bool is_in_place : {true, false}) {
         for (const bool has_table : {false, true}) {

@@ -1,7 +1,7 @@
 // large_tests.cpp - more than 2^31 elements, tokens or steps between elements
 //
-// Each large call is judged twice: at places where a number of 30, 31 or 32 bits would overflow by the oracle, and
-// everywhere by small calls on a copy of the data, whose every bit the large one must reproduce.
+// Each large call is checked twice: by the oracle at places where a number of 30, 31 or 32 bits would overflow, and
+// everywhere by small calls on a copy of the data, which must give the same bits.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -25,7 +25,7 @@ constexpr int64_t gibi = int64_t{1} << 30;
 // An array of 16-bit words between guard bands, in device memory.
 class GuardedArray {
  public:
-  // It begins `start` words past the alignment.
+  // The array begins `start` words behind the alignment.
   explicit GuardedArray(int64_t words, int64_t start = 0)
       : words_(words), start_(start), memory_(2 * (words + start + 2 * guard_words)) {
     REQUIRE_CUDA(cudaMemset(memory_.data(), 0xFF, static_cast<size_t>(2 * (guard_words + start))));
@@ -94,7 +94,7 @@ Real value_of(uint16_t word) {
   return oracle::decode(ROPE_DTYPE_BF16, &word);
 }
 
-// Judges the heads of one token, forward, all channels rotated.
+// Checks the heads of one token, forward, with all channels rotated.
 void check_token(const std::vector<uint16_t> &before, const std::vector<uint16_t> &after, int head_dim,
                  rope_style_t style, int64_t position) {
   const int pairs = head_dim / 2;
@@ -130,7 +130,7 @@ struct LargeRope {
   int64_t batches, tokens, heads;
   int head_dim;
   rope_style_t style;
-  int64_t start;  // elements past the alignment
+  int64_t start;  // offset from the alignment, in elements
   bool is_in_place;
 };
 
@@ -147,7 +147,7 @@ void check_large_rope(const LargeRope &large) {
   whole.fill(1);
   parts.fill(1);
 
-  // First and last tokens, and those around each power of two, counted in elements and in tokens.
+  // The first and last tokens, and those around each power of two, counted in elements and in tokens.
   std::set<int64_t> sampled = {0, 1, rows - 2, rows - 1};
   for (const int power : {30, 31, 32}) {
     const int64_t number = int64_t{1} << power;
@@ -214,7 +214,7 @@ TEST_CASE("a difference is found wherever it is", "[cuda][large]") {
   a.fill(7);
   b.fill(7);
   check_same(a, b);
-  // Data that repeat could hide a shift.
+  // Repeating data could hide a shift.
   const bool repeats = a.read(0, 4096) == a.read(2 * gibi, 4096) || a.read(0, 4096) == a.read(4 * gibi, 4096);
   CHECK_FALSE(repeats);
   for (const int64_t place : {int64_t{0}, 2 * gibi - 1, 2 * gibi, 4 * gibi + 1, words - 1}) {
@@ -229,7 +229,7 @@ TEST_CASE("a difference is found wherever it is", "[cuda][large]") {
 }
 
 TEST_CASE("RoPE of more than 2^31 elements in place, in 16-byte vectors", "[cuda][large]") {
-  // 2^31 elements end within a token, and 2^32 bytes with them.
+  // 2^31 elements, and 2^32 bytes, end within a token.
   check_large_rope({1, 264007, 65, 128, ROPE_STYLE_HALF, 0, true});
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("strides of k reach beyond 2^31 elements along each axis", "[cuda][lar
           }
         }
       }
-      // With the rows put back, nothing else may have changed.
+      // After the rows are put back, everything else must be unchanged.
       check_same(k, before);
       k.check_guards();
       q.check_guards();
@@ -304,7 +304,7 @@ TEST_CASE("strides of tables and positions reach beyond 2^31 elements", "[cuda][
   constexpr int64_t row_step = gibi + 64, position_step = gibi + 1;
   constexpr int64_t cos_at = 0, sin_at = 512, positions_at = 2048, floats = 2 * row_step + 4096;
   need_device_memory(4 * floats + gibi / 16);
-  // Where nothing is written below, tables are NaN and positions -1.
+  // Memory below the written part holds NaN for tables and -1 for positions.
   const GuardedArray arena(2 * floats);
   arena.poison();
   const auto upload = [&](int64_t at, const void *from, size_t bytes) {
@@ -411,7 +411,7 @@ TEST_CASE("SwiGLU of more than 2^31 elements", "[cuda][large]") {
     for (size_t i = 0; i < gates.size(); ++i) {
       const Real g = value_of(gates[i]), u = value_of(ups[i]), go = value_of(grads[i]);
       const oracle::SwigluGradients exact = oracle::swiglu_gradients(g, u, go);
-      // With |gate| below 2 the second term of grad_gate is the smaller one.
+      // For |gate| below 2, the second term of grad_gate is the smaller one.
       const Real size = std::fmax(std::fabs(exact.gate), std::fabs(go * u * oracle::sigmoid(g)));
       wrong += !tolerance::accepts(ROPE_DTYPE_BF16, value_of(grad_gates[i]), exact.gate,
                                    tolerance::swiglu_slack(size, g, u, go));
@@ -420,7 +420,7 @@ TEST_CASE("SwiGLU of more than 2^31 elements", "[cuda][large]") {
     }
     CHECK(wrong == 0);
   }
-  // Small calls in place: gate and up become the gradients.
+  // Small in-place calls, which replace gate and up by the gradients.
   for (int64_t row = 0; row < rows; row += step) {
     const int64_t length = std::min(step, rows - row);
     swiglu_args_t part = swiglu_args();
@@ -483,7 +483,7 @@ TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][lar
       whole.poison();
       parts.poison();
       run(desc, with_biases(args_of(0, rows, is_backward, whole)), is_backward);
-      // Calls of which some have few enough rows for other shapes of a launch.
+      // Some of these calls have few enough rows for other shapes of a launch.
       for (int64_t row = 0, length; row < rows; row += length) {
         length = std::min(row % 8192 == 0 ? int64_t{8152} : 40, rows - row);
         run(desc, with_biases(args_of(row, length, is_backward, parts)), is_backward);
@@ -491,7 +491,7 @@ TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][lar
       check_same(whole, parts);
     }
   }
-  // Each expert has some of its rows, and the last ones hold no row of any.
+  // Each expert has some of its rows, and the last rows belong to none.
   const SwigluDesc desc = bf16_swiglu();
   std::vector<int64_t> counts(experts);
   for (int64_t e = 0; e < experts; ++e)
@@ -518,7 +518,7 @@ TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][lar
       run(desc, args, is_backward);
     };
     run_experts(0, experts, whole);
-    // One by one; the derivatives of calls without experts may differ in the last bit.
+    // Experts one by one; the derivatives of calls without experts may differ in the last bit.
     for (int64_t e = 0; e < experts; ++e) run_experts(e, 1, parts);
     check_same(whole, parts);
   }
@@ -526,7 +526,7 @@ TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][lar
 }
 
 TEST_CASE("SwiGLU of more than 2^32 elements, one by one", "[cuda][large]") {
-  // Each column has its gate and each row its up: no two elements need be alike, from few inputs.
+  // Each column has its gate and each row its up, so that few inputs give elements that all differ.
   constexpr int64_t rows = 65551, columns = 65533, elements = rows * columns;
   static_assert(elements > 4 * gibi, "");
   need_device_memory(2 * (2 * elements + 4 * gibi / 1024) + gibi / 16);
@@ -555,7 +555,7 @@ TEST_CASE("SwiGLU of more than 2^32 elements, one by one", "[cuda][large]") {
                               rows - 1};
   for (const int64_t row : all_rows) {
     INFO("row " << row);
-    // Every fifth column, for the oracle's exponential takes its time.
+    // Every fifth column, because the oracle's exponential is slow.
     const std::vector<uint16_t> out = whole.read(row * columns, columns);
     std::vector<uint16_t> g, u, o;
     for (int64_t column = row % 5; column < columns; column += 5) {

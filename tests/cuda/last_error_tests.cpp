@@ -1,7 +1,7 @@
-// last_error_tests.cpp - cudaGetLastError of a caller that shares librope's CUDA runtime is as it was before each call
+// last_error_tests.cpp - cudaGetLastError of a caller that shares librope's CUDA runtime is unchanged by each call
 //
-// With librope.so the caller has a CUDA runtime of its own, whose last error librope could not reach if it wanted to.
-// With the static library there is one runtime for both, as in this program.
+// With librope.so the caller has a separate CUDA runtime, and librope cannot reach its last error. With the static
+// library there is one runtime for both, as in this program.
 #include <catch2/catch_test_macros.hpp>
 #include <functional>
 #include <string>
@@ -18,7 +18,7 @@ struct Action {
   std::function<rope_status_t()> run;
 };
 
-// Every function that reaches the CUDA runtime, served and refused.
+// Every function that calls the CUDA runtime, with accepted and refused requests.
 std::vector<Action> actions_on(const Scenes &scenes) {
   std::vector<Action> actions;
   for (const auto &scene : scenes) {
@@ -52,7 +52,8 @@ std::vector<Action> actions_on(const Scenes &scenes) {
   return actions;
 }
 
-// A launch that CUDA refuses: the stream is being captured, and waiting for it has spoilt that. Runs `check` after it.
+// A launch that CUDA refuses: the stream is being captured, and a wait has invalidated the capture. Runs `check` after
+// it.
 void refuse_launch(const Scene &scene, bool has_earlier_error, const std::function<void()> &check) {
   const Stream stream;
   REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -107,7 +108,7 @@ TEST_CASE("a launch that CUDA refuses does not take an earlier error away", "[cu
   const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_F16);
   for (const auto &scene : scenes) {
     INFO(scene->describe());
-    // The error of the wait that spoils the capture is the earlier one. Which of the two CUDA keeps is its own choice.
+    // The error of that wait is the earlier one. Which of the two CUDA keeps is unspecified.
     refuse_launch(*scene, true, [] { CHECK(cudaPeekAtLastError() != cudaSuccess); });
   }
 }

@@ -1,8 +1,8 @@
-// programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and wait for what they read and write
+// programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and wait before they access memory
 //
-// A chain of calls of every kernel, in which each reads what the one before wrote and writes what it read, gives the
-// bits of the same calls without the flag, one at a time. Before each chain a copy writes all operands, positions
-// included: one of CUDA's own, or a kernel that lets the next one start long before it writes.
+// A chain of calls uses every kernel; each call reads what the previous one wrote and overwrites what that one read.
+// The chain must give the bits of the same calls without the flag, run one at a time. Before each chain, a copy writes
+// all operands, including positions: CUDA's own copy, or a kernel that lets the next one start long before it writes.
 #include <catch2/catch_test_macros.hpp>
 #include <functional>
 #include <memory>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr int64_t batches = 2, q_heads = 8, k_heads = 4, table_rows = 200;
 constexpr int32_t head_dim = 128, pairs = head_dim / 2;
-// Of 12 heads of 128 channels of 16 bits, more than are few by tables on up to 160 multiprocessors.
+// For 12 heads of 128 16-bit channels: no short launch from a table on up to 160 multiprocessors.
 constexpr int64_t many_tokens = 2300;
 constexpr uint32_t programmatic = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
 
 struct Setup {
   rope_dtype_t dtype;
   rope_style_t style;
-  int64_t tokens;  // of each batch, which positions make one
+  int64_t tokens;  // per batch; positions treat the batches as one
 
   std::string describe() const {
     std::ostringstream text;
@@ -33,9 +33,9 @@ struct Setup {
   }
 };
 
-// The tensors of a chain, each of which several calls share.
+// The tensors of a chain; several calls use each.
 struct Operands {
-  rope_tensor_t q, k, other_q, hidden;  // hidden: rows of all heads' channels
+  rope_tensor_t q, k, other_q, hidden;  // hidden: rows with the channels of all heads
   rope_tensor_t positions, axis_positions, start_positions, cu_seqlens;
   rope_tensor_t cos32, sin32, cos16, sin16, channel_cos, channel_sin, angles;
   rope_tensor_t fault, row_scale, num_rows;
@@ -87,7 +87,7 @@ Operands make_operands(const Setup &setup, Workspace *workspace) {
   return operands;
 }
 
-// The same elements under another shape.
+// The elements with another shape.
 rope_tensor_t reshaped(const rope_tensor_t &tensor, const Shape &shape) {
   rope_tensor_t view = {};
   view.data = tensor.data;
@@ -159,7 +159,7 @@ class Steps {
   std::vector<Step> steps_;
 };
 
-// Calls of every kernel. Each reads what the one before wrote.
+// Calls that use every kernel. Each reads what the previous one wrote.
 std::vector<Step> make_steps(const Device &device, const Setup &setup, const Operands &on) {
   const Direction forward = Direction::Forward, backward = Direction::Backward;
   const int64_t tokens = batches * setup.tokens;
@@ -180,7 +180,7 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   args.q_out = on.q;
   args.k = {};
   steps.add_rope("and back", backward, config, args);
-  // Batches with the same positions.
+  // Batches with equal positions.
   args = rope_args();
   args.q = on.q;
   steps.add_rope("at the same positions", forward, config, args);
@@ -282,7 +282,7 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   return steps.all();
 }
 
-// The calls of a chain on a GPU, and the bytes of all operands before the first and after each of them.
+// The calls of a chain on a GPU, and the bytes of all operands before the first call and after each call.
 class Chain {
  public:
   explicit Chain(const Setup &setup) : workspace_(61), operands_(make_operands(setup, &workspace_)) {
@@ -298,7 +298,7 @@ class Chain {
       enqueue(step, 0, stream);
       REQUIRE_CUDA(cudaStreamSynchronize(stream));
       add_state();
-      // A call that changed nothing could not be missed.
+      // A call without effect could be omitted unnoticed.
       const bool is_changed = states_[states_.size() - 1] != states_[states_.size() - 2];
       REQUIRE(is_changed);
     }
@@ -314,7 +314,7 @@ class Chain {
       FAIL(step.title << ": " << rope_status_name(status) << ": " << rope_last_error());
   }
 
-  // Makes the operands those after so many calls, and until then others.
+  // Sets the operands to those after so many calls; until then they have other contents.
   void enqueue_state(size_t after, bool is_late_kernel, cudaStream_t stream) const {
     const auto bytes = static_cast<size_t>(image_->size());
     const std::byte *source = device_states_[after]->data();
@@ -350,14 +350,14 @@ class Chain {
   std::vector<std::unique_ptr<DeviceMemory>> device_states_;
 };
 
-// Of decode size, and large enough for any GPU to share angles and to use whole vectors.
+// Setups of decode size, and some large enough for any GPU to share angles and to use whole vectors.
 std::vector<Setup> all_setups() {
   std::vector<Setup> setups;
   for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
       setups.push_back({dtype, style, 4});
     }
-    // Short launches of tables that are not small, and, of 16 bits, long ones of tables too.
+    // Short table launches that are not small, and for 16-bit data also long ones.
     setups.push_back({ROPE_DTYPE_BF16, style, 500});
     setups.push_back({ROPE_DTYPE_F32, style, 700});
     setups.push_back({ROPE_DTYPE_BF16, style, many_tokens});
@@ -425,7 +425,7 @@ TEST_CASE("a chain of programmatic calls gives the bits of calls one at a time",
           enqueue_all(flags, is_late_kernel, stream);
           chain.check_state(last, stream);
         }
-        // Several chains in a graph, and several replays without a stop between them.
+        // Several chains in one graph, and several replays without a pause.
         const Graph graph([&](cudaStream_t captured) {
           for (int i = 0; i < 3; ++i) enqueue_all(flags, is_late_kernel, captured);
         });

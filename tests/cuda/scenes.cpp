@@ -1,4 +1,4 @@
-// scenes.cpp - builds tensors on a GPU and holds what a call made of them against the oracle
+// scenes.cpp - builds tensors on a GPU and compares the results of a call with the oracle
 #include "scenes.hpp"
 
 #include <catch2/catch_test_macros.hpp>
@@ -24,8 +24,8 @@ int64_t bytes_of(const Workspace &workspace) {
   return bytes;
 }
 
-// One for all images of the current device: with many streams, some share a queue, and one that is held back would hold
-// its neighbours.
+// One stream for all images of the current device: among many streams some share a hardware queue, and a stream that is
+// held back would hold back the others of its queue.
 cudaStream_t stream_for_copies() {
   static std::map<int, std::unique_ptr<Stream>> streams;
   int device = 0;
@@ -219,7 +219,7 @@ rope_status_t RopeScene::call(rope_stream_t stream) const {
                                                 : rope_backward(desc_.get(), &device_args_, stream);
 }
 
-// The rotations of a token's pairs, with the length of each and what its phase may be wrong by.
+// The rotations of a token's pairs, with the length of each and the permitted error of its phase.
 struct RopeScene::Turn {
   oracle::Rotation rotation[pairs];
   Real length[pairs];
@@ -348,7 +348,7 @@ void SwigluScene::check_fetched() {
     }
     const Real grad_out = value_at(workspace_.before(args.grad_out), at);
     const oracle::SwigluGradients exact = oracle::swiglu_gradients(gate, up, grad_out);
-    // The two terms of grad_gate may cancel; arithmetic is as good as the larger allows.
+    // The two terms of grad_gate may cancel; the permitted error follows from the larger one.
     const Real factor = grad_out * up * oracle::sigmoid(gate);
     const Real size = std::fmax(std::fabs(factor), std::fabs(factor * gate * oracle::sigmoid(-gate)));
     judge.judge("grad_gate", at, value_at(args.grad_gate, at), exact.gate,

@@ -1,4 +1,4 @@
-// scenes.hpp - a call of librope with its tensors on a GPU, and the oracle's judgement of what it left there
+// scenes.hpp - a call of librope with its tensors on a GPU, and the check of its results
 #ifndef ROPE_TESTS_CUDA_SCENES_HPP
 #define ROPE_TESTS_CUDA_SCENES_HPP
 
@@ -11,8 +11,8 @@
 #include "gpu.hpp"
 #include "support/device.hpp"
 
-// A frozen workspace in memory of the device that was current, all blocks in one piece. Functions that return a
-// cudaError_t may be called from any thread.
+// A copy of a frozen workspace in the memory of the device that was current, with all blocks in one allocation.
+// Functions that return a cudaError_t may be called from any thread.
 class DeviceImage {
  public:
   explicit DeviceImage(Workspace &workspace);
@@ -20,17 +20,17 @@ class DeviceImage {
   // The tensor of the workspace, in device memory.
   rope_tensor_t there(const rope_tensor_t &tensor) const;
 
-  // Makes the device memory what was frozen.
+  // Resets the device memory to the frozen contents.
   cudaError_t enqueue_reset(cudaStream_t stream) const;
   void reset() const;
-  // Makes every byte of it another.
+  // Changes every byte of the device memory.
   void spoil() const;
 
-  // Fetches the device memory to the host. read() waits for no stream but its own.
+  // Copies the device memory to the host. read() waits only for its own stream.
   cudaError_t enqueue_read(cudaStream_t stream) const;
   void read() const;
 
-  // What was fetched.
+  // Whether the fetched contents are the frozen ones.
   bool is_as_frozen() const;
   std::vector<std::byte> bytes() const;
   bool is_same_as(const std::vector<std::byte> &bytes) const;
@@ -56,7 +56,7 @@ class Scene {
   // May be called from any thread.
   virtual rope_status_t call(rope_stream_t stream) const = 0;
 
-  // Judges what the image has fetched: outputs by the oracle, every other byte by what it was.
+  // Checks the fetched image: outputs by the oracle, all other bytes by their former values.
   virtual void check_fetched() = 0;
   void check() {
     image().read();
@@ -75,21 +75,21 @@ class Scene {
   std::unique_ptr<DeviceImage> image_;
 };
 
-// A call that must be accepted. For the thread of the test case only.
+// Makes a call that must be accepted. Only for the thread of the test case.
 void require_call(const Scene &scene, rope_stream_t stream);
 
-// q of 3 and k of 2 heads of 64 channels, of which 48 are rotated, in two batches. Token s has position
+// q with 3 heads and k with 2 heads of 64 channels, 48 of them rotated, in two batches. Token s has position
 // first_position + 3 s, from a tensor.
 struct RopeSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_style_t style = ROPE_STYLE_HALF;
-  bool is_converted = false;  // then the other style is that of forward's output
+  bool is_converted = false;  // forward's output has the other style
   Direction direction = Direction::Forward;
   bool is_in_place = true;
   bool has_table = false;
   int64_t tokens = 7;
   int64_t first_position = 5;
-  int64_t start = 0;  // elements that the tensors begin past the alignment: they decide how wide vectors may be
+  int64_t start = 0;  // offset of the tensors from the alignment, in elements: it limits the width of vectors
   int device_index = 0;
   uint64_t seed = 1;
 };
@@ -98,12 +98,13 @@ rope_config_t config_for(const RopeSetup &setup);
 
 class RopeScene : public Scene {
  public:
-  explicit RopeScene(const RopeSetup &setup);  // with a descriptor of its own
+  explicit RopeScene(const RopeSetup &setup);  // creates its own descriptor
   RopeScene(const RopeSetup &setup, std::shared_ptr<const rope_desc_t> desc);
 
   rope_status_t call(rope_stream_t stream) const override;
   void check_fetched() override { check_turned(1); }
-  // Judges what so many calls in place have left, F32 and computed angles only: each may add what one may be wrong by.
+  // Checks the result of so many in-place calls, for F32 and computed angles only: each call may add the error
+  // permitted for one.
   void check_turned(int times);
   void destroy_descriptor() override { desc_.reset(); }
   std::string describe() const override;
@@ -119,7 +120,7 @@ class RopeScene : public Scene {
   rope_tensor_t in_[2], out_[2];
 };
 
-// Rows of 37 elements, one every 48.
+// Rows of 37 elements with a stride of 48.
 struct SwigluSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   Direction direction = Direction::Forward;
@@ -145,11 +146,11 @@ class SwigluScene : public Scene {
   swiglu_args_t host_args_ = swiglu_args(), device_args_ = swiglu_args();
 };
 
-// q of 3, k and v of 2 heads of 64 channels, all rotated but v's; with a cache k and v go into pages of 4 entries.
+// q with 3, k and v with 2 heads of 64 channels, all rotated except v; with a cache, k and v go to pages of 4 entries.
 struct StepSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_style_t style = ROPE_STYLE_HALF;
-  rope_norm_type_t norm = ROPE_NORM_RMS;  // LAYER has the general kernel
+  rope_norm_type_t norm = ROPE_NORM_RMS;  // LAYER runs on the general kernel
   rope_norm_order_t norm_order = ROPE_NORM_ORDER_BEFORE;
   bool is_turned = true;
   bool has_cache = true;
@@ -160,7 +161,7 @@ struct StepSetup {
   uint64_t seed = 1;
 };
 
-// Judged by the CPU, whose bits a step has everywhere.
+// Compared with the CPU, because a step has identical bits everywhere.
 class StepScene : public Scene {
  public:
   explicit StepScene(const StepSetup &setup);
@@ -170,7 +171,7 @@ class StepScene : public Scene {
   void destroy_descriptor() override { desc_.reset(); }
   std::string describe() const override;
 
-  // Gives the tokens, on the device too, the slots behind those that they have, and expects what calls then leave.
+  // Moves the tokens' slots, also on the device, and changes the expected results accordingly.
   void move_slots(int64_t by);
 
  private:
@@ -189,7 +190,7 @@ std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config);
 
 using Scenes = std::vector<std::unique_ptr<Scene>>;
 
-// One scene of each function: RoPE forward, backward, by tables and out of place, with norms and caches, SwiGLU forward
+// One scene for each function: RoPE forward, backward, with tables, out of place, with norms and caches; SwiGLU forward
 // and backward.
 Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index = 0);
 

@@ -1,6 +1,6 @@
 // soak_tests.cpp - minutes of calls from many threads on many streams, each result compared
 //
-// Hidden, because it is a matter of time: ROPE_SOAK_SECONDS=180 rope_cuda_tests "[soak]"
+// Hidden, because it takes long: ROPE_SOAK_SECONDS=180 rope_cuda_tests "[soak]"
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <chrono>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int num_threads = 8, streams_of_thread = 4;
 
-// Descriptors that all threads share: scenes differ in their tensors only.
+// Descriptors that all threads share: the scenes differ only in their tensors.
 class SharedDescriptors {
  public:
   std::shared_ptr<const rope_desc_t> rope(const RopeSetup &setup) {
@@ -40,7 +40,7 @@ class SharedDescriptors {
   std::map<rope_dtype_t, std::shared_ptr<const swiglu_desc_t>> swiglus_;
 };
 
-// A scene and the bytes that the oracle has judged once.
+// A scene and its correct bytes, which the oracle has checked once.
 struct Known {
   std::unique_ptr<Scene> scene;
   std::vector<std::byte> after;
@@ -104,7 +104,7 @@ TEST_CASE("8 threads of 4 streams each call without a wrong byte", "[.][cuda][so
     threads.emplace_back([&, thread] {
       failed += cudaSetDevice(0) != cudaSuccess;
       for (size_t round = 0; std::chrono::steady_clock::now() < end && failed == 0; ++round) {
-        // All four streams have work before the first of them is waited for.
+        // All four streams have work before the test waits for the first one.
         const auto known_of = [&](int stream) -> const Known & {
           const auto &of_stream = scenes[thread * streams_of_thread + stream];
           return of_stream[(round + static_cast<size_t>(stream)) % of_stream.size()];
@@ -122,7 +122,7 @@ TEST_CASE("8 threads of 4 streams each call without a wrong byte", "[.][cuda][so
           wrong += !known.scene->image().is_same_as(known.after);
           ++checked;
         }
-        // Others come and go meanwhile.
+        // Meanwhile other descriptors are created and destroyed.
         if (round % 64 == static_cast<size_t>(thread)) {
           const rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 64);
           rope_desc_t *desc = nullptr;

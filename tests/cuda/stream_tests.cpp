@@ -1,4 +1,4 @@
-// stream_tests.cpp - calls are work of the stream they are given: in its order, beside other streams, without a wait
+// stream_tests.cpp - calls are ordered by their stream, run beside other streams, and do not block
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <functional>
@@ -13,7 +13,7 @@ namespace {
 
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 
-// What a call made of a frozen image, after the oracle has seen it.
+// The result of a call on a frozen image, checked by the oracle.
 std::vector<std::byte> correct_bytes(Scene &scene) {
   scene.image().reset();
   const Stream stream;
@@ -24,7 +24,7 @@ std::vector<std::byte> correct_bytes(Scene &scene) {
   return scene.image().bytes();
 }
 
-// Runs a call over and over on one stream, each time from the frozen image; says what went wrong.
+// Repeats a call on one stream, each time from the frozen image; returns the errors.
 std::string run_rounds(const Scene &scene, const DeviceImage &image, const std::vector<std::byte> &expected,
                        cudaStream_t stream, int rounds) {
   for (int round = 0; round < rounds; ++round) {
@@ -52,7 +52,7 @@ TEST_CASE("a call runs after what its stream was given before and before what it
       REQUIRE_CUDA(scene->image().enqueue_reset(stream));
       require_call(*scene, stream);
       REQUIRE_CUDA(scene->image().enqueue_read(stream));
-      // A call that ran later than this would leave its output in the device's memory.
+      // A call that runs too late would leave its output in the device's memory.
       REQUIRE_CUDA(scene->image().enqueue_reset(stream));
       blocker.release();
       REQUIRE_CUDA(cudaStreamSynchronize(stream));
@@ -276,7 +276,7 @@ TEST_CASE("the per-thread handle is the stream of the calling thread", "[cuda][s
   RopeScene there(setup, desc);
   std::atomic<bool> is_ready{false}, may_call{false};
   std::future<std::string> failure = std::async(std::launch::async, [&]() -> std::string {
-    // The thread's stream comes into being at its first use, which may wait.
+    // The per-thread stream is created at its first use, which may wait.
     cudaError_t error = there.image().enqueue_reset(cudaStreamPerThread);
     if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamPerThread);
     is_ready = true;
@@ -285,7 +285,7 @@ TEST_CASE("the per-thread handle is the stream of the calling thread", "[cuda][s
     if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamPerThread);
     return error == cudaSuccess ? "" : cudaGetErrorString(error);
   });
-  // However this test case ends, the thread does too.
+  // However this test case ends, the thread ends too.
   const std::shared_ptr<void> permission(nullptr, [&](void *) { may_call = true; });
   while (!is_ready) std::this_thread::yield();
   StreamBlocker blocker(cudaStreamPerThread);

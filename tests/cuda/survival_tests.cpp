@@ -1,7 +1,7 @@
-// survival_tests.cpp - what can be wrong with a machine or with its GPU, and what librope then still does
+// survival_tests.cpp - failures of a machine or of its GPU, and librope's behaviour
 //
-// No driver, an old one, no visible device, no memory left, an error that the process cannot get rid of, captures of
-// other threads, tensors at the edge of mapped memory. What would spoil this process happens in one of its own.
+// No driver, an old one, no visible device, no memory left, a sticky error, captures by other threads, tensors at the
+// edge of mapped memory. Failures that would affect this process are caused in a separate process.
 #include <cuda.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@
 
 namespace {
 
-// A machine without a usable GPU: librope says why, and serves the CPU.
+// On a machine without a usable GPU librope reports the reason, and the CPU works.
 void check_without_device(const std::vector<std::string> &reasons) {
   int32_t count = -1;
   CHECK(rope_device_count(ROPE_DEVICE_CUDA, &count) == ROPE_STATUS_SUCCESS);
@@ -60,7 +60,7 @@ void check_cpu_serves() {
   CHECK(std::abs(q[1][0] - 0.5403023f) < 1e-6f);
 }
 
-// Takes what memory of the device is free, down to pieces of a page.
+// Allocates all free memory of the device, down to pieces of a page.
 class AllMemory {
  public:
   AllMemory() {
@@ -89,13 +89,13 @@ Function driver_function(const char *name) {
   return reinterpret_cast<Function>(address);
 }
 
-// Memory of device 0 with nothing mapped before it and after it, so that a kernel which steps out of it ends in
+// Memory of device 0 with nothing mapped before and behind it, so that a kernel which leaves it fails with
 // cudaErrorIllegalAddress.
 class LonelyMemory {
  public:
   explicit LonelyMemory(int64_t min_bytes) {
     void *context = nullptr;
-    REQUIRE_CUDA(cudaMalloc(&context, 1));  // makes the primary context
+    REQUIRE_CUDA(cudaMalloc(&context, 1));  // creates the primary context
     REQUIRE_CUDA(cudaFree(context));
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -144,7 +144,7 @@ class LonelyMemory {
   CUmemGenericAllocationHandle handle_ = 0;
 };
 
-// A workspace whose tensors are each at one edge of lonely memory.
+// A workspace in which each tensor lies at one edge of lonely memory.
 class EdgeImage {
  public:
   explicit EdgeImage(const Workspace &workspace, bool is_at_end) {
@@ -229,7 +229,7 @@ TEST_CASE("process: an old driver", "[.process]") {
   check_cpu_serves();
 }
 
-// Searched before what the environment names already, perhaps librope's own folder.
+// This folder is searched before those in the environment, which may include librope's own.
 static std::string with_library_folder(const std::string &folder) {
   const char *others = std::getenv("LD_LIBRARY_PATH");
   return "LD_LIBRARY_PATH=" + folder + (others != nullptr ? std::string(":") + others : std::string());
@@ -274,7 +274,7 @@ TEST_CASE("calls work while others have all of the device's memory", "[cuda][sur
       scene->check();
     }
   }
-  // A descriptor may need memory for kernels that nobody has used yet: it is made, or refused in CUDA's words.
+  // A descriptor may need memory for kernels that are not loaded yet: it is created, or refused with CUDA's error.
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_F64, ROPE_DTYPE_BF16}) {
     rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 64);
     config.dtype = dtype;
@@ -303,7 +303,7 @@ TEST_CASE("process: the first descriptor finds no memory", "[.process]") {
     CHECK((status == ROPE_STATUS_SUCCESS) == (desc != nullptr));
     rope_desc_destroy(desc);
   }
-  // And then there is some. CUDA runtimes before 12.8 keep the failure of a kernel that they could not load.
+  // Now there is memory. CUDA runtimes before 12.8 keep the failure of a kernel that they could not load.
   int major = 0, minor = 0;
   const char *cuda = std::strstr(rope_build_info(), "CUDA: ");
   REQUIRE((cuda != nullptr && std::sscanf(cuda, "CUDA: %d.%d", &major, &minor) == 2));
@@ -332,13 +332,13 @@ TEST_CASE("process: a sticky error of the caller", "[.process]") {
       const std::string message = rope_last_error();
       INFO(message);
       CHECK(message.find("cudaErrorIllegalAddress") != std::string::npos);
-      // Still the caller's to see.
+      // The caller can still see the error.
       CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
       CHECK(cudaPeekAtLastError() == cudaErrorIllegalAddress);
     }
     rope_desc_t *desc = nullptr;
     const rope_config_t config = rope_config_for({ROPE_DEVICE_CUDA, 0, ""}, 64);
-    // Kernels that are loaded already need nothing more of the device.
+    // Kernels that are already loaded need no more memory.
     const rope_status_t status = rope_desc_create(&config, &desc);
     INFO(rope_status_name(status) << ": " << rope_last_error());
     CHECK((status == ROPE_STATUS_SUCCESS || status == ROPE_STATUS_CUDA_ERROR));
@@ -428,7 +428,7 @@ TEST_CASE("a context of the caller's own stays current, and its streams are serv
   for (const RopeDesc &desc : descs) {
     for (const CUstream used : {stream, CUstream{nullptr}}) check_call(desc.get(), used);
   }
-  // Beneath another context, too.
+  // The primary context lies below another one, too.
   REQUIRE(push(primary) == CUDA_SUCCESS);
   const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_F16);
   for (const auto &scene : scenes) require_call(*scene, nullptr);
@@ -582,7 +582,7 @@ TEST_CASE("SwiGLU of tensors at the edges of mapped memory", "[cuda][survival]")
             tensors.push_back(&args.grad_row_scale);
           }
           workspace.freeze();
-          // What the same call gives elsewhere.
+          // The result of this call elsewhere.
           workspace.restore();
           const Device gpu = {ROPE_DEVICE_CUDA, 0, ""};
           REQUIRE(run(gpu, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);

@@ -1,7 +1,7 @@
 # doxygen_filter.awk - the plain comments of rope.h as Doxygen reads them: awk -f doxygen_filter.awk rope.h
 #
-# The header is a manual that is read as it stands, so it has no markup. Its form says the same: what stands further in
-# than its paragraph is a formula, a diagram or a program and keeps its lines; a banner begins a group of declarations.
+# The header is a manual in plain text, without markup. Its layout replaces markup: lines indented further than their
+# paragraph are a formula, a diagram or a program and are kept as they are; a banner begins a group of declarations.
 
 function spaces(text) {
   match(text, /^ */)
@@ -13,7 +13,7 @@ function end_block() {
   block = 0
 }
 
-# One line of a comment, without what marks it as one; `column` is where its first text stands in the file.
+# One line of a comment without its markers; `column` is the column of its first text in the file.
 function comment_line(text, is_last,   indent, here) {
   sub(/ *$/, "", text)
   indent = spaces(text)
@@ -26,7 +26,7 @@ function comment_line(text, is_last,   indent, here) {
     end_block()
     item = indent + index(here, " ")
   } else if (is_file_comment && indent == 0 && was_blank && here !~ /[:.]/) {
-    # A heading: what follows is set in by two.
+    # A heading: the lines after it are indented by two.
     end_block()
     item = -1
     text = "@par " here
@@ -55,7 +55,7 @@ function comment_line(text, is_last,   indent, here) {
   }
 }
 
-# From the first line of a comment, whose text stands in this column.
+# From the first line of a comment that has its text in this column.
 function begin_comment(opening, text,   is_last) {
   print opening
   in_comment = 1
@@ -101,7 +101,7 @@ NR == 1 {
   next
 }
 
-# One declaration of several fields, documented by the comment before or behind it: the others refer to it.
+# One declaration of several fields, documented by the comment before or after it: the other fields refer to it.
 function fields(text, comment_first,   type_and_names, names, count, i, chosen) {
   sub(/;.*/, "", text)
   sub(/^ */, "", text)
@@ -123,7 +123,7 @@ function fields(text, comment_first,   type_and_names, names, count, i, chosen) 
     print ""
     next
   }
-  # What remains is the comment.
+  # The rest is the comment.
   column = behind + 3
   begin_comment(" /**<", substr($0, column))
   next
@@ -135,21 +135,21 @@ function fields(text, comment_first,   type_and_names, names, count, i, chosen) 
   next
 }
 
-# A macro right behind another one shares its comment.
+# A macro directly after another one has the same comment.
 /^#define ROPE_VERSION/ {
   if (macro != "") print "/** As #" macro ". */"
   else macro = $2
 }
 /^$/ { macro = "" }
 
-# A value whose name says it all.
+# A value with a self-explanatory name.
 /^  ROPE_[A-Z0-9_]+ = [0-9]+,?$/ && documented < NR - 1 {
   value = $3
   sub(/,/, "", value)
   $0 = $0 " /**< " value " */"
 }
 
-# The values of the type before.
+# The enumerators of the preceding type.
 /^enum \{$/ && type != "" { print "/** Values of " type ". */" }
 { type = "" }
 /^typedef int32_t / {

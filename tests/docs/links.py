@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What the *.md files of the repository point to is there.
+"""Checks that the targets of links and paths in the *.md files of the repository exist.
 
 usage: links.py
 
-A link leads to a file, a folder or a heading; those to other sites are not followed, and those of PUBLISHED, which are
-shown where the repository is not, stay in their folder. A path in `code` is that of a file, from the repository's root
-or from the page's folder. The CHANGELOG tells of what was, so its paths may be gone. An identifier in `code` of
-src/README.md is a word of the sources, and of the file that is named with it: `name` in `path`, `path` (`name`), or the
-next cell of a table."""
+A link must lead to a file, a folder or a heading. Links to other sites are not followed. Links in the folders PUBLISHED
+must stay in their folder, because these pages are also shown without the repository. A path in `code` must be that of a
+file, from the repository's root or from the page's folder; paths in the CHANGELOG may be those of former files. An
+identifier in `code` of src/README.md must occur in the sources, and in the file that is named with it: `name` in
+`path`, `path` (`name`), or the next cell of a table."""
 import os
 import re
 import sys
@@ -28,12 +28,12 @@ def pages():
 
 
 def prose(path):
-    """The text without its blocks of code."""
+    """The text without blocks of code."""
     return re.sub(r"^ *```.*?^ *```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(path):
-    """The names that a heading has in a link, the second of the same name with -1 and so on."""
+    """The names of headings in links; the second heading of one name has -1 and so on."""
     found = []
     for title in re.findall(r"^#{1,6} +(.*?) *$", prose(path), flags=re.MULTILINE):
         title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
@@ -61,7 +61,7 @@ def words_of(path):
 
 
 def named_together(text):
-    """The pairs of an identifier and the file that it is said to be in."""
+    """The pairs of an identifier and the file that is named with it."""
     name, path = r"`\w+`", r"`((?:[\w.-]+/)+[\w.-]+)`"
     names = rf"({name}(?:(?:, | and |,\s+|\s+and\s+){name})*)"
     found = [(file, words) for words, file in re.findall(rf"{names}\s+in\s+{path}", text)]

@@ -1,9 +1,10 @@
-# cmake … -P program.cmake: takes the program in LANGUAGE and the commands behind it out of README, a file in SOURCE, as
-# a reader would who pastes both, and runs them where BUILD is the folder `build`. The output must match EXPECTED.
+# cmake … -P program.cmake: extracts the program in LANGUAGE and the commands that follow it from README, a file in
+# SOURCE, and runs them as a reader would who pastes both, where BUILD is the folder `build`. The output must match
+# EXPECTED.
 
 cmake_minimum_required(VERSION 3.22)
 
-# Writes to `block` what stands in the first fence of this language, and to `rest` what comes after it.
+# Sets `block` to the contents of the first fence of this language, and `rest` to the text after it.
 function(take language text)
   string(FIND "${text}" "```${language}\n" at)
   if(at EQUAL -1)
@@ -40,7 +41,7 @@ math(EXPR at "${at} + 1")
 list(GET suffixes ${at} suffix)
 file(WRITE "${WORK}/program.${suffix}" "${block}")
 take(sh "${rest}")
-# Nothing is fetched, and nothing is left in the sources.
+# Nothing is downloaded, and nothing remains in the sources.
 set(ENV{CARGO_NET_OFFLINE} true)
 set(ENV{CARGO_TARGET_DIR} "${WORK}/target")
 set(ENV{PYTHONDONTWRITEBYTECODE} 1)

@@ -1,9 +1,9 @@
-# cmake -D SOURCE=… -P questions.cmake: each answer in the "Questions" of README.md and of tests/README.md names the files
-# that show it.
+# cmake -D SOURCE=… -P questions.cmake: checks that each answer under "Questions" in README.md and tests/README.md names
+# existing files that show it.
 
 cmake_minimum_required(VERSION 3.22)
 
-# check(<README> <fewest questions>)
+# check(<README> <minimum number of questions>)
 function(check page fewest)
   file(READ "${SOURCE}/${page}" readme)
   string(REPLACE ";" "," readme "${readme}")

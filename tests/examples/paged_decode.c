@@ -1,9 +1,9 @@
-/* Steps of decoding: one new token of each of three sequences, at its own position, through the layers of a model whose
- * q and k are normed. One call a layer norms and rotates q in place, norms and rotates k into a paged cache, and copies v
- * into another.
+/* Steps of decoding: each of three sequences has one new token, at its own position, which passes through the layers
+ * of a model with norms of q and k. One call per layer normalises and rotates q in place, normalises and rotates k
+ * into a paged cache, and copies v into another cache.
  *
- * The keys lie rotated in the cache, so a score q . k depends on how far the two tokens are apart, and that is checked.
- * With `--kv fp8` both caches have 8 bits, F8_E4M3, and a scale for each layer, as a calibration would give it.
+ * The cached keys are rotated, so a score q . k depends only on the distance of the two tokens; the program checks
+ * this. With `--kv fp8` both caches have 8 bits, F8_E4M3, with one scale per layer, as from a calibration.
  */
 #include <math.h>
 #include <rope/rope.h>
@@ -31,7 +31,7 @@ static void check(rope_status_t status) {
   exit(1);
 }
 
-/* What a layer computed for a token: its q heads, its key, its value. */
+/* The results of a layer's projections for a token: its q heads, its key, its value. */
 static float projected(int layer, int sequence, int64_t position, int head, int channel) {
   return sinf(0.8f * (float)layer + 1.7f * (float)sequence + 0.3f * (float)position + 2.1f * (float)head +
               0.9f * (float)channel);
@@ -41,7 +41,7 @@ static float weight(int layer, int is_key, int channel) {
   return 1.0f + 0.5f * sinf(0.4f * (float)(layer + 3 * is_key) + 0.7f * (float)channel);
 }
 
-/* A head as it is before the rotation: x / sqrt(mean(x^2) + eps) times the weights. */
+/* A head before the rotation: x / sqrt(mean(x^2) + eps) times the weights. */
 static void normed(int layer, int sequence, int64_t position, int head, double out[HEAD_DIM]) {
   double squares = 0.0;
   for (int c = 0; c < HEAD_DIM; ++c) {
@@ -52,7 +52,7 @@ static void normed(int layer, int sequence, int64_t position, int head, double o
   for (int c = 0; c < HEAD_DIM; ++c) out[c] *= factor * (double)weight(layer, head == Q_HEADS, c);
 }
 
-/* q . k of two tokens, from what they were before the rotation. */
+/* q . k of two tokens, from their values before the rotation. */
 static double score(int layer, int sequence, int64_t q_position, int head, int64_t k_position) {
   double q[HEAD_DIM], k[HEAD_DIM], sum = 0.0;
   normed(layer, sequence, q_position, head, q);
@@ -65,14 +65,14 @@ static double score(int layer, int sequence, int64_t q_position, int head, int64
   return sum;
 }
 
-/* What a code of F8_E4M3 stands for: a sign, four bits of exponent, three of fraction. No number here becomes NaN. */
+/* The value of a code of F8_E4M3: a sign, four bits of exponent, three of fraction. NaN does not occur here. */
 static float number_of(uint8_t code) {
   const int exponent = code >> 3 & 15, fraction = code & 7;
   const float magnitude = exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10);
   return (code & 128) != 0 ? -magnitude : magnitude;
 }
 
-/* An entry of a cache as attention reads it. */
+/* Reads an entry of a cache, as attention does. */
 static void read_entry(const float *numbers, const uint8_t *codes, float scale, int has_codes, float out[HEAD_DIM]) {
   for (int c = 0; c < HEAD_DIM; ++c) out[c] = has_codes ? scale * number_of(codes[c]) : numbers[c];
 }
@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
   rope_desc_t *desc;
   check(rope_desc_create(&config, &desc));
 
-  /* Pointers and shapes stay as they are, so the arguments are filled once; on CUDA the calls could be captured. */
+  /* Pointers and shapes do not change, so the arguments are filled once; on CUDA the calls could be captured. */
   rope_norm_args_t norm[LAYERS];
   rope_cache_args_t cache[LAYERS];
   rope_quant_args_t quant[LAYERS];
@@ -180,7 +180,7 @@ int main(int argc, char **argv) {
             worst = fmax(worst, fabs(sum - score(layer, b, positions[b], h, first[b] + past)));
           }
           for (int c = 0; c < HEAD_DIM; ++c) {
-            /* A code is within half of its last bit. */
+            /* A code differs from the value by at most half of its last bit. */
             const float exact = projected(layer, b, first[b] + past, Q_HEADS + 1, c);
             const float tolerance = has_codes ? fmaxf(fabsf(exact) / 16.0f, V_SCALE * 0.001f) : 0.0f;
             wrong_values += !(fabsf(value[c] - exact) <= tolerance);
@@ -192,6 +192,6 @@ int main(int argc, char **argv) {
   rope_desc_destroy(desc);
   printf("%d steps of %d sequences through %d layers: scores are within %.1e of the formula, %d values are wrong\n",
          STEPS, SEQUENCES, LAYERS, worst, wrong_values);
-  /* Scores are up to 69. Of codes each channel is within 1/16, which mostly cancels. */
+  /* Scores are up to 69. With codes each channel has an error of up to 1/16, and most of these errors cancel. */
   return worst < (has_codes ? 1.5 : 1e-4) && wrong_values == 0 ? 0 : 1;
 }

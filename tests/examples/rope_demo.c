@@ -1,7 +1,7 @@
-/* rope_demo.c - runs RoPE and SwiGLU at the geometry of a real model, checks the results and times them
+/* rope_demo.c - runs RoPE and SwiGLU with the geometry of a real model, checks the results and times them
  *
- * It uses librope through <rope/rope.h> alone. The reference is written from the formulas at the top of that header,
- * in long double, and shares nothing with the library.
+ * It uses librope only through <rope/rope.h>. The reference is computed in long double from the formulas at the top
+ * of that header, and shares no code with the library.
  */
 #define _GNU_SOURCE /* sched_getaffinity */
 
@@ -44,7 +44,7 @@ static const gating_t SWIGLU = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 0.0, 0.0, 0.
 static const gating_t GPT_OSS = {"SwiGLU", SWIGLU_ACTIVATION_SWIGLU, 1.702, 7.0, 1.0};
 static const gating_t GEGLU = {"GeGLU", SWIGLU_ACTIVATION_GEGLU_TANH, 0.0, 0.0, 0.0};
 
-/* Multi-head latent attention: one latent head serves as key and value of all. */
+/* Multi-head latent attention: one latent head is the key and the value of all heads. */
 typedef struct latent {
   int width;   /* channels of the latent head that are not rotated; the rotated ones are head_dim */
   int q_width; /* those of each query head, which lie before its rotated ones */
@@ -88,7 +88,7 @@ static const model_t MODELS[] = {
 };
 #define NUM_MODELS ((int)(sizeof(MODELS) / sizeof(MODELS[0])))
 
-/* Frequencies above the band keep their value, those below it are divided by the factor, the rest is blended. */
+/* Frequencies above the band are kept, those below it are divided by the factor, and those within it are blended. */
 static double llama3_inv_freq(double inv_freq, double factor) {
   const double low = 1.0, high = 4.0, original_context = 8192.0;
   const double turns = original_context * inv_freq / (2.0 * 3.14159265358979323846);
@@ -308,7 +308,7 @@ static double median_seconds(const device_t *device, const operation_t *operatio
   return samples[TIMED_SAMPLES / 2];
 }
 
-/* Reads half of the bytes and writes the other half, as the operation it stands beside. */
+/* Reads half of the bytes and writes the other half, like the operation that it is compared with. */
 static double copy_seconds(const device_t *device, size_t bytes_moved) {
   static char chunk[CHUNK_BYTES];
   const size_t bytes = bytes_moved / 2;
@@ -325,7 +325,8 @@ static double copy_seconds(const device_t *device, size_t bytes_moved) {
   return seconds;
 }
 
-/* ---- bf16 data that needs no storage to be known again ---------------------------------------------------------- */
+/* ---- bf16 data that can be recomputed instead of stored
+ * ------------------------------------------------------------- */
 
 typedef enum {
   DATA_Q = 1,
@@ -381,7 +382,7 @@ static int num_checked(int64_t tokens) {
   return tokens < CHECKED_TOKENS ? (int)tokens : CHECKED_TOKENS;
 }
 
-/* Spread evenly, the first and the last token included. */
+/* Evenly distributed, including the first and the last token. */
 static int64_t checked_token(int i, int64_t tokens) {
   const int count = num_checked(tokens);
   return count == 1 ? 0 : (tokens - 1) * i / (count - 1);
@@ -394,7 +395,7 @@ static long double ulp(long double value, int mantissa_bits) {
   return ldexpl(1.0L, (value == 0 || exponent < -125 ? -126 : exponent - 1) - mantissa_bits);
 }
 
-/* The error of one output as a share of what is allowed: half a bf16 ulp for the rounding at the store, and
+/* The error of one output relative to the permitted error: half a bf16 ulp for the rounding at the store, and
  * `fp32_error` for the arithmetic before it. NaN counts as infinite. */
 static double error_share(uint16_t output, long double exact, long double fp32_error) {
   const long double value = value_of(output);
@@ -402,8 +403,8 @@ static double error_share(uint16_t output, long double exact, long double fp32_e
   return share == share ? share : INFINITY;
 }
 
-/* Of both channels of a pair (x, y) that is turned by the angle with cosine c and sine s. `arithmetic` is the error of
- * fp32 as a share of the pair's length. */
+/* The larger error of the two channels of a pair (x, y) rotated by the angle with cosine c and sine s. `arithmetic`
+ * is the error of fp32 relative to the pair's length. */
 static double pair_error(uint16_t output_x, uint16_t output_y, long double x, long double y, long double c,
                          long double s, long double arithmetic) {
   const long double fp32_error = arithmetic * sqrtl(x * x + y * y);
@@ -450,12 +451,12 @@ static double rope_error(const device_t *device, const rotation_t *rotation, dat
   return worst;
 }
 
-/* Where a token lies in a cache whose pages are handed out from the last one on. */
+/* The slot of a token in a cache in which pages are assigned from the last one on. */
 static int64_t slot_of(int64_t token, int64_t pages) {
   return (pages - 1 - token / PAGE_TOKENS) * PAGE_TOKENS + token % PAGE_TOKENS;
 }
 
-/* Of heads that are normed and rotated over their full width, in the half style. */
+/* The error of heads that are normalised and rotated over their full width, in the half style. */
 static double step_error(const device_t *device, const rotation_t *rotation, data_t data, data_t weight_data, int heads,
                          const uint16_t *rows, int64_t pages) {
   const int head_dim = rotation->model->head_dim, pairs = head_dim / 2;
@@ -490,13 +491,15 @@ static double step_error(const device_t *device, const rotation_t *rotation, dat
   return worst;
 }
 
-/* Where a head's channels were: channel c of head h of token t is element (t * heads + h) * stride + first + c. */
+/* The former place of a head's channels: channel c of head h of token t is element (t * heads + h) * stride + first
+ * + c. */
 typedef struct source {
   data_t data;
   int stride, first;
 } source_t;
 
-/* Of heads with `pass_width` channels as they were, then head_dim ones that are rotated in the interleaved style. */
+/* The error of heads with `pass_width` copied channels, followed by head_dim channels rotated in the interleaved
+ * style. */
 static double tail_error(const device_t *device, const rotation_t *rotation, source_t pass, int pass_width,
                          source_t tail, int heads, const uint16_t *rows, int64_t pages) {
   const int tail_width = rotation->model->head_dim, width = pass_width + tail_width;
@@ -530,7 +533,7 @@ static double tail_error(const device_t *device, const rotation_t *rotation, sou
   return worst;
 }
 
-/* Of values, which a cache holds as they are. */
+/* The error of values, which a cache holds unchanged. */
 static double copy_error(const device_t *device, int64_t tokens, data_t data, size_t row, const uint16_t *rows,
                          int64_t pages) {
   uint16_t *outputs = malloc(row * sizeof(*outputs));
@@ -547,14 +550,14 @@ static double copy_error(const device_t *device, int64_t tokens, data_t data, si
   return worst;
 }
 
-/* An output of SwiGLU, and the magnitude of the largest term that is added up for it. */
+/* An output of SwiGLU, and the magnitude of the largest term in its sum. */
 typedef struct exact {
   long double value, largest_term;
 } exact_t;
 
 typedef exact_t (*swiglu_formula_t)(const gating_t *gating, long double gate, long double up, long double grad_out);
 
-/* s of the formula at swiglu_forward in rope.h, and its derivative. */
+/* s in the formula at swiglu_forward in rope.h, and its derivative. */
 typedef struct factor {
   long double value, slope;
 } factor_t;
@@ -587,7 +590,7 @@ static exact_t swiglu_out(const gating_t *gating, long double gate, long double 
   return (exact_t){value, fabsl(value)};
 }
 
-/* Two terms, which cancel where the activation is least. */
+/* The sum of two terms, which cancel where the activation has its minimum. */
 static exact_t swiglu_grad_gate(const gating_t *gating, long double gate, long double up, long double grad_out) {
   if (limited_gate(gating, gate) != gate) return (exact_t){0.0L, 0.0L};
   const factor_t factor = factor_of(gating, gate);
@@ -602,7 +605,7 @@ static exact_t swiglu_grad_up(const gating_t *gating, long double gate, long dou
   return (exact_t){value, fabsl(value)};
 }
 
-/* What rope.h promises before the rounding of the output. */
+/* The error that rope.h permits before the rounding of the output. */
 static long double swiglu_fp32_error(const gating_t *gating, long double gate, exact_t exact) {
   if (gating->activation == SWIGLU_ACTIVATION_GEGLU_TANH) {
     return 12.0L * ulp(exact.largest_term, 23) + ldexpl(exact.largest_term, -15);
@@ -693,7 +696,7 @@ static int demonstrate_rope(const device_t *device, const rope_desc_t *desc, con
   run(device, &operation);
   double worst = rope_error(device, rotation, DATA_Q, model->q_heads, q, 1);
   worst = fmax(worst, rope_error(device, rotation, DATA_K, model->k_heads, k, 1));
-  /* The timed calls turn the same tensors on and on, which keeps their magnitude. */
+  /* The timed calls rotate the same tensors repeatedly, which does not change their magnitude. */
   double seconds = median_seconds(device, &operation);
   release(device, q);
   release(device, k);
@@ -722,7 +725,8 @@ static int demonstrate_rope(const device_t *device, const rope_desc_t *desc, con
   return report(device, "RoPE backward, out of place", worst, seconds, all + position_bytes) && right;
 }
 
-/* What a layer does between its projections and attention: q and k are normed and rotated, k and v go into a cache. */
+/* The operations of a layer between its projections and attention: q and k are normalised and rotated, k and v are
+ * written to a cache. */
 static int demonstrate_step(const device_t *device, const rope_config_t *rotation_config, const rotation_t *rotation) {
   const model_t *model = rotation->model;
   const int64_t tokens = rotation->tokens, head_dim = model->head_dim;
@@ -764,7 +768,7 @@ static int demonstrate_step(const device_t *device, const rope_config_t *rotatio
   worst = fmax(worst, step_error(device, rotation, DATA_K, DATA_K_WEIGHT, model->k_heads, cache.k_cache.data, pages));
   worst =
       fmax(worst, copy_error(device, tokens, DATA_V, (size_t)(model->k_heads * head_dim), cache.v_cache.data, pages));
-  /* The timed calls norm the same q on and on, which keeps its magnitude. */
+  /* The timed calls normalise the same q repeatedly, which does not change its magnitude. */
   const double seconds = median_seconds(device, &operation);
   void *const memory[] = {args->q.data,         args->k.data,       args->v.data,
                           args->positions.data, norm.q_weight.data, norm.k_weight.data,
@@ -775,8 +779,8 @@ static int demonstrate_step(const device_t *device, const rope_config_t *rotatio
   return report(device, "norm, RoPE and paged cache", worst, seconds, bytes + 2 * (size_t)tokens * sizeof(int64_t));
 }
 
-/* The step of multi-head latent attention: the tails of q and k_pe are rotated, and k_pe goes with the latent into a
- * paged cache, one head of both. q stays as its projection left it, in heads of q_width + head_dim. */
+/* The step of multi-head latent attention: the tails of q and k_pe are rotated, and k_pe is written with the latent
+ * to a paged cache, as one head. q stays where its projection wrote it, in heads of q_width + head_dim. */
 static int demonstrate_latent(const device_t *device, const rope_config_t *rotation_config,
                               const rotation_t *rotation) {
   const model_t *model = rotation->model;
@@ -816,7 +820,7 @@ static int demonstrate_latent(const device_t *device, const rope_config_t *rotat
   const source_t latent = {DATA_LATENT, model->latent->width, 0}, k_pe = {DATA_K, tail_width, 0};
   double worst = tail_error(device, rotation, q_pass, model->latent->q_width, q_tail, model->q_heads, q.data, 0);
   worst = fmax(worst, tail_error(device, rotation, latent, model->latent->width, k_pe, 1, cache.k_cache.data, pages));
-  /* The timed calls turn the same q on and on, which keeps its magnitude. */
+  /* The timed calls rotate the same q repeatedly, which does not change its magnitude. */
   const double seconds = median_seconds(device, &operation);
   void *const memory[] = {q.data,          args->k.data, args->positions.data, input.k_pass.data, cache.k_cache.data,
                           cache.slots.data};
@@ -900,7 +904,7 @@ static void usage_error(const char *option, const char *value) {
   exit(2);
 }
 
-/* Creates the descriptor that shows whether the library serves this device; NULL if it does not. */
+/* Creates a descriptor to test whether the library supports this device; NULL if it does not. */
 static rope_desc_t *try_device(rope_config_t *config, const device_t *device) {
   int32_t count = 0;
   rope_desc_t *desc = NULL;

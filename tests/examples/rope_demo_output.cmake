@@ -1,5 +1,5 @@
-# rope-demo on the device that it chooses: its first ten lines say which device ran and, where that is the CPU, why; no
-# line is longer than a terminal is wide.
+# rope-demo on the device that it chooses: its first ten lines name the device and, if that is the CPU, the reason; no
+# line is wider than a terminal.
 execute_process(COMMAND ${DEMO} --tokens 37 OUTPUT_VARIABLE output RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "rope-demo ended with ${result}")

@@ -53,7 +53,7 @@ int main(void) {
 
   rotate(desc, x, out);
   for (int i = 0; i < ELEMENTS; ++i) grad_out[i] = cos(out[i]);
-  /* Gradients of the outputs come in q, those of the inputs leave in q_out. */
+  /* q receives the gradients of the outputs, q_out those of the inputs. */
   rope_args_t args = {.struct_size = sizeof(args), .q = tensor(grad_out), .q_out = tensor(grad_x)};
   check(rope_backward(desc, &args, NULL));
 

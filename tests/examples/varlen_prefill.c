@@ -1,7 +1,7 @@
-/* Prefill of sequences of different lengths, back to back in one tensor that has room for more (a captured graph).
+/* Prefill of sequences of different lengths, one after another in a tensor with room for more (a captured graph).
  *
- * The second has a prefix in the cache already, so its positions start later. One call does what a call for each
- * sequence would, bit for bit, and leaves the padding alone.
+ * The second sequence already has a prefix in the cache, so its positions start later. One call gives the same bits
+ * as one call for each sequence would, and does not change the padding.
  */
 #include <rope/rope.h>
 #include <stdio.h>

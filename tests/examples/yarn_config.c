@@ -1,6 +1,6 @@
-/* From the config.json of a Hugging Face model that was stretched with YaRN to a descriptor.
+/* From the config.json of a Hugging Face model extended with YaRN to a descriptor.
  *
- * Reading JSON is a search for a key here; a program of its own would use its JSON library.
+ * This program finds JSON keys by text search; a real program would use its JSON library.
  */
 #include <math.h>
 #include <rope/rope.h>
@@ -50,7 +50,7 @@ int main(void) {
   const int rotary_dim = (int)(head_dim * number(json, "partial_rotary_factor", 1));
   const double theta = number(json, "rope_theta", 10000);
 
-  /* Keys that the file lacks are 0, which is the recipe's own default. */
+  /* Keys that the file lacks become 0, which selects the recipe's default. */
   rope_scaling_t scaling = {.struct_size = sizeof(scaling), .type = ROPE_SCALING_YARN};
   scaling.factor = number(json, "factor", 0);
   scaling.original_max_position = (int64_t)number(json, "original_max_position_embeddings", 0);
@@ -85,7 +85,7 @@ int main(void) {
   check(rope_forward(desc, &args, NULL));
   rope_desc_destroy(desc);
 
-  /* Fast pairs keep their frequency, slow ones are stretched by the factor, and cos and sin grow a little. */
+  /* High frequencies are kept, low ones are divided by the factor, and cos and sin grow a little. */
   const int last = rotary_dim / 2 - 1;
   expect(fabs(inv_freq[1] / pow(theta, -2.0 / rotary_dim) - 1) < 1e-14, "the frequency of pair 1");
   expect(fabs(inv_freq[last] / (pow(theta, -2.0 * last / rotary_dim) / 4) - 1) < 1e-14, "that of the last pair");

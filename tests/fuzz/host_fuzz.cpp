@@ -1,4 +1,4 @@
-// host_fuzz.cpp - fuzzes what runs on the host alone: recipes of frequencies, section lists, views of views
+// host_fuzz.cpp - fuzzes the functions that run only on the host: frequency recipes, section lists, views of views
 #include <cmath>
 #include <memory>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// An array that ends where it says, of numbers that are mostly factors.
+// An array of exactly `count` numbers, most of them factors.
 std::unique_ptr<double[]> factors(Input *input, int64_t count) {
   if (count < 0 || count > 512 || input->chance(15)) return nullptr;
   auto array = std::make_unique<double[]>(static_cast<size_t>(count));
@@ -27,11 +27,11 @@ double theta(Input *input) {
   return input->chance(10) ? input->number() : input->one_of({10000.0, 5e5, 1e6, 0.5, 1.0, 2.0});
 }
 
-// What is left alone where a call is refused.
+// The value of outputs that a refused call must not change.
 constexpr double untouched = -7.25;
 constexpr int32_t untouched_axis = -77;
 
-// Output arrays are as long as the header says of a rotary_dim that is served.
+// The length of output arrays that the header requires for a valid rotary_dim.
 size_t pairs_of(int32_t rotary_dim) {
   return rotary_dim >= 2 && rotary_dim <= 1024 ? static_cast<size_t>(rotary_dim / 2) : 0;
 }
@@ -61,7 +61,7 @@ void fuzz_scaling(Input *input) {
                       {&scaling.low_freq_factor, 0.5, 2},
                       {&scaling.high_freq_factor, 2, 8},
                       {&scaling.partial_rotary_factor, 0.1, 1}};
-  // Which of them a recipe may use, one bit each.
+  // The fields that a recipe may use, one bit each.
   static constexpr unsigned used[14] = {
       0, 0, 1, 1, 1, 2, 1, 1 | 4, 1 | 8 | 16 | 32 | 64 | 128, 1 | 8 | 16, 1 | 256 | 512, 1 | 32, 1 | 1024, 0};
   static constexpr bool has_positions[14] = {false, false, false, true, false, false, false,
@@ -82,7 +82,7 @@ void fuzz_scaling(Input *input) {
   const bool has_arrays = scaling.type == ROPE_SCALING_LONGROPE || scaling.type == ROPE_SCALING_FACTORS;
   if (has_arrays || input->chance(2)) scaling.num_factors = width / 2;
   input->lie(&scaling);
-  // As long as the call says they are.
+  // As long as the call states.
   const auto short_factor = factors(input, scaling.num_factors), long_factor = factors(input, scaling.num_factors),
              pair_factors = factors(input, scaling.num_factors);
   const bool is_longrope = scaling.type == ROPE_SCALING_LONGROPE, is_factors = scaling.type == ROPE_SCALING_FACTORS;
@@ -107,7 +107,7 @@ void fuzz_scaling(Input *input) {
     expect(std::isfinite(frequency) && frequency >= 0, "a frequency is finite and not negative");
   }
   expect(std::isfinite(attention_scale), "the attention scale is finite");
-  // What comes out may go in.
+  // The output must be accepted as input.
   rope_config_t config = {};
   config.struct_size = sizeof config;
   config.device = ROPE_DEVICE_CPU;
@@ -179,12 +179,12 @@ rope_tensor_t any_tensor(Input *input) {
   return tensor;
 }
 
-// Where an element lies, in numbers: its memory is not real.
+// The address of an element as a number: there is no memory behind it.
 uintptr_t address_of(const rope_tensor_t &tensor, const Index &index) {
   return reinterpret_cast<uintptr_t>(element_at(tensor, index));
 }
 
-// Views chained: each part of a part has its elements where the whole has them.
+// Chained views: each part of a part has its elements at the places of the whole.
 void fuzz_views(Input *input) {
   rope_tensor_t source = any_tensor(input);
   for (int step = 0; step < 4; ++step) {

@@ -1,6 +1,6 @@
 // input.hpp - draws numbers from a fuzzer's bytes
 //
-// Where the bytes are used up every draw is the plainest one: a short input is a plain request.
+// When the bytes are used up, every draw returns the simplest value: a short input is a simple request.
 #ifndef ROPE_TESTS_FUZZ_INPUT_HPP
 #define ROPE_TESTS_FUZZ_INPUT_HPP
 
@@ -29,13 +29,13 @@ class Input {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(int percent) { return next() >= 256 - 256 * percent / 100; }
 
-  // The first is the plainest.
+  // The first value is the simplest.
   template <class Value>
   Value one_of(std::initializer_list<Value> values) {
     return values.begin()[below(static_cast<int64_t>(values.size()))];
   }
 
-  // Any integer, with a liking for the edges of types.
+  // Any integer, with a preference for the limits of types.
   int64_t integer() {
     constexpr int64_t last = std::numeric_limits<int64_t>::max();
     switch (below(5)) {
@@ -52,7 +52,7 @@ class Input {
     }
   }
 
-  // Any double, not a number and the infinities among them.
+  // Any double, including NaN and the infinities.
   double number() {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     switch (below(4)) {
@@ -72,7 +72,7 @@ class Input {
     }
   }
 
-  // Overwrites a few members, or parts of them, of a struct.
+  // Overwrites a few members of a struct, or parts of them.
   template <class Struct>
   void lie(Struct *target) {
     const int64_t choice = below(32);

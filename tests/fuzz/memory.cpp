@@ -1,4 +1,4 @@
-// memory.cpp - exact memory of tensors, and the contract of every call
+// memory.cpp - exact memory for tensors, and the contract of every call
 #include "memory.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 using Wide = __int128;
 
-// Beyond every address: sums and products of what is held to it fit.
+// Exceeds every address; sums and products of numbers limited by it do not overflow.
 constexpr Wide beyond = Wide{1} << 62;
 
 constexpr int64_t max_bytes = 1 << 15;
@@ -30,7 +30,7 @@ int64_t strides_of(const rope_tensor_t &tensor, Wide (&stride)[4]) {
 }
 
 struct Extent {
-  Wide low, high;  // bytes from data; equal where there are none
+  Wide low, high;  // offsets in bytes from data; equal if there are no elements
   Wide elements;
 };
 
@@ -109,7 +109,7 @@ void draw_float_environment(const uint8_t *data, size_t size) {
 }
 
 Call::Call(const char *function) : function_(function) {
-  // An error of another function, so that the one looked at afterwards is this call's.
+  // Causes an error of another function, so that a later message must come from this call.
   if (std::strncmp(function, "rope_forward", 12) == 0) {
     swiglu_forward(nullptr, nullptr, nullptr);
   } else {
@@ -150,10 +150,10 @@ StructBytes::StructBytes(Input *input, void *source, uint32_t first_size, uint32
   uint32_t told = size, lie_at = 0;
   uint8_t lie = 0;
   switch (input->below(48)) {
-    case 44:  // a newer header, whose fields are not used
+    case 44:  // a newer header with unused fields
       told = size + static_cast<uint32_t>(input->between(1, 64));
       break;
-    case 45:  // and used
+    case 45:  // a newer header with used fields
       told = static_cast<uint32_t>(input->between(size + 1, max_size));
       lie_at = static_cast<uint32_t>(input->between(size, told - 1));
       lie = static_cast<uint8_t>(input->between(1, 255));
@@ -227,7 +227,7 @@ bool Memory::allocate(int64_t max_elements) {
     has_extent[place.group] = true;
   }
   for (const Extent &extent : extents) is_small = is_small && extent.high - extent.low <= max_bytes;
-  // Aligned to elements as the first tensor of the group is.
+  // Aligned to the elements of the group's first tensor.
   for (size_t i = 0; i < groups_.size() && is_small; ++i) {
     groups_[i].block = std::make_unique<Block>(groups_[i].lead + static_cast<int64_t>(extents[i].high - extents[i].low),
                                                random_.bits());
@@ -341,7 +341,7 @@ bool is_same(const rope_tensor_t &a, const rope_tensor_t &b) {
 
 void draw_strides(Input *input, rope_tensor_t *tensor, bool is_input) {
   const int64_t kind = input->below(8);
-  if (kind < 2) return;  // compact, unsaid
+  if (kind < 2) return;  // compact, with implicit strides
   tensor->flags = ROPE_TENSOR_STRIDED;
   int order[4] = {0, 1, 2, 3};
   const bool is_shuffled = kind > 3;

@@ -1,4 +1,4 @@
-// memory.hpp - the memory that tensors of a fuzzed call say they have, and not a byte more
+// memory.hpp - exactly the memory that the tensors of a fuzzed call describe
 #ifndef ROPE_TESTS_FUZZ_MEMORY_HPP
 #define ROPE_TESTS_FUZZ_MEMORY_HPP
 
@@ -14,31 +14,32 @@
 #include "support/random.hpp"
 #include "support/tensors.hpp"
 
-// ROPE_FUZZ_UNJUDGED: what calls compute is not looked at. Valgrind has neither the oracle's long double nor exact
-// fused multiply-adds.
+// ROPE_FUZZ_UNJUDGED: results are not checked. Valgrind supports neither the oracle's long double nor exact fused
+// multiply-adds.
 bool is_unjudged();
 
-// A finding: says what broke and aborts.
+// Reports a violation and aborts.
 [[noreturn]] void finding(const std::string &text);
 inline void expect(bool holds, const std::string &text) {
   if (!holds) finding(text);
 }
 
-// Calls are made in the floating-point environment that the last byte says: the default one, another rounding mode,
-// flush to zero, exceptions noted, all of them trapped. The byte is still drawn from, so that a corpus keeps its meaning.
+// Sets the floating-point environment of calls from the last byte: the default one, another rounding mode, flush to
+// zero, exception flags set, or all exceptions trapped. The byte is still drawn from, so that existing corpora stay
+// valid.
 void draw_float_environment(const uint8_t *data, size_t size);
 
-// Holds a call against what the header says of every call: what is refused has a status and a text that begins with
-// the function, what succeeds leaves the last error alone, and the floating-point environment stays as it was.
+// Checks a call against the header's rules for all calls: a refusal has a status and a text that begins with the
+// function's name, a success does not change the last error, and the floating-point environment is unchanged.
 class Call {
  public:
   explicit Call(const char *function);
   ~Call() { fesetenv(FE_DFL_ENV); }
   Call(const Call &) = delete;
   Call &operator=(const Call &) = delete;
-  // Whether the call was served.
+  // Whether the call succeeded.
   bool returned(rope_status_t status) const;
-  // Whether the refusal says so.
+  // Whether the refusal's text contains the words.
   static bool says(const char *words);
 
  private:
@@ -47,13 +48,13 @@ class Call {
   std::array<uint64_t, 2> environment_;
 };
 
-// A struct as a program hands it over: on the heap, as long as its struct_size says and no longer. Sometimes of another
-// header, or of none.
+// A struct as a program passes it: on the heap, exactly as long as its struct_size. Sometimes it is one of another
+// header, or invalid.
 class StructBytes {
  public:
-  // Members of the source that the bytes of an older header lack become zero; that of 0.1 had first_size bytes.
+  // Members of the source that an older header lacks become zero; the header of 0.1 had first_size bytes.
   StructBytes(Input *input, void *source, uint32_t first_size, uint32_t size);
-  // The bytes of a program's mistake: read up to where struct_size can be believed.
+  // The size of an invalid struct: the library reads up to the largest struct_size that it accepts.
   static constexpr uint32_t max_size = 4096;
 
   template <class Struct>
@@ -68,33 +69,33 @@ class StructBytes {
 bool is_empty(const rope_tensor_t &tensor);
 bool has_known_shape(const rope_tensor_t &tensor);
 
-// How often a tensor's elements are visited, and the bytes from its lowest to its highest; both at most 2^62.
+// The number of visits to a tensor's elements, and the bytes from its lowest to its highest; both at most 2^62.
 struct Visits {
   int64_t elements, bytes;
 };
 Visits visits_of(const rope_tensor_t &tensor);
 
-// Blocks that cover exactly what tensors reach by their shapes and strides.
+// Blocks that cover exactly the bytes that tensors reach by their shapes and strides.
 class Memory {
  public:
   explicit Memory(uint64_t seed) : random_(seed) {}
 
   Random &random() { return random_; }
 
-  // Memory of its own, so many elements past an alignment of 256 bytes.
+  // Gives a tensor memory of its own, `lead` elements behind an alignment of 256 bytes.
   void place(rope_tensor_t *tensor, int64_t lead = 0);
-  // So many bytes from where another tensor begins.
+  // Places a tensor so many bytes from the beginning of another one.
   void place_over(rope_tensor_t *tensor, const rope_tensor_t *other, int64_t bytes);
 
   static constexpr int64_t few_elements = 1 << 12;
 
-  // False where a tensor is too large to be run: its address is then a number that must not be followed.
+  // Returns false if a tensor is too large for memory: its address must then not be dereferenced.
   bool allocate(int64_t max_elements = few_elements);
 
   void fill(const rope_tensor_t &tensor);
   void fill_bits(const rope_tensor_t &tensor);
 
-  // What the blocks hold now is what every call begins with.
+  // Every later call begins with the present contents.
   void freeze();
   void restore();
   rope_tensor_t before(const rope_tensor_t &tensor) const;
@@ -105,7 +106,7 @@ class Memory {
   struct Place {
     rope_tensor_t *tensor;
     size_t group;
-    int64_t offset;  // bytes from where the group's first tensor begins
+    int64_t offset;  // bytes from the group's first tensor
   };
   struct Group {
     int64_t lead;
@@ -118,16 +119,16 @@ class Memory {
   std::vector<Group> groups_;
 };
 
-// Whether two views share a byte, or one has an element twice, found element by element.
+// Whether two views share a byte, or one visits an element twice, by comparing all elements.
 bool share_bytes(const rope_tensor_t &a, const rope_tensor_t &b);
 bool has_element_twice(const rope_tensor_t &tensor);
-// Whether there are so few elements that the library finds what they share within its bounded time.
+// Whether there are so few elements that the library's bounded search finds every overlap.
 bool are_few(const rope_tensor_t &a, const rope_tensor_t &b);
 bool are_few(const rope_tensor_t &tensor);
-// The same data, type, shape and strides.
+// Equal data, type, shape and strides.
 bool is_same(const rope_tensor_t &a, const rope_tensor_t &b);
 
-// Strides for a tensor whose shape is set: compact, in another order, with gaps, reversed, or any.
+// Draws strides for a tensor with a shape: compact, in another order, with gaps, reversed, or arbitrary.
 void draw_strides(Input *input, rope_tensor_t *tensor, bool is_input);
 
 #endif

@@ -1,4 +1,4 @@
-// replay.cpp - runs a fuzz target over files and folders of inputs, for compilers without libFuzzer
+// replay.cpp - runs a fuzz target on files and folders of inputs, for compilers without libFuzzer
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +22,7 @@ int main(int count, char **arguments) {
   for (const auto &file : files) {
     std::ifstream stream(file, std::ios::binary);
     const std::vector<char> bytes((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-    // Exactly as long as the input, so that reading past it is found too.
+    // Exactly as long as the input, so that reads past its end are detected.
     const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
     LLVMFuzzerTestOneInput(exact.data(), exact.size());
   }

@@ -1,8 +1,8 @@
 // rope_fuzz.cpp - fuzzes RoPE: configs, calls in both directions, tables and explanations
 //
-// The bytes draw a request that is mostly good and then lies about it here and there. Tensors have exactly the memory
-// that the lies say, so that a lie which the library accepts and should not is found by AddressSanitizer. What is
-// served is compared with the oracle, element by element.
+// The bytes draw a request that is mostly valid and then corrupt it in a few places. Tensors have exactly the memory
+// that the corrupted request describes, so AddressSanitizer detects a request that the library should not have
+// accepted. The results of accepted requests are compared with the oracle, element by element.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -35,7 +35,7 @@ constexpr int num_rotated = 6;
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// GPUs to plan what is served for: large, small, a slice of one, old.
+// GPUs for which accepted requests are planned: large, small, a part of a large one, old.
 constexpr rope::DeviceInfo gpus[] = {
     {true, 0, 132, 90, 6016}, {true, 0, 16, 90, 0}, {true, 0, 1, 75, 0}, {true, 0, 188, 120, 0}};
 
@@ -69,7 +69,7 @@ struct Config {
     draw_arrays(input);
   }
 
-  // As long as the header says, whatever the numbers are that say so.
+  // As long as the header requires, for any values of the fields that set the length.
   void draw_arrays(Input *input) {
     const int32_t width = rotated_width();
     const int pairs = width > 0 && width <= 1024 && config.head_dim <= 1024 ? width / 2 : 0;
@@ -110,7 +110,7 @@ struct Config {
     const int half = (config.pair_block != 0 ? config.pair_block : rotated_width()) / 2;
     return pair / half * 2 * half + pair % half + member * half;
   }
-  // Of a scale and frequencies that the oracle's arithmetic and tolerances are for.
+  // Whether the oracle's arithmetic and tolerances apply to the scale and the frequencies.
   bool is_ordinary() const {
     const Real size = std::fabs(scale());
     if (!(size >= 1e-3L && size <= 1e3L)) return false;
@@ -130,7 +130,7 @@ int canonical_axis(rope_layout_t layout, int axis) {
   return axes[layout - ROPE_LAYOUT_BSHD][axis];
 }
 
-// A call's tensors, as drawn and lied about.
+// A call's tensors, as drawn and corrupted.
 class Request {
  public:
   Request(Input *input, const Config &config)
@@ -144,7 +144,7 @@ class Request {
     args_.flags = in_.chance(10) ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     draw_stray_length();
     in_.lie(&args_);
-    args_.norm = nullptr;  // groups are step_fuzz's; a lie about their address is no request
+    args_.norm = nullptr;  // step_fuzz draws groups; a corrupted pointer to a group would not be a request
     args_.cache = nullptr;
     args_.quant = nullptr;
     args_.input = nullptr;
@@ -246,7 +246,7 @@ class Request {
       }
     }
     if (!is_packed || tokens_ > 64) return;
-    // q, k and v are parts along the heads of one tensor.
+    // q, k and v are parts of one tensor along the heads.
     is_packed_ = true;
     for (int i = 0; i < count; ++i) {
       rope_tensor_t *const tensor = tensors[i][0];
@@ -330,16 +330,16 @@ class Request {
     }
   }
 
-  // A length that is not the one that the others have.
+  // Sets a length that differs from the others.
   void draw_stray_length() {
     if (!in_.chance(8)) return;
     rope_tensor_t &tensor = args_.*members[in_.below(num_members)];
     if (tensor.ndim != 0) tensor.shape[in_.below(tensor.ndim)] += in_.one_of({-1, 1, 2, -2});
-    // cos and sin have one shape, or that would be what is refused.
+    // cos and sin get one shape; otherwise only their difference would be refused.
     if (&tensor == &args_.cos) std::copy_n(args_.cos.shape, 4, args_.sin.shape);
   }
 
-  // Tensors in memory of their own, in place, packed, or over each other.
+  // Places tensors in separate memory, in place, packed, or overlapping.
   void place() {
     const rope_tensor_t *placed[num_members];
     int count = 0;
@@ -355,7 +355,7 @@ class Request {
       } else if (count > 0 && in_.chance(5)) {
         const rope_tensor_t *const other = placed[in_.below(count)];
         memory_.place_over(tensor, other, size * in_.between(-40, 40));
-        // The bits of one type are any number of another.
+        // The bits of one type are arbitrary numbers in another.
         has_plain_data_ = has_plain_data_ && other->dtype == tensor->dtype;
       } else {
         memory_.place(tensor, in_.chance(25) ? in_.between(1, 7) : 0);
@@ -368,7 +368,7 @@ class Request {
     if (!in_.chance(4)) return;
     rope_tensor_t *const tensor = &(args_.*members[in_.below(num_members)]);
     if (tensor->ndim == 0) return;
-    // Of elements of one byte there are none, so this is never right.
+    // No operand has one-byte elements, so this is always invalid.
     has_bad_data_ = !is_empty(*tensor);
     tensor->data = in_.chance(50) ? nullptr : static_cast<char *>(tensor->data) + 1;
     is_small_ = false;
@@ -426,7 +426,7 @@ class Request {
     }
   }
 
-  // One number for each token, an axis of axes or batches of length 1 serving all.
+  // The shape has one entry for each token; an axis of axes or batches may have length 1.
   bool is_for_each_token(const rope_tensor_t &tensor) const {
     const int leading = config_.num_axes() > 1 ? 1 : 0;
     if (tensor.ndim < leading + 1 || tensor.ndim > leading + 2) return false;
@@ -436,7 +436,7 @@ class Request {
            tensor.shape[tensor.ndim - 1] == length_of(args_.q, 1);
   }
 
-  // Of what is refused, overlaps are overlaps and the shapes of positions do not fit.
+  // Checks a refusal: a refused overlap is an overlap, and refused shapes of positions do not fit.
   void check_refusal() const {
     if (!is_small_) return;
     const std::string message = rope_last_error();
@@ -514,9 +514,9 @@ class Request {
     return at < 0 ? 1 : tensor.shape[at];
   }
 
-  // ---- The answers ----
+  // ---- Results ----
 
-  // Ends of sequences that follow the header's rule.
+  // Whether the ends of sequences follow the header's rule.
   bool has_good_sequences() const {
     const rope_tensor_t ends = memory_.before(args_.cu_seqlens);
     int64_t last = 0;
@@ -647,7 +647,7 @@ class Request {
     return turn;
   }
 
-  // Overlaps that are too tangled to be found leave outputs undefined.
+  // Whether there may be an overlap that the bounded search misses; outputs are then undefined.
   bool has_overlap() const {
     for (int i = 0; i < num_members; ++i) {
       const bool is_output = i == num_members - 1 || (i < num_rotated && (i % 2 == 1 || is_in_place(i)));
@@ -667,16 +667,16 @@ class Request {
     return false;
   }
 
-  // A flag of backward, which is what is explained then.
+  // The flag is for backward only; an explanation is then one of backward.
   bool accumulates() const { return (args_.flags & ROPE_FLAG_ACCUMULATE) != 0; }
 
-  // A norm that a lie made, or outputs of 8 bits: backward refuses them in words of its own.
+  // A corrupted request may have a norm, or 8-bit outputs, which backward refuses with other messages.
   bool is_of_forward_alone() const {
     return config_.config.norm != 0 || oracle::is_code(args_.q_out.dtype) || oracle::is_code(args_.k_out.dtype) ||
            oracle::is_code(args_.v_out.dtype);
   }
 
-  // What a lie made of a rotation of whole heads: step_fuzz and the tests of steps look at what it computes.
+  // A corrupted request may rotate whole heads as a step; step_fuzz and the tests of steps check the results of steps.
   bool is_step() const {
     if ((args_.flags & ~uint32_t{ROPE_FLAG_PROGRAMMATIC_LAUNCH}) != 0 || !is_present(0)) return true;
     for (int i = 0; i < num_rotated; ++i) {
@@ -770,7 +770,7 @@ class Request {
             " within " + std::to_string(slack));
   }
 
-  // The channels that a token's heads may have been given, those outside the window only copied.
+  // Accepts the channels that a token's heads may have received; those outside the window are only copied.
   void accept(int member, int64_t batch, int64_t token, bool is_judged) {
     const bool in_place = is_in_place(member);
     const rope_tensor_t before = memory_.before(args_.*members[member]);
@@ -796,7 +796,7 @@ class Request {
   rope_args_t args_ = {};
 };
 
-// rope_fill_tables: cosines and sines of a descriptor's frequencies.
+// rope_fill_tables: cosines and sines for a descriptor's frequencies.
 class Tables {
  public:
   Tables(Input *input, const Config &config) : in_(*input), config_(config), memory_(7) {
@@ -896,7 +896,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
   }
   expect(desc != nullptr, "no descriptor");
-  // A served config has a geometry that the rest may rely on.
+  // An accepted config has a valid geometry.
   const bool is_swapped = input.chance(1);
   if (input.chance(20)) {
     Tables(&input, config).run(desc);

@@ -1,7 +1,8 @@
 // structs_fuzz.cpp - fuzzes the six structs byte by byte, struct_size included
 //
-// The input is the struct. It is handed over in a buffer of exactly struct_size bytes; only its pointers are replaced,
-// by ones to as much memory as the other members say. Those to groups become groups of the struct's own tensors.
+// The input is the struct. It is passed in a buffer of exactly struct_size bytes. Only its pointers are replaced, by
+// pointers to as much memory as the other members describe. Pointers to groups lead to groups of the struct's own
+// tensors, except for SwiGLU's quant, which is refused unread.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -32,7 +33,7 @@ class Raw {
     std::memcpy(&now, bytes_.get(), known_);
   }
 
-  // The struct with the pointers that `now` was given.
+  // The struct with the pointers of `now`.
   const Struct *handed_over() {
     std::memcpy(bytes_.get(), &now, known_);
     return reinterpret_cast<const Struct *>(bytes_.get());
@@ -73,7 +74,7 @@ void fuzz_swiglu_config(Input *input) {
   swiglu_desc_destroy(desc);
 }
 
-// Gives every tensor of a struct its memory.
+// Allocates the memory of every tensor of a struct.
 template <size_t count>
 bool place(rope_tensor_t *const (&tensors)[count], Memory *memory) {
   for (rope_tensor_t *tensor : tensors) {
@@ -87,7 +88,7 @@ bool place(rope_tensor_t *const (&tensors)[count], Memory *memory) {
   return is_small;
 }
 
-// A group of which some tensors are ones of the call, as the bits say.
+// A group in which the bits select tensors of the call for some members.
 template <class Group, size_t count, size_t num_members>
 Group group_of(rope_tensor_t *const (&tensors)[count], rope_tensor_t Group::*const (&members)[num_members],
                uint64_t bits) {

@@ -1,7 +1,7 @@
-// views_fuzz.cpp - fuzzes what views visit
+// views_fuzz.cpp - fuzzes overlaps and repeated elements of views
 //
-// The bytes that two views share, held against each of their elements; and calls whose tensors visit little memory very
-// often, which end soon, whatever their shapes, strides and contents.
+// Compares the library's answer, whether two views share bytes, with a search through their elements. It also makes
+// calls whose tensors visit little memory very often: they must end soon for any shapes, strides and contents.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -20,9 +20,9 @@ int64_t stride_up_to(Input *input, int64_t max) {
   return input->chance(25) ? -stride : stride;
 }
 
-// ---- What views share ----
+// ---- Overlaps of views ----
 
-// So many bytes from one fixed address.
+// A tensor of so many bytes from one fixed address.
 rope_tensor_t unreal_tensor(rope_dtype_t dtype, std::initializer_list<int64_t> shape,
                             std::initializer_list<int64_t> stride) {
   rope_tensor_t tensor = {};
@@ -37,7 +37,7 @@ rope_tensor_t unreal_tensor(rope_dtype_t dtype, std::initializer_list<int64_t> s
 
 struct Pair {
   rope_tensor_t tensor[2];
-  bool is_decided;  // whatever their lengths
+  bool is_decided;  // the answer is exact for any lengths
 };
 
 Pair draw_pair(Input *input) {
@@ -101,9 +101,10 @@ void fuzz_overlap(Input *input) {
   }
 }
 
-// ---- How long calls take ----
+// ---- Duration of calls ----
 
-// A call that visits so few elements ends soon in every build; more of them, up to the header's limit, are not run.
+// A call with at most so many elements ends soon in every build. Calls with more, up to the header's limit, are not
+// run.
 constexpr int64_t max_run_elements = 1 << 20;
 constexpr std::chrono::seconds max_time(20);
 
@@ -132,7 +133,7 @@ int64_t long_length(Input *input) {
   }
 }
 
-// Strides that reach little memory by lengths that are large: 0, or a few elements.
+// Draws strides with which large lengths reach little memory: 0, or a few elements.
 void draw_near_strides(Input *input, rope_tensor_t *tensor) {
   tensor->flags = ROPE_TENSOR_STRIDED;
   for (int axis = 0; axis < tensor->ndim; ++axis) {
@@ -149,7 +150,7 @@ void set(Input *input, rope_tensor_t *tensor, rope_dtype_t dtype, std::initializ
   if (is_near) draw_near_strides(input, tensor);
 }
 
-// The tensors of a call in memory that is exactly theirs.
+// The tensors of a call in memory of exactly their size.
 class Tensors {
  public:
   Tensors(Input *input, std::initializer_list<rope_tensor_t *> tensors)
@@ -160,7 +161,7 @@ class Tensors {
     has_memory_ = memory_.allocate(int64_t{1} << 62);
     for (const rope_tensor_t *tensor : tensors_) {
       if (tensor->ndim == 0 || !has_memory_) continue;
-      // Once for each element of memory.
+      // Visits each element of memory once.
       rope_tensor_t seen = *tensor;
       for (int axis = 0; axis < seen.ndim; ++axis) {
         if ((seen.flags & ROPE_TENSOR_STRIDED) != 0 && seen.stride[axis] == 0) {
@@ -172,7 +173,7 @@ class Tensors {
     memory_.freeze();
   }
 
-  // What the header says of a call that is served; `is_empty`: one that has nothing to do.
+  // The header's rule for accepted calls; `is_empty`: a call without work.
   void expect_limit(bool is_empty) const {
     int64_t bytes = 0;
     for (const rope_tensor_t *tensor : tensors_) {
@@ -313,7 +314,7 @@ void fuzz_table_call(Input *input) {
   rope_tensor_t cos, sin;
   for (rope_tensor_t *table : {&cos, &sin}) {
     set(input, table, ROPE_DTYPE_F32, {rows, head_dim / 2}, input->chance(80));
-    // Not one element for all rows, but many for each.
+    // Not one element for all rows, but many elements for each row.
     for (int axis = 0; axis < 2; ++axis) {
       if (table->flags != 0 && input->chance(50)) table->stride[axis] = input->between(-2, 2);
     }

@@ -1,11 +1,11 @@
-"""What can be changed in a line of code: in C++ and C, Python, Rust and Go."""
+"""Finds the possible changes of a line of code in C++ and C, Python, Rust and Go."""
 import ast
 import hashlib
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BLANK = "\0"  # what comments and strings are made of; in a replacement, the text that it replaces
+BLANK = "\0"  # replaces the text of comments and strings; in a replacement, it is the text that is replaced
 
 # ---- Rules of all languages ----
 
@@ -16,7 +16,7 @@ SWAPS = {
     ">>=": ["<<="],
 }
 WORDS = {"true": ["false"], "false": ["true"], "continue": ["break"]}
-# Behind a number may come what says its type, and in Rust the dots of a range.
+# A number may be followed by its type and, in Rust, by the dots of a range.
 INTEGER = r"(?<![\w.'])\d+(?=(?:u|[iu](?:8|16|32|64|128|size))?(?![\w']|\.(?!\.)))"
 HEX_INTEGER = r"(?<![\w.'])(?:0x[0-9a-f]+)(?=u?(?![\w.']))"
 REAL = r"(?<![\w.])(?:0x[0-9a-f]+(?:\.[0-9a-f]+)?p|\d+\.\d+)(?=[\w+-]*)"
@@ -28,7 +28,7 @@ def neighbours(digits):
 
 
 def other_digit(digits):
-    """The literal with a digit in its middle changed: 1.4142 is 1.5142."""
+    """The literal with one middle digit changed: 1.4142 becomes 1.5142."""
     places = [i for i, c in enumerate(digits) if c in "0123456789abcdef" and not digits.startswith("0x", max(i - 1, 0))]
     if digits.startswith("0x"):
         places = [i for i in places if i >= 2]
@@ -43,9 +43,9 @@ def one_of(names):
 
 class Language:
     """ignored     comments, strings and characters
-    left_alone  how lines begin that hold no code to change
-    swaps       more operators and what they become; words, in the same way
-    others      (pattern, replacement) of what its group `it` finds, or all of it: conditions, statements, members"""
+    left_alone  beginnings of lines without code to change
+    swaps       more operators and words, with their replacements
+    others      (pattern, replacement) for group `it`, or for the whole match: conditions, statements, members"""
 
     def __init__(self, ignored, left_alone, others, swaps=None, words=WORDS):
         swaps = {**SWAPS, **(swaps or {})}
@@ -56,7 +56,7 @@ class Language:
         self.rules = [(re.compile(pattern), changed) for pattern, changed in rules]
 
     def code_lines(self, text):
-        """The lines with what is ignored blanked out, and '' for those that hold no code to change."""
+        """The lines with ignored parts blanked out; '' for lines without code to change."""
         lines = self.ignored.sub(lambda match: re.sub(r"[^\n]", BLANK, match.group(0)), text).split("\n")
         return ["" if self.left_alone.match(line) else line for line in lines]
 
@@ -100,7 +100,7 @@ RUST = Language(
         NOT, (r"\b(?:if|while) (?P<it>(?!let ).+?) \{", NEGATED),
         (r"^\s*(?P<it>(?!return\b|let\b|const\b|pub\b|use\b|type\b)"
          r"(?:check\(.*\)\?;|[a-z_][\w.:]*\(.*\)\??;|[*(]?[a-z_][\w., \[\]]* [-+|]?= .*;))$", ""),
-        # What is 0 already, what has no default, and types of parameters and members are left out.
+        # Values that are already 0, values without a default, and types of parameters and members are left out.
         (r"^\s+[a-z]\w*: (?!0,|0\.0,|false,|ABSENT|null|PhantomData|&|\*|\[|[iu]\d|[iu]size|f64|String|\w+<|"
          r"sys::\w+_t\b|Device,|View)(?P<it>.*),$", "Default::default()")])
 
@@ -116,7 +116,7 @@ LANGUAGES = {".cpp": CPP, ".hpp": CPP, ".h": CPP, ".py": PYTHON, ".rs": RUST, ".
 
 
 def python_code(text):
-    """What Python makes of a file, without the types that only a reader sees; None if it is no Python."""
+    """The syntax tree of a Python file without type annotations; None if the file has an error."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -149,7 +149,7 @@ class Mutant:
 
 
 def mutants_of(files):
-    """Every mutant of the files; of lines that are the same in one file, one is changed."""
+    """Every mutant of the files; of several equal lines in a file, one is changed."""
     mutants = {}
     for file in files:
         text = (ROOT / file).read_text()

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Changes librope in one place after another, and counts how many of the changes the tests notice.
+"""Changes librope in one place after another, and counts how many of the changes the tests detect.
 
-A mutant is one file with one operator, bound, constant, condition or statement changed. What can be changed is found by
-reading the lines (mutants.py); which of it is, depends on the seed and on the line's own text, so that work elsewhere
-leaves the choice alone. Each mutant is built beside the checkout and run against a quick part of the tests of its part
-of librope:
+A mutant is one file with one operator, bound, constant, condition or statement changed. mutants.py finds the possible
+changes of each line. The selection depends only on the seed and on the text of the line, so changes elsewhere do not
+affect it. Each mutant is built beside the checkout and run against a quick part of the tests for its part of librope:
 
     python3 tests/mutation/mutate.py              src/core, src/plan and src/backend/cpu
     python3 tests/mutation/mutate.py api          src/api
@@ -15,15 +14,15 @@ of librope:
 
 killed       a test failed, crashed, or took far longer than it does
 survived     every test passed
-same code    the compiler made the same of it; not counted
+same code    the compiler's output did not change; not counted
 no compile   not counted
 
-Survivors stand in survivors.txt with the reason: `equivalent` ones, which nobody can tell from the library, are not
-counted; `unseen` ones are. It fails where fewer than 95 in a hundred are killed or a survivor is not explained.
+survivors.txt lists survivors with a reason: `equivalent` ones, which behave exactly as the library does, are not
+counted; `unseen` ones are. The script fails if fewer than 95 % are killed or if a survivor is not explained.
 
-Needs g++, CMake and Ninja, and no package of Python. Without AVX-512 the file that only x86-64-v4 runs is left out. A
-mutant takes 2 to 12 s of one processor. --count and --only take fewer, --show prints them, --slow runs all tests
-before something survives, --results goes on where an earlier run ended and tries its survivors again.
+It needs g++, CMake and Ninja, and no package of Python. Without AVX-512 the file for x86-64-v4 is left out. A mutant
+takes 2 to 12 s of one processor. --count and --only select fewer mutants, --show prints them, --slow runs all tests
+before a mutant counts as a survivor, --results continues an earlier run and tries its survivors again.
 """
 import argparse
 import concurrent.futures
@@ -64,12 +63,12 @@ def cmake(directory, arguments, targets):
 
 
 def processor_seconds(group):
-    """What the processes of a group have used, the children that they waited for included."""
+    """The processor time used by the processes of a group, including children that have ended."""
     ticks = 0
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(fields[2]) == group:
             ticks += sum(map(int, fields[11:15]))
@@ -81,8 +80,8 @@ ALL_SKIPPED = re.compile(r"^test cases: +(\d+) \| \1 skipped$|^0 passed, 0 faile
 
 
 class Judge:
-    """Runs suites, in their order, until a test fails. A suite takes several times the processor's time that it takes
-    without a change before it is too slow."""
+    """Runs suites, in their order, until a test fails. A suite is too slow if it takes several times the processor
+    time that it takes without a change."""
 
     memory = None
     patience = 4
@@ -108,7 +107,8 @@ class Judge:
             try:
                 output, _ = process.communicate(timeout=20)
                 break
-            except subprocess.TimeoutExpired:  # busy machines are slow; a call that waits for ever does nothing
+            # busy machines are slow; a call that waits forever uses no processor time
+            except subprocess.TimeoutExpired:
                 before, used = used, processor_seconds(process.pid)
                 if used - before < 0.02:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -122,8 +122,8 @@ class Judge:
         return "skipped" if process.returncode > 0 else "passed", "", output
 
     def measure(self, max_seconds):
-        """Runs each suite without a change. Those that are skipped here are left out, and those with which all would
-        take more than max_seconds."""
+        """Runs each suite without a change. Suites that are skipped here are left out, and so are those that would make
+        the total exceed max_seconds."""
         kept, total = [], 0
         for suite in self.suites:
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
@@ -145,7 +145,7 @@ class Judge:
             sys.exit("no suite runs here")
 
     def verdict(self, commands):
-        """commands: of each suite what `outcome` takes, None where it has nothing to say."""
+        """commands: the argument of `outcome` for each suite; None if there is no output."""
         for command, seconds in zip(commands, self.seconds):
             outcome, why, output = self.outcome(seconds, *command) if command else ("passed", "", "")
             if outcome == "failed":
@@ -165,12 +165,13 @@ MADE_OF_OBJECTS = (UNIT, CUDA_INTERNAL)  # the others load the library
 
 class Library(Judge):
     """A mutant is compiled from the one file that it changes (for a header, from the files that include it) and linked
-    with the other objects of one CMake build, without optimisation that takes long and finds nothing."""
+    with the other objects of one CMake build, with little optimisation, which saves time."""
 
     def __init__(self, options, directory, suites, cuda=False):
         super().__init__(suites)
         self.directory = directory
-        if cuda:  # which takes addresses for all of the device's memory; a thread that waits for it uses its processor
+        # CUDA reserves addresses for all of the device's memory; a thread that waits for the device uses its processor
+        if cuda:
             self.patience, self.may_skip = 4 * options.jobs, False
         else:
             self.memory = 8 << 30
@@ -216,7 +217,7 @@ class Library(Judge):
         return target if run(command, cwd=self.directory, timeout=300).returncode == 0 else None
 
     def original(self, source):
-        """The same of the unchanged file, compiled in the same way."""
+        """The object of the unchanged file, compiled in the same way."""
         with self.lock:
             if source not in self.baseline:
                 scratch = self.directory / "original"
@@ -234,7 +235,7 @@ class Library(Judge):
         must(command, cwd=self.directory)
 
     def command(self, suite, scratch=None):
-        """Of the suite without a change, or with the one that was linked in a folder."""
+        """The command of a suite without a change, or with the change linked in a folder."""
         program, environment = self.directory / "tests" / suite[0], None
         if scratch and suite[0] in MADE_OF_OBJECTS:
             program = scratch / program.name
@@ -258,7 +259,7 @@ class Library(Judge):
         if not objects:
             return "same code", ""
         self.link(self.link_library, objects, scratch / "librope.so.0")
-        # A test of objects compiles headers itself: there the library alone is changed, and API tests judge.
+        # A test that links objects compiles headers itself: then only the library is changed, and API tests decide.
         links = {} if mutant.file.endswith(".hpp") else self.links
         for name, link in links.items():
             self.link(link, objects, scratch / pathlib.Path(name).name)
@@ -269,8 +270,8 @@ class Library(Judge):
 # ---- bindings ----
 
 class Binding(Judge):
-    """A mutant is a change in a copy of the binding's folder, beside links to all that its tests read. The tests
-    compile it themselves, and say `broken` where that fails."""
+    """A mutant is a change in a copy of the binding's folder, beside links to all files that its tests read. The
+    tests compile it themselves, and report `broken` if that fails."""
 
     def __init__(self, options, directory, suites, folder, environment, broken="(?!)"):
         super().__init__(suites)
@@ -281,7 +282,7 @@ class Binding(Judge):
         self.environment = {name: value.format(build=directory, prefix=prefix) for name, value in environment.items()}
 
     def tree(self, scratch):
-        """A folder like the repository's, where the binding alone is a copy."""
+        """A folder like the repository's, in which only the binding is a copy."""
         if scratch not in self.trees:
             tree = self.trees[scratch] = scratch / "tree"
             shutil.rmtree(tree, ignore_errors=True)
@@ -313,10 +314,10 @@ class Binding(Judge):
             return self.verdict([self.command(suite, scratch) if re.search(suite[2], mutant.file) else None
                                  for suite in self.suites])
         finally:
-            file.write_text(original)  # anew: cargo looks at the time
+            file.write_text(original)  # written again, because cargo compares times
 
 
-# ---- What is changed, and which tests judge it ----
+# ---- The files that are changed, and the tests that decide ----
 
 def quoted(names):
     return [name.replace(",", "\\,") for name in names]
@@ -333,8 +334,8 @@ MORE_CALLS = quoted([
     "a form or a row_scale with extreme*", "num_rows of a tensor of one axis*", "row_scale, its gradient and num_rows*",
     "the gradient of row_scale alone*", "the sum of a row loses nothing*", "row sums do not depend*",
     "empty tensors*", "numbers of an F64 form*", "gates from one end of sigmoid to the other"])
-# (program, arguments, only for files whose path matches this). Those of a file take at most 20 s of one processor, and
-# most mutants die in the first two seconds.
+# (program, arguments, optional pattern of file paths). The suites of a file take at most 20 s of one processor; most
+# mutants are killed in the first two seconds.
 CALL_SUITES = [
     (API, [QUICK_CALLS], ""),
     (API, ['[fault]~"a wrong entry is counted once*",[fill tables]~*large*,[f64],[angles]'], ""),
@@ -342,8 +343,8 @@ CALL_SUITES = [
 ]
 PARTS = {
     "library": {
-        # Numbers in tuning.hpp are measurements: other ones are slower, not wrong. Headers that are left out have
-        # nothing to change.
+        # Numbers in tuning.hpp are measurements: other numbers are slower, but not wrong. Headers that are left out
+        # have nothing to change.
         "files": ["src/core/*/*.cpp", "src/core/math/float16.hpp", "src/core/math/float8.hpp",
                   "src/core/math/gating.hpp", "src/core/math/gating_options.hpp",
                   "src/core/math/rotation.hpp", "src/core/problem/operands.hpp",
@@ -371,7 +372,7 @@ PARTS = {
             (API, ["[gates]"], "gating|swiglu"),
             (UNIT, ["[cpu kernels],[thread pool],[processors]"], "src/backend/cpu"),
         ],
-        # With --slow also these: with them it is all of both programs.
+        # Additional suites for --slow: with them, all tests of both programs run.
         "slow_suites": [
             (UNIT, [",".join(SLOW_PLANS)], "src/plan/"),
             (API, [*("~" + tag for tag in QUICK_CALLS.split(",")), *("~" + name for name in MORE_CALLS)], ""),
@@ -389,7 +390,7 @@ PARTS = {
         "judge": Library,
         "cuda": True,
         "max_seconds": 15,
-        # Several run at once on one device: tests that take all of its memory, or look at what is free, are left out.
+        # Several run at once on one device: tests that use all of its memory, or measure what is free, are left out.
         "suites": [
             (API, ["[golden],[lifecycle]~[threads]"], ""),
             (API, [",".join(MORE_CALLS)], ""),
@@ -463,7 +464,7 @@ def runs_here(file):
 
 
 def report(mutants, results, explained):
-    """Prints what became of each file's mutants; whether enough are killed and the others are explained."""
+    """Prints the results of each file's mutants; returns whether enough are killed and the others are explained."""
     counts = dict.fromkeys(("killed", "same code", "no compile", "equivalent", "unseen", "unexplained", "left"), 0)
     by_file = {}
     for mutant in mutants:

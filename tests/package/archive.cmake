@@ -1,4 +1,4 @@
-# cmake … -P archive.cmake: the TGZ, unpacked somewhere, serves a compiler that is told where.
+# cmake … -P archive.cmake: a compiler can use the unpacked TGZ from any folder.
 
 cmake_minimum_required(VERSION 3.22)
 

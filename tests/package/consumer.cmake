@@ -1,5 +1,5 @@
-# cmake … -P consumer.cmake: configures and builds PROJECT, with the file ADDED as program.c, against the moved tree, and
-# runs what it made, each program called program*.
+# cmake … -P consumer.cmake: configures and builds PROJECT, with the file ADDED as program.c, using the moved tree, and
+# runs the resulting programs named program*.
 
 cmake_minimum_required(VERSION 3.22)
 

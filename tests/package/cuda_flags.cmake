@@ -1,5 +1,6 @@
-# cmake … -P cuda_flags.cmake: librope as a part of a project whose CMAKE_CUDA_FLAGS trade accuracy for speed compiles its
-# kernels to the PTX that it has without them. Approximations that flush to zero are those that swiglu.cuh asks for.
+# cmake … -P cuda_flags.cmake: as a part of a project with CMAKE_CUDA_FLAGS that trade accuracy for speed, librope
+# compiles its kernels to the same PTX as without them. The only approximations that flush to zero are those in
+# swiglu.cuh.
 
 cmake_minimum_required(VERSION 3.22)
 

@@ -1,10 +1,10 @@
-# cmake … -P cuda_reason.cmake: why a build is for the CPU only, in CMake's last line and in what rope_build_info returns
+# cmake … -P cuda_reason.cmake: the reason for a CPU-only build is in CMake's last line and in rope_build_info
 
 cmake_minimum_required(VERSION 3.22)
 
 file(REMOVE_RECURSE "${WORK}")
 
-# An nvcc that names a release and compiles nothing.
+# An nvcc that prints a release and compiles nothing.
 function(write_nvcc name release)
   file(WRITE "${WORK}/${name}" "#!/bin/sh\necho 'Cuda compilation tools, release ${release}, V${release}.0'\nexit 1\n")
   file(CHMOD "${WORK}/${name}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
@@ -46,7 +46,7 @@ if(result EQUAL 0 OR at EQUAL -1)
   message(FATAL_ERROR "ROPE_CUDA=ON must be refused with the reason:\n${output}${errors}")
 endif()
 
-# The library says it too: the reason is compiled into the backend that is not there, and nowhere else.
+# The library contains the reason too, compiled into the replacement of the CUDA backend and nowhere else.
 set(object CMakeFiles/rope_objects.dir/src/backend/cuda/absent_cuda_backend.cpp.o)
 set(target rope_objects)
 if(GENERATOR STREQUAL "Ninja")

@@ -1,5 +1,5 @@
-# cmake … -P deb.cmake: librope0 holds what programs load and librope-dev the rest; lintian has nothing to say. FLAVOUR is
-# cpu, or names the CUDA Toolkit as cuda13 does.
+# cmake … -P deb.cmake: librope0 has the files that programs load and librope-dev the others; lintian reports nothing.
+# FLAVOUR is cpu, or names the CUDA Toolkit, for example cuda13.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -25,7 +25,7 @@ foreach(package IN ITEMS librope0 librope-dev)
   file(GLOB file "${WORK}/${name_of_${package}}_${VERSION}-1_*.deb")
   execute_process(COMMAND sh -c "'${DPKG_DEB}' --fsys-tarfile '${file}' | tar -t"
     OUTPUT_VARIABLE ${package} COMMAND_ERROR_IS_FATAL ANY)
-  # One flavour takes the place of another.
+  # One flavour replaces another.
   execute_process(COMMAND "${DPKG_DEB}" --field "${file}" Provides Conflicts Replaces
     OUTPUT_VARIABLE relations COMMAND_ERROR_IS_FATAL ANY)
   set(expected "Provides: ${package} (= ${VERSION}-1)\nConflicts: ${package}\nReplaces: ${package}\n")

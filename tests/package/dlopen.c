@@ -1,7 +1,7 @@
-/* dlopen.c - loads the library that its argument names, as a plugin host or a language without a linker does
+/* dlopen.c - loads the library named by its argument, like a plugin host or a language without a linker
  *
- * Opened, used with a thread pool started, closed and opened again, a hundred times: the pool stays one, and this thread
- * keeps subnormal numbers.
+ * The library is opened, used so that its thread pool starts, and closed, a hundred times: there is only one pool,
+ * and this thread keeps subnormal numbers.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ typedef struct library {
   rope_status_t (*forward)(const rope_desc_t *, const rope_args_t *, rope_stream_t);
 } library_t;
 
-/* dlsym returns an object pointer; C99 has no cast from it to a function's. */
+/* dlsym returns an object pointer, and C99 has no cast from it to a function pointer. */
 static void find(void *handle, const char *name, void *function) {
   void *symbol = dlsym(handle, name);
   if (symbol == NULL) {
@@ -83,7 +83,7 @@ static int count_threads(void) {
   return count;
 }
 
-/* What a compiler links into a library for -ffast-math makes the process that loads it flush them to zero. */
+/* A library linked with -ffast-math makes the process that loads it flush subnormal numbers to zero. */
 static int keeps_subnormals(void) {
   volatile float smallest = FLT_MIN;
   return smallest / 2 > 0;

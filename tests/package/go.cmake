@@ -1,5 +1,5 @@
-# cmake … -P go.cmake: the package's tests and example against the moved tree, which pkg-config finds; a module of its own
-# as its README.md has it.
+# cmake … -P go.cmake: runs the package's tests and example with the moved tree, found by pkg-config, and a separate
+# module with the commands of the package's README.md.
 
 cmake_minimum_required(VERSION 3.22)
 

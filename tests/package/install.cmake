@@ -1,4 +1,4 @@
-# cmake … -P install.cmake: installs, moves the tree, and looks at every file of it.
+# cmake … -P install.cmake: installs, moves the tree, and checks every file of it.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -29,7 +29,7 @@ if(NOT found STREQUAL expected)
   message(SEND_ERROR "installed:\n  ${found}\nexpected:\n  ${expected}")
 endif()
 
-# Debug information names source files; a distribution strips it or maps the paths.
+# Debug information contains source paths; a distribution strips it or maps the paths.
 file(GLOB_RECURSE files LIST_DIRECTORIES false "${MOVED}/*")
 foreach(file IN LISTS files)
   if(BUILD_TYPE MATCHES "Deb" AND file MATCHES "librope\\.(a|so[.0-9]*)$")
@@ -37,7 +37,7 @@ foreach(file IN LISTS files)
   endif()
   foreach(folder IN ITEMS "${SOURCE}" "${BUILD}" "${WORK}")
     string(REGEX REPLACE "([][+.*()^$?|\\\\])" "\\\\\\1" pattern "${folder}")
-    # Not inside another path: a checkout in /librope is not in lib/librope.so.
+    # Matches must not be parts of other paths: a checkout in /librope does not occur in lib/librope.so.
     file(STRINGS "${file}" lines REGEX "(^|-(I|L|B|F|isystem|iquote)|[^A-Za-z0-9_.}-])${pattern}")
     if(lines)
       message(SEND_ERROR "${file} names ${folder}: ${lines}")

@@ -1,5 +1,5 @@
-# cmake … -P parent.cmake: librope as a part of a project that compiles everything with FLAGS. Its library must pass TESTS,
-# Catch2's, of which FILTER are run, and load as DLOPEN wants it; its archive must keep instruction sets apart.
+# cmake … -P parent.cmake: librope as a part of a project that compiles everything with FLAGS. Its library must pass the
+# Catch2 tests TESTS that match FILTER, and the program DLOPEN; its archive must keep instruction sets apart.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -15,7 +15,7 @@ execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK}/build" --parallel 2 
 execute_process(COMMAND "${WORK}/build/program_rope" COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${WORK}/build/program_static" COMMAND_ERROR_IS_FATAL ANY)
 
-# Loaded first, it is the librope.so.0 that the tests' program asks for.
+# Preloaded, it replaces the librope.so.0 of the tests' program.
 set(library "${WORK}/build/_deps/rope-build/librope.so.0")
 execute_process(COMMAND "${DLOPEN}" "${library}" COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${CMAKE_COMMAND}" -E env "LD_PRELOAD=${library}" "${TESTS}" "${FILTER}"

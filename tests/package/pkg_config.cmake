@@ -1,4 +1,4 @@
-# cmake … -P pkg_config.cmake: compiles PROGRAM by the command that README gives, KIND shared or static, and runs it.
+# cmake … -P pkg_config.cmake: compiles PROGRAM with the README's command for KIND, shared or static, and runs it.
 
 cmake_minimum_required(VERSION 3.22)
 

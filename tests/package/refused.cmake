@@ -1,4 +1,4 @@
-# cmake … -P refused.cmake: what find_package must refuse, and the reason that it must give.
+# cmake … -P refused.cmake: requests that find_package must refuse, with the reason that it must give.
 
 cmake_minimum_required(VERSION 3.22)
 

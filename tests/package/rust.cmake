@@ -1,5 +1,5 @@
-# cmake … -P rust.cmake: the crates' tests and example against the moved tree, found in each way that build.rs knows;
-# their documentation without it; a package of its own as their README.md has it.
+# cmake … -P rust.cmake: runs the crates' tests and example with the moved tree, found in each way that build.rs
+# supports; builds their documentation without it; and runs a separate package with the commands of their README.md.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -39,7 +39,7 @@ if(PKG_CONFIG)
   cargo(run --example decode_step)
 endif()
 
-# What was made without the library, which only documentation needs, does not stay when there is one.
+# Documentation is built without the library. Its output must not be reused once there is a library.
 set(ENV{CARGO_TARGET_DIR} "${WORK}/documentation")
 set(ENV{DOCS_RS} 1)
 set(ENV{PKG_CONFIG} there-is-no-pkg-config)
@@ -48,7 +48,7 @@ unset(ENV{DOCS_RS})
 set(ENV{ROPE_LIB_DIR} "${MOVED}/${LIBDIR}")
 cargo(run --example decode_step)
 
-# A package outside the workspace that depends on the crate rope alone; `librope` is the checkout.
+# A package outside the workspace that depends only on the crate rope; `librope` is the checkout.
 set(ENV{CARGO_TARGET_DIR} "${WORK}/program/target")
 file(READ "${SOURCE}/bindings/rust/rope/README.md" readme)
 string(REGEX MATCH "rope = { path = \"librope/[^}]*}" dependency "${readme}")

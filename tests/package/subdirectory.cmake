@@ -1,6 +1,6 @@
-# cmake … -P subdirectory.cmake: PROJECT, which has librope as a part, without a build type and with its own warnings as
-# errors, builds and runs its programs with either BUILD_SHARED_LIBS. What it then installs serves others. It asks for
-# -O1, with which the library compiles in a third of the time.
+# cmake … -P subdirectory.cmake: PROJECT, which has librope as a part, has no build type and treats warnings as errors.
+# It must build and run its programs with either value of BUILD_SHARED_LIBS, and its installation must be usable. It
+# sets -O1, with which the library compiles in a third of the time.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -17,7 +17,7 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-# expect_level(<last -O of src/core> <summary> <argument>...): what librope compiles itself with, and says of it
+# expect_level(<last -O of src/core> <summary> <argument>...): checks librope's own optimisation level, and the summary
 function(expect_level level summary)
   run(${configure} ${ARGN})
   file(STRINGS "${WORK}/build/compile_commands.json" commands REGEX "\"command\".*src/core/problem/view\\.cpp")
@@ -38,7 +38,7 @@ expect_level("" "shared and static, None" -DCMAKE_BUILD_TYPE=None)
 expect_level(" -O2" "shared and static, -O2 before other flags" "-DCMAKE_CXX_FLAGS=${warnings}" -DCMAKE_BUILD_TYPE=)
 expect_level(" -O1" "shared and static, -O2 before other flags" "-DCMAKE_CXX_FLAGS=${warnings} -O1")
 
-# consume(<prefix> <script> <variable>=<value>...): a script of this folder, for what is installed there
+# consume(<prefix> <script> <variable>=<value>...): runs a script of this folder on an installation
 function(consume prefix script)
   list(TRANSFORM ARGN PREPEND -D)
   run("${CMAKE_COMMAND}" "-DWORK=${prefix}/work" "-DMOVED=${prefix}" -DLIBDIR=lib -DCUDA=OFF "-DGENERATOR=${GENERATOR}"
@@ -71,7 +71,7 @@ foreach(shared OFF ON)
   if(NOT found STREQUAL library)
     message(SEND_ERROR "BUILD_SHARED_LIBS ${shared} installs '${found}', not ${library}")
   endif()
-  # rope::rope and rope.pc are for a program that does not care which library it gets.
+  # rope::rope and rope.pc are for programs that work with either library.
   consume("${prefix}" consumer "PROJECT=${CMAKE_CURRENT_LIST_DIR}/cmake" "ADDED=${PROGRAM}")
   if(PKG_CONFIG)
     consume("${prefix}" pkg_config "PKG_CONFIG=${PKG_CONFIG}" KIND=shared "PROGRAM=${PROGRAM}" "VERSION=${VERSION}"

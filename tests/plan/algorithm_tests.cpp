@@ -1,4 +1,4 @@
-// algorithm_tests.cpp - which kernel a problem gets, and how its launch is cut, a line for each
+// algorithm_tests.cpp - the kernel and the launch that the plan of a problem has, one line per problem
 #include <catch2/catch_test_macros.hpp>
 #include <sstream>
 
@@ -8,8 +8,8 @@
 
 namespace {
 
-// What is planned for a problem (words.hpp): the kernel, bytes of a vector, grid, rows and threads of a block, bytes of
-// shared memory.
+// The expected plan of a problem (words.hpp): the kernel, bytes of a vector, grid, rows and threads of a block, bytes
+// of shared memory.
 struct Line {
   const char *words, *planned;
 };
@@ -45,7 +45,7 @@ const Line kLines[] = {
     {"h=32+8 t=128 positions=i64", "short angles, 8 B, 128 x 3 of 224, 512 B"},
     {"h=32+8 t=128 positions=i64 bus=5120", "short warp angles, 8 B, 128 x 3 of 224, 3584 B"},
     {"h=32+8 t=192 positions=i64 bus=5120", "short angles, 8 B, 192 x 3 of 224, 512 B"},
-    // ---- what computed angles are looked up by ----
+    // ---- lookups of computed angles ----
     {"sm=1", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 interleaved", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 positions=i32", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
@@ -226,7 +226,7 @@ const Line kLines[] = {
     {"q.token=1073741824", "general, 8 B, 64 x 1 of 128, 536 B"},
     {"table=f32 q.token=1073741824", "general, 8 B, 64 x 1 of 128, 536 B"},
     {"sm=1 q.batch=1125899906842624", "long angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
-    // ---- what short and long kernels have no params for ----
+    // ---- operands for which the params of short and long kernels have no members ----
     {"sm=1 out q.out.token+128", "token angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 out q.out.head+8", "token angles, 16 B, 32 x 1 of 2 x 64, 1024 B"},
     {"sm=1 out table=f16 q.in.head+8", "token table, 16 B, 32 x 1 of 2 x 64, 1024 B"},
@@ -320,7 +320,7 @@ const Line kLines[] = {
     {"sm=1 t=4000 h=1 d=16", "general, 16 B, 32 x 1 of 128, 11264 B"},
     {"sm=1 t=1 h=262143 d=1024 f32", "token angles, 16 B, 262143 x 1 of 128, 4096 B"},
     {"sm=1 t=1 h=262144 d=1024 f32", "general, 16 B, 262144 x 1 of 128, 4120 B"},
-    // ---- tokens that a grid holds ----
+    // ---- tokens that fit a grid ----
     {"t=2147483647 h=1", "thread angles, 16 B, 134217728 x 1 of 16 x 8, 0 B"},
     {"t=2147483648 h=1", "general, 16 B, 134217727 x 2 of 128, 8576 B"},
     {"t=715827882 h=8", "token angles, 16 B, 357913941 x 1 of 2 x 64, 1024 B"},

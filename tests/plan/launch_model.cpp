@@ -1,4 +1,4 @@
-// launch_model.cpp - what each thread of a planned launch touches, as the kernels find their work
+// launch_model.cpp - models the accesses of each thread of a planned launch
 #include "plan/launch_model.hpp"
 
 #include <string_view>
@@ -11,8 +11,8 @@ uint32_t multiply_by_reciprocal(uint32_t n, uint32_t divisor) {
 
 namespace {
 
-// How often each channel is written and each pair rotated when a launch runs, thread by thread, as the kernels find
-// their work.
+// Counts how often each channel is written and each pair rotated in a launch, thread by thread, with the index
+// arithmetic of the kernels.
 class Launch {
  public:
   Launch(const Scene &scene, const rope::RopePlan &plan) : scene_(scene), plan_(plan) {
@@ -29,7 +29,7 @@ class Launch {
     block_of_row_.resize(rows, -1);
   }
 
-  // "" or what a thread does wrong.
+  // Returns "" or a thread's first error.
   std::string run() {
     const Fault of_all_threads = check_launch();
     if (!of_all_threads.empty()) return std::string(of_all_threads);
@@ -48,18 +48,18 @@ class Launch {
   }
 
  private:
-  // "" or what is wrong: threads are many, and sanitizers make each allocation slow.
+  // "" or an error. There are many threads, and under sanitizers each allocation would be slow.
   using Fault = std::string_view;
 
   struct Place {
     int64_t batch, token;
     int tensor;
     int64_t head;
-    size_t row;             // of heads of tokens
-    uint32_t row_of_block;  // of threads; where warps have their own angles, the warp
+    size_t row;             // row of (token, head)
+    uint32_t row_of_block;  // row of threads within the block; the warp if warps compute their own angles
   };
 
-  // What is wrong with every thread of the launch.
+  // Conditions for all threads of the launch.
   Fault check_launch() const {
     const bool is_long = is_of_long_launch(plan_.variant.kernel);
     if (is_long && plan_.is_batch_fastest) return "batches that lie closer than tokens";
@@ -77,14 +77,14 @@ class Launch {
            plan_.variant.has_simple_grid;
   }
 
-  // A thread of a block with rows for tokens. The grid counts parts of a token and rows, either of them first.
+  // A thread of a block with rows for tokens. The grid counts parts of a token and rows, with either of them first.
   Fault run_row_thread(uint32_t x, uint32_t thread) {
     const uint32_t groups = plan_.grid_x / plan_.blocks_per_token;
     const uint32_t part = plan_.rows.is_part_slowest ? x / groups : x % plan_.blocks_per_token;
     const uint32_t group = plan_.rows.is_part_slowest ? x % groups : x / plan_.blocks_per_token;
     const uint32_t row_of_block = thread / plan_.threads, token = group * plan_.thread_rows + row_of_block;
     const uint32_t column = thread % plan_.threads;
-    // One multiplication finds the group, where there are several parts to tell apart.
+    // If there are several parts, one multiplication finds the group.
     if (has_simple_grid() && plan_.blocks_per_token > 1 && multiply_by_reciprocal(x, plan_.blocks_per_token) != group) {
       return "a block of another group";
     }
@@ -104,7 +104,7 @@ class Launch {
     return is_of_short_launch(kernel) || is_flat(kernel) || is_of_long_launch(kernel);
   }
 
-  // What the kernels of short launches, flat ones and long ones know.
+  // Conditions of the kernels for short, flat and long launches.
   Fault check_few_parameters() const {
     const rope::RopeProblem &problem = scene_.problem;
     const int64_t stride = problem.positions.token_stride * (problem.positions.is_64_bit ? 8 : 4);
@@ -117,7 +117,7 @@ class Launch {
     return "";
   }
 
-  // Threads without a unit have an angle too, each at most that of one pair of the row's token.
+  // Threads without a unit compute an angle too; each computes at most one pair of the row's token.
   Fault count_angles_of_row(uint32_t column) {
     const auto pairs = static_cast<uint32_t>(scene_.geometry.rotary_dim / 2);
     if (column == 0) angles_of_row_ = 0;
@@ -125,7 +125,7 @@ class Launch {
     return column + 1 == plan_.threads && angles_of_row_ != pairs ? "a pair whose angle no thread of the row has" : "";
   }
 
-  // Where the grid has an axis for the parts of a token.
+  // For launches in which one axis of the grid counts the parts of a token.
   Fault run_parts_thread(uint32_t x, uint32_t y, uint32_t thread) {
     const uint32_t column = thread % plan_.threads, row_of_block = thread / plan_.threads;
     const uint32_t token = x * plan_.thread_rows + row_of_block, unit = y * plan_.threads + column;
@@ -134,7 +134,7 @@ class Launch {
       if (!fault.empty()) return fault;
     }
     if (plan_.variant.kernel != rope::RopeKernel::kShortWarp) return run_unit(token, unit, row_of_block);
-    // Lanes without a unit compute angles too, all of the token of the first.
+    // Lanes without a unit compute angles too, all for the token of the first lane.
     if (thread % 32 == 0) token_of_warp_ = token, lanes_ = 0;
     if (token != token_of_warp_) return "a warp with several tokens";
     if (lanes_++ != thread % 32) return "a warp that lacks lanes";
@@ -152,7 +152,7 @@ class Launch {
     return "";
   }
 
-  // A unit's head, or group of heads, comes from one multiplication.
+  // One multiplication finds a unit's head, or group of heads.
   Fault run_unit(uint32_t token, uint32_t unit_of_token, uint32_t row_of_block) {
     const rope::RopeProblem &problem = scene_.problem;
     if (token >= scene_.num_tokens() || unit_of_token >= plan_.units.per_token) return "";
@@ -164,7 +164,7 @@ class Launch {
       place.batch = token / problem.tokens;
       place.token = token % problem.tokens;
     }
-    // Heads are numbered through, and all have the same units.
+    // Heads are numbered through all tensors, and all have equally many units.
     const int64_t heads_of_unit = is_scalar(plan_.variant.kernel) ? rope::kScalarHeads : 1;
     uint32_t units_per_head = 0;
     for (int i = 0; i < problem.num_tensors; ++i) {
@@ -188,7 +188,7 @@ class Launch {
   Fault run_row_unit(Place place, int64_t unit) {
     place.row = row_of(place);
     if (unit < plan_.units.rotary_per_head) {
-      // Where halves of blocks are several units long, another multiplication finds the block.
+      // If halves of blocks are several units long, another multiplication finds the block.
       const int64_t run = scene_.is_half() ? scene_.problem.in_distance / plan_.vector_elements : 0;
       if (run > 0 && multiply_by_reciprocal(static_cast<uint32_t>(unit), static_cast<uint32_t>(run)) != unit / run) {
         return "a unit in another block";
@@ -201,7 +201,8 @@ class Launch {
     const int64_t first = unit - plan_.units.rotary_per_head;
     const Fault fault = copy(place, first);
     if (!fault.empty() || is_scalar(plan_.variant.kernel)) return fault;
-    // The second vector of a unit lies as many vectors behind the first as there are units; the last may have none.
+    // The second vector of a copy unit lies as many vectors behind the first as there are copy units; the last unit may
+    // lack it.
     const int64_t second = first + plan_.units.per_head[place.tensor] - plan_.units.rotary_per_head;
     return second < copied ? copy(place, second) : "";
   }
@@ -211,7 +212,7 @@ class Launch {
            first_head_[place.tensor] + static_cast<size_t>(place.head);
   }
 
-  // A thread's token, counted in the row of the grid, and its unit; false where it has none.
+  // Finds a thread's token, counted within the row of the grid, and its unit; returns false if it has none.
   bool find_work(uint32_t x, uint32_t thread, int64_t *in_row, int64_t *unit) const {
     if (thread >= plan_.blocks.units_per_block) return false;
     int64_t token_of_block = 0;
@@ -233,7 +234,7 @@ class Launch {
 
     const rope::RopeProblem &problem = scene_.problem;
     Place place = {0, token, 0, 0, 0, 0};
-    // A row begins with a batch where there are several, or with a token of all of them.
+    // A row begins with a batch or, with several batches, with one token of all batches.
     if (problem.batches > 1) {
       const int64_t inner = plan_.is_batch_fastest ? problem.batches : problem.tokens;
       place.batch = y * (plan_.blocks.tokens_per_grid_row / inner) + in_row / inner;
@@ -254,12 +255,12 @@ class Launch {
       block_of_row_[place.row] = block;
     }
     if (unit < plan_.units.rotary_per_head) return rotate(place, unit);
-    // Where blocks have whole heads, heads in place have units with nothing to do beside heads that are copied.
+    // If blocks have whole heads, the units of heads in place that correspond to copy units have no work.
     if (problem.tensor[place.tensor].is_in_place) return scene_.converts_in_place() ? "" : "a copy in place";
     return copy(place, unit - plan_.units.rotary_per_head);
   }
 
-  // The first channels of a rotary unit's two vectors, in the window, where it is read or written.
+  // The first channels of a rotary unit's two vectors, within the window, on the side with this distance.
   std::pair<int, int> vectors_of(int64_t unit, int distance) const {
     const int elements = plan_.vector_elements, first = static_cast<int>(unit) * elements;
     if (distance > 1) {
@@ -270,7 +271,7 @@ class Launch {
     return {2 * first, 2 * first + elements};
   }
 
-  // Which pairs a unit's vectors hold, both channels of each; none where one is not whole.
+  // Finds the pairs in a unit's vectors, both channels of each; none if a pair is incomplete.
   void find_pairs(std::pair<int, int> vectors, int distance, std::vector<int> *pairs) const {
     const int elements = plan_.vector_elements;
     const auto holds = [&](int channel) {
@@ -318,8 +319,8 @@ class Launch {
     return "";
   }
 
-  // The kernels of short launches, and of long ones, have strides of 32 bits, in bytes, and find an output as far from
-  // its input as heads and tokens begin. Threads behind the last head compute an address too.
+  // The kernels of short and long launches have 32-bit strides in bytes, and use one offset for a head's input and
+  // output. Threads behind the last head compute an address too.
   Fault check_short_addresses(const Place &place) const {
     const rope::RotatedTensor &tensor = scene_.problem.tensor[place.tensor];
     const int64_t token = place.batch * scene_.problem.tokens + place.token;
@@ -346,9 +347,9 @@ class Launch {
     return "";
   }
 
-  // The runs of angles that a thread reads as vectors of up to four, where a row of threads, or a warp, has the cosines
-  // of its token's pairs and then the sines. Those of short and of long launches have room for as many pairs as they
-  // have at most.
+  // The runs of angles that a thread reads as vectors of up to four. A row of threads, or a warp, has the cosines of
+  // its token's pairs and then the sines. The kernels for short and long launches have room for the largest number of
+  // pairs.
   Fault check_shared(const Place &place, const std::vector<int> &pairs) const {
     const int64_t length = run_length(scene_, plan_.vector_elements), step = std::min<int64_t>(length, 4);
     const int64_t num_pairs = scene_.geometry.rotary_dim / 2;
@@ -366,7 +367,7 @@ class Launch {
     return "";
   }
 
-  // The entries that the threads of a row read, one each: neighbours, in rows of one stride that 32 bits hold.
+  // The entries that the threads of a row read, one each: they are adjacent, and the row stride fits 32 bits.
   Fault check_long_table(const Place &place) const {
     if (is_computed(scene_)) return "";
     const rope::AngleTable &table = scene_.problem.table;
@@ -382,7 +383,7 @@ class Launch {
     return "";
   }
 
-  // The runs of a row that a thread reads as vectors.
+  // The parts of a table's row that a thread reads as vectors.
   Fault check_table(const Place &place, const std::vector<int> &pairs) const {
     if (shares_angles(plan_.variant.kernel) || plan_.variant.angles == rope::kComputedAngles) return "";
     const rope::AngleTable &table = scene_.problem.table;
@@ -405,7 +406,7 @@ class Launch {
     return "";
   }
 
-  // One vector of the channels outside the window.
+  // Copies one vector of channels outside the window.
   Fault copy(const Place &place, int64_t unit) {
     const rope::RopeGeometry &geometry = scene_.geometry;
     int channel = static_cast<int>(unit) * plan_.vector_elements;
@@ -463,8 +464,8 @@ class Launch {
   size_t heads_per_token_ = 0;
   uint32_t token_of_warp_ = 0, lanes_ = 0, angles_of_row_ = 0;
   std::vector<uint8_t> written_, rotated_;
-  std::vector<int> read_pairs_, written_pairs_;  // of the unit that is rotated
-  std::vector<int64_t> block_of_row_;            // of heads that are converted in place
+  std::vector<int> read_pairs_, written_pairs_;  // pairs of the unit being rotated
+  std::vector<int64_t> block_of_row_;            // for heads that are converted in place
 };
 
 }  // namespace

@@ -1,11 +1,12 @@
-// legal_launch.cpp - what every plan must be, whatever kernel it has
+// legal_launch.cpp - conditions for every plan, with any kernel
 #include "plan/legal_launch.hpp"
 
 namespace {
 
-constexpr uint32_t kSharedBytes = 48 << 10;  // of every CUDA device, without asking
+constexpr uint32_t kSharedBytes = 48 << 10;  // available on every CUDA device without opting in
 
-// Whether batches are counted before tokens, as q lies in memory, where a row of the grid can have all of them.
+// Whether a row of the grid goes through batches before tokens, in the order of q in memory, if it has room for all
+// batches.
 bool is_batch_fastest(const Scene &scene, const rope::RopePlan &plan) {
   const int64_t *stride = scene.problem.tensor[0].in_stride;
   int64_t max = kMaxGridX;
@@ -70,7 +71,7 @@ std::string fault_of_rows(const Scene &scene, const rope::DeviceInfo &device, co
   if (is_long && (pairs > rope::kMaxShortPairs || pairs > threads)) return "more pairs than a row keeps";
   if (is_long && plan.vector_elements != 8) return "vectors that the kernel does not have";
   if (plan.shared_bytes != rows * 2 * (is_long ? rope::kMaxShortPairs : pairs) * 4) return "shared_bytes";
-  // So far on a token's turn comes when those that a device holds, or parts of them, are over.
+  // A token so far ahead is processed after those that the device holds at once, or their parts.
   const int64_t held = int64_t{device.multiprocessors} * rope::kRopeResidentThreads;
   const int64_t of_token = plan.rows.is_part_slowest ? threads : units, ahead = plan.rows.tokens_ahead;
   return (ahead - 1) * of_token > held || ahead * of_token <= held ? "tokens_ahead" : "";

@@ -1,5 +1,5 @@
-// plan_tests.cpp - the plan of every legal RoPE problem is a legal launch whose threads do each piece of work once, and
-// says in words what it is
+// plan_tests.cpp - the plan of every valid RoPE problem is a valid launch whose threads do all work exactly once, and
+// its description in words is correct
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 #include <map>
@@ -27,7 +27,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
         INFO(describe(scene) << ": " << message);
         REQUIRE(status == ROPE_STATUS_NOT_SUPPORTED);
         REQUIRE(message.rfind("rope_forward: q ", 0) == 0);
-        // Even with the widest vectors and blocks, tokens do not fit the grid, or a batch does not fit a row of it.
+        // Even with the widest vectors and blocks, the tokens do not fit the grid, or a batch does not fit a row of it.
         const int64_t widest = widest_vectors(scene), units = units_of_token(scene, widest, rope::RopeKernel::kGeneral);
         const int64_t row = kMaxGridX / 8 / divide_up(units, rope::kMaxRopeThreads);
         const bool fills_grid = scene.num_tokens() / kMaxGridY >= row / 2;
@@ -53,7 +53,7 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
       of_2_to_19_heads += scene.problem.heads_per_token() >= int64_t{1} << 19;
     }
   }
-  // Every kind of problem was among them.
+  // Every kind of problem occurred.
   CHECK(planned > 100000);
   CHECK(wide > 10000);
   CHECK(scalar > 10000);
@@ -66,8 +66,8 @@ TEST_CASE("the plan of every legal RoPE problem is a legal launch", "[rope plan]
   CHECK(whole_heads > 1000);
   for (const auto &[function, kernel] : all_functions()) {
     INFO(function);
-    // Heads in whole vectors are seldom converted, and few problems have the sizes of flat launches and of those between
-    // short programmatic ones and long ones.
+    // Conversion of heads in whole vectors is rare in the draws, and few problems have the sizes of flat launches or of
+    // launches between short programmatic ones and long ones.
     const bool is_seldom = kernel == rope::RopeKernel::kLongConverted || is_flat(kernel) ||
                            kernel == rope::RopeKernel::kMidProgrammaticTable;
     CHECK(of_function[function] > (is_seldom ? 10 : 300));
@@ -114,21 +114,21 @@ TEST_CASE("problems beyond one launch are refused with a reason", "[rope plan]")
   Scene scene;
   for (const rope::DeviceInfo &device : kDevices) {
     rope::RopePlan plan;
-    // Each token takes 1600 blocks or more, of which a grid holds 2^47: too few for 2^37 tokens.
+    // Each token takes at least 1600 blocks, and a grid holds 2^47 blocks: too few for 2^37 tokens.
     set_problem(&scene, ROPE_DTYPE_F16, 1, int64_t{1} << 37, 1 << 18, 2);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
     CHECK(std::string(rope::last_error()).rfind("rope_backward: q ", 0) == 0);
-    // Two batches, neither of which fits a row.
+    // There are two batches, and neither fits a row.
     set_problem(&scene, ROPE_DTYPE_F16, 2, int64_t{1} << 32, 2, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_NOT_SUPPORTED);
-    // In a row too few to have one token of each of so many batches, whole batches.
+    // A row is too short for one token of each of so many batches, so it has whole batches.
     rope_config_t config = some_config(ROPE_DTYPE_F16, 2);
     config.layout = ROPE_LAYOUT_SBHD;
     set_problem(&scene, config, {2, int64_t{1} << 24, 1 << 18, 2});
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
     CHECK_FALSE(plan.is_batch_fastest);
     CHECK(fault_of(scene, device, plan).empty());
-    // As one batch they do.
+    // As one batch they fit.
     set_problem(&scene, ROPE_DTYPE_F16, 1, int64_t{1} << 33, 1, 128);
     CHECK(rope::plan_rope("rope_backward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
     CHECK(fault_of(scene, device, plan).empty());
@@ -145,7 +145,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   int part_slowest = 0, rows_of_threads = 0, double_copies = 0, parts_of_heads = 0, several_tensors = 0;
   for (int round = 0; round < 20000; ++round) {
     if (!draw(&random, kSmallSizes, &scene)) continue;
-    // On a device of one multiprocessor small launches are long.
+    // On a device with one multiprocessor, small launches count as long.
     const rope::DeviceInfo &device = round % 3 == 0 ? kDevices[6] : kDevices[round % 11];
     rope::RopePlan plan;
     REQUIRE(rope::plan_rope("rope_forward", scene.problem, device, &plan) == ROPE_STATUS_SUCCESS);
@@ -180,7 +180,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
     wide_blocks += plan.vector_elements > 1 && scene.is_half() && scene.block() < scene.geometry.rotary_dim;
     wide_converted += plan.vector_elements > 1 && scene.is_converted();
   }
-  // Tables of tokens of few units are drawn too seldom.
+  // Tables for tokens of few units are drawn too rarely.
   for (const rope_dtype_t table : {ROPE_DTYPE_F32, ROPE_DTYPE_F16}) {
     for (const int64_t heads : {1, 3, 7}) {
       rope_args_t tables = {};
@@ -198,7 +198,7 @@ TEST_CASE("a launch does each piece of work once", "[rope plan]") {
   CHECK(of_several_tokens > 100);
   CHECK(of_several_blocks > 100);
   CHECK(short_rows > 1000);
-  // Long launches have test cases of their own, and hardly any tokens of few units are so many that theirs is long.
+  // Long launches have their own test cases; and tokens of few units are rarely so many that their launch is long.
   for (const auto &[function, kernel] : all_functions()) {
     INFO(function);
     const bool is_seldom = (has_parts_axis(kernel) && !is_of_short_launch(kernel)) || is_flat(kernel) ||
@@ -400,7 +400,7 @@ TEST_CASE("rows of threads do each piece of work once", "[rope plan]") {
 TEST_CASE("one multiplication divides units by those of a head", "[rope plan]") {
   Random random(6);
   int64_t wrong = 0;
-  // As long as no unit of a token times the divisor takes more than 32 bits.
+  // Valid as long as, for every unit of a token, unit * divisor fits 32 bits.
   for (uint32_t divisor = 2; divisor <= 1024; ++divisor) {
     const uint32_t last = UINT32_MAX / divisor - 1;
     const auto check = [&](uint32_t n) { wrong += multiply_by_reciprocal(n, divisor) != n / divisor; };
@@ -412,7 +412,7 @@ TEST_CASE("one multiplication divides units by those of a head", "[rope plan]") 
     }
   }
   CHECK(wrong == 0);
-  // By one, and far beyond, it does not.
+  // For a divisor of 1, and for much larger numbers, it is not.
   CHECK(multiply_by_reciprocal(7, 1) != 7);
   CHECK(multiply_by_reciprocal(UINT32_MAX / 641 * 641 - 1, 641) == UINT32_MAX / 641 - 1);
   CHECK(multiply_by_reciprocal(UINT32_MAX / 643 * 643 - 1, 643) != UINT32_MAX / 643 - 1);
@@ -557,8 +557,8 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
         for (const rope_dtype_t table : of_table) {
           for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
             for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
-              // Short launches of one batch, those of two that are long on a device of one multiprocessor, and flat
-              // ones.
+              // Short launches of one batch, launches of two batches, which are long on a device with one
+              // multiprocessor, and flat launches.
               const bool has_one_batch = variant < 2 || variant > 5;
               const int64_t batches = has_one_batch ? 1 : 2;
               const int64_t tokens = variant > 5 ? 160 : variant < 4 ? 5 : 40;
@@ -571,7 +571,7 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
               config.rotary_offset = head.rotary_offset;
               REQUIRE(rope::make_rope_geometry("rope_desc_create", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
               set_operands(&scene, layout, dtype, batches, tokens, heads, head.head_dim, variant % 2 == 0);
-              // Batches that are not the same as more tokens, nor as more heads.
+              // Batches that become neither tokens nor heads.
               if (batches > 1) {
                 scene.args.positions = fake_tensor(far_address(2), ROPE_DTYPE_I32, {batches, tokens}, {tokens + 1, 1});
               }
@@ -620,7 +620,8 @@ TEST_CASE("launches without a barrier do each piece of work once", "[rope plan]"
     if (!has_parts_axis(kernel) && !is_flat(kernel)) continue;
     CHECK(of_function[function] > 100);
     if (is_flat(kernel)) continue;
-    // Tokens of several heads or of few units have no parts, but one with as many as a grid has.
+    // In launches for tokens of several heads or of few units, tokens have no parts, except for one launch with the
+    // grid's maximum.
     if (is_of_short_launch(kernel)) CHECK(several_parts[function] > 10);
     CHECK(several_rows[function] > 50);
   }
@@ -641,7 +642,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       const std::vector<int64_t> shape = layout == ROPE_LAYOUT_BSHD   ? std::vector<int64_t>{batches, 7, 4, 128}
                                          : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{7, batches, 4, 128}
                                                                       : std::vector<int64_t>{batches, 4, 7, 128};
-      // Batches with positions of their own do not become heads.
+      // Batches with their own positions do not become heads.
       rope_args_t args = {};
       args.positions = compact_tensor(far_address(0), ROPE_DTYPE_I32, {batches, 7});
       set_problem(&scene, config, shape, args);
@@ -654,7 +655,7 @@ TEST_CASE("tokens are counted in the order in which q lies in memory", "[rope pl
       }
     }
   }
-  // A broadcast axis is the fastest there is; the direction of an axis does not count.
+  // A broadcast axis is the fastest; the direction of an axis does not matter.
   for (const bool is_reversed : {false, true}) {
     rope_config_t config = some_config(ROPE_DTYPE_BF16, 128);
     set_problem(&scene, config, {3, 7, 4, 128});
@@ -691,7 +692,7 @@ TEST_CASE("blocks of the size that leaves the fewest threads idle", "[rope plan]
       const uint32_t units = plan.units.per_token;
       const double other = threads_of(threads, divide_up(units, threads), std::max(threads / units, 1u));
       INFO(describe(scene) << ": " << describe(plan) << "; blocks of " << threads);
-      // Fractions of threads are rounded to 1/1024 where they are compared.
+      // Numbers of threads are compared after rounding to 1/1024.
       if (spent > other + 1.0 / 512) FAIL("a block size that leaves fewer threads idle");
     }
     ++planned;
@@ -727,13 +728,13 @@ TEST_CASE("bytes that a call moves", "[rope plan]") {
   rope_config_t config = some_config(ROPE_DTYPE_F64, 128);
   config.rotary_dim = 32;
   set_problem(&scene, config, {2, 3, 5, 128});
-  CHECK(rope::moved_bytes(scene.problem) == 2 * 8 * 2 * 3 * 5 * 32);  // in place only the window
+  CHECK(rope::moved_bytes(scene.problem) == 2 * 8 * 2 * 3 * 5 * 32);  // in place, only the window moves
   rope_args_t args = {};
   args.q_out = compact_tensor(uintptr_t{3} << 61, ROPE_DTYPE_F64, {2, 3, 5, 128});
   args.k = compact_tensor(uintptr_t{4} << 61, ROPE_DTYPE_F64, {2, 3, 1, 128});
   set_problem(&scene, config, {2, 3, 5, 128}, args);
   CHECK(rope::moved_bytes(scene.problem) == 2 * 8 * 2 * 3 * (5 * 128 + 32));
-  // The same elements over and over.
+  // All tokens share their elements.
   args = {};
   args.q_out = fake_tensor(uintptr_t{3} << 61, ROPE_DTYPE_F64, {1, int64_t{1} << 45, 1, 128}, {0, 128, 0, 1});
   set_problem(&scene, config, {1, int64_t{1} << 45, 1, 128}, args);

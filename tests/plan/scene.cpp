@@ -1,4 +1,4 @@
-// scene.cpp - RoPE problems at made-up addresses, for tests of plans
+// scene.cpp - RoPE problems at invented addresses, for tests of plans
 #include "plan/scene.hpp"
 
 #include <catch2/catch_test_macros.hpp>
@@ -14,7 +14,7 @@ int64_t up_to_power(Random *random, int exponent) {
   return 1 + (static_cast<int64_t>(random->bits() >> 1) & ((int64_t{1} << random->below(exponent + 1)) - 1));
 }
 
-// Channels close together, the other axes in any order in memory, with or without gaps.
+// Channels are close together; the other axes have any order in memory, with or without gaps.
 rope_tensor_t random_tensor(Random *random, const Scene &scene, bool is_plain, int number,
                             const std::vector<int64_t> &shape) {
   const size_t channels = shape.size() - 1;
@@ -37,7 +37,7 @@ rope_tensor_t random_tensor(Random *random, const Scene &scene, bool is_plain, i
   return fake_tensor((static_cast<uintptr_t>(2 * number + 2) << 59) + offset, scene.geometry.dtype, shape, stride);
 }
 
-// Cosines or sines, mostly with columns next to each other and rows that begin with vectors.
+// Cosines or sines; columns are mostly adjacent, and rows mostly begin aligned to vectors.
 rope_tensor_t random_table(Random *random, int number, rope_dtype_t dtype, const std::vector<int64_t> &shape) {
   const int64_t size = oracle::element_size(dtype), step = random->below(16) == 0 ? 2 : 1;
   std::vector<int64_t> stride(shape.size());
@@ -50,7 +50,7 @@ rope_tensor_t random_table(Random *random, int number, rope_dtype_t dtype, const
   return fake_tensor(far_address(number) + static_cast<uintptr_t>(start * size), dtype, shape, stride);
 }
 
-// A table that most kernels read, for half of the calls.
+// Half of the calls get a table that most kernels accept.
 void draw_plain_operands(Random *random, int64_t width, rope_args_t *args) {
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
   if (random->below(2) != 0) return;
@@ -59,7 +59,7 @@ void draw_plain_operands(Random *random, int64_t width, rope_args_t *args) {
   args->sin = random_table(random, 1, dtype, {64, width / 2});
 }
 
-// A table or angles, sequences and fault words for some of the calls.
+// Some calls get a table or angles, sequences and fault words.
 void draw_operands(Random *random, const rope_config_t &config, int64_t batches, int64_t tokens, int64_t width,
                    rope_args_t *args) {
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
@@ -94,7 +94,7 @@ uintptr_t far_address(int number) {
 
 bool draw(Random *random, const Sizes &sizes, Scene *scene) {
   rope_config_t config = {};
-  // Some are what models ask for.
+  // Some are typical of models.
   const bool is_plain = random->below(4) == 0, is_prefill = is_plain && random->below(3) == 0;
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
   const int32_t head_dims[] = {2, 4, 6, 8, 16, 32, 64, 80, 96, 128, 128, 128, 192, 256, 512, 576, 1024};
@@ -134,7 +134,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
     return size;
   };
   int64_t batches = 1, tokens = 1, heads[3] = {};
-  // Either may be the one that gets large.
+  // Either of the two may become large.
   const bool heads_first = random->below(2) == 0;
   if (heads_first) heads[0] = take(sizes.heads - 1);
   if (config.layout != ROPE_LAYOUT_THD && !is_prefill && random->below(3) != 0) batches = take(sizes.batch);
@@ -162,7 +162,7 @@ bool draw(Random *random, const Sizes &sizes, Scene *scene) {
     *in[i] = random_tensor(random, *scene, is_plain, 2 * i, shape);
     if (random->below(2) != 0) continue;
     *out[i] = random_tensor(random, *scene, is_plain, 2 * i + 1, shape);
-    // Mostly as the input.
+    // Mostly equal to the input's.
     if (random->below(4) != 0) std::copy(in[i]->stride, in[i]->stride + shape.size(), out[i]->stride);
   }
   if (is_plain) {
@@ -240,7 +240,7 @@ std::string explain(const Scene &scene, const rope::DeviceInfo &device) {
   rope::RopePlan plan = {};
   if (!scene.problem.is_empty()) plan = plan_of(scene, device);
   rope::explain_rope(scene.problem, plan, device, text, sizeof text);
-  REQUIRE(std::memchr(text, 0, 256) != nullptr);  // what the header promises
+  REQUIRE(std::memchr(text, 0, 256) != nullptr);  // the header's guarantee
   return text;
 }
 
@@ -304,7 +304,7 @@ bool allows_vectors(const Scene &scene, int64_t elements) {
   const rope::RopeGeometry &geometry = scene.geometry;
   if (elements == 1) return true;
   if ((bytes != 8 && bytes != 16) || geometry.rotary_offset % elements != 0) return false;
-  // Vectors of interleaved pairs begin with the first and the second half of the window, others with halves of blocks.
+  // Vectors of interleaved pairs begin with the first or the second half of the window, others with halves of blocks.
   const int64_t edge = scene.is_interleaved() ? geometry.rotary_dim / 2 : scene.block() / 2;
   if (edge % elements != 0) return false;
   for (int i = 0; i < scene.problem.num_tensors; ++i) {

@@ -1,4 +1,4 @@
-// scene.hpp - RoPE problems at made-up addresses, for tests of plans: drawn at random, or by hand
+// scene.hpp - RoPE problems at invented addresses, for tests of plans: random ones, and ones set by hand
 #ifndef ROPE_TESTS_PLAN_SCENE_HPP
 #define ROPE_TESTS_PLAN_SCENE_HPP
 
@@ -25,15 +25,15 @@ inline const rope::DeviceInfo kDevices[] = {
 };
 inline const rope::DeviceInfo kH200 = kDevices[4];
 
-// Those numbers that tests read are the same for all devices.
+// The numbers that tests read are equal for all devices.
 inline const rope::RopeTuning &kTuning = rope::rope_tuning_of(kH200);
 
-// A problem and the geometry it points to.
+// A problem and its geometry.
 struct Scene {
   rope::RopeGeometry geometry = {};
   rope_args_t args = {};
   rope::RopeProblem problem = {};
-  rope::StepProblem step = {};  // where the problem has one
+  rope::StepProblem step = {};  // if the problem has one
 
   Scene() = default;
   Scene(const Scene &) = delete;
@@ -58,26 +58,26 @@ struct Scene {
   }
 };
 
-// Which problems to draw: powers of two that sizes stay below.
+// Bounds for the sizes of random problems: a size stays below 2 to the power of the number.
 struct Sizes {
   int batch, tokens, heads, total;
 };
 constexpr Sizes kAnySizes = {20, 41, 21, 42};
 constexpr Sizes kSmallSizes = {3, 5, 4, 8};
 
-// False where the random problem is not a legal one.
+// Returns false if the random problem is not valid.
 bool draw(Random *random, const Sizes &sizes, Scene *scene);
 
-// Where tensors of a number lie that are neither q, k, v nor their outputs.
+// Addresses of tensors, by number, that are neither q, k, v nor their outputs.
 uintptr_t far_address(int number);
 
 rope_config_t some_config(rope_dtype_t dtype, int32_t head_dim);
 
-// One tensor q.
+// Sets a problem with one tensor q.
 void set_problem(Scene *scene, const rope_config_t &config, const std::vector<int64_t> &shape,
                  const rope_args_t &operands = {});
 
-// Args with nothing but q, k and v, and their outputs unless they are in place.
+// Args with only q, k, v and, unless they are in place, their outputs.
 void set_operands(Scene *scene, rope_layout_t layout, rope_dtype_t dtype, int64_t batches, int64_t tokens,
                   const int64_t (&heads)[3], int32_t head_dim, bool is_in_place);
 
@@ -90,26 +90,26 @@ rope::RopePlan plan_of(const Scene &scene, const rope::DeviceInfo &device);
 
 std::string explain(const Scene &scene, const rope::DeviceInfo &device);
 
-// ---- What problems and plans are like ----
+// ---- Properties of problems and plans ----
 
 inline rope::RopeShape shape_of(rope::RopeKernel kernel) {
   return rope::algorithm_of(kernel).shape;
 }
 
-// Of the function that a variant is, whatever the type and the vectors: variants of one function have one name.
+// The name of a variant's function, without type and vector width: variants with one function have one name.
 std::string function_of(const rope::RopeVariant &variant);
 
-// All functions by name, with their kernels, that launches from one style to the same or to the other may have.
+// All functions by name, with their kernels, for launches with equal or different styles.
 std::map<std::string, rope::RopeKernel> all_functions();
 
-// Rows of threads have a token each, or a part of one.
+// Each row of threads has a token, or a part of one.
 inline bool has_token_rows(rope::RopeKernel kernel) {
   const rope::RopeShape shape = shape_of(kernel);
   return shape == rope::RopeShape::kWarpRows || shape == rope::RopeShape::kTokenRows ||
          shape == rope::RopeShape::kPairRows;
 }
 
-// Of those, each has a thread for every pair.
+// Among these kernels: each row has a thread for every pair.
 inline bool is_of_long_launch(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kPairRows;
 }
@@ -118,12 +118,12 @@ inline bool is_of_short_launch(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kShortParts;
 }
 
-// Units are counted through all tokens.
+// Units are numbered through all tokens.
 inline bool is_flat(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kFlat;
 }
 
-// The grid has an axis of parts of tokens.
+// One axis of the grid counts parts of tokens.
 inline bool has_parts_axis(rope::RopeKernel kernel) {
   return shape_of(kernel) == rope::RopeShape::kParts || is_of_short_launch(kernel);
 }
@@ -141,15 +141,15 @@ std::string describe(const Scene &scene);
 
 std::string describe(const rope::RopePlan &plan);
 
-// Whether vectors of so many elements stay aligned and inside their part of a head, everywhere.
+// Whether vectors of so many elements are aligned and stay inside their part of a head everywhere.
 bool allows_vectors(const Scene &scene, int64_t elements);
 
 int64_t widest_vectors(const Scene &scene);
 
-// Where a row of a batch's table begins. Rows by position serve all batches.
+// The address of a row of a batch's table. Rows by position are common to all batches.
 uintptr_t table_row(const Scene &scene, const rope::TableColumns &columns, int64_t batch, int64_t row);
 
-// Neighbouring pairs of a unit: vectors of interleaved channels hold half as many, twice.
+// The number of adjacent pairs of a unit: vectors of interleaved channels have two runs of half the length.
 int64_t run_length(const Scene &scene, int64_t elements);
 
 bool is_programmatic(const Scene &scene, const rope::DeviceInfo &device);
@@ -160,7 +160,7 @@ int64_t copied_vectors(const Scene &scene, int tensor, int64_t elements);
 
 bool is_computed(const Scene &scene);
 
-// Of units outside the window: one vector each, or two.
+// Number of units; outside the window a unit is one vector, or two.
 int64_t units_of_head(const Scene &scene, int tensor, int64_t elements, rope::RopeKernel kernel);
 int64_t units_of_token(const Scene &scene, int64_t elements, rope::RopeKernel kernel);
 

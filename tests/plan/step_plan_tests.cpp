@@ -292,9 +292,10 @@ TEST_CASE("a table says which kernel serves which step with codes or factors", "
             rope::RopePlan plan = {};
             REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
             const bool is_general = plan.step.kernel == rope::StepKernel::kGeneral;
-            CHECK((is_general || plan.step.has_codes == (work.has_codes() || work.has_factor)));
-            const bool has_more = plan.step.kernel == rope::StepKernel::kLong && plan.step.has_more;
-            of_layouts += has_more ? 'L' : letter_of(plan.step.kernel);
+            CHECK((is_general || plan.step.has_codes() == (work.has_codes() || work.has_factor)));
+            const bool has_all = plan.step.has_more || plan.step.codes == rope::StepCodes::kAll;
+            const bool is_long = plan.step.kernel == rope::StepKernel::kLong;
+            of_layouts += is_long && has_all ? 'L' : letter_of(plan.step.kernel);
           }
           INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
           CHECK(of_layouts == std::string(4, of_layouts[0]));
@@ -363,11 +364,11 @@ rotation, factors F32: ----------- -----------
 rotation, factors F16: --LrLLLLL-- --LrLLLLL--
 rotation, factors BF16: --LrLLLLL-- --LrLLLLL--
 rotation, E4M3, written scales F32: ----------- -----------
-rotation, E4M3, written scales F16: --LrLLLLL-- --LrLLLLL--
-rotation, E4M3, written scales BF16: --LrLLLLL-- --LrLLLLL--
+rotation, E4M3, written scales F16: --lrlllll-- --lrlllll--
+rotation, E4M3, written scales BF16: --lrlllll-- --lrlllll--
 rotation, outputs of E4M3, written scales F32: ----------- -----------
-rotation, outputs of E4M3, written scales F16: --LrLLLLL-- --LrLLLLL--
-rotation, outputs of E4M3, written scales BF16: --LrLLLLL-- --LrLLLLL--
+rotation, outputs of E4M3, written scales F16: --lrlllll-- --lrlllll--
+rotation, outputs of E4M3, written scales BF16: --lrlllll-- --lrlllll--
 )");
 }
 
@@ -645,7 +646,7 @@ TEST_CASE("rows add gradients of 16 bits to what their outputs hold, the general
         const bool has_rows = rope::dtype_size(dtype) == 2 && head_dim != 40;
         INFO(name_of(dtype) << ", " << tokens << " tokens, head_dim " << head_dim);
         CHECK(letter_of(plan.step.kernel) == (has_rows ? 'r' : '-'));
-        CHECK(plan.step.has_codes == has_rows);
+        CHECK(plan.step.has_codes() == has_rows);
       }
     }
   }
@@ -776,7 +777,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       }
       const bool is_of_token = plan.step.norm == rope::StepNorm::kOfToken;
       REQUIRE(is_of_token == (work.extent == ROPE_NORM_EXTENT_TOKEN));
-      const uint32_t most_of_token = plan.step.has_codes ? 512 : 768;
+      const uint32_t most_of_token = plan.step.has_codes() ? 512 : 768;
       REQUIRE(threads <= (is_of_token ? most_of_token : static_cast<uint32_t>(rope::kMaxStepThreads)));
       const auto lanes = uint64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
       REQUIRE(lanes <= 32);
@@ -796,6 +797,8 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       if (plan.step.kernel == rope::StepKernel::kLong) {
         ++heads_alone;
         const rope::StepHeads &of_plan = plan.heads;
+        const int of_thread = of_plan.units_of_thread * plan.vector_elements;
+        REQUIRE(of_plan.units_of_thread == (plan.step.has_codes() ? 2 : 1));
         REQUIRE(plan.grid_x % of_plan.blocks_per_group == 0);
         const uint64_t groups = plan.grid_x / of_plan.blocks_per_group * uint64_t{plan.grid_y};
         REQUIRE(groups * plan.tokens_per_block >= num_tokens);
@@ -807,7 +810,8 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
           const rope::StepPieceBlocks &mine = of_plan.blocks[i];
           REQUIRE(mine.first_block == blocks);
           REQUIRE(mine.runs * mine.rows * of_plan.turns == plan.tokens_per_block);
-          const uint64_t units = static_cast<uint64_t>(scene.problem.tensor[i].heads) * lanes;
+          const uint64_t units = static_cast<uint64_t>(scene.problem.tensor[i].heads)
+                                 << rope::step_lanes_log2(sizes.head_dim, of_thread);
           REQUIRE((mine.rows == 1 || mine.parts == 1));
           REQUIRE(mine.rows * units <= uint64_t{mine.parts} * threads);
           REQUIRE((mine.parts == 1 || uint64_t{mine.parts - 1} * threads < units));

@@ -1,4 +1,4 @@
-// words.cpp - a RoPE problem from a line of words
+// words.cpp - reads a RoPE problem from a line of words
 #include "plan/words.hpp"
 
 #include <catch2/catch_test_macros.hpp>
@@ -22,7 +22,7 @@ struct Words {
   std::string table, positions;
   int64_t width = 0, sequences = 0;
   bool is_by_token = false, has_angles = false, has_starts = false, has_fault = false, is_programmatic = false;
-  std::vector<std::pair<std::string, std::string>> changes;  // of the problem: name, and '=' or '+' with a number
+  std::vector<std::pair<std::string, std::string>> changes;  // of the problem: a name, and '=' or '+' with a number
 };
 
 int64_t number_of(const std::string &text) {
@@ -95,7 +95,7 @@ const std::map<std::string, int64_t Columns::*> kSteps = {
     {"row", &Columns::row_stride}, {"column", &Columns::column_stride}, {"batch", &Columns::batch_stride}};
 const std::map<std::string, int> kTensors = {{"q", 0}, {"k", 1}, {"v", 2}};
 
-// The numbers that a name stands for.
+// The numbers with a given name.
 std::vector<int64_t *> numbers_of(const std::string &name, rope::RopeProblem *problem) {
   const size_t dot = name.find('.'), side = name.find('.', dot + 1);
   const std::string owner = name.substr(0, dot), member = dot == std::string::npos ? "" : name.substr(dot + 1);

@@ -1,4 +1,4 @@
-// words.hpp - a RoPE problem from a line of words, for tables of what is planned for what
+// words.hpp - reads a RoPE problem from a line of words, for tables of expected plans
 #ifndef ROPE_TESTS_PLAN_WORDS_HPP
 #define ROPE_TESTS_PLAN_WORDS_HPP
 
@@ -6,8 +6,8 @@
 
 #include "plan/scene.hpp"
 
-// A word that is missing has its default: 132 multiprocessors of compute capability 9.0, BSHD, one batch of 64 tokens
-// with 8 heads of 128 channels, all rotated, HALF, BF16, in place, computed angles.
+// Each word has a default: 132 multiprocessors of compute capability 9.0, BSHD, one batch of 64 tokens with 8 heads of
+// 128 channels, all rotated, HALF, BF16, in place, computed angles.
 //
 //   sm=N cc=N bus=N                the device: multiprocessors, compute capability, bits of the memory's bus
 //   bshd sbhd bhsd thd             the layout
@@ -19,7 +19,7 @@
 //   angles                         a table of angles
 //   positions=i32 positions=i64 starts seq=N fault pdl
 //
-// and then changes of the problem: NAME=N or NAME+N, with NAME one of
+// followed by changes of the problem: NAME=N or NAME+N, where NAME is one of
 //   q.in.AXIS q.out.AXIS q.AXIS    strides of the first tensor (k, v: of the others), of its output, of both
 //   cos.row cos.column cos.batch   strides of a table, so for sin, and `table.` for both; cos.data in bytes
 //   positions.token positions.batch seq.count rows

@@ -1,6 +1,7 @@
-// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step and SwiGLU
+// simulated_cuda_backend.cpp - the CUDA backend of a library with a simulated GPU, for the step
 //
-// Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
+// Plans, params and kernels are those of the library. Device memory is host memory. Calls without a step run on the
+// CPU.
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -16,7 +17,7 @@
 
 namespace rope {
 
-// For load_step_kernels and load_swiglu_kernels, which have nothing to load.
+// load_step_kernels calls it; there is nothing to load.
 void Preloader::load(const void *) {}
 
 namespace {
@@ -76,27 +77,32 @@ void add_swiglu(std::map<const void *, Call> *calls) {
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
-    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
-        call<StepGeneralParams>;
+    calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, StepCodes::kNone,
+                                   false})] = call<StepGeneralParams>;
     if constexpr (sizeof element >= 4) {
-      const StepVariant gradient = {StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false, false};
+      const StepVariant gradient = {
+          StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, StepCodes::kNone, false};
       calls[step_kernel_of(element, gradient)] = call<NormGradientParams>;
     }
     if constexpr (sizeof element == 2) {
       for (const bool is_interleaved : {false, true}) {
         for (const bool has_sums : {false, true}) {
-          const StepVariant gradient = {
-              StepKernel::kNormGradientRows, StepNorm::kNone, StepAngles::kNone, is_interleaved, false, has_sums};
+          const StepVariant gradient = {StepKernel::kNormGradientRows,
+                                        StepNorm::kNone,
+                                        StepAngles::kNone,
+                                        is_interleaved,
+                                        StepCodes::kNone,
+                                        has_sums};
           calls[step_kernel_of(element, gradient)] = call<NormGradientRowParams>;
         }
       }
     }
-    const auto add_norms = [&](std::initializer_list<StepNorm> norms, StepKernel kernel, bool has_codes, bool has_more,
+    const auto add_norms = [&](std::initializer_list<StepNorm> norms, StepKernel kernel, StepCodes codes, bool has_more,
                                Call plain, Call angles, Call table) {
       for (const StepNorm norm : norms) {
         for (const bool is_interleaved : {false, true}) {
           const auto address = [&](StepAngles of) {
-            return step_kernel_of(element, {kernel, norm, of, is_interleaved, has_codes, has_more});
+            return step_kernel_of(element, {kernel, norm, of, is_interleaved, codes, has_more});
           };
           calls[address(StepAngles::kNone)] = plain;
           calls[address(StepAngles::kComputed)] = angles;
@@ -104,21 +110,21 @@ std::map<const void *, Call> find_calls() {
         }
       }
     };
-    const auto add_all = [&](StepKernel kernel, bool has_codes, bool has_more, Call plain, Call angles, Call table) {
-      add_norms({StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}, kernel, has_codes, has_more,
+    const auto add_all = [&](StepKernel kernel, StepCodes codes, bool has_more, Call plain, Call angles, Call table) {
+      add_norms({StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}, kernel, codes, has_more,
                 plain, angles, table);
     };
     const auto add_short = [&](auto is_normed, std::initializer_list<StepNorm> norms) {
       using Plain = StepShortHeadParams<decltype(is_normed)::value>;
       using More = StepShortMoreParams<decltype(is_normed)::value>;
       for (const bool has_more : {false, true}) {
-        add_norms(norms, StepKernel::kShortMore, false, has_more, call<More>,
+        add_norms(norms, StepKernel::kShortMore, StepCodes::kNone, has_more, call<More>,
                   call<WithAngles<More, kMaxShortStepPairs>>, call<WithTable<More>>);
         for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
-          add_norms(norms, kernel, false, has_more, call<Plain>, call<WithAngles<Plain, kMaxShortStepPairs>>,
+          add_norms(norms, kernel, StepCodes::kNone, has_more, call<Plain>, call<WithAngles<Plain, kMaxShortStepPairs>>,
                     call<WithTable<Plain>>);
           if constexpr (sizeof element == 2) {
-            add_norms(norms, kernel, true, has_more, call<WithCodes<Plain>>,
+            add_norms(norms, kernel, StepCodes::kStatic, has_more, call<WithCodes<Plain>>,
                       call<WithCodes<WithAngles<Plain, kMaxShortStepPairs>>>, call<WithCodes<WithTable<Plain>>>);
           }
         }
@@ -126,23 +132,25 @@ std::map<const void *, Call> find_calls() {
     };
     add_short(std::false_type(), {StepNorm::kNone});
     add_short(std::true_type(), {StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken});
-    const auto add_kind = [&](StepKernel kernel, bool has_codes, Call plain, Call angles, Call table) {
-      for (const bool has_more : {false, true}) add_all(kernel, has_codes, has_more, plain, angles, table);
+    const auto add_kind = [&](StepKernel kernel, StepCodes codes, Call plain, Call angles, Call table) {
+      for (const bool has_more : {false, true}) add_all(kernel, codes, has_more, plain, angles, table);
     };
-    add_kind(StepKernel::kLong, false, call<StepLongHeadParams>,
+    add_kind(StepKernel::kLong, StepCodes::kNone, call<StepLongHeadParams>,
              call<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>, call<StepLongTableParams>);
-    add_kind(StepKernel::kShortRows, false, call<StepRowParams>, call<WithAngles<StepRowParams, kMaxShortStepPairs>>,
-             call<StepRowParams>);
-    add_kind(StepKernel::kLongRows, false, call<StepRowParams>, call<WithAngles<StepRowParams, kMaxLongStepPairs>>,
-             call<StepRowParams>);
+    add_kind(StepKernel::kShortRows, StepCodes::kNone, call<StepRowParams>,
+             call<WithAngles<StepRowParams, kMaxShortStepPairs>>, call<StepRowParams>);
+    add_kind(StepKernel::kLongRows, StepCodes::kNone, call<StepRowParams>,
+             call<WithAngles<StepRowParams, kMaxLongStepPairs>>, call<StepRowParams>);
     if constexpr (sizeof element == 2) {
-      add_kind(StepKernel::kLongRows, true, call<StepRowCodeParams>,
+      add_kind(StepKernel::kLongRows, StepCodes::kAll, call<StepRowCodeParams>,
                call<WithAngles<StepRowCodeParams, kMaxLongStepPairs>>, call<StepRowCodeParams>);
-      add_all(StepKernel::kLong, true, false, call<WithCodes<StepLongHeadParams>>,
+      add_all(StepKernel::kLong, StepCodes::kStatic, false, call<WithCodes<StepLongHeadParams>>,
               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithCodes<StepLongTableParams>>);
-      add_all(StepKernel::kLong, true, true, call<WithScales<StepLongHeadParams>>,
-              call<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
-              call<WithScales<StepLongTableParams>>);
+      for (const StepCodes codes : {StepCodes::kScales, StepCodes::kAll}) {
+        add_all(StepKernel::kLong, codes, false, call<WithScales<StepLongHeadParams>>,
+                call<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+                call<WithScales<StepLongTableParams>>);
+      }
     }
   };
   add(float{}), add(Float16{}), add(BFloat16{}), add(double{});

@@ -1,8 +1,8 @@
-// simulated_gpu.cpp - fibers, and what they wait for
+// simulated_gpu.cpp - fibers, and the events for which they wait
 //
-// setcontext enters a fiber's stack for the first time. From then on _longjmp changes between stacks: it asks the kernel
-// of the operating system for nothing, which took half of the tests' time.
-#undef _FORTIFY_SOURCE  // its longjmp takes another stack for a mistake
+// setcontext enters a fiber's stack for the first time. After that, _longjmp switches between stacks: unlike setcontext
+// it makes no system call, which saves half of the tests' time.
+#undef _FORTIFY_SOURCE  // its longjmp would refuse to switch stacks
 #include "simulated_gpu.hpp"
 
 #include <setjmp.h>
@@ -38,14 +38,14 @@ enum class State {
 };
 
 struct Fiber {
-  jmp_buf position;               // where it waits
-  std::unique_ptr<char[]> stack;  // NULL: it never ran
+  jmp_buf position;               // the point at which it waits
+  std::unique_ptr<char[]> stack;  // NULL: it has not run yet
   uint3 place;
   State state;
-  Meeting meeting;        // of the lanes that it waits for
-  uint32_t mask;          // of these lanes
-  uint64_t given;         // to the other lanes
-  uint64_t received[32];  // from all lanes, once they have met
+  Meeting meeting;        // the operation in which it waits for other lanes
+  uint32_t mask;          // the lanes of that operation
+  uint64_t given;         // its value for the other lanes
+  uint64_t received[32];  // values of all lanes, once all have arrived
 };
 
 std::vector<Fiber> fibers;
@@ -64,7 +64,7 @@ void wait_as(State state) {
   if (_setjmp(current->position) == 0) _longjmp(scheduler, 1);
 }
 
-// A thread of one block after another.
+// Runs as a thread of one block after another.
 void run_fiber() {
   for (;;) {
     (*kernel_of_fibers)();
@@ -72,7 +72,7 @@ void run_fiber() {
   }
 }
 
-// Runs a fiber until it waits. Nothing of the caller's frame changes between the two returns of _setjmp.
+// Runs a fiber until it waits. Nothing in the caller's frame may change between the two returns of _setjmp.
 [[gnu::noinline]] void resume(Fiber *fiber) {
   current = fiber;
   threadIdx = fiber->place;
@@ -88,7 +88,7 @@ void run_fiber() {
   setcontext(&context);
 }
 
-// Lets the lanes of a warp go on that have all met.
+// Releases the lanes of a warp that have all arrived at one operation.
 bool release_lanes(size_t first, size_t count) {
   bool has_released = false;
   for (size_t lane = 0; lane < count; ++lane) {

@@ -1,8 +1,8 @@
 // simulated_gpu.hpp - runs the code of CUDA kernels on the CPU: every thread of a block is a fiber
 //
-// A fiber runs until it waits for its block or for lanes of its warp, or ends; the order in which those that may run take
-// turns is another one in each pass, so that what a barrier should have ordered shows. Shared memory begins as garbage.
-// Arithmetic is the host's: intrinsics stand for what IEEE 754 says of them.
+// A fiber runs until it waits for its block or for lanes of its warp, or until it ends. The fibers that can run do so
+// in a different order in each pass, so that a missing barrier changes results. Shared memory is initialised with
+// garbage. Arithmetic is the host's; intrinsics are replaced by the IEEE 754 operations that they stand for.
 #ifndef ROPE_TESTS_SIMULATION_SIMULATED_GPU_HPP
 #define ROPE_TESTS_SIMULATION_SIMULATED_GPU_HPP
 
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <functional>
 
-// What device code sees of its place.
+// The built-in variables of device code.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
@@ -20,8 +20,8 @@ namespace simulation {
 
 constexpr int max_shared_bytes = 48 * 1024;
 
-// Runs every block of the grid, one after another. Ends the program, with a message, where threads wait for one another
-// for ever or where a block wrote past its shared memory.
+// Runs every block of the grid, one after another. Ends the program with a message if threads wait for each other
+// forever or if a block wrote past its shared memory.
 void run(const std::function<void()> &kernel, dim3 grid, dim3 block, uint32_t shared_bytes);
 
 void wait_for_block();
@@ -32,10 +32,10 @@ enum class Meeting {
   Vote
 };
 
-// Waits for all lanes of the mask at a meeting of this kind; returns what `source` has given.
+// Waits until all lanes of the mask arrive at this kind of operation; returns the value of lane `source`.
 uint64_t exchange(Meeting meeting, uint32_t mask, uint64_t value, uint32_t source);
 
-// A bit for each lane of the mask that has given something other than 0.
+// Returns a mask of the lanes whose value is not 0.
 uint32_t vote(Meeting meeting, uint32_t mask, bool value);
 
 template <typename T>
@@ -53,7 +53,7 @@ inline uint32_t lane() {
 
 }  // namespace simulation
 
-// ---- What the kernels use of CUDA's language and intrinsics ----
+// ---- The parts of CUDA's language and intrinsics that kernels use ----
 
 #define ROPE_SIMULATED_GPU 1  // the mathematics of kernels, not that of the CPU's loops
 
@@ -62,7 +62,7 @@ inline uint32_t lane() {
 #undef __grid_constant__
 #define __grid_constant__
 #undef __noinline__
-#define __noinline__  // nothing, because headers of the C++ library have it among their attributes
+#define __noinline__  // empty: headers of the C++ library use the name in their attributes
 
 inline void __syncthreads() {
   simulation::wait_for_block();

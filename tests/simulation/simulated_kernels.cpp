@@ -1,5 +1,5 @@
-// simulated_kernels.cpp - the kernels of the step as functions of the host
-// clang-format off: what stands for CUDA's language comes first
+// simulated_kernels.cpp - the kernels of the step as host functions clang-format off: the replacement of CUDA's
+// language must be included first
 #include "simulated_gpu.hpp"
 // clang-format on
 

@@ -1,11 +1,12 @@
-// cases.hpp - one line says a RoPE or SwiGLU problem; check() solves it on every device and compares with the oracle
+// cases.hpp - describes a RoPE or SwiGLU problem in one line; check() solves it on every device and compares with the
+// oracle
 //
 //   RopeCase().dtype(ROPE_DTYPE_BF16).layout(ROPE_LAYOUT_BHSD).heads(8, 2).head_dim(128).rotary_dim(64).check();
 //
-// check() runs forward and backward, on the CPU with one thread, five and all, and on CUDA where there is a device. It
-// holds every output element against the oracle, every other byte (inputs, gaps between strides, guard bands, channels
-// that are not rotated in place, padding tokens) against what it was, and for RoPE the fault words against a count of
-// its own and the bits of all runs against each other.
+// check() runs forward and backward, on the CPU with one thread, five threads and all threads, and on CUDA if there is
+// a device. It compares every output element with the oracle. Every other byte must be unchanged: inputs, gaps between
+// strides, guard bands, channels that are not rotated in place, padding tokens. For RoPE it also compares the fault
+// words with its own count, and the bits of all runs with each other.
 #ifndef ROPE_TESTS_SUPPORT_CASES_HPP
 #define ROPE_TESTS_SUPPORT_CASES_HPP
 
@@ -18,41 +19,41 @@
 #include "tensors.hpp"
 
 enum class PositionShape {
-  PerToken,          // [S], or [T] of THD
-  PerBatchAndToken,  // [B, S], or [1, T] of THD
+  PerToken,          // [S], or [T] for THD
+  PerBatchAndToken,  // [B, S], or [1, T] for THD
   PerBatch           // [B]
 };
 
 using PositionValue = std::function<int64_t(int64_t batch, int64_t token)>;
 
-// With several position axes: [A, T] or [A, S], [A, B, S] or [A, 1, T], [B].
+// Values with several position axes. The shape is [A, T] or [A, S], [A, B, S] or [A, 1, T], or [B].
 using AxisPositionValue = std::function<int64_t(int64_t axis, int64_t batch, int64_t token)>;
 
 enum class TableStorage {
   Separate,     // two tensors [M, W]
-  SideBySide,   // cos | sin in the columns of one [M, 2W]
-  Alternating,  // (cos, sin) in the last axis of one [M, W, 2]
+  SideBySide,   // cos | sin in the columns of one tensor [M, 2W]
+  Alternating,  // (cos, sin) in the last axis of one tensor [M, W, 2]
 };
 
 enum class TableWidth {
   Pairs,     // W = R/2
-  Channels,  // W = R, in the order of the output
+  Channels,  // W = R, in the order of the output's channels
   Repeated   // W = R/(2A)
 };
 
-// Which axis of a tensor of the layout is which; THD has no batch axis.
+// The index of the batch axis in a tensor of the layout; THD has none.
 int batch_axis(rope_layout_t layout);
 int token_axis(rope_layout_t layout);
 int head_axis(rope_layout_t layout);
 int channel_axis(rope_layout_t layout);
 
-// In the order of the layout's axes; THD leaves the batches out.
+// In the order of the layout's axes; THD has no batch axis.
 Shape shape_in_layout(rope_layout_t layout, int64_t batches, int64_t tokens, int64_t heads, int64_t channels);
 Index index_in_layout(rope_layout_t layout, int64_t batch, int64_t token, int64_t head, int64_t channel);
 
 struct RopeStatistics {
-  int64_t rotated = 0;            // elements, of the forward call
-  int64_t correctly_rounded = 0;  // of these, the nearest to the exact value
+  int64_t rotated = 0;            // elements of the forward call
+  int64_t correctly_rounded = 0;  // number of these that equal the exact value rounded to nearest
 };
 
 class RopeCase {
@@ -74,13 +75,13 @@ class RopeCase {
   RopeCase &inv_freq(std::vector<double> inv_freq);
   RopeCase &attention_scale(double scale);
 
-  // num_axes and pair_axis of the config; an empty pair_axis is NULL.
+  // num_axes and pair_axis of the config; an empty pair_axis becomes NULL.
   RopeCase &axes(int32_t num_axes, std::vector<int32_t> pair_axis);
 
-  // In place is the default.
+  // The default is in place.
   RopeCase &in_place(bool q, bool k = true, bool v = true);
   RopeCase &out_of_place() { return in_place(false, false, false); }
-  // q, k and v are parts along the head axis of one tensor, placed as q is; so are their outputs.
+  // q, k and v are parts of one tensor along the head axis, placed as q is; their outputs likewise.
   RopeCase &packed();
   RopeCase &placed(const Placement &everywhere);
   RopeCase &q_placed(const Placement &in, const Placement &out = {});
@@ -94,37 +95,38 @@ class RopeCase {
                            const Placement &placement = {});
   RopeCase &axis_start_positions(PositionShape shape, rope_dtype_t dtype, AxisPositionValue value,
                                  const Placement &placement = {});
-  // The axis B, and that of axes, of positions and start_positions has length 1 and serves all.
+  // The B axis, and with by_axes the axis of position axes, of positions and start_positions has length 1 and is
+  // broadcast.
   RopeCase &shared_positions(bool by_batches, bool by_axes = false);
   RopeCase &position_offset(int64_t offset);
-  // THD. The batch of start_positions [B] is then the sequence. Entries must be in order; tokens past the last are
+  // THD. [B] of start_positions then counts sequences. Entries must be in order; tokens past the last entry are
   // padding.
   RopeCase &sequences(std::vector<int64_t> cu_seqlens, rope_dtype_t dtype = ROPE_DTYPE_I32,
                       const Placement &placement = {});
   RopeCase &tables(int64_t rows, TableStorage storage = TableStorage::Separate, const Placement &cos = {},
                    const Placement &sin = {});
   RopeCase &table_dtype(rope_dtype_t dtype);
-  // A row for each token, and with by_batch of each batch its own. After tokens().
+  // One row per token; with by_batch, each batch has its own rows. Call it after tokens().
   RopeCase &tables_by_token(bool by_batch = false, TableStorage storage = TableStorage::Separate,
                             const Placement &cos = {}, const Placement &sin = {});
 
   RopeCase &table_width(TableWidth width);
-  // A leading axis of length A, or of length 1 that serves all.
+  // Adds a leading axis of length A, or of length 1, which is broadcast.
   RopeCase &tables_by_axis(bool shared = false);
-  // The tables are one `angles` tensor of the tables' dtype, within +-max_angle, instead of cos and sin.
+  // Replaces cos and sin by one tensor `angles` of the tables' dtype, with values within +-max_angle.
   RopeCase &angles(double max_angle);
-  // Calls add to a fault tensor that begins with these values.
+  // Calls count into a fault tensor with these initial values.
   RopeCase &fault(int64_t count = 0, int64_t lowest = 0);
 
-  // ROPE_ROTATION_ROUND_EACH. From a table of cos and sin the bits of 16-bit data are expected then.
+  // ROPE_ROTATION_ROUND_EACH. With a table of cos and sin, the exact bits of 16-bit data are then compared.
   RopeCase &rounding_each();
 
-  // check() also holds <R x, y> against <x, R^T y>, for other data y.
+  // check() also compares <R x, y> with <x, R^T y>, for other data y.
   RopeCase &adjoint();
-  // Standard normal data instead of a wide mix of magnitudes.
+  // Standard normal data instead of a mix of magnitudes.
   RopeCase &normal_data();
 
-  // check() adds what rope_explain says of its calls on CUDA, forward.
+  // check() appends the text of rope_explain for its forward calls on CUDA.
   RopeCase &explained(std::vector<std::string> *explanations);
 
   RopeStatistics check() const;
@@ -230,7 +232,7 @@ enum class GatePacking {
   UpFirst,             // up | gate
   Alternating,         // gate, up, gate, up, ...
   AlternatingUpFirst,  // up, gate, up, gate, ...
-  Blocks               // blocks as long as the last axis in turn; rank 1 to 3
+  Blocks               // alternating blocks as long as the last axis; rank 1 to 3
 };
 
 class SwigluCase {
@@ -238,28 +240,29 @@ class SwigluCase {
   SwigluCase &dtype(rope_dtype_t dtype);
   SwigluCase &shape(Shape shape);
   SwigluCase &packing(GatePacking inputs, GatePacking gradients = GatePacking::Separate);
-  // Separate tensors, and what alternates, which lies as its gate is placed.
+  // For separate tensors, and for alternating ones, which are placed as gate is.
   SwigluCase &placed(SwigluTensor tensor, const Placement &placement);
   SwigluCase &placed(const Placement &everywhere);
-  // The output is the very view of the input.
+  // The output's view is identical to the input's.
   SwigluCase &in_place(SwigluTensor output, SwigluTensor input);
   SwigluCase &without(SwigluTensor gradient);
-  // Members of swiglu_config_t; 0 is 0 there too.
+  // Members of swiglu_config_t; 0 has the same meaning as there.
   SwigluCase &form(double alpha, double limit, double up_offset, double out_scale);
   SwigluCase &activation(int32_t activation, int32_t limit_rule = SWIGLU_LIMIT_GATE);
   SwigluCase &soft_caps(double gate_softcap, double up_softcap);
-  // A factor for each index of the first `axes` axes. Without a type it has that of the data.
+  // One factor for each index of the first `axes` axes. Without a dtype it has the data's.
   SwigluCase &row_scale(int axes, rope_dtype_t dtype = 0, const Placement &placement = {});
-  // Backward writes its gradient too, or, in place, over it.
+  // Backward also writes the factor's gradient, or, in place, replaces the factor by it.
   SwigluCase &grad_row_scale(const Placement &placement = {});
   SwigluCase &grad_row_scale_in_place();
-  // Rows past so many are poisoned in every tensor and stay as they are.
+  // Rows past this number are poisoned in every tensor and must not change.
   SwigluCase &num_rows(int64_t rows, rope_dtype_t dtype);
-  // The activation is rounded to the type of the data.
+  // Rounds the activation to the data's type.
   SwigluCase &rounds_activation();
-  // A bias of gate and of up, for each expert where there are some. Without a type it has that of the data.
+  // A bias of gate and of up, one for each expert if there are experts. Without a dtype it has the data's.
   SwigluCase &biases(rope_dtype_t dtype = 0, bool by_expert = false, const Placement &placement = {});
-  // Rows of each index of the first axis; rows of the second axis past them are as those past num_rows.
+  // The number of rows for each index of the first axis; further rows of the second axis are treated like those past
+  // num_rows.
   SwigluCase &experts(std::vector<int64_t> rows, rope_dtype_t dtype, const Placement &placement = {});
   // Of any values; rows of the first axis without an expert are as those past num_rows.
   SwigluCase &expert_offsets(std::vector<int64_t> offsets, rope_dtype_t dtype, const Placement &placement = {});
@@ -269,7 +272,7 @@ class SwigluCase {
                         const Placement &placement = {});
   // Backward writes Out too.
   SwigluCase &recomputed();
-  // The value of each element of Gate, Up, GradOut and RowScale instead of random ones.
+  // Sets each element of Gate, Up, GradOut and RowScale, instead of random values.
   SwigluCase &values(std::function<oracle::Real(SwigluTensor, const Index &)> value);
 
   void check() const;
@@ -291,7 +294,7 @@ class SwigluCase {
   int over_[tensor_count] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   bool wanted_[tensor_count] = {true, true, true, true, true, true, false, false, false, false};
   std::function<oracle::Real(SwigluTensor, const Index &)> values_;
-  swiglu_config_t form_ = {};  // of it, the members of the form
+  swiglu_config_t form_ = {};  // only the members for the form are used
   bool recomputed_ = false;
   int row_axes_ = 0;
   rope_dtype_t row_scale_dtype_ = 0;

@@ -1,4 +1,4 @@
-// device.cpp - finds devices, and mirrors a workspace in device memory for the time of a call
+// device.cpp - finds devices, and copies a workspace to device memory for the duration of a call
 #include "device.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) FAIL("CUDA: " << cudaGetErrorString(status));
 }
 
-// One allocation serves all runs; cudaMalloc for each block would be most of the time of the tests.
+// One allocation for all runs; a cudaMalloc for each block would take most of the tests' time.
 std::byte *device_arena(int64_t bytes) {
   static std::byte *arena = nullptr;
   static int64_t capacity = 0;
@@ -33,8 +33,8 @@ std::byte *device_arena(int64_t bytes) {
   return arena;
 }
 
-// With ROPE_TEST_EXACT_MEMORY in the environment each block has an allocation of its own, as long as its payload, so
-// that tools which watch allocations see a step out of it.
+// If the environment has ROPE_TEST_EXACT_MEMORY, each block gets its own allocation of exactly its payload, so that
+// tools which check allocations detect accesses outside it.
 bool has_exact_memory() {
   static const bool is_set = std::getenv("ROPE_TEST_EXACT_MEMORY") != nullptr;
   return is_set;
@@ -82,7 +82,8 @@ class Mirror {
     }
   }
 
-  // The tensors of a group of operands, which has nothing else from `first` to its end: none can be forgotten.
+  // Translates all tensors of a group of operands. From `first` to its end a group has only tensors, so none is
+  // forgotten.
   void translate_from(rope_tensor_t *first, const void *end) const {
     const auto bytes = static_cast<const std::byte *>(end) - reinterpret_cast<std::byte *>(first);
     for (std::ptrdiff_t at = 0; at < bytes; at += sizeof(rope_tensor_t)) {
@@ -100,7 +101,7 @@ class Mirror {
   }
 
  private:
-  // What of a block is on the device.
+  // The part of a block that is copied to the device.
   struct Part {
     std::byte *data;
     size_t bytes;

@@ -1,4 +1,4 @@
-// float_state.hpp - the floating-point state of this thread, as the processor has it
+// float_state.hpp - the floating-point state of this thread, read from the processor
 #ifndef ROPE_TESTS_SUPPORT_FLOAT_STATE_HPP
 #define ROPE_TESTS_SUPPORT_FLOAT_STATE_HPP
 
@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-// What arithmetic obeys, flush to zero and traps included, and the exceptions that were noted.
+// The control bits for arithmetic, including flush to zero and traps, and the exception flags.
 inline std::array<uint64_t, 2> float_state() {
 #if defined(__x86_64__)
   return {__builtin_ia32_stmxcsr(), 0};
@@ -20,10 +20,10 @@ inline std::array<uint64_t, 2> float_state() {
 #endif
 }
 
-// <fenv.h> has no name for it.
+// <fenv.h> has no function for this.
 inline void flush_to_zero() {
 #if defined(__x86_64__)
-  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // results, and operands
+  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // results and operands
 #elif defined(__aarch64__)
   uint64_t control;
   __asm__ volatile("mrs %0, fpcr" : "=r"(control));

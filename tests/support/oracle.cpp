@@ -56,7 +56,7 @@ Real value_of_bits(Format format, uint32_t bits) {
   return negative ? -magnitude : magnitude;
 }
 
-// Nearly all of an oracle's time went into libm's ldexp, ilogb and nearbyint of long double, so these are quick.
+// Fast replacements: libm's ldexp, ilogb and nearbyint for long double took nearly all of the oracle's time.
 Real power_of_two(int exponent) {
   if (exponent < -1022 || exponent > 1023) return std::ldexp(1.0L, exponent);
   const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
@@ -65,7 +65,7 @@ Real power_of_two(int exponent) {
   return value;
 }
 
-// Of a number that is not 0: floor(log2(|value|)), or any exponent below those of normal doubles.
+// For a number that is not 0: floor(log2(|value|)), or any exponent below those of normal doubles.
 int binary_exponent(Real value) {
   const auto narrow = static_cast<double>(value);
   if (!std::isfinite(narrow)) return std::ilogb(value);
@@ -75,8 +75,8 @@ int binary_exponent(Real value) {
   return exponent - (std::fabs(narrow) > std::fabs(value) && bits << 12 == 0 ? 1 : 0);
 }
 
-// To the nearest multiple of a power of two, of a value far below 2^LDBL_MANT_DIG of them: there the sum has no digits
-// for fractions.
+// Rounds to the nearest multiple of a power of two, for a value far below 2^LDBL_MANT_DIG multiples: adding and
+// subtracting a number of that size rounds off the fraction.
 Real nearest_multiple(Real value, Real quantum) {
   const Real large = 1.5L * power_of_two(LDBL_MANT_DIG - 1) * quantum;
   const Real sum = value + large;
@@ -94,7 +94,7 @@ int exponent_of(Format format, Real value) {
   return exponent < format.lowest_exponent() ? format.lowest_exponent() : exponent;
 }
 
-// 2 pi in two parts, the second the error of the first.
+// 2 pi as a sum of two numbers; the second is the first one's error.
 const Real two_pi_high = 6.283185307179586476925286766559005768394L;
 const Real two_pi_low = LDBL_MANT_DIG == 64 ? -1.0033115225336664047e-19L : 0.0L;
 
@@ -150,7 +150,7 @@ bool is_code(rope_dtype_t dtype) {
 }
 
 Real max_finite(rope_dtype_t dtype) {
-  if (dtype == ROPE_DTYPE_F8_E4M3) return 448;  // the exponent of infinities is that of numbers here
+  if (dtype == ROPE_DTYPE_F8_E4M3) return 448;  // the exponent of infinities is used for numbers here
   const Format format = format_of(dtype);
   return (2 - power_of_two(-format.fraction_bits)) * power_of_two(format.bias());
 }
@@ -184,7 +184,7 @@ Real decode(rope_dtype_t dtype, const void *element) {
     std::memcpy(&code, element, sizeof code);
     if (dtype == ROPE_DTYPE_F8_E5M2) return value_of_bits(format_of(dtype), code);
     if ((code & 0x7f) == 0x7f) return std::numeric_limits<Real>::quiet_NaN();
-    // With a bit of exponent more, and so a bias 8 larger, no number has the exponent of infinities.
+    // With one more exponent bit, and so a bias that is larger by 8, no number has the exponent of infinities.
     const Real magnitude = value_of_bits({1, 3, 5}, code & 0x7fu) * power_of_two(8);
     return (code & 0x80) != 0 ? -magnitude : magnitude;
   }
@@ -209,7 +209,7 @@ Real nearest(rope_dtype_t dtype, Real value) {
 }
 
 void encode(rope_dtype_t dtype, Real value, void *element) {
-  if (dtype == ROPE_DTYPE_F8_E8M0) {  // of powers of two
+  if (dtype == ROPE_DTYPE_F8_E8M0) {  // powers of two only
     const int byte = std::isnan(value) ? 255 : std::isinf(value) ? 254 : binary_exponent(value) + 127;
     *static_cast<uint8_t *>(element) = static_cast<uint8_t>(byte);
     return;
@@ -309,7 +309,7 @@ Slope swiglu_weight(Real gate, const SwigluForm &form) {
     case SWIGLU_ACTIVATION_GEGLU_ERF:
       return {std::erfc(-gate / std::sqrt(2.0L)) / 2, std::exp(-gate * gate / 2) / std::sqrt(2 * pi)};
     case SWIGLU_ACTIVATION_GEGLU_TANH: {
-      // (1 + tanh(z)) / 2 is sigmoid(2 z).
+      // (1 + tanh(z)) / 2 = sigmoid(2 z).
       const Real root = std::sqrt(2 / pi), z = root * (gate + 0.044715L * gate * gate * gate);
       return {sigmoid(2 * z), 2 * root * (1 + 3 * 0.044715L * gate * gate) * sigmoid(2 * z) * sigmoid(-2 * z)};
     }

@@ -1,4 +1,4 @@
-// random.hpp - seeded numbers that are the same on every machine and standard library
+// random.hpp - seeded random numbers, identical on every machine and with every standard library
 #ifndef ROPE_TESTS_SUPPORT_RANDOM_HPP
 #define ROPE_TESTS_SUPPORT_RANDOM_HPP
 
@@ -28,7 +28,8 @@ class Random {
     return radius * std::cos(uniform(0, 6.283185307179586));
   }
 
-  // Normal, over 2^-8 to 2^8, one in 64 a zero of either sign: what activations do to a kernel, and a little more.
+  // Normal numbers scaled by 2^-8 to 2^8; one in 64 is a zero of either sign. The range is a little wider than that of
+  // activations.
   double mixed() {
     const uint64_t choice = bits();
     if (choice % 64 == 0) return choice & 64 ? 0.0 : -0.0;

@@ -1,4 +1,4 @@
-// rope_case.cpp - builds the tensors of a RopeCase, runs them everywhere and verifies what came out
+// rope_case.cpp - builds the tensors of a RopeCase, runs it on all devices and verifies the results
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -16,16 +16,16 @@ struct RopeCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
   rope_args_t args = rope_args();
-  rope_tensor_t in[3] = {}, out[3] = {};  // out is in where in place
+  rope_tensor_t in[3] = {}, out[3] = {};  // in place, out equals in
 };
 
-// What turns a pair: x of the output by one rotation and y by another, which is the same but for wide tables.
+// The rotation of a pair: x of the output by one angle and y by another. The two differ only for tables by channel.
 struct Turn {
-  Rotation of_x, of_y;      // scaled
-  Real length_x, length_y;  // how much x and y of the direction's output can grow
+  Rotation of_x, of_y;      // including the scale
+  Real length_x, length_y;  // the factor by which the direction can increase x and y
   Real angle_error;
 
-  // As frameworks compute it: each operation in fp32, its result rounded to the data's type.
+  // As frameworks compute it: each operation in fp32 with its result rounded to the data's type.
   Pair rotate_rounding_each(rope_dtype_t dtype, const Pair &in, bool forward) const {
     const auto rounded = [&](Real value) { return oracle::nearest(dtype, oracle::nearest(ROPE_DTYPE_F32, value)); };
     const auto product = [&](Real value, Real angle) { return rounded(value * rounded(angle)); };
@@ -43,7 +43,7 @@ struct RopeCase::Row {
   std::vector<Turn> turns;
 };
 
-// The rotated window of each head of each token that is turned, one after the other.
+// The rotated windows of all heads of all rotated tokens, one after another.
 struct RopeCase::Windows {
   std::vector<std::vector<Real>> values;
 };
@@ -369,7 +369,7 @@ int64_t RopeCase::columns() const {
   }
 }
 
-// Nothing is launched for it.
+// Nothing is launched for such a problem.
 bool RopeCase::is_empty() const {
   int64_t heads = 0;
   for (const Operand &operand : operands_) heads += operand.present ? operand.heads : 0;
@@ -429,7 +429,7 @@ rope_tensor_t RopeCase::position_tensor(const PositionTensor &tensor, Workspace 
 Real RopeCase::table_value(const rope_tensor_t &table, int64_t axis, int64_t batch, int64_t row, int64_t column) const {
   Index at = {};
   int next = 0;
-  // Tables by token of several axes always say the axis.
+  // Tables by token with several axes always have the leading axis.
   if (tables_by_axis_ || (tables_by_token_ && num_axes() > 1)) {
     at[next] = table.shape[next] == 1 ? 0 : axis;
     ++next;
@@ -469,7 +469,7 @@ void RopeCase::build_tables(Scene *scene) const {
     args.cos = narrow(both, column_axis, 0, columns());
     args.sin = narrow(both, column_axis, columns(), columns());
   } else if (table_storage_ == TableStorage::Alternating && column_axis == 3) {
-    // A view has four axes at most: every other column of twice as many.
+    // A view has at most four axes, so this one takes every second column of a tensor with twice as many.
     const rope_tensor_t both = workspace.tensor(table_dtype_, with_columns({2 * columns()}), cos_placement_);
     const int64_t has_second = columns() > 0 ? 1 : 0;
     args.cos = narrow(both, column_axis, 0, columns());
@@ -484,13 +484,13 @@ void RopeCase::build_tables(Scene *scene) const {
     args.cos = workspace.tensor(table_dtype_, with_columns({columns()}), cos_placement_);
     args.sin = workspace.tensor(table_dtype_, with_columns({columns()}), sin_placement_);
   }
-  // Not a rotation: each cell has its own length, so that a wrong row, column or table shows.
+  // The entries are no rotation: each has its own length, so that a wrong row, column or table is detected.
   for (const rope_tensor_t &table : {args.cos, args.sin}) {
     workspace.fill(table, [&](const Index &) { return workspace.random().uniform(-1.5, 1.5); });
   }
 }
 
-// Elements that are not to be read as numbers stay random bits.
+// Elements that no call reads as numbers keep their random bits.
 void RopeCase::fill_operand(const Operand &operand, const rope_tensor_t &tensor, Scene *scene) const {
   Workspace &workspace = scene->workspace;
   bool shared = false;
@@ -611,7 +611,7 @@ RopeCase::Row RopeCase::row_of(const Scene &scene, Direction direction, int64_t 
     turn.length_x = std::hypot(turn.of_x.cos, forward ? turn.of_x.sin : turn.of_y.sin);
     turn.length_y = std::hypot(turn.of_y.cos, forward ? turn.of_y.sin : turn.of_x.sin);
     if (max_angle_ != 0) {
-      // A cosine and the sine of another angle may both be small; the error of computed ones is not.
+      // A cosine and the sine of another angle may both be small, but the error of computed ones is not.
       turn.length_x = std::max(turn.length_x, std::fabs(scale));
       turn.length_y = std::max(turn.length_y, std::fabs(scale));
     }
@@ -707,7 +707,7 @@ void RopeCase::verify(Scene *scene, Direction direction, RopeStatistics *statist
             }
             workspace.accept(out, to);
           };
-          // A token that passes through has its pairs in the other style all the same.
+          // A token that is not rotated still changes its pairing style.
           for (int member = 0; member < 2 * pairs && row.passes_through; ++member) {
             expect_moved(index(batch, token, head, channel_of(read_style, member / 2, member % 2)),
                          index(batch, token, head, channel_of(written, member / 2, member % 2)));
@@ -761,8 +761,7 @@ RopeCase::Windows RopeCase::windows_of(const Scene &scene, const rope_tensor_t (
   return windows;
 }
 
-// <R x, y> = <x, transpose of R y>, head by head. Both directions have the same cos and sin, so that only roundings
-// differ.
+// <R x, y> = <x, transpose of R y>, for each head. Both directions use the same cos and sin, so only roundings differ.
 void RopeCase::verify_adjoint(Scene *scene) const {
   Workspace &workspace = scene->workspace;
   const Device &device = devices()[0];
@@ -816,7 +815,7 @@ RopeStatistics RopeCase::check() const {
         int32_t threads;
         uint32_t flags;
       };
-      // The flag makes the CUDA backend choose other kernels.
+      // With the flag, the CUDA backend chooses other kernels.
       const std::vector<Variant> variants = device.kind == ROPE_DEVICE_CPU
                                                 ? std::vector<Variant>{{1, 0}, {5, 0}, {0, 0}}
                                                 : std::vector<Variant>{{0, 0}, {0, ROPE_FLAG_PROGRAMMATIC_LAUNCH}};
@@ -827,7 +826,7 @@ RopeStatistics RopeCase::check() const {
         scene.args.flags = flags;
         scene.workspace.restore();
         if (explanations_ && device.kind == ROPE_DEVICE_CUDA && direction == Direction::Forward) {
-          // Addresses on the host are aligned as those of their copies on the device.
+          // Host addresses have the alignment of their copies on the device.
           char text[256] = "";
           CHECK(rope_explain(desc.get(), &scene.args, text, sizeof text) == ROPE_STATUS_SUCCESS);
           explanations_->push_back(text);

@@ -97,7 +97,7 @@ Block::Block(int64_t bytes, uint64_t seed)
   if (!now_) std::abort();
   Random random(seed);
   for (int64_t i = 0; i < size_; i += 8) {
-    // Each 16-bit word is a NaN of both half types, so each 32-bit word is one of F32; the whole is one of F64.
+    // Each 16-bit word is a NaN of both half types, so each 32-bit word is a NaN of F32, and the whole is a NaN of F64.
     const uint64_t poison = (random.bits() & 0x803F803F803F803Fu) | 0x7FF07FC07FC07FC0u;
     std::memcpy(now_ + i, &poison, 8);
   }

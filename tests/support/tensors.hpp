@@ -1,4 +1,4 @@
-// tensors.hpp - strided tensors in poisoned memory that remembers what it held
+// tensors.hpp - strided tensors in poisoned memory, with an image of its former contents
 #ifndef ROPE_TESTS_SUPPORT_TENSORS_HPP
 #define ROPE_TESTS_SUPPORT_TENSORS_HPP
 
@@ -18,13 +18,13 @@
 using Index = std::array<int64_t, 4>;
 using Shape = std::vector<int64_t>;
 
-// How the elements of a tensor lie in its memory. By default compact, last axis fastest, 256-byte aligned.
+// How a tensor's elements are placed in memory. The default is compact, last axis fastest, 256-byte aligned.
 struct Placement {
-  std::vector<int> axis_order;             // slowest first; empty: 0, 1, 2, 3
-  std::array<int64_t, 4> axis_gap = {};    // elements left free after each step along an axis
-  std::array<bool, 4> reversed_axis = {};  // negative stride
-  std::array<bool, 4> expanded_axis = {};  // stride 0
-  int64_t start = 0;                       // elements past the alignment
+  std::vector<int> axis_order;             // slowest first; empty means 0, 1, 2, 3
+  std::array<int64_t, 4> axis_gap = {};    // unused elements after each step along an axis
+  std::array<bool, 4> reversed_axis = {};  // gives the axis a negative stride
+  std::array<bool, 4> expanded_axis = {};  // gives the axis stride 0
+  int64_t start = 0;                       // offset from the alignment, in elements
   bool unwritten_strides = false;          // leaves strides and flags 0, for compact placements
 
   Placement &order(std::vector<int> axes) { return axis_order = std::move(axes), *this; }
@@ -45,9 +45,9 @@ bool same_bits_at(const rope_tensor_t &a, const Index &a_index, const rope_tenso
 // Calls visit for every index, last axis fastest.
 void for_each_index(const rope_tensor_t &tensor, const std::function<void(const Index &)> &visit);
 
-// A block of memory between guard bands, in which every byte not given a value is part of a NaN (and, read as an
-// integer, far out of any range). It has three images: the one the call works on, the one before the call, and the one
-// expected after it.
+// A block of memory between guard bands. Every byte without a value is part of a NaN (and, read as an integer, far out
+// of any range). It has three images: the one on which calls work, the one before the call, and the one expected after
+// it.
 class Block {
  public:
   Block(int64_t bytes, uint64_t seed);
@@ -65,7 +65,7 @@ class Block {
 
   void keep_as_before();
   void restore_before();
-  // Under AddressSanitizer the guard bands cannot be read after restore_before; this opens them again.
+  // Under AddressSanitizer the guard bands cannot be read after restore_before; this makes them readable again.
   void open_guards() const;
   void expect_as_now(const void *pointer, int64_t bytes);
   bool is_as_expected(std::string *where) const;
@@ -80,14 +80,14 @@ class Block {
   std::vector<std::byte> before_, expected_;
 };
 
-// The memory of one test case: tensors are taken from it, filled, and compared after each run.
+// The memory of one test case: its tensors are allocated here, filled, and compared after each run.
 class Workspace {
  public:
   explicit Workspace(uint64_t seed) : random_(seed) {}
 
   Random &random() { return random_; }
 
-  // A tensor in a block of its own.
+  // Allocates a tensor in its own block.
   rope_tensor_t tensor(rope_dtype_t dtype, const Shape &shape, const Placement &placement = {});
 
   void fill_mixed(const rope_tensor_t &tensor);
@@ -96,20 +96,20 @@ class Workspace {
   void fill(const rope_tensor_t &tensor, const std::function<oracle::Real(const Index &)> &value);
   void fill_integers(const rope_tensor_t &tensor, const std::function<int64_t(const Index &)> &value);
 
-  // Ends filling: what the memory holds now is what every run starts from.
+  // Ends filling: every run starts from the present contents.
   void freeze();
   void restore();
 
-  // The tensor as it was when frozen.
+  // The tensor as it was at freeze().
   rope_tensor_t before(const rope_tensor_t &tensor) const;
 
-  // Accepts what an element holds now; every other byte is expected to be as it was.
+  // Accepts the present value of an element; all other bytes are expected to be unchanged.
   void accept(const rope_tensor_t &tensor, const Index &index);
   bool untouched_elsewhere(std::string *where) const;
 
   bool guards_hold() const;
 
-  // What all tensors and their gaps hold now.
+  // The present contents of all tensors and their gaps.
   std::vector<std::byte> image() const;
   const std::vector<std::unique_ptr<Block>> &blocks() const { return blocks_; }
   Block *block_of(const void *pointer) const;

@@ -1,7 +1,7 @@
-// aiter_tests.cpp - aiter's norm, rope and cache in one: Gemma's weights, a norm of v without weights, three position
+// aiter_tests.cpp - aiter's combined norm, rope and cache: Gemma's weights, a norm of v without weights, three position
 // axes, and the window of DeepSeek V4
 //
-// Its shuffled caches, [P, H, D/x, E, x], have a fifth axis, and _2way is two calls.
+// The fifth axis of its shuffled caches, [P, H, D/x, E, x], and its _2way variant, which is two calls, are not covered.
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
@@ -17,13 +17,13 @@ Array slot_mapping_of(RopeCall &call) {
   return call.positions(ROPE_DTYPE_I64, {T}, [](const Shape &at) { return at[0] == 5 ? -1 : (at[0] * 7 + 1) % 12; });
 }
 
-// Packed qkv to q_out and the caches, with turns(token) and norms as they are given.
+// Packed qkv to q_out and the caches, with the given rotations turns(token) and norms.
 struct PackedStep {
   int64_t heads, k_heads, head_dim, rotary_dim;
   rope_style_t style;
   Norm norm;
   bool has_v_norm;
-  rope_dtype_t code = 0;    // of the caches; 0: they have the data's type
+  rope_dtype_t code = 0;    // of the caches; 0: the data's type
   bool is_by_head = false;  // the scales of codes
 
   void check(RopeCall &call, const std::function<TurnRanges(const Arithmetic &, int64_t token)> &turns) const {
@@ -112,7 +112,7 @@ TEST_CASE("aiter fused_qk_norm_rope_cache: gemma_norm, v_norm, partial rotary", 
   }
 }
 
-// One scale for k and one for v, or one for each head, whose rounded reciprocals multiply; q stays as it is.
+// One scale for k and one for v, or one for each head; their rounded reciprocals multiply. q is not coded.
 TEST_CASE("aiter fused_qk_norm_rope_cache: FP8 caches, scales of tensors and of heads", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (rope_style_t style : styles) {
@@ -138,7 +138,7 @@ TEST_CASE("aiter fused_qk_norm_rope_cache: FP8 caches, scales of tensors and of 
   }
 }
 
-// Pairs take time, height and width in turn as long as the sections of height and width last (Qwen3-VL).
+// Pairs use time, height and width in turn, up to the lengths of the sections of height and width (Qwen3-VL).
 TEST_CASE("aiter fused_qk_norm_mrope_cache: three position axes", "[systems][step]") {
   const int64_t head_dim = 128, pairs = head_dim / 2, section[] = {24, 20, 20};
   for (rope_dtype_t dtype : serving) {
@@ -171,8 +171,9 @@ TEST_CASE("aiter fused_qk_norm_mrope_cache: three position axes", "[systems][ste
   }
 }
 
-// DeepSeek V4 in 16 bits: q normed without weights, the tail of q and of the one kv head turned, and kv to the page that
-// the window's table has for its sequence and position. Tokens with a sequence of -1 or a position below 0 are padding.
+// DeepSeek V4 in 16 bits: q is normalised without weights, the tails of q and of the only kv head are rotated, and kv
+// is written to the page that the window's table has for its sequence and position. Tokens with a sequence of -1 or a
+// position below 0 are padding.
 TEST_CASE("aiter DeepSeek V4: window table by sequence and position", "[systems][step]") {
   const int64_t heads = 4, head_dim = 512, rotary_dim = 64, nope = head_dim - rotary_dim, sequences = 2, blocks = 5;
   const int64_t batch_id_values[] = {0, 0, 1, -1, 1, 0, 1}, position_values[] = {6, 7, 17, 3, 18, -1, 0};

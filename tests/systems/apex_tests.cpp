@@ -1,8 +1,8 @@
 // apex_tests.cpp - apex's fused_rope, which GPT-NeoX copies: t sbhd with all strides, halves, freqs (s, 1, 1, d2) of
 // F32 angles or cached cos and sin of that shape, channels past d2 copied; thd with cu_seqlens; 2-D image grids
 //
-// freqs, cos and sin have a column for each channel; the two of a pair may differ. apex rounds cos, sin, products and sums
-// to the data's type, as rotation_rounding has it; without it librope rounds once.
+// freqs, cos and sin have a column for each channel, and the two columns of a pair may differ. apex rounds cos, sin,
+// products and sums to the data's type, like rotation_rounding; without that option librope rounds once.
 #include <catch2/catch_test_macros.hpp>
 
 #include "support/cases.hpp"
@@ -110,8 +110,8 @@ TEST_CASE("apex: thd with cu_seqlens", "[systems][apex]") {
   }
 }
 
-// t (b, ih, iw, h, d), out (b, ih*iw, h, d); the first d/2 channels turn by cos_h and sin_h (1, H, 1, d/2) of the row,
-// the others by cos_w and sin_w (1, W, 1, d/2) of the column, each half in halves of its own.
+// t (b, ih, iw, h, d), out (b, ih*iw, h, d). The first d/2 channels are rotated by cos_h and sin_h (1, H, 1, d/2) of
+// the row, the others by cos_w and sin_w (1, W, 1, d/2) of the column; each half has its own halves.
 
 TEST_CASE("apex: image grid in one call", "[systems][apex]") {
   const int64_t b = 2, ih = 3, iw = 4, h = 2, d = 16, rows = 6;
@@ -125,7 +125,7 @@ TEST_CASE("apex: image grid in one call", "[systems][apex]") {
     const Array t = call.data({b, ih, iw, h, d}), out = call.data({b, ih * iw, h, d});
     const auto table = [&] { return call.table(ROPE_DTYPE_F32, {1, rows, 1, d / 2}); };
     const Array cos_h = table(), sin_h = table(), cos_w = table(), sin_w = table();
-    // The one copy, once for a model: the four tables become two.
+    // The only copy, made once per model: the four tables become two.
     const auto beside = [&](const Array &by_height, const Array &by_width) {
       return call.values(ROPE_DTYPE_F32, {rows, d}, [&](const Shape &at) {
         return (at[1] < d / 2 ? by_height : by_width).value({0, at[0], 0, at[1] % (d / 2)});
@@ -167,7 +167,7 @@ TEST_CASE("apex: image grid in two calls, without a copy", "[systems][apex]") {
       const Array t = call.data({b, ih, iw, h, d}), out = call.data({b, ih * iw, h, d});
       const Array cos = call.table(ROPE_DTYPE_F32, {1, rows, 1, d / 2});
       const Array sin = call.table(ROPE_DTYPE_F32, {1, rows, 1, d / 2});
-      // Each row of an image is a batch. Its tokens share their row, by stride 0; their column is their index in it.
+      // Each row of an image is a batch. Its tokens have one row number, by stride 0, and their index as column number.
       const Array row_of = call.positions(ROPE_DTYPE_I32, {b * ih, 1}, [&](const Shape &at) { return at[0] % ih; });
       call.args.q = narrow(t.as({b * ih, iw, h, d}), 3, axis * d / 2, d / 2);
       call.args.q_out = narrow(out.as({b * ih, iw, h, d}), 3, axis * d / 2, d / 2);

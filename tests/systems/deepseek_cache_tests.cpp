@@ -1,8 +1,8 @@
-// deepseek_cache_tests.cpp - DeepSeek V4's step: q normed without weights, the tails of q and kv turned, and kv, which is k
-// and v, into latent pages whose scales are powers of two
+// deepseek_cache_tests.cpp - DeepSeek V4's step: q is normalised without weights, the tails of q and kv are rotated,
+// and kv, which is both k and v, is written to latent pages with scales that are powers of two
 //
-// kv is rounded to the data's type before it is scaled, which changes no channel that is not turned: none of V4's codes,
-// but V4.1's. The floor of a magnitude is 1e-4.
+// kv is rounded to the data's type before it is scaled. This changes no channel that is not rotated, so it affects
+// V4.1's codes but none of V4's. The floor of a magnitude is 1e-4.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int64_t head_dim = 512, rotary_dim = 64, nope_dim = head_dim - rotary_
 constexpr int64_t tokens = 40, mapped = 37, pages = 7, entries = 8, max_position = 53;
 constexpr rope_style_t style = ROPE_STYLE_INTERLEAVED;
 
-// Zeros, and magnitudes around steps of a scale: 448 * 2^-22 is 0.0001068, the largest whose scale is that of the floor.
+// Zeros, and magnitudes near steps of a scale: 448 * 2^-22 = 0.0001068 is the largest one with the scale of the floor.
 const std::vector<Real> magnitudes = {0,    0x1.8p-14L, 0x1.bep-14L, 0x1.cp-14L, 0x1.c2p-14L, 0.01L, 0.3L, 1,
                                       3.3L, 13.9L,      14,          0x1.c2p+3L, 447,         448,   450,  20000};
 
@@ -27,7 +27,8 @@ Real ue8m0(Real largest) {
   return std::exp2(std::ceil(std::log2(std::max(largest, 1e-4L) / 448)));
 }
 
-// A step's inputs but for q: kv, the table of cos | sin, positions, and slots of the first tokens, of which one has none.
+// A step's inputs except q: kv, the table of cos | sin, positions, and slots of the first tokens, one of them without a
+// slot.
 struct KvStep {
   KvStep(RopeCall &call, const Array &kv)
       : arithmetic(call.config.dtype),
@@ -57,7 +58,7 @@ struct KvStep {
                               turns_of(arithmetic, cos_sin_cache, position_ids.integer({token})));
   }
 
-  // Each token that is cached, with its page and entry and its turned row of kv.
+  // Visits each cached token with its page, its entry and its rotated row of kv.
   void for_each_row(const std::function<void(int64_t page, int64_t entry, const Row &row)> &visit) const {
     for (int64_t t = 0; t < mapped; ++t) {
       const int64_t slot = slot_mapping.integer({t});
@@ -71,7 +72,8 @@ struct KvStep {
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
 };
 
-// q of some heads into more, of which the last are padding. They are the caller's: librope leaves them.
+// q with some heads goes to an output with more heads. The last of these are padding: they belong to the caller and
+// must not change.
 struct QStep {
   QStep(RopeCall &call, int64_t heads, int64_t padded_heads, rope_dtype_t out_dtype)
       : heads(heads),
@@ -103,8 +105,8 @@ Row part(const Row &row, int64_t first, int64_t count) {
   return Row(row.begin() + first, row.begin() + first + count);
 }
 
-// A page is 448 codes and 64 channels in 16 bits of each token, then 7 scales and a byte of padding of each; `padding`
-// more bytes end it.
+// A page has 448 codes and 64 channels in 16 bits for each token, then 7 scales and a byte of padding for each token,
+// and ends with `padding` bytes.
 void check_v4(rope_dtype_t dtype, int64_t padding) {
   const int64_t data_bytes = nope_dim + 2 * rotary_dim, scale_bytes = 8, groups = nope_dim / 64;
   RopeCall call(dtype, head_dim);
@@ -132,7 +134,7 @@ void check_v4(rope_dtype_t dtype, int64_t padding) {
   call.check(Direction::Forward);
 }
 
-// V4.1: 512 codes, those of the turned channels too, and 16 scales, which end the page or lie behind each token's codes.
+// V4.1: 512 codes, also for the rotated channels, and 16 scales, at the end of the page or behind each token's codes.
 void check_v41(rope_dtype_t dtype, bool is_scale_behind_token) {
   const int64_t groups = head_dim / 32, token_bytes = head_dim + groups, page_bytes = entries * token_bytes;
   RopeCall call(dtype, head_dim);
@@ -155,8 +157,8 @@ void check_v41(rope_dtype_t dtype, bool is_scale_behind_token) {
   call.check(Direction::Forward);
 }
 
-// The kernel's other cache, whole rows of 512 in 16 bits or by one scale, and q to FP8 by the reciprocal of its scale.
-// Nothing is rounded before it is scaled.
+// The kernel's other cache: whole rows of 512 channels in 16 bits, or coded with one scale; q becomes FP8 by the
+// reciprocal of its scale. Nothing is rounded before it is scaled.
 void check_full_cache(rope_dtype_t dtype, bool is_q_fp8, bool is_kv_fp8) {
   const Real q_scale_inv = single(19.7L), kv_scale = single(0.0173L);
   RopeCall call(dtype, head_dim);
@@ -178,7 +180,7 @@ void check_full_cache(rope_dtype_t dtype, bool is_q_fp8, bool is_kv_fp8) {
 
 }  // namespace
 
-// 584 bytes a token; where a page must be a multiple of the 576 of its data, padding ends it.
+// 584 bytes per token; if a page must be a multiple of the 576 bytes of its data, it ends with padding.
 TEST_CASE("vLLM fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert: pages of 584 bytes a token", "[systems][step]") {
   for (rope_dtype_t dtype : of_16_bits) {
     for (int64_t padding : {0, 512}) check_v4(dtype, padding);

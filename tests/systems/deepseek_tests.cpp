@@ -1,7 +1,8 @@
 // deepseek_tests.cpp - the rope of multi-head latent attention (DeepSeek, Megatron's fused MLA kernels): channels are
 // read in neighbouring pairs and written in halves; only the tail of a head is rotated; k_pe is one head
 //
-// Megatron's remove_interleaving says the opposite of what its kernel does; style and out_style name the two orders.
+// The name of Megatron's remove_interleaving is the opposite of its kernel's effect; style and out_style name the two
+// orders.
 #include <catch2/catch_test_macros.hpp>
 
 #include "support/cases.hpp"
@@ -11,8 +12,8 @@ using namespace systems;
 
 namespace {
 
-// As DeepSeek's modelling code: view(..., R/2, 2).transpose, then x * cos + rotate_half(x) * sin, each channel with the
-// cosine and sine of its own column.
+// DeepSeek's modelling code: view(..., R/2, 2).transpose, then x * cos + rotate_half(x) * sin; each channel has its own
+// column of cosine and sine.
 void deinterleave_and_rotate(Formula &formula, int64_t rotary_dim, const Element &to, const Element &from,
                              const Turn &turn) {
   const int64_t half = rotary_dim / 2;
@@ -69,7 +70,7 @@ TEST_CASE("Megatron MLA: thd, full-width tables, nope part untouched or copied",
   const int64_t cu_seqlens[] = {0, 6, 9};
   for (rope_dtype_t dtype : floating) {
     for (bool in_place : {true, false}) {
-      // rotary_offset says the same as a narrow, and out of place copies what it leaves out.
+      // rotary_offset has the effect of a narrow and, out of place, copies the other channels.
       RopeCall call(dtype, d);
       call.config.layout = ROPE_LAYOUT_THD;
       call.config.style = ROPE_STYLE_INTERLEAVED;
@@ -108,8 +109,8 @@ TEST_CASE("Megatron MLA: thd, full-width tables, nope part untouched or copied",
 }
 
 TEST_CASE("Megatron MLA: one k head into every head of key", "[systems][deepseek]") {
-  // The gradient of the one head is a sum over heads, which is no rotation: sum the heads' gradients, then turn the sum
-  // back with one head.
+  // The gradient of the only head is a sum over heads, which is not a rotation: add up the heads' gradients, then
+  // rotate the sum back as one head.
   const int64_t s = 4, b = 2, heads = 3, nope = 6, rotary_dim = 8;
   for (rope_dtype_t dtype : floating) {
     RopeCall call(dtype, rotary_dim);

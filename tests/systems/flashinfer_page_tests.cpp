@@ -1,8 +1,8 @@
-// flashinfer_page_tests.cpp - flashinfer's paged cache: the pages of all sequences in one list with bounds, and for each
-// token its sequence and its position there
+// flashinfer_page_tests.cpp - flashinfer's paged cache: the pages of all sequences in one list with bounds, and
+// for each token its sequence and its position there
 //
-// A negative batch index leaves the token out of the cache. With rope in the same pass flashinfer then leaves out its q
-// too; librope writes q.
+// A token with a negative batch index is not cached. If rope is in the same pass, flashinfer does not write its q
+// either; librope writes q.
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t batch = 3, nnz = 13, page_size = 4, max_num_pages = 9;
 
-// Sequences of 7, 0 and 11 tokens in the cache, of which 5, none and 6 are appended, beside 2 tokens of padding.
+// Sequences have 7, 0 and 11 tokens in the cache; 5, none and 6 of these are appended now. 2 further tokens are
+// padding.
 constexpr int64_t indptr_values[] = {0, 2, 2, 5}, page_values[] = {7, 2, 5, 0, 8};
 
 int64_t sequence_of(int64_t token) {
@@ -39,7 +40,7 @@ struct PageTable {
     cache.positions = positions.tensor();
   }
 
-  // Tokens that are cached, each with its page and entry: page = indices[(indptr[b] * page_size + pos) / page_size].
+  // Visits cached tokens with their page and entry: page = indices[(indptr[b] * page_size + pos) / page_size].
   void for_each_token(const std::function<void(int64_t token, int64_t page, int64_t entry)> &visit) const {
     for (int64_t t = 0; t < nnz; ++t) {
       const int64_t b = batch_indices.integer({t});
@@ -57,7 +58,7 @@ constexpr CacheLayout layouts[] = {CacheLayout::Nhd, CacheLayout::Hnd, CacheLayo
 
 constexpr int64_t table_rows = 20;
 
-// The part of a head that is turned and the one that is not, from tensors of their own, and the head made of them.
+// The rotated part of a head and the other part, in separate tensors, and the complete head.
 struct PartedHeads {
   PartedHeads(RopeCall &call, int64_t heads)
       : rope(call.data({nnz, heads, call.config.rotary_dim})),
@@ -122,8 +123,8 @@ void check_parted(rope_dtype_t dtype, rope_dtype_t code, rope_style_t style, int
   call.check(Direction::Forward);
 }
 
-// q joined to [512 | 64], and ckv and kpe to buffers of their own: pages with a table, or k_nope_out and k_rope_out, which
-// are caches with a token in each page.
+// q becomes one tensor [512 | 64]; ckv and kpe go to separate buffers: pages with a table, or k_nope_out and
+// k_rope_out, which are caches with one token per page.
 void check_mla(rope_dtype_t dtype, rope_dtype_t code, rope_dtype_t index_dtype, rope_style_t style, bool is_paged) {
   const int64_t heads = 5, pages = is_paged ? max_num_pages : nnz, entries = is_paged ? page_size : 1;
   const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
@@ -213,7 +214,7 @@ TEST_CASE("flashinfer append_paged_kv_cache: NHD and HND, apart and stacked", "[
   }
 }
 
-// ckv and kpe have caches of their own, [pages, page_size, 512] and [.., 64].
+// ckv and kpe have separate caches, [pages, page_size, 512] and [.., 64].
 TEST_CASE("flashinfer append_paged_mla_kv_cache: ckv and kpe apart", "[systems][step]") {
   const int64_t rank = 512, rotary_dim = 64;
   for (rope_dtype_t dtype : serving) {
@@ -241,7 +242,7 @@ TEST_CASE("flashinfer append_paged_mla_kv_cache: ckv and kpe apart", "[systems][
   }
 }
 
-// What rope_quantize_fp8_append_paged_kv_cache does, with caches of the data's type; positions serve both, the rotation
+// rope_quantize_fp8_append_paged_kv_cache with caches of the data's type; the positions are used by both the rotation
 // and the cache.
 TEST_CASE("flashinfer rope and append: q out, k and v to the pages", "[systems][step]") {
   const int64_t heads = 4, k_heads = 2, head_dim = 128, rotary_dim = 64, max_position = 20;
@@ -290,7 +291,7 @@ TEST_CASE("flashinfer rope and append: q out, k and v to the pages", "[systems][
   }
 }
 
-// q and k of heads that are turned whole, q_nope and k_nope empty: out = fp8(x * quant_scale).
+// q and k have heads that are rotated completely; q_nope and k_nope are empty: out = fp8(x * quant_scale).
 TEST_CASE("flashinfer rope_quantize_fp8: q and k to FP8, scales that multiply", "[systems][step]") {
   const int64_t heads = 5, k_heads = 2, head_dim = 128, max_position = 20;
   const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
@@ -335,7 +336,7 @@ TEST_CASE("flashinfer rope_quantize_fp8: q and k to FP8, scales that multiply", 
   }
 }
 
-// k and v to the pages with one scale, q to FP8 of its own.
+// k and v go to the pages with one scale, q becomes FP8 with another.
 TEST_CASE("flashinfer rope_quantize_fp8_append_paged_kv_cache: heads that are turned whole", "[systems][step]") {
   const int64_t heads = 3, k_heads = 2, head_dim = 128, max_position = 20;
   const Real quant_scale_q = single(37.3L), quant_scale_kv = single(211.7L);
@@ -401,7 +402,7 @@ TEST_CASE("flashinfer rope_quantize_fp8: q_nope and k_nope from tensors of their
   }
 }
 
-// Heads are [nope, rope], and k has one: both outputs are joined, or k's are apart.
+// Heads are [nope, rope], and k has one head: both outputs are joined, or those of k are separate.
 TEST_CASE("flashinfer mla_rope_quantize_fp8: q joined, k joined or apart", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (rope_dtype_t code : code_types) {

@@ -1,4 +1,5 @@
-// ggml_tests.cpp - ggml's chain RMS_NORM, MUL, ROPE, VIEW, SET_ROWS: F32 data, rows of an F16 cache that an index names
+// ggml_tests.cpp - ggml's chain RMS_NORM, MUL, ROPE, VIEW, SET_ROWS: F32 data, rows of an F16 cache selected by an
+// index
 #include <catch2/catch_test_macros.hpp>
 
 #include "step_system.hpp"

@@ -9,17 +9,17 @@ using namespace systems;
 
 namespace {
 
-// Requests of 12, 1 and 7 tokens so far, of which 5, 1 and 3 are new; two rows behind them are padding.
+// Requests have 12, 1 and 7 tokens so far; 5, 1 and 3 of these are new. The last two rows are padding.
 constexpr int64_t num_req = 3, total = 11, block_size = 4, max_blocks = 4, num_blocks = 10, max_position = 16;
 constexpr int64_t q_index_values[] = {0, 5, 6, 9}, seqlen_values[] = {12, 1, 7};
 constexpr int64_t block_values[num_req][max_blocks] = {{3, 9, 0, -1}, {7, -1, -1, -1}, {1, 4, -1, -1}};
 
 constexpr int no_norm = 0, rope_then_norm = 1, norm_then_rope = 2;
 
-// Codes of q: by a scale that is written for each token and head, or by a static one.
+// Codes of q: with a scale that is written for each token and head, or with a static one.
 constexpr int dqskv = 1, sqskv = 2;
 
-// Outputs and caches of the data's type (quant_policy 0), or codes of 8 bits with static scales of k and v.
+// Outputs and caches of the data's type (quant_policy 0), or 8-bit codes with static scales of k and v.
 void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, int quant_policy) {
   const rope_dtype_t code = quant_policy ? ROPE_DTYPE_F8_E4M3 : 0;
   const int64_t q_heads = 4, kv_heads = 2, head_dim = 128, columns = q_heads + 2 * kv_heads;
@@ -39,13 +39,13 @@ void check_prefill(rope_dtype_t dtype, int policy, bool is_cached, int quant_pol
   const Array k_norm_weight = call.table(ROPE_DTYPE_F32, {head_dim});
   const Array q_index =
       call.positions(ROPE_DTYPE_I32, {num_req + 1}, [](const Shape &at) { return q_index_values[at[0]]; });
-  // num_seqlen_per_req less the new tokens: a subtraction of [num_req] before the call
+  // num_seqlen_per_req minus the new tokens: a subtraction of [num_req] before the call
   const Array cached_tokens = call.positions(ROPE_DTYPE_I32, {num_req}, [](const Shape &at) {
     return seqlen_values[at[0]] - (q_index_values[at[0] + 1] - q_index_values[at[0]]);
   });
   const Array kvcache_indices =
       call.positions(ROPE_DTYPE_I32, {num_req, max_blocks}, [](const Shape &at) { return block_values[at[0]][at[1]]; });
-  // q_scale_inv multiplies as it is; k_scale and v_scale do by their reciprocals, which the caller takes once.
+  // q_scale_inv multiplies directly; k_scale and v_scale by their reciprocals, which the caller computes once.
   const Real q_by = single(61.7L), k_by = single(1 / single(0.0137L)), v_by = single(1 / single(0.0041L));
   const Array q_scale_inv = scales(call, {q_by}), k_inverse = scales(call, {k_by}), v_inverse = scales(call, {v_by});
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
@@ -141,7 +141,7 @@ TEST_CASE("hpc-ops rope_norm_store_kv_fp8: a scale of q for each token and head"
   }
 }
 
-// One new token of each request: all rows are one batch entry, and the block table has one row for each of them.
+// One new token for each request: all rows are one batch entry, and the block table has one row for each of them.
 TEST_CASE("hpc-ops rope_norm_store_kv: decode", "[systems][step]") {
   const int64_t q_heads = 8, kv_heads = 1, head_dim = 128, columns = q_heads + 2 * kv_heads;
   for (rope_dtype_t dtype : serving) {

@@ -1,8 +1,8 @@
 // mrope_tests.cpp - positions of several axes: M-RoPE of Qwen2-VL and Qwen3-VL, Ernie 4.5 VL, xdrope of Hunyuan, IMROPE
 // and VISION of llama.cpp, image and video grids
 //
-// Each map from pair to axis stands here as its system writes it; rope_section_axes fills pair_axis from the section
-// list of the model's config.
+// Each map from pair to axis is written here as in its system; rope_section_axes fills pair_axis from the section list
+// of the model's config.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <vector>
@@ -20,7 +20,7 @@ struct Model {
   const char *name;
   rope_sections_type_t type;
   std::vector<int32_t> sections;
-  // The system's own rule, and its frequencies.
+  // The system's own rule and frequencies.
   std::function<int32_t(int64_t pair)> axis;
   std::function<Real(int64_t pair)> frequency = [](int64_t pair) { return systems::frequency(theta, pair, 32); };
   int32_t num_axes = 3;
@@ -45,7 +45,7 @@ Model qwen3_vl() {
     if (i % 3 == 2 && i < 3 * 5) return 2;
     return 0;
   };
-  model.head_dim = 40;  // rotated in part
+  model.head_dim = 40;  // partially rotated
   return model;
 }
 
@@ -84,13 +84,13 @@ Model vision() {
   model.axis = [](int64_t i) { return i % (8 + 8) < 8 ? 0 : 1; };
   model.frequency = [](int64_t i) {
     const int64_t sector = i % (8 + 8), step = sector < 8 ? sector : sector - 8;
-    return std::pow(theta, -2 * static_cast<Real>(step) / 16);  // theta^(-2/n_dims), again and again
+    return std::pow(theta, -2 * static_cast<Real>(step) / 16);  // theta^(-2/n_dims), repeatedly
   };
   model.num_axes = 2;
   return model;
 }
 
-// Frame, row and column of a video model, each with channels and frequencies of its own.
+// Frame, row and column of a video model; each has separate channels and frequencies.
 Model video() {
   Model model = {"video grid", ROPE_SECTIONS_RESTARTED, {6, 5, 5}, {}};
   model.axis = [](int64_t i) {
@@ -109,7 +109,7 @@ std::vector<Model> all_models() {
   return {qwen2_vl(), qwen2_vl(ROPE_STYLE_INTERLEAVED), qwen3_vl(), ernie(), xdrope(), imrope(), vision(), video()};
 }
 
-// pair_axis and inv_freq of the model, and the fields of a config that they fill.
+// pair_axis and inv_freq of the model, and a config that uses them.
 struct Sections {
   explicit Sections(const Model &model) : pair_axis(model.rotary_dim / 2), inv_freq(model.rotary_dim / 2) {
     rope_sections_t sections = {};
@@ -167,7 +167,7 @@ TEST_CASE("M-RoPE: every map, positions by any strides", "[systems][mrope]") {
           const auto element = [&](int64_t c) { return q.at({at[0], at[1], at[2], c}); };
           const auto turn = [&](int64_t i) {
             const int64_t position = grid_position(model.axis(i), at[0], at[1]) + (order == 2 ? 100 * at[0] : 0);
-            const Real inv_freq = static_cast<double>(model.frequency(i));  // as the config holds it
+            const Real inv_freq = static_cast<double>(model.frequency(i));  // as the config stores it
             return by_angle(position * inv_freq);
           };
           formula.rotate_pairs(model.style, model.rotary_dim, element, element, turn);
@@ -217,7 +217,7 @@ TEST_CASE("M-RoPE: every map, rows of one cache", "[systems][mrope]") {
   }
 }
 
-// (3, B, S, D), as transformers hands them to Liger, or (3, T, P) as vLLM gathers them.
+// (3, B, S, D), as transformers passes them to Liger, or (3, T, P), as vLLM gathers them.
 TEST_CASE("M-RoPE: tables of each axis and token", "[systems][mrope]") {
   const int64_t B = 2, S = 4, H = 2;
   for (const Model &model : {qwen2_vl(), qwen3_vl()}) {
@@ -231,7 +231,7 @@ TEST_CASE("M-RoPE: tables of each axis and token", "[systems][mrope]") {
         call.config.inv_freq = nullptr;
         const int64_t pairs = model.rotary_dim / 2;
         const Array q = call.data({B, H, S, model.head_dim});
-        // Columns c and c + P are equal, as transformers concatenates them.
+        // Columns c and c + P are equal, because transformers concatenates them.
         const auto angle = [&](const Shape &at) {
           return static_cast<Real>(at[0] * 7 + at[1] * 3 + at[2]) / (1 + at[3] % pairs);
         };
@@ -288,8 +288,8 @@ TEST_CASE("M-RoPE: xdrope over NTK alpha", "[systems][mrope]") {
   call.check();
 }
 
-// transformers 5.17 splits the columns of channels, cat(freqs, freqs), by twice each section: the two channels of a pair
-// follow different axes, which no pair_axis says. Tables of a column for each channel do.
+// transformers 5.17 splits the columns of channels, cat(freqs, freqs), by twice each section: the two channels of a
+// pair follow different axes, which pair_axis cannot express. Tables with a column for each channel can.
 TEST_CASE("M-RoPE: HunYuan-VL as transformers applies it, an axis for each channel", "[systems][mrope]") {
   const int64_t B = 2, S = 5, H = 3, R = 32, P = R / 2;
   const std::vector<int64_t> sections = {4, 3, 5, 4};  // mrope_section, in pairs

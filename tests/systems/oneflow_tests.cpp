@@ -2,11 +2,11 @@
 // layouts, tensor_index, rotary_size, rotary_emb_dim 1 and 2 with position_ids [B, rotary_emb_dim, M], base, cos and
 // sin optional
 //
-// OneFlow computes theta and position * frequency in the data's type and, in plane mode, strides the rows of a table by
-// K though they are shorter; librope does what the formula says. A table of two position axes has rotary_size/2 columns
-// there, one for each channel of a half. librope takes one for each of its pairs: of plane the first half of the
-// columns, of interval every second one. Where the two columns of a pair differ, rotary_emb_dim 2 needs the table
-// copied twice beside itself, to rotary_size columns; rotary_emb_dim 1 needs nothing.
+// OneFlow computes theta and position * frequency in the data's type and, in plane mode, uses a row stride of K for
+// shorter rows of a table; librope follows the formula. A table of two position axes has rotary_size/2 columns there,
+// one for each channel of a half. librope takes one for each of its pairs: in plane mode the first half of the columns,
+// in interval mode every second one. If the two columns of a pair differ, rotary_emb_dim 2 needs a table with two
+// copies side by side, of rotary_size columns; rotary_emb_dim 1 needs no change.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <functional>
@@ -52,7 +52,7 @@ struct Operand {
     return array.at(index);
   }
 
-  // [B, M, H, K], whatever the layout: strides say how it lies.
+  // A view [B, M, H, K] of any layout; its strides describe the layout.
   rope_tensor_t view() const {
     if (layout.name == "BHMK") return permuted(array.tensor(), {0, 2, 1, 3});
     const bool m_first = layout.starts_with("MB");
@@ -79,7 +79,7 @@ struct Problem {
   int64_t rotary_size = K, rotary_emb_dim = 1;
   rope_dtype_t ids_dtype = 0;   // 0: no position_ids
   bool has_tables = false;      // in the data's dtype
-  bool columns_differ = false;  // of a pair, in the tables
+  bool columns_differ = false;  // within a pair, in the tables
   bool in_place = false;
   double base = 10000;
   Layout x_layout = {"BMHK"}, output_layout = {"BMHK"};

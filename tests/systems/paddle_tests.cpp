@@ -1,8 +1,8 @@
 // paddle_tests.cpp - Paddle's fused_rotary_position_embedding: q with optional k and v, [B, S, H, D] or time-major
 // [S, B, H, D], sin and cos [S, D] or [1, S, 1, D] of full width, position_ids [B, S]
 //
-// use_neox_rotary_style is true for rotate_every_two, the opposite of what the name says elsewhere. Without tables
-// Paddle's rotate_half gives the two members of a pair different angles; librope turns the pair by the first one's.
+// use_neox_rotary_style is true for rotate_every_two, the opposite of the usual meaning. Without tables, Paddle's
+// rotate_half gives the two members of a pair different angles; librope rotates the pair by the first one's.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 
@@ -13,7 +13,7 @@ using namespace systems;
 
 namespace {
 
-// The other member of the pair of a channel, and the sign of sin beside it.
+// The other channel of a channel's pair, and the sign of sin for it.
 struct Partner {
   int64_t channel;
   int sign;

@@ -1,5 +1,5 @@
-# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in README.md beside it names every test of
-# tests/systems, with its file, and no other.
+# cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in this folder's README.md names every test of
+# tests/systems, with its file, and no other test.
 
 cmake_minimum_required(VERSION 3.22)
 

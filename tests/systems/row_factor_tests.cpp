@@ -1,7 +1,7 @@
-// row_factor_tests.cpp - factors of a token, or of a token and head, that models put on q and v
+// row_factor_tests.cpp - factors of a token, or of a token and head, that models apply to q and v
 //
-// Mistral's rotation rounds products to the data's type, librope's does not; a factor in the data's type is one here
-// too.
+// Mistral rounds the products of its rotation to the data's type, librope does not. In both, a factor in the data's
+// type has that precision.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t batch = 2, seq = 7;
 
-// `heads` heads of a width from a column of [T, columns] on.
+// `heads` heads of one width, beginning at a column of [T, columns].
 rope_tensor_t heads_of(const Array &array, int64_t first, int64_t heads, int64_t width) {
   rope_tensor_t view = narrow(array.tensor(), 1, first, heads * width);
   view.ndim = 3;
@@ -55,7 +55,7 @@ TEST_CASE("Llama-4: temperature of q on layers without positions", "[systems][st
   }
 }
 
-// The factor comes behind the rotation and a norm without weights after it, in one rounding.
+// The factor is applied after the rotation and a following norm without weights, in one rounding.
 TEST_CASE("Llama-4: temperature of q behind the rotation and the norm", "[systems][step]") {
   const int64_t heads = 5, k_heads = 2, head_dim = 128, max_position = 23;
   for (rope_dtype_t dtype : serving) {
@@ -99,8 +99,8 @@ TEST_CASE("Llama-4: temperature of q behind the rotation and the norm", "[system
   }
 }
 
-// q * (1 + beta * log(1 + floor(position / M0))) behind the rotation, the factor in the data's type; cos and sin of each
-// token carry YaRN.
+// q * (1 + beta * log(1 + floor(position / M0))) after the rotation, with the factor in the data's type; cos and sin of
+// each token include YaRN.
 TEST_CASE("Ministral 3: a factor of q by position", "[systems][step]") {
   const int64_t heads = 4, k_heads = 2, head_dim = 128, pairs = head_dim / 2, original_max_position = 5;
   const Real beta = 0.1L;
@@ -147,7 +147,7 @@ TEST_CASE("Ministral 3: a factor of q by position", "[systems][step]") {
   }
 }
 
-// v * v_scale, one number for all tokens; v has 128 channels beside 192 of q and k, of which 64 are turned.
+// v * v_scale, one number for all tokens; v has 128 channels, q and k have 192, and 64 of these are rotated.
 TEST_CASE("MiMo V2: v times its scale, narrower than q and k", "[systems][step]") {
   const int64_t T = 11, heads = 4, k_heads = 2, head_dim = 192, rotary_dim = 64, v_head_dim = 128, max_position = 23;
   const int64_t first_k = heads * head_dim, first_v = first_k + k_heads * head_dim;

@@ -1,4 +1,4 @@
-// system.cpp - runs a call everywhere and holds it against a formula
+// system.cpp - runs a call on all devices and compares it with a formula
 #include "system.hpp"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ int64_t count_of(const Shape &shape) {
   return count;
 }
 
-// How far a rotated element may be from its exact value. cos and sin may be off by 1.1e-7, in F64 by 4e-16, beside what
-// arithmetic rounds; `size` is the sum of the magnitudes that they weigh.
+// The permitted error of a rotated element. cos and sin have an error of up to 1.1e-7, in F64 4e-16, in addition to the
+// rounding of the arithmetic; `size` is the sum of the magnitudes that they multiply.
 Real slack_of(rope_dtype_t dtype, Real size) {
   return dtype == ROPE_DTYPE_F64 ? 1e-15L * size : 4e-7L * size + 0x1p-148L;
 }
 
-// A code's place among those of its type, from the least number to the largest; the zeros have one.
+// A code's rank among those of its type, from the smallest number to the largest; both zeros have one rank.
 int64_t place_of(uint8_t code) {
   const int64_t magnitude = code & 0x7f;
   return code & 0x80 ? -magnitude : magnitude;
@@ -195,7 +195,7 @@ void RopeCall::expect_no_fault() {
   args.fault = positions(ROPE_DTYPE_I64, {2}, [](const Shape &) { return 0; }).tensor();
 }
 
-// A range says little where its ends become two codes, so that few may.
+// A range whose ends become two codes is a weak check, so only few are permitted.
 int64_t RopeCall::wrong_codes(const Array &array, const Outcome &outcome) {
   int64_t wrong = 0, neighbours = 0, open = 0;
   for (const auto &[element, range] : outcome) {

@@ -1,7 +1,7 @@
-// system.hpp - a call of librope in the place of another system's kernel, held against that system's own formula
+// system.hpp - a call of librope instead of another system's kernel, compared with that system's own formula
 //
-// A test takes the system's tensors in the system's own shapes, builds the views of them that a user of librope would
-// build, and writes the system's formula down as a sum over their elements:
+// A test has the system's tensors in the system's own shapes, makes the views that a user of librope would make, and
+// expresses the system's formula as a sum over elements:
 //
 //   RopeCall call(ROPE_DTYPE_F16, head_dim);
 //   const Array x = call.data({seq, heads, head_dim});
@@ -10,16 +10,16 @@
 //   formula.add(x.at({s, h, c}), x.at({s, h, partner}), -sin);  // out[to] += weight * in[from]
 //   call.check();
 //
-// check() runs forward against the formula and backward against its transpose on every device. Elements that the
-// formula does not name, and every byte that no view reaches, must stay as they were; elements that it copies must keep
-// their bits. What is no linear map, a norm, is said element by element, and checked with forward alone:
+// check() compares forward with the formula and backward with its transpose on every device. Elements that do not occur
+// in the formula, and all bytes outside the views, must not change; elements that it copies must keep their bits.
+// Operations that are not linear maps, such as a norm, are given element by element, and only forward is checked:
 //
 //   Outcome &outcome = call.outcome(x);
 //   outcome.push_back({x.at({s, h, c}), value});
 //   call.check(Direction::Forward);
 //
-// Codes of 8 bits are said so too, by the number that becomes a code. Where both ends of a range become the same one,
-// the call must leave that byte.
+// 8-bit codes are given in this way too, by the number that becomes a code. If both ends of a range become one code,
+// the call must write that byte.
 #ifndef ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 #define ROPE_TESTS_SYSTEMS_SYSTEM_HPP
 
@@ -51,22 +51,22 @@ struct Array {
   Real value(const Shape &index) const { return value_at(memory, {at(index)}); }
   int64_t integer(const Shape &index) const { return integer_at(memory, {at(index)}); }
 
-  // The same elements with axes of these lengths, or with its own.
+  // A view of the elements with axes of these lengths, or with the array's own axes.
   rope_tensor_t as(const Shape &axes) const;
   rope_tensor_t tensor() const { return as(shape); }
 };
 
-// Views that a user of the header writes with a few assignments: axes in another order; an axis repeated by stride 0;
-// every step-th index of an axis, from start on.
+// Views that a user of the header makes with a few assignments: axes in another order; an axis repeated by stride 0;
+// every step-th index of an axis, from `start` on.
 rope_tensor_t permuted(const rope_tensor_t &view, const std::vector<int> &axes);
 rope_tensor_t expanded(const rope_tensor_t &view, int axis, int64_t length);
 rope_tensor_t every(const rope_tensor_t &view, int axis, int64_t start, int64_t step);
-// Any strides, from an element of the array on.
+// A view with any strides, beginning at an element of the array.
 rope_tensor_t strided(const Array &array, int64_t first, const Shape &shape, const Shape &stride);
-// The same bytes as elements of another type, along the last axis.
+// The bytes as elements of another type, along the last axis.
 Array as_type(const Array &array, rope_dtype_t dtype);
 
-// The element of a channel of a head, and the cosine and sine of a pair or channel.
+// The element of a head's channel; the cosine and sine of a pair or channel.
 using Element = std::function<int64_t(int64_t channel)>;
 using Turn = std::function<Rotation(int64_t number)>;
 
@@ -86,7 +86,7 @@ class Formula {
   void copy(int64_t to, int64_t from) { add(to, from, 1); }
   // x' = x cos - y sin, y' = x sin + y cos
   void rotate(int64_t x_to, int64_t y_to, int64_t x_from, int64_t y_from, Rotation by);
-  // Every pair of the style within `width` channels.
+  // Rotates every pair of the style within `width` channels.
   void rotate_pairs(rope_style_t style, int64_t width, const Element &to, const Element &from, const Turn &turn);
   void copy_channels(int64_t first, int64_t past, const Element &to, const Element &from);
 
@@ -98,12 +98,12 @@ class Formula {
   Rows rows_;
 };
 
-// A number that is known to lie between two.
+// An interval that contains an exact value.
 struct Range {
   Real low, high;
 };
 
-// What forward must leave in elements of an array.
+// The expected results of forward in elements of an array.
 using Outcome = std::vector<std::pair<int64_t, Range>>;
 
 class RopeCall {
@@ -113,29 +113,29 @@ class RopeCall {
   rope_config_t config;  // of rope_config_for: theta 10000, HALF, BSHD
   rope_args_t args;
 
-  // Of the call's dtype, or of another, standard normal.
+  // Standard normal data of the call's dtype, or of another one.
   Array data(const Shape &shape, rope_dtype_t dtype = 0);
-  // Random and not of unit length, so that a wrong row, column or table shows.
+  // Random entries that are not of unit length, so that a wrong row, column or table is detected.
   Array table(rope_dtype_t dtype, const Shape &shape);
   Array angles(rope_dtype_t dtype, const Shape &shape);
   Array values(rope_dtype_t dtype, const Shape &shape, const std::function<Real(const Shape &)> &value);
   Array positions(rope_dtype_t dtype, const Shape &shape, const std::function<int64_t(const Shape &)> &value);
 
-  // What forward makes of `in`, in place or in `out`.
+  // The formula from `in` to its result, in place or in `out`.
   Formula &formula(const Array &in) { return formula(in, in); }
   Formula &formula(const Array &in, const Array &out);
 
   Outcome &outcome(const Array &out);
 
-  // So many of the codes of each outcome may be neighbours of what it says: for systems whose products or quotients
-  // round otherwise than rope.h's.
+  // Permits this share of each outcome's codes to be neighbours of the expected ones: for systems that round products
+  // or quotients in another way than rope.h.
   void tolerate_codes(Real share) { tolerated_codes_ = share; }
 
-  // For systems that compute in the data's type: products and sums of the formula are rounded to it one by one, and so are
-  // its weights. That is every bit of the outputs, unless they are F64.
+  // For systems that compute in the data's type: each product and sum of the formula, and each weight, is rounded to
+  // it. This determines every bit of the outputs, except for F64.
   void round_each() { config.rotation_rounding = ROPE_ROTATION_ROUND_EACH; }
 
-  // Gives the call a `fault`, in which it must count nothing.
+  // Gives the call a `fault`, which must remain zero.
   void expect_no_fault();
 
   void check();
@@ -157,7 +157,7 @@ class RopeCall {
   std::list<std::pair<Array, Outcome>> outcomes_;
 };
 
-// theta^(-2i/width): the frequency of pair i, written as the systems write it.
+// theta^(-2i/width): the frequency of pair i, in the systems' notation.
 Real frequency(Real theta, int64_t i, int64_t width);
 
 // Calls visit for every index of the shape.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Real pi = 3.14159265358979323846264338327950288L;
 
-// factor, low and high as the caller computes them, and the frequency as the kernel does.
+// factor, low and high as in the caller, and the frequency as in the kernel.
 struct Yarn {
   Real base, factor, low, high;
 
@@ -26,7 +26,7 @@ struct Yarn {
   }
 };
 
-// The pair that turns `turns` times within the positions that the model was trained on.
+// The pair that makes `turns` turns within the positions of the training.
 Real pair_of(Real turns, Real base, int64_t rotary_dim, Real trained_positions) {
   return rotary_dim * std::log(trained_positions / (turns * 2 * pi)) / (2 * std::log(base));
 }
@@ -80,12 +80,13 @@ void check_packed(rope_dtype_t dtype, rope_style_t style, bool is_yarn, int32_t 
   call.check(Direction::Forward);
 }
 
-// applyMLARope, generation: a step of S tokens of each sequence behind its cache. q_pe, a slice of q, is turned into the
-// tail of heads whose first 512 channels a matrix product has written (the absorption); with an FP8 cache the whole
-// heads become FP8 in another tensor, from what is rounded to the data's type. fuse_buf holds the latent and k_pe.
+// applyMLARope, generation: a step with S new tokens for each cached sequence. q_pe, a slice of q, is rotated into the
+// tail of heads; a matrix product has written the first 512 channels of these heads (the absorption). With an FP8
+// cache, the complete heads are converted to FP8 in another tensor, after rounding to the data's type. fuse_buf holds
+// the latent and k_pe.
 void check_generation(rope_dtype_t dtype, bool is_fp8) {
   const int64_t batch = 3, seq_len = 2, heads = 5, nope = 128, tokens_per_block = 4, num_blocks = 11, max_blocks = 3;
-  const int64_t max_position = 13, lengths[] = {12, 2, 7};  // with this step
+  const int64_t max_position = 13, lengths[] = {12, 2, 7};  // including this step
   const Real quant_scale_q = single(41.3L), quant_scale_kv = single(73.1L);
   const rope_dtype_t code = is_fp8 ? ROPE_DTYPE_F8_E4M3 : 0;
   RopeCall call(dtype, latent_dim);
@@ -170,9 +171,9 @@ TEST_CASE("TensorRT-LLM fusedQKNormRope: packed qkv in place, YaRN", "[systems][
   }
 }
 
-// What QKVPreprocessing does of a chunk of a prompt: q turned and times logn_scaling[position], in place, and k and v to
-// the blocks [blocks, 2, H, tokens, D] of the request, in FP8 by a scale that multiplies. The factors of the chunk are a
-// part of the table.
+// QKVPreprocessing of a chunk of a prompt: q is rotated and multiplied by logn_scaling[position], in place; k and v go
+// to the blocks [blocks, 2, H, tokens, D] of the request, in FP8 with a scale that multiplies. The factors of the chunk
+// are a part of the table.
 TEST_CASE("TensorRT-LLM QKV preprocessing: logn_scaling of q, k and v to FP8 blocks", "[systems][step]") {
   const int64_t T = 13, past = 9, q_heads = 5, kv_heads = 2, head_dim = 128, tokens_per_block = 4, num_blocks = 11;
   const int64_t max_position = 37, trained_positions = 12, columns = q_heads + 2 * kv_heads;

@@ -1,9 +1,8 @@
 // vllm_tests.cpp - the serving contract of vLLM, flashinfer and sglang: flat q and k, positions of each token, one
 // cache cos | sin [max_position, rotary_dim]
 //
-// They read outside the cache where a position is outside it; librope passes the token through and counts it in fault.
-// sglang and flashinfer have one head stride for q and k, and positions of one type; librope takes what each tensor
-// has.
+// For a position outside the cache they read outside its memory; librope copies the token and counts it in fault.
+// sglang and flashinfer require one head stride for q and k, and one type of positions; librope accepts different ones.
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
@@ -74,7 +73,7 @@ TEST_CASE("vLLM: flat query and key, cache in its own type", "[systems][vllm]") 
   }
 }
 
-// vLLM's kernel and its test in torch round cos and sin to the data's type, then each product, then the sums.
+// vLLM's kernel, and its test in torch, round cos and sin to the data's type, then each product, then the sums.
 TEST_CASE("vLLM: flat query and key in 16 bits, each operation rounded, bit for bit", "[systems][vllm]") {
   for (rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (rope_dtype_t cache_dtype : std::vector<rope_dtype_t>{ROPE_DTYPE_F32, dtype}) {
@@ -233,7 +232,7 @@ TEST_CASE("sglang: MLA slices", "[systems][vllm]") {
 }
 
 TEST_CASE("vLLM: positions and offsets added", "[systems][vllm]") {
-  // The concatenated caches of several scaling factors: an offset says which of them a token uses.
+  // The concatenated caches of several scaling factors: an offset selects one of them for each token.
   for (rope_dtype_t dtype : floating) {
     RopeCase()
         .dtype(dtype)

@@ -1,5 +1,5 @@
-// cpu_kernels_tests.cpp - the inner loops of every instruction set that this processor has: RoPE to the bit alike, SwiGLU
-// nearly, and neither depending on where in a run an element stands
+// cpu_kernels_tests.cpp - the inner loops of every instruction set that this processor has: identical bits for RoPE,
+// nearly equal results for SwiGLU, and results that do not depend on an element's place in a run
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstdint>
@@ -31,7 +31,7 @@ size_t size_of(rope_dtype_t dtype) {
 
 using Elements = std::vector<unsigned char>;
 
-// Normal numbers and zeros; `has_any_bits`: among them numbers of any exponent, infinities and NaNs.
+// Normal numbers and zeros; with `has_any_bits` also numbers of any exponent, infinities and NaNs.
 Elements random_elements(Random *random, rope_dtype_t dtype, size_t count, bool has_any_bits) {
   const size_t size = size_of(dtype);
   Elements elements(count * size);
@@ -50,7 +50,7 @@ bool is_nan(rope_dtype_t dtype, const unsigned char *element) {
   return std::isnan(oracle::decode(dtype, element));
 }
 
-// NaN is NaN, whatever its payload.
+// All NaNs count as equal.
 int64_t count_different(rope_dtype_t dtype, const Elements &a, const Elements &b) {
   const size_t size = size_of(dtype);
   int64_t different = 0;
@@ -61,7 +61,8 @@ int64_t count_different(rope_dtype_t dtype, const Elements &a, const Elements &b
   return different;
 }
 
-// How the pairs of a run lie in the channels of a head: x of pair i in channel i * step, y `distance` further on.
+// The places of a run's pairs among a head's channels: x of pair i is channel i * step, and y lies `distance` further
+// on.
 struct Way {
   const char *name;
   int64_t step;
@@ -91,7 +92,7 @@ void rotate(const rope::CpuKernels &kernels, rope_dtype_t dtype, const rope::Pai
   }
 }
 
-// Of either sign, with no bit of its payload set but the first, or all.
+// NaNs of either sign, with only the first bit of the payload set, or all bits.
 template <typename Real>
 Real any_nan(Random *random) {
   Real nan = std::numeric_limits<Real>::quiet_NaN();
@@ -99,15 +100,15 @@ Real any_nan(Random *random) {
   return random->below(2) == 0 ? nan : -nan;
 }
 
-// Rotates with every set of kernels, in place where the ways are the same and out of place; returns the elements that are
-// not those of the base set, and any outside the runs that were written.
+// Rotates with every set of kernels, in place (if input and output have one placement) and out of place. Returns the
+// number of elements that differ from the base set's, or that were written outside the runs.
 template <typename Real>
 int64_t count_different_rotations(Random *random, rope_dtype_t dtype, const Way &in_way, const Way &out_way, int pairs,
                                   bool is_by_channel) {
   constexpr int64_t kHeads = 3;
   std::vector<Real> values[4];
   for (std::vector<Real> &of : values) {
-    // Some of few bits, with which results lie midway between two numbers of 16 bits.
+    // Some numbers have few bits, so that results lie exactly between two 16-bit numbers.
     for (int i = 0; i < pairs; ++i) {
       of.push_back(static_cast<Real>(random->below(4) == 0 ? static_cast<double>(random->below(25)) / 8 - 1.5
                                                            : random->uniform(-1.5, 1.5)));
@@ -139,7 +140,7 @@ int64_t count_different_rotations(Random *random, rope_dtype_t dtype, const Way 
 
 // ---- The step ----
 
-// A run of the step over memory of its own. Heads lie `head_stride` apart, more or less aligned.
+// A run of the step with its own memory. Heads lie `head_stride` apart, with different alignments.
 struct StepScene {
   rope_dtype_t dtype, out_dtype, cache_dtype;
   int channels, window_begin, pairs;
@@ -152,15 +153,15 @@ struct StepScene {
   rope::ChannelNumbers weight_view, bias_view;
   bool is_turned, is_norm_after, is_norm_of_token, is_streamed;
   int in_distance, out_distance;
-  Elements scales;  // static ones; empty: none
+  Elements scales;  // static scales; empty: none
   int64_t scale_head_stride;
   bool scale_multiplies, rounds_before_codes, has_amax;
-  uint32_t amax;  // the bits of a magnitude
-  // Scales that are written beside codes, and where; groups of 0: none.
+  uint32_t amax;  // bits of a magnitude
+  // Written scales beside codes, and their destinations; groups of 0: none.
   Elements out_written, cache_written;
   rope::WrittenScales out_scales, cache_scales;
   rope::ChannelPart out_part, cache_part;
-  Elements pass;    // channels outside the window; empty: the input has them
+  Elements pass;    // channels outside the window; empty: they are in the input
   Elements factor;  // empty: none
   bool is_factor_f32;
   int64_t factor_head_stride;
@@ -169,7 +170,7 @@ struct StepScene {
   bool is_kept() const { return !changes_all() && !is_turned && in_distance == out_distance; }
 };
 
-// Elements at a line of the caches, so that they may be streamed, while it lives.
+// A copy of elements, aligned to cache lines so that it may be streamed.
 class Aligned {
  public:
   explicit Aligned(Elements *elements) : elements_(elements), lines_(elements->size() / 64 + 1) {
@@ -201,7 +202,7 @@ rope::ChannelNumbers random_numbers(Random *random, const StepScene &scene, Elem
 
 rope::WrittenScales random_scales(Random *random, const StepScene &scene, rope_dtype_t type, int channels,
                                   Elements *written) {
-  constexpr uint32_t kFloors[] = {0, 0x2edbe6ff, 0x3f800000};  // none, 1e-10 and 1
+  constexpr uint32_t kFloors[] = {0, 0x2edbe6ff, 0x3f800000};  // 0 (none), 1e-10 and 1
   rope::WrittenScales scales = {};
   if (!rope::is_code(type) || random->below(2) == 0) return scales;
   scales.form = static_cast<rope::ScaleForm>(random->below(3));
@@ -369,7 +370,7 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
   }
 }
 
-// Channels that are neither normed nor turned, in memory of the input's type, that have lost a bit.
+// Counts channels that are neither normalised nor rotated and that changed, in targets of the input's type.
 int64_t count_changed(const StepScene &before, const rope::ChannelPart &part, const Elements &target) {
   const size_t size = size_of(before.dtype);
   const int window = 2 * before.pairs, begin = before.window_begin, end = begin + window;
@@ -446,7 +447,7 @@ SwigluRun random_run(Random *random, rope_dtype_t dtype, int64_t count, bool is_
   return run;
 }
 
-// Calls visit(dtype, form, is_backward, run) for all there is.
+// Calls visit(dtype, form, is_backward, run) for all combinations.
 template <typename Visit>
 void for_swiglu_runs(bool has_any_bits, Visit visit) {
   Random random(11);
@@ -554,7 +555,7 @@ TEST_CASE("every 16-bit value passes every instruction set as it is", "[cpu kern
         Elements values(65536 * 2), after;
         for (uint32_t bits = 0; bits < 65536; ++bits) std::memcpy(&values[bits * 2], &bits, 2);
         after = values;
-        // Times 1, minus the other channel times 0: the same, but that infinity makes NaN of its neighbour.
+        // x * 1 - y * 0 equals x, unless y is infinite: then the result is NaN.
         const rope::PairRun heads = {after.data(), after.data() + (is_interleaved ? 2 : 32), is_interleaved ? 2 : 1,
                                      32};
         kernels->rotate[rope::cpu_type(dtype)](heads, heads, 16, 2048,
@@ -652,7 +653,7 @@ TEST_CASE("SwiGLU of every 16-bit gate, and of F32 gates all over their range", 
     for (const double scale : {1.0, 1e-3, 1e4}) {
       Elements gates(count * size), ups(count * size), out(count * size);
       for (size_t i = 0; i < count; ++i) {
-        // Of F32 every 2^16th bit pattern, and what is between at random.
+        // For F32 every 2^16th bit pattern, with random bits in between.
         const uint32_t bits = static_cast<uint32_t>(dtype == ROPE_DTYPE_F32 ? i << 16 | random.below(65536) : i);
         std::memcpy(&gates[i * size], &bits, size);
         oracle::encode(dtype, scale * random.normal(), &ups[i * size]);
@@ -699,7 +700,7 @@ TEST_CASE("instruction sets agree on SwiGLU to the rounding of its steps", "[cpu
           const long double a = oracle::decode(dtype, &run.out[output][at]);
           const long double b = oracle::decode(dtype, &base.out[output][at]);
           if ((std::isnan(a) && std::isnan(b)) || a == b) continue;
-          // The gradient of gate may cancel; where it does its terms are about grad_out * up.
+          // The gradient of gate may cancel; its terms are then about grad_out * up.
           const long double up = oracle::decode(dtype, &run.in[1][static_cast<size_t>(i * run.in_stride[1]) * size]);
           const long double grad_out =
               is_backward ? oracle::decode(dtype, &run.in[2][static_cast<size_t>(i * run.in_stride[2]) * size]) : 0;

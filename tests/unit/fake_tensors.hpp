@@ -1,4 +1,4 @@
-// fake_tensors.hpp - tensors at made-up addresses, for code that computes with views and never touches memory
+// fake_tensors.hpp - tensors at invented addresses, for code that computes with views and never accesses memory
 #ifndef ROPE_TESTS_UNIT_FAKE_TENSORS_HPP
 #define ROPE_TESTS_UNIT_FAKE_TENSORS_HPP
 

@@ -1,4 +1,4 @@
-// fast_divmod_tests.cpp - division by multiplication against division
+// fast_divmod_tests.cpp - compares division by multiplication with division
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// float16_tests.cpp - every 16-bit value to fp32 and back, and fp32 values around every rounding boundary
+// float16_tests.cpp - converts every 16-bit value to fp32 and back, and fp32 values around every rounding boundary
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -34,7 +34,7 @@ uint16_t expected_bits(float value) {
   return bits;
 }
 
-// Counts values that do not round as the oracle says, and keeps the first of them.
+// Counts values that are not rounded as by the oracle, and keeps the first of them.
 template <typename T>
 struct Rounding {
   int64_t compared = 0, wrong = 0;
@@ -80,7 +80,8 @@ TEMPLATE_TEST_CASE("fp32 rounds to nearest even at every exponent", "[float16]",
   Rounding<TestType> rounding;
   for (uint32_t exponent = 0; exponent < 256; ++exponent) {
     for (int bit = 0; bit < 23; ++bit) {
-      // Below `bit` the mantissa is at the tie, just under and just over it; above, a few patterns and all ones.
+      // Below `bit`, the mantissa is at the tie, just below it and just above it; above `bit`, it has a few patterns
+      // and all ones.
       const uint32_t tie = uint32_t{1} << bit >> 1, above = 0x7fffffu & ~((uint32_t{1} << bit) - 1);
       for (int pattern = 0; pattern < 10; ++pattern) {
         const uint32_t upper = above & (pattern == 0   ? 0
@@ -107,7 +108,7 @@ TEMPLATE_TEST_CASE("halfway between neighbours the even one is taken", "[float16
     const TestType below = {bits}, above = {static_cast<uint16_t>(bits + 1)};
     const double middle = (double{rope::to_float(below)} + double{rope::to_float(above)}) / 2;
     const auto tie = static_cast<float>(middle);
-    if (tie != middle) continue;  // between subnormals of BF16 that are subnormal in fp32 too
+    if (tie != middle) continue;  // between subnormals of BF16 that are also subnormal in fp32
     const uint16_t rounded = rope::round_to<TestType>(tie).bits;
     not_even += rounded % 2 != 0 || (rounded != bits && rounded != bits + 1);
     for (const float near : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, INFINITY)}) {

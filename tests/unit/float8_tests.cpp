@@ -1,5 +1,6 @@
-// float8_tests.cpp - fp32 values of every exponent to 8 bits and around every rounding boundary, against a search among
-// all values of a type; and the scales of groups, against a search among numbers of fp32 and among powers of two
+// float8_tests.cpp - fp32 values of every exponent, and around every rounding boundary, to 8 bits, compared with a
+// search among all values of a type; scales of groups, compared with a search among fp32 numbers and among powers of
+// two
 #include <algorithm>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -24,7 +25,7 @@ float float_with(uint32_t bits) {
   return value;
 }
 
-// The finite values that are not negative, by code: OCP OFP8, tables 1 and 2.
+// The finite, non-negative values by code: OCP OFP8, tables 1 and 2.
 template <typename T>
 std::vector<long double> values_of() {
   const bool is_e4m3 = std::is_same_v<T, Float8E4M3>;
@@ -150,12 +151,12 @@ uint32_t bits_with(float value) {
   return bits;
 }
 
-// rope.h: a scale is amax / top, or the least power of two p with top * p >= amax, and the factor 1/scale.
+// rope.h: a scale is amax / top, or the smallest power of two p with top * p >= amax, and the factor is 1/scale.
 template <typename T>
 struct GroupScales {
   const long double top = values_of<T>().back();
   const ScaleForm form;
-  std::vector<long double> products;  // top * p of each power of two
+  std::vector<long double> products;  // top * p for each power of two
   int64_t compared = 0, wrong = 0;
   uint32_t first_wrong = 0;
 
@@ -165,7 +166,7 @@ struct GroupScales {
 
   int lowest() const { return form == ScaleForm::kE8M0 ? -127 : -149; }
 
-  // Every product and difference here is exact in long double, so that no rounding takes part in the comparison.
+  // All products and differences here are exact in long double, so the comparison involves no rounding.
   static bool is_nearest(float value, long double by, long double wanted) {
     const auto distance = [&](float of) { return std::fabs(of * by - wanted); };
     for (const float other : {std::nextafter(value, -INFINITY), std::nextafter(value, INFINITY)}) {
@@ -179,7 +180,7 @@ struct GroupScales {
   static bool is_factor_of(long double scale, float factor) {
     constexpr float max = 0x1.fffffep127f;
     if (scale == 0) return bits_with(factor) == 0;
-    if (scale * max < 1) return factor == max;  // the reciprocal is larger than fp32 has numbers
+    if (scale * max < 1) return factor == max;  // the reciprocal exceeds the largest fp32 number
     return factor > 0 && is_nearest(factor, scale, 1);
   }
 
@@ -268,6 +269,6 @@ TEST_CASE("the scales of chosen groups", "[float8][scales]") {
   CHECK(scale(1.0f).factor == 1 / (1.0f / 448));
   CHECK(scale(0.0f).bits == 0);
   CHECK(bits_with(scale(0.0f).factor) == 0);
-  CHECK(scale(0x1p-149f).factor == 0);  // the scale is less than half the least number
+  CHECK(scale(0x1p-149f).factor == 0);  // the exact scale is less than half the smallest number
   CHECK(scale(448 * 0x1p-149f).factor == 0x1.fffffep127f);
 }

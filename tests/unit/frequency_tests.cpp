@@ -1,4 +1,4 @@
-// frequency_tests.cpp - phase increments against 113-bit arithmetic
+// frequency_tests.cpp - compares phase increments with 113-bit arithmetic
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
@@ -24,10 +24,10 @@ std::vector<uint64_t> from_frequencies(const std::vector<double> &inv_freq) {
 
 #if defined(ROPE_TEST_HAS_QUAD)
 
-// Beyond that a frequency's own last bit is worth a tenth of the circle.
+// For larger frequencies, the last bit of the frequency itself is worth a tenth of the circle.
 constexpr double kFastest = 0x1p66;
 
-// The error as a share of what is allowed: the rounding to a unit, and 2^-64 of a hundredth of the frequency.
+// The error relative to the permitted one: the rounding to a unit, and 2^-64 of a hundredth of the frequency.
 double share(uint64_t increment, Quad frequency) {
   const Quad magnitude = frequency < 0 ? -frequency : frequency;
   const Quad allowed = 0.5 + 0.01 * (magnitude > 1 ? magnitude : 1);
@@ -42,7 +42,7 @@ double share(uint64_t increment, Quad frequency) {
 #if defined(ROPE_TEST_HAS_QUAD)
 
 TEST_CASE("quad arithmetic meets known values", "[frequencies]") {
-  // 1 / (2 pi) in hexadecimal digits, e in decimal ones.
+  // 1 / (2 pi) in hexadecimal digits, e in decimal digits.
   CHECK(quad::circle_distance(UINT64_C(0x28BE60DB9391054A), quad::fraction_units(1 / quad::two_pi())) < 0.5);
   CHECK(quad::circle_distance(0, quad::fraction_units(-3)) == 0);
   CHECK(quad::circle_distance(UINT64_C(0x4000000000000000), quad::fraction_units(-2.75)) == 0);
@@ -106,7 +106,7 @@ TEST_CASE("increments of exact frequencies are the nearest units", "[frequencies
                                   6.283185307179586,
                                   3.141592653589793,
                                   1.5707963267948966};
-  // The doubles around whole turns, where the fraction is almost 0 or almost 1.
+  // Doubles near whole turns, for which the fraction is almost 0 or almost 1.
   for (int turns = 1; turns < 50; ++turns) {
     const double whole = 6.283185307179586 * turns;
     for (const double near : {std::nextafter(whole, 0.0), whole, std::nextafter(whole, 1e300)})

@@ -1,4 +1,4 @@
-// gating_options_tests.cpp - activations, soft caps and what follows them, function by function, against long double
+// gating_options_tests.cpp - activations, soft caps and the later stages, one function at a time, against long double
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <cfloat>
@@ -32,7 +32,7 @@ Real ulps(T actual, Real exact) {
   return error >= 0 ? error : kInfinity<Real>;
 }
 
-// Largest of what visit(x) returns, of numbers of either sign whose magnitudes are from `low` to `high`.
+// The largest result of visit(x), for numbers of either sign with magnitudes from `low` to `high`.
 template <typename T, typename Visit>
 Real largest(Real low, Real high, Visit visit) {
   constexpr int kNumbers = 20000;
@@ -57,7 +57,7 @@ struct TanhWeight {
   Real value, slope;
 };
 
-// Without cancellation: (1 + tanh(y / 2)) / 2 is 1 / (1 + exp(-y)).
+// (1 + tanh(y / 2)) / 2 = 1 / (1 + exp(-y)), which has no cancellation.
 TanhWeight exact_tanh_weight(Real x) {
   const Real scale = 2 * std::sqrt(kTwoByPi), y = scale * (x + 0.044715L * x * x * x);
   const Real value = 1 / (1 + std::exp(-y)), complement = 1 / (1 + std::exp(y));
@@ -82,7 +82,7 @@ rope::GatingForm plain_form() {
 
 TEMPLATE_TEST_CASE("tanh and its slope", "[gating][gates]", float, double) {
   constexpr bool kIsFloat = std::is_same_v<TestType, float>;
-  const Real end = kIsFloat ? 40 : 340;  // the slope is normal until there
+  const Real end = kIsFloat ? 40 : 340;  // the slope is normal up to this number
   CHECK(largest<TestType>(1e-10L, end, [](TestType x) { return ulps(rope::tanh_of(x).value, std::tanh(Real{x})); }) <=
         4);
   CHECK(largest<TestType>(1e-10L, end, [](TestType x) {
@@ -104,7 +104,7 @@ TEMPLATE_TEST_CASE("soft caps", "[gating][gates]", float, double) {
     INFO("cap " << cap);
     const TestType inverse = 1 / cap;
     const auto capped = [&](TestType x) { return rope::soft_cap<true, false>(x, cap, inverse); };
-    // What x * (1 / cap) loses where it is rounded twice is up to 2 ulp of tanh's argument.
+    // Rounding x * (1 / cap) twice changes the argument of tanh by up to 2 ulp.
     CHECK(largest<TestType>(1e-3L * cap, 12.0L * cap, [&](TestType x) {
             if (!std::isnormal(x)) return Real{0};
             return ulps(capped(x).value, Real{cap} * std::tanh(Real{x} / cap));
@@ -133,7 +133,7 @@ TEMPLATE_TEST_CASE("slopes of soft caps, whose exponential multiplies what their
 }
 
 TEMPLATE_TEST_CASE("weights of GeGLU by erf", "[gating][gates]", float, double) {
-  // Down to where exp(-x^2 / 2) leaves the normal numbers.
+  // Below this number exp(-x^2 / 2) is subnormal.
   const Real end = std::is_same_v<TestType, float> ? 12.5L : 36.5L;
   const auto weight = [](TestType x) { return rope::weight_of_erf<false>(x); };
   CHECK(largest<TestType>(1e-10L, end, [&](TestType x) { return ulps(weight(x).value, exact_erf_weight(x)); }) <= 7.5L);
@@ -169,7 +169,7 @@ TEST_CASE("the scaled erfc has the errors of its minimax quotients", "[gating][g
     brief = std::fmax(brief, error(rope::scaled_erfc<true>(t, 1.0f)));
     fine = std::fmax(fine, error(rope::scaled_erfc<false>(t, 1.0f)));
   }
-  constexpr Real kRounding = 8 * 0x1p-24L;  // of the sums of both
+  constexpr Real kRounding = 8 * 0x1p-24L;  // roundings of both sums
   CHECK(brief <= 4.3e-7L + kRounding);
   CHECK(fine <= 6e-9L + kRounding);
 }
@@ -222,7 +222,7 @@ TEST_CASE("the form of options says which limit is whose", "[gating][gates]") {
   given.up_softcap = 8;
   CHECK(form_of<double>(given).gate_limit == kInfinity<double>);
   CHECK(form_of<double>(given).activation_limit == 7);
-  CHECK(form_of<double>(given).limit == 7);  // of up
+  CHECK(form_of<double>(given).limit == 7);  // limit of up
   CHECK(form_of<double>(given).lowest_gate == 0);
   CHECK(form_of<double>(given).inverse_of_up_softcap == 0.125);
 }

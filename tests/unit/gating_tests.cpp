@@ -1,4 +1,4 @@
-// gating_tests.cpp - exponential, sigmoid, SwiGLU and its gradients of one element against long double
+// gating_tests.cpp - exponential, sigmoid, SwiGLU and its gradients for one element, against long double
 #include <catch2/catch_test_macros.hpp>
 #include <cfloat>
 #include <cmath>
@@ -34,7 +34,7 @@ Real ulps(float actual, Real exact) {
   return ulps(actual, exact, exact);
 }
 
-// Gates all over the range in which neither branch of sigmoid is subnormal.
+// Gates from the whole range in which neither branch of the sigmoid is subnormal.
 template <typename Visit>
 void for_gates(Visit visit) {
   for_floats(0x1p-30f, 87.0f, 4099, [&](float gate) {
@@ -55,8 +55,8 @@ std::vector<float> extremes() {
   return values;
 }
 
-// A finite exact value has a finite result and one beyond the range an infinite one, with the right sign; a little
-// either side of the largest float both will do.
+// A finite exact value must give a finite result, and a value beyond the range an infinity of the correct sign. Close
+// to the largest float both are accepted.
 bool is_right_limit(float actual, Real exact) {
   if (std::isnan(actual)) return false;
   if (std::fabs(exact) < 0.99999L * FLT_MAX) return std::isfinite(actual);
@@ -112,7 +112,7 @@ TEST_CASE("SwiGLU and its gradients", "[gating]") {
   Random random(1);
   Real worst_out = 0, worst_up = 0, worst_gate = 0;
   for_gates([&](float gate) {
-    // Neither these nor any product of theirs leaves the normal range before the exact result does.
+    // No product of these numbers leaves the normal range before the exact result does.
     const float up = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20)) - 5));
     const float grad_out = static_cast<float>(std::ldexp(random.normal(), static_cast<int>(random.below(20)) - 5));
     const Real slack = 0x1p-126L * (std::fabs(gate) + 1) * (std::fabs(up) + 1) * (std::fabs(grad_out) + 1);
@@ -137,7 +137,7 @@ TEST_CASE("SwiGLU and its gradients", "[gating]") {
 TEST_CASE("SwiGLU where sigmoid underflows", "[gating]") {
   Random random(2);
   int64_t outside = 0, compared = 0;
-  // 8 ulp, and 2^-147 times those factors that exceed 1.
+  // 8 ulp, and 2^-147 times the factors that exceed 1.
   const auto compare = [&](float actual, Real exact, std::initializer_list<float> factors) {
     Real subnormal = 0x1p-147L;
     for (const float factor : factors) subnormal *= std::fmax(1.0L, std::fabs(factor));

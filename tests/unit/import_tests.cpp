@@ -8,7 +8,7 @@
 
 namespace {
 
-// A struct as the library knows it now: its first release ended after `first`.
+// A struct as this version of the library defines it; its first release ended after `first`.
 struct Known {
   uint32_t struct_size;
   uint32_t first;
@@ -37,8 +37,8 @@ Result import(const void *source) {
   return {status, target.known, rope::last_error()};
 }
 
-// A caller's struct of `size` bytes whose 32-bit words hold 1000, 1001, ... up to `filled` bytes, then zeros. The
-// allocation is no longer than the caller says.
+// A caller's struct of `size` bytes. Its 32-bit words hold 1000, 1001, ... up to `filled` bytes, then zeros. The
+// allocation is no longer than `size`.
 std::vector<unsigned char> caller_struct(uint32_t size, uint32_t filled) {
   std::vector<unsigned char> bytes(size);
   for (uint32_t at = 4; at + 4 <= filled; at += 4) {
@@ -74,7 +74,7 @@ TEST_CASE("what an older caller does not know is zero", "[import]") {
     INFO("size " << size);
     CHECK(result.status == ROPE_STATUS_SUCCESS);
     CHECK(result.known.first == 1001);
-    // Words of eight bytes come whole or not at all.
+    // Eight-byte words are copied whole or not at all.
     CHECK(result.known.second == 0);
     CHECK(result.known.third == 0);
   }
@@ -107,7 +107,7 @@ TEST_CASE("what a newer caller sets is refused, wherever it is", "[import]") {
 
 TEST_CASE("a size of no release is refused", "[import]") {
   for (const uint32_t size : {0u, 1u, 4u, kFirstSize - 1, 4097u, 0x80000000u, 0xffffffffu}) {
-    // Nothing beyond the size may be read.
+    // Bytes beyond the size must not be read.
     std::vector<unsigned char> bytes(4);
     std::memcpy(bytes.data(), &size, sizeof size);
     const Result result = import(bytes.data());

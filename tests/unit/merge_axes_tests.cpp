@@ -1,4 +1,4 @@
-// merge_axes_tests.cpp - fewer axes, the same work
+// merge_axes_tests.cpp - merging axes does not change the work
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <tuple>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t many = 1000;
 
-// A problem of two tensors whose strides are made of digits, so that no two elements share an address.
+// A problem of two tensors with strides that are powers of ten, so that no two elements share an address.
 struct Scene {
   rope::RopeGeometry geometry = {};
   rope::RopeProblem problem = {};
@@ -41,7 +41,7 @@ struct Scene {
     return *this;
   }
 
-  // As SBHD has them, with q's and k's heads of all batches behind each other.
+  // As in SBHD: for each token, the heads of all batches of q and k follow each other.
   Scene &with_close_batches() {
     for (rope::RotatedTensor &tensor : problem.tensor) {
       for (int64_t *stride : {tensor.in_stride, tensor.out_stride}) {
@@ -52,7 +52,7 @@ struct Scene {
     return *this;
   }
 
-  // Cosines and sines by token.
+  // Adds cosines and sines by token.
   Scene &with_rows(int64_t cos_batch_stride, int64_t sin_batch_stride, int64_t row_stride) {
     problem.angles = rope::AngleSource::kTable;
     problem.table.is_by_token = true;
@@ -75,7 +75,7 @@ int64_t entry_of(const rope::TokenIntegers &integers, int64_t batch, int64_t tok
   return entries[batch * integers.batch_stride + token * integers.token_stride];
 }
 
-// What moves from where to where by which angles, whatever the order; and each token's number where faults are counted.
+// Each move of an element, its addresses and angles, in any order; and each token's number if faults are counted.
 using Move = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 std::vector<Move> moves_of(const rope::RopeProblem &problem, bool counts_tokens) {
@@ -132,16 +132,16 @@ TEST_CASE("batches become tokens where strides allow it", "[merge axes]") {
   check(Scene(3, 4, 2, 1).with_positions(0, 0), Merged::kTokens);
   check(Scene(3, 4, 2, 1).with_positions(4, 1).with_starts(0, 0), Merged::kTokens);
   check(Scene(3, 4, 2, 1).with_positions(4, 1).with_starts(4, 1), Merged::kTokens);
-  // Positions of their own in each batch.
+  // Each batch has its own positions.
   check(Scene(3, 4, 2, 1), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_starts(4, 1), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_positions(0, 1), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_positions(5, 1), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_positions(4, 1).with_starts(1, 0), Merged::kNot);
-  // One batch, or none.
+  // There is one batch, or none.
   check(Scene(1, 4, 2, 1).with_positions(4, 1), Merged::kNot);
   check(Scene(0, 4, 2, 1).with_positions(4, 1), Merged::kNot);
-  // A gap before each batch of one tensor, read or written.
+  // There is a gap before each batch of one tensor, in its input or its output.
   for (const int tensor : {0, 1}) {
     for (const bool is_out : {false, true}) {
       Scene scene(3, 4, 2, 1);
@@ -151,7 +151,7 @@ TEST_CASE("batches become tokens where strides allow it", "[merge axes]") {
       check(scene, Merged::kNot);
     }
   }
-  // Strides whose product is no number: a batch cannot lie there.
+  // The product of the strides overflows, so no batch can follow.
   Scene far(3, 4, 2, 1);
   far.with_positions(4, 1);
   far.problem.tensor[0].in_stride[rope::kToken] = INT64_MAX / 2;
@@ -169,7 +169,7 @@ TEST_CASE("batches of one token are tokens", "[merge axes]") {
     }
     check(scene, Merged::kTokens);
     check(Scene(scene).with_starts(1, 0), Merged::kTokens);
-    // The only positions there are.
+    // There are no positions other than start_positions.
     scene.problem.positions = {};
     check(Scene(scene).with_starts(3, 0), Merged::kTokens);
     check(scene, Merged::kNot);
@@ -187,7 +187,7 @@ TEST_CASE("batches of one head are heads where they share angles", "[merge axes]
   check(Scene(3, 4, 1, 1).with_starts(1, 0), Merged::kNot);
   check(Scene(3, 4, 1, 2), Merged::kNot);
   check(Scene(3, 4, 2, 1), Merged::kNot);
-  // From tables, or beside wider elements, each head finds its own.
+  // With tables, or with wider elements, merging into heads does not pay.
   Scene scene(3, 4, 1, 1);
   scene.problem.angles = rope::AngleSource::kTable;
   check(scene, Merged::kNot);
@@ -223,12 +223,13 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
       check(scene, Merged::kNot);
     }
   }
-  // A product that is no number.
+  // The product overflows.
   Scene far(3, 4, 5, 2);
   far.with_close_batches().problem.tensor[0].in_stride[rope::kHead] = INT64_MAX / 2;
   rope::merge_axes(&far.problem);
   CHECK(far.problem.batches == 3);
-  // From tables by position, and beside wider elements, where batches lie closer than tokens: in SBHD, not in BHSD.
+  // With tables by position, and with wider elements, batches become heads only if they lie closer together than
+  // tokens: in SBHD, not in BHSD.
   for (const rope::AngleSource angles :
        {rope::AngleSource::kIncrements, rope::AngleSource::kTable, rope::AngleSource::kAngles}) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F32}) {
@@ -252,12 +253,12 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
       }
     }
   }
-  // Where tensors are written counts, too.
+  // The placement of the output counts too.
   Scene spread(3, 4, 5, 2);
   spread.with_close_batches().problem.angles = rope::AngleSource::kTable;
   spread.problem.tensor[0].out_stride[rope::kToken] = -1;
   check(spread, Merged::kNot);
-  // A table for each batch.
+  // There is a table for each batch.
   for (const auto member : {&rope::AngleTable::cos, &rope::AngleTable::sin}) {
     Scene scene(3, 4, 5, 2);
     scene.with_close_batches().with_rows(0, 0, 7);
@@ -265,7 +266,7 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
     (scene.problem.table.*member).batch_stride = 4 * 7;
     check(scene, Merged::kNot);
   }
-  // Heads beyond the most that there may be.
+  // The number of heads reaches and exceeds its limit.
   for (const int64_t more : {0, 1}) {
     Scene max_heads(2, 4, rope::kMaxHeads / 2 + more, 0);
     max_heads.with_close_batches();
@@ -280,7 +281,7 @@ TEST_CASE("batches whose heads follow each other are heads", "[merge axes]") {
 TEST_CASE("batches by tables by token are tokens where rows follow each other, too", "[merge axes]") {
   check(Scene(3, 4, 2, 1).with_rows(28, 28, 7), Merged::kTokens);
   check(Scene(3, 1, 2, 1).with_rows(7, 9, 0), Merged::kTokens);
-  // One table for all batches, or another distance between those of one.
+  // All batches have one table, or the tables of batches lie at another distance.
   check(Scene(3, 4, 2, 1).with_rows(0, 0, 7), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_rows(28, 29, 7), Merged::kNot);
   check(Scene(3, 4, 2, 1).with_rows(27, 28, 7), Merged::kNot);
@@ -299,7 +300,7 @@ TEST_CASE("sequences keep their axes", "[merge axes]") {
 }
 
 TEST_CASE("an empty problem keeps its axes", "[merge axes]") {
-  // Their product is no number.
+  // The product of these lengths overflows.
   Scene scene(int64_t{1} << 40, int64_t{1} << 40, 0, 0);
   scene.with_positions(0, 0);
   rope::merge_axes(&scene.problem);

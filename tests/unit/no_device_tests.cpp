@@ -1,4 +1,4 @@
-// no_device_tests.cpp - the reasons for having no CUDA device, in librope's own words
+// no_device_tests.cpp - the reasons for the absence of a CUDA device, in librope's own words
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 

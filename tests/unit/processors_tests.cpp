@@ -1,4 +1,4 @@
-// processors_tests.cpp - affinity, and CPU quotas as containers have them, read from files that are made up
+// processors_tests.cpp - affinity, and CPU quotas of containers, read from files that the tests write
 #include <sched.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// A folder that stands for the root of the file system, with what the kernel would show.
+// A folder that replaces the root of the file system and has the kernel's files.
 class Root {
  public:
   Root() : path_(std::filesystem::temp_directory_path() / ("librope-processors-" + std::to_string(getpid()))) {}
@@ -95,19 +95,19 @@ TEST_CASE("the least quota of the cgroups that a process lies in", "[processors]
 }
 
 TEST_CASE("a mount that shows the container's own cgroup at its top", "[processors]") {
-  // Docker without a namespace of cgroups: the path is the host's, and the mount begins there.
+  // Docker without a cgroup namespace: the path is the host's, and the mount begins there.
   Root root;
   root.cgroup("5:cpu,cpuacct:/docker/abc\n0::/docker/abc\n")
       .mounts("33 31 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpuacct,cpu\n")
       .with("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "700000")
       .with("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
   CHECK(root.processors() == 7);
-  // A cgroup made inside of it.
+  // A cgroup created inside the container.
   root.cgroup("5:cpu,cpuacct:/docker/abc/job\n")
       .with("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000")
       .with("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000");
   CHECK(root.processors() == 2);
-  // One that the mount does not show, though its name begins alike.
+  // A cgroup outside the mount, although its name begins with the mount's.
   root.cgroup("5:cpu,cpuacct:/docker/abcdef\n");
   CHECK(root.processors() == INT_MAX);
 }

@@ -1,4 +1,4 @@
-// quad.hpp - logarithm, exponential and fractions of a turn with 113 bits, from + - * / alone
+// quad.hpp - logarithm, exponential and fractions of a turn with 113 bits, computed only by + - * /
 #ifndef ROPE_TESTS_UNIT_QUAD_HPP
 #define ROPE_TESTS_UNIT_QUAD_HPP
 
@@ -72,7 +72,7 @@ inline Quad fraction_units(Quad turns) {
   return scaled(rest < 0 ? rest + 1 : rest, 64);
 }
 
-// How far `units` is from `exact` on the circle of 2^64 units.
+// The distance of `units` from `exact` on the circle of 2^64 units.
 inline Quad circle_distance(uint64_t units, Quad exact) {
   const Quad circle = scaled(1, 64);
   Quad distance = static_cast<Quad>(units) - exact;

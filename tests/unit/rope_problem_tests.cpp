@@ -1,4 +1,4 @@
-// rope_problem_tests.cpp - what a call of RoPE becomes once validated: canonical axes, positions, tables, or a refusal
+// rope_problem_tests.cpp - validates calls of RoPE: their canonical axes, positions and tables, or the refusal
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr int64_t kBatches = 3, kTokens = 5, kChannels = 16;
 
 struct NamedLayout {
   rope_layout_t layout;
-  std::string axes;  // by the letters of the header, S for the tokens of THD
+  std::string axes;  // in the notation of the header; S for the tokens of THD
 };
 
 const NamedLayout kLayouts[] = {
@@ -57,7 +57,7 @@ std::vector<int64_t> shape_of(const NamedLayout &layout, int64_t heads, int64_t 
   return shape;
 }
 
-// Axes in any order in memory, with gaps and any signs.
+// A tensor with axes in any order in memory, with gaps and strides of either sign.
 rope_tensor_t scattered_tensor(Random *random, uintptr_t address, rope_dtype_t dtype,
                                const std::vector<int64_t> &shape) {
   std::vector<size_t> order(shape.size());
@@ -88,14 +88,14 @@ rope_args_t some_args() {
   return args;
 }
 
-// q of two heads, in place.
+// q with two heads, in place.
 rope_args_t some_args(const NamedLayout &layout) {
   rope_args_t args = some_args();
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(layout, 2));
   return args;
 }
 
-// Pairs in turn with axis 0, 1, ...
+// Pairs use axes 0, 1, ... in turn.
 struct AxisConfig {
   AxisConfig(rope_layout_t layout, int32_t num_axes) : config(some_config(layout)) {
     for (int32_t pair = 0; pair < 4; ++pair) pair_axis.push_back(pair % num_axes);
@@ -117,7 +117,7 @@ bool same_columns(const rope::TableColumns &columns, const rope_tensor_t &tensor
          columns.row_stride == row && columns.column_stride == column;
 }
 
-// What a refused call said, status first.
+// The error text of a refused call, preceded by its status.
 std::string refusal(rope_status_t status) {
   const char *words = status == ROPE_STATUS_INVALID_ARGUMENT ? "invalid; "
                       : status == ROPE_STATUS_NOT_SUPPORTED  ? "unsupported; "
@@ -150,7 +150,7 @@ std::string refusal_of(const rope::RopeGeometry &geometry, const rope_tensor_t *
   return refusal(rope::make_table_problem("rope_fill_tables", geometry, cos, sin, &problem));
 }
 
-// Elements of `tensor` whose byte offset differs from that of the canonical strides.
+// Counts elements of `tensor` at other byte offsets than those of the canonical strides.
 int wrong_elements(const NamedLayout &layout, const rope_tensor_t &tensor, const int64_t *canonical) {
   int wrong = 0;
   const std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.ndim);
@@ -231,7 +231,8 @@ TEST_CASE("an output that is its input is in place", "[rope problem]") {
 }
 
 TEST_CASE("only what is touched in place counts as overlap", "[rope problem]") {
-  // Windows of 8 channels from 6 on: heads 8 channels apart interleave without touching each other's window.
+  // Windows of 8 channels from channel 6 on: heads that are 8 channels apart interleave, but their windows do not
+  // overlap.
   const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
   rope_args_t args = some_args();
   args.q = fake_tensor(region(0), ROPE_DTYPE_BF16, {kTokens, 1, kChannels}, {64, 64, 1});
@@ -400,7 +401,7 @@ TEST_CASE("strides of an empty problem may be any number", "[rope problem]") {
     CHECK(problem_of(geometry, args).is_empty());
     args.q = fake_tensor(region(0), ROPE_DTYPE_BF16, {int64_t{1} << 40, int64_t{1} << 40, 0, kChannels}, {1, 1, 1, 1});
     CHECK(problem_of(geometry, args).is_empty());
-    // A single token of a single head, in and out of place.
+    // One token with one head, in and out of place.
     args.q = fake_tensor(region(0), ROPE_DTYPE_BF16, {1, 1, 1, kChannels}, {wild, wild, wild, 1});
     CHECK(problem_of(geometry, args).tensor[0].is_in_place);
     args.q_out = fake_tensor(region(1), ROPE_DTYPE_BF16, {1, 1, 1, kChannels}, {wild, wild, wild, 1});
@@ -469,7 +470,7 @@ TEST_CASE("pairs are numbered along the window, block after block", "[rope probl
           REQUIRE(owner[channel] == -1);
           owner[channel] = pair;
         }
-        // Pairs follow each other inside a block, and blocks follow each other.
+        // Pairs are consecutive within a block, and blocks are consecutive.
         CHECK(first == 2 * distance * (pair / distance) + pair % distance);
       }
     }
@@ -493,7 +494,7 @@ TEST_CASE("axes of pairs", "[rope problem]") {
   for (int axis = 0; axis < 8; ++axis) CHECK(geometry.uses_axis(axis) == (axis == 0 || axis == 2 || axis == 7));
   for (int pair = 0; pair < 4; ++pair) {
     CHECK(geometry.pair_axis[pair] == pair_axis[pair]);
-    pair_axis[pair] = 1;  // the copy stays
+    pair_axis[pair] = 1;  // the geometry's copy does not change
   }
   CHECK(geometry.pair_axis[0] == 7);
 }
@@ -509,14 +510,14 @@ TEST_CASE("positions of several axes", "[rope problem]") {
   CHECK(same_strides(problem.start_positions, 70, -9, 2));
   CHECK(problem.start_positions.is_64_bit);
 
-  // Token-major, and one row of positions for all axes and batches.
+  // Token-major positions, and one row of positions for all axes and batches.
   args.positions = fake_tensor(region(1), ROPE_DTYPE_I64, {2, kBatches, kTokens}, {1, 10, 2});
   args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I64, {2, kTokens}, {0, 1});
   problem = problem_of(geometry_of(axes.config), args);
   CHECK(same_strides(problem.positions, 1, 10, 2));
   CHECK(same_strides(problem.start_positions, 0, 0, 1));
 
-  // [B] serves every axis, also where B is the number of axes.
+  // [B] is valid for every axis, even if B equals the number of axes.
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, shape_of(kLayouts[0], 2, 2));
   args.positions = {};
   args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I64, {2}, {5});
@@ -557,7 +558,7 @@ TEST_CASE("sequences", "[rope problem]") {
     CHECK(problem.batches == 1);
     CHECK(same_strides(problem.start_positions, 0, 7, 0));
   }
-  // Where there are as many sequences as tokens, [B] and [T] are one shape, and it means [B].
+  // With as many sequences as tokens, [B] and [T] are the same shape, which is read as [B].
   args.cu_seqlens = fake_tensor(region(1), ROPE_DTYPE_I32, {kTokens + 1}, {1});
   args.start_positions = fake_tensor(region(2), ROPE_DTYPE_I32, {kTokens}, {1});
   CHECK(same_strides(problem_of(geometry, args).start_positions, 0, 1, 0));
@@ -1011,7 +1012,7 @@ TEST_CASE("refused tables and angles say field, value and rule", "[rope problem]
                  {{"invalid; rope_forward: cos.ndim is 2: it must be 3, [A, T, W]", [](Args &args) {
                      set_tables(args, {5, 4}, by_token);
                    }}});
-  // Four pairs do not divide among three axes.
+  // Four pairs cannot be divided evenly among three axes.
   check_refusals(
       AxisConfig(ROPE_LAYOUT_BSHD, 3).config, kLayouts[0],
       {{"invalid; rope_forward: cos.shape[1] is 1: it must be R/2, 4, or R, 8, or R/2 by num_axes, 3", [](Args &args) {
@@ -1032,7 +1033,7 @@ TEST_CASE("refused fault words and overlaps say field, value and rule", "[rope p
         }},
        {"invalid; rope_forward: fault.stride[0] is 0 for 2 elements: an output cannot be an expanded tensor",
         [](Args &args) { args.fault = fake_tensor(region(1), ROPE_DTYPE_I64, {2}, {0}); }}});
-  // Every operand that a call reads, where fault is written.
+  // For each operand that a call reads, `fault` overlaps it.
   const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
   rope_args_t args = some_args(kLayouts[3]);
   args.fault = compact_tensor(region(9), ROPE_DTYPE_I64, {2});
@@ -1054,7 +1055,7 @@ TEST_CASE("refused fault words and overlaps say field, value and rule", "[rope p
     overlapping.fault.data = at_address(region(10));
     CHECK(refusal_of(geometry, overlapping) == "served");
   }
-  // The rotated window of q's second head begins 44 bytes on; its channels before that are nobody's in place.
+  // The rotated window of q's second head begins at byte 44; in place, its channels before that are not accessed.
   args.fault.data = at_address(region(0) + 32);
   const std::string text = refusal_of(geometry, args);
   INFO(text);
@@ -1099,7 +1100,7 @@ TEST_CASE("no tensor has far more elements than a call spans bytes", "[rope prob
   const rope::RopeGeometry geometry = geometry_of(some_config(ROPE_LAYOUT_THD));
   constexpr int64_t always = int64_t{1} << 28;
   rope_args_t args = some_args(kLayouts[3]);
-  // q: 5 tokens of two heads of 16 channels, from the first of its window's 8 channels to the last.
+  // q: 5 tokens of two heads of 16 channels, from the first to the last of each window's 8 channels.
   constexpr int64_t q_bytes = 2 * (4 * 32 + 16 + 8);
   const auto sequences = [&](int64_t entries, int64_t stride) {
     args.cu_seqlens = fake_tensor(region(1), ROPE_DTYPE_I32, {entries}, {stride});
@@ -1110,20 +1111,20 @@ TEST_CASE("no tensor has far more elements than a call spans bytes", "[rope prob
         "unsupported; rope_forward: cu_seqlens has 268435457 elements: a tensor may have 2^28, or 64 for each of the " +
             std::to_string(q_bytes + 4) + " bytes that the tensors of the call span");
   CHECK(sequences(int64_t{1} << 60, 0).rfind("unsupported; rope_forward: cu_seqlens has 1152921504606846976 ", 0) == 0);
-  // Entries of their own are served, however many.
+  // Tensors without repeated elements are accepted at any length.
   CHECK(sequences(int64_t{1} << 37, 1) == "served");
-  // 64 for each byte: where a table spans the rest of 2^23 bytes they serve twice as many.
+  // The limit is 64 elements per byte: if a table spans the rest of 2^23 bytes, twice as many are accepted.
   const int64_t table_bytes = (int64_t{1} << 23) - q_bytes - 4;
   args.cos = fake_tensor(region(2), ROPE_DTYPE_BF16, {table_bytes / 16, 4}, {4, 1});
   args.sin = fake_tensor(region(3), ROPE_DTYPE_BF16, {table_bytes / 16, 4}, {4, 1});
   const int64_t bytes = q_bytes + 4 + 2 * (table_bytes / 16 * 8);
   CHECK(sequences(64 * bytes, 0) == "served");
   CHECK(sequences(64 * bytes + 1, 0).rfind("unsupported; rope_forward: cu_seqlens has ", 0) == 0);
-  // Rows of a table too, though a call looks them up.
+  // The limit applies to rows of a table too, although a call reads only some of them.
   args.cos = args.sin = fake_tensor(region(2), ROPE_DTYPE_F32, {always / 4 + 1, 4}, {0, 0});
   args.cu_seqlens = {};
   CHECK(refusal_of(geometry, args).rfind("unsupported; rope_forward: cos has 268435460 elements: ", 0) == 0);
-  // An empty call does nothing of whatever length.
+  // An empty call has no loops, whatever the lengths of its tensors.
   args = some_args();
   args.q = compact_tensor(region(0), ROPE_DTYPE_BF16, {0, 2, kChannels});
   CHECK(sequences(int64_t{1} << 60, 0) == "served");

@@ -21,7 +21,7 @@ bool same_bits(T a, T b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// Products and sums stored one by one: `volatile` keeps the compiler from contracting them.
+// Products and sums are stored one by one in `volatile` variables, so that the compiler cannot fuse them.
 template <typename Real>
 Real rounded_step_by_step(Real a, Real b, Real c, Real d) {
   volatile Real first = a * b, second = c * d;
@@ -32,7 +32,7 @@ rope::CosSin<float> cos_sin_of_upper(uint32_t upper) {
   return rope::cos_sin_of_phase<float>(uint64_t{upper} << 32);
 }
 
-// Largest errors of double cosines and sines.
+// The largest errors of cosines and sines in double.
 struct Worst {
   long double cos = 0, sin = 0;
 
@@ -46,7 +46,7 @@ struct Worst {
   }
 };
 
-// A number from 0 on with 576 bits behind the point, in digits of 32 bits, the integer part first.
+// A non-negative number with 576 bits behind the point, in 32-bit digits, with the integer part first.
 class Fixed {
  public:
   static constexpr int kDigits = 19, kFractionBits = 32 * (kDigits - 1);
@@ -131,7 +131,7 @@ Fixed arctangent_of_inverse(uint32_t x) {
   return sum;
 }
 
-// 1 / (2 pi), pi by Machin's formula, 1706.
+// 1 / (2 pi), with pi from Machin's formula, 1706.
 const Fixed &turns_per_radian() {
   static const Fixed turns = [] {
     const Fixed pi = arctangent_of_inverse(5) * 16 - arctangent_of_inverse(239) * 4, two_pi = pi * 2;
@@ -147,10 +147,10 @@ const Fixed &turns_per_radian() {
   return turns;
 }
 
-// 2^64 times the fraction of a turn that `angle` is, rounded down; of its magnitude.
+// floor(2^64 * the fraction of a turn) for the magnitude of `angle`.
 uint64_t exact_phase_of_magnitude(float angle) {
   int exponent;
-  const float significand = std::frexp(std::fabs(angle), &exponent);  // from 0.5 on
+  const float significand = std::frexp(std::fabs(angle), &exponent);  // at least 0.5
   const auto integer = static_cast<uint32_t>(std::ldexp(significand, 24));
   return (turns_per_radian() * integer).fraction_times_power(exponent - 24);
 }
@@ -161,7 +161,7 @@ float float_of_bits(uint32_t bits) {
   return value;
 }
 
-// Finite floats of every exponent, of both ends and some of the middle of each.
+// Finite floats of every exponent: both ends, and some from the middle.
 std::vector<float> floats_of_every_exponent() {
   Random random(5);
   std::vector<float> values;
@@ -199,7 +199,7 @@ int64_t count_unswapped_quarters() {
   return wrong;
 }
 
-// Among phases that are multiples of `unit`, which the type tells apart.
+// For phases that are multiples of `unit`, which the type can distinguish.
 template <typename Real>
 int64_t count_unmirrored_phases(uint64_t unit) {
   int64_t wrong = 0;
@@ -209,7 +209,7 @@ int64_t count_unmirrored_phases(uint64_t unit) {
     wrong += opposite.cos != here.cos || opposite.sin != -here.sin;
   };
   for (uint64_t number = 0; number < (uint64_t{1} << 32); number += 10007) compare(number * 0x100000001u / unit * unit);
-  // Half way between two quarter turns the two sides are split at different ones.
+  // Halfway between two quarter turns, the two neighbours belong to different ones.
   for (uint64_t middle = kQuarter / 2, count = 0; count < 4; middle += kQuarter, ++count) {
     for (uint64_t distance = 1; distance < 1000; ++distance) {
       compare(middle - distance * unit);
@@ -241,7 +241,7 @@ void check_angles(long double bound) {
   }
 }
 
-// Runs of pairs as the kernels see them, for every step in and out; T is the type of the elements.
+// Runs of pairs as kernels process them, for every step of input and output; T is the element type.
 template <typename T, typename Real>
 void check_kernel(rope::CpuKernels::Rotate<Real> *rotate, bool has_angles_of_each_channel) {
   Random random(8);
@@ -331,7 +331,7 @@ void check_filled_angles(rope::CpuKernels::FillAngles<Real> *fill_angles) {
 
 TEST_CASE("cosine and sine over all phases", "[rotation]") {
   constexpr double kUnit = 6.283185307179586 / 0x1p32;
-  constexpr uint32_t kStride = 61;  // prime: 70 million of the 2^32 phases, and all residues
+  constexpr uint32_t kStride = 61;  // prime: 70 million of the 2^32 phases, with all residues
   double worst_cos = 0, worst_sin = 0;
   for (uint64_t number = 0; number < (uint64_t{1} << 32); number += kStride) {
     const auto upper = static_cast<uint32_t>(number);
@@ -395,7 +395,7 @@ TEST_CASE("cosine and sine never exceed 1", "[rotation]") {
       const rope::CosSin<float> result =
           rope::cos_sin_of_phase<float>(quarter * kQuarter + (static_cast<uint64_t>(distance) << 32));
       beyond += std::fabs(result.cos) > 1 || std::fabs(result.sin) > 1;
-      // In double the last place before 1 is some 2^36 of the phase's units wide.
+      // In double, the last place below 1 is about 2^36 phase units wide.
       for (int shift : {0, 16, 36}) {
         const rope::CosSin<double> wide =
             rope::cos_sin_of_phase<double>(quarter * kQuarter + (static_cast<uint64_t>(distance) << shift));
@@ -421,7 +421,7 @@ TEST_CASE("the phase is the wrapped product", "[rotation]") {
   for (int i = 0; i < 20000; ++i) {
     const auto position = static_cast<int64_t>(random.bits()) >> random.below(64);
     const uint64_t increment = random.bits() >> random.below(64);
-    // Schoolbook multiplication in 32-bit digits, of the two's complement.
+    // Long multiplication of the two's complement in 32-bit digits.
     const auto bits = static_cast<uint64_t>(position);
     const uint64_t low = (bits & 0xffffffff) * (increment & 0xffffffff);
     const uint64_t middle =
@@ -489,7 +489,7 @@ TEST_CASE("a rotation with the sines exchanged and negated is the transpose", "[
     const rope::Pair<double> in = {draw(), draw()}, gradient = {draw(), draw()};
     const rope::Pair<double> out = rope::rotate(in, a, b);
     const rope::Pair<double> back = rope::rotate(gradient, {a.cos, -b.sin}, {b.cos, -a.sin});
-    // x' = a.cos x - a.sin y, y' = b.sin x + b.cos y, column by column.
+    // x' = a.cos x - a.sin y, y' = b.sin x + b.cos y; the columns are the transpose.
     CHECK(std::fabs(back.x - (a.cos * gradient.x + b.sin * gradient.y)) <= 1e-15);
     CHECK(std::fabs(back.y - (b.cos * gradient.y - a.sin * gradient.x)) <= 1e-15);
     CHECK(std::fabs(out.x * gradient.x + out.y * gradient.y - in.x * back.x - in.y * back.y) <= 1e-14);

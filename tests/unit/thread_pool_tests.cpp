@@ -1,4 +1,4 @@
-// thread_pool_tests.cpp - every task once, whoever calls, from tasks, from many threads and after fork
+// thread_pool_tests.cpp - every task runs once: calls from tasks, from many threads and after fork
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 
 namespace {
 
-// As much as a program may have, for each of its threads.
+// As large as a program's thread-local variables may be.
 thread_local volatile char thread_local_data[1 << 20];
 
 void run(int num_tasks, const std::function<void(int)> &task) {
@@ -28,7 +28,7 @@ void run(int num_tasks, const std::function<void(int)> &task) {
       const_cast<std::function<void(int)> *>(&task));
 }
 
-// How often each task of one call ran; one more slot on either side for indices that do not exist.
+// How often each task of one call ran, with one more slot at either end for invalid indices.
 class Counts {
  public:
   explicit Counts(int num_tasks) : num_tasks_(num_tasks), counts_(new std::atomic<int>[num_tasks + 2]()) {}
@@ -51,7 +51,7 @@ bool runs_each_once(int num_tasks) {
   return counts.each_once();
 }
 
-// True once `count` tasks have come, false if they do not within ten seconds.
+// Returns true once `count` tasks have arrived, or false after ten seconds.
 bool wait_for(const std::atomic<int> &arrived, int count) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (arrived < count) {
@@ -193,7 +193,7 @@ TEST_CASE("a handler and thread-local variables fit the stacks of the pool", "[t
   skip_forks_under_sanitizers();
   struct Handler {
     static void handle(int) {
-      volatile char bytes[128 << 10];  // as the header promises
+      volatile char bytes[128 << 10];  // the size that the header guarantees
       for (size_t i = 0; i < sizeof bytes; i += 512) bytes[i] = 1;
       for (size_t i = 0; i < sizeof thread_local_data; i += 512) thread_local_data[i] = bytes[i % sizeof bytes];
     }
@@ -204,7 +204,7 @@ TEST_CASE("a handler and thread-local variables fit the stacks of the pool", "[t
     sigaction(SIGTRAP, &action, nullptr);
     std::atomic<int> arrived{0};
     run(8, [&](int) {
-      volatile char deep[33 << 10];  // as a rotation of F64 has
+      volatile char deep[33 << 10];  // the size for a rotation of F64
       for (size_t i = 0; i < sizeof deep; i += 512) deep[i] = 1;
       ++arrived;
       wait_for(arrived, 8);
@@ -240,7 +240,7 @@ TEST_CASE("a call wakes no more threads than it has tasks", "[thread pool]") {
   skip_forks_under_sanitizers();
   CHECK(holds_in_child([] {
     constexpr int num_workers = 24, num_calls = 300;
-    // How often threads of this process have waited for something.
+    // How often threads of this process have blocked.
     const auto waits = [] {
       long sum = 0;
       for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -263,7 +263,7 @@ TEST_CASE("a call wakes no more threads than it has tasks", "[thread pool]") {
       sched_yield();
     }
     const long woken = waits() - before;
-    // The thread that is woken waits for the lock, and again for work; so does the caller.
+    // The woken thread blocks on the lock, and then on work; so does the caller.
     return arrived == num_workers + 1 && woken < num_calls * num_workers / 2;
   }));
 }
@@ -272,7 +272,7 @@ TEST_CASE("a forked child has a pool of its own", "[thread pool]") {
   skip_forks_under_sanitizers();
   REQUIRE(runs_each_once(4));
   CHECK(holds_in_child([] {
-    // New threads, not those of the parent, which the child does not have.
+    // The child must start new threads, because it has none of the parent's.
     std::atomic<int> arrived{0}, alone{0};
     run(3, [&](int) {
       ++arrived;
@@ -303,7 +303,7 @@ TEST_CASE("a child forked in the middle of a call is not held up by it", "[threa
     return alone == 0 && runs_each_once(6);
   });
   CHECK(child_works);
-  // Meanwhile the pool is taken here.
+  // Meanwhile this call uses the pool.
   CHECK(runs_each_once(6));
   may_finish = true;
   busy.join();

@@ -1,4 +1,4 @@
-// view_tests.cpp - what makes a tensor a view, parts of views, and which views share bytes, by brute force
+// view_tests.cpp - conditions for a valid view, parts of views, and overlaps of views, by brute force
 #include <algorithm>
 #include <bitset>
 #include <catch2/catch_test_macros.hpp>
@@ -38,7 +38,7 @@ rope::View narrowed(rope::View view, int axis, int64_t start, int64_t length) {
   return view;
 }
 
-// Refused, in a sentence that names the function and the field.
+// Whether the tensor is refused with a message that names the function and the field.
 bool refuses(const rope_tensor_t &tensor, rope_status_t expected = ROPE_STATUS_INVALID_ARGUMENT) {
   rope::View view;
   rope::fail(ROPE_STATUS_SUCCESS, "%s", "");
@@ -59,7 +59,7 @@ std::vector<int64_t> shape_of(const rope::View &view) {
   return {view.shape, view.shape + view.ndim};
 }
 
-// Byte offsets of the elements from the view's data, in index order.
+// The byte offsets of the elements from the view's data, in index order.
 std::vector<int64_t> element_offsets(const rope::View &view) {
   std::vector<int64_t> offsets;
   for_each_index(shape_of(view), [&](const int64_t *index) {
@@ -261,14 +261,15 @@ TEST_CASE("sizes that overflow are refused", "[views]") {
                                               {int64_t{1} << 60, 1}}) {
     CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {3, 3}, strides)));
   }
-  // 2^60 bytes from the lowest element to the highest are the most; elements count too, expanded ones included.
+  // The lowest and the highest element may be at most 2^60 bytes apart. The number of elements is limited too,
+  // including repeated ones.
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {int64_t{1} << 59})));
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {-(int64_t{1} << 59)})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2}, {(int64_t{1} << 59) + 1})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2}, {int64_t{1} << 58})));
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {2, 2}, {int64_t{1} << 58, -(int64_t{1} << 58)})));
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F16, {2, 2}, {int64_t{1} << 58, -(int64_t{1} << 58) - 1})));
-  // The reaches of two axes, each a number, may have a sum that is none.
+  // The extents of two axes may fit, but their sum overflows.
   CHECK(refuses(fake_tensor(middle, ROPE_DTYPE_F64, {2, 2}, {int64_t{1} << 56, (int64_t{1} << 60) - 1})));
   CHECK(std::string(rope::last_error()).find(" spans more than 2^60 bytes: ") != std::string::npos);
   CHECK(accepts(fake_tensor(middle, ROPE_DTYPE_F16, {int64_t{1} << 30, int64_t{1} << 30}, {0, 0})));
@@ -277,7 +278,7 @@ TEST_CASE("sizes that overflow are refused", "[views]") {
 }
 
 TEST_CASE("strides that leave the address space are refused", "[views]") {
-  // 100 elements of 4 bytes downwards need 396 bytes below data, and upwards 400 bytes above it.
+  // 100 elements of 4 bytes with a negative stride need 396 bytes below data; with a positive one 400 bytes above it.
   CHECK(accepts(fake_tensor(396, ROPE_DTYPE_F32, {100}, {-1})));
   CHECK(refuses(fake_tensor(392, ROPE_DTYPE_F32, {100}, {-1})));
   CHECK(accepts(fake_tensor(UINTPTR_MAX - 403, ROPE_DTYPE_F32, {100}, {1})));
@@ -303,7 +304,7 @@ TEST_CASE("a part of a view begins at the element of that index", "[views]") {
     for (int64_t start = 0; start <= view.shape[axis]; ++start) {
       for (int64_t length = 0; length <= view.shape[axis] - start; ++length) {
         const rope::View part = narrowed(view, axis, start, length);
-        // An empty part begins nowhere: its pointer is not moved.
+        // An empty part has no first element: its pointer does not move.
         const int64_t offset = length > 0 ? start * view.stride[axis] * 4 : 0;
         REQUIRE(static_cast<void *>(part.data) == static_cast<void *>(view.data + offset));
         for (int other = 0; other < 3; ++other) {
@@ -323,12 +324,12 @@ TEST_CASE("a part of a view begins at the element of that index", "[views]") {
 }
 
 TEST_CASE("packed views of any size are told apart", "[views]") {
-  // q and k of a packed [T, 12, 64], and the same k one channel lower, which meets the last channel of q.
+  // q and k of a packed [T, 12, 64], and k one channel lower, where it overlaps the last channel of q.
   constexpr int64_t tokens = 1 << 20;
   const rope::View q = view_of({tokens, 8, 64}, {768, 64, 1});
   CHECK_FALSE(rope::views_overlap(q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + 512 * 4)));
   CHECK(rope::views_overlap(q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + 511 * 4)));
-  // and where only their last elements meet
+  // only their last elements overlap
   CHECK(rope::views_overlap(
       q, view_of({tokens, 4, 64}, {768, 64, 1}, ROPE_DTYPE_F32, kBase + ((tokens - 1) * 768 + 7 * 64 + 63) * 4)));
 }
@@ -343,7 +344,7 @@ TEST_CASE("the same view has the same elements in the same order", "[views]") {
   CHECK_FALSE(rope::is_same_view(view, view_of({3, 3}, {4, 1})));
   CHECK_FALSE(rope::is_same_view(view, view_of({4, 3}, {1, 4})));
   CHECK_FALSE(rope::is_same_view(view_of({12}, {1}), view));
-  // The stride of a single element says nothing.
+  // The stride of an axis of length 1 is irrelevant.
   CHECK(rope::is_same_view(view_of({1, 4}, {4, 1}), view_of({1, 4}, {99, 1})));
   CHECK_FALSE(rope::is_same_view(view_of({2, 4}, {4, 1}), view_of({2, 4}, {99, 1})));
 }
@@ -406,7 +407,7 @@ TEST_CASE("outputs against brute force", "[views]") {
 }
 
 TEST_CASE("overlaps against brute force", "[views]") {
-  // Strides of one unit meet nearly always; of two and three they interleave without meeting.
+  // Strides of one unit nearly always overlap; strides of two and three can interleave without overlap.
   for (const int64_t unit : {1, 2, 3}) {
     Random random(static_cast<uint64_t>(unit));
     int meeting = 0, apart = 0, wrong = 0;
@@ -434,7 +435,7 @@ struct Axes {
   std::vector<int64_t> shape, stride;
 };
 
-// Element by element, for views that reach further than Bytes do.
+// Compares element by element, for views that are too large for Bytes.
 bool share_a_byte(const rope::View &a, const rope::View &b) {
   const auto low = std::min(a.begin, b.begin), high = std::max(a.end, b.end);
   std::vector<char> is_of_a(high - low);
@@ -469,7 +470,7 @@ int64_t any_stride(Random *random, int64_t max) {
   return random->below(4) == 0 ? -stride : stride;
 }
 
-// Two views in each other's room, of one dtype or two, by what draw() says of their axes.
+// Two views in overlapping ranges, with one dtype or two; draw() chooses their axes.
 template <class Draw>
 Judged judge_pairs(uint64_t seed, int pairs, const Draw &draw) {
   constexpr rope_dtype_t kDtypes[] = {ROPE_DTYPE_F16, ROPE_DTYPE_F32, ROPE_DTYPE_F64};
@@ -495,7 +496,7 @@ Judged judge_pairs(uint64_t seed, int pairs, const Draw &draw) {
   return result;
 }
 
-// a and b are coprime: the i from 0 to b - 1 for which a * i leaves `rest`, modulo b.
+// For coprime a and b: the i from 0 to b - 1 with a * i = rest modulo b.
 int64_t factor_that_leaves(int64_t rest, int64_t a, int64_t b) {
   __extension__ typedef __int128 Wide;
   Wide first = a % b, second = b, first_factor = 1, second_factor = 0;
@@ -521,7 +522,7 @@ TEST_CASE("an overlap of rows that follow each other by two strides is always fo
   CHECK(rows.missed + rows.refused_wrongly == 0);
   CHECK(rows.meeting > 1000);
   CHECK(rows.apart > 1000);
-  // The same two strides in both, which need not be those of rows.
+  // Both views have the same two strides, which need not be those of rows.
   const Judged alike = judge_pairs(2, 6000, [](Random *random, Axes(&axes)[2]) {
     const int64_t first = any_stride(random, 180), second = any_stride(random, 40);
     for (Axes &view : axes) view = {{2 + random->below(50), 2 + random->below(10)}, {first, second}};
@@ -530,7 +531,7 @@ TEST_CASE("an overlap of rows that follow each other by two strides is always fo
   CHECK(alike.missed + alike.refused_wrongly == 0);
   CHECK(alike.meeting > 1000);
   CHECK(alike.apart > 1000);
-  // Heads of channels that are parts of rows, in both by the same strides: those leave no gap.
+  // Heads of channels that are parts of rows, with equal strides in both views: these leave no gap.
   const Judged packed = judge_pairs(3, 3000, [](Random *random, Axes(&axes)[2]) {
     const int64_t channels = 2 + random->below(4);
     for (Axes &view : axes) {
@@ -554,7 +555,7 @@ TEST_CASE("an overlap of two long axes is found at any size", "[views]") {
     const auto draw = [&] { return 1 + static_cast<int64_t>(random.bits() >> (64 - bits)); };
     const int64_t first = draw(), second = draw();
     if (std::gcd(first, second) != 1 || second == 1) continue;
-    // As many rows as one or two solutions need, more or less, of few columns.
+    // Slightly more or fewer rows than one or two solutions need, and few columns.
     const int64_t first_count = 2 + draw(), second_count = 2 + draw();
     if (first_count > (int64_t{1} << 55) / first || second_count > (int64_t{1} << 55) / second) continue;
     const int64_t first_columns = 1 + random.below(3), second_columns = 1 + random.below(3);
@@ -567,7 +568,7 @@ TEST_CASE("an overlap of two long axes is found at any size", "[views]") {
                                  middle + static_cast<uintptr_t>(4 * distance));
     bool expected = false;
     for (int64_t between = distance - (first_columns - 1); between <= distance + second_columns - 1; ++between) {
-      // The least n from which m is not negative in first * n = between + second * m.
+      // The smallest n for which first * n = between + second * m has a non-negative m.
       int64_t n = factor_that_leaves((between % second + second) % second, first, second);
       if (first * n < between) n += ((between - first * n - 1) / first / second + 1) * second;
       expected = expected || (n < first_count && (first * n - between) / second < second_count);
@@ -664,7 +665,7 @@ TEST_CASE("overlaps of any axes against brute force", "[views]") {
 }
 
 TEST_CASE("views of real tensors overlap or not", "[views]") {
-  // q, k and v of one packed tensor, and gate and up interleaved.
+  // q, k and v of one packed tensor, and interleaved gate and up.
   const rope::View packed = view_of({16384, 96, 128}, {96 * 128, 128, 1}, ROPE_DTYPE_BF16);
   const rope::View q = narrowed(packed, 1, 0, 64), k = narrowed(packed, 1, 64, 16);
   const rope::View v = narrowed(packed, 1, 80, 16), shifted_k = narrowed(packed, 1, 63, 16);
@@ -680,13 +681,13 @@ TEST_CASE("views of real tensors overlap or not", "[views]") {
   CHECK_FALSE(rope::views_overlap(even, odd));
   CHECK(rope::views_overlap(even, narrowed(odd, 0, 0, 1)) == false);
   CHECK(rope::views_overlap(even, even));
-  // Halves of heads, one reversed.
+  // Halves of heads, one of them reversed.
   const rope::View low = narrowed(packed, 2, 0, 64), high = narrowed(packed, 2, 64, 64);
   CHECK_FALSE(rope::views_overlap(low, high));
   const rope::View reversed = view_of({16384, 96, 128}, {96 * 128, 128, -1}, ROPE_DTYPE_BF16, kBase + 127 * 2);
   CHECK(rope::views_overlap(reversed, high));
   CHECK_FALSE(rope::views_overlap(narrowed(reversed, 2, 64, 64), high));
-  // Far apart, absent and empty.
+  // Views that are far apart, absent or empty.
   const rope::View here = view_of({1 << 20}, {1}),
                    far = view_of({1 << 20}, {1}, ROPE_DTYPE_F32, UINTPTR_MAX - (64 << 20) + 1);
   CHECK_FALSE(rope::views_overlap(here, far));
@@ -694,7 +695,7 @@ TEST_CASE("views of real tensors overlap or not", "[views]") {
   CHECK_FALSE(rope::views_overlap(here, rope::View{}));
   CHECK_FALSE(rope::views_overlap(rope::View{}, here));
   CHECK_FALSE(rope::views_overlap(here, view_of({0, 5}, {1, 1})));
-  // Neighbours to the byte.
+  // Views that are adjacent to the byte.
   for (int64_t gap = -8; gap <= 8; gap += 2) {
     const rope::View words = view_of({4}, {1}, ROPE_DTYPE_F32),
                      halves = view_of({4}, {1}, ROPE_DTYPE_F16, kBase + 16 + static_cast<uintptr_t>(gap));

@@ -1,4 +1,4 @@
-// cpu_backend.cpp - the CPU as a backend
+// cpu_backend.cpp - the CPU backend; divides a SwiGLU problem into rows for the inner loops
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"
 #include "backend/cpu/cpu_rope.hpp"

@@ -1,8 +1,8 @@
-// cpu_gating.hpp - SwiGLU, and GeGLU of 16 bits, on vectors of x86-64-v4, whose registers have room for a table of exp
+// cpu_gating.hpp - SwiGLU, and GeGLU of 16-bit data, on vectors of x86-64-v4, whose registers can hold a table of exp
 //
-// Of forms without other numbers. GeGLU is that of gating_options.hpp for data of 16 bits.
+// Only for plain forms (alpha 1, no limit and so on). GeGLU is that of gating_options.hpp for 16-bit data.
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The code is in an unnamed namespace, for the reason given in cpu_loops.hpp.
 #pragma once
 
 #include <string.h>
@@ -18,12 +18,12 @@ namespace rope {
 
 namespace {
 
-// Vectors that go through each step together: a step waits four cycles for the one before, and two threads of a core
-// look too few instructions ahead to fill them.
+// Vectors that pass through each step together. A step depends on the previous one, whose latency is four cycles, and
+// the core's two threads do not look far enough ahead to fill the gap with other instructions.
 constexpr int kVectorsOfBlock = 4;
 constexpr int64_t kBlock = int64_t{16} * kVectorsOfBlock;
 
-// The bits of 2^(j/32), rounded up, less j at the place from where it is to be shifted into the exponent.
+// The bits of 2^(j/32), rounded up, minus j at the position from which j is later shifted into the exponent.
 alignas(64) constexpr uint32_t kPowers[32] = {
     0x3f800000, 0x3f7ecd87, 0x3f7daac4, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d4, 0x3f78f4f0,
     0x3f7837f1, 0x3f778d3a, 0x3f76f533, 0x3f767044, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
@@ -36,11 +36,11 @@ ROPE_VECTOR Floats16 broadcast(float value) {
   return Floats16{} + value;
 }
 
-// 1 / x to 0.50004 ulp, or briefly to 1.8e-6, where x and 1 / x are normal, by steps that every processor takes alike.
-// The difference of the bits is at most 5.1 % off; the first Newton step, whose 2 is raised by as much as halves what it
-// leaves, 1.3e-3, the second 1.8e-6. An Intel Xeon, 16 threads, BF16, 1.10 ms for 43 MiB of output; with the processor's
-// own estimate and one step 1.02, but makers need not give it the same bits; with a division, which gains nothing from
-// prefetching, 1.14.
+// 1 / x within 0.50004 ulp, or within 1.8e-6 if IsBrief, where x and 1 / x are normal; identical on every processor.
+// Subtracting the bits of x from a constant gives a first value that is off by at most 5.1 %. The first Newton step
+// uses 2.00131 instead of 2, which halves the remaining error to 1.3e-3; the second step leaves 1.8e-6. An Intel Xeon
+// with 16 threads takes 1.10 ms for 43 MiB of BF16 output. With the processor's own estimate and one Newton step it
+// takes 1.02 ms, but vendors' estimates have different bits; with a division 1.14 ms, whatever is prefetched.
 template <bool IsBrief>
 ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   const __m512i magic = _mm512_set1_epi32(0x7ef31000);
@@ -57,8 +57,9 @@ ROPE_VECTOR void invert_vectors(const Floats16 *x, Floats16 *inverse) {
   }
 }
 
-// exp(-x) * 2^kPower as factor * scale, for -x / ln(2) + kPower from -126 to 127: reduced to |r| <= ln(2)/64, where
-// degree 2 has the relative error 5.3e-8 (minimax). ln(2) is a float to 2.7e-9 of it, so one product reduces.
+// exp(-x) * 2^kPower = factor * scale, for -x / ln(2) + kPower from -126 to 127. The argument is reduced to |r| <=
+// ln(2)/64, where a minimax polynomial of degree 2 has a relative error of 5.3e-8. ln(2) as a float is exact to 2.7e-9,
+// so one product reduces the argument.
 struct ExpVectors {
   Floats16 factor[kVectorsOfBlock];
   Floats16 scale[kVectorsOfBlock];
@@ -67,7 +68,7 @@ struct ExpVectors {
 template <int kPower>
 ROPE_VECTOR ExpVectors exp_of_negative_vectors(const Floats16 *x) {
   const __m512i powers[] = {load_lanes<__m512i>(kPowers), load_lanes<__m512i>(kPowers + 16)};
-  // 1.5 * 2^23 leaves 32 n + j in the low bits, and kPower goes into n.
+  // Adding 1.5 * 2^23 leaves 32 n + j in the low bits; kPower is added to n.
   const Floats16 shift = broadcast(12582912.0f + 32 * kPower);
   Floats16 shifted[kVectorsOfBlock], rest[kVectorsOfBlock];
   ExpVectors e;
@@ -94,12 +95,12 @@ ROPE_VECTOR Vector<16> multiply_add(Vector<16> a, Vector<16> b, float c) {
   return {_mm512_fmadd_ps(a.values, b.values, broadcast(c))};
 }
 
-// Of NaN, the upper bound.
+// NaN becomes the upper bound.
 ROPE_VECTOR Floats16 bounded(Floats16 x, float low, float high) {
   return _mm512_max_ps(_mm512_min_ps(x, broadcast(high)), broadcast(low));
 }
 
-// sigmoid_value_of arguments from -104 to 64.
+// sigmoid_value_of for arguments clamped to -104 to 64.
 template <bool IsBrief>
 ROPE_VECTOR void sigmoid_of_vectors(const Floats16 *argument, Floats16 *sigmoid) {
   const Floats16 tiny = broadcast(0x1p-25f);
@@ -110,8 +111,8 @@ ROPE_VECTOR void sigmoid_of_vectors(const Floats16 *argument, Floats16 *sigmoid)
   for (int i = 0; i < kVectorsOfBlock; ++i) sigmoid[i] *= tiny;
 }
 
-// What an activation multiplies gates by. SwiGLU: less than 5.6 ulp off above -20, and 7.5 above -87, which powers
-// rounded to nearest instead of up would make 7.7.
+// The factor by which an activation multiplies the gate. The error for SwiGLU is below 5.6 ulp above -20, and below 7.5
+// ulp above -87; with powers rounded to nearest instead of up it would be 7.7 ulp.
 template <Activation kActivation>
 ROPE_VECTOR void weigh_vectors(const Vector<16> *gate, Floats16 *weight) {
   Floats16 argument[kVectorsOfBlock];
@@ -129,7 +130,7 @@ ROPE_VECTOR void weigh_vectors<Activation::kGegluTanh>(const Vector<16> *gate, F
   sigmoid_of_vectors<true>(argument, weight);
 }
 
-// As weight_of_erf.
+// weight_of_erf on vectors.
 template <>
 ROPE_VECTOR void weigh_vectors<Activation::kGegluErf>(const Vector<16> *gate, Floats16 *weight) {
   Floats16 t[kVectorsOfBlock], half_square[kVectorsOfBlock];
@@ -168,7 +169,7 @@ ROPE_VECTOR void read_block(const BFloat16 *from, Vector<16> *vectors) {
   for (int64_t i = 0; i < kVectorsOfBlock; i += 2) read_interleaved(from + 16 * i, &vectors[i], &vectors[i + 1]);
 }
 
-// The next 64 bytes of a block.
+// Reads the next 64 bytes of a block.
 template <typename T>
 ROPE_VECTOR __m512i line_of(const Vector<16> *vectors);
 
@@ -188,7 +189,7 @@ ROPE_VECTOR __m512i line_of<BFloat16>(const Vector<16> *vectors) {
   return reinterpret_cast<__m512i>(words_of(vectors[0], vectors[1]));
 }
 
-// Streamed, whole lines of the caches go past these, and are not read before they are written.
+// With streaming, whole cache lines are written past the caches and are not read first.
 template <typename T>
 ROPE_VECTOR void write_block(const Vector<16> *vectors, T *to, bool is_streamed) {
   constexpr int64_t kElements = sizeof(__m512i) / sizeof(T);
@@ -202,10 +203,10 @@ ROPE_VECTOR void write_block(const Vector<16> *vectors, T *to, bool is_streamed)
   }
 }
 
-// What is prefetched lies so many bytes further on, maybe behind the end: no address is wrong for it. A processor's own
-// prefetching stops at the end of a page. The same Xeon, in another run, with its own estimate: 1 KiB ahead 0.94 ms, 2
-// KiB 0.95, 4 KiB 0.90, 8 KiB 0.96, not at all 1.05. Not measured: rows shorter than that, and outputs that are not
-// streamed, whose inputs are not prefetched either.
+// How far ahead inputs are prefetched. The address may lie behind the tensor: a prefetch never faults. The hardware
+// prefetcher stops at the end of a page. On the Xeon named above, in another run and with its own estimate: 1 KiB ahead
+// 0.94 ms, 2 KiB 0.95, 4 KiB 0.90, 8 KiB 0.96, no prefetch 1.05. Not measured: rows shorter than this distance. Inputs
+// of outputs that are not streamed are not prefetched.
 constexpr uintptr_t kBytesAhead = 4096;
 
 template <typename T>
@@ -224,7 +225,7 @@ ROPE_VECTOR void gate_block(const T *gate, const T *up, T *out, bool is_streamed
   write_block(outs, out, is_streamed);
 }
 
-// Fewer elements than a block go through a whole one too, so that it does not show where a run ends.
+// A run's last elements also pass through a whole block, so that results do not depend on where a run ends.
 template <Activation kActivation, typename T>
 __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T *out, int64_t count) {
   if (count == 0) return;
@@ -236,11 +237,10 @@ __attribute__((noinline)) void gate_part_of_block(const T *gate, const T *up, T 
   memcpy(out, outs, size);
 }
 
-// Least elements of a run of which the part of a block in front of the first whole line is little. Chosen, not
-// measured.
+// The shortest run that is streamed: the part before the first whole cache line is then small. Chosen, not measured.
 constexpr int64_t kMinStreamed = 16 * kBlock;
 
-// Contiguous elements.
+// Runs a row of contiguous elements.
 template <Activation kActivation, typename T>
 void gate_blocks(const T *gate, const T *up, T *out, int64_t count, bool is_streamed) {
   int64_t i = 0;

@@ -16,15 +16,15 @@ const CpuKernels *chosen_kernels = nullptr;
 
 #if defined(ROPE_X86_KERNELS)
 
-// The levels of the x86-64 psABI, each with those before it. cpuid says what the processor has, xgetbv which registers
-// the system saves.
+// The number of x86-64 psABI levels available. cpuid reports the instructions of the processor, xgetbv the registers
+// that the system saves.
 int count_x86_levels() {
   constexpr uint32_t kBasic = bit_SSE3 | bit_SSSE3 | bit_FMA | bit_CMPXCHG16B | bit_SSE4_1 | bit_SSE4_2 | bit_MOVBE |
                               bit_POPCNT | bit_OSXSAVE | bit_AVX | bit_F16C;
   constexpr uint32_t kExtended = bit_LAHF_LM | bit_ABM;
   constexpr uint32_t kV3 = bit_BMI | bit_AVX2 | bit_BMI2;
   constexpr uint32_t kV4 = kV3 | bit_AVX512F | bit_AVX512DQ | bit_AVX512CD | bit_AVX512BW | bit_AVX512VL;
-  constexpr uint32_t kYmm = 0x06, kZmm = 0xe6;  // of XCR0
+  constexpr uint32_t kYmm = 0x06, kZmm = 0xe6;  // bits of XCR0
   uint32_t a, b, basic, extended, structured, d;
   if (__get_cpuid(1, &a, &b, &basic, &d) == 0 || (basic & kBasic) != kBasic) return 0;
   if (__get_cpuid(0x80000001, &a, &b, &extended, &d) == 0 || (extended & kExtended) != kExtended) return 0;
@@ -37,7 +37,8 @@ int count_x86_levels() {
 
 #endif
 
-// Names as the variable has them; where the processor does not have the set, the best that it has.
+// Maps a value of the environment variable to kernels. If the processor lacks that set, the best one that it has is
+// used.
 const CpuKernels *choose_kernels() {
   const CpuKernels *kernels[kMaxCpuKernels];
   int count = list_cpu_kernels(kernels);
@@ -64,7 +65,7 @@ int list_cpu_kernels(const CpuKernels *kernels[kMaxCpuKernels]) {
 #endif
 }
 
-// Threads that come at the same time choose the same.
+// Threads that get here concurrently make the same choice.
 const CpuKernels &cpu_kernels() {
   const CpuKernels *kernels = __atomic_load_n(&chosen_kernels, __ATOMIC_RELAXED);
   if (kernels == nullptr) {

@@ -1,4 +1,4 @@
-// cpu_kernels.hpp - the inner loops of the CPU backend as a table, one table an instruction set
+// cpu_kernels.hpp - the inner loops of the CPU backend as a table of functions; one table per instruction set
 #pragma once
 
 #include <stdint.h>
@@ -17,12 +17,12 @@ enum CpuType {
   kCpuBF16,
   kCpuF64,
   kNumCpuTypes,
-  kCpuE4M3 = kNumCpuTypes,  // these are written to alone
+  kCpuE4M3 = kNumCpuTypes,  // output types only
   kCpuE5M2
 };
 
-// The cosines and sines that make x' and those that make y' of a run of pairs; the same arrays where tables do not say
-// otherwise.
+// The cosines and sines for x' and those for y', for a run of pairs. They are the same arrays unless a table has a
+// column for each channel.
 template <typename Real>
 struct PairAngles {
   const Real *cos_x;
@@ -33,8 +33,8 @@ struct PairAngles {
   ROPE_HOST PairAngles from(int pair) const { return {cos_x + pair, sin_x + pair, cos_y + pair, sin_y + pair}; }
 };
 
-// Where a run of pairs lies, and the same run of further heads: pair i of head h has its channels at
-// x[h * head_stride + i * step] and y[h * head_stride + i * step].
+// The location of a run of pairs, in one or several heads: the channels of pair i of head h are x[h * head_stride + i *
+// step] and y[h * head_stride + i * step].
 struct PairRun {
   void *x;
   void *y;
@@ -42,29 +42,29 @@ struct PairRun {
   int64_t head_stride;
 };
 
-// Where the step writes heads to. Strides count elements.
+// A destination of a step's heads. Strides count elements.
 struct StepTarget {
   char *data;  // channel 0 of the first head
   CpuType type;
   int64_t head_stride;
   int64_t channel_stride;
   ChannelPart part;
-  bool is_streamed;             // it may go past the caches, and not be seen by others until a store fence
-  const char *scale;            // static, of codes, that of the first head; NULL: 1
+  bool is_streamed;             // non-temporal stores are permitted; the caller issues a store fence before others read
+  const char *scale;            // static scale for codes of the first head; NULL: 1
   int64_t scale_head_stride;    // in elements
-  const WrittenScales *scales;  // instead, where they are present
-  int64_t scales_row;           // of the first head, in elements
+  const WrittenScales *scales;  // written scales, if present, instead of the static scale
+  int64_t scales_row;           // index of the first head's scales, in elements
 
   ROPE_HOST bool has_codes() const { return type >= kCpuE4M3; }
-  // Of a head's channels, that have a factor each.
+  // The number of groups of a head's channels. Each group has its own scale.
   ROPE_HOST int groups() const { return scales->is_present() ? scales->groups : 1; }
 };
 
-// How heads become codes.
+// How values are converted to codes.
 struct CodeRule {
   bool scale_multiplies;
-  bool rounds_before;  // to the data's type
-  uint32_t *amax;      // the bits of a magnitude that those of values raise; NULL: not wanted
+  bool rounds_before;  // values are first rounded to the data's type
+  uint32_t *amax;      // bits of the largest magnitude so far, to be raised; NULL: not needed
 
   ROPE_HOST float factor_of(const StepTarget &target, int64_t head) const {
     if (target.scale == nullptr) return 1.0f;
@@ -76,43 +76,45 @@ struct CodeRule {
   }
 };
 
-// The weights of a tensor's norm, unless each head has its own, as loops take them. A call's first run makes them for
-// those behind it; one of tokens that are not turned, or are again, makes them anew.
+// The weights of a tensor's norm in the order in which loops need them, for weights that all heads have in common. The
+// first run of a call fills them for the runs that follow. They are filled again when tokens that are rotated follow
+// tokens that are not, or the reverse.
 struct OrderedWeights {
   bool is_filled;
   bool is_turned;
-  float plain[kMaxHeadDim];    // plus the offset; 1 where none are given
-  float ordered[kMaxHeadDim];  // of x, and kMaxPairs further on of y; or of a head that is not turned
+  float plain[kMaxHeadDim];  // weight plus offset; 1 without weights
+  // for x, and from kMaxPairs on for y; for heads that are not rotated, in the order of channels
+  float ordered[kMaxHeadDim];
 };
 
-// Heads of one token and tensor on their way through the step.
+// Heads of one token and tensor during a step.
 template <typename Real>
 struct StepRun {
-  const char *in;  // channel 0 of the first head, or where it would lie
+  const char *in;  // channel 0 of the first head, or its address if that channel were present
   int64_t head_stride;
   int64_t channel_stride;
-  const char *pass;  // channels outside the window, of the first head; NULL: `in` has them
+  const char *pass;  // channels outside the window of the first head; NULL: they are in `in`
   int64_t pass_head_stride;
   int64_t pass_channel_stride;
   int64_t heads;
   int channels;
   int window_begin;
   int pairs;
-  int in_distance;  // unlike out_distance where pairs move
+  int in_distance;  // differs from out_distance if pairs change their places
   int out_distance;
   bool is_turned;
-  bool rounds_each;  // products and sums of the rotation, to the data's type
+  bool rounds_each;  // products and sums of the rotation are rounded to the data's type
   PairAngles<Real> angles;
   const NormForm<Real> *norm;  // NULL: none
-  bool is_norm_after;          // the rotation
-  bool is_norm_of_token;       // over all heads of the run
-  ChannelNumbers weight;       // of the first head on
-  OrderedWeights *weights;     // where they are kept in order
+  bool is_norm_after;          // the norm follows the rotation
+  bool is_norm_of_token;       // the norm is over all heads of the run
+  ChannelNumbers weight;       // from the first head on
+  OrderedWeights *weights;     // the stored copy in order, if there is one
   ChannelNumbers bias;
-  RowFactor factor;       // of the first head on
+  RowFactor factor;       // from the first head on
   StepTarget targets[3];  // the first may be the input
   int num_targets;
-  bool accumulates;  // the only target is added to
+  bool accumulates;  // results are added to the only target
   CodeRule code;
 
   ROPE_HOST bool has_codes() const {
@@ -122,53 +124,53 @@ struct StepRun {
   }
 };
 
-// Heads of one token and tensor on their way back through a norm.
+// Heads of one token and tensor during the backward pass of a norm.
 template <typename Real>
 struct NormGradientRun {
-  StepRun<Real> gradient;  // of what forward wrote; its only target takes that of what it read, unless there is none
-  StepRun<Real> input;     // what forward read, up to its norm
+  StepRun<Real> gradient;  // gradient of forward's output; its target, if any, receives the gradient of forward's input
+  StepRun<Real> input;     // forward's input, including its norm
   HeadSums<Real> weight_sums;
   HeadSums<Real> bias_sums;
 };
 
-// Elements of SwiGLU along one axis. Forward has gate, up and out; backward gate, up, grad_out and grad_gate, grad_up,
-// out.
+// Elements of SwiGLU along one axis. Inputs and outputs of forward: gate, up; out. Inputs and outputs of
+// backward: gate, up, grad_out; grad_gate, grad_up, out.
 struct GatingRun {
   const void *in[3];
   int64_t in_stride[3];
-  void *out[3];  // backward: NULL is not wanted
+  void *out[3];  // backward: NULL for an output that is not requested
   int64_t out_stride[3];
   const void *row_scale;  // NULL: 1
   int64_t row_scale_stride;
-  bool is_row_scale_f32;  // otherwise it has the type of the data
-  const void *bias[2];    // of gate and up; NULL: none
+  bool is_row_scale_f32;  // otherwise the type of the data
+  const void *bias[2];    // for gate and up; NULL: none
   int64_t bias_stride[2];
-  bool is_bias_f32[2];  // otherwise it has the type of the data
-  bool is_streamed;     // forward: out may go past the caches, and not be seen by others until a store fence
+  bool is_bias_f32[2];  // otherwise the type of the data
+  bool is_streamed;  // forward: non-temporal stores are permitted; the caller issues a store fence before others read
   int64_t count;
 };
 
-// Strides and steps count elements. Outputs may be their inputs.
+// Strides and steps count elements. An output may be identical to its input.
 struct CpuKernels {
   const char *name;
 
-  // cos and sin, times `scale`, of phases.
+  // cos and sin of phases, multiplied by `scale`.
   template <typename Real>
   using FillAngles = void(const uint64_t *phases, int count, Real scale, Real *cos, Real *sin);
   FillAngles<float> *fill_angles;
   FillAngles<double> *fill_angles_f64;
 
-  // Rotates a run of at most kMaxPairs pairs of each head; `out` is written.
+  // Rotates a run of at most kMaxPairs pairs in each head and writes the result to `out`.
   template <typename Real>
   using Rotate = void(const PairRun &in, const PairRun &out, int pairs, int64_t heads, const PairAngles<Real> &angles);
-  Rotate<float> *rotate[kCpuF64];          // of the types before it
-  Rotate<float> *rotate_rounded[kCpuF64];  // of 16 bits: products and sums become the type's one by one
+  Rotate<float> *rotate[kCpuF64];          // for the types before kCpuF64
+  Rotate<float> *rotate_rounded[kCpuF64];  // for 16-bit types: each product and sum is rounded to the type
   Rotate<double> *rotate_f64;
 
-  // Numbers that are neither normed nor turned keep their bits in targets of their type.
+  // Values that are neither normalised nor rotated keep their bits in targets of the data's type.
   template <typename Real>
   using Step = void(const StepRun<Real> &run);
-  Step<float> *step[kCpuF64];  // of the types before it
+  Step<float> *step[kCpuF64];  // for the types before kCpuF64
   Step<double> *step_f64;
 
   template <typename Real>
@@ -188,13 +190,13 @@ struct CpuKernels {
   using Encode = void(const float *values, int count, float factor, void *codes, int64_t stride);
   Encode *encode[3];  // E4M3, E5M2, and pairs of E2M1: of pairs is the stride, the count one of values
 
-  // Adds to *row_sum, unless it is NULL.
+  // Adds to *row_sum unless it is NULL.
   using SwigluBackward = void(const GatingRun &run, const GatingForm &form, RowSum<double> *row_sum);
   SwigluBackward *swiglu_backward[kNumCpuTypes];
 };
 
-// Every set gives the same bits for RoPE. Where there is a fused multiply-add (in all but SSE2) SwiGLU uses it, for a
-// quarter less time and with other last bits. Where in a run an element stands makes no difference.
+// All sets give identical bits for RoPE. For SwiGLU, sets with a fused multiply-add (all but SSE2) use it, which takes
+// a quarter less time and changes the last bits. The result of an element does not depend on its place in a run.
 //
 // The base set runs on every processor of the target: SSE2 on x86-64, Advanced SIMD on aarch64.
 extern const CpuKernels kBaseCpuKernels;
@@ -205,10 +207,10 @@ extern const CpuKernels kX86V4CpuKernels;  // AVX-512
 
 constexpr int kMaxCpuKernels = 3;
 
-// The kernels that this processor can run, slowest first; returns how many there are, at least 1.
+// Lists the kernels that this processor can run, slowest first, and returns their number, at least 1.
 int list_cpu_kernels(const CpuKernels *kernels[kMaxCpuKernels]);
 
-// The fastest of them, or those that the environment variable ROPE_CPU_ISA holds the process to. Chosen at first use.
+// The fastest kernels, or those named by the environment variable ROPE_CPU_ISA. Chosen at the first use.
 const CpuKernels &cpu_kernels();
 
 inline CpuType cpu_type(rope_dtype_t dtype) {

@@ -1,13 +1,13 @@
-// cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set: those
-// of RoPE, and what all share
+// cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set: those of RoPE, and the
+// parts common to all
 //
-// Plain loops that the compiler vectorises, but for cpu_vectors.hpp and cpu_gating.hpp. Loops over contiguous elements
-// have their steps as literals; ROPE_INDEPENDENT tells the compiler what the ABI promises and aliasing analysis cannot
-// see: an output is its input or disjoint from it.
+// The loops are plain C++ that the compiler vectorises, except in cpu_vectors.hpp and cpu_gating.hpp. Loops over
+// contiguous elements use literal steps. ROPE_INDEPENDENT tells the compiler a guarantee of the ABI that alias analysis
+// cannot derive: an output is identical to its input or disjoint from it.
 //
-// What is compiled for a newer instruction set must never be what the linker takes for an older one. Hence everything
-// here is in an unnamed namespace, and what it calls of src/core is always inlined and bears the name of the set
-// (host_device.hpp); a test looks at the objects.
+// Code compiled for a newer instruction set must never replace code for an older one at link time. Therefore everything
+// in this file is in an unnamed namespace, and functions of src/core that it calls are always inlined and carry the
+// set's name (host_device.hpp). A test inspects the object files.
 #pragma once
 
 #include <string.h>
@@ -67,7 +67,7 @@ void write_elements(const Real *values, int64_t count, void *target, int64_t str
   for (; i < count; ++i) element[i] = round_to<T>(values[i]);
 }
 
-// Raises the bits of a magnitude to those of the largest one among elements. NaN is above infinity.
+// Raises *magnitude to the bits of the largest magnitude among the elements. NaN ranks above infinity.
 template <typename T>
 void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
@@ -85,8 +85,8 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
   if (bits > *magnitude) *magnitude = bits;
 }
 
-// What a group of a head's values is multiplied by to become codes, by the bits of its largest magnitude where those are
-// wanted. Writes the scale where that follows from them.
+// The factor that turns a group of a head's values into codes. With written scales it follows from the bits of the
+// group's largest magnitude, and the scale is stored.
 template <typename Float8>
 ROPE_LOOP float code_factor_of(const CodeRule &code, const StepTarget &target, int64_t head, int group,
                                uint32_t magnitude) {
@@ -114,7 +114,7 @@ void fill_angles(const uint64_t *phases, int count, Real scale, Real *__restrict
   }
 }
 
-// How the pairs of a run lie: x[i] and y[i], or x[2 i] and x[2 i + 1], or x[i * step] and y[i * step].
+// Where a run has its pairs: x[i] and y[i], or x[2 i] and x[2 i + 1], or x[i * step] and y[i * step].
 enum class Placement {
   kHalf,
   kInterleaved,
@@ -141,7 +141,7 @@ ROPE_LOOP Pairs<T, kPlacement> pairs_of_head(const PairRun &run, int64_t head) {
   return {static_cast<T *>(run.x) + offset, static_cast<T *>(run.y) + offset, run.step};
 }
 
-// Rotates pairs from `begin` on, one by one. Rounded is that of rotate_as here and below.
+// Rotates the pairs from `begin` on, one at a time. Here and below, Rounded is that of rotate_as.
 template <typename Rounded, typename Real, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                             const PairAngles<Real> &angles) {
@@ -157,7 +157,7 @@ ROPE_LOOP void rotate_pairs(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin,
 
 #if defined(ROPE_HAS_VECTORS)
 
-// The few pairs that fill no vector, however they lie.
+// Rotates the few pairs that do not fill a vector, in any placement.
 template <typename Rounded, typename T>
 __attribute__((noinline)) void rotate_last_pairs(Pairs<T, Placement::kStrided> in, Pairs<T, Placement::kStrided> out,
                                                  int64_t begin, int64_t end, const PairAngles<float> &angles) {
@@ -185,7 +185,7 @@ ROPE_LOOP Pair<Vector<kLanes>> rotate_vector(Pair<Vector<kLanes>> pair, const Pa
                             CosSin<Floats>{Floats::load(angles.cos_y + at), Floats::load(angles.sin_y + at)});
 }
 
-// Rotates as many pairs from `begin` on as fill vectors; returns where it ended.
+// Rotates, from `begin` on, all pairs that fill vectors; returns the index of the first pair left.
 template <typename Rounded, int kLanes, typename T, Placement kIn, Placement kOut>
 ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t begin, int64_t end,
                                  const PairAngles<float> angles) {
@@ -209,8 +209,8 @@ ROPE_LOOP int64_t rotate_vectors(Pairs<T, kIn> in, Pairs<T, kOut> out, int64_t b
   return i;
 }
 
-// The same for BFloat16 in halves, two vectors of pairs at a time: two neighbours are the halves of a word, where they
-// become floats, and come back, without being moved between lanes. The angles are as arrange_angles leaves them.
+// rotate_vectors for BFloat16 in halves, two vectors of pairs at a time. Two neighbouring elements are the halves of a
+// word; they are converted to floats and back without moving between lanes. arrange_angles has put the angles in order.
 template <typename Rounded, int kLanes>
 ROPE_LOOP int64_t rotate_words(Pairs<BFloat16, Placement::kHalf> in, Pairs<BFloat16, Placement::kHalf> out,
                                int64_t begin, int64_t end, const PairAngles<float> angles) {
@@ -232,7 +232,7 @@ constexpr bool kHasWords = false;
 template <>
 constexpr bool kHasWords<BFloat16, Placement::kHalf, Placement::kHalf> = true;
 
-// A NaN of an angle becomes one that write_interleaved takes.
+// Replaces a NaN angle by one that write_interleaved accepts.
 ROPE_LOOP float arranged(float angle) {
   return angle == angle ? angle : float_of(0x7fc00000u);
 }
@@ -249,7 +249,7 @@ ROPE_LOOP int64_t arrange_words(const float *from, int64_t begin, int64_t end, f
   return i;
 }
 
-// For rotate_words the angles of even pairs come before those of odd ones in each of its steps.
+// For each step of rotate_words, puts the angles of even pairs before those of odd pairs.
 template <bool HasWords>
 const float *arrange_angles(const float *from, int64_t pairs, float *__restrict to) {
   int64_t i = 0;
@@ -329,7 +329,7 @@ ROPE_LOOP void rotate_as_placed(const PairRun &in, const PairRun &out, int pairs
   constexpr std::integral_constant<Placement, Placement::kStrided> kStrided;
   if (from == Placement::kHalf && to == Placement::kHalf) return rotate_all(kHalf, kHalf);
   if (from == Placement::kInterleaved && to == Placement::kInterleaved) return rotate_all(kInterleaved, kInterleaved);
-  // Conversions that round each operation are seldom.
+  // Conversion with rounding of each operation is rare, so it has no loop of its own.
   if constexpr (std::is_void_v<Rounded>) {
     if (from == Placement::kInterleaved && to == Placement::kHalf) return rotate_all(kInterleaved, kHalf);
     if (from == Placement::kHalf && to == Placement::kInterleaved) return rotate_all(kHalf, kInterleaved);

@@ -1,4 +1,4 @@
-// cpu_rope.cpp - walks the tokens and heads of a RoPE problem: angles once a token, then each head by an inner loop
+// cpu_rope.cpp - walks the tokens and heads of a RoPE problem: angles once per token, then each head by an inner loop
 #include "backend/cpu/cpu_rope.hpp"
 
 #include "backend/cpu/cpu_kernels.hpp"
@@ -23,9 +23,9 @@ CpuKernels::Rotate<double> *rotate_of(const CpuKernels &kernels, const RopeGeome
   return kernels.rotate_f64;
 }
 
-// Heads of one token and tensor, one after another.
+// Consecutive heads of one token and tensor.
 struct Heads {
-  Window in;  // of the first head, all its channels
+  Window in;  // the first head's, with all its channels
   Window out;
   int64_t in_stride;
   int64_t out_stride;
@@ -124,7 +124,7 @@ struct RopeJob {
   int num_tasks;
 };
 
-// One part of the rows (token, head), tokens slowest, so that the heads of a token share its angles.
+// Runs one part of the rows (token, head). Tokens are slowest, so that the heads of a token share its angles.
 template <typename Real>
 void process_rows(void *context, int index) {
   const RopeJob &job = *static_cast<const RopeJob *>(context);

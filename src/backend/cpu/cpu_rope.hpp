@@ -6,12 +6,12 @@
 
 namespace rope {
 
-// Each does its work with up to `num_tasks` threads before it returns.
+// Both finish the work, with up to `num_tasks` threads, before they return.
 void run_cpu_rope(const RopeProblem &problem, int num_tasks);
 void fill_cpu_tables(const TableProblem &problem);
 
-// Turns all channels of a tensor's window in heads of one token, which has these angles; those of a token that is not
-// rotated are copied.
+// Rotates the window of a tensor's heads for one token with these angles. If the token is not rotated, copies the
+// window.
 template <typename Real>
 void rotate_head_run(const RopeProblem &problem, const HeadRun &run, TokenState state, const TokenAngles<Real> &angles);
 

@@ -1,4 +1,4 @@
-// cpu_tokens.cpp - where a token of a RoPE problem stands, what is faulty about it, and its angles
+// cpu_tokens.cpp - finds a token's position in a RoPE problem, its faults and its angles
 #include "backend/cpu/cpu_tokens.hpp"
 
 #include "core/math/rotation.hpp"
@@ -41,14 +41,14 @@ void check_sequences(const RopeProblem &problem) {
 
 namespace {
 
-// Reads the columns of all pairs, and where each channel has its own those of the second channels to `second`. Rows are
-// given for each axis.
+// Reads the columns of all pairs into `first`. If each channel has its own column, those of the pairs' second channels
+// go to `second`. `rows` has the row for each axis.
 template <typename T, typename Real>
 void read_table_columns_of_type(const RopeGeometry &geometry, const AngleTable &table, const TableColumns &columns,
                                 int64_t batch, const int64_t *rows, Real *first, Real *second) {
   const int pairs = geometry.pairs(), distance = geometry.out_distance;
   const bool is_interleaved = table.is_by_channel && distance == 1;
-  // Columns follow each other for so many pairs.
+  // The number of pairs whose columns are consecutive.
   const int period = is_interleaved ? pairs : table.is_by_channel ? distance : table.width;
   const int64_t step = (is_interleaved ? 2 : 1) * columns.column_stride;
   const T *data = reinterpret_cast<const T *>(columns.data) + batch * columns.batch_stride;
@@ -104,7 +104,7 @@ void transpose(const RopeProblem &problem, TokenAngles<Real> *angles) {
   }
 }
 
-// To 16 bits, of which F64 has none.
+// Only 16-bit data is rounded, never F64.
 void round_angles(const RopeProblem &, TokenAngles<double> *) {}
 
 void round_angles(const RopeProblem &problem, TokenAngles<float> *angles) {

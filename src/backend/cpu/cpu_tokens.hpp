@@ -1,5 +1,4 @@
-// cpu_tokens.hpp - the tokens and heads of a RoPE problem, one after another: where a token stands, what is faulty about
-// it, and its angles
+// cpu_tokens.hpp - walks the tokens and heads of a RoPE problem, and finds a token's position, faults and angles
 #pragma once
 
 #include "backend/cpu/cpu_kernels.hpp"
@@ -11,20 +10,21 @@ namespace rope {
 
 struct TokenPlace {
   int64_t batch;   // or sequence
-  uint64_t index;  // in its batch or sequence
+  uint64_t index;  // within its batch or sequence
   TokenState state;
   bool is_faulty;
 };
 
 TokenPlace find_place(const Sequences &sequences, int64_t batch, int64_t token);
 
-// Once a faulty token.
+// Called once per faulty token.
 void count_fault(const FaultWords &fault, int64_t token);
 
-// Counts entries of cu_seqlens that break their rule.
+// Counts the entries of cu_seqlens that break a rule.
 void check_sequences(const RopeProblem &problem);
 
-// Of one token: [0] makes x', [1] makes y'; the second are in use where a table has columns for each channel.
+// The angles of one token: [0] for x', [1] for y'. The second ones are used only if a table has a column for each
+// channel.
 template <typename Real>
 struct TokenAngles {
   Real cos[2][kMaxPairs];
@@ -36,7 +36,7 @@ struct TokenAngles {
   }
 };
 
-// The angles of one token, unless it has none.
+// The angles of one token, if it has a position.
 template <typename Real>
 TokenPlace fill_token_angles(const RopeProblem &problem, int64_t batch, int64_t token, TokenAngles<Real> *angles);
 
@@ -57,8 +57,8 @@ struct HeadRun {
   int64_t count;
 };
 
-// Visits a part of the rows (token, head), tokens slowest, so that the heads of a token share its angles:
-// begin(batch, token, is_first) where a token's rows begin, or go on, and unless it says that the token is absent
+// Visits a part of the rows (token, head), tokens slowest, so that the heads of a token share its angles. Calls
+// begin(batch, token, is_first) when a token's rows begin or continue and, unless the result is kAbsent,
 // process(HeadRun) for each tensor.
 template <typename Begin, typename Process>
 void walk_rows(const RopeProblem &problem, const Range &rows, const Begin &begin, const Process &process) {
@@ -66,7 +66,7 @@ void walk_rows(const RopeProblem &problem, const Range &rows, const Begin &begin
   for (int64_t row = rows.begin; row < rows.end;) {
     const int64_t flat_token = row / heads_per_token;
     const int64_t batch = flat_token / problem.tokens, token = flat_token % problem.tokens;
-    int64_t head = row % heads_per_token;  // counted from the first head of the tensor at hand
+    int64_t head = row % heads_per_token;  // counted from the current tensor's first head
     if (begin(batch, token, head == 0) == kAbsent) {
       row += heads_per_token - head;
       continue;

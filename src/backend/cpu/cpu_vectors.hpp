@@ -1,7 +1,8 @@
-// cpu_vectors.hpp - vectors of floats that are read from 16-bit elements and written to them, where compilers make less
-// of a plain loop than x86-64-v3 and v4 have for it
+// cpu_vectors.hpp - vectors of floats that are read from and written to 16-bit elements, where compilers' code for
+// plain loops does not use the instructions of x86-64-v3 and v4 well
 //
-// NaN payloads aside, conversions give the bits of float16.hpp. In an unnamed namespace, as cpu_loops.hpp says.
+// Conversions give the bits of float16.hpp, except for the payloads of NaNs. The code is in an unnamed namespace, for
+// the reason given in cpu_loops.hpp.
 #pragma once
 
 #include <string.h>
@@ -21,7 +22,7 @@ namespace {
 
 #define ROPE_VECTOR inline __attribute__((always_inline))
 
-// The mathematics of rotation.hpp works on them, lane by lane.
+// The functions of rotation.hpp work on this type lane by lane.
 template <int kLanes>
 struct Vector {
   typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -91,14 +92,14 @@ ROPE_VECTOR Halves<16> to_float16(Vector<16> vector) {
 }
 #endif
 
-// BFloat16 in the upper half of each word is a float already.
+// A BFloat16 in the upper half of each word, with zeros below, is a float already.
 template <int kLanes>
 ROPE_VECTOR Vector<kLanes> from_upper_halves(Words<kLanes> words) {
   return {reinterpret_cast<typename Vector<kLanes>::Floats>(words)};
 }
 
-// As BFloat16 in the upper halves, as round_to_upper_half does it, which tells what NaNs must be like; the lower halves
-// may hold anything.
+// Rounds to BFloat16 in the upper halves, like round_to_upper_half and with its condition on NaNs. The lower halves are
+// arbitrary.
 template <int kLanes>
 ROPE_VECTOR Words<kLanes> round_to_upper_halves(Vector<kLanes> vector) {
   const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
@@ -106,7 +107,7 @@ ROPE_VECTOR Words<kLanes> round_to_upper_halves(Vector<kLanes> vector) {
 }
 
 #if defined(__AVX512BW__)
-// One instruction fewer than compilers make of any plain form.
+// This takes one instruction fewer than compilers' code for a plain expression.
 template <>
 ROPE_VECTOR Words<16> round_to_upper_halves(Vector<16> vector) {
   const __m512i bits = _mm512_castps_si512(vector.values), rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
@@ -115,7 +116,7 @@ ROPE_VECTOR Words<16> round_to_upper_halves(Vector<16> vector) {
 }
 #endif
 
-// The same of any NaN, as round_to does it.
+// round_words for any NaN, like round_to.
 template <int kLanes>
 ROPE_VECTOR Words<kLanes> to_upper_halves(Vector<kLanes> vector) {
   const Words<kLanes> bits = reinterpret_cast<Words<kLanes>>(vector.values);
@@ -139,7 +140,7 @@ ROPE_VECTOR void read_vector(const Float16 *from, Vector<kLanes> *vector) {
   *vector = from_float16(load_lanes<Halves<kLanes>>(from));
 }
 
-// The bits of elements of a type.
+// The bits of an element type.
 template <typename T, int kLanes>
 ROPE_VECTOR auto elements_of(Vector<kLanes> vector) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -173,15 +174,15 @@ ROPE_VECTOR void read_interleaved(const Float16 *from, Vector<kLanes> *first, Ve
   *second = from_float16(narrow(words >> 16));
 }
 
-// Of NaNs as round_to_upper_half has them.
+// NaNs must meet the condition of round_to_upper_half.
 template <int kLanes>
 ROPE_VECTOR Words<kLanes> words_of(Vector<kLanes> first, Vector<kLanes> second) {
   return round_to_upper_halves(first) >> 16 | (round_to_upper_halves(second) & 0xffff0000u);
 }
 
 #if defined(__AVX512BW__)
-// With 5 instructions instead of 8: the halves of words change places first, and what is rounded are 32 elements at once,
-// up where their lower halves are above 0x8000, or equal to it and the result odd.
+// Takes 5 instructions instead of 8: the halves of words are exchanged first, and then 32 elements are rounded at once.
+// An element is rounded up if its lower half is above 0x8000, or equal to it and the result would be odd.
 template <>
 ROPE_VECTOR Words<16> words_of(Vector<16> first, Vector<16> second) {
   const __m512i swap_halves = _mm512_set4_epi32(0x0d0c0f0e, 0x09080b0a, 0x05040706, 0x01000302);
@@ -225,7 +226,7 @@ ROPE_VECTOR void write_interleaved(Vector<16> first, Vector<16> second, float *t
 
 // ---- 8-bit elements ----
 
-// The lowest bytes of words.
+// Writes the lowest byte of each word.
 ROPE_VECTOR void write_bytes(Words<8> words, void *to) {
   const __m256i lowest = _mm256_set1_epi32(0x0c080400);
   const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(words), lowest);
@@ -247,7 +248,8 @@ ROPE_VECTOR bool has_nan(const Vector<8> (&four)[4]) {
   return _mm256_movemask_ps(_mm256_or_ps(have(four[0], four[1]), have(four[2], four[3]))) != 0;
 }
 
-// The lowest bytes of four vectors of words, with the uppermost bits of as many others for theirs, which are 0.
+// Writes the lowest bytes of four vectors of words, with the sign bits of four other vectors as their highest bits,
+// which are 0 before.
 ROPE_VECTOR void write_signed_bytes(const Words<8> (&words)[4], const Vector<8> (&signs)[4], void *to) {
   const auto lowest = [&](int i) __attribute__((always_inline)) {
     return reinterpret_cast<__m256i>(words[i] & 0xffu);
@@ -257,10 +259,10 @@ ROPE_VECTOR void write_signed_bytes(const Words<8> (&words)[4], const Vector<8> 
   };
   const __m256i bytes =
       _mm256_packus_epi16(_mm256_packus_epi32(lowest(0), lowest(1)), _mm256_packus_epi32(lowest(2), lowest(3)));
-  // Saturation keeps signs.
+  // Saturation keeps the sign.
   const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(sign(0), sign(1)), _mm256_packs_epi32(sign(2), sign(3)));
   const __m256i result = _mm256_or_si256(bytes, _mm256_and_si256(packed, _mm256_set1_epi8(-0x80)));
-  // Packs have put the lanes of 128 bits of each vector side by side.
+  // The pack instructions have mixed the 128-bit lanes of the vectors.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(static_cast<__m256i *>(to), _mm256_permutevar8x32_epi32(result, order));
 }
@@ -289,10 +291,10 @@ ROPE_VECTOR void write_signed_bytes(const Words<16> (&words)[4], const Vector<16
 }
 #endif
 
-// The codes of magnitudes in the lowest bytes, below whatever is above them; not those of NaNs. As
-// round_to_code_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the step of
-// codes at the number's exponent is added, and the lowest byte of the sum counts steps. It begins with what takes the
-// exponent of subnormal numbers, which is added behind it, to 0.
+// The codes of magnitudes, in the lowest byte of each word; the other bytes are arbitrary. Not for NaNs. This is
+// round_to_float8_by_bits with one method for normal and subnormal numbers: it adds a counter whose last place is worth
+// the spacing of codes at the number's exponent, so that the lowest byte of the sum counts in units of that spacing.
+// The counter starts at a value that cancels the exponent of subnormal numbers, which is added afterwards.
 template <typename Float8, int kLanes>
 ROPE_VECTOR Words<kLanes> magnitude_codes(Vector<kLanes> vector) {
   using Floats = typename Vector<kLanes>::Floats;
@@ -316,7 +318,7 @@ ROPE_VECTOR void encode_vector(Vector<kLanes> vector, Float8 *to) {
   write_bytes(vector.values == vector.values ? magnitude_codes<Float8>(vector) | sign : nan, to);
 }
 
-// The same with a third fewer instructions for each vector.
+// encode_vector for four vectors, with a third fewer instructions per vector.
 template <typename Float8, int kLanes>
 ROPE_VECTOR void encode_four(const Vector<kLanes> (&four)[4], Float8 *to) {
   if (__builtin_expect(has_nan(four), 0)) {

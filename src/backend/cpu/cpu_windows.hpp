@@ -1,4 +1,4 @@
-// cpu_windows.hpp - the channels of a head as pairs: where they lie, their runs, and how they move unrotated
+// cpu_windows.hpp - the channels of a head as pairs: their places, their runs, and copying without rotation
 #pragma once
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 namespace rope {
 
-// The rotated window of a head, or where it goes to.
+// The rotated window of a head, in the input or in the output.
 struct Window {
   char *data;
   int64_t channel_stride;  // in elements
@@ -23,7 +23,8 @@ struct Window {
   }
 };
 
-// How many pairs from any multiple of it on lie in one run, read as well as written.
+// The length of a run of pairs: from any multiple of this number on, so many pairs are evenly spaced in input and
+// output.
 ROPE_HOST int pairs_of_run(const Window &in, const Window &out, int pairs) {
   int run = pairs;
   if (in.distance != 1 && in.distance < run) run = in.distance;
@@ -43,7 +44,7 @@ ROPE_HOST void copy_channels(const Window &in, const Window &out, int64_t size, 
   for (int channel = begin; channel < end; ++channel) copy_channel(in, channel, out, channel, size);
 }
 
-// Pairs from their places in the input to those in the output.
+// Copies pairs from their places in the input to those in the output.
 ROPE_HOST void move_pairs(const Window &in, const Window &out, int64_t size, int pairs) {
   for (int pair = 0; pair < pairs; ++pair) {
     const int from = first_channel(pair, in.distance), to = first_channel(pair, out.distance);

@@ -1,9 +1,9 @@
 // processors.cpp - the affinity mask, and the CPU quotas of cgroups
 //
-// /proc/self/cgroup says which cgroup the process is in, /proc/self/mountinfo where its folder is mounted, and the files
-// in that folder and in those above it the quotas, each of which limits all that lies in it. A folder with a space in its
-// path, which mountinfo writes as \040, is not found.
-// Formats: cgroups(7), proc(5), and Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst of Linux.
+// /proc/self/cgroup names the process's cgroup and /proc/self/mountinfo the folder where it is mounted. Files in that
+// folder and in its parents contain the quotas; each limits everything in its folder. A folder whose path has a space,
+// written as \040 in mountinfo, is not found. Formats: cgroups(7), proc(5), and Documentation/admin-guide/cgroup-v2.rst
+// and scheduler/sched-bwc.rst of Linux.
 #include "backend/cpu/processors.hpp"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace rope {
 
 namespace {
 
-// A path or a line of text, cut where it would not fit.
+// A path or a line of text, truncated if it is too long.
 struct Text {
   char data[1024];
   size_t length = 0;
@@ -40,7 +40,7 @@ class Lines {
   Lines(const Lines &) = delete;
   Lines &operator=(const Lines &) = delete;
 
-  // False at the end of the file, or where it cannot be read.
+  // Returns false at the end of the file or after a read error.
   bool read_line(Text *line) {
     line->length = 0;
     line->append("");
@@ -65,7 +65,7 @@ class Lines {
   size_t begin_ = 0, end_ = 0;
 };
 
-// Ends the text at `from` where the next separator is, and returns what follows it, or NULL.
+// Ends the text `from` at the next separator and returns the text behind it, or NULL if there is no separator.
 char *cut(char *from, char separator) {
   if (from == nullptr) return nullptr;
   char *end = strchr(from, separator);
@@ -84,7 +84,7 @@ bool has_cpu(char *list) {
   return false;
 }
 
-// Reads digits up to something else. False where there are none or too many.
+// Reads digits up to another character. Returns false if there are none or too many.
 bool read_number(const char **text, int64_t *number) {
   const char *first = *text;
   *number = 0;
@@ -100,7 +100,8 @@ Text read_setting(const Text &folder, const char *name) {
   return line;
 }
 
-// Of one folder: "200000 100000" (version 2), or a file for each of the two; both in microseconds. INT_MAX: none.
+// The quota in one folder, in processors; INT_MAX if there is none. Version 2 has one file ("200000 100000"), version 1
+// one file for each number. Both numbers are in microseconds.
 int quota_of(const Text &folder, bool is_version_2) {
   int64_t quota, period;
   if (is_version_2) {
@@ -108,7 +109,7 @@ int quota_of(const Text &folder, bool is_version_2) {
     const char *text = line.data;
     if (!read_number(&text, &quota) || *text++ != ' ' || !read_number(&text, &period)) return INT_MAX;
   } else {
-    const Text quota_line = read_setting(folder, "/cpu.cfs_quota_us");  // -1: none
+    const Text quota_line = read_setting(folder, "/cpu.cfs_quota_us");  // -1 if there is no quota
     const Text period_line = read_setting(folder, "/cpu.cfs_period_us");
     const char *quota_text = quota_line.data, *period_text = period_line.data;
     if (!read_number(&quota_text, &quota) || !read_number(&period_text, &period)) return INT_MAX;
@@ -118,8 +119,8 @@ int quota_of(const Text &folder, bool is_version_2) {
   return processors < INT_MAX ? static_cast<int>(processors) : INT_MAX;
 }
 
-// The least of a cgroup's and of those above it, up to where they are mounted. The mount shows the cgroup `mount_root`,
-// which in a container may be the process's own, and what lies in it.
+// The smallest quota of a cgroup and its parents, up to the mount point. The mount shows the cgroup `mount_root` and
+// its children; in a container, `mount_root` may be the process's own cgroup.
 int min_quota(const char *root, const char *mount_root, const char *mount_point, const char *cgroup,
               bool is_version_2) {
   Text folder;
@@ -141,7 +142,7 @@ int min_quota(const char *root, const char *mount_root, const char *mount_point,
   }
 }
 
-// Of the cgroup that the process has in one hierarchy, wherever that is mounted.
+// The quota of the process's cgroup in one hierarchy, wherever that hierarchy is mounted.
 int quota_in_mounts(const char *root, const char *cgroup, bool is_version_2) {
   Text path, line;
   path.append(root);
@@ -176,7 +177,7 @@ void read_process_quota() {
 int count_affine_processors() {
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) return CPU_COUNT(&mask);
-  const long online = sysconf(_SC_NPROCESSORS_ONLN);  // more processors than the mask holds
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);  // if the mask is too small for the number of processors
   return online > 0 ? static_cast<int>(online) : 1;
 }
 
@@ -188,7 +189,7 @@ int count_quota_processors(const char *root) {
   path.append("/proc/self/cgroup");
   int min = INT_MAX;
   for (Lines lines(path); lines.read_line(&line);) {
-    char *controllers = cut(line.data, ':');  // number, controllers (none: version 2), cgroup
+    char *controllers = cut(line.data, ':');  // fields: number, controllers (empty for version 2), cgroup
     char *cgroup = cut(controllers, ':');
     if (cgroup == nullptr) continue;
     const bool is_version_2 = *controllers == '\0';

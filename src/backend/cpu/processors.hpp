@@ -1,14 +1,14 @@
-// processors.hpp - how many processors a call may use where its caller does not say
+// processors.hpp - the number of processors for a call whose caller does not give one
 #pragma once
 
 namespace rope {
 
-// Processors that the calling thread may run on, or fewer where a cgroup's quota (the CPU limit of a container) gives
-// the process less time than theirs, rounded up. At least 1. The quota is read once in a process.
+// The number of processors on which the calling thread may run, or a smaller one if a cgroup's quota (the CPU limit of
+// a container) allows less time, rounded up. At least 1. The quota is read once per process.
 int count_usable_processors();
 
-// The least quota of this process's cgroups and of those that they lie in, in processors, rounded up; INT_MAX without
-// one. Versions 1 and 2, also both at once. `root` is put before the path of each file that is read.
+// The smallest quota of this process's cgroups and their parents, in processors, rounded up; INT_MAX if there is none.
+// Both cgroup versions are read, also together. `root` is prepended to the path of each file.
 int count_quota_processors(const char *root);
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// task_range.hpp - which part of some work is a task's
+// task_range.hpp - divides work into tasks
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// thread_pool.cpp - a pool of pthreads that exists only once it is used, and not in a forked child
+// thread_pool.cpp - a pool of pthreads that is created at its first use, and again in a forked child
 #include "backend/cpu/thread_pool.hpp"
 
 #include <link.h>
@@ -16,16 +16,16 @@ constexpr int kMaxWorkers = 255;
 
 struct Pool {
   pthread_mutex_t owner;  // held by the one call that uses the pool
-  pthread_mutex_t mutex;  // guards what follows
+  pthread_mutex_t mutex;  // guards the following members
   pthread_cond_t has_work;
   pthread_cond_t is_done;
   void (*task)(void *, int);
   void *context;
   int num_tasks;
-  int next;        // first task that nobody has taken
+  int next;        // first task not yet taken
   int unfinished;  // tasks not finished
   int num_workers;
-  int num_idle;  // workers that wait for has_work
+  int num_idle;  // workers waiting for has_work
 };
 
 constexpr Pool kNewPool = {PTHREAD_MUTEX_INITIALIZER,
@@ -43,7 +43,7 @@ constexpr Pool kNewPool = {PTHREAD_MUTEX_INITIALIZER,
 Pool pool = kNewPool;
 pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
 
-// A child has none of its parent's threads, and locks in whatever state they were.
+// A forked child lacks its parent's threads, and the locks are in an unknown state, so it starts with a new pool.
 void forget_pool() {
   pool = kNewPool;
 }
@@ -52,7 +52,7 @@ void install_fork_handler() {
   pthread_atfork(nullptr, nullptr, forget_pool);
 }
 
-// With pool.mutex held: does tasks until none is left.
+// Requires pool.mutex. Runs tasks until none is left.
 void take_tasks() {
   while (pool.next < pool.num_tasks) {
     const int index = pool.next++;
@@ -65,8 +65,8 @@ void take_tasks() {
 
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 
-// The program's handlers of signals from outside do not run on these threads. Those of faults must: a fault ends the
-// process where its signal is blocked.
+// Signals from outside are blocked, so that the program's handlers do not run on these threads. Signals for faults stay
+// unblocked: a fault whose signal is blocked ends the process.
 void block_signals_from_outside() {
   sigset_t from_outside;
   sigfillset(&from_outside);
@@ -86,10 +86,11 @@ void *work(void *) {
   }
 }
 
-// A worker needs 140 KiB (the gradient of a norm of F64); the rest is for the program's handlers of faults in its tensors.
+// A worker needs 140 KiB (for the gradient of a norm of F64). The rest is for the program's handlers of faults in its
+// tensors.
 constexpr size_t kWorkerStackBytes = size_t{256} << 10;
 
-// Thread-local variables of all libraries, which may lie in a thread's stack.
+// The size of all libraries' thread-local variables, which may lie in a thread's stack.
 size_t thread_local_bytes;
 
 int add_thread_local_bytes(dl_phdr_info *library, size_t, void *) {
@@ -100,18 +101,19 @@ int add_thread_local_bytes(dl_phdr_info *library, size_t, void *) {
   return 0;
 }
 
-// When librope is loaded: later it may be in a forked child, where the loader's lock may be held for good.
+// Runs when librope is loaded. Later it could run in a forked child, in which the loader's lock may be held forever.
 __attribute__((constructor)) void find_thread_local_bytes() {
   dl_iterate_phdr(add_thread_local_bytes, nullptr);
 }
 
-// Starts one worker. False where the system has no more.
+// Starts one worker. Returns false if the system cannot create another thread.
 bool start_worker(const pthread_attr_t *attributes) {
   pthread_t thread;
   return pthread_create(&thread, attributes, work, nullptr) == 0;
 }
 
-// With pool.mutex held. No signal may come to a worker before it has its own mask.
+// Requires pool.mutex. All signals are blocked during the start: a worker must not receive one before it sets its own
+// mask.
 void start_workers(int wanted) {
   if (pool.num_workers >= wanted) return;
   pthread_attr_t attributes;
@@ -134,7 +136,7 @@ void start_workers(int wanted) {
   pthread_attr_destroy(&attributes);
 }
 
-// With pool.mutex held: wakes as many idle workers as there are tasks for them.
+// Requires pool.mutex. Wakes as many idle workers as there are tasks for them.
 void wake_workers(int wanted) {
   if (wanted >= pool.num_idle) {
     pthread_cond_broadcast(&pool.has_work);

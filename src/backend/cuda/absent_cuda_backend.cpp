@@ -1,4 +1,4 @@
-// absent_cuda_backend.cpp - stands in for the CUDA backend in a build without CUDA
+// absent_cuda_backend.cpp - replaces the CUDA backend in a build without CUDA
 #include "backend/backend.hpp"
 
 namespace rope {

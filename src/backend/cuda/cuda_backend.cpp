@@ -12,7 +12,7 @@ int32_t count_devices(const char *function) {
   return count;
 }
 
-// load_kernels(&preloader) loads what the descriptor's calls may need.
+// load_kernels(&preloader) loads the kernels for the descriptor's calls.
 template <typename LoadKernels>
 rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, LoadKernels load_kernels) {
   ROPE_TRY(find_cuda_device(function, device_index, device));

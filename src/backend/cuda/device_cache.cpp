@@ -1,4 +1,4 @@
-// device_cache.cpp - devices, and the reasons for having none
+// device_cache.cpp - finds CUDA devices, or the reason why there are none
 #include "backend/cuda/device_cache.hpp"
 
 #include <cuda.h>
@@ -13,16 +13,17 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 struct FoundDevice {
-  pid_t finder;  // the process that found it, 0 before: a forked child has no device, for CUDA does not survive a fork
+  // the process that found the device; 0: not found yet. A forked child has no device: CUDA does not survive a fork
+  pid_t finder;
   DeviceInfo info;
   CUdevice handle;
-  CUcontext primary_context;  // retained for good
+  CUcontext primary_context;  // retained until the process ends
 };
 
 pthread_mutex_t found_mutex = PTHREAD_MUTEX_INITIALIZER;
 FoundDevice found[kMaxDevices];
 
-// The driver's functions come through the runtime: linking libcuda would keep the library from loading without it.
+// Driver functions are obtained from the runtime: linked against libcuda, the library would not load without a driver.
 struct Driver {
   CUresult (*get_device)(CUdevice *device, int ordinal);
   CUresult (*retain_primary_context)(CUcontext *context, CUdevice device);
@@ -36,7 +37,7 @@ struct Driver {
 bool has_driver;
 Driver driver;
 
-// The driver's errors have the numbers of the runtime's.
+// The driver's error numbers equal the runtime's.
 cudaError_t runtime_error(CUresult result) {
   return static_cast<cudaError_t>(result);
 }
@@ -49,14 +50,14 @@ void find_driver_function(const char *name, Function *function, cudaError_t *err
 #if CUDART_VERSION >= 12050
   *error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableLegacyStream, &result);
 #else
-  // No function below changed between 12.0 and 12.4.
+  // None of the functions below changed between CUDA 12.0 and 12.4.
   *error = cudaGetDriverEntryPoint(name, &address, cudaEnableLegacyStream, &result);
 #endif
   if (*error == cudaSuccess && result != cudaDriverEntryPointSuccess) *error = cudaErrorSymbolNotFound;
   *function = reinterpret_cast<Function>(address);
 }
 
-// Once: calls on devices that were found before read it meanwhile.
+// Runs once: calls on devices found earlier read the table concurrently.
 cudaError_t find_driver() {
   if (has_driver) return cudaSuccess;
   cudaError_t error = cudaSuccess;

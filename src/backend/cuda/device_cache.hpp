@@ -1,4 +1,4 @@
-// device_cache.hpp - which CUDA devices there are, and what is known of each, asked once
+// device_cache.hpp - lists the CUDA devices and caches their properties
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,9 @@
 
 namespace rope {
 
-// Leaves no error of the scope's runtime calls for the caller's cudaGetLastError, which shares our runtime where the
-// program links the static library. (An error that was there before is replaced if a call of the scope fails.)
+// Restores the runtime's last error at the end of a scope, so that the caller's cudaGetLastError does not report errors
+// of calls made in the scope; a program that links the static library shares our runtime. (If a call in the scope
+// fails, an earlier error of the caller is lost.)
 class LastErrorScope {
  public:
   LastErrorScope();
@@ -22,12 +23,12 @@ class LastErrorScope {
   bool had_error_;
 };
 
-// Makes `index`, a device that was found, the current one for a scope. Where it is current already, as in most
-// programs, nothing is set, and a context of the caller's own stays: the streams it made belong to it. Otherwise the
-// device's primary context is pushed and popped: setting the device and setting it back would leave a context, and its
-// memory, on a device that the program may never use.
+// Makes `index`, a device found before, the current device for a scope. If it is current already, as in most programs,
+// nothing is set and a context of the caller's own stays current: the caller's streams belong to it. Otherwise the
+// device's primary context is pushed, and popped at the end. cudaSetDevice there and back would instead leave a
+// context, with its memory, on a device that the program may never use.
 //
-// The driver is asked, not the runtime, which takes longer and may leave an error.
+// The current device is read from the driver. The runtime takes longer and may leave an error.
 class DeviceScope {
  public:
   explicit DeviceScope(int index);
@@ -44,25 +45,25 @@ class DeviceScope {
   bool is_primary_ = false;
 };
 
-// Number of usable devices. Where it is 0, the error says why.
+// Counts the usable devices. If there are none, the error gives the reason.
 rope_status_t count_cuda_devices(const char *function, int *count);
 
-// Why cudaGetDeviceCount gave none, in librope's words: its own text for a missing driver, "driver version is
-// insufficient", misleads. driver_version is cudaDriverGetVersion's, 0 without a driver.
+// Explains in librope's words why cudaGetDeviceCount found no device: the runtime's text for a missing driver, "driver
+// version is insufficient", is misleading. driver_version comes from cudaDriverGetVersion and is 0 without a driver.
 rope_status_t explain_no_device(const char *function, cudaError_t error, int driver_version,
                                 const char *visible_devices);
 
-// Describes a device, which has to exist.
+// Describes a device, or fails if it does not exist.
 rope_status_t find_cuda_device(const char *function, int index, DeviceInfo *device);
 
-// What find_cuda_device found.
+// The result of an earlier find_cuda_device.
 const DeviceInfo &found_cuda_device(int index);
 
-// Of a kernel with one argument, `params`, in the current context. By the driver: the runtime would first ask for the
-// device and look the kernel up. The caller's cudaGetLastError does not see it.
+// Launches a kernel with one argument, `params`, in the current context. It calls the driver: the runtime would first
+// find the device and look the kernel up. Errors do not reach the caller's cudaGetLastError.
 cudaError_t launch_kernel(const CUlaunchConfig &config, CUfunction kernel, void *params);
 
-// A failed CUDA call in librope's words: NO_DEVICE where the device cannot run this build, else CUDA_ERROR.
+// Reports a failed CUDA call in librope's words: NO_DEVICE if the device cannot run this build, otherwise CUDA_ERROR.
 rope_status_t fail_cuda(const char *function, const char *action, cudaError_t error, const DeviceInfo &device);
 
 }  // namespace rope

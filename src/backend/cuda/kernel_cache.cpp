@@ -1,4 +1,4 @@
-// kernel_cache.cpp - a hash table without a lock: kernels are added and never removed
+// kernel_cache.cpp - a lock-free hash table, to which kernels are added and from which none is removed
 #include "backend/cuda/kernel_cache.hpp"
 
 #include <stddef.h>
@@ -11,10 +11,10 @@ namespace {
 struct KnownKernel {
   const void *address;  // NULL in a free slot
   CUfunction handle;    // NULL before the first find_kernel
-  uint64_t devices;     // bit i: it is loaded in the primary context of device i
+  uint64_t devices;     // bit i: loaded in the primary context of device i
 };
 
-// More than twice the kernels that there are, so that a free slot is near.
+// More than twice the number of kernels, so that few slots are searched.
 constexpr int kSlotBits = 11;
 constexpr size_t kSlots = size_t{1} << kSlotBits;
 KnownKernel known[kSlots];
@@ -25,7 +25,7 @@ KnownKernel *slot_of(const void *address) {
     const void **place = &known[slot].address;
     const void *there = __atomic_load_n(place, __ATOMIC_RELAXED);
     if (there == nullptr) {
-      // Where another thread is quicker, `there` becomes what it wrote.
+      // If another thread was faster, `there` receives the address that it stored.
       if (__atomic_compare_exchange_n(place, &there, address, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
         return &known[slot];
       }
@@ -38,11 +38,11 @@ KnownKernel *slot_of(const void *address) {
 
 cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope) {
   KnownKernel *kernel = slot_of(address);
-  // Of a context of the caller's own nothing is remembered: another may follow it.
+  // For a context of the caller's own nothing is recorded: another context may replace it.
   const uint64_t device = scope.is_primary() ? uint64_t{1} << index : 0;
   if ((__atomic_load_n(&kernel->devices, __ATOMIC_ACQUIRE) & device) != 0) return cudaSuccess;
   const LastErrorScope last_error;
-  // Asking for a kernel's attributes loads it.
+  // Reading a kernel's attributes loads it.
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, address);
   CUfunction handle;
@@ -53,7 +53,7 @@ cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope
 
 #if CUDART_VERSION >= 12080
 
-// The handle is a CUkernel, which is the same in every context and for the life of the process.
+// The handle is a CUkernel, which is valid in every context until the process ends.
 cudaError_t find_kernel(const void *address, CUfunction *kernel) {
   CUfunction *handle = &slot_of(address)->handle;
   *kernel = __atomic_load_n(handle, __ATOMIC_ACQUIRE);
@@ -69,9 +69,9 @@ cudaError_t find_kernel(const void *address, CUfunction *kernel) {
 
 #else
 
-// The runtimes before 12.8 load modules, and their cudaGetKernel returns `address` itself, which the driver does not
-// know. A module's CUfunction belongs to one context and dies with it (cudaDeviceReset), so it is not kept: 55 ns a call
-// (CUDA 12.4, the host of an H100).
+// Runtimes before 12.8 load modules, and their cudaGetKernel returns `address` itself, which the driver does not
+// accept. A module's CUfunction belongs to one context and is destroyed with it (cudaDeviceReset), so it is not cached.
+// This costs 55 ns per call (CUDA 12.4, the host of an H100).
 cudaError_t find_kernel(const void *address, CUfunction *kernel) {
   const LastErrorScope last_error;
   return cudaGetFuncBySymbol(kernel, address);

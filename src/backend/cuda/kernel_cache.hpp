@@ -1,4 +1,4 @@
-// kernel_cache.hpp - what the driver launches for a kernel's host address, and where the kernel is loaded already
+// kernel_cache.hpp - loads kernels, and maps a kernel's host address to the driver's handle
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,11 @@
 
 namespace rope {
 
-// Of the device with `index`, which the scope has made current. Loading a kernel later, at its first launch, could wait
-// for the device and cannot happen inside a stream capture.
+// Loads a kernel on the device `index`, which the scope has made current. Otherwise the first launch would load it,
+// which may wait for the device and is not possible during stream capture.
 cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope);
 
-// For launches in the current context.
+// Finds the handle for launches in the current context.
 cudaError_t find_kernel(const void *address, CUfunction *kernel);
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// kernels.hpp - the kernels as plain pointers: host code launches them without seeing a template
+// kernels.hpp - the kernels as plain pointers, so that host code launches them without including templates
 #pragma once
 
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -8,10 +8,10 @@
 
 namespace rope {
 
-// The kernel for data of the first argument's type and vectors of so many elements, NULL where the type has none. RoPE
-// kernels take the params of their kind (RopeShortAngleParams and so on), as do those of the step (StepRowParams and so
-// on), those that fill tables a TableKernelParams, SwiGLU kernels a SwigluKernelParams or, for row sums, a
-// SwigluRowKernelParams.
+// Each function returns the kernel for data of its first argument's type and vectors of so many elements, or NULL if
+// there is none. RoPE kernels take the params of their kind (such as RopeShortAngleParams), kernels of the step
+// likewise (such as StepRowParams), kernels that fill tables a TableKernelParams, SwiGLU kernels a SwigluKernelParams
+// or, if they sum rows, a SwigluRowKernelParams.
 const void *rope_kernel_of(float, int vector_elements, const RopeVariant &variant);
 const void *rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant);
 const void *rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant);

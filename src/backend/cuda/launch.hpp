@@ -7,12 +7,12 @@
 
 namespace rope {
 
-// Loads kernels on a device, one after another until one fails.
+// Loads kernels on a device, one after another, until one fails.
 class Preloader {
  public:
   Preloader(const char *function, const DeviceInfo &device, int32_t device_index);
 
-  // Nothing where `kernel` is NULL.
+  // Does nothing if `kernel` is NULL.
   void load(const void *kernel);
 
   rope_status_t status() const { return status_; }
@@ -33,7 +33,7 @@ struct Launch {
   bool is_programmatic;
 };
 
-// `params` is the kernel's one argument.
+// `params` is the kernel's only argument.
 rope_status_t launch(const char *function, const Launch &what, void *params, int32_t device_index,
                      rope_stream_t stream);
 

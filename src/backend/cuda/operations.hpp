@@ -1,4 +1,4 @@
-// operations.hpp - RoPE, its tables and SwiGLU on CUDA: which kernels to load, and how a plan becomes a launch
+// operations.hpp - RoPE, its tables and SwiGLU on CUDA: the kernels to load, and the launches of a plan
 #pragma once
 
 #include "backend/cuda/launch.hpp"
@@ -11,7 +11,7 @@ namespace rope {
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
 
-// What the calls of a descriptor may need.
+// Load all kernels that calls of the descriptor may use.
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader);
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader);
 void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader);

@@ -1,4 +1,4 @@
-// param_parts.hpp - parts of the params that RoPE's kernels and those of the step share
+// param_parts.hpp - the parts of params that RoPE's kernels and the step's kernels have in common
 #pragma once
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Strides in bytes. An input is only read.
+// Strides are in bytes. Kernels only read an input.
 inline RopeSide make_side(const char *data, const int64_t *stride, int64_t size) {
   RopeSide side;
   side.data = const_cast<char *>(data);
@@ -15,7 +15,7 @@ inline RopeSide make_side(const char *data, const int64_t *stride, int64_t size)
   return side;
 }
 
-// `heads_before` are those of the tensors before it.
+// `heads_before`: number of heads in the preceding tensors.
 inline RopeRowSide make_row_side(const char *data, const int64_t *stride, int64_t size, int64_t heads_before) {
   const int64_t head = stride[kHead] * size;
   return {const_cast<char *>(data) - heads_before * head, static_cast<int32_t>(stride[kToken] * size),
@@ -56,7 +56,7 @@ inline FastDivmod table_width_of(const AngleTable &table) {
   return FastDivmod::by(table.width > 0 ? static_cast<uint32_t>(table.width) : 1);
 }
 
-// For whatever looks a token's angles up in every way.
+// For kernels that support every way of finding a token's angles.
 inline void set_lookup_params(const RopeProblem &problem, RopeLookupParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   set_position_params(problem, params);

@@ -1,4 +1,4 @@
-// rope_operation.cpp - RoPE and its tables on CUDA: params from problem and plan
+// rope_operation.cpp - RoPE and its tables on CUDA: sets a kernel's params from problem and plan
 #include <string.h>
 
 #include "backend/cuda/kernels.hpp"
@@ -19,17 +19,18 @@ const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const Rope
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
-// ceil(2^32 / n), for 2 <= n
+// ceil(2^32 / n), for n >= 2
 uint32_t reciprocal_of(uint32_t n) {
   return 0xffffffffu / n + 1;
 }
 
-// The tokens of a batch of which another lies tokens_ahead further on; 0 where positions are implicit.
+// The number of tokens of a batch for which the token tokens_ahead further on exists; 0 if positions are implicit.
 uint32_t tokens_that_prefetch(const RopeProblem &problem, const RopePlan &plan) {
   const int64_t ahead = plan.rows.tokens_ahead;
   return problem.positions.is_present && problem.tokens > ahead ? static_cast<uint32_t>(problem.tokens - ahead) : 0;
 }
 
+// Divisors for finding a row's token from the block's number.
 void set_row_grid(const RopeProblem &problem, const RopePlan &plan, RopeRowGrid *params) {
   const bool is_part_slowest = plan.rows.is_part_slowest;
   params->grid = FastDivmod::by(is_part_slowest ? plan.grid_x / plan.blocks_per_token : plan.blocks_per_token);
@@ -39,6 +40,8 @@ void set_row_grid(const RopeProblem &problem, const RopePlan &plan, RopeRowGrid 
   params->is_batch_fastest = plan.is_batch_fastest;
 }
 
+// Sets the params of kThread, kToken and kScalar. The heads of q, k and v are numbered consecutively; tensor_begins has
+// the first numbers of k and v. With kScalar they count groups of heads.
 void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeTokenParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -51,7 +54,7 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     if (i > 0) params->tensor_begins[i - 1] = is_present ? next : ~uint32_t{0};
-    // Threads without a unit may compute an address there.
+    // Threads without a unit may compute an address from this tensor.
     params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
@@ -84,6 +87,8 @@ void set_token_params(const RopeProblem &problem, const RopePlan &plan, RopeToke
   params->num_tokens = static_cast<uint32_t>(problem.batches * problem.tokens);
 }
 
+// Sets the params of the kernels for short and long launches. A tensor's address is the one that head 0 of all tensors
+// would have in it, so that a thread adds head * head_bytes for a head's number in all tensors.
 void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShortParams *params) {
   const RopeGeometry &geometry = *problem.geometry;
   const int64_t size = dtype_size(geometry.dtype);
@@ -101,7 +106,7 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   for (int i = 0; i < 3; ++i) {
     const bool is_present = i < problem.num_tensors;
     if (i > 0) params->tensor_begins[i - 1] = is_present ? static_cast<uint32_t>(next_head) : ~uint32_t{0};
-    // Threads without a unit may compute an address there.
+    // Threads without a unit may compute an address from this tensor.
     params->tensor[i] = {};
     if (!is_present || problem.tensor[i].heads == 0) continue;
     const RotatedTensor &tensor = problem.tensor[i];
@@ -118,6 +123,7 @@ void set_short_params(const RopeProblem &problem, const RopePlan &plan, RopeShor
   set_scales(problem, params);
 }
 
+// Adds the grid of a long launch.
 template <typename Params>
 void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<Params> *params) {
   set_row_grid(problem, plan, params);
@@ -125,6 +131,7 @@ void set_long_params(const RopeProblem &problem, const RopePlan &plan, RopeLong<
   params->parts_reciprocal = params->parts > 1 ? reciprocal_of(params->parts) : 0;
 }
 
+// Adds the params for several position axes, tables with other widths, faults and sequences.
 template <typename Angles>
 void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -137,7 +144,7 @@ void set_lookup_params(const RopeProblem &problem, RopeTokenLookup<Angles> *para
   memcpy(params->pair_axis, geometry.pair_axis, sizeof params->pair_axis);
 }
 
-// ---- The params of each kernel. What no unit of a launch reads stays unset. ----
+// ---- The params of each kernel. Members that no unit of a launch reads stay unset. ----
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeShortAngleParams *params) {
   set_short_params(problem, plan, params);
@@ -168,6 +175,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongConver
 void set_params(const RopeProblem &problem, const RopePlan &plan, RopeLongTableParams *params) {
   set_params(problem, plan, static_cast<RopeShortTableParams *>(params));
   set_long_params(problem, plan, params);
+  // Rows and positions are prefetched for the token tokens_ahead further on, as far as it exists.
   const int64_t rows = problem.table.rows - plan.rows.tokens_ahead;
   params->rows_that_prefetch = rows > 0 ? static_cast<uint64_t>(rows) : 0;
   params->row_bytes_ahead = int64_t{plan.rows.tokens_ahead} * params->row_bytes;
@@ -242,6 +250,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
   params->units_per_run = FastDivmod::by(units_per_run > 0 ? static_cast<uint32_t>(units_per_run) : 1);
 }
 
+// Finds the plan's kernel, sets its params and launches it.
 template <typename Params>
 rope_status_t launch_with(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
@@ -256,7 +265,7 @@ rope_status_t launch_with(const char *function, const RopeProblem &problem, cons
 using LaunchRope = rope_status_t (*)(const char *function, const RopeProblem &problem, const RopePlan &plan,
                                      int32_t device_index, rope_stream_t stream);
 
-// By the params of the plan's kernel.
+// Finds the launch function by the type of the plan's kernel's params.
 LaunchRope find_launch(const RopeVariant &variant) {
   const bool is_computed = variant.angles == kComputedAngles;
   switch (variant.kernel) {
@@ -291,9 +300,10 @@ LaunchRope find_launch(const RopeVariant &variant) {
 
 void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
-  // With a norm every call is a step, which has kernels of its own.
+  // With a norm every call is a step, and steps have their own kernels.
   if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
+  // All variants for this pairing, at every vector width. Consecutive variants are often one function.
   for (const int elements : kVectorElements) {
     const void *last = nullptr;
     for_each_variant(pairing, [&](const RopeVariant &variant) {
@@ -323,6 +333,7 @@ rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem
   params.distance = geometry.out_distance;
   params.scale = geometry.attention_scale;
   copy_increments(geometry, params.increments);
+  // The grid has a thread for each entry, up to a limit, and its threads loop.
   const int64_t max_blocks = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const dim3 grid(static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks));

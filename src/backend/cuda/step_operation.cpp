@@ -259,7 +259,8 @@ void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadP
   const uint32_t units = plan.heads.units;
   params->units_per_block = units;
   const int channels = 2 * plan.vector_elements * static_cast<int>(units);
-  params->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels, plan.vector_elements));
+  params->lanes_log2 =
+      static_cast<uint32_t>(step_lanes_log2(channels, plan.heads.units_of_thread * plan.vector_elements));
   // Where they are no power of two each head is one block.
   params->block_mask = (units & (units - 1)) == 0 ? ~(units - 1) : 0;
   params->pairs = units * static_cast<uint32_t>(plan.vector_elements);
@@ -405,8 +406,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
     if (piece.factor->is_f32) params->tensor[i].flags |= kHasWideFactor;
     const WrittenScales &written = piece.out_scales->is_present() ? *piece.out_scales : *piece.cache_scales;
     if (written.is_present()) {
-      scales->lanes_log2 =
-          static_cast<uint32_t>(step_lanes_log2(piece.channels / written.groups, plan.vector_elements));
+      const int of_thread = plan.heads.units_of_thread * plan.vector_elements;
+      scales->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels / written.groups, of_thread));
     }
   }
 }
@@ -583,32 +584,35 @@ bool has_code_instances(StepKernel kernel) {
 void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
   const bool is_interleaved = geometry.in_distance == 1;
-  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false});
-  if (geometry.norm.type != 0)
-    load({StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, false, false});
+  load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, StepCodes::kNone, false});
+  if (geometry.norm.type != 0) {
+    load({StepKernel::kNormGradient, StepNorm::kNone, StepAngles::kNone, false, StepCodes::kNone, false});
+  }
   if (!may_have_rows(geometry)) return;
   constexpr StepKernel kKernels[] = {StepKernel::kWarp, StepKernel::kShort,     StepKernel::kShortMore,
                                      StepKernel::kLong, StepKernel::kShortRows, StepKernel::kLongRows};
+  constexpr StepCodes kCodes[] = {StepCodes::kStatic, StepCodes::kScales, StepCodes::kAll};
   constexpr bool kHasMore[] = {false, true};
   const bool may_have_codes = dtype_size(geometry.dtype) == 2,
              has_gradient_rows = may_have_codes && geometry.norm.type != 0;
   for (const bool has_sums : kHasMore) {
     if (!has_gradient_rows) break;
-    load({StepKernel::kNormGradientRows, StepNorm::kNone, StepAngles::kNone, is_interleaved, false, has_sums});
+    load({StepKernel::kNormGradientRows, StepNorm::kNone, StepAngles::kNone, is_interleaved, StepCodes::kNone,
+          has_sums});
   }
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
-      for (const bool has_more : kHasMore) {
-        const auto load_instances = [&](bool has_codes) {
-          // A call without the tensors that are normed has no norm to do.
-          load({kernel, StepNorm::kNone, angles, is_interleaved, has_codes, has_more});
-          const StepNorm norm = step_norm_of(geometry);
-          if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) return;
-          if (norm != StepNorm::kNone) load({kernel, norm, angles, is_interleaved, has_codes, has_more});
-        };
-        load_instances(false);
-        if (may_have_codes && has_code_instances(kernel)) load_instances(true);
+      const auto load_instances = [&](StepCodes codes, bool has_more) {
+        // A call without the tensors that are normed has no norm to do.
+        load({kernel, StepNorm::kNone, angles, is_interleaved, codes, has_more});
+        const StepNorm norm = step_norm_of(geometry);
+        if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) return;
+        if (norm != StepNorm::kNone) load({kernel, norm, angles, is_interleaved, codes, has_more});
+      };
+      for (const bool has_more : kHasMore) load_instances(StepCodes::kNone, has_more);
+      for (const StepCodes codes : kCodes) {
+        if (may_have_codes && has_code_instances(kernel)) load_instances(codes, false);
       }
     }
   }
@@ -622,7 +626,7 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                                                                        : launch_table;
     return launch_it(function, problem, plan, device_index, stream);
   };
-  const bool has_codes = plan.step.has_codes;
+  const bool has_codes = plan.step.has_codes();
   const auto launch_short = [&](auto is_normed) {
     using Plain = StepShortHeadParams<decltype(is_normed)::value>;
     using More = StepShortMoreParams<decltype(is_normed)::value>;
@@ -643,7 +647,7 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
     case StepKernel::kShortMore:
       return plan.step.norm != StepNorm::kNone ? launch_short(std::true_type()) : launch_short(std::false_type());
     case StepKernel::kLong:
-      if (has_codes && plan.step.has_more) {
+      if (has_codes && plan.step.codes != StepCodes::kStatic) {
         return launch_with(launch_step<WithScales<StepLongHeadParams>>,
                            launch_step<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
                            launch_step<WithScales<StepLongTableParams>>);

@@ -1,6 +1,6 @@
 // exact_arithmetic.hpp - refuses -ffast-math and those of its parts that a macro shows
 //
-// CMakeLists.txt takes them back; other ways to compile are told.
+// CMakeLists.txt switches these options off again; every other build is stopped here.
 #pragma once
 
 #if defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \

@@ -50,8 +50,8 @@ ROPE_HOST_DEVICE float to_float(Float16 value) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
   return result;
 #else
-  // Exponent and mantissa in place of a float's are 2^112 too small, subnormals included: one exact product mends it.
-  // Infinity and NaN have the largest exponent and get the float's.
+  // With the exponent and mantissa moved into a float's places, the value is too small by a factor of 2^112, subnormals
+  // included: one exact product corrects it. Infinity and NaN have the largest exponent and get a float's largest.
   const uint32_t magnitude = value.bits & 0x7fffu;
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t finite = bits_of(float_of(magnitude << 13) * 0x1p112f);
@@ -60,7 +60,8 @@ ROPE_HOST_DEVICE float to_float(Float16 value) {
 #endif
 }
 
-// A value as Real, the type of the arithmetic: float, or double for F64 data. Exact but for a double as a float.
+// Converts a value to Real, the type of the arithmetic: float, or double for F64 data. Exact, except from double to
+// float.
 template <typename Real, typename T>
 ROPE_HOST_DEVICE Real to_real(T value) {
   return to_float(value);
@@ -98,8 +99,9 @@ ROPE_HOST_DEVICE BFloat16 round_to<BFloat16>(float value) {
 #endif
 }
 
-// The same in the upper half of the result, with anything in the lower. Where `value` is NaN its lower 16 bits must be
-// 0, as they are after arithmetic on BFloat16s: a NaN is that of an operand, made quiet, or the processor's own.
+// Rounds to BFloat16 and leaves the result in the upper half; the lower half is arbitrary. If `value` is NaN its lower
+// 16 bits must be 0. They are after arithmetic on BFloat16s: such a NaN is an operand made quiet, or the processor's
+// default NaN.
 ROPE_HOST_DEVICE uint32_t round_to_upper_half(float value) {
   return bits_of(value) + 0x7fffu + ((bits_of(value) >> 16) & 1u);
 }
@@ -113,9 +115,9 @@ ROPE_HOST_DEVICE Float16 round_to<Float16>(float value) {
 #else
   const uint32_t sign = (bits_of(value) >> 16) & 0x8000u;
   const uint32_t magnitude = bits_of(value) & 0x7fffffffu;
-  // Normal: rebias the exponent and round the 13 bits that go, half to even. A carry into the exponent is right.
+  // Normal result: rebias the exponent and round off 13 bits, half to even. A carry into the exponent is correct.
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Below 2^-14: adding 0.5 leaves the subnormal's bits, rounded by the addition, at the bottom of the mantissa.
+  // Below 2^-14: adding 0.5 rounds the value and leaves the subnormal's bits at the bottom of the mantissa.
   const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
   // 65520 and above round to infinity.
@@ -132,7 +134,7 @@ ROPE_HOST_DEVICE double round_to<double>(double value) {
   return value;
 }
 
-// Tells the arithmetic type of data of a type.
+// The arithmetic type for data of a type.
 template <typename T>
 struct ArithmeticOf {
   using Real = float;

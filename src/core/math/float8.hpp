@@ -1,5 +1,5 @@
-// float8.hpp - the storage types of 8 and 4 bits, how values become them, and the scales that are written beside them;
-// the same on host and device
+// float8.hpp - the 8-bit storage types, conversion to them, and the scales written beside them; identical on host and
+// device
 #pragma once
 
 #include "core/math/float16.hpp"
@@ -102,7 +102,7 @@ ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
   return multiplies ? scale : 1.0f / scale;
 }
 
-// What a written scale is.
+// The format of a written scale.
 enum class ScaleForm : uint8_t {
   kF32,
   kPowerOfTwo,  // as F32
@@ -111,8 +111,8 @@ enum class ScaleForm : uint8_t {
 };
 
 struct GroupScale {
-  uint32_t bits;  // of the F32, of the E8M0 or of the E4M3
-  float factor;   // that the values of the group are multiplied by
+  uint32_t bits;  // bits of the scale as F32 or E8M0
+  float factor;   // the group's values are multiplied by it
 };
 
 // global / scale: 0 for a scale of 0, the largest F32 where it is above that.

@@ -1,8 +1,8 @@
-// float_environment.hpp - the floating-point environment that the library computes in
+// float_environment.hpp - the floating-point environment in which the library computes
 //
-// Rounding to nearest, subnormal numbers kept, no exception trapped: what every process starts with. A caller may have
-// changed it for its thread, and a new thread inherits it. <fenv.h> saves more than is needed: 190 ns against 8 (AMD EPYC
-// 9004, 2026-11-22).
+// It rounds to nearest, keeps subnormal numbers and traps no exception, as every process does when it starts. A caller
+// may have changed its thread's environment, and a new thread inherits its creator's. <fenv.h> saves more state than
+// needed: 190 ns against 8 (AMD EPYC 9004, 2026-11-22).
 #pragma once
 
 #include <stdint.h>
@@ -15,12 +15,13 @@ namespace rope {
 
 #if defined(__x86_64__)
 
-// MXCSR: control bits and the exception flags. Nothing here computes by the x87 unit.
+// MXCSR: control bits and exception flags. The library does not use the x87 unit.
 struct FloatEnvironment {
   uint32_t mxcsr;
 };
 
-// Each keeps memory accesses, and arithmetic on what they read, on its side; not that on values in registers.
+// Both functions are barriers for memory accesses, and for arithmetic on what was read from memory. They are no barrier
+// for arithmetic on values in registers.
 inline FloatEnvironment float_environment() {
   FloatEnvironment environment;
   __asm__ volatile("stmxcsr %0" : "=m"(environment.mxcsr) : : "memory");
@@ -76,7 +77,7 @@ inline void set_default_float_environment() {
 
 #endif
 
-// The default environment until the scope ends; then that of before, the exception flags included.
+// Sets the default environment until the scope ends, then restores the former one with its exception flags.
 class FloatEnvironmentScope {
  public:
   FloatEnvironmentScope() : before_(float_environment()) { set_default_float_environment(); }

@@ -1,9 +1,9 @@
 // frequencies.cpp - frequencies and phase increments in double-double arithmetic
 //
 // A double-double is an unevaluated sum high + low with |low| <= ulp(high)/2, about 106 bits. Only correctly rounded
-// operations (+, -, *, / and fma) touch it, so every machine computes the same increments; pow gives nothing but the
-// first guess of a Newton iteration, whose end does not depend on the guess's last bits.
-// Algorithms: T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
+// operations (+, -, *, / and fma) are applied to it, so every machine computes identical increments. pow only provides
+// the first guess of a Newton iteration, and its result does not depend on the guess's last bits. Algorithms: T. J.
+// Dekker, "A floating-point technique for extending the available precision", 1971.
 #include "core/math/frequencies.hpp"
 
 #include <math.h>
@@ -46,7 +46,7 @@ DoubleDouble power(DoubleDouble base, int exponent) {
   return result;
 }
 
-// powers[i] = power(base, i), bit for bit: its product ends with the highest bit of i.
+// powers[i] = power(base, i), bit for bit: the last factor of that product belongs to the highest set bit of i.
 void all_powers(DoubleDouble base, int count, DoubleDouble *powers) {
   powers[0] = {1.0, 0.0};
   for (int bit = 1; bit < count; bit *= 2) {
@@ -55,7 +55,7 @@ void all_powers(DoubleDouble base, int count, DoubleDouble *powers) {
   }
 }
 
-// x^(1/n) for x >= 1. Newton on r^n = x doubles the correct bits at each step: 50, 100, all.
+// x^(1/n) for x >= 1. Each Newton step on r^n = x doubles the number of correct bits: 50, then 100, then all.
 DoubleDouble nth_root(DoubleDouble x, int n) {
   DoubleDouble root = {pow(x.high, 1.0 / n), 0.0};
   for (int step = 0; step < 3; ++step) {
@@ -67,7 +67,7 @@ DoubleDouble nth_root(DoubleDouble x, int n) {
   return root;
 }
 
-// theta^(-1/pairs). The root is taken of a number of at least 1, so that its powers keep clear of the subnormal range.
+// theta^(-1/pairs). The root's argument is at least 1, so that its powers stay above the subnormal range.
 DoubleDouble step_between_pairs(double theta, int pairs) {
   const DoubleDouble one = {1.0, 0.0};
   const DoubleDouble exact_theta = {theta, 0.0};
@@ -87,7 +87,7 @@ FractionBits split_fraction(double fraction) {
   return {static_cast<uint64_t>(upper), (fraction * 0x1p32 - upper) * 0x1p32};
 }
 
-// round(frac(turns) * 2^64). The low part keeps its sign: 1 - 2^-80 is not a double.
+// round(frac(turns) * 2^64). The low part may be negative: 1 - 2^-80 is not a double.
 uint64_t fraction_bits(DoubleDouble turns) {
   const double low = turns.low - nearbyint(turns.low);
   const FractionBits big = split_fraction(turns.high - floor(turns.high));

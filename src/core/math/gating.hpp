@@ -1,9 +1,9 @@
-// gating.hpp - SwiGLU of one element, forward and backward: the mathematics once, for host and device
+// gating.hpp - SwiGLU of one element, forward and backward: one implementation for host and device
 //
-// Factors are multiplied in an order in which finite inputs never meet 0 * infinity: sigmoid and its like, which are at
-// most 1.1, come first.
+// Factors are multiplied in an order that avoids 0 * infinity for finite inputs: bounded factors, such as the sigmoid
+// (at most 1.1), come first.
 //
-// Real is float, and double for F64 data.
+// Real is float, or double for F64 data.
 #pragma once
 
 #include <math.h>
@@ -15,7 +15,7 @@
 
 namespace rope {
 
-// a * b + c, fused or not as the device does it best, but the same in every kernel of a device and instruction set.
+// a * b + c, fused where the device has an instruction for it. All kernels of a device and instruction set agree.
 ROPE_HOST_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return fmaf(a, b, c);
@@ -36,10 +36,10 @@ ROPE_HOST_DEVICE double multiply_add(double a, double b, double c) {
 #endif
 }
 
-// exp(-x) * 2^power as exp(rest) * scale, |rest| <= ln(2)/2 and scale a power of two, for -x / ln 2 + power from -126 to
-// 127. Adding 1.5 * 2^23 + 127 + power rounds to an integer, also where there is no instruction for it, and leaves n +
-// 127 + power in the low bits, from where it moves to the exponent. The first part of ln 2 has 10 bits, so its product
-// is exact.
+// exp(-x) * 2^power = exp(rest) * scale with |rest| <= ln(2)/2 and scale a power of two. -x / ln 2 + power must lie
+// between -126 and 127. Adding 1.5 * 2^23 + 127 + power rounds to an integer without a rounding instruction and leaves
+// n + 127 + power in the low bits, from where a shift moves it into the exponent. The first part of ln 2 has 10 bits,
+// so its product is exact.
 struct ReducedExp {
   float rest;
   float scale;
@@ -53,9 +53,10 @@ ROPE_HOST_DEVICE ReducedExp reduce_exp_of_negative(float x, int power) {
   return {rest, float_of(bits_of(shifted) << 23)};
 }
 
-// exp(rest) - 1, its relative error that of exp or less.
+// exp(rest) - 1; its relative error is at most that of exp.
 ROPE_HOST_DEVICE float expm1_of_rest(float rest) {
-  // Minimax of (exp(r) - 1 - r)/r^2, relative error of exp 3.1e-9. Two halves, because one product waits for the other.
+  // Minimax polynomial of (exp(r) - 1 - r)/r^2; relative error of exp 3.1e-9. It is evaluated in two halves, which do
+  // not depend on each other, to shorten the chain of dependent products.
   const float r = rest, square = r * r;
   const float low = multiply_add(r, 0.166665202f, 0.499999934f);
   const float high = multiply_add(square, 1.38145037e-3f, multiply_add(r, 8.36877333e-3f, 4.16683928e-2f));
@@ -77,7 +78,7 @@ ROPE_HOST float approximate_power_of_two(float exponent) {
 
 #elif defined(__CUDACC__)
 
-// One instruction each, within 2 ulp, for numbers whose results are normal.
+// The approximations take one instruction each and are within 2 ulp if the result is normal.
 __device__ __forceinline__ float approximate_reciprocal(float value) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -94,7 +95,8 @@ __device__ __forceinline__ float approximate_power_of_two(float exponent) {
 
 #if defined(__CUDA_ARCH__)
 
-// exp(-x) * 2^-25 for x from -104 to 64, which is finite and normal: 2^rest with |rest| <= 1/2, times a power of two.
+// exp(-x) * 2^-25 for x from -104 to 64, where the result is finite and normal: 2^rest, |rest| <= 1/2, times a power of
+// two.
 __device__ __forceinline__ float small_exp_of_negative(float x) {
   constexpr float kShift = 12583039.0f - 25.0f;  // as in reduce_exp_of_negative
   const float shifted = fmaf(x, -1.44269504f, kShift);
@@ -104,10 +106,10 @@ __device__ __forceinline__ float small_exp_of_negative(float x) {
 
 #else
 
-// exp(-t) for t >= 0, rounding to subnormals and to 0.
+// exp(-t) for t >= 0. The result may be subnormal or 0.
 ROPE_HOST float exp_of_negative(float t) {
   const float bounded = t < 104.0f ? t : 104.0f;                   // exp(-104) < 2^-150
-  const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 has no exponent
+  const ReducedExp reduced = reduce_exp_of_negative(bounded, 63);  // 2^-150 does not fit the exponent
   return (expm1_of_rest(reduced.rest) + 1.0f) * reduced.scale * 0x1p-63f;
 }
 
@@ -128,7 +130,7 @@ ROPE_HOST_DEVICE double magnitude_of(double value) {
 template <typename Real>
 struct Sigmoid {
   Real value;       // sigmoid(gate)
-  Real complement;  // sigmoid(-gate), that is 1 - value, without the cancellation
+  Real complement;  // sigmoid(-gate) = 1 - value, without cancellation
 };
 
 template <typename Real>
@@ -138,31 +140,32 @@ ROPE_HOST_DEVICE Sigmoid<Real> sigmoid_of(Real gate) {
 }
 
 #if defined(__CUDA_ARCH__)
-// 2^-25 / (exp(-x) * 2^-25 + 2^-25). Largest error, over all x, 3.9 ulp (sm_90). Half the instructions of the formula of
-// magnitudes: gpt-oss' form 66.9 us instead of 73.4, 8 x 14336 with programmatic launch 0.97 instead of 1.24.
+// Computed as 2^-25 / (exp(-x) * 2^-25 + 2^-25). The largest error over all x is 3.9 ulp (sm_90). It needs half the
+// instructions of the formula with magnitudes: 66.9 instead of 73.4 us for gpt-oss' form, and 0.97 instead of 1.24 us
+// for 8 x 14336 with programmatic launch.
 template <>
 ROPE_HOST_DEVICE Sigmoid<float> sigmoid_of(float gate) {
-  // Of NaN, the lower bound.
+  // NaN becomes the lower bound.
   const float bounded = fminf(fmaxf(gate, -104.0f), 64.0f), e = small_exp_of_negative(bounded);
   const float reciprocal = approximate_reciprocal(e + 0x1p-25f);
   return {reciprocal * 0x1p-25f, gate > bounded ? 0.0f : reciprocal * e};
 }
 #endif
 
-// sigmoid(x) alone, by the formula that holds for either sign; of NaN any number up to 1.
+// sigmoid(x) alone, by a formula that holds for both signs. For NaN the result is some number of at most 1.
 ROPE_HOST_DEVICE float sigmoid_value_of(float x) {
 #if defined(__CUDA_ARCH__)
   return sigmoid_of(x).value;
 #else
-  // Bounds as integers, which neither NaN nor a compiler's branches trouble: unsigned, negative floats follow all
-  // others and grow with their magnitude; signed, they come before them. exp(104) needs 2^-25 to be finite, and
-  // exp(-64) is nothing beside 1.
+  // The bounds are applied to the bits as integers, for which NaN is no special case and compilers emit no branch. As
+  // unsigned numbers, negative floats follow all others and grow with their magnitude; as signed numbers they precede
+  // them. exp(104) is finite only with the factor 2^-25, and exp(-64) is negligible beside 1.
   const uint32_t from_below = bits_of(x) < 0xc2d00000u ? bits_of(x) : 0xc2d00000u;  // -104
   const int32_t from_above = static_cast<int32_t>(from_below);
   const uint32_t bounded = static_cast<uint32_t>(from_above < 0x42800000 ? from_above : 0x42800000);  // 64
   const ReducedExp reduced = reduce_exp_of_negative(float_of(bounded), -25);
-  // Minimax as well, of one degree less: relative error of exp 1.1e-7, which takes swiglu from 3.2 ulp to below 5 of the
-  // 8 that it may have, and a tenth of its time.
+  // A minimax polynomial one degree lower: relative error of exp 1.1e-7. The error of swiglu rises from 3.2 to below 5
+  // ulp (8 are allowed), and its time falls by a tenth.
   const float r = reduced.rest;
   float exp_of_r = multiply_add(r, 8.31252e-3f, 4.18901568e-2f);
   exp_of_r = multiply_add(r, exp_of_r, 0.166671146f);
@@ -176,14 +179,15 @@ ROPE_HOST_DEVICE double sigmoid_value_of(double x) {
   return sigmoid_of(x).value;
 }
 
-// out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, g = min(gate, limit), u = up within +-limit.
+// out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, where g = min(gate, limit) and u is up
+// clamped to +-limit.
 template <typename Real>
 struct Form {
   Real alpha;
-  Real limit;  // infinity: none
+  Real limit;  // infinity if there is none
   Real up_offset;
   Real out_scale;
-  bool is_plain;  // alpha 1, no limit, offset 0, scale 1: without a row_scale out reduces to gate * sigmoid(gate) * up
+  bool is_plain;  // alpha 1, no limit, offset 0, scale 1: without a row_scale, out = gate * sigmoid(gate) * up
 };
 
 template <typename Real>
@@ -216,13 +220,14 @@ ROPE_HOST_DEVICE Real at_least(Real value, Real low) {
   return value < low ? low : value;
 }
 
-// Of a value that is NaN, the bound.
+// NaN becomes the bound.
 template <typename Real>
 ROPE_HOST_DEVICE Real larger_magnitude(Real bound, Real value) {
   return magnitude_of(value) > bound ? magnitude_of(value) : bound;
 }
 
-// One instruction each, where a comparison and a choice are two: forms are nearly as short of instructions as of memory.
+// fminf and fmaxf take one instruction each, a comparison and a selection two. Non-plain forms are limited almost as
+// much by instructions as by memory.
 #if defined(__CUDA_ARCH__)
 template <>
 ROPE_HOST_DEVICE float larger_magnitude(float bound, float value) {
@@ -251,23 +256,23 @@ ROPE_HOST_DEVICE float clamp(float value, float low, float high) {
 }
 #endif
 
-// A product or sum of a and b that would overflow stops at the largest number, so that a factor of 0 still makes 0 of
-// it. Where a or b is infinite it does not: the caller is to see that.
+// The product or sum of a and b saturates at the largest number instead of overflowing, so that a later factor of 0
+// still gives 0. The caller handles infinite a and b, which do not saturate.
 template <typename Real>
 ROPE_HOST_DEVICE Real within_range(Real value, Real a, Real b) {
   const Real bound = larger_magnitude(larger_magnitude(kMaxFinite<Real>, b), a);
   return clamp(value, -bound, bound);
 }
 
-// What a form makes of gate and up.
+// The parts into which a form splits gate and up.
 template <typename Real>
 struct GatedInputs {
   Real gate;
   Real up;
-  Real argument;  // alpha * gate, perhaps infinite
+  Real argument;  // alpha * gate, possibly infinite
 };
 
-// Whether a finite up that is moved by up_offset stays finite, whatever it is.
+// Whether up + up_offset is finite for every finite up.
 template <typename Real>
 ROPE_HOST_DEVICE bool moves_within_range(const Form<Real> &form) {
   return form.up_offset == Real{0} || form.limit + magnitude_of(form.up_offset) <= kMaxFinite<Real>;
@@ -288,8 +293,8 @@ ROPE_HOST_DEVICE Real scale_by_row(Real value, Real row_scale) {
   return HasRowScale ? within_range(value * row_scale, value, row_scale) : value;
 }
 
-// A plain form is one without a row_scale; another without one has a row_scale of 1. IsBounded: it has none, and
-// moves_within_range.
+// IsPlain: the form is plain and there is no row_scale. For other forms a missing row_scale is 1. IsBounded: there is
+// no row_scale, and moves_within_range holds.
 template <bool IsPlain, bool IsBounded = false, typename Real>
 ROPE_HOST_DEVICE Real swiglu(Real gate, Real up, const Form<Real> &form, Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain, IsBounded>(gate, up, form);
@@ -304,16 +309,16 @@ struct SwigluGradient {
   Real up;
 };
 
-// The gradients are 0 where the limit cut gate or up.
+// A gradient is 0 where the limit cut off its input.
 template <bool IsPlain, typename Real>
 ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real grad_out, const Form<Real> &form,
                                                       Real row_scale = 1) {
   const GatedInputs<Real> in = apply_form<IsPlain>(gate, up, form);
-  // An infinite argument would meet the 0 that sigmoid makes of it.
+  // Otherwise an infinite argument would be multiplied by a sigmoid of 0.
   const Real argument = IsPlain ? in.argument : clamp(in.argument, -kMaxFinite<Real>, kMaxFinite<Real>);
   const Sigmoid<Real> sigmoid = sigmoid_of(argument);
-  // d (gate * sigmoid) / d gate, halved: it reaches 1.1, which times the largest grad_out would overflow before a small
-  // up.
+  // Half of d (gate * sigmoid) / d gate. The whole reaches 1.1, and its product with the largest grad_out would
+  // overflow before it meets a small up.
   const Real half_slope = Real{0.5} * (sigmoid.value * multiply_add(argument, sigmoid.complement, Real{1}));
   const Real half_gradient = (half_slope * grad_out) * scale_by_row<!IsPlain>(in.up, row_scale);
   SwigluGradient<Real> gradient = {half_gradient + half_gradient,
@@ -325,7 +330,7 @@ ROPE_HOST_DEVICE SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real g
   return gradient;
 }
 
-// Half of what an element adds to the gradient of its row_scale, at most half the largest number.
+// Half of an element's contribution to the gradient of its row_scale; at most half the largest number.
 template <typename Real>
 ROPE_HOST_DEVICE Real half_row_term(Real gate, Real up, Real grad_out, const Form<Real> &form) {
   const GatedInputs<Real> in = apply_form<false>(gate, up, form);
@@ -334,9 +339,9 @@ ROPE_HOST_DEVICE Real half_row_term(Real gate, Real up, Real grad_out, const For
   return Real{0.5} * within_range((product * in.gate) * form.out_scale, product, in.gate);
 }
 
-// A sum of half terms, and the sum of what its additions rounded away (Knuth, "The Art of Computer Programming",
-// volume 2, 4.2.2, theorem B). Both stop at half the largest number: finite terms never meet infinity - infinity, and
-// what the first cannot hold the second takes. An infinite term stays.
+// A sum of halved terms, and the sum of the rounding errors of its additions (Knuth, "The Art of Computer Programming",
+// volume 2, 4.2.2, theorem B). Both saturate at half the largest number, so that finite terms never lead to infinity -
+// infinity, and the second sum takes up what exceeds the first. An infinite term remains infinite.
 template <typename Real>
 struct RowSum {
   Real half;

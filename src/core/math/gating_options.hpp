@@ -4,11 +4,13 @@
 //                             └── weight ─────────────┴── activation ── limit ── rounding ─┐
 //   up ──── + bias ── limit ───── soft cap ── + up_offset ───────────── up ────────────────┴── out
 //
-// weight is what the activation multiplies the gate by, from 0 to 1. Of a gate that is NaN it is any number: linear is
-// NaN then. Stage by stage, so that a caller can ask what a form has once for many elements.
+// weight is the factor, from 0 to 1, by which the activation multiplies the gate. If the gate is NaN, weight may be any
+// number, because linear is NaN then. Each stage is a function of its own, so that a caller can test once, for many
+// elements, which stages a form has.
 //
-// IsBrief is for data of 16 bits, which would wait for more instructions: weights of GeGLU, and of SwiGLU with soft caps
-// or a limit of the activation, are within 2^-16 of their value, on a GPU soft caps too.
+// IsBrief selects shorter approximations for 16-bit data, whose kernels would otherwise be limited by instructions: the
+// weights of GeGLU, and of SwiGLU with soft caps or a limit of the activation, are within 2^-16 of their value; on a
+// GPU so are soft caps.
 #pragma once
 
 #include "core/math/gating.hpp"
@@ -18,7 +20,7 @@ namespace rope {
 template <typename T>
 constexpr bool kIsBrief = sizeof(T) == 2;
 
-// SWIGLU_ACTIVATION_ values.
+// Values of SWIGLU_ACTIVATION_.
 enum class Activation : uint8_t {
   kSwiglu,
   kGegluErf,
@@ -26,9 +28,9 @@ enum class Activation : uint8_t {
   kReglu
 };
 
-// The form of a descriptor: numbers of fp32, except for F64.
+// The form of a descriptor. Its numbers are fp32 values, except for F64 data.
 struct GatingForm : Form<double> {
-  bool has_options = false;  // what follows is not all 0, but for roundings before codes
+  bool has_options = false;  // some of the following fields are not 0
   Activation activation = Activation::kSwiglu;
   bool limits_activation = false;    // `limit` bounds the activation, and up as ever
   bool rounds_activation = false;    // to the type of the data, which has 16 bits
@@ -37,17 +39,17 @@ struct GatingForm : Form<double> {
   double up_softcap = 0;
 };
 
-// The same in the type of the arithmetic.
+// GatingForm with numbers in the type of the arithmetic.
 template <typename Real>
 struct FormWithOptions : Form<Real> {
   Activation activation;
   bool rounds_activation;
   bool limits_activation;
   bool is_bounded;        // it has soft caps, or limits the activation
-  Real gate_limit;        // infinity: none
-  Real activation_limit;  // infinity: none
-  Real lowest_gate;       // 0 for ReGLU, whose infinities then meet no 0
-  Real gate_softcap;      // 0: none
+  Real gate_limit;        // infinity if there is none
+  Real activation_limit;  // infinity if there is none
+  Real lowest_gate;       // 0 for ReGLU, so that a gate of -infinity is not multiplied by 0
+  Real gate_softcap;      // 0 if there is none
   Real inverse_of_gate_softcap;
   Real up_softcap;
   Real inverse_of_up_softcap;
@@ -73,7 +75,7 @@ ROPE_HOST_DEVICE FormWithOptions<Real> form_with_options_in(const GatingForm &gi
   return form;
 }
 
-// a * b + c rounded once, or, of floats where no instruction does it, from double.
+// a * b + c rounded once. Where floats have no such instruction, it is computed in double.
 ROPE_HOST_DEVICE float multiply_add_once(float a, float b, float c) {
 #if defined(__CUDA_ARCH__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return multiply_add(a, b, c);
@@ -86,7 +88,7 @@ ROPE_HOST_DEVICE double multiply_add_once(double a, double b, double c) {
   return fma(a, b, c);
 }
 
-// exp(-(x + rest)) * 2^power, of an x for which reduce_exp_of_negative takes that power and a rest below 2^-10.
+// exp(-(x + rest)) * 2^power. reduce_exp_of_negative must accept x with this power; |rest| is below 2^-10.
 ROPE_HOST_DEVICE float exp_of_negative_sum(float x, float rest, int power) {
 #if defined(__CUDA_ARCH__)
   const float shift = 12583039.0f + static_cast<float>(power);  // as in reduce_exp_of_negative
@@ -99,7 +101,7 @@ ROPE_HOST_DEVICE float exp_of_negative_sum(float x, float rest, int power) {
 #endif
 }
 
-// 1 / divisor of a divisor from 2^-126 to 2^126.
+// 1 / divisor for a divisor from 2^-126 to 2^126.
 ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #if defined(__CUDA_ARCH__)
   return approximate_reciprocal(divisor);
@@ -111,33 +113,33 @@ ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #if defined(__CUDACC__) || defined(ROPE_SIMULATED_GPU)
 constexpr float kBriefFactor = -0.721347520f;  // the exponent of 2 that is the root of exp(-1)
 
-// (1 + exp(-y)) * 2^-26 for data of 16 bits, y * kBriefFactor being x * factor; and the root of its second term, a
-// normal number without any reduction. Of NaN they are any numbers.
+// For 16-bit data: (1 + exp(-y)) * 2^-26, with x * factor = y * kBriefFactor, and the square root of its second term,
+// which is a normal number without range reduction. If x is NaN, both are arbitrary numbers.
 struct BriefSigmoid {
   float root;
   float divisor;
 
   __device__ __forceinline__ BriefSigmoid(float x, float factor)
-      : root(approximate_power_of_two(fminf(fmaf(x, factor, -13.0f), 62.02f))),  // its square: exp(104) * 2^-26
+      : root(approximate_power_of_two(fminf(fmaf(x, factor, -13.0f), 62.02f))),  // at most sqrt(exp(104) * 2^-26)
         divisor(fmaf(root, root, 0x1p-26f)) {}
 };
 
 __device__ __forceinline__ Sigmoid<float> brief_sigmoid_of(float x, float factor) {
   const BriefSigmoid sigmoid(x, factor);
   const float reciprocal = approximate_reciprocal(sigmoid.divisor);
-  // In this order no product is subnormal where the complement is not.
+  // In this order no product is subnormal unless the complement is.
   return {reciprocal * 0x1p-26f, (sigmoid.root * reciprocal) * sigmoid.root};
 }
 #endif
 
-// A function, and its derivative.
+// The value of a function and of its derivative.
 template <typename Real>
 struct Slope {
   Real value;
   Real slope;
 };
 
-// tanh from exp(-2 |x|) - 1, which is exact to its last bits also where it is small, and 1 / cosh^2.
+// tanh and its derivative 1 / cosh^2 from exp(-2 |x|) - 1, which keeps its relative accuracy for small x.
 ROPE_HOST_DEVICE Slope<float> tanh_of(float x) {
   const float magnitude = at_most(magnitude_of(x), 52.0f);  // exp(-104) < 2^-150
   const ReducedExp reduced = reduce_exp_of_negative(magnitude + magnitude, 63);
@@ -171,18 +173,18 @@ struct BriefSoftCap {
 };
 #endif
 
-// cap * tanh(x / cap). Where x / cap is small that is x, without what a subnormal quotient would lose.
+// cap * tanh(x / cap). For small x / cap the result is x itself, because a subnormal quotient would lose bits.
 template <bool HasSlope, bool IsBrief, typename Real>
 ROPE_HOST_DEVICE Slope<Real> soft_cap(Real x, Real cap, Real inverse_of_cap) {
 #if defined(__CUDA_ARCH__)
   if constexpr (IsBrief && !HasSlope) {
     const BriefSoftCap capped(x, cap, inverse_of_cap);
-    // Rounded, whatever is added to it.
+    // The product is rounded by itself, whatever is added to it later.
     return {multiply_rounded(capped.bounded, capped.dividend * approximate_reciprocal(capped.divisor)), 0.0f};
   }
   if constexpr (IsBrief) {
-    // With q = exp(-2 |x| / cap) the cap is 1 - 2 q / (1 + q), which for a small x would be a difference of two that are
-    // alike, and its slope 4 q / (1 + q)^2. q is 2^24 times as large here, so that it is normal where the slope is; above
+    // With q = exp(-2 |x| / cap), the capped value is the cap times 1 - 2 q / (1 + q), which cancels for small x, and
+    // the slope is 4 q / (1 + q)^2. Here q is scaled by 2^24 so that it is normal wherever the slope is; for t above
     // 150 it becomes 0.
     const float exponent = x * (inverse_of_cap * 2.88539008f), t = at_most(fabsf(exponent), 152.0f);
     const float q = approximate_power_of_two(24.0f - t);
@@ -204,8 +206,8 @@ struct Quotient {
   Number divisor;
 };
 
-// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2, minimax from 0 to 14.6, relative errors 4.3e-7 and 6e-9. The CPU's
-// vectors are numbers too.
+// scale * exp(t^2 / 2) * erfc(t / sqrt(2)) / 2 for t from 0 to 14.6: minimax, relative error 4.3e-7 if IsBrief and 6e-9
+// otherwise. Number may also be a vector type of the CPU.
 template <bool IsBrief, typename Number>
 ROPE_HOST_DEVICE Quotient<Number> scaled_erfc(Number t, float scale) {
   Number dividend, divisor;
@@ -239,20 +241,20 @@ ROPE_HOST_DEVICE float scaled_erfc_value(float t, float scale) {
 
 constexpr float kLargestErfGate = 14.5f;  // the weight of -14.5 is below 2^-150
 
-// (1 + erf(x / sqrt(2))) / 2. Of a negative x it is exp(-x^2 / 2) times a quotient, and so without cancellation. The
-// square is exact, unless it is to be brief: exp would multiply its rounding.
+// (1 + erf(x / sqrt(2))) / 2. For negative x it is exp(-x^2 / 2) times a quotient, which avoids cancellation. Unless
+// IsBrief, the square is exact, because exp multiplies the square's rounding error.
 template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_erf(float x) {
   const float t = at_most(magnitude_of(x), kLargestErfGate);
 #if defined(__CUDA_ARCH__)
   if constexpr (IsBrief) {
-    // The root of exp(-t^2 / 2), which is normal.
+    // The square root of exp(-t^2 / 2), a normal number.
     const float root = approximate_power_of_two((t * t) * -0.360673760f);
     const float below = root * (root * scaled_erfc_value<true>(t, 1.0f));
     return {x < 0.0f ? below : 1.0f - below, 0.39894228f * (root * root)};
   }
 #endif
-  constexpr float kScale = 0x1p-63f;  // what makes up for that of e
+  constexpr float kScale = 0x1p-63f;  // undoes the scale of e
   const float square = multiply_rounded(t, t);
   const float rest_of_square = IsBrief ? 0.0f : multiply_add_once(t, t, -square);
   const float e = exp_of_negative_sum(0.5f * square, 0.5f * rest_of_square, 63);
@@ -267,12 +269,12 @@ ROPE_HOST_DEVICE Slope<double> weight_of_erf(double x) {
   const double rest = fma(bounded, kRestOfRootHalf, fma(bounded, kRootHalf, -scaled));
   const double square = 0.5 * (bounded * bounded), rest_of_square = 0.5 * fma(bounded, bounded, -2.0 * square);
   const double e = exp_of_negative(square) * (1.0 - rest_of_square);
-  // erfc at -(scaled + rest), of which erfc takes the first part.
+  // The derivative at -scaled corrects for `rest`, because erfc takes only the argument's first part.
   return {0.5 * fma(1.1283791670955126 * e, rest, erfc(-scaled)), 0.3989422804014327 * e};
 }
 
-// y = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3) = x * (a + b * x^2) in two parts, unless it is to be brief: exp would
-// multiply its rounding. The first part of a has as few bits as make the difference exact.
+// y = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3) = x * (a + b * x^2) as a sum of two parts (one if IsBrief), because exp
+// multiplies the rounding error of y. The first part of a is short enough for an exact difference.
 template <typename Real>
 struct TanhArgument {
   Real y;
@@ -281,7 +283,7 @@ struct TanhArgument {
 };
 
 constexpr float kBriefTanhA = 1.59576912f, kBriefTanhB = 0x1.2444f2p-4f;
-constexpr float kLowestTanhGate = -10.681296f, kHighestTanhGate = 8.8726870f;  // whose y are -104 and 64
+constexpr float kLowestTanhGate = -10.681296f, kHighestTanhGate = 8.8726870f;  // the gates with y = -104 and y = 64
 
 template <bool IsBrief, typename Real>
 ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
@@ -302,7 +304,7 @@ ROPE_HOST_DEVICE TanhArgument<Real> tanh_argument(Real x) {
   return {y, multiply_add(rest_of_factor, x, multiply_add_once(factor, x, -y)), slope};
 }
 
-// (1 + tanh(y / 2)) / 2 is sigmoid(y), from -104 to 64 by the formula of sigmoid_value_of.
+// (1 + tanh(y / 2)) / 2 = sigmoid(y), for y from -104 to 64 by the formula of sigmoid_value_of.
 template <bool IsBrief>
 ROPE_HOST_DEVICE Slope<float> weight_of_tanh(float x) {
   const float bounded = clamp(x, kLowestTanhGate, kHighestTanhGate);
@@ -328,12 +330,12 @@ ROPE_HOST_DEVICE Slope<double> weight_of_tanh(double x) {
   return {value, x > bounded ? 0.0 : value * complement * argument.slope};
 }
 
-// gate / (1 + exp(-argument)), each operation rounded to float.
+// gate / (1 + exp(-argument)), with every operation rounded to float.
 ROPE_HOST_DEVICE float rounded_silu(float gate, float argument) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(gate, __fadd_rn(1.0f, expf(-argument)));
 #else
-  const float bounded = clamp(argument, -89.0f, 64.0f);  // exp(89) is infinite, exp(-64) nothing beside 1
+  const float bounded = clamp(argument, -89.0f, 64.0f);  // exp(89) is infinite, exp(-64) is negligible beside 1
   const ReducedExp reduced = reduce_exp_of_negative(bounded, -1);
   return gate / (1.0f + (expm1_of_rest(reduced.rest) + 1.0f) * reduced.scale * 2.0f);
 #endif
@@ -345,27 +347,27 @@ ROPE_HOST_DEVICE double rounded_silu(double gate, double argument) {
 
 // ---- The stages of an element ----
 
-// Sums of finite numbers stop at the largest one.
+// A sum of finite numbers saturates at the largest number.
 template <typename Real>
 ROPE_HOST_DEVICE Real add_bias(Real value, Real bias) {
   return within_range(value + bias, value, bias);
 }
 
-// The gate within its limit, and for ReGLU from 0 on.
+// Clamps the gate to its limit, and for ReGLU to 0 from below.
 template <Activation kActivation, typename Real>
 ROPE_HOST_DEVICE Real bounded_gate(Real gate, const FormWithOptions<Real> &form) {
   const Real bounded = at_most(gate, form.gate_limit);
   return kActivation == Activation::kReglu ? at_least(bounded, Real{0}) : bounded;
 }
 
-// Of a bounded gate. Without HasSlope the slope is any number.
+// The weight of a bounded gate. Without HasSlope the slope is arbitrary.
 template <Activation kActivation, bool HasSlope, bool IsBrief, typename Real>
 ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
   if constexpr (kActivation == Activation::kGegluErf) {
     return weight_of_erf<IsBrief>(gate);
   } else if constexpr (kActivation == Activation::kGegluTanh) {
 #if defined(__CUDA_ARCH__)
-    // As weight_of_tanh, whose bounds the slope alone needs.
+    // weight_of_tanh without its bounds, which only the slope needs.
     if constexpr (IsBrief && !HasSlope) {
       constexpr float kA = kBriefFactor * kBriefTanhA, kB = kBriefFactor * kBriefTanhB;
       return {brief_sigmoid_of(gate, fmaf(gate * gate, kB, kA)).value, 0.0f};
@@ -373,7 +375,7 @@ ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
 #endif
     return weight_of_tanh<IsBrief>(gate);
   } else if constexpr (kActivation == Activation::kReglu) {
-    // What is below 0 is 0 in the linear factor.
+    // A negative gate becomes 0 in the linear factor.
     return {HasSlope && !(gate > Real{0}) ? Real{0} : Real{1}, Real{0}};
   } else {
 #if defined(__CUDA_ARCH__)
@@ -388,7 +390,8 @@ ROPE_HOST_DEVICE Slope<Real> weight_of(Real gate, Real alpha) {
   }
 }
 
-// The activation is weight * linear. Half its slope, for it reaches 1.2; 0 where a limit cut, and of ReGLU at 0.
+// activation = weight * linear. half_slope is half its derivative, which reaches 1.2; it is 0 where a limit cut the
+// activation, and for ReGLU at 0.
 template <typename Real>
 struct Activated {
   Real weight;
@@ -396,13 +399,13 @@ struct Activated {
   Real half_slope;
 };
 
-// Of the gate, with its bias, and what the stages made of it; what HasSlope says, as of weight_of.
+// The activation of a gate that includes its bias, from the results of the other stages. HasSlope: as in weight_of.
 template <bool HasSlope, typename Real>
 ROPE_HOST_DEVICE Activated<Real> activate(Real gate, const Slope<Real> &weight, const Slope<Real> &linear,
                                           const FormWithOptions<Real> &form) {
   if (!HasSlope) return {weight.value, linear.value, Real{0}};
   const bool is_flat = gate > form.gate_limit || gate < form.lowest_gate;
-  // Of infinity no NaN, which the weight's slope of 0 would make.
+  // An infinite linear factor would give NaN with the weight's slope of 0.
   const Real finite_linear = clamp(linear.value, -kMaxFinite<Real>, kMaxFinite<Real>);
   const Real half_slope = Real{0.5} * multiply_add(finite_linear, weight.slope, weight.value * linear.slope);
   return {weight.value, linear.value, is_flat ? Real{0} : half_slope};
@@ -415,7 +418,7 @@ ROPE_HOST_DEVICE Activated<Real> limit_activation(const Activated<Real> &activat
   return is_cut ? Activated<Real>{Real{1}, form.activation_limit, Real{0}} : activated;
 }
 
-// The activation rounded to T, a type of 16 bits. Its derivative is that of the unrounded one.
+// Rounds the activation to T, a 16-bit type. The derivative is that of the unrounded activation.
 template <typename T>
 ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<float> &activated,
                                                    const Slope<float> &linear, const FormWithOptions<float> &form) {
@@ -427,14 +430,15 @@ ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<f
   return {1.0f, to_float(round_to<T>(value)), activated.half_slope};
 }
 
-// up as it meets the activation: bounded, capped, and then moved. IsBounded: moves_within_range.
+// The factor that multiplies the activation: up after its limit, its soft cap and the offset. IsBounded:
+// moves_within_range holds.
 template <bool IsBounded = false, typename Real>
 ROPE_HOST_DEVICE Real moved_up(Real capped_up, const FormWithOptions<Real> &form) {
   const Real moved = form.up_offset != Real{0} ? capped_up + form.up_offset : capped_up;
   return IsBounded ? moved : within_range(moved, capped_up, capped_up);
 }
 
-// Without a row_scale it is 1. IsBounded: there is none, and moves_within_range; here and below.
+// A missing row_scale is 1. IsBounded, here and below: there is no row_scale, and moves_within_range holds.
 template <bool IsBounded, typename Real>
 ROPE_HOST_DEVICE Real gated(const Activated<Real> &activated, Real capped_up, const FormWithOptions<Real> &form,
                             Real row_scale) {
@@ -454,7 +458,7 @@ ROPE_HOST_DEVICE SwigluGradient<Real> gated_gradient(Real up, Real grad_out, con
           up > form.limit || up < -form.limit ? Real{0} : up_gradient * form.out_scale};
 }
 
-// As half_row_term.
+// The counterpart of half_row_term in gating.hpp.
 template <typename Real>
 ROPE_HOST_DEVICE Real gated_half_row_term(Real grad_out, const Activated<Real> &activated, Real capped_up,
                                           const FormWithOptions<Real> &form) {

@@ -1,10 +1,11 @@
-// host_device.hpp - marks the mathematics that both the CPU and the GPU compile
+// host_device.hpp - marks the functions that are compiled for both the CPU and the GPU
 #pragma once
 
 #include "core/math/exact_arithmetic.hpp"
 
-// The CPU's inner loops, compiled once for every instruction set, define ROPE_INSTRUCTION_SET as its name, which becomes
-// a part of each function's name: where a function is not inlined, a linker cannot take that of AVX-512 for the others.
+// The CPU's inner loops are compiled once for each instruction set. Each compilation defines ROPE_INSTRUCTION_SET as
+// the set's name, which becomes a part of every function's name. Without it, the linker could merge functions that were
+// not inlined, and run AVX-512 code on processors that lack it.
 #if defined(ROPE_INSTRUCTION_SET)
 #define ROPE_HOST inline __attribute__((always_inline, abi_tag(ROPE_INSTRUCTION_SET)))
 #else

@@ -1,8 +1,8 @@
-// rotation.hpp - from a position to cos and sin, and the rotation of a pair: the mathematics once, for host and device
+// rotation.hpp - from a position to cos and sin, and the rotation of a pair: one implementation for host and device
 //
-// Nothing here may be fused: every product and sum is rounded by itself, so that SSE2, AVX2, NEON and every GPU give
-// the same bits. Device code says so with _rn intrinsics, host code is compiled with -ffp-contract=off, which the
-// vectoriser of GCC 12 does not heed where it sees sums and differences of products in turns; hence the barriers.
+// No operation in this file may be fused: every product and sum is rounded by itself, so that SSE2, AVX2, NEON and
+// every GPU give identical bits. Device code uses _rn intrinsics, host code is compiled with -ffp-contract=off. The
+// vectoriser of GCC 12 ignores that option where sums and differences of products alternate, hence the barriers.
 #pragma once
 
 #include <math.h>
@@ -56,31 +56,31 @@ ROPE_HOST_DEVICE double add_rounded(double a, double b) {
 #endif
 }
 
-// Real is float, and double for F64 data.
+// Real is float, or double for F64 data.
 template <typename Real>
 struct CosSin {
   Real cos;
   Real sin;
 };
 
-// The phase position * increment, in units of 2^-64 turn. Wrapping multiplication is the range reduction: whole turns
-// leave at the top, and a negative position wraps to the right phase.
+// The phase position * increment, in units of 2^-64 turn. Wrapping multiplication performs the range reduction: whole
+// turns overflow at the top, and a negative position wraps to the correct phase.
 ROPE_HOST_DEVICE uint64_t phase_of(uint64_t position, uint64_t increment) {
   return position * increment;
 }
 
-// The phase of an angle in radians, exact to 2^-63 turn: its 24-bit significand times the 128 bits of 1 / (2 pi) that
-// its exponent leaves between 2^63 turns and 2^-64 of their unit. (Payne and Hanek, "Radian reduction for trigonometric
-// functions", 1983.) The angle is finite.
+// The phase of a finite angle in radians, exact to 2^-63 turn. It multiplies the angle's 24-bit significand by 128 bits
+// of 1 / (2 pi), selected by the exponent: those whose products weigh less than 2^63 turns and at least 2^-64 turn.
+// (Payne and Hanek, "Radian reduction for trigonometric functions", 1983.)
 ROPE_HOST_DEVICE uint64_t phase_of_angle(float angle) {
-  // 1 / (2 pi) after 192 zeros, which small exponents reach.
+  // 1 / (2 pi), preceded by 192 zero bits for small exponents.
   static constexpr uint64_t kTurnsPerRadian[] = {
       0, 0, 0, 0x28be60db9391054a, 0x7f09d5f47d4d3770, 0x36d8a5664f10e410, 0x7f9458eaf7aef158};
   const uint32_t bits = bits_of(angle);
   const uint32_t exponent = (bits >> 23) & 0xffu;
   const uint64_t significand = (bits & 0x7fffffu) | (exponent != 0 ? 0x800000u : 0u);
   const uint32_t scale = (exponent != 0 ? exponent : 1u) - 1u;  // the angle is significand * 2^(scale - 149)
-  const uint32_t first_bit = scale + 43;                        // where 2^63 turns stand
+  const uint32_t first_bit = scale + 43;                        // the bit of the table that stands for 2^63 turns
   const uint32_t word = first_bit / 64, shift = first_bit % 64;
   const auto window = [&](uint32_t at) {
     return kTurnsPerRadian[at] << shift | (kTurnsPerRadian[at + 1] >> 1) >> (63 - shift);
@@ -91,10 +91,10 @@ ROPE_HOST_DEVICE uint64_t phase_of_angle(float angle) {
   return (bits >> 31) != 0 ? 0 - phase : phase;
 }
 
-// cos and sin of a phase, in float of its upper 32 bits: the nearest quarter turn is split off in integers, and the
-// rest, x eighth turns with |x| <= 1, goes through minimax polynomials of sin(pi/4 x) and cos(pi/4 x) (Remez, absolute
-// error below 1.3e-9). The first coefficient of the sine is split in two floats; as one it would cost 2.2e-8. Largest
-// error against the exact phase, over every 37th of the 2^30 arguments: sin 8.6e-8, cos 9.1e-8.
+// cos and sin of a phase, in float, from the phase's upper 32 bits. Integer arithmetic splits off the nearest quarter
+// turn; the rest, x eighth turns with |x| <= 1, goes through minimax polynomials of sin(pi/4 x) and cos(pi/4 x) (Remez,
+// absolute error below 1.3e-9). The first coefficient of the sine is the sum of two floats; a single one would cost
+// 2.2e-8. Largest error against the exact phase, over every 37th of the 2^30 arguments: sin 8.6e-8, cos 9.1e-8.
 ROPE_HOST_DEVICE void eighth_turns(float x, float *sin, float *cos) {
   const float z = multiply_rounded(x, x);
   float s = add_rounded(2.4898723e-3f, multiply_rounded(z, -3.5877425e-5f));
@@ -108,7 +108,7 @@ ROPE_HOST_DEVICE void eighth_turns(float x, float *sin, float *cos) {
   *cos = add_rounded(1.0f, multiply_rounded(z, c));
 }
 
-// The same in double, of all 64 bits; the polynomials are within 1.3e-18, roundings take the rest of 4e-16.
+// The version in double uses all 64 bits. The polynomials are within 1.3e-18; with roundings the error is 4e-16.
 ROPE_HOST_DEVICE void eighth_turns(double x, double *sin, double *cos) {
   const double z = multiply_rounded(x, x);
   double s = add_rounded(-0x1.e2ff49f86b1fap-30, multiply_rounded(z, 0x1.e398874bf8f9bp-38));
@@ -128,7 +128,7 @@ ROPE_HOST_DEVICE void eighth_turns(double x, double *sin, double *cos) {
   *cos = add_rounded(1.0, multiply_rounded(z, c));
 }
 
-// x of a phase: what is left of the nearest quarter turn.
+// Splits off the nearest quarter turn of a phase; the rest is x eighth turns.
 ROPE_HOST_DEVICE void split_phase(uint64_t phase, uint32_t *quarter, float *x) {
   const uint32_t upper = static_cast<uint32_t>(phase >> 32);
   *quarter = (upper + 0x20000000u) >> 30;
@@ -154,15 +154,15 @@ ROPE_HOST_DEVICE CosSin<Real> cos_sin_of_phase(uint64_t phase) {
           (quarter & 2) != 0 ? -sin_magnitude : sin_magnitude};
 }
 
-// An angle that is not finite has neither.
+// An angle that is not finite gives NaN for both.
 template <typename Real>
 ROPE_HOST_DEVICE CosSin<Real> cos_sin_of_angle(float angle) {
   if ((bits_of(angle) & 0x7f800000u) == 0x7f800000u) return {static_cast<Real>(NAN), static_cast<Real>(NAN)};
   return cos_sin_of_phase<Real>(phase_of_angle(angle));
 }
 
-// The rotated pair, each channel by its own angle where tables say so. The transpose has the sines exchanged and
-// negated.
+// Rotates a pair. With tables by channel the two channels have different angles. The transpose exchanges and negates
+// the sines.
 template <typename Real>
 struct Pair {
   Real x;
@@ -175,9 +175,9 @@ ROPE_HOST_DEVICE Pair<Real> rotate(Pair<Real> in, CosSin<Real> of_x, CosSin<Real
           add_rounded(multiply_rounded(in.y, of_y.cos), multiply_rounded(in.x, of_y.sin))};
 }
 
-// ROPE_ROTATION_ROUND_EACH: cos, sin and products become T's one by one, and sums where they are stored, or before they
-// are worked with. A float holds a product or a sum of two of T's, of 11 bits at most, so well that rounding it again is
-// rounding once.
+// ROPE_ROTATION_ROUND_EACH: cos, sin and each product are rounded to T; sums are rounded when they are stored, or
+// before further arithmetic. Rounding in two steps is exact here: a float holds a product or sum of two T values (at
+// most 11 bits each) precisely enough that rounding it to T gives the correctly rounded result.
 template <typename T>
 ROPE_HOST_DEVICE CosSin<float> rounded_to(CosSin<float> angle) {
   return {to_real<float>(round_to<T>(angle.cos)), to_real<float>(round_to<T>(angle.sin))};
@@ -193,14 +193,14 @@ ROPE_HOST_DEVICE float product_in(float a, float b) {
   return to_real<float>(round_to<T>(multiply_rounded(a, b)));
 }
 
-// Real is float, or several floats that have a product_in.
+// Real is float, or a vector of floats that has a product_in.
 template <typename T, typename Real>
 ROPE_HOST_DEVICE Pair<Real> rotate_in(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
   return {add_rounded(product_in<T>(in.x, of_x.cos), -product_in<T>(in.y, of_x.sin)),
           add_rounded(product_in<T>(in.y, of_y.cos), product_in<T>(in.x, of_y.sin))};
 }
 
-// Rounded is the type that products become, or void.
+// Rounded is the type to which products are rounded, or void.
 template <typename Rounded, typename Real>
 ROPE_HOST_DEVICE Pair<Real> rotate_as(Pair<Real> in, CosSin<Real> of_x, CosSin<Real> of_y) {
   if constexpr (std::is_void_v<Rounded>) {

@@ -1,4 +1,4 @@
-// cache_reader.cpp - validates caches, and what says where in them tokens go
+// cache_reader.cpp - validates caches and the operands that assign tokens to places in them
 #include "core/problem/cache_reader.hpp"
 
 #include "core/problem/import.hpp"
@@ -41,7 +41,8 @@ rope_status_t CacheReader::read(const StepTarget &target) {
   return read_places(target.problem, &target.step->places);
 }
 
-// All channels of a tensor in one cache, or the window in it and the others in that of pass.
+// Reads one cache with all channels of a tensor or, if `pass` is given, one with the window and a second one with the
+// other channels.
 rope_status_t CacheReader::read_caches_of(TensorName name, const char *field, const rope_tensor_t &given,
                                           const rope_tensor_t &pass, const StepTarget &target) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
@@ -92,7 +93,7 @@ rope_status_t CacheReader::read_cache(const char *field, const rope_tensor_t &gi
   places->pages = view.shape[0];
   places->entries = view.shape[1];
   ROPE_TRY(check_output_strides(function_, field, view));
-  // A cache without memory has no place for a token either, so that its data is never read.
+  // An empty cache has no place for any token, so its data is never read.
   *cache = {view.data, view.dtype, view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
   return ROPE_STATUS_SUCCESS;
 }
@@ -165,7 +166,7 @@ rope_status_t CacheReader::read_pages(const RopeProblem &problem, CachePlaces *p
   return ROPE_STATUS_SUCCESS;
 }
 
-// [B, S]; THD [T], or [N] for the first N tokens.
+// The shape is [B, S], or for THD [T], or [N] for the first N tokens.
 rope_status_t CacheReader::read_for_each_token(const char *field, const rope_tensor_t &given,
                                                const RopeProblem &problem, TokenIntegers *integers, int64_t *tokens) {
   Operand *operand;

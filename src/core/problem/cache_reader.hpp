@@ -1,4 +1,4 @@
-// cache_reader.hpp - validates caches, and what says where in them tokens go
+// cache_reader.hpp - validates caches and the operands that assign tokens to places in them
 #pragma once
 
 #include "core/problem/group_reader.hpp"
@@ -10,9 +10,9 @@ class CacheReader : private GroupReader {
   CacheReader(const char *function, const RopeGeometry &geometry, Operands *operands)
       : GroupReader(function, geometry, operands) {}
 
-  // Imports the group of a call that has it, and reads what comes before the tensors.
+  // Imports a call's cache group and reads the fields that do not depend on its tensors.
   rope_status_t check(const rope_args_t &args);
-  // NULL: the call has no caches.
+  // NULL if the call has no caches.
   const rope_cache_args_t *args() const { return cache_; }
   bool has(TensorName name) const;
 
@@ -30,8 +30,8 @@ class CacheReader : private GroupReader {
                                     TokenIntegers *integers, int64_t *tokens);
 
   const rope_cache_args_t *cache_ = nullptr;
-  const char *first_cache_ = nullptr;  // the field of the cache that says how many pages and entries there are
-  rope_cache_args_t copy_;             // unset unless a caller's struct has another size
+  const char *first_cache_ = nullptr;  // the cache that set the number of pages and entries
+  rope_cache_args_t copy_;             // set only if the caller's struct has another size
 };
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// descriptor_checks.cpp - what RoPE and SwiGLU check alike, of descriptors, of recipes and of calls
+// descriptor_checks.cpp - checks of descriptors, recipes and calls that RoPE and SwiGLU have in common
 #include "core/problem/descriptor_checks.hpp"
 
 #include "core/math/frequencies.hpp"

@@ -1,4 +1,4 @@
-// group_reader.cpp - what the readers of a call's groups share
+// group_reader.cpp - the parts that the readers of a call's groups have in common
 #include "core/problem/group_reader.hpp"
 
 namespace rope {

@@ -1,4 +1,4 @@
-// group_reader.hpp - what the readers of a call's groups (norm, cache, quant, input) share
+// group_reader.hpp - the parts that the readers of a call's groups (norm, cache, quant, input) have in common
 #pragma once
 
 #include "core/problem/operands.hpp"
@@ -16,10 +16,10 @@ enum TensorName {
 
 constexpr const char *kTensorNames[kNumTensorNames] = {"q", "k", "v"};
 
-// What a call does with q, k or v.
+// The operations of a call on q, k or v.
 struct TensorUse {
   bool is_turned;
-  bool has_styles;  // pairs move from the style that is read to the one that is written
+  bool has_styles;  // input and output have different pairing styles
   bool is_normed;
   bool is_cached;
   bool has_factor;
@@ -27,7 +27,7 @@ struct TensorUse {
   bool changes_all_channels() const { return is_normed || has_factor; }
 };
 
-// A tensor that was read, in the order of RopeProblem's.
+// A tensor after reading, in the order of RopeProblem::tensor.
 struct ReadTensor {
   TensorName name;
   TensorUse use;
@@ -37,13 +37,13 @@ struct ReadTensor {
   PassSide pass;
 };
 
-// A call whose tensors, sequences and positions are read, and the step that its groups are read into.
+// A call after its tensors, sequences and positions have been read, and the step that receives its groups.
 struct StepTarget {
   const RopeProblem &problem;
   const ReadTensor *tensors;
   StepProblem *step;
 
-  // The index of a tensor in the problem; -1: it is absent.
+  // The index of a tensor in the problem, or -1 if it is absent.
   int index_of(TensorName name) const;
 };
 
@@ -52,7 +52,7 @@ struct GivenTensor {
   const rope_tensor_t &tensor;
 };
 
-// The field of the first that is set; NULL: none is.
+// The field name of the first tensor that is set, or NULL if none is.
 template <size_t kCount>
 const char *first_set(const GivenTensor (&list)[kCount]) {
   for (const GivenTensor &given : list) {
@@ -61,13 +61,14 @@ const char *first_set(const GivenTensor (&list)[kCount]) {
   return nullptr;
 }
 
-// Reads the tensors of a group, each into its place of the step.
+// Reads the tensors of a group into the step.
 class GroupReader {
  protected:
   GroupReader(const char *function, const RopeGeometry &geometry, Operands *operands)
       : function_(function), geometry_(geometry), layout_(axes_of(geometry.layout)), operands_(operands) {}
 
-  // What all operands of a tensor need: that it is there, whose index it gets, and their type F32 or the descriptor's.
+  // Checks that the tensor of an operand is present and that the operand's type is F32 or the descriptor's; returns the
+  // tensor's index.
   rope_status_t find_tensor(const char *field, TensorName name, const StepTarget &target, int *index) const;
   rope_status_t check_number_type(const char *field, const View &view) const;
 

@@ -1,11 +1,11 @@
-// import.cpp - struct_size negotiation
+// import.cpp - accepts structs of any released size
 #include "core/problem/import.hpp"
 
 #include <string.h>
 
 namespace rope {
 
-// Far above any struct of this ABI: a struct_size beyond it is garbage, and its tail is not worth reading.
+// Far above the size of any struct of this ABI. A larger struct_size is garbage, and the bytes behind it are not read.
 constexpr uint32_t kMaxStructBytes = 4096;
 
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
@@ -27,7 +27,7 @@ rope_status_t import_struct(const char *function, const char *name, const void *
                   function, name, i, ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR, ROPE_VERSION_PATCH, known_size);
     }
   }
-  // Fields that came later are taken by words of eight bytes: half a pointer would lead anywhere.
+  // Fields beyond the first release are copied in whole 8-byte words: half a pointer would be a wild pointer.
   const uint32_t shared = size < known_size ? size - (size - first_size) % 8 : known_size;
   memcpy(target, source, shared);
   memset(static_cast<char *>(target) + shared, 0, known_size - shared);

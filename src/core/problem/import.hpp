@@ -1,4 +1,4 @@
-// import.hpp - the only reader of struct_size: turns a caller's struct of any version into today's
+// import.hpp - turns a caller's struct of any version into the current one; the only reader of struct_size
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Sizes of the structs in their first release. A smaller struct_size cannot come from any release's header.
+// Sizes of the structs in their first release. No release's header produces a smaller struct_size.
 constexpr uint32_t kRopeConfigFirstSize = 88;
 constexpr uint32_t kRopeArgsFirstSize = 1064;
 constexpr uint32_t kRopeNormArgsFirstSize = 888;
@@ -21,13 +21,13 @@ constexpr uint32_t kSwigluArgsFirstSize = 728;
 constexpr uint32_t kSwigluQuantArgsFirstSize = 264;
 constexpr uint32_t kSwigluInputArgsFirstSize = 408;
 
-// Copies the part that both sides know and zeroes the rest of `target`. A non-zero byte beyond `known_size` is a field
-// that this library does not know: refused, never ignored.
+// Copies the part that both versions have and zeroes the rest of `target`. A non-zero byte beyond `known_size` belongs
+// to a field that this version lacks, and is refused.
 rope_status_t import_struct(const char *function, const char *name, const void *source, uint32_t first_size,
                             void *target, uint32_t known_size);
 
-// The same for the arguments of a call and their groups: those of this version are read where they lie, others from
-// `copy`.
+// import_struct for the arguments of a call and their groups. A struct of this version is used in place; any other is
+// imported into `copy`.
 template <typename Args>
 rope_status_t import_args(const char *function, const char *name, const Args *given, uint32_t first_size, Args *copy,
                           const Args **args) {

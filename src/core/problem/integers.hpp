@@ -1,4 +1,4 @@
-// integers.hpp - reads an integer operand's entry, once for host and device
+// integers.hpp - reads one entry of an integer operand; for host and device
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Entry `at` of integers of 32 or 64 bits.
+// Entry `at` of an array of 32-bit or 64-bit integers.
 ROPE_HOST_DEVICE int64_t read_integer(const char *data, bool is_64_bit, int64_t at) {
   if (is_64_bit) return reinterpret_cast<const int64_t *>(data)[at];
   return reinterpret_cast<const int32_t *>(data)[at];

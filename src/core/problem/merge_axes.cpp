@@ -1,4 +1,4 @@
-// merge_axes.cpp - the same RoPE problem with fewer axes
+// merge_axes.cpp - reduces the axes of a RoPE problem
 #include "core/problem/merge_axes.hpp"
 
 #include "core/problem/view.hpp"
@@ -7,7 +7,7 @@ namespace rope {
 
 namespace {
 
-// Whether the batches of something with these strides follow each other as its tokens do.
+// Whether, with these strides, the first token of a batch follows the last token of the previous batch.
 bool follow_tokens(const RopeProblem &problem, int64_t batch_stride, int64_t token_stride) {
   int64_t length;
   if (problem.tokens == 1) return true;
@@ -21,7 +21,7 @@ bool are_batches_tokens(const RopeProblem &problem) {
     if (!follow_tokens(problem, table.cos.batch_stride, table.cos.row_stride)) return false;
     if (!follow_tokens(problem, table.sin.batch_stride, table.sin.row_stride)) return false;
   } else if (!positions.is_present && !(problem.tokens == 1 && starts.is_present)) {
-    // Positions that count tokens begin anew in each batch.
+    // Without a tensor of positions, counting starts again in each batch.
     return false;
   }
   if (!follow_tokens(problem, positions.batch_stride, positions.token_stride)) return false;
@@ -34,7 +34,7 @@ bool are_batches_tokens(const RopeProblem &problem) {
   return true;
 }
 
-// The only batch has one token for each of those that it replaces.
+// The merged batch has one token for each token of the batches that it replaces.
 void make_batches_tokens(RopeProblem *problem) {
   const auto take_stride = [&](int64_t *batch_stride, int64_t *token_stride) {
     if (problem->tokens == 1) *token_stride = *batch_stride;
@@ -60,14 +60,14 @@ void make_batches_tokens(RopeProblem *problem) {
   problem->batches = 1;
 }
 
-// Whether the heads of a token's batches follow each other as those of one batch do.
+// Whether the heads of all batches, for one token, have one common stride.
 bool follow_heads(const RotatedTensor &tensor, const int64_t *stride) {
   int64_t length;
   if (tensor.heads <= 1) return true;
   return !__builtin_mul_overflow(stride[kHead], tensor.heads, &length) && stride[kBatch] == length;
 }
 
-// Whether batches of a token lie closer together than tokens, as in SBHD.
+// Whether the batches of a token lie closer together than tokens, as in SBHD.
 bool lie_closer_than_tokens(const RopeProblem &problem, const int64_t *stride) {
   return problem.tokens == 1 || magnitude(stride[kBatch]) < magnitude(stride[kToken]);
 }
@@ -76,7 +76,7 @@ bool are_batches_heads(const RopeProblem &problem) {
   const AngleTable &table = problem.table;
   if (problem.positions.batch_stride != 0 || problem.start_positions.batch_stride != 0) return false;
   if (table.cos.batch_stride != 0 || table.sin.batch_stride != 0) return false;
-  // Faults are counted by tokens of batches.
+  // Faults are counted per token of each batch.
   if (problem.fault.data != nullptr && problem.angles != AngleSource::kIncrements) return false;
   bool are_close = true;
   for (int i = 0; i < problem.num_tensors; ++i) {
@@ -87,8 +87,8 @@ bool are_batches_heads(const RopeProblem &problem) {
     are_close = are_close && lie_closer_than_tokens(problem, tensor.in_stride) &&
                 lie_closer_than_tokens(problem, tensor.out_stride);
   }
-  // What lies further apart than tokens is worth it only where computing each head's angles costs more than memory
-  // does, as with 16 bits (H200; not measured on the CPU).
+  // If heads lie further apart than tokens, merging pays only where computing the angles for each head costs more than
+  // memory accesses do, as with 16-bit data (measured on an H200, not on the CPU).
   const bool are_costly = problem.angles == AngleSource::kIncrements && dtype_size(problem.geometry->dtype) <= 2;
   return are_close || are_costly;
 }
@@ -109,7 +109,7 @@ void make_batches_heads(RopeProblem *problem) {
 }  // namespace
 
 void merge_axes(RopeProblem *problem) {
-  // The lengths of an empty problem may have no product.
+  // The product of an empty problem's lengths may overflow.
   if (problem->batches <= 1 || problem->is_empty() || problem->sequences.is_present) return;
   if (are_batches_tokens(*problem)) {
     make_batches_tokens(problem);

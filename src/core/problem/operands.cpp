@@ -1,4 +1,4 @@
-// operands.cpp - holds the operands of a call against each other
+// operands.cpp - checks the operands of a call against each other
 #include "core/problem/operands.hpp"
 
 #include "core/problem/overlap.hpp"
@@ -34,7 +34,8 @@ rope_status_t Operands::check_overlaps(const Operand &output) const {
     const bool may_equal = may_be_any_input && other.role != Role::kGatheredIn;
     const bool may_share = other.is_output() ? &other <= &output : may_equal && is_same_view(output.view, other.view);
     if (may_share || !elements_overlap(output.view, other.view)) continue;
-    // The error names an output rather than an input, of several the first; with any input allowed, the last.
+    // The error names an output rather than an input. Among several outputs it names the first; if any input may
+    // overlap, the last.
     const bool comes_first = shared == nullptr || (other.is_output() && !shared->is_output());
     if (comes_first || (may_be_any_input && other.is_output() == shared->is_output())) shared = &other;
   }

@@ -1,11 +1,12 @@
-// operands.hpp - what a call reads and writes: each tensor by its field, held against all others
+// operands.hpp - the tensors that a call reads and writes, with their field names, and checks between them
 #pragma once
 
 #include "core/problem/view.hpp"
 
 namespace rope {
 
-// What a call does with an operand. An output may equal what its role says, and shares no element with any other.
+// How a call uses an operand. An output may be identical to the operand that its role permits; it must not share an
+// element with any other.
 enum class Role : uint8_t {
   kIn,
   kGatheredIn,     // not read element by element with the outputs: none of these may equal it
@@ -14,7 +15,7 @@ enum class Role : uint8_t {
   kDisjointOut     // none
 };
 
-// In cache lines of its own, without which a call out of place takes 4 % longer.
+// Aligned to cache lines: without it, an out-of-place call takes 4 % longer.
 struct alignas(64) Operand {
   const char *field;
   Role role;
@@ -23,12 +24,12 @@ struct alignas(64) Operand {
   bool is_output() const { return role > Role::kGatheredIn; }
 };
 
-// The operands of a call that are present, in the order in which they are read.
+// The operands of a call that are present, in the order of reading.
 class Operands {
  public:
   explicit Operands(const char *function) : function_(function) {}
 
-  // Reads a tensor into the list, with strides of 0 where no element uses them; *operand is NULL where it is absent.
+  // Reads a tensor into the list and sets strides that no element uses to 0. *operand is NULL if the tensor is absent.
   rope_status_t read(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
     if (!is_zeroed(tensor)) return read_present(role, field, tensor, false, operand);
     *operand = nullptr;
@@ -43,7 +44,8 @@ class Operands {
   // As read, an input of I32 or I64.
   rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand);
 
-  // Makes of an input and the output that equals it, read just before, one output; NULL: of the input alone.
+  // Combines an input and the identical output, which was read just before, into one output. If `output` is NULL, the
+  // input alone becomes the output.
   void join(Operand *input, const Operand *output) {
     input->role = Role::kOut;
     if (output == nullptr) return;
@@ -56,18 +58,18 @@ class Operands {
 
   rope_status_t check_overlaps() const;
 
-  // Of one output: held against the inputs and the outputs that were read after it.
+  // Checks one output against the inputs and against the outputs read after it.
   rope_status_t check_overlaps(const Operand &output) const;
 
-  // Holds the operands against the memory that they span. No loop of a call is longer than its largest tensor has
-  // elements, and so a tensor that visits the same memory again and again, with strides of 0 or too short for its
-  // shape, is what could keep a call busy for years. An output never is: it spans as many elements as it has.
+  // Limits each operand's number of elements by the memory that it spans. A call's loops are no longer than its largest
+  // tensor, so only a tensor that repeats memory, by strides of 0 or strides shorter than its shape, could keep a call
+  // busy for years. An output has no repeated elements.
   rope_status_t check_loops() const;
 
  private:
-  // Of RoPE: q, k, v and their outputs, two that pass, three of integers, three tables, fault; four of the norm; three
-  // factors; three caches, and at most five that say the places in them; four static scales, those written beside three
-  // outputs and three caches, and amax_out. Backward has seven more of the norm, and none from the caches on.
+  // RoPE: q, k, v and their outputs (6), pass (2), integers (3), tables (3), fault (1), norm (4), factors (3), caches
+  // (3) and the operands that give places in them (at most 5), static scales (4), written scales of three outputs and
+  // three caches (6), amax_out (1). Backward has 7 more for the norm, and none from the caches on.
   static constexpr int kMaxOperands = 41;
 
   rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, bool may_be_pairs,
@@ -75,7 +77,7 @@ class Operands {
 
   const char *function_;
   int count_ = 0;
-  Operand list_[kMaxOperands];  // unset until it is read: clearing all of them would take longer
+  Operand list_[kMaxOperands];  // set when read: clearing the whole list would take longer
 };
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// overlap.cpp - solves for index vectors that lead to one element
+// overlap.cpp - decides whether two index vectors lead to one element
 #include "core/problem/overlap.hpp"
 
 namespace rope {
@@ -17,9 +17,9 @@ int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
 
-// Whether k * step mod modulus lies within the range for some k from 0 to `last`; the range lies within 0 to
-// modulus - 1, and step is below modulus. Euclid's algorithm: either the first multiple from range.low on lies in the
-// range, or k * step passes the modulus first, and how often it does is the unknown of the same question modulo step.
+// Whether k * step mod modulus lies within the range for some k from 0 to `last`. The range lies within 0 to modulus -
+// 1, and step < modulus. Euclid's algorithm: either the first multiple of step at or above range.low lies in the range,
+// or k * step must pass the modulus first; how often it passes it is the unknown of the same question modulo step.
 bool has_residue(int64_t step, int64_t modulus, Range range, int64_t last) {
   if (range.low == 0) return true;
   while (step != 0) {
@@ -35,17 +35,17 @@ bool has_residue(int64_t step, int64_t modulus, Range range, int64_t last) {
   return false;
 }
 
-// Whether a multiple of `modulus` lies within the range less n * step, for some n of `values`. The range is narrower
+// Whether, for some n of `values`, a multiple of `modulus` lies within the range minus n * step. The range is narrower
 // than modulus.
 bool meets_multiple(Range range, int64_t step, Range values, int64_t modulus) {
-  // Then the end of the range is at most its width above the multiple.
+  // This holds if the end of the range is at most its width above the multiple.
   const int64_t width = range.high - range.low, rest = (range.high - values.high * step) % modulus;
   const int64_t wanted = rest > 0 ? modulus - rest : -rest;
   if (wanted + width >= modulus) return true;
   return has_residue(step % modulus, modulus, {wanted, wanted + width}, values.high - values.low);
 }
 
-// One unknown of a sum of step * n, with low <= n <= high and step > 0.
+// A term step * n of a sum, with low <= n <= high and step > 0.
 struct Term {
   int64_t step;
   int64_t low;
@@ -54,15 +54,15 @@ struct Term {
 
 constexpr int kMaxTerms = 2 * kMaxAxes;
 
-// Unknowns whose sum is to lie within a range.
+// A sum of terms, and the range that it may reach.
 struct Sum {
-  Term term[kMaxTerms];  // from begin to before end, the largest step first
+  Term term[kMaxTerms];  // those from begin to before end are in use, the largest step first
   int begin = 0;
   int end = 0;
   Range range;
 
-  // n runs over low to high with any sign of step; steps of 0 add nothing. Unknowns of one step are one unknown with
-  // the sum of their ranges: packed tensors share all their strides.
+  // n runs from low to high; step may have either sign. A step of 0 adds nothing. Terms with equal steps become one
+  // term with the sum of their ranges, as packed tensors have equal strides.
   void add(int64_t step, int64_t low, int64_t high) {
     if (step == 0) return;
     const Term added = step > 0 ? Term{step, low, high} : Term{-step, -high, -low};
@@ -77,7 +77,8 @@ struct Sum {
     term[at] = added;
   }
 
-  // Unknowns leave the sum until two are left, which are decided, or more, of which one is tried value by value.
+  // Whether the sum can reach the range. Terms are eliminated until two are left, which are decided directly; if more
+  // remain, the values of one are tried one by one.
   bool is_reached(int *budget) {
     Range values;
     for (;; ++begin) {
@@ -85,13 +86,13 @@ struct Sum {
       values = values_of(begin);
       if (values.low > values.high) return false;
       if (values.low < values.high) break;
-      // Where axes are nested, each unknown has one possible value, or two.
+      // With nested axes, each unknown has one or two possible values.
       range = range_less(term[begin].step * values.low);
     }
     widen_range();
     if (end - begin < 2) return true;
-    // With each of these values the range meets what the second unknown reaches, and so a multiple of its step within
-    // the range is one that it takes, or the range holds the first or last that it takes too.
+    // For each of these values, the range meets the interval that the second term covers. So either a multiple of its
+    // step within the range is one of its values, or the range contains its first or last value.
     if (end - begin == 2) return meets_multiple(range, term[begin].step, values, term[begin + 1].step);
     return is_reached_by_search(budget);
   }
@@ -99,7 +100,7 @@ struct Sum {
  private:
   Range range_less(int64_t value) const { return {range.low - value, range.high - value}; }
 
-  // Those of an unknown with which the others can be below the range's end and above its beginning.
+  // The values of an unknown for which the other terms can bring the sum into the range.
   Range values_of(int at) const {
     Range rest = range;
     for (int i = begin; i < end; ++i) {
@@ -112,8 +113,8 @@ struct Sum {
     return {values.low > t.low ? values.low : t.low, values.high < t.high ? values.high : t.high};
   }
 
-  // A step that is no wider than the range leaves no gap between those that it leads to: together they are one range
-  // for the others.
+  // A term whose step is at most the range's width leaves no gaps: it widens the range for the remaining terms, and is
+  // eliminated.
   void widen_range() {
     for (; end > begin && term[end - 1].step <= range.high - range.low + 1; --end) {
       const Term &t = term[end - 1];
@@ -121,7 +122,7 @@ struct Sum {
     }
   }
 
-  // Divides by what all steps have in common; then tries each value of the unknown that has the fewest.
+  // Divides everything by the common divisor of the steps, then tries each value of the unknown with the fewest values.
   bool is_reached_by_search(int *budget) {
     int64_t common = term[begin].step;
     for (int i = begin + 1; i < end; ++i) common = greatest_common_divisor(term[i].step, common);
@@ -152,13 +153,13 @@ struct Sum {
   }
 };
 
-// Values tried in a search.
+// The number of values tried in a search.
 constexpr int kSearchBudget = 2000;
 
 }  // namespace
 
-// Whether each axis steps over all that the later ones reach, as in every compact tensor and its parts: then no two
-// index vectors meet.
+// Whether each axis steps over everything that the later axes reach, as in a compact tensor and its parts. Then no two
+// index vectors lead to one element.
 static bool has_nested_axes(const View &view) {
   int64_t reach = 0;
   for (int axis = view.ndim - 1; axis >= 0; --axis) {
@@ -186,7 +187,8 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
                 "for each element",
                 function, field, static_cast<long long>(view.elements), static_cast<long long>(places));
   }
-  // Two index vectors that differ first (in axis order) at `axis`, by a positive amount, and meet at one element.
+  // Look for two index vectors that first differ (in axis order) at `axis`, by a positive amount, and meet at one
+  // element.
   for (int axis = 0; axis < view.ndim; ++axis) {
     if (view.shape[axis] < 2) continue;
     Sum sum;
@@ -207,12 +209,13 @@ rope_status_t check_output_strides(const char *function, const char *field, cons
 }
 
 bool elements_overlap(const View &a, const View &b) {
-  // In units of the smaller element, of which everything here is a multiple.
+  // Units of the smaller element, which divides all strides and addresses.
   const int64_t a_size = dtype_size(a.dtype), b_size = dtype_size(b.dtype);
   const int64_t unit = a_size < b_size ? a_size : b_size, a_units = a_size / unit, b_units = b_size / unit;
-  const int64_t difference = (b.data - a.data) / unit;  // within both extents together, as their addresses meet
+  const int64_t difference = (b.data - a.data) / unit;  // fits, because the address ranges intersect
 
-  // A unit of `a` meets one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, x and y inside elements.
+  // A unit of `a` coincides with one of `b`: sum(i * a.stride) + x = difference + sum(j * b.stride) + y, where x and y
+  // count units inside an element.
   Sum sum;
   sum.range = {difference - (a_units - 1), difference + (b_units - 1)};
   for (int axis = 0; axis < a.ndim; ++axis) {

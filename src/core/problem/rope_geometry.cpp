@@ -126,7 +126,7 @@ rope_status_t check_roundings(const char *function, const rope_config_t &config)
   return ROPE_STATUS_SUCCESS;
 }
 
-// How far apart the channels of a pair lie, where they are read and where they are written.
+// Reads the distance between the channels of a pair, in forward's input and in its output.
 rope_status_t copy_distances(const char *function, const rope_config_t &config, RopeGeometry *geometry) {
   const int32_t block = config.pair_block != 0 ? config.pair_block : geometry->rotary_dim;
   if (block < 2 || block % 2 != 0 || geometry->rotary_dim % block != 0) {
@@ -203,7 +203,7 @@ rope_status_t make_rope_geometry(const char *function, const rope_config_t &conf
   ROPE_TRY(copy_frequencies(function, config, geometry));
   ROPE_TRY(copy_norm(function, config, &geometry->norm));
   geometry->rounds_before_codes = config.quant_rounding != 0;
-  // The arithmetic of F32 and F64 rounds to them anyway.
+  // F32 and F64 arithmetic rounds to the data's type anyway.
   geometry->rounds_each = config.rotation_rounding != 0 && dtype_size(config.dtype) == 2;
   return check_roundings(function, config);
 }

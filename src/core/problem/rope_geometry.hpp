@@ -1,4 +1,4 @@
-// rope_geometry.hpp - the part of a descriptor that says what is rotated and how
+// rope_geometry.hpp - the part of a descriptor that defines the rotation
 #pragma once
 
 #include <stdint.h>
@@ -9,14 +9,14 @@
 
 namespace rope {
 
-// Which channels of the rotated window are pair p: first_channel(p, distance), and the one `distance` further on.
-// INTERLEAVED has distance 1, HALF half its block. With distance 2:
+// Pair p consists of the window's channels first_channel(p, distance) and first_channel(p, distance) + distance.
+// INTERLEAVED has distance 1, HALF has half its block. With distance 2 the pairs a, b, c, d lie like this:
 //   a b a b c d c d
 ROPE_HOST_DEVICE int first_channel(int pair, int distance) {
   return pair + pair / distance * distance;
 }
 
-// Where a channel of the window lies if the channels of pairs are `to` apart and not `from`.
+// The place of a window's channel after its pair's distance changes from `from` to `to`.
 ROPE_HOST_DEVICE int moved_channel(int channel, int from, int to) {
   const int block = channel / (2 * from), in_block = channel % (2 * from);
   const bool is_second = in_block >= from;
@@ -24,12 +24,12 @@ ROPE_HOST_DEVICE int moved_channel(int channel, int from, int to) {
   return first_channel(pair, to) + (is_second ? to : 0);
 }
 
-// The norm of heads or tokens around the rotation, numbers not yet in the arithmetic's type.
+// The norm of heads or tokens around the rotation. Its numbers are not yet in the arithmetic's type.
 struct NormGeometry {
-  rope_norm_type_t type;  // 0: none
+  rope_norm_type_t type;  // 0 if there is none
   int32_t tensors;        // ROPE_NORM_TENSOR_ bits
-  bool is_after;          // the rotation
-  bool is_of_token;       // over all heads of a tensor
+  bool is_after;          // the norm follows the rotation
+  bool is_of_token;       // over all heads of a token instead of one head
   bool rounds_before_weight;
   bool rounds_after_weight;
   double eps;
@@ -42,18 +42,18 @@ struct RopeGeometry {
   int head_dim;
   int rotary_dim;
   int rotary_offset;
-  int in_distance;  // between the channels of a pair, where forward reads it and where it writes it
+  int in_distance;  // between the channels of a pair in forward's input; out_distance in its output
   int out_distance;
   int num_axes;
   uint8_t pair_axis[kMaxPairs];
   double attention_scale;
   bool has_frequencies;
-  uint64_t increments[kMaxPairs];  // per pair, turns per position * 2^64
+  uint64_t increments[kMaxPairs];  // one per pair, in units of 2^-64 turn per position
 
-  uint32_t used_axes;  // bit a: some pair turns with axis a
+  uint32_t used_axes;  // bit a is set if some pair turns with axis a
   NormGeometry norm;
-  bool rounds_before_codes;  // values become dtype's before they become codes
-  bool rounds_each;          // cos, sin, products and sums of the rotation become dtype's one by one
+  bool rounds_before_codes;  // values are rounded to dtype before they become codes
+  bool rounds_each;          // cos, sin, and each product and sum of the rotation are rounded to dtype
 
   int pairs() const { return rotary_dim / 2; }
   bool uses_axis(int axis) const { return (used_axes >> axis & 1u) != 0; }

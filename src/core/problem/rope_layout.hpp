@@ -1,4 +1,4 @@
-// rope_layout.hpp - where a layout keeps the canonical axes
+// rope_layout.hpp - the canonical axes of each layout, and shapes in words
 #pragma once
 
 #include "core/problem/rope_problem.hpp"
@@ -6,10 +6,10 @@
 
 namespace rope {
 
-// Where a layout keeps the canonical axes; -1: it has none (one batch).
+// The index of each canonical axis in a layout; -1 if it lacks the axis (one batch).
 struct LayoutAxes {
   const char *name;
-  const char *axes;  // in the words of rope.h
+  const char *axes;  // in the notation of rope.h
   int ndim;
   int axis[kNumAxes];
 };

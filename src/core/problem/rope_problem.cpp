@@ -18,7 +18,7 @@ constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 constexpr uint32_t kRopeFlags =
     ROPE_FLAG_PROGRAMMATIC_LAUNCH | ROPE_FLAG_UNROTATED | ROPE_FLAG_V_UNROTATED | ROPE_FLAG_ACCUMULATE;
 
-// A table's axis of position axes.
+// Checks the leading position axis of a table.
 rope_status_t check_leading_axis(const char *function, const char *field, const RopeGeometry &geometry,
                                  const View &view) {
   if (view.shape[0] == 1 || view.shape[0] == geometry.num_axes) return ROPE_STATUS_SUCCESS;
@@ -26,7 +26,7 @@ rope_status_t check_leading_axis(const char *function, const char *field, const 
               printable(view.shape[0]), geometry.num_axes);
 }
 
-// The columns of a table's last axis.
+// Reads the columns of a table's last axis.
 rope_status_t read_columns(const char *function, const char *field, const RopeGeometry &geometry, const View &view,
                            int *width, bool *is_by_channel) {
   if (view.dtype < ROPE_DTYPE_F32 || view.dtype > ROPE_DTYPE_F64) {
@@ -56,7 +56,7 @@ rope_status_t check_alike(const char *function, const char *field, const View &v
   return check_same_shape(function, field, view, other_field, other);
 }
 
-// Reads a call's tensors one by one into a problem.
+// Reads a call's tensors, one after another, into a problem.
 class ProblemReader {
  public:
   ProblemReader(const char *function, const RopeGeometry &geometry, RopeProblem *problem)
@@ -69,6 +69,8 @@ class ProblemReader {
 
   rope_status_t begin(const rope_args_t &args) { return step_.begin(args, problem_->is_transposed); }
 
+  // Reads one of q, k, v and its output. An absent tensor is skipped. Without an output, or with one that equals the
+  // input, the tensor is rotated in place.
   rope_status_t read_tensor(TensorName name, const char *field, const char *out_field, const rope_tensor_t &in_tensor,
                             const rope_tensor_t &out_tensor) {
     const TensorUse use = step_.use_of(name);
@@ -95,6 +97,7 @@ class ProblemReader {
     Operand *written = is_in_place ? in : out;
     const int64_t channels = pass.is_present ? geometry_.head_dim : length_of(in->view, layout_, kChannel);
     if (channels != geometry_.head_dim || written->view.dtype != geometry_.dtype) step_.require();
+    // Whether the call changes the tensor at all. If not, an in-place tensor is not written.
     const bool changes = use.is_turned || use.changes_all_channels() ||
                          (use.has_styles && problem_->in_distance != problem_->out_distance);
     const bool is_written = out == nullptr ? !use.is_cached && changes : !is_in_place || changes;
@@ -109,13 +112,14 @@ class ProblemReader {
     if (out == nullptr && !is_written) return ROPE_STATUS_SUCCESS;
     if (is_in_place) {
       operands_.join(in, out);
-      // Only the rotated window is read and written, so neighbours may live in the other channels.
+      // Only the window is read and written, so the other channels may belong to other data.
       const bool is_window_alone = !use.changes_all_channels() && channels == geometry_.head_dim && !use.is_cached;
       if (is_window_alone) in->view.narrow(layout_.axis[kChannel], geometry_.rotary_offset, geometry_.rotary_dim);
     }
     return check_output_strides(function_, written->field, written->view);
   }
 
+  // Reads the groups of operands if the call is a step.
   rope_status_t read_step(StepProblem *step) {
     if (!step_.is_present()) return ROPE_STATUS_SUCCESS;
     ROPE_TRY(step_.read(*problem_, tensors_, step));
@@ -123,6 +127,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Reads cu_seqlens, which only the layout THD has.
   rope_status_t read_sequences(const rope_args_t &args) {
     Operand *operand;
     ROPE_TRY(operands_.read_integers("cu_seqlens", args.cu_seqlens, &operand));
@@ -138,6 +143,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Reads positions and start_positions, and position_offset.
   rope_status_t read_positions(const rope_args_t &args) {
     Operand *positions, *start_positions;
     ROPE_TRY(operands_.read_integers("positions", args.positions, &positions));
@@ -153,7 +159,7 @@ class ProblemReader {
       const View &start = start_positions->view;
       const int64_t batches = problem_->sequences.is_present ? problem_->sequences.count : problem_->batches;
       const bool is_for_each_batch = start.ndim == 1 && is_or_serves(start.shape[0], batches);
-      // [S] is not taken: with S = B it would silently mean [B].
+      // [S] is not accepted: with S = B it would be ambiguous, and taken for [B].
       const bool may_be_for_each_token = is_thd() || geometry_.num_axes > 1 || start.ndim == 2;
       if (is_for_each_batch) {
         problem_->start_positions = {start.data, true, start.dtype == ROPE_DTYPE_I64, 0, start.stride[0], 0};
@@ -168,6 +174,7 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // Finds the source of the angles: cos and sin, angles, or the descriptor's frequencies.
   rope_status_t read_angles(const rope_args_t &args) {
     Operand *cos, *sin, *angles;
     ROPE_TRY(operands_.read(Role::kIn, "cos", args.cos, &cos));
@@ -218,6 +225,7 @@ class ProblemReader {
     return read_table(*sin, &problem_->table.sin);
   }
 
+  // Reads the two words for faults.
   rope_status_t read_fault(const rope_args_t &args) {
     Operand *fault;
     ROPE_TRY(operands_.read(Role::kOut, "fault", args.fault, &fault));
@@ -240,7 +248,7 @@ class ProblemReader {
   }
 
  private:
-  // That of the input, whose type may be narrowed.
+  // Checks that the output has the input's type, or a type to which the input may be narrowed.
   rope_status_t check_output(const char *field, const View &view, const char *in_field, const View &in,
                              bool has_pass) const {
     ROPE_TRY(check_written_type(function_, field, view.dtype, in.dtype));
@@ -251,7 +259,7 @@ class ProblemReader {
     return check_same_shape(function_, field, view, in_field, in);
   }
 
-  // Those of `in`, but for the channels.
+  // Checks that the axes are those of `in`, except for the channels.
   rope_status_t check_axes(const char *field, const View &view, const char *in_field, View in, int64_t channels,
                            const char *rule) const {
     const int axis = layout_.axis[kChannel];
@@ -263,7 +271,7 @@ class ProblemReader {
     return check_same_shape(function_, field, view, in_field, in);
   }
 
-  // The channels of a tensor outside its window, where they come from another one.
+  // Reads the tensor that provides the channels outside the window of q or k.
   rope_status_t read_pass(TensorName name, const char *in_field, const char *out_field, const Operand &in,
                           bool has_destination, PassSide *pass) {
     const rope_tensor_t *const given = step_.pass_of(name);
@@ -296,6 +304,8 @@ class ProblemReader {
     return ROPE_STATUS_SUCCESS;
   }
 
+  // A tensor has head_dim channels, or only the rotary_dim channels of its window. An unrotated tensor may have any
+  // number up to kMaxHeadDim.
   rope_status_t check_width(const char *field, int64_t channels, const TensorUse &use) const {
     const int axis = layout_.axis[kChannel];
     if (channels == geometry_.head_dim) return ROPE_STATUS_SUCCESS;
@@ -313,6 +323,7 @@ class ProblemReader {
                 axis, printable(channels), geometry_.head_dim, geometry_.rotary_dim);
   }
 
+  // Checks a tensor's type and shape. The first tensor sets the number of batches and tokens.
   rope_status_t check_shape(const char *field, const View &view, const TensorUse &use) {
     if (view.dtype != geometry_.dtype) {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be the descriptor's, %s", function_, field,
@@ -347,10 +358,10 @@ class ProblemReader {
 
   bool is_thd() const { return layout_.ndim == 3; }
 
-  // An axis of length 1 has stride 0 here, which is what lets one serve all.
+  // An axis of length 1 has stride 0 here, so one entry applies to all.
   static bool is_or_serves(int64_t length, int64_t wanted) { return length == wanted || length == 1; }
 
-  // [S] or [B, S], of which THD has one batch; with several position axes behind an axis of those.
+  // The shape is [S] or [B, S] (THD has one batch); with several position axes, these follow an axis of that length.
   bool is_for_each_token(const View &view) const {
     const int axes = geometry_.num_axes > 1 ? 1 : 0;
     if (view.ndim != axes + 1 && view.ndim != axes + 2) return false;
@@ -359,6 +370,7 @@ class ProblemReader {
     return view.shape[view.ndim - 1] == problem_->tokens;
   }
 
+  // Strides for a view that is_for_each_token accepts; a missing axis gets stride 0.
   TokenIntegers for_each_token(const View &view) const {
     const int axes = geometry_.num_axes > 1 ? 1 : 0;
     return {view.data,
@@ -369,7 +381,7 @@ class ProblemReader {
             view.stride[view.ndim - 1]};
   }
 
-  // The shapes that is_for_each_token takes, in words.
+  // The shapes that is_for_each_token accepts, in words.
   struct PositionShapes {
     PositionShapes(const ProblemReader &reader, bool is_start) {
       const RopeProblem &problem = *reader.problem_;
@@ -403,6 +415,7 @@ class ProblemReader {
     char text[256];
   };
 
+  // With rows by token, positions would be ignored, so they must be absent.
   rope_status_t refuse_positions() const {
     const char *field = problem_->positions.is_present         ? "positions"
                         : problem_->start_positions.is_present ? "start_positions"
@@ -413,7 +426,7 @@ class ProblemReader {
                 function_, field);
   }
 
-  // cos, sin or angles.
+  // Reads cos, sin or angles.
   rope_status_t read_table(const Operand &operand, TableColumns *columns) {
     const char *field = operand.field;
     const View &view = operand.view;
@@ -449,7 +462,7 @@ class ProblemReader {
   const RopeGeometry &geometry_;
   const LayoutAxes &layout_;
   RopeProblem *problem_;
-  const char *first_field_ = "q";  // of the tensor that says how many batches and tokens there are
+  const char *first_field_ = "q";  // the tensor that set the number of batches and tokens
   Operands operands_;
   StepReader step_;
   ReadTensor tensors_[kNumTensorNames];
@@ -535,6 +548,7 @@ rope_status_t make_table_problem(const char *function, const RopeGeometry &geome
   }
   ROPE_TRY(check_alike(function, "sin_out", operand[1]->view, "cos_out", operand[0]->view));
   ROPE_TRY(operands.check_overlaps());
+  // If several pairs use one column, their frequencies must be equal.
   for (int pair = problem->width; pair < geometry.pairs(); ++pair) {
     if (geometry.increments[pair] == geometry.increments[pair % problem->width]) continue;
     return fail(kInvalid, "%s: cos_out has %d columns: pair %d turns otherwise than pair %d", function, problem->width,

@@ -1,8 +1,8 @@
-// rope_problem.hpp - a call of RoPE as validated, canonical, plain data
+// rope_problem.hpp - a RoPE call as validated, canonical, plain data
 //
-// Behind this point there is no layout, no optional operand, no error in the request: tensors have canonical axes
-// (batch, token, head, channel) and an output, which channels form a pair is a distance, positions are a sum of up to
-// three sources, and angles come from increments or from a table.
+// From here on there are no layouts, no optional operands and no request errors: tensors have canonical axes (batch,
+// token, head, channel) and an output, the pairing style is a distance between channels, a position is a sum of up to
+// three terms, and angles come from increments or from a table.
 #pragma once
 
 #include <stdint.h>
@@ -27,20 +27,20 @@ struct RotatedTensor {
   int64_t heads;
   int64_t in_stride[kNumAxes];  // in elements
   int64_t out_stride[kNumAxes];
-  bool is_in_place;  // then only the rotated window is touched
+  bool is_in_place;  // then only the rotated window is read and written
 };
 
-// Integers in memory, read as 64 bits: one for each token and position axis, or fewer, with strides of 0.
+// 64-bit values of integers in memory: one per token and position axis; a stride of 0 repeats an entry.
 struct TokenIntegers {
   const char *data;
   bool is_present;
   bool is_64_bit;
   int64_t axis_stride;   // in elements
-  int64_t batch_stride;  // of sequences, where a problem has those
+  int64_t batch_stride;  // between sequences, if the problem has any
   int64_t token_stride;
 };
 
-// Where a column of cosines or sines lies.
+// The place of a column of cosines or sines.
 struct TableColumns {
   const char *data;
   int64_t axis_stride;  // in elements
@@ -52,20 +52,21 @@ struct TableColumns {
 enum class AngleSource {
   kIncrements,
   kTable,
-  kAngles  // a table of angles in radians: `cos` alone
+  kAngles  // a table of angles in radians, in `cos` alone
 };
 
-// Rows of cosines and sines, or of angles. By position, a token with a position outside 0 to rows - 1 is not rotated.
+// Rows of cosines and sines, or of angles. With rows by position, a token at a position outside 0 to rows - 1 is not
+// rotated.
 struct AngleTable {
   TableColumns cos, sin;
   rope_dtype_t dtype;
   int64_t rows;
-  int width;           // columns; pair p has column p mod width
-  bool is_by_channel;  // a column for each channel, in the order of forward's output, instead
+  int width;           // number of columns; pair p uses column p mod width
+  bool is_by_channel;  // instead: one column per channel, in the order of forward's output
   bool is_by_token;    // row = token
 };
 
-// Where the sequences of a THD problem begin: `count` + 1 entries.
+// The beginnings of a THD problem's sequences, and the end: `count` + 1 entries.
 struct Sequences {
   const char *data;
   bool is_present;
@@ -74,9 +75,9 @@ struct Sequences {
   int64_t count;
 };
 
-// Two 64-bit words: how many faults, and the lowest faulty token + 1.
+// Two 64-bit words: the number of faults, and 1 + the lowest faulty token.
 struct FaultWords {
-  char *data;  // NULL: not counted
+  char *data;  // NULL: faults are not counted
   int64_t stride;
 };
 
@@ -84,17 +85,17 @@ struct StepProblem;
 
 struct RopeProblem {
   const RopeGeometry *geometry;
-  const StepProblem *step;  // what else the call does (core/problem/step_problem.hpp); NULL: it rotates alone
+  const StepProblem *step;  // the call's other operations (core/problem/step_problem.hpp); NULL: it only rotates
   bool is_transposed;
   bool is_programmatic;  // ROPE_FLAG_PROGRAMMATIC_LAUNCH
-  int in_distance;       // of this direction
+  int in_distance;       // in this direction: forward's input, or backward's
   int out_distance;
   int64_t batches;
-  int64_t tokens;  // of each batch
+  int64_t tokens;  // per batch
   int num_tensors;
   RotatedTensor tensor[3];
   // position of token s of batch b on an axis = (positions present ? its entry : s) + its entry of start_positions +
-  // offset; where there are sequences, b is the sequence and s counts from its beginning.
+  // offset. With sequences, b is the sequence and s counts from the sequence's beginning.
   TokenIntegers positions;
   TokenIntegers start_positions;
   int64_t position_offset;
@@ -107,11 +108,11 @@ struct RopeProblem {
   bool is_empty() const { return batches == 0 || tokens == 0 || heads_per_token() == 0; }
 };
 
-// `args` is an imported struct. *step is written where problem->step then points to it.
+// `args` is an imported struct. If the call has a step, *step receives it and problem->step points to it.
 rope_status_t make_rope_problem(const char *function, const RopeGeometry &geometry, const rope_args_t &args,
                                 bool is_transposed, RopeProblem *problem, StepProblem *step);
 
-// Tables to be written with the angles of positions 0 to rows - 1, the same for every axis.
+// Tables to be filled with the angles of positions 0 to rows - 1, which are equal on every axis.
 struct TableProblem {
   const RopeGeometry *geometry;
   TableColumns cos, sin;

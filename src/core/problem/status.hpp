@@ -1,17 +1,17 @@
-// status.hpp - how a failure is said: a status for the program and a sentence for the person
+// status.hpp - reports a failure: a status for the program and a sentence for its user
 #pragma once
 
 #include <rope/rope.h>
 
 namespace rope {
 
-// Stores the message (function, field, value, rule) as this thread's last error and returns `status`. Cold, so that the
-// code that leads to it lies apart: 5 % of a call.
+// Stores the message (function, field, value, rule) as this thread's last error and returns `status`. The attribute
+// `cold` moves the code that leads to it out of the way: 5 % of a call.
 rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 const char *last_error();
 
-// For %lld in a message.
+// The type that %lld takes in a message.
 inline long long printable(int64_t value) {
   return static_cast<long long>(value);
 }

@@ -1,5 +1,5 @@
-// token_lookup.hpp - where a token's position stands: its sequence, its entries, and what is faulty about them; once for
-// host and device
+// token_lookup.hpp - finds a token's sequence, position and place in caches, and detects faulty entries; for host and
+// device
 #pragma once
 
 #include <stdint.h>
@@ -12,9 +12,9 @@
 namespace rope {
 
 enum TokenState : uint32_t {
-  kUnrotated,  // it only moves from input to output
+  kUnrotated,  // copied from input to output
   kRotated,
-  kAbsent  // it belongs to no sequence and stays as it is
+  kAbsent  // in no sequence: neither read nor written
 };
 
 ROPE_HOST_DEVICE int64_t sequence_entry(const Sequences &sequences, int64_t index) {
@@ -23,10 +23,10 @@ ROPE_HOST_DEVICE int64_t sequence_entry(const Sequences &sequences, int64_t inde
 
 struct SequencePlace {
   int64_t sequence;
-  uint64_t index;  // of the token, in its sequence
+  uint64_t index;  // index of the token within its sequence
 };
 
-// The sequence of a token that is in one. Whatever the entries are, it is one of them.
+// The sequence of a token that lies in one. The result is a valid sequence even if the entries are faulty.
 ROPE_HOST_DEVICE SequencePlace find_sequence(const Sequences &sequences, int64_t token) {
   int64_t low = 0, high = sequences.count;
   while (high - low > 1) {
@@ -38,21 +38,21 @@ ROPE_HOST_DEVICE SequencePlace find_sequence(const Sequences &sequences, int64_t
   return {low, static_cast<uint64_t>(token) - static_cast<uint64_t>(sequence_entry(sequences, low))};
 }
 
-// Whether entry i of cu_seqlens breaks its rule: from 0 on, never falling, at most the number of tokens. That number is
-// a reference so that kernels read it again instead of keeping it: as a value it made registers spill.
+// Whether entry i of cu_seqlens breaks a rule: entries begin with 0, never decrease, and are at most the number of
+// tokens. `tokens` is a reference, so that kernels load it again when needed; held as a value it made registers spill.
 template <typename Tokens>
 ROPE_HOST_DEVICE bool is_faulty_entry(int64_t i, int64_t entry, int64_t before, const Tokens &tokens) {
   return entry < before || entry > tokens || (i == 0 && entry != 0);
 }
 
-// The token that such an entry is counted as.
+// The token under which a faulty entry is counted.
 template <typename Tokens>
 ROPE_HOST_DEVICE int64_t token_of_entry(int64_t entry, const Tokens &tokens) {
   return entry < 0 ? 0 : entry > tokens ? tokens : entry;
 }
 
-// The position of a token on an axis. `batch` may be a sequence, and `index` counts in it. Sums wrap, as the header
-// says; hence unsigned. Source is a RopeProblem, or params of a kernel.
+// The position of a token on an axis. With sequences, `batch` is the sequence and `index` counts within it. Sums are
+// unsigned because they wrap, as the header specifies. Source is a RopeProblem or the params of a kernel.
 template <typename Source>
 ROPE_HOST_DEVICE uint64_t position_on(const Source &source, int axis, int64_t batch, int64_t token, uint64_t index) {
   const auto read = [&](const TokenIntegers &integers) {
@@ -73,15 +73,15 @@ struct CachePlace {
   bool is_faulty;
 };
 
-// An entry of a page, both of which may have any value.
+// The place of an entry of a page. Both numbers may have any value.
 ROPE_HOST_DEVICE CachePlace place_in_page(const CachePlaces &places, int64_t page, int64_t entry) {
   if (page < 0 || (places.skips_slot_0 && page == 0 && entry == 0)) return {0, 0, false, false};
   const bool is_inside = page < places.pages;
   return {page, entry, is_inside, !is_inside};
 }
 
-// Where a token of a batch goes, which is in `sequence` and has the rotation's position; any values lead inside the
-// caches or nowhere. Slots count entries through all pages.
+// The place of a token of a batch, given its sequence and its position in the rotation. For any values the result is a
+// place inside the caches, or none. Slots number the entries of all pages consecutively.
 ROPE_HOST_DEVICE CachePlace find_cache_place(const CachePlaces &places, int64_t batch, int64_t token, int64_t sequence,
                                              int64_t position) {
   constexpr CachePlace kNowhere = {0, 0, false, false}, kOutside = {0, 0, false, true};

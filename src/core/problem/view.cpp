@@ -1,10 +1,10 @@
-// view.cpp - reads tensors
+// view.cpp - reads and checks tensor views
 #include "core/problem/view.hpp"
 
 namespace rope {
 
-// Most elements of a view, and most bytes from the lowest to the highest: leaves room to add two of them and a pointer
-// difference in int64.
+// The limit for a view's elements and for the bytes that it spans. The sum of two such numbers and a pointer difference
+// fits in int64.
 constexpr int64_t kMaxExtent = int64_t{1} << 60;
 
 const char *dtype_name(rope_dtype_t dtype) {
@@ -47,7 +47,7 @@ rope_status_t check_written_type(const char *function, const char *field, rope_d
               dtype_name(written), dtype_name(data), others);
 }
 
-// Fills view->stride with those of a compact tensor. False on overflow.
+// Sets view->stride to the strides of a compact tensor. Returns false on overflow.
 static bool set_compact_strides(View *view) {
   int64_t stride = 1;
   for (int axis = view->ndim - 1; axis >= 0; --axis) {
@@ -58,8 +58,8 @@ static bool set_compact_strides(View *view) {
   return true;
 }
 
-// Counts a view's elements; `low` and `high` are the byte offsets from data of its lowest and highest. False where
-// those are too far apart or too many.
+// Counts a view's elements; `low` and `high` become the byte offsets of its lowest and highest element from data.
+// Returns false if the elements are too many or too far apart.
 static bool measure_extent(const View &view, int64_t *elements, int64_t *low, int64_t *high) {
   const int64_t size = dtype_size(view.dtype);
   int64_t count = 1;

@@ -16,20 +16,20 @@ struct View {
   int ndim;
   int64_t shape[kMaxAxes];
   int64_t stride[kMaxAxes];  // in elements
-  int64_t elements;          // how many index vectors it has
-  uintptr_t begin;           // addresses of its bytes lie from begin to before end; both are 0 where it has none
+  int64_t elements;          // number of index vectors
+  uintptr_t begin;           // its bytes have addresses from begin to before end; both are 0 if it has no elements
   uintptr_t end;
 
   bool is_empty() const { return begin == end; }
 
-  // Strides that no element uses may be any number: sets those of axes of length 1, or all of an empty view, to 0.
+  // Sets strides that no element uses to 0: those of axes of length 1, and all strides of an empty view.
   void forget_unused_strides() {
     for (int axis = 0; axis < ndim; ++axis) {
       if (shape[axis] == 1 || is_empty()) stride[axis] = 0;
     }
   }
 
-  // Leaves `length` indices of an axis, from `start` on.
+  // Reduces an axis to `length` indices from `start` on.
   void narrow(int axis, int64_t start, int64_t length);
 };
 
@@ -37,7 +37,7 @@ inline int64_t magnitude(int64_t stride) {
   return stride < 0 ? -stride : stride;
 }
 
-// Of numbers that are not negative; of 0 and another number that one.
+// For non-negative numbers; if one is 0, the result is the other.
 inline int64_t greatest_common_divisor(int64_t a, int64_t b) {
   while (b != 0) {
     const int64_t rest = a % b;
@@ -47,14 +47,14 @@ inline int64_t greatest_common_divisor(int64_t a, int64_t b) {
   return a;
 }
 
-// In bytes, a power of two; 0 for a type that no tensor may have.
+// The size in bytes, a power of two, or 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
   // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2, F8_E8M0, F4_E2M1X2
   static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1, 1, 1};
   return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F4_E2M1X2 ? kSizes[dtype] : 0;
 }
 
-// Whether elements of a type are codes of 8 bits, which stand for a number times a scale.
+// Whether elements of this type are codes: 8-bit numbers that are multiplied by a scale.
 ROPE_HOST_DEVICE bool is_code(rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F8_E4M3 || dtype == ROPE_DTYPE_F8_E5M2;
 }
@@ -66,7 +66,7 @@ ROPE_HOST_DEVICE bool is_code_pair(rope_dtype_t dtype) {
 
 const char *dtype_name(rope_dtype_t dtype);
 
-// Whether data of a type may be written as another one: as itself, F32 as F16 or BF16, and all but F64 as codes.
+// Whether data of one type may be written as another: any type as itself, F32 as F16 or BF16, all but F64 as codes.
 inline bool may_be_written_as(rope_dtype_t data, rope_dtype_t written) {
   return written == data || (data == ROPE_DTYPE_F32 && (written == ROPE_DTYPE_F16 || written == ROPE_DTYPE_BF16)) ||
          (data != ROPE_DTYPE_F64 && is_code(written));
@@ -87,11 +87,12 @@ inline bool is_zeroed(const rope_tensor_t &tensor) {
 rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view,
                         bool may_be_pairs = false);
 
-// Rank and lengths of `view` are those of `other`.
+// Checks that `view` has the rank and the lengths of `other`.
 rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,
                                const View &other);
 
-// Same elements in the same order: data, dtype, shape, and the stride of every axis longer than 1.
+// Whether two views have the same elements in the same order: data, dtype, shape, and the stride of every axis longer
+// than 1.
 bool is_same_view(const View &a, const View &b);
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// visit_dtype.hpp - from the dtype of a call to the C++ type that has a template's code
+// visit_dtype.hpp - calls a template with the C++ type of a dtype
 #pragma once
 
 #include <rope/rope.h>
@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Calls `visit` with a value of the type that holds elements of a dtype that is no integer, and returns what it does.
+// Calls `visit` with a value of the storage type of a dtype (not an integer) and returns its result.
 template <typename Visit>
 auto visit_dtype(rope_dtype_t dtype, const Visit &visit) {
   switch (dtype) {

@@ -1,11 +1,11 @@
-// name_list.hpp - the names of a table's rows as a text, for messages that say what is permitted
+// name_list.hpp - the names of a table's rows as a text, for error messages
 #pragma once
 
 #include <stddef.h>
 
 namespace rope {
 
-// "NONE, LINEAR, YARN"; 255 bytes hold the names of every table here.
+// For example "NONE, LINEAR, YARN". 255 bytes are enough for the names of every table here.
 struct NameList {
   template <typename Row, size_t count>
   explicit NameList(const Row (&rows)[count]) {

@@ -1,6 +1,6 @@
 // scaling.cpp - validates and computes the recipes of context scaling
 //
-// The formulas stand in rope.h, beside each ROPE_SCALING_ value, with their sources.
+// rope.h has the formulas and their sources, beside each ROPE_SCALING_ value.
 #include "core/recipes/scaling.hpp"
 
 #include <math.h>
@@ -18,11 +18,11 @@ constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 constexpr double kTwoPi = 6.283185307179586;
 constexpr double kMaxDouble = 1.7976931348623157e308;
 
-// An attention factor becomes an fp32 number: between its smallest normal and its largest.
+// An attention factor must fit an fp32 number: it lies between the smallest normal and the largest.
 constexpr double kMinScale = 1.1754943508222875e-38;
 constexpr double kMaxScale = 3.4028234663852886e38;
 
-// The fields that some recipes use and others do not.
+// Fields that only some recipes use.
 enum Field : uint32_t {
   kNoTruncate = 1u << 0,
   kNumFactors = 1u << 1,
@@ -44,7 +44,7 @@ enum Field : uint32_t {
   kPairFactors = 1u << 17
 };
 
-// A request whose fields are used by its recipe, and the ways in which recipes read and scale.
+// A request after the check that its recipe uses every field that is set, with helpers for the recipes.
 struct Request {
   const char *function;
   int rotary_dim;
@@ -92,7 +92,7 @@ struct Request {
                 pairs);
   }
 
-  // Optional numbers: 0 for `standard`.
+  // The value of an optional number; `standard` if it is 0.
   double value_or(double value, double standard) const { return value != 0.0 ? value : standard; }
 
   rope_status_t fill(double scaled_theta, double *inv_freq) const {
@@ -104,7 +104,7 @@ struct Request {
     return ROPE_STATUS_SUCCESS;
   }
 
-  // theta * growth^(R/(R-2)), which leaves the first frequency as it is and divides the last one by `growth`.
+  // theta * growth^(R/(R-2)). This leaves the first frequency unchanged and divides the last one by `growth`.
   rope_status_t fill_ntk(double growth, double *inv_freq) const {
     if (rotary_dim == 2) {
       return fail(kInvalid, "%s: rotary_dim is 2: the exponent rotary_dim / (rotary_dim - 2) divides by 0", function);
@@ -136,7 +136,7 @@ rope_status_t scale_linear(const Request &request, ScaledFrequencies *result) {
   return ROPE_STATUS_SUCCESS;
 }
 
-// s * L/M - (s - 1), without the cancellation.
+// s * L/M - (s - 1), without cancellation.
 rope_status_t scale_dynamic_ntk(const Request &request, ScaledFrequencies *result) {
   const rope_scaling_t &scaling = request.scaling;
   ROPE_TRY(request.check_factor());
@@ -357,7 +357,7 @@ struct Recipe {
   rope_status_t (*scale)(const Request &request, ScaledFrequencies *result);
 };
 
-// In the order of their values, from 1.
+// In the order of the enumeration's values, from 1.
 constexpr Recipe kRecipes[] = {
     {"NONE", 0, scale_none},
     {"LINEAR", kFactor, scale_linear},

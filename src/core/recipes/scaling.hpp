@@ -1,4 +1,4 @@
-// scaling.hpp - recipes of context scaling: from their parameters to frequencies and an attention factor
+// scaling.hpp - recipes of context scaling: from parameters to frequencies and an attention factor
 #pragma once
 
 #include "core/math/frequencies.hpp"
@@ -7,12 +7,11 @@
 namespace rope {
 
 struct ScaledFrequencies {
-  double inv_freq[kMaxPairs];  // rotary_dim/2 of them
+  double inv_freq[kMaxPairs];  // rotary_dim/2 entries
   double attention_scale;
 };
 
-// `scaling` is an imported struct. Every sentence about a wrong one is in scaling.cpp. What is written to *result
-// counts only where the status is a success.
+// `scaling` is an imported struct. scaling.cpp has all error messages. *result is meaningful only after success.
 rope_status_t scale_frequencies(const char *function, int32_t rotary_dim, double theta, const rope_scaling_t &scaling,
                                 ScaledFrequencies *result);
 

@@ -1,6 +1,6 @@
-// sections.cpp - validates section lists and computes the maps that they stand for
+// sections.cpp - validates section lists and computes their maps
 //
-// The rules stand in rope.h, beside each ROPE_SECTIONS_ value.
+// rope.h has the rules, beside each ROPE_SECTIONS_ value.
 #include "core/recipes/sections.hpp"
 
 #include <math.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
-// A checked request. Sums and multiples of sections need 64 bits.
+// A checked request. 64 bits hold the sums and multiples of sections.
 struct Request {
   const char *function;
   int rotary_dim;
@@ -65,7 +65,8 @@ rope_status_t restarted_frequencies(const Request &request, double *inv_freq) {
   return ROPE_STATUS_SUCCESS;
 }
 
-// The exponent goes beyond -1 in a section of more than half of the pairs, so that theta in range is not enough.
+// In a section of more than half of the pairs the exponent is below -1, so a valid theta may still give an invalid
+// frequency.
 rope_status_t vision_frequencies(const Request &request, double *inv_freq) {
   double restarted[kMaxPairs];
   frequencies_in_steps(request.theta, request.pairs, 2, request.pairs, restarted);
@@ -83,13 +84,13 @@ rope_status_t vision_frequencies(const Request &request, double *inv_freq) {
 
 struct Rule {
   const char *name;
-  int32_t num_sections;  // 0: 1 to ROPE_MAX_POSITION_AXES
-  bool covers_pairs;     // the sections add up to the pairs
+  int32_t num_sections;  // 0: any number from 1 to ROPE_MAX_POSITION_AXES
+  bool covers_pairs;     // the sections must add up to the number of pairs
   int32_t (*axis)(const Request &request, int pair);
   rope_status_t (*fill)(const Request &request, double *inv_freq);
 };
 
-// In the order of their values, from 1.
+// In the order of the enumeration's values, from 1.
 constexpr Rule kRules[] = {{"CHUNKED", 0, true, chunked_axis, continuing_frequencies},
                            {"INTERLEAVED", 3, true, interleaved_axis, continuing_frequencies},
                            {"IMROPE", 4, false, imrope_axis, continuing_frequencies},

@@ -12,7 +12,7 @@ using Desc = std::unique_ptr<rope_desc_t, DestroyDesc>;
 
 Desc make_desc(const rope_config_t &config) {
   rope_desc_t *desc = nullptr;
-  rope_desc_create(&config, &desc);  // NULL where it fails
+  rope_desc_create(&config, &desc);  // NULL if it fails
   return Desc(desc);
 }
 

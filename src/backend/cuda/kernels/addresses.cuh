@@ -1,11 +1,11 @@
-// addresses.cuh - steps to an address, what its bits tell, and a prefetch of what lies there
+// addresses.cuh - address arithmetic, tests of address bits, and prefetching
 #pragma once
 
 #include <stdint.h>
 
 namespace rope {
 
-// address + number * stride. Of the product the compiler would make more than this instruction.
+// address + number * stride in one instruction. For a plain product the compiler emits more.
 __device__ __forceinline__ const char *step(const char *address, uint32_t number, int32_t stride) {
 #if defined(__CUDA_ARCH__)
   int64_t product;
@@ -16,7 +16,7 @@ __device__ __forceinline__ const char *step(const char *address, uint32_t number
   return address + product;
 }
 
-// Into the L2 cache.
+// Prefetches into the L2 cache.
 __device__ __forceinline__ void prefetch(const char *address) {
 #if defined(__CUDA_ARCH__)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
@@ -25,7 +25,7 @@ __device__ __forceinline__ void prefetch(const char *address) {
 #endif
 }
 
-// The bits that no address of the device has: that of a byte within a pair of them, and the highest.
+// The bits that are 0 in every address of device memory in use: bit 0 (addresses are even) and the highest bit.
 __device__ __forceinline__ uint32_t unused_bits(const void *address) {
   const uint64_t bits = reinterpret_cast<uint64_t>(address);
   return (static_cast<uint32_t>(bits) & 1u) | (static_cast<uint32_t>(bits >> 32) & 0x80000000u);

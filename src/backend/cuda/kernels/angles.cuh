@@ -1,11 +1,12 @@
-// angles.cuh - computed angles
+// angles.cuh - the increments of computed angles
 #pragma once
 
 #include "core/math/rotation.hpp"
 
 namespace rope {
 
-// Lanes read different increments: through the constant cache, where parameters come from, 32 of them would take turns.
+// Lanes read different increments. Params lie in the constant cache, which would serve 32 different addresses one after
+// another, so they are read through memory instead.
 template <typename Word>
 __device__ __forceinline__ const Word *through_memory(const Word *parameter) {
   asm("" : "+l"(parameter));

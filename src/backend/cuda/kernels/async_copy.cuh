@@ -1,4 +1,4 @@
-// async_copy.cuh - copies from global into shared memory that take no registers while they are on their way
+// async_copy.cuh - asynchronous copies from global to shared memory, which occupy no registers
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,8 @@
 
 namespace rope {
 
-// 16 bytes; both addresses are aligned to them. They are there when wait_for_copies has waited for their group.
+// Copies 16 bytes between addresses that are multiples of 16. The bytes are valid after wait_for_copies has waited for
+// their group.
 __device__ __forceinline__ void copy_async(Words<16> *to_shared, const char *from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
@@ -17,14 +18,14 @@ __device__ __forceinline__ void copy_async(Words<16> *to_shared, const char *fro
 #endif
 }
 
-// Ends a group of a thread's copies, which may be none.
+// Ends a group of a thread's copies. A group may be empty.
 __device__ __forceinline__ void end_copy_group() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 
-// Waits until all but the last `Pending` groups of the thread are there.
+// Waits until all groups of the thread are complete, except for the last `Pending`.
 template <int Pending>
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,4 +1,4 @@
-// block_work.cuh - which tokens a block of the general kernel has, and which unit a thread
+// block_work.cuh - the tokens of a block of the general kernel, and the unit of a thread
 #pragma once
 
 #include "backend/cuda/kernels/positions.cuh"
@@ -6,16 +6,17 @@
 
 namespace rope {
 
-// The tokens of a block, and which unit of which of them is this thread's.
+// The tokens of a block, and this thread's token and unit.
 struct BlockShare {
-  uint32_t first_token;  // in the row of the grid
+  uint32_t first_token;  // within the row of the grid
   uint32_t num_tokens;
   bool has_one_token;
-  bool is_first_block;  // of those that share the token
-  DivmodResult place;   // token, counted in the block, and unit of it
+  bool is_first_block;  // among the blocks that share the token
+  DivmodResult place;   // quotient: token within the block; remainder: unit of the token
   bool is_active;
 };
 
+// A block has several whole tokens, or one part of a token; the thread's unit follows from threadIdx.x.
 __device__ __forceinline__ BlockShare find_share(const RopeGeneralParams &params) {
   const DivmodResult block = params.blocks_per_token.divmod(blockIdx.x);
   BlockShare share;
@@ -37,7 +38,7 @@ __device__ __forceinline__ BlockShare find_share(const RopeGeneralParams &params
   return share;
 }
 
-// A token of this row of the grid. The row begins at a batch, or, where tokens are the outer axis, at a token.
+// Locates a token of this row of the grid. The row begins at a batch or, if tokens are the outer axis, at a token.
 __device__ __forceinline__ BatchToken find_token(const RopeGeneralParams &params, uint32_t in_row) {
   if (params.has_one_batch) return {0, blockIdx.y * params.tokens_per_grid_row + in_row};
   const DivmodResult result = params.inner.divmod(in_row);
@@ -46,27 +47,29 @@ __device__ __forceinline__ BatchToken find_token(const RopeGeneralParams &params
   return {outer, result.remainder};
 }
 
+// A unit by its tensor and head.
 struct Unit {
   int tensor;
   uint32_t head;
-  uint32_t number;  // in its head
+  uint32_t number;  // within its head
   bool is_rotary;
 };
 
+// Finds a unit from its index within the token.
 __device__ __forceinline__ Unit find_unit(const RopeGeneralParams &params, uint32_t unit_of_token) {
   const int which = (unit_of_token >= params.tensor_begins[1]) + (unit_of_token >= params.tensor_begins[2]);
   const DivmodResult head = params.tensor[which].units_per_head.divmod(unit_of_token - params.tensor_begins[which]);
   return {which, head.quotient, head.remainder, head.remainder < params.rotary_units_per_head};
 }
 
-// First channel of a copy unit. They count vectors below the window, then those above it.
+// The first channel of a copy unit. These units are numbered below the window first, then above it.
 template <int V>
 __device__ __forceinline__ int copied_channel(const RopeGeneralParams &params, const Unit &unit) {
   const int channel = static_cast<int>(unit.number - params.rotary_units_per_head) * V;
   return channel >= params.rotary_offset ? channel + params.rotary_dim : channel;
 }
 
-// Where a channel of a head lies, on one side of its tensor.
+// The address of a head's channel in the input or the output of a tensor.
 template <typename T, int V>
 __device__ __forceinline__ char *address_of_channel(const RopeGeneralParams &params, const RopeSide &side,
                                                     uint32_t head, BatchToken at, int channel) {

@@ -1,4 +1,4 @@
-// fast_divmod.hpp - 32-bit division by a number known at launch, without the slow division of a GPU
+// fast_divmod.hpp - 32-bit division by a number known at launch, without a GPU's slow division
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +18,8 @@ struct FastDivmod {
 
   static FastDivmod by(uint32_t divisor) { return {divisor, 0xffffffffu / divisor}; }
 
-  // The product's upper half is the quotient or one less, because reciprocal * divisor lies within `divisor` of 2^32.
+  // The product's upper half is the quotient or 1 less, because reciprocal * divisor differs from 2^32 by at most
+  // `divisor`.
   ROPE_HOST_DEVICE DivmodResult divmod(uint32_t n) const {
     uint32_t quotient = static_cast<uint32_t>((static_cast<uint64_t>(n) * reciprocal) >> 32);
     uint32_t remainder = n - quotient * divisor;

@@ -1,10 +1,12 @@
-// faults.cuh - how faulty tokens are counted
+// faults.cuh - counts faulty tokens
 #pragma once
 
 #include "core/problem/rope_problem.hpp"
 
 namespace rope {
 
+// Adds 1 to the number of faults and lowers the lowest faulty token + 1. The latter needs a loop of compare-and-swap,
+// because 0 means that there was no fault yet.
 __device__ __forceinline__ void count_fault(const FaultWords &fault, int64_t token) {
   if (fault.data == nullptr) return;
   using Word = unsigned long long;

@@ -8,7 +8,7 @@
 
 namespace rope {
 
-// Finds the sequence of a token and whether its positions have rows.
+// Finds the sequence of a token and whether the table has rows for its positions.
 __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &params, BatchToken at, bool counts_faults) {
   const int64_t flat_token = at.batch * params.tokens_per_batch + at.token;
   TokenInfo info = {static_cast<uint64_t>(at.token), at.batch, kRotated};
@@ -22,6 +22,7 @@ __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &param
     info.batch = place.sequence;
     info.index = place.index;
   }
+  // Computed angles and rows by token exist for every position.
   if (params.angles == AngleSource::kIncrements || params.table.is_by_token) return info;
   for (int axis = 0; axis < params.num_axes; ++axis) {
     if ((params.used_axes >> axis & 1u) == 0) continue;
@@ -34,17 +35,18 @@ __device__ __forceinline__ TokenInfo look_up_token(const RopeLookupParams &param
   return info;
 }
 
-// The block's angles: the cosines of its tokens one after the other, then the sines; with columns for each channel
-// those of the pairs' second channels follow in the same order.
+// The angles of a block in shared memory: the cosines of all its tokens, then the sines. If a table has a column for
+// each channel, cosines and sines of the pairs' second channels follow in this order.
 template <typename Real>
 struct GeneralAngles {
   Real *first;
-  uint32_t count;  // of pairs, in all tokens of a full block
+  uint32_t count;  // number of pairs in all tokens of a full block
 
   __device__ __forceinline__ Real *cos(int channel) const { return first + channel * 2 * count; }
   __device__ __forceinline__ Real *sin(int channel) const { return cos(channel) + count; }
 };
 
+// Loads an entry of a table of any type.
 template <typename Real>
 __device__ __forceinline__ Real load_real(const char *data, rope_dtype_t dtype, int64_t at) {
   switch (dtype) {
@@ -59,7 +61,7 @@ __device__ __forceinline__ Real load_real(const char *data, rope_dtype_t dtype, 
   }
 }
 
-// cos and sin from a row of a table; `column` counts columns.
+// Reads cos and sin from a row of a table; `column` counts columns.
 template <typename Real>
 __device__ __forceinline__ CosSin<Real> load_general_angle(const RopeLookupParams &params, int64_t axis, int64_t batch,
                                                            int64_t row, int64_t column) {
@@ -74,6 +76,8 @@ __device__ __forceinline__ CosSin<Real> load_general_angle(const RopeLookupParam
   return {multiply_rounded(angle.cos, scale), multiply_rounded(angle.sin, scale)};
 }
 
+// Stores the angle of one pair of one token in shared memory. `number` is its index in the block, `at` and `info`
+// belong to the token. With a table by channel, the angle of the pair's second channel is stored as well.
 template <typename Real>
 __device__ __forceinline__ void share_general_angle(const RopeLookupParams &params, uint32_t number, uint32_t pair,
                                                     BatchToken at, const TokenInfo &info,
@@ -98,6 +102,7 @@ __device__ __forceinline__ void share_general_angle(const RopeLookupParams &para
     of_x = load_general_angle<Real>(params, axis, at.batch, row, column);
   }
   if (!table.is_by_channel) of_y = of_x;
+  // ROPE_ROTATION_ROUND_EACH rounds cos and sin too.
   if constexpr (sizeof(Real) == 4) {
     const auto round = [&](auto element) {
       of_x = rounded_to<decltype(element)>(of_x);
@@ -106,6 +111,7 @@ __device__ __forceinline__ void share_general_angle(const RopeLookupParams &para
     if (params.rounded_dtype == ROPE_DTYPE_F16) round(Float16{});
     if (params.rounded_dtype == ROPE_DTYPE_BF16) round(BFloat16{});
   }
+  // The transpose negates the sines and, if the two channels have different angles, exchanges them.
   angles.cos(0)[number] = of_x.cos;
   angles.sin(0)[number] = params.is_transposed ? -of_y.sin : of_x.sin;
   if (!table.is_by_channel) return;

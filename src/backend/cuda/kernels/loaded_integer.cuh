@@ -1,14 +1,15 @@
-// loaded_integer.cuh - an integer of 32 or 64 bits as it comes from memory
+// loaded_integer.cuh - a 32-bit or 64-bit integer as loaded from memory
 #pragma once
 
 #include <stdint.h>
 
 namespace rope {
 
-// An integer as it comes from memory. Extending it to 64 bits would wait for it, so that is done later.
+// An integer as loaded from memory. Extending it to 64 bits would stall until the load completes, so that is done where
+// the value is needed.
 struct LoadedInteger {
   uint32_t low;
-  uint32_t high;  // of a 64-bit integer
+  uint32_t high;  // upper half of a 64-bit integer
 };
 
 __device__ __forceinline__ uint64_t extend(LoadedInteger integer, bool is_64_bit) {

@@ -1,10 +1,10 @@
-// occupancy.cuh - the blocks of a multiprocessor that the compiler leaves registers for
+// occupancy.cuh - the blocks per multiprocessor for which the compiler limits registers
 #pragma once
 
 namespace rope {
 
-// The minimum of threads that a multiprocessor holds: 1024 on Turing, else 1536. Data-centre GPUs hold 2048, but code for
-// them serves others or is assembled for them too, and no kernel wants more.
+// The number of threads that every multiprocessor of the target can hold: 1024 on Turing, otherwise 1536. Data-centre
+// GPUs hold 2048, but their code also runs on other GPUs, or is assembled for them, and no kernel needs more than 1536.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kHeldThreads = 1024;
 #else

@@ -1,12 +1,12 @@
-// programmatic_launch.cuh - letting the next launch start, and waiting for the one before
+// programmatic_launch.cuh - starts the next launch early, and waits for the previous one
 #pragma once
 
 #include <stdint.h>
 
 namespace rope {
 
-// Programmatic dependent launch: lets the next kernel start, and waits for the end of the one before. Without the
-// launch attribute neither does anything.
+// Programmatic dependent launch: begin_dependent_launch lets the next kernel start, and the wait below lasts until the
+// previous kernel has ended. Without the launch attribute neither has an effect.
 __device__ __forceinline__ void begin_dependent_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -19,9 +19,9 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
-// Waits with the addresses computed whose unused bits are given. Without an instruction that needs them before the
-// wait, the compiler computes them behind it. The bits of an address in use are 0, so no thread that has a
-// token ends here.
+// Waits for the previous launch after the computation of some addresses; `bits` are their unused_bits. The compiler
+// would otherwise move this computation behind the wait. The unused bits of an address in use are 0, so no thread that
+// has a token ends here.
 __device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   asm volatile(

@@ -1,18 +1,19 @@
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
-// Four heads of 128 channels, 16 bits, vectors of V = 8: 8 units a head, 32 a token, 4 tokens a block of 128 threads.
+// Example: four heads of 128 channels, 16-bit data, vectors of V = 8 elements. A head has 8 units, a token 32, and a
+// block of 128 threads 4 tokens.
 //
 //   threadIdx.x    0   1   …   7  │   8   …  15  │ … │  32   …  39  │ … │ 127
 //   token          0              │   0          │   │   1          │   │   3
 //   head           0              │   1          │   │   0          │   │   3
 //   unit           0   1   …   7  │   0   …   7  │   │   0   …   7  │   │   7
 //
-//   grid x   groups of tokens_per_block tokens. Where one token has more units than a block has threads, the blocks
-//            of a token follow each other: block b has part b % blocks_per_token of token b / blocks_per_token
-//   grid y   tokens from y * tokens_per_grid_row on; tokens are counted through all batches
+//   grid x   groups of tokens_per_block tokens. If a token has more units than a block has threads, the blocks
+//            of a token are consecutive: block b has part b % blocks_per_token of token b / blocks_per_token
+//   grid y   tokens from y * tokens_per_grid_row on, numbered through all batches
 //
-// A block that converts styles in place has whole heads alone, and its last threads may have no unit. The channels of a
-// unit, with a window of 16 and V = 2:
+// A block that converts styles in place has whole heads only, and its last threads may have no unit. The channels of a
+// unit, for a window of 16 channels and V = 2:
 //
 //   unit of the head                            0             1             2             3
 //   HALF and INTERLEAVED                     0 1   8 9     2 3  10 11    4 5  12 13    6 7  14 15
@@ -20,21 +21,21 @@
 //   converted, the side of HALF              0 1   8 9     2 3  10 11    4 5  12 13    6 7  14 15
 //   converted, the side of INTERLEAVED       0 1   2 3     4 5   6  7    8 9  10 11  12 13  14 15
 //
-// With V = 1 unit n is pair n. Outside the window a unit is one vector.
+// With V = 1, unit n is pair n. Outside the window a unit is one vector.
 //
-//   shared   cos[token][pair], sin[token][pair]; with columns for each channel those of the pairs' second channels
-//            follow in this order; then a TokenInfo for each token where tokens have to be looked up
+//   shared   cos[token][pair], sin[token][pair]; if a table has a column for each channel, those of the second channels
+//            follow in this order; then a TokenInfo for each token if tokens are looked up
 //
 //   load channels ─ look up tokens ─ barrier ─ angles ─ barrier ─ rotate ─ store
 //                   thread t: token t          thread i: i, i + blockDim.x, …
 //
-// Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
-// A block reads besides, for each of its tokens, the positions (4 or 8 bytes an axis), the log2 (B) entries of
-// cu_seqlens that find its sequence of B, and from a table a cosine and a sine, or an angle, for each pair or channel;
-// and where angles are computed 8 bytes of increments for each pair.
+// The kernel reads and writes the rotated window of every token and head once; out of place, also the channels around
+// it. In addition, a block reads for each of its tokens the positions (4 or 8 bytes per axis), log2(B) entries of
+// cu_seqlens to find its sequence among B, and from a table a cosine and a sine, or an angle, for each pair or channel.
+// With computed angles it reads 8 bytes of increments per pair instead.
 //
-// Each pair has a position of its own, and the cosines and sines of a pair's two channels may differ. In place,
-// converting is safe because a block has whole heads and stores behind the barrier that follows its loads.
+// Each pair may use another position axis, and the two channels of a pair may have different angles. Conversion in
+// place is safe because a block has whole heads and stores only after the barrier that follows its loads.
 #pragma once
 
 #include "backend/cuda/kernels/block_work.cuh"
@@ -46,19 +47,20 @@
 
 namespace rope {
 
-// The maximum of threads of a block: a converted head may need all of its units in one.
+// The largest number of threads per block: a head that is converted may need all of its units in one block.
 constexpr int max_general_threads(Pairing pairing, int vector_elements) {
   const int head_units = kMaxHeadDim / vector_elements;
   return pairing == Pairing::kConverted && head_units > kMaxRopeThreads ? head_units : kMaxRopeThreads;
 }
 
+// Reads N values from shared memory at once.
 template <int N, typename Real>
 __device__ __forceinline__ void read_run(const Real *source, Real *values) {
   unpack<Real, N>(*reinterpret_cast<const Vector<Real, N> *>(source), values);
 }
 
-// Rotates N pairs of neighbouring angles, of which `at` is the first, as many at a time as one read from shared memory
-// gives.
+// Rotates N pairs with consecutive angles from `at` on. Each step rotates as many pairs as one read from shared memory
+// provides.
 template <int N, typename T, typename Real>
 __device__ __forceinline__ void rotate_general(T *x, T *y, const GeneralAngles<Real> &angles, uint32_t at,
                                                bool is_by_channel, bool rounds_each) {
@@ -91,12 +93,16 @@ __device__ __forceinline__ void rotate_general(T *x, T *y, const GeneralAngles<R
   }
 }
 
-// How the two vectors of a rotary unit lie, in channels of the head: a side of the call.
+// The places of a rotary unit's two vectors within the head, in channels, on one side of the call.
 struct UnitSide {
   int low;
   int high;
 };
 
+// The channels depend on the pairing:
+// - kInterleaved: two vectors, half a window apart;
+// - kConverted on the interleaved side: two adjacent vectors;
+// - otherwise: two vectors that are a pair's distance apart, in the block of pairs that contains the unit.
 template <int V, Pairing kPairing>
 __device__ __forceinline__ UnitSide side_of(const RopeGeneralParams &params, uint32_t unit, int distance) {
   const int number = static_cast<int>(unit), begin = params.rotary_offset;
@@ -109,7 +115,7 @@ __device__ __forceinline__ UnitSide side_of(const RopeGeneralParams &params, uin
   return {low, low + distance};
 }
 
-// The pairs of a unit, apart: with interleaved channels x and y lie in turns over both vectors.
+// The pairs of a unit as separate x and y: with interleaved channels, x and y alternate in both vectors.
 template <typename T, int V>
 __device__ __forceinline__ void split_pairs(const Vector<T, V> &low, const Vector<T, V> &high, bool is_interleaved,
                                             T *x, T *y) {
@@ -123,6 +129,7 @@ __device__ __forceinline__ void split_pairs(const Vector<T, V> &low, const Vecto
   }
 }
 
+// The reverse of split_pairs.
 template <typename T, int V>
 __device__ __forceinline__ void join_pairs(const T *x, const T *y, bool is_interleaved, Vector<T, V> *low,
                                            Vector<T, V> *high) {
@@ -136,6 +143,7 @@ __device__ __forceinline__ void join_pairs(const T *x, const T *y, bool is_inter
   *high = pack<T, V>(channel + V);
 }
 
+// The steps are those of the diagram above: load the unit, look up tokens, compute or read angles, rotate, store.
 template <typename T, int V, Pairing kPairing>
 __global__ void __launch_bounds__(max_general_threads(kPairing, V),
                                   min_blocks_per_multiprocessor(kRopeGeneralResidentThreads,
@@ -182,6 +190,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
     if (unit.is_rotary) high_out = low_out + bytes_between(tensor.out, out);
   }
 
+  // Look up tokens: thread t looks up token t of the block.
   if (params.has_token_info) {
     if (threadIdx.x < share.num_tokens) {
       infos[threadIdx.x] =
@@ -190,6 +199,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
     check_sequences(params);
     __syncthreads();
   }
+// Angles: the block's threads share the pairs of all its tokens.
 #pragma unroll 1
   for (uint32_t number = threadIdx.x; number < share.num_tokens * pairs; number += blockDim.x) {
     const DivmodResult angle = params.pairs.divmod(number);
@@ -203,6 +213,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   if (!is_active) return;
   const uint32_t state = params.has_token_info ? infos[share.place.quotient].state : static_cast<uint32_t>(kRotated);
   if (state == kAbsent) return;
+  // Rotate. Copy units and unrotated tokens keep their values; a token that converts styles is moved in any case.
   const uint32_t first_angle = share.place.quotient * pairs;
   if (!unit.is_rotary || (state == kUnrotated && kPairing != Pairing::kConverted)) {
     if (is_in_place) return;
@@ -217,7 +228,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
       high = from_floats<T, V>(y);
     }
   } else {
-    // Vectors of kInterleaved hold the pairs of two places, V/2 of each; a vector of 1 has a pair whatever the style.
+    // With kInterleaved, a vector holds V/2 pairs of each of two places; with V = 1 there is one pair in either style.
     constexpr bool kIsInTurns = kPairing == Pairing::kInterleaved && V > 1;
     constexpr bool kIsConverted = kPairing == Pairing::kConverted && V > 1;
     T x[V], y[V];
@@ -236,6 +247,7 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
   if (unit.is_rotary) store_vector(high_out, high);
 }
 
+// The kernel for a pairing.
 template <typename T, int V>
 const void *find_general_kernel(Pairing pairing) {
   switch (pairing) {
@@ -248,7 +260,7 @@ const void *find_general_kernel(Pairing pairing) {
   }
 }
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
 const void *find_general_kernel(int vector_elements, const RopeVariant &variant) {
   const Pairing pairing = variant.pairing;

@@ -1,6 +1,7 @@
-// rope_long.cuh - the RoPE kernels of long launches, in types of 16 bits
+// rope_long.cuh - the RoPE kernels of long launches, for 16-bit types
 //
-// 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8): 8 units a head, 320 a token, two blocks of 160 threads.
+// Example: 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8). A head has 8 units, a token 320, which take two
+// blocks of 160 threads.
 //
 //   blockIdx.x                           0                               │              1              │     2
 //   token                                0                               │              0              │     1
@@ -11,21 +12,21 @@
 //   low         0 …  7   8 … 15    …   56 …  63 │  0 …  7  …  │  56 …  63 │  0 …  7  …     │  56 …  63  │  0 …  7   …
 //   high       64 … 71  72 … 79    …  120 … 127 │ 64 … 71  …  │ 120 … 127 │ 64 … 71  …     │ 120 … 127  │ 64 … 71   …
 //
-//   converted   a unit's side of HALF lies as drawn, its side of INTERLEAVED is two vectors next to each other: for
-//               unit n of a head those of channels 2 n V and (2 n + 1) V of the window
+//   converted   on the HALF side a unit's vectors lie as drawn; on the INTERLEAVED side they are adjacent: for
+//               unit n of a head they begin at channels 2 n V and (2 n + 1) V of the window
 //
-//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of all batches
+//   threadIdx.y   a row of threads, with token group * blockDim.y + threadIdx.y, numbered through all batches
 //   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts, or,
-//                 where tokens of a head lie closer than heads (BHSD), part b / groups of group b % groups
-//   shared        cos[kMaxShortPairs], then sin[kMaxShortPairs], of each row: thread x computes or reads pair x
+//                 if tokens of a head lie closer together than heads (BHSD), part b / groups of group b % groups
+//   shared        for each row cos[kMaxShortPairs], then sin[kMaxShortPairs]: thread x computes or reads pair x
 //
-// Move, for every token and head, the rotated window once in and once out; there are no other channels to move. Each
-// row of threads reads besides the position of its token (4 or 8 bytes), and 8 bytes of increments or a cosine and a
-// sine of the table for each pair.
+// The kernels read and write the rotated window of every token and head once, and no other channels. In addition, each
+// row of threads reads the position of its token (4 or 8 bytes) and, for each pair, 8 bytes of increments or a cosine
+// and a sine of the table.
 //
-// They take what rope_short.cuh takes, several batches, tokens that lie closer than heads, and, with computed angles,
-// conversion from one style to the other. The code is straight: what comes before the first load and after the last
-// counts even where a launch takes 40 us.
+// They accept the problems of rope_short.cuh, and beyond these several batches, tokens that lie closer together than
+// heads and, with computed angles, conversion between the styles. The code has few branches: instructions before the
+// first load and after the last one are noticeable even in launches of 40 us.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -36,16 +37,16 @@
 
 namespace rope {
 
-// A thread's token, counted through all batches and in its own, and its unit.
+// The token of a thread, numbered through all batches and within its own batch, and its unit.
 struct LongPlace {
   uint32_t token;
   uint32_t in_batch;
   uint32_t unit;
 };
 
-// A simple grid has one batch, and the parts of a token follow each other. The general way takes about 15 instructions
-// more, which cost time only with programmatic launch, where a launch is about as large as what a GPU holds at once
-// (tests/bench/TUNING.md). Batches follow each other, so is_batch_fastest is never set.
+// A simple grid has one batch, and the parts of a token are consecutive. The general case takes about 15 more
+// instructions. They cost time only with programmatic launch, in launches about as large as the GPU can hold at once
+// (tests/bench/TUNING.md). Batches are consecutive in memory, so is_batch_fastest is never set.
 template <bool HasSimpleGrid, typename Params>
 __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   if (HasSimpleGrid) {
@@ -63,6 +64,7 @@ __device__ __forceinline__ LongPlace find_long_place(const Params &params) {
   return {place.token, in_batch, place.part * blockDim.x + threadIdx.x};
 }
 
+// Computes angles. The threads of a row compute one pair each and share the results; then each rotates its unit.
 template <typename T, int V, bool IsInterleaved, bool HasSimpleGrid>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_kernel(const __grid_constant__ RopeLongAngleParams params) {
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
                                      increment, has_pair, reinterpret_cast<float *>(shared));
 }
 
-// Converts one style to the other. In place a head's units write where other units of the head have read, before the
+// Converts one style to the other. In place, units write channels that other units of their head read before the
 // barrier.
 template <typename T, int V>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   position.load_if(has_pair, params);
   const ShortUnit<kVectorBytes> mine(params, place.token, place.unit);
   const char *const in = step(mine.in, mine.number, params.is_to_half ? kVectorBytes : 0);
+  // The vectors on the input's side: adjacent if they are interleaved, otherwise a window's half apart.
   Alternating<T, V> both;
   Vector<T, V> low, high;
   if (is_active) {
@@ -107,6 +110,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
   share_angle(params, position, increment, has_pair, cos);
   if (!is_active) return;
+  // Interleaved input: x are the even channels of the two vectors, y the odd ones.
   if (params.is_to_half) {
     both.part[0] = low;
     both.part[1] = high;
@@ -119,6 +123,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   rotate_unit<V, false>(x, y, mine.number, params.pairs, cos, cos + kMaxShortPairs);
   low = from_floats<T, V>(x);
   high = from_floats<T, V>(y);
+  // Interleaved output: merge x and y again.
   if (!params.is_to_half) {
     both = alternate<T, V>(low, high, false);
     low = both.part[0];
@@ -129,9 +134,9 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(out + (params.is_to_half ? params.bytes_to_high : kVectorBytes), high);
 }
 
-// Reads angles from a table. A thread asks for its entry of the row before its channels, because the whole block waits
-// for the row. It prefetches what later tokens wait for: their positions, and the rows that follow, which are mostly
-// theirs.
+// Reads angles from a table. A thread loads its entry of the row before its channels, because the whole block needs the
+// row. It also prefetches positions for later tokens, and the rows that follow, which later tokens will most likely
+// use.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_long_table_kernel(const __grid_constant__ RopeLongTableParams params) {
@@ -144,6 +149,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   ShortPosition position(params, place.in_batch);
   wait_for_previous_launch();
   position.load_if(has_pair, params);
+  // One thread per token prefetches the position of a later token.
   if (place.unit == 0 && place.in_batch < params.tokens_that_prefetch) {
     prefetch(position.address() + params.position_bytes_ahead);
   }
@@ -157,6 +163,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     const char *const sin_entry = step(step(params.sin, threadIdx.x, kBytes), number, params.row_bytes);
     of_cos = *reinterpret_cast<const Word *>(cos_entry);
     of_sin = *reinterpret_cast<const Word *>(sin_entry);
+    // One of the threads that read an entry of this token's row prefetches the entry of a later row.
     if (place.unit == threadIdx.x && row < params.rows_that_prefetch) {
       prefetch(cos_entry + params.row_bytes_ahead);
       prefetch(sin_entry + params.row_bytes_ahead);
@@ -168,6 +175,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     low = load_vector<Vector<T, V>>(mine.in);
     high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   }
+  // Share the row's entries.
   if (has_pair) {
     CosSin<float> angle = {entry_of(of_cos, params.table_dtype), entry_of(of_sin, params.table_dtype)};
     if (params.rounds_each) angle = rounded_to<T>(angle);
@@ -176,10 +184,11 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   }
   bool is_lost = false;
   if (__syncthreads_or(has_pair && !has_row)) {
-    // Seldom, so that it may take long: another token of the block may be the one.
+    // This branch is rare, so it may be slow. It runs for every token of the block, although only one may need it.
     position.load_if(is_active, params);
     is_lost = position.finish(params) >= params.rows;
   }
+  // A token without a row is copied. In place nothing has to be copied.
   if (!is_active || (is_lost && params.is_in_place)) return;
   if (!is_lost && params.rounds_each) return rotate_short_unit<T, V, IsInterleaved, T>(params, mine, low, high, cos);
   if (!is_lost) return rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
@@ -187,6 +196,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// The kernel of a variant.
 template <typename T, bool IsInterleaved>
 const void *find_long_kernel(const RopeVariant &variant) {
   constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));
@@ -204,7 +214,7 @@ const void *find_long_kernel(const RopeVariant &variant) {
   }
 }
 
-// The kernel, or NULL for vectors or types of another width.
+// The kernel, or NULL for other vectors or types.
 template <typename T>
 const void *find_long_kernel(int vector_elements, const RopeVariant &variant) {
   if constexpr (sizeof(T) != 2) {

@@ -1,7 +1,7 @@
-// rope_params.hpp - what a RoPE launch passes to its kernel, by value
+// rope_params.hpp - the argument that a RoPE launch passes to its kernel by value
 //
-// A launch passes all of it, and at decode size waits for each line of it: the kernels of short launches take only what
-// they read, the others share structs of which some read a part.
+// A launch copies the whole struct, and at decode size the kernel stalls on each cache line of it. Therefore the
+// kernels of short launches have structs with only the members that they read. The other kernels share structs.
 #pragma once
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
@@ -10,14 +10,14 @@
 
 namespace rope {
 
-// The input or the output of a tensor, strides in bytes. An input's data is only read.
+// The input or the output of a tensor, with strides in bytes. Kernels only read an input.
 struct RopeSide {
   char *data;
   int64_t stride[kNumAxes];
 };
 
-// The same with strides of 32 bits, but for batches. Heads are numbered through q, k and v, and `data` is where head 0
-// would lie.
+// A RopeSide with strides of 32 bits, except between batches. Heads are numbered through q, k and v, and `data` is the
+// address that head 0 would have.
 struct RopeRowSide {
   char *data;
   int32_t token;
@@ -25,21 +25,21 @@ struct RopeRowSide {
   int64_t batch;
 };
 
-// Where a token's position comes from, and what its angles are scaled by.
+// The source of a token's position, and the scale of its angles.
 struct RopePositionParams {
   bool has_narrow_positions;  // 32-bit positions and no start_positions
-  float cos_scale;            // of computed angles; 1 for a table
+  float cos_scale;            // for computed angles; 1 for a table
   float sin_scale;            // negative for the transpose
   uint64_t position_offset;
   TokenIntegers positions;
   TokenIntegers start_positions;
 };
 
-// How blocks find their tokens where a row of threads has one.
+// How blocks find their tokens if each row of threads has one token.
 struct RopeRowGrid {
-  FastDivmod grid;       // blocks of a token, or of a part of all tokens, whichever follow each other
-  FastDivmod inner;      // tokens of each batch, or batches of each token, whichever lie closer together
-  bool is_part_slowest;  // blocks of a part of all tokens follow each other
+  FastDivmod grid;       // blocks of a token, or of one part of all tokens, whichever are consecutive
+  FastDivmod inner;      // tokens per batch, or batches per token, whichever lie closer together
+  bool is_part_slowest;  // consecutive blocks have one part of consecutive tokens
   bool has_one_batch;
   bool is_batch_fastest;  // `inner` counts batches
 };
@@ -49,26 +49,26 @@ struct RopeRowTensor {
   RopeRowSide out;
 };
 
-// Rows of threads that have a token each.
+// For kernels in which each row of threads has a token.
 struct RopeTokenParams : RopePositionParams, RopeRowGrid {
   uint32_t units_per_token;
   uint32_t units_per_head;
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
-  uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
+  uint32_t tensor_begins[2];  // first heads of k and v; all ones if absent
   uint32_t rotary_units_per_head;
-  uint32_t copy_units_per_head;  // of two vectors, the last perhaps of one
-  uint32_t copied_vectors;       // of a head; 0 in place
-  int32_t window_begin;          // in bytes, as the next two
+  uint32_t copy_units_per_head;  // each has two vectors; the last may have one
+  uint32_t copied_vectors;       // per head; 0 in place
+  int32_t window_begin;          // in bytes, like the next two members
   int32_t window_size;
   int32_t bytes_to_high;    // from a rotary unit's first vector to its second
-  uint32_t run_reciprocal;  // ceil(2^32 / units until the channels of a style of blocks jump one); 0: they never do
+  uint32_t run_reciprocal;  // ceil(2^32 / units per block of pairs); 0 if the window is one block
   uint32_t pairs;
-  uint32_t num_tokens;            // of all batches
+  uint32_t num_tokens;            // in all batches
   uint32_t tokens_ahead;          // see RopeRows
-  uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
+  uint32_t tokens_that_prefetch;  // per batch; 0 if positions are implicit
   int num_position_axes;
   bool is_in_place;           // all tensors
-  bool has_blocks_or_copies;  // units whose vectors do not simply follow each other
+  bool has_blocks_or_copies;  // some units' vectors are not simply consecutive
   RopeRowTensor tensor[3];
 };
 
@@ -77,12 +77,13 @@ struct RopeTokenAngleParams : RopeTokenParams {
 };
 
 struct RopeTokenTableParams : RopeTokenParams {
-  int32_t cos_row_bytes;  // strides; where they do not fit, the kernels that read these are not in use
+  int32_t cos_row_bytes;  // strides; kernels that read them are not used if they do not fit
   int32_t sin_row_bytes;
   AngleTable table;
 };
 
-// With what kAxesLookup and kSequencesLookup need. kToken with computed angles and kScalar take it for any lookup.
+// Adds the members for kAxesLookup and kSequencesLookup. kToken with computed angles and kScalar use this struct for
+// every lookup.
 template <typename Angles>
 struct RopeTokenLookup : Angles {
   Sequences sequences;
@@ -94,26 +95,27 @@ struct RopeTokenLookup : Angles {
   uint8_t pair_axis[kMaxPairs];
 };
 
-// Channels of a tensor that lie apart, their strides in bytes.
+// Channels of a tensor with any stride; strides in bytes.
 struct ScalarChannels {
   int64_t in_stride;
   int64_t out_stride;
   uint32_t heads;
 };
 
-// Where no vector fits: units_per_head and tensor_begins count groups of kScalarHeads heads, and the sides of a tensor
-// have its own heads alone. The window is in channels here; the members above that have it in bytes are not read.
+// For channels that fit no vector. units_per_head and tensor_begins count groups of kScalarHeads heads, and the sides
+// of a tensor have only its own heads. The window is in channels here; the inherited members with the window in bytes
+// are not read.
 template <typename Lookup>
 struct RopeScalarParams : Lookup {
   uint32_t rotary_offset;
   uint32_t rotary_dim;
-  uint32_t pair_step;  // from the first channel of a pair to that of the next
+  uint32_t pair_step;  // from a pair's first channel to the next pair's
   uint32_t distance;   // between the channels of a pair
   ScalarChannels channels[3];
 };
 
-// A tensor whose output has the strides of its input, in bytes; `in` is the window of head 0. Strides of its own for
-// the output cost short launches 0.1 us (tests/bench/TUNING.md).
+// A tensor whose output has the strides of its input, in bytes; `in` is the window of head 0. Separate strides for the
+// output would cost short launches 0.1 us (tests/bench/TUNING.md).
 struct RopeShortTensor {
   const char *in;
   int64_t in_to_out;
@@ -121,23 +123,23 @@ struct RopeShortTensor {
   int32_t head_bytes;
 };
 
-// What the kernels of short and of long launches read, in the order in which the short ones need it.
+// For the kernels of short and long launches, in the order in which the short ones read the members.
 struct RopeShortParams {
   uint32_t num_tokens;
   uint32_t units_per_token;
   const char *positions;
   int32_t position_bytes;  // stride
   bool has_positions;
-  bool has_wide_positions;  // of 64 bits
+  bool has_wide_positions;  // 64-bit positions
   bool is_in_place;         // all tensors
   uint32_t units_per_head;
   uint32_t head_reciprocal;   // ceil(2^32 / units_per_head)
-  uint32_t tensor_begins[2];  // first heads of k and v; all ones where there is none
+  uint32_t tensor_begins[2];  // first heads of k and v; all ones if absent
   RopeShortTensor tensor[3];
   int32_t bytes_to_high;  // from a unit's first vector to its second
   uint32_t pairs;
   uint64_t position_offset;
-  float cos_scale;  // of computed angles; 1 for a table
+  float cos_scale;  // for computed angles; 1 for a table
   float sin_scale;  // negative for the transpose
 };
 
@@ -153,7 +155,7 @@ struct WithTable : Params {
   const char *cos;
   const char *sin;
   uint64_t rows;
-  int32_t row_bytes;  // stride of both
+  int32_t row_bytes;  // row stride of both
   rope_dtype_t table_dtype;
 };
 
@@ -162,28 +164,28 @@ using RopeShortTableParams = WithTable<RopeShortParams>;
 
 struct RopeFlatTableParams : RopeShortTableParams {
   FastDivmod units;    // units_per_token
-  uint32_t num_units;  // of all tokens
+  uint32_t num_units;  // in all tokens
 };
 
 // For long launches.
 template <typename Params>
 struct RopeLong : Params, RopeRowGrid {
-  uint32_t parts;             // of a token; a simple grid is divided by it
-  uint32_t parts_reciprocal;  // ceil(2^32 / parts); of 1 it is not needed
+  uint32_t parts;             // per token; divisor of a simple grid's block numbers
+  uint32_t parts_reciprocal;  // ceil(2^32 / parts); not needed for 1
 };
 
 using RopeLongAngleParams = RopeLong<RopeShortAngleParams>;
 
 struct RopeLongConvertedParams : RopeLong<RopeShortAngleParams> {
-  bool is_to_half;  // from interleaved channels; else to them
+  bool is_to_half;  // true: interleaved to half; false: the reverse
 };
 
 struct RopeLongTableParams : RopeLong<RopeShortTableParams> {
-  bool rounds_each;  // cos, sin, products and sums
+  bool rounds_each;  // cos, sin, products and sums are rounded to the data's type
   uint64_t rows_that_prefetch;
-  int64_t row_bytes_ahead;        // from a row to the one that is prefetched
-  int64_t position_bytes_ahead;   // from a position to the one that is prefetched
-  uint32_t tokens_that_prefetch;  // of each batch; 0 where positions are implicit
+  int64_t row_bytes_ahead;        // distance in bytes to the row that is prefetched
+  int64_t position_bytes_ahead;   // distance in bytes to the position that is prefetched
+  uint32_t tokens_that_prefetch;  // per batch; 0 if positions are implicit
 };
 
 struct RopeGeneralTensor {
@@ -193,18 +195,18 @@ struct RopeGeneralTensor {
   bool is_in_place;
 };
 
-// Everything that a token's angles are looked up and computed by.
+// Everything needed to look up and compute the angles of a token.
 struct RopeLookupParams : RopePositionParams {
-  int64_t num_tokens;  // of all batches
+  int64_t num_tokens;  // in all batches
   int64_t tokens_per_batch;
   FastDivmod pairs;
   uint64_t increments[kMaxPairs];
   Sequences sequences;
   FaultWords fault;
   uint8_t pair_axis[kMaxPairs];
-  double scale;  // of computed angles and of `angles`; cos_scale and sin_scale are not in use
+  double scale;  // scale of computed angles and of `angles`; replaces cos_scale and sin_scale
   FastDivmod table_width;
-  FastDivmod table_distance;  // between the columns of a pair, where a table has one for each channel
+  FastDivmod table_distance;  // between the columns of a pair, if a table has one for each channel
   int in_distance;
   int out_distance;
   int num_axes;
@@ -212,16 +214,16 @@ struct RopeLookupParams : RopePositionParams {
   AngleSource angles;
   bool is_transposed;
   bool has_token_info;
-  rope_dtype_t rounded_dtype;  // that cos, sin, products and sums of the rotation become one by one; 0: none
+  rope_dtype_t rounded_dtype;  // cos, sin, products and sums of the rotation are rounded to it; 0: not rounded
   AngleTable table;
 };
 
-// Any strides, any number of tokens.
+// For any strides and any number of tokens.
 struct RopeGeneralParams : RopeLookupParams {
   FastDivmod units_per_token;
   FastDivmod blocks_per_token;
   FastDivmod inner;           // as in RopeRowGrid
-  uint32_t tensor_begins[3];  // first unit of each tensor, among those of a token; all ones where there is none
+  uint32_t tensor_begins[3];  // first unit of each tensor within a token; all ones if absent
   uint32_t rotary_units_per_head;
   uint32_t units_per_block;
   uint32_t tokens_per_block;
@@ -232,15 +234,14 @@ struct RopeGeneralParams : RopeLookupParams {
   RopeGeneralTensor tensor[3];
   int64_t tokens_per_grid_row;
   int64_t outer_per_grid_row;
-  FastDivmod
-      units_per_run;  // units until the channels of kHalf, or of the side of kConverted that has them, jump a block
+  FastDivmod units_per_run;  // units per block of kHalf's channels, or of the blocked side of kConverted
 };
 
 struct TableKernelParams {
   TableColumns cos, sin;
   int64_t axes;
   int64_t rows;
-  int columns;  // pairs, each once
+  int columns;  // number of pairs, each counted once
   bool is_by_channel;
   int distance;
   double scale;

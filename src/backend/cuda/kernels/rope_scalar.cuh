@@ -1,18 +1,19 @@
 // rope_scalar.cuh - the RoPE kernel for channels that no vector holds, in either style
 //
-// In place, 20 heads of 6 channels: 3 pairs, hence 3 units for each group of 8 heads (kScalarHeads), 9 a token.
+// Example, in place: 20 heads of 6 channels. A head has 3 pairs, hence each group of 8 heads (kScalarHeads) 3 units,
+// and a token 9.
 //
 //   unit                      0      1      2    │    3      4      5    │    6      7      8
 //   heads                     0 … 7              │    8 … 15             │   16 … 19
 //   channels, HALF           0, 3   1, 4   2, 5  │   0, 3   1, 4   2, 5  │   0, 3   1, 4   2, 5
 //             INTERLEAVED    0, 1   2, 3   4, 5  │   0, 1   2, 3   4, 5  │   0, 1   2, 3   4, 5
 //
-// A thread takes a unit: the two channels of one pair in each head of a group, all by one angle. Out of place one
-// channel outside the window, in each head of a group, is a unit too; such units follow the pairs of each group.
+// A thread has one unit: the two channels of one pair in each head of a group, which all have one angle. Out of place,
+// one channel outside the window, in each head of a group, is a unit too; these units follow the pairs of their group.
 // Neighbouring threads have neighbouring pairs. Grid, rows of threads and shared angles are those of rope_token.cuh.
 //
-// Moves, for every token and head, the rotated window once in and once out, an element at a time; out of place also the
-// channels around it. Each row of threads reads positions, increments, rows of a table and cu_seqlens as in
+// The kernel reads and writes the rotated window of every token and head once, one element at a time; out of place,
+// also the channels around it. Each row of threads reads positions, increments, rows of a table and cu_seqlens as in
 // rope_token.cuh.
 #pragma once
 
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   const uint32_t head = (group - (which == 0 ? 0 : params.tensor_begins[which - 1])) * kScalarHeads;
   const bool is_active = is_present && unit < params.units_per_token;
   const bool is_rotary = number < params.rotary_units_per_head;
+  // Rotary units come first, then one unit for each channel outside the window.
   uint32_t channel =
       params.rotary_offset + number * params.pair_step + __umulhi(number, params.run_reciprocal) * params.distance;
   if (!is_rotary) {
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   wait_for_previous_launch();
 
+  // Load the channels of up to kScalarHeads heads, then obtain the angles.
   angles.begin();
   Words<sizeof(T)> x[kScalarHeads], y[kScalarHeads];
   const char *in =
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
   }
   const TokenState state = angles.make(place.part == 0);
 
+  // Rotate and store.
   if (state == kAbsent || (state == kUnrotated && params.is_in_place)) return;
   char *out = address_of_head<true>(params, tensor.out, at, head) + static_cast<int64_t>(channel) * channels.out_stride;
   CosSin<float> angle = {};

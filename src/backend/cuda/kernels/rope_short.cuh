@@ -1,6 +1,7 @@
-// rope_short.cuh - the RoPE kernels of short launches, as decoding has them
+// rope_short.cuh - the RoPE kernels of short launches, as in decoding
 //
-// 32 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 640 a token, five parts of 128 threads.
+// Example: 32 + 8 heads of 128 channels, 16-bit data, vectors of 8 bytes. A head has 16 units, a token 640, which take
+// five parts of 128 threads.
 //
 //   blockIdx.y                             0                                  │      1      │ …  4
 //   threadIdx.x    0        1      …      15     │   16     …    │ …  127     │   0   … 127 │
@@ -13,20 +14,20 @@
 //   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
 //
 //   rope_short_warp_kernel    a warp computes all angles of its token: lane l those of pairs l and l + 32
-//   rope_short_kernel         a row of threads computes them: thread x that of pair x
-//   rope_short_table_kernel   a thread reads those of its own pairs, as rope_thread.cuh does; nothing is shared
-//   rope_flat_table_kernel    the same; unit blockIdx.x * blockDim.x + threadIdx.x of all tokens, and those a grid on
-//   shared                    cos[kMaxShortPairs], then sin[kMaxShortPairs], of each warp or row
+//   rope_short_kernel         a row of threads computes them: thread x the angle of pair x
+//   rope_short_table_kernel   a thread reads the angles of its own pairs, as in rope_thread.cuh; nothing is shared
+//   rope_flat_table_kernel    likewise; unit blockIdx.x * blockDim.x + threadIdx.x of all tokens, then a grid further
+//   shared                    for each warp or row cos[kMaxShortPairs], then sin[kMaxShortPairs]
 //
-// Move, for every token and head, the rotated window once in and once out; there are no other channels to move. The
-// position of a token (4 or 8 bytes) is read by each thread that needs it, increments (8 bytes a pair) by each warp or
-// row, a row of the table by each head.
+// The kernels read and write the rotated window of every token and head once, and no other channels. In addition, each
+// thread that needs it reads the position of its token (4 or 8 bytes), each warp or row the increments (8 bytes per
+// pair), and each head a row of the table.
 //
-// Such a launch is a chain of latencies, and of instructions each of which runs once and has to be fetched: the launch,
-// the position, perhaps a row of a table, the store. Hence tensors of one batch whose outputs have the strides of their
-// inputs, numbers of 32 bits, few parameters, vectors of 8 bytes, and code that goes straight on: a jump costs as much
-// as fifty instructions. With programmatic launch all addresses, in mid-size launches all but the table's, are found
-// before the previous launch is waited for.
+// The time of such a launch is the sum of latencies (the launch, the position, a row of a table, the store) and of
+// fetching instructions, because each runs only once. Therefore these kernels accept only tensors of one batch whose
+// outputs have the strides of their inputs. They compute with 32-bit numbers, have few parameters and vectors of 8
+// bytes, and avoid branches: a jump costs as much as fifty instructions. With programmatic launch all addresses are
+// computed before the wait for the previous launch; in mid-size launches, all but those of the table.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -37,7 +38,8 @@
 
 namespace rope {
 
-// For few tokens, where a barrier costs more than a warp that computes all angles. A warp's units are of one token.
+// For few tokens, where a barrier costs more than having every warp compute all angles. All units of a warp belong to
+// one token.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_warp_kernel(const __grid_constant__ RopeShortAngleParams params) {
@@ -49,12 +51,12 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   extern __shared__ float4 shared[];
   const uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % kLanes;
   float *const cos = reinterpret_cast<float *>(shared) + thread / kLanes * (2 * kMaxShortPairs);
-  // Those behind the last pair's are never read.
+  // Entries behind the last pair's are never read.
   const uint64_t *const increments = through_memory(params.increments) + lane;
   uint64_t increment[kOfLane];
 #pragma unroll
   for (uint32_t i = 0; i < kOfLane; ++i) increment[i] = increments[i * kLanes];
-  // A thread without a unit computes angles too.
+  // Threads without a unit also compute angles.
   const bool is_active = unit < params.units_per_token;
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   wait_for_previous_launch_with(unused_bits(mine.in) | unused_bits(mine.out) | unused_bits(position.address()));
@@ -78,7 +80,8 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   rotate_short_unit<T, V, IsInterleaved>(params, mine, low, high, cos);
 }
 
-// For more tokens, where instructions and not latencies bound. A row of threads is no shorter than the pairs.
+// For more tokens, where instructions limit the speed and not latencies. A row of threads has at least as many threads
+// as a head has pairs.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kMaxShortThreads)
     rope_short_kernel(const __grid_constant__ RopeShortAngleParams params) {
@@ -96,6 +99,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
                                      has_pair, reinterpret_cast<float *>(shared));
 }
 
+// Loads the angles of a unit's pairs from a row of the table, as vectors, and rotates the unit.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &params, const char *cos_column,
                                                     const char *sin_column, uint32_t row, Vector<T, V> *low,
@@ -115,11 +119,11 @@ __device__ __forceinline__ void rotate_by_table_row(const RopeShortTableParams &
   });
 }
 
-// What is known when the previous launch is waited for.
+// Which addresses are computed before the wait for the previous launch.
 enum class TableWait {
-  kNone,       // for launches that are not programmatic: nothing is waited for
+  kNone,       // there is no wait: for launches that are not programmatic
   kAddresses,  // those of the unit and of its position
-  kColumns     // and those of the table's columns
+  kColumns     // also those of the table's columns
 };
 
 template <typename T, int V, bool IsInterleaved, typename Word, TableWait kWait>
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   const auto [token, unit] = find_token_unit();
   if (token >= params.num_tokens || unit >= params.units_per_token) return;
   ShortPosition position(params, token);
-  // The row's address depends on it, so it is read first where the previous launch need not be waited for.
+  // The row's address depends on the position, so it is loaded first if there is no wait for the previous launch.
   if (kWait == TableWait::kNone) position.load_if(true, params);
   const ShortUnit<V * sizeof(T)> mine(params, token, unit);
   constexpr int32_t kRunBytes = Runs<V, IsInterleaved>::kLength * static_cast<int32_t>(sizeof(Word));
@@ -144,7 +148,7 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   Vector<T, V> low = load_vector<Vector<T, V>>(mine.in);
   Vector<T, V> high = load_vector<Vector<T, V>>(mine.in + params.bytes_to_high);
   const uint64_t row = position.finish(params);
-  // The stores are there twice, so that other threads need not jump.
+  // The code for stores is duplicated, so that threads with a row need not jump.
   if (row >= params.rows) {
     if (params.is_in_place) return;
     store_vector(mine.out, low);
@@ -157,8 +161,9 @@ __global__ void __launch_bounds__(kMaxShortThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
-// For launches that are not programmatic, of tensors that L2 has or nearly: units are counted through all tokens, and a
-// thread goes on with the unit that is a grid further. Vectors of 16 bytes take fewer instructions for each byte.
+// For launches that are not programmatic, on tensors that fit or almost fit the L2 cache. Units are numbered through
+// all tokens, and a thread continues with the unit that is a grid's size further on. Vectors of 16 bytes need fewer
+// instructions per byte.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kFlatResidentThreads, kFlatThreads))
     rope_flat_table_kernel(const __grid_constant__ RopeFlatTableParams params) {
@@ -237,7 +242,7 @@ const void *find_flat_kernel(AngleKinds angles) {
                             : reinterpret_cast<const void *>(rope_flat_table_kernel<T, V, IsInterleaved, uint16_t>);
 }
 
-// The same; data of 32 bits has none.
+// The kernel for a table, or NULL for vectors of another width and for 32-bit data.
 template <typename T>
 const void *find_flat_kernel(int vector_elements, const RopeVariant &variant) {
   if constexpr (sizeof(T) == 2) {

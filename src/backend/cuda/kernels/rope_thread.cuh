@@ -1,6 +1,7 @@
-// rope_thread.cuh - the RoPE kernels without a barrier, whose threads have the angles of their own pairs
+// rope_thread.cuh - the RoPE kernels without a barrier, in which each thread obtains the angles of its own pairs
 //
-// One head of 128 channels, 16 bits, vectors of 16 bytes: 8 units a token, and a block of 128 threads has 16 tokens.
+// Example: one head of 128 channels, 16-bit data, vectors of 16 bytes. A token has 8 units, and a block of 128 threads
+// 16 tokens.
 //
 //   threadIdx.x             0         1       …       7
 //   low                  0 …  7    8 … 15     …    56 …  63
@@ -9,16 +10,16 @@
 //     INTERLEAVED        0 …  3    4 …  7     …    28 …  31    those of low
 //                       32 … 35   36 … 39     …    60 …  63    those of high
 //
-//   grid x   groups of blockDim.y tokens: token blockIdx.x * blockDim.y + threadIdx.y of all batches
+//   grid x   groups of blockDim.y tokens: token blockIdx.x * blockDim.y + threadIdx.y, numbered through all batches
 //   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
 //
-// Moves, for every token and head, the rotated window once in and once out; there are no other channels to move. Each
-// thread reads the position of its token besides (4 or 8 bytes), and for each of its pairs 8 bytes of increments or a
-// cosine and a sine of the table, whose columns lie next to each other, as vectors of up to 16 bytes. Heads of one
-// token read the same row, and find it in a cache.
+// The kernels read and write the rotated window of every token and head once, and no other channels. In addition, each
+// thread reads the position of its token (4 or 8 bytes) and, for each of its pairs, 8 bytes of increments or a cosine
+// and a sine of the table. Table columns are adjacent and are read as vectors of up to 16 bytes. The heads of a token
+// read one row, which the caches then hold.
 //
-// They serve tokens of one head, whose angles no other head shares, tokens of two heads with computed angles, and, from
-// a table, tokens of so few units that most of a row of threads would be idle.
+// They are used for tokens of one head, which share no angles; with computed angles for tokens of two heads; and with a
+// table for tokens of so few units that most of a row of threads would be idle.
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
@@ -31,17 +32,18 @@
 
 namespace rope {
 
+// The first pair of a unit's run: interleaved vectors hold pairs of two runs, half a window apart.
 template <int V, bool IsInterleaved>
 __device__ __forceinline__ uint32_t first_pair(const RopeTokenParams &params, uint32_t unit, int run) {
   using R = Runs<V, IsInterleaved>;
   return unit * R::kLength + static_cast<uint32_t>(run) * (params.pairs / 2);
 }
 
-// A thread's unit: where it lies, and where its token's position does.
+// A thread's unit: its address, and the address of its token's position.
 template <typename T, int V>
 struct ThreadUnit {
   BatchToken at;
-  uint32_t number;  // in its head
+  uint32_t number;  // within its head
   bool is_active;
   const char *in;
   char *out;
@@ -72,6 +74,7 @@ struct ThreadUnit {
   }
 };
 
+// Computes the angles of the thread's own pairs. The increments are loaded before the wait for the previous launch.
 template <typename T, int V, bool IsInterleaved>
 __global__ void __launch_bounds__(kThreadKernelThreads)
     rope_thread_kernel(const __grid_constant__ RopeTokenAngleParams params) {
@@ -98,6 +101,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// Reads the angles of the thread's own pairs from a table.
 template <typename T, int V, bool IsInterleaved, typename Word>
 __global__ void __launch_bounds__(kThreadKernelThreads)
     rope_thread_table_kernel(const __grid_constant__ RopeTokenTableParams params) {
@@ -113,8 +117,8 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
     cos_row += mine.at.batch * table.cos.batch_stride * kSize;
     sin_row += mine.at.batch * table.sin.batch_stride * kSize;
   }
-  // Never true. It makes the compiler find all addresses before the wait; otherwise it loads a row in two rounds: 139.7 us
-  // against 133.5 of one head.
+  // This condition is never true. It makes the compiler compute all addresses before the wait; without it, the compiler
+  // loads a row in two rounds: 139.7 us against 133.5 for one head.
   if ((unused_bits(mine.in) | unused_bits(mine.position) | unused_bits(cos_row) | unused_bits(sin_row)) != 0) __trap();
   wait_for_previous_launch();
   const LoadedInteger position = mine.load_own_position(params);
@@ -135,6 +139,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
       const float s = entry_of(sin[run], i, table.dtype);
       return {entry_of(cos[run], i, table.dtype), params.sin_scale < 0.0f ? -s : s};
     });
+    // A token without a row is copied. In place nothing has to be copied.
   } else if (params.is_in_place) {
     return;
   }
@@ -142,6 +147,7 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
   store_vector(mine.out + params.bytes_to_high, high);
 }
 
+// The kernel for a kind of angles.
 template <typename T, int V, bool IsInterleaved>
 const void *find_thread_kernel(AngleKinds angles) {
   switch (angles) {

@@ -1,7 +1,7 @@
-// rope_token.cuh - the RoPE kernel whose blocks have rows of threads with a token each
+// rope_token.cuh - the RoPE kernel in which each row of a block's threads has a token
 //
-// In place, 32 + 8 heads of 128 channels, 16 bits, vectors of V = 8: 8 units a head, 320 a token, two blocks of one row
-// of 160 threads.
+// Example, in place: 32 + 8 heads of 128 channels, 16-bit data, vectors of V = 8 elements. A head has 8 units, a token
+// 320, which take two blocks of one row of 160 threads.
 //
 //   blockIdx.x                           0                               │              1              │     2
 //   token                                0                               │              0              │     1
@@ -12,22 +12,21 @@
 //   low         0 …  7   8 … 15    …   56 …  63 │  0 …  7  …  │  56 …  63 │  0 …  7  …     │  56 …  63  │  0 …  7   …
 //   high       64 … 71  72 … 79    …  120 … 127 │ 64 … 71  …  │ 120 … 127 │ 64 … 71  …     │ 120 … 127  │ 64 … 71   …
 //
-//   threadIdx.y   a row of threads, which has token group * blockDim.y + threadIdx.y of all batches
+//   threadIdx.y   a row of threads, with token group * blockDim.y + threadIdx.y, numbered through all batches
 //   grid x        groups of blockDim.y tokens and the parts of each: block b has part b % parts of group b / parts, or,
-//                 where tokens of a head lie closer than heads (BHSD), part b / groups of group b % groups
-//   shared        cos[pair], then sin[pair], of each row: thread x computes or reads pairs x, x + blockDim.x, …
+//                 if tokens of a head lie closer together than heads (BHSD), part b / groups of group b % groups
+//   shared        for each row cos[pair], then sin[pair]: thread x computes or reads pairs x, x + blockDim.x, …
 //
-// A unit is two vectors of 8 or 16 bytes: half a window apart, or with HALF in blocks of channels half a block. Out of
-// place two vectors of channels outside the window are a unit too (the last may be one vector); such units follow the
-// rotary ones of each head.
+// A rotary unit is two vectors of 8 or 16 bytes, which lie half a window apart or, with HALF in blocks of channels,
+// half a block apart. Out of place, two vectors of channels outside the window are a unit too (the last may have one
+// vector); these units follow the rotary ones of their head.
 //
-// Moves, for every token and head, the rotated window once in and once out; out of place also the channels around it.
-// Each row of threads reads besides the positions of its token (4 or 8 bytes an axis), and 8 bytes of increments or,
-// from a table, a cosine and a sine for each pair; in sequences also entries of cu_seqlens, 32 at a time.
+// The kernel reads and writes the rotated window of every token and head once; out of place, also the channels around
+// it. In addition, each row of threads reads the positions of its token (4 or 8 bytes per axis) and, for each pair, 8
+// bytes of increments or a cosine and a sine of a table; with sequences also entries of cu_seqlens, 32 at a time.
 //
-// It serves tensors that a few numbers describe: strides of 32 bits, and the same number of units in each head. The
-// numbers of a block, a token and a unit have 32 bits, so each division is a multiplication by a reciprocal
-// (row_work.cuh).
+// It accepts tensors with strides of 32 bits and the same number of units in each head. The numbers of blocks, tokens
+// and units have 32 bits, so that each division is a multiplication by a reciprocal (row_work.cuh).
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -39,12 +38,14 @@
 
 namespace rope {
 
-// Bytes to a vector outside the window: they are numbered below it, then above it.
+// Bytes from a head's beginning to a vector outside the window. Vectors below the window are numbered first, then those
+// above it.
 __device__ __forceinline__ int32_t copied_bytes(const RopeTokenParams &params, uint32_t vector, int32_t vector_bytes) {
   const int32_t bytes = static_cast<int32_t>(vector) * vector_bytes;
   return bytes >= params.window_begin ? bytes + params.window_size : bytes;
 }
 
+// Each row of threads shares the angles of its token; each thread rotates or copies one unit.
 template <typename T, int V, bool IsInterleaved, typename Angles, Lookups kLookup>
 __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor(kRopeResidentThreads, kMaxRopeThreads))
     rope_token_kernel(const __grid_constant__ AnglesParams<Angles, kLookup> params) {
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   const uint32_t unit = place.part * blockDim.x + threadIdx.x;
   TokenAngles<Angles, kLookup> angles(params, at, is_present, unit == 0, reinterpret_cast<float *>(shared));
 
+  // The place of the unit: the general case has blocks of pairs or copy units.
   const auto [head, number, which] = find_head_unit(params, unit);
   const RopeRowTensor &tensor = params.tensor[which];
   const bool is_active = is_present && unit < params.units_per_token;
@@ -69,14 +71,14 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
     if (!is_rotary) {
       const uint32_t first = number - params.rotary_units_per_head, second = first + params.copy_units_per_head;
       channel = copied_bytes(params, first, kVectorBytes);
-      // The last unit may have one vector, which it then moves twice.
+      // The last unit may have only one vector; it then moves this vector twice.
       to_high = second < params.copied_vectors ? copied_bytes(params, second, kVectorBytes) - channel : 0;
     }
   }
   wait_for_previous_launch();
 
   angles.begin();
-  // Warps without a pair wait for those that look for rows, so that channels are asked for together
+  // Warps without a pair wait here for those that look up rows, so that all warps load channels at the same time
   // (tests/bench/TUNING.md).
   if constexpr (Angles::kHasRows && kLookup == kAxesLookup) __syncthreads();
   Vector<T, V> low, high;
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
   store_vector(low_out + to_high, high);
 }
 
-// Computed angles have no kernel of their own for the position on one axis (tests/bench/TUNING.md).
+// Computed angles have no separate kernel for the position on one axis (tests/bench/TUNING.md).
 template <typename T, int V, bool IsInterleaved>
 const void *find_token_kernel(const RopeVariant &variant) {
   const bool has_sequences = variant.lookup == kSequencesLookup;
@@ -121,7 +123,7 @@ const void *find_token_kernel(const RopeVariant &variant) {
              : reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kNoLookup>);
 }
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
 const void *find_token_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;

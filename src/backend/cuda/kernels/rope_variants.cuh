@@ -1,4 +1,4 @@
-// rope_variants.cuh - the RoPE kernels of a type of 16 or 32 bits, by variant
+// rope_variants.cuh - finds the RoPE kernel of a 16-bit or 32-bit type by its variant
 #pragma once
 
 #include "backend/cuda/kernels/rope_general.cuh"
@@ -10,7 +10,7 @@
 
 namespace rope {
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
 const void *find_rope_variant(int vector_elements, const RopeVariant &variant) {
   switch (variant.kernel) {

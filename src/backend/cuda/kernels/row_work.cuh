@@ -1,4 +1,4 @@
-// row_work.cuh - which token a row of threads has, and which unit of it a thread
+// row_work.cuh - the token of a row of threads, and the unit of a thread
 #pragma once
 
 #include "backend/cuda/kernels/positions.cuh"
@@ -6,12 +6,13 @@
 
 namespace rope {
 
-// Which token a row of threads has, counted through all batches, and which part of it the block.
+// The token of a row of threads, numbered through all batches, and the part of it that this block has.
 struct TokenPlace {
   uint32_t token;
   uint32_t part;
 };
 
+// Divides the block's number into a group of tokens and a part. The order of the two depends on is_part_slowest.
 __device__ __forceinline__ TokenPlace find_token_place(const RopeRowGrid &params) {
   const DivmodResult block = params.grid.divmod(blockIdx.x);
   const uint32_t group = params.is_part_slowest ? block.remainder : block.quotient;
@@ -28,25 +29,26 @@ __device__ __forceinline__ BatchToken find_batch_token(const RopeRowGrid &params
   return at;
 }
 
-// A token, and the number of a unit among those of the token.
+// A token, and the index of a unit within it.
 struct TokenUnit {
   uint32_t token;
   uint32_t unit;
 };
 
-// For a grid whose second axis has the parts of a token.
+// For a grid whose second axis counts the parts of a token.
 __device__ __forceinline__ TokenUnit find_token_unit() {
   return {blockIdx.x * blockDim.y + threadIdx.y, blockIdx.y * blockDim.x + threadIdx.x};
 }
 
-// The head, or group of heads, of a unit, counted through q, k and v, which of these it is in, and the unit's number
-// in it.
+// The head, or group of heads, of a unit, numbered through q, k and v; the tensor that it belongs to; and the unit's
+// index within it.
 struct HeadUnit {
   uint32_t head;
   uint32_t number;
   int tensor;
 };
 
+// The head is unit / units_per_head, by one multiplication.
 template <typename Params>
 __device__ __forceinline__ HeadUnit find_head_unit(const Params &params, uint32_t unit) {
   const uint32_t head = __umulhi(unit, params.head_reciprocal);
@@ -54,7 +56,7 @@ __device__ __forceinline__ HeadUnit find_head_unit(const Params &params, uint32_
           (head >= params.tensor_begins[0]) + (head >= params.tensor_begins[1])};
 }
 
-// Where a head of a token begins, on one side of its tensor.
+// The address of a head of a token, in the input or the output.
 template <bool MayHaveBatches>
 __device__ __forceinline__ char *address_of_head(const RopeRowGrid &params, const RopeRowSide &side, BatchToken at,
                                                  uint32_t head) {

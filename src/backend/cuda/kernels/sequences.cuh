@@ -1,4 +1,4 @@
-// sequences.cuh - the sequence of a token, and whether cu_seqlens keeps its rule
+// sequences.cuh - finds the sequence of a token, and checks cu_seqlens
 #pragma once
 
 #include "backend/cuda/kernels/faults.cuh"
@@ -6,19 +6,22 @@
 
 namespace rope {
 
-// Whether a token belongs to a sequence; those before the first are faulty, those behind the last are padding.
+// Whether a token belongs to a sequence. Tokens before the first sequence are faulty, those behind the last are
+// padding.
 __device__ __forceinline__ bool is_in_sequences(const Sequences &sequences, int64_t token) {
   return token >= sequence_entry(sequences, 0) && token < sequence_entry(sequences, sequences.count);
 }
 
-// Does what find_sequence does with a whole warp, each lane of which looks at another sequence. Where cu_seqlens rises
-// both find one sequence. There are fewer than 2^31.
+// find_sequence by a whole warp, whose lanes examine different sequences. If cu_seqlens is increasing, both find the
+// same sequence. There are fewer than 2^31 sequences.
 __device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &sequences, int64_t token) {
   constexpr int kLanes = 32;
   constexpr uint32_t kAllLanes = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x % kLanes);
   int first = 0, count = static_cast<int>(sequences.count);
   int64_t entry;
+  // Each round examines up to 32 entries that are `step` sequences apart, and continues behind the last one that is not
+  // above the token.
   do {
     const int step = (count - 1) / kLanes + 1;
     const int64_t mine = static_cast<int64_t>(lane) * step;
@@ -32,7 +35,7 @@ __device__ __forceinline__ SequencePlace find_sequence_by_warp(const Sequences &
   return {first, static_cast<uint64_t>(token) - static_cast<uint64_t>(entry)};
 }
 
-// Counts the entries of cu_seqlens that break its rule, shared by all threads of the grid.
+// Counts the entries of cu_seqlens that break a rule; the work is divided among all threads of the grid.
 template <typename Params>
 __device__ __forceinline__ void check_sequences(const Params &params) {
   if (params.fault.data == nullptr || !params.sequences.is_present) return;

@@ -1,4 +1,4 @@
-// short_work.cuh - the unit of a thread of short and of long launches, and how a row of threads rotates its units
+// short_work.cuh - the unit of a thread in short and long launches, and the rotation of a row's units
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
@@ -11,10 +11,11 @@
 
 namespace rope {
 
-// A thread's unit. Behind the last head, where heads follow each other upwards, it has an address too.
+// A thread's unit. A thread without a unit gets the address behind the last head, because the strides between heads are
+// positive.
 template <int VectorBytes>
 struct ShortUnit {
-  uint32_t number;  // in its head
+  uint32_t number;  // within its head
   const char *in;
   char *out;
 
@@ -27,7 +28,7 @@ struct ShortUnit {
   }
 };
 
-// Rotates and stores a unit by the angles of its token: kMaxShortPairs cosines in shared memory, then the sines.
+// Rotates and stores a unit with the angles of its token in shared memory: kMaxShortPairs cosines, then the sines.
 template <typename T, int V, bool IsInterleaved, typename Rounded = void>
 __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params, const ShortUnit<V * sizeof(T)> &unit,
                                                   const Vector<T, V> &low, const Vector<T, V> &high, const float *cos) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void rotate_short_unit(const RopeShortParams &params,
   store_vector(unit.out + params.bytes_to_high, from_floats<T, V>(y));
 }
 
-// Writes the angle of a thread's pair, where it has one, for its row of threads: kMaxShortPairs cosines from `cos` on,
+// Stores the angle of a thread's pair, if it has one, for its row of threads: kMaxShortPairs cosines from `cos` on,
 // then the sines. Ends with a barrier.
 __device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, const ShortPosition &position,
                                             uint64_t increment, bool has_pair, float *cos) {
@@ -51,8 +52,8 @@ __device__ __forceinline__ void share_angle(const RopeShortAngleParams &params, 
   __syncthreads();
 }
 
-// Loads the unit, shares the row's angles, of which a thread computes one at most, and rotates: what is left once
-// positions and increments are asked for.
+// The common end of the kernels with computed angles, after positions and increments have been loaded: loads the unit,
+// shares the row's angles (a thread computes at most one), and rotates.
 template <typename T, int V, bool IsInterleaved>
 __device__ __forceinline__ void rotate_by_row(const RopeShortAngleParams &params, const ShortUnit<V * sizeof(T)> &mine,
                                               bool is_active, const ShortPosition &position, uint64_t increment,

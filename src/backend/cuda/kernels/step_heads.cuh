@@ -264,16 +264,15 @@ __device__ __forceinline__ void put_values(float factor, const float *values, in
   }
 }
 
-// A unit's norm, from the sum of its head's squares, and its rotation, of a unit that gets them. What gets neither keeps
+// A unit's norm, of which `inverse` is inverse_norm, and its rotation, of a unit that gets them. What gets neither keeps
 // its bits, unless it becomes codes, of products with `factor`. Most calls want no roundings within the norm.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
-__device__ __forceinline__ void change_unit(const NormForm<float> &form, float sum, const Weights &weights,
+__device__ __forceinline__ void change_unit(const NormForm<float> &form, float inverse, const Weights &weights,
                                             bool is_normed, bool is_turned,
                                             const SharedAngles<V, IsInterleaved> &angles, float factor,
                                             Vector<T, V> *low, Vector<T, V> *high) {
   const bool norms = IsNormed && (kAs == UnitAs::kWords || is_normed);
   if (kAs == UnitAs::kWords && !norms && !is_turned) return;
-  const float inverse = IsNormed ? inverse_norm(form, sum) : 0.0f;
   if constexpr (IsInterleaved) {
     const auto change = [&](bool is_high, Vector<T, V> *vector) {
       float x[V], w[V];
@@ -319,17 +318,16 @@ struct UnitValues {
   }
 
   // As change_unit does it.
-  template <typename Weights>
-  __device__ __forceinline__ void norm(const NormForm<float> &form, float sum, const Weights &weights) {
+  template <bool MayRound, typename Weights>
+  __device__ __forceinline__ void norm(const NormForm<float> &form, float inverse, const Weights &weights) {
     constexpr int kPiece = V < 4 ? V : 4;
-    const float inverse = inverse_norm(form, sum);
 #pragma unroll
     for (int i = 0; i < V; i += kPiece) {
       float w[kPiece];
       weights.template load<kPiece>(false, i, w);
-      scale_and_weigh<T, kPiece, true>(form, inverse, w, low + i);
+      scale_and_weigh<T, kPiece, MayRound>(form, inverse, w, low + i);
       weights.template load<kPiece>(true, i, w);
-      scale_and_weigh<T, kPiece, true>(form, inverse, w, high + i);
+      scale_and_weigh<T, kPiece, MayRound>(form, inverse, w, high + i);
     }
   }
 
@@ -364,12 +362,12 @@ struct UnitValues {
     to_floats<T, V>(from_floats<T, V>(high), high);
   }
 
-  // The bits of the largest magnitude; of NaNs those of some NaN.
-  __device__ __forceinline__ uint32_t magnitude() const {
+  // The largest magnitude; of NaNs some NaN.
+  __device__ __forceinline__ float largest() const {
     float of_low = 0.0f, of_high = 0.0f;
 #pragma unroll
     for (int i = 0; i < V; ++i) of_low = max_magnitude(of_low, low[i]), of_high = max_magnitude(of_high, high[i]);
-    return bits_of(max_magnitude(of_low, of_high));
+    return max_magnitude(of_low, of_high);
   }
 
   __device__ __forceinline__ void put_codes(float factor, bool is_e5m2, Vector<T, V> *to_low,
@@ -408,17 +406,20 @@ struct TablePlace {
   }
 };
 
-// Of codes the first halves of the vectors.
+// Stores codes, which are the first half of a vector.
 template <typename Vector>
-__device__ __forceinline__ void store_code_halves(char *to, uint32_t to_high, const Vector &low, const Vector &high) {
+__device__ __forceinline__ void store_code_half(char *to, const Vector &vector) {
   constexpr int kBytes = sizeof(Vector) / 2;
   Words<kBytes> half;
 #pragma unroll
-  for (int i = 0; i < kBytes / 4; ++i) half.word[i] = low.word[i];
+  for (int i = 0; i < kBytes / 4; ++i) half.word[i] = vector.word[i];
   store_vector(to, half);
-#pragma unroll
-  for (int i = 0; i < kBytes / 4; ++i) half.word[i] = high.word[i];
-  store_vector(to + to_high, half);
+}
+
+template <typename Vector>
+__device__ __forceinline__ void store_code_halves(char *to, uint32_t to_high, const Vector &low, const Vector &high) {
+  store_code_half(to, low);
+  store_code_half(to + to_high, high);
 }
 
 template <bool HasCodes, typename Vector>

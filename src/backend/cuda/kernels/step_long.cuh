@@ -35,23 +35,52 @@
 namespace rope {
 
 template <StepAngles kAngles>
-using StepLongWordParams =
+using StepLongParams =
     std::conditional_t<kAngles == StepAngles::kNone, StepLongHeadParams,
                        std::conditional_t<kAngles == StepAngles::kComputed,
                                           WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
 // What a launch could pass before CUDA 12.1.
-static_assert(sizeof(WithScales<StepLongWordParams<StepAngles::kComputed>>) <= 4096, "");
+static_assert(sizeof(WithScales<StepLongParams<StepAngles::kComputed>>) <= 4096, "");
 
-template <bool HasMore, bool HasCodes, StepAngles kAngles>
-using StepLongParams = std::conditional_t<
-    !HasCodes, StepLongWordParams<kAngles>,
-    std::conditional_t<HasMore, WithScales<StepLongWordParams<kAngles>>, WithCodes<StepLongWordParams<kAngles>>>>;
+// Of step_codes.cuh.
+template <StepCodes kCodes, StepAngles kAngles>
+using StepCodesParams = std::conditional_t<kCodes == StepCodes::kStatic, WithCodes<StepLongParams<kAngles>>,
+                                           WithScales<StepLongParams<kAngles>>>;
+
+// The block of a thread, and the thread's number among those of its row.
+template <bool IsNormed>
+struct LongPlace {
+  uint32_t index;        // of the piece
+  uint32_t part;         // of the blocks of its tokens
+  uint32_t first_token;  // of the block
+  uint32_t row;
+  uint32_t thread;
+  bool has_row;
+
+  __device__ __forceinline__ explicit LongPlace(const StepLongHeadParams &params) : index(0) {
+    const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
+    constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxStepPieces;
+#pragma unroll
+    for (int i = 1; i < kPieces; ++i) index += in_group.remainder >= params.tensor[i].first_block;
+    const StepLongTensor &tensor = params.tensor[index];
+    const DivmodResult block = tensor.parts.divmod(in_group.remainder - tensor.first_block);
+    part = block.remainder;
+    first_token = (in_group.quotient * tensor.runs + block.quotient) * (tensor.rows * params.turns);
+    row = 0, thread = part * blockDim.x + threadIdx.x;
+    if (tensor.rows > 1) {
+      row = __umulhi(thread, tensor.threads_reciprocal);
+      thread -= row * tensor.threads;
+    }
+    has_row = row < tensor.rows;
+    if (!has_row) row = 0;
+  }
+};
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
 // what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
 template <StepAngles kAngles, bool HasLookups, bool AreSpread>
-__device__ __forceinline__ void share_angles(const StepLongWordParams<kAngles> &params, const StepLongTensor &tensor,
+__device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
   const uint32_t numbers = tensor.rows * params.turns * params.pairs;
   const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // of the blocks of these tokens
@@ -119,51 +148,30 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
   }
 }
 
-// HasMore: roundings within the norm, several position axes, a page table. HasCodes: a tensor becomes words, or codes of
-// E4M3 without being rounded first; with HasMore also codes of E5M2, what is rounded first, codes and words both, scales
-// that are written for groups, the largest magnitude, and row factors: a thread holds all values of its unit.
-template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes, StepAngles kAngles>
+// HasMore: roundings within the norm, several position axes, a page table.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
-                                  min_blocks_per_multiprocessor(HasCodes &&HasMore ? kStepScalesResidentThreads
-                                                                                   : kStepLongResidentThreads,
-                                                                kMaxStepThreads))
-    step_long_kernel(const __grid_constant__ StepLongParams<HasMore, HasCodes, kAngles> params) {
+                                  min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
+    step_long_kernel(const __grid_constant__ StepLongParams<kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
-  constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
-  constexpr bool kHoldsValues = HasCodes && HasMore;
   using Angles = SharedAngles<V, IsInterleaved>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared);
 
-  const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
-  const uint32_t of_group = in_group.remainder;
-  constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxStepPieces;
-  uint32_t index = 0;
-#pragma unroll
-  for (int i = 1; i < kPieces; ++i) index += of_group >= params.tensor[i].first_block;
-  const StepLongTensor &tensor = params.tensor[index];
-  const DivmodResult block = tensor.parts.divmod(of_group - tensor.first_block);
-  const uint32_t rows = tensor.rows, turns = params.turns, part = block.remainder;
-  const uint32_t first_token = (in_group.quotient * tensor.runs + block.quotient) * (rows * turns);
-  uint32_t row = 0, thread = part * blockDim.x + threadIdx.x;
-  if (rows > 1) {
-    row = __umulhi(thread, tensor.threads_reciprocal);
-    thread -= row * tensor.threads;
-  }
-  const StepUnitOf<IsNormed> unit(params, tensor, thread);
+  const LongPlace<IsNormed> place(params);
+  const StepLongTensor &tensor = params.tensor[place.index];
+  const uint32_t rows = tensor.rows, turns = params.turns;
+  const StepUnitOf<IsNormed> unit(params, tensor, place.thread);
   const uint32_t head = unit.head, number = unit.number;
-  const bool is_present = row < rows && head < tensor.heads && number < unit.units;
-  if (row >= rows) row = 0;
-  uint32_t token = first_token + row;
+  const bool is_present = place.has_row && head < tensor.heads && number < unit.units;
+  uint32_t token = place.first_token + place.row;
   const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), unit.place, kVectorBytes) +
                    blockIdx.y * tensor.batch;
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
-  int32_t cache_unit = kVectorBytes;
-  if constexpr (HasCodes) cache_unit = params.codes[index].cache_unit;
-  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), unit.place, cache_unit));
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), unit.place, kVectorBytes));
   const char *slot_address =
       step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
   const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
@@ -174,152 +182,61 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   Vector<T, V> low = {}, high = {};
   const auto load = [&] {
     if (has_cache && token < params.slots.cached_tokens) {
-      // Instances with codes have no register left for the address.
-      const char *const address = HasCodes ? step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y,
-                                                  params.slots.batch_bytes)
-                                           : slot_address;
-      slot = HasMore ? load_slot(params.slots, address, token & params.implicit_mask)
-                     : load_step_integer(address, params.slots.is_64_bit);
+      slot = HasMore ? load_slot(params.slots, slot_address, token & params.implicit_mask)
+                     : load_step_integer(slot_address, params.slots.is_64_bit);
     }
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
   if (is_active) load();
-  float factor = 1.0f;
-  if constexpr (HasCodes) {
-    const StepHeadCodes &of_tensor = params.codes[index];
-    if (of_tensor.scale != nullptr && is_present) {
-      factor = *reinterpret_cast<const float *>(step(of_tensor.scale, head, of_tensor.scale_head));
-    }
-  }
 
   const uint32_t tokens = rows * turns;
   float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
   uint32_t *const lost = reinterpret_cast<uint32_t *>(behind_angles);
   float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
   if (is_changed) {
-    if constexpr (kIsTurned)
-      share_angles<kAngles, HasMore, Angles::kAreSpread>(params, tensor, first_token, part, cos, lost);
+    if constexpr (kIsTurned) {
+      share_angles<kAngles, HasMore, Angles::kAreSpread>(params, tensor, place.first_token, place.part, cos, lost);
+    }
     if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
     __syncthreads();
   }
   const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute too
-  Angles angles = {cos + row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
+  Angles angles = {cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
   const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
-  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
-  const auto store_scale = [&](const WrittenScales &scales, int64_t scales_row, uint32_t bits) {
-    if constexpr (kHoldsValues) {
-      const uint32_t lanes_log2 = params.scales[index].lanes_log2, group = number >> lanes_log2;
-      if (scales.is_present() && group << lanes_log2 == number) {
-        scales.store(scales_row, head, static_cast<int>(group), bits);
-      }
-    }
-  };
-  uint32_t largest = 0;  // magnitude of what became codes, its bits
-  // To the destinations that take words, or codes with a scale of these bits; `magnitude` is that of the unit.
-  const auto store = [&](bool as_codes, uint32_t scale, uint32_t magnitude) {
+  const auto store = [&] {
     if (!is_active) return;
-    const auto raise = [&] { largest = magnitude > largest ? magnitude : largest; };
-    const auto takes = [&](StepFlags bit) { return !HasCodes || as_codes == ((tensor.flags & bit) != 0); };
-    if (has_out && takes(kHasCodeOut)) {
+    if (has_out) {
       char *out = unit.find_out(tensor, in, token);
       if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
-      if constexpr (HasCodes) {
-        const StepHeadCodes &of_tensor = params.codes[index];
-        const char *const of_batch = of_tensor.out + blockIdx.y * of_tensor.out_batch;
-        if (as_codes) {
-          out = const_cast<char *>(
-              step(step(step(of_batch, token, of_tensor.out_token), head, of_tensor.out_head), unit.place, V));
-        }
-      }
-      store_unit<HasCodes>(params, as_codes, out, low, high);
-      if constexpr (kHoldsValues) {
-        const WrittenScales &scales = params.scales[index].out;
-        if (as_codes) {
-          store_scale(scales, scales.row(blockIdx.y, token), scale);
-          raise();
-        }
-      }
+      store_unit<false>(params, false, out, low, high);
     }
-    if (has_cache && takes(kHasCodeCache) && token < params.slots.cached_tokens) {
+    if (has_cache && token < params.slots.cached_tokens) {
       const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
-      const StepPlace place =
+      const StepPlace in_cache =
           HasMore ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
-      const bool is_outside = store_cached<HasCodes>(params, tensor, cache, place, as_codes, low, high);
-      if (is_outside && thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
+      const bool is_outside = store_cached<false>(params, tensor, cache, in_cache, false, low, high);
+      if (is_outside && place.thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
         count_fault(params.fault, blockIdx.y * params.num_tokens + token);
-      }
-      if constexpr (kHoldsValues) {
-        const WrittenScales &scales = params.scales[index].cache;
-        if (as_codes && place.is_cached) {
-          store_scale(scales, scales.row(place.page, place.entry), scale);
-          raise();
-        }
       }
     }
   };
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
-    float sum = 0.0f;
-    if constexpr (kHoldsValues) {
-      UnitValues<T, V> values(low, high);
-      const bool is_turned =
-          kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
-      if (IsNormed && is_changed) {
-        sum =
-            sum_over_lanes<kUsualUnits>(params, number, sum_of_squares<V>(values.low), sum_of_squares<V>(values.high));
-        values.norm(params.norm, sum, weights);
-      }
-      if (is_turned) values.turn(angles);
-      const StepHeadFactor &of_rows = params.factors[index];
-      if (of_rows.data != nullptr) {
-        values.multiply(load_factor<T>(of_rows, tensor.flags, blockIdx.y, token, head, is_active));
-      }
-      if ((tensor.flags & kHasWords) != 0) {
-        if ((IsNormed && is_changed) || is_turned || of_rows.data != nullptr) {
-          low = from_floats<T, V>(values.low);
-          high = from_floats<T, V>(values.high);
-        }
-        store(false, 0, 0);
-      }
-      if ((tensor.flags & kHasCodes) != 0) {
-        if (params.rounds_before_codes) values.round();
-        const StepHeadScales &scales = params.scales[index];
-        const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
-        const bool is_e5m2 = (tensor.flags & kHasE5M2) != 0;
-        uint32_t scale = 0, magnitude = 0;
-        if (written.is_present() || of_rows.amax != nullptr) magnitude = number < unit.units ? values.magnitude() : 0;
-        if (written.is_present()) {
-          const GroupScale of_group = written_scale(written, is_e5m2, max_over_lanes(magnitude, scales.lanes_log2));
-          scale = of_group.bits;
-          factor = of_group.factor;
-        }
-        values.put_codes(factor, is_e5m2, &low, &high);
-        store(true, scale, magnitude);
-      }
-    } else {
+    if (is_changed) {
+      float inverse = 0.0f;
       if constexpr (IsNormed) {
-        if (is_changed) {
-          sum =
-              sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
-          forget_floats(&low);
-          forget_floats(&high);
-        }
+        const float sum =
+            sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
+        inverse = inverse_norm(params.norm, sum);
+        forget_floats(&low);
+        forget_floats(&high);
       }
-      const bool as_codes = HasCodes && (tensor.flags & kHasCodes) != 0;
-      const bool is_turned =
-          kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - first_token] == 0);
-      const auto change = [&](auto as) {
-        change_unit<T, V, IsInterleaved, IsNormed, HasMore, decltype(as)::value>(
-            params.norm, sum, weights, is_changed, is_turned, angles, factor, &low, &high);
-      };
-      if (as_codes) {
-        change(std::integral_constant<UnitAs, kAsCodes>());
-      } else if (is_changed) {
-        change(std::integral_constant<UnitAs, UnitAs::kWords>());
-      }
-      store(as_codes, 0, 0);
+      const bool is_turned = kIsTurned && (kAngles != StepAngles::kTable || lost[token - place.first_token] == 0);
+      change_unit<T, V, IsInterleaved, IsNormed, HasMore, UnitAs::kWords>(params.norm, inverse, weights, true,
+                                                                          is_turned, angles, 1.0f, &low, &high);
     }
+    store();
     if (++turn >= turns) break;
     token += rows;
     is_active = is_active && token < params.num_tokens;
@@ -328,21 +245,13 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     angles.cos_of_unit += rows * (2 * params.pairs);
     if (is_active) load();
   }
-  if constexpr (kHoldsValues) {
-    uint32_t *const amax = params.factors[index].amax;
-    if (amax != nullptr) {
-      const uint32_t of_warp = max_over_lanes(largest, 5);
-      if (threadIdx.x % 32 == 0) raise_magnitude(amax, of_warp);
-    }
-  }
 }
 
-template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore, bool HasCodes>
+template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore>
 const void *find_step_long_kernel(StepAngles angles) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(                \
-      step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, HasCodes, StepAngles::angles>)
+  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
@@ -351,14 +260,8 @@ const void *find_step_long_kernel(StepAngles angles) {
 
 template <typename T, bool IsInterleaved, bool IsNormed>
 const void *find_step_long_kernel(const StepVariant &variant) {
-  if constexpr (kMayHaveCodes<T>) {
-    if (variant.has_codes && variant.has_more) {
-      return find_step_long_kernel<T, IsInterleaved, IsNormed, true, true>(variant.angles);
-    }
-    if (variant.has_codes) return find_step_long_kernel<T, IsInterleaved, IsNormed, false, true>(variant.angles);
-  }
-  return variant.has_more ? find_step_long_kernel<T, IsInterleaved, IsNormed, true, false>(variant.angles)
-                          : find_step_long_kernel<T, IsInterleaved, IsNormed, false, false>(variant.angles);
+  return variant.has_more ? find_step_long_kernel<T, IsInterleaved, IsNormed, true>(variant.angles)
+                          : find_step_long_kernel<T, IsInterleaved, IsNormed, false>(variant.angles);
 }
 
 template <typename T, bool IsInterleaved>

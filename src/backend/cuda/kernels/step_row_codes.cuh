@@ -39,7 +39,7 @@ struct UnitStores {
     if (params.rounds_before_codes) values->round();
     uint32_t magnitude = 0, scale = 0;
     if (params.needs_magnitudes) {
-      if (has_codes && unit.is_active) magnitude = values->magnitude();
+      if (has_codes && unit.is_active) magnitude = bits_of(values->largest());
       for (uint32_t distance = 1; distance < 32; distance *= 2) {
         const uint32_t larger = max_with_lane(magnitude, distance);
         if (distance >> tensor.lanes_log2 == 0) magnitude = larger;

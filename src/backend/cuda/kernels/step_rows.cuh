@@ -123,7 +123,7 @@ constexpr int max_step_row_threads(StepNorm norm, bool has_codes) {
 // kNorm of instances with codes is kOfToken, whatever the norm.
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles, bool HasCodes>
 __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
-                                  min_blocks_per_multiprocessor(HasCodes ? kStepScalesResidentThreads
+                                  min_blocks_per_multiprocessor(HasCodes ? kStepRowCodesResidentThreads
                                                                          : kStepRowsResidentThreads,
                                                                 max_step_row_threads(kNorm, HasCodes)))
     step_rows_kernel(const __grid_constant__ typename StepRowKernelParams<IsShort, kAngles, HasCodes>::Type params) {
@@ -350,7 +350,7 @@ template <typename T, bool IsInterleaved>
 const void *find_step_rows_kernel(const StepVariant &variant) {
   if (variant.kernel == StepKernel::kShortRows) return find_step_rows_kernel<T, true, IsInterleaved>(variant);
   if constexpr (kMayHaveCodes<T>) {
-    if (variant.has_codes) {
+    if (variant.has_codes()) {
       return find_step_rows_kernel<T, false, IsInterleaved, StepNorm::kOfToken, true>(variant.angles);
     }
   }

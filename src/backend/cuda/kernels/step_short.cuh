@@ -142,9 +142,11 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
     }
   }
   if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
-  float sum = 0.0f;
+  float inverse = 0.0f;
   if constexpr (IsNormed) {
-    sum = sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
+    const float sum =
+        sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
+    inverse = inverse_norm(params.norm, sum);
   }
   if constexpr (kIsTurned && IsWarp) __syncwarp();
   if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
   const bool is_turned = kIsTurned && !is_lost && is_changed;
   const auto change_as = [&](auto may_round, auto as) {
     change_unit<T, V, IsInterleaved, IsNormed, decltype(may_round)::value, decltype(as)::value>(
-        params.norm, sum, weights, is_changed, is_turned, angles, factor, &low, &high);
+        params.norm, inverse, weights, is_changed, is_turned, angles, factor, &low, &high);
   };
   const auto change = [&](auto as) {
     if (IsNormed && params.rounds) {
@@ -193,7 +195,7 @@ const void *find_step_short_kernel(const StepVariant &variant) {
   const bool is_warp = variant.kernel == StepKernel::kWarp;
   if constexpr (kMayHaveCodes<T>) {
     constexpr bool kMayBeWarp = !IsNormed;  // plan_short_heads asks for no others
-    if (variant.has_codes) {
+    if (variant.has_codes()) {
       return is_warp ? find_step_short_kernel<T, kMayBeWarp, IsInterleaved, IsNormed, true>(variant.angles)
                      : find_step_short_kernel<T, false, IsInterleaved, IsNormed, true>(variant.angles);
     }

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/norm_gradient.cuh"
 #include "backend/cuda/kernels/norm_gradient_rows.cuh"
+#include "backend/cuda/kernels/step_codes.cuh"
 #include "backend/cuda/kernels/step_general.cuh"
 #include "backend/cuda/kernels/step_long.cuh"
 #include "backend/cuda/kernels/step_rows.cuh"
@@ -20,6 +21,9 @@ const void *find_step_kernel(const StepVariant &variant) {
     case StepKernel::kShortMore:
       return find_step_short_more_kernel<T>(variant);
     case StepKernel::kLong:
+      if constexpr (kMayHaveCodes<T>) {
+        if (variant.has_codes()) return find_step_codes_kernel<T>(variant);
+      }
       return find_step_long_kernel<T>(variant);
     case StepKernel::kShortRows:
     case StepKernel::kLongRows:

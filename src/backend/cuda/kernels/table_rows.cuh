@@ -1,4 +1,4 @@
-// table_rows.cuh - cosines and sines from a row of a table, as they lie in memory and as floats
+// table_rows.cuh - cosines and sines from a row of a table, as loaded and as floats
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"
@@ -6,12 +6,13 @@
 
 namespace rope {
 
-// A cosine and a sine as they come from memory. Taking them apart would wait for them.
+// A cosine and a sine as loaded from memory. Converting them at once would stall until the loads complete.
 struct LoadedAngle {
   uint32_t cos;
   uint32_t sin;
 };
 
+// Loads the entries of one column of a row.
 __device__ __forceinline__ LoadedAngle load_angle(const AngleTable &table, int axis, int64_t batch, int64_t row,
                                                   uint32_t column) {
   const auto entry = [&](const TableColumns &columns) {
@@ -27,20 +28,21 @@ __device__ __forceinline__ LoadedAngle load_angle(const AngleTable &table, int a
           reinterpret_cast<const uint16_t *>(table.sin.data)[sin]};
 }
 
+// Converts a loaded entry to float.
 __device__ __forceinline__ float entry_of(uint32_t bits, rope_dtype_t dtype) {
   if (dtype == ROPE_DTYPE_F32) return float_of(bits);
   const uint16_t half = static_cast<uint16_t>(bits);
   return dtype == ROPE_DTYPE_F16 ? to_float(Float16{half}) : to_float(BFloat16{half});
 }
 
-// N neighbouring entries of a table, as they lie in memory. Word is float for F32 and uint16_t for the types of 16
-// bits.
+// N consecutive entries of a table, as loaded from memory. Word is float for F32 and uint16_t for 16-bit types.
 template <typename Word, int N>
 struct TableRun {
   static constexpr int kStep = N * sizeof(Word) < 16 ? N : 16 / static_cast<int>(sizeof(Word));
   Words<kStep *static_cast<int>(sizeof(Word))> part[N / kStep];
 };
 
+// Loads N entries in vectors of up to 16 bytes. The address must be aligned to such a vector.
 template <typename Word, int N>
 __device__ __forceinline__ TableRun<Word, N> load_run(const char *address) {
   using Run = TableRun<Word, N>;
@@ -53,6 +55,7 @@ __device__ __forceinline__ TableRun<Word, N> load_run(const char *address) {
   return run;
 }
 
+// Entry i of the run as a float.
 template <typename Word, int N>
 __device__ __forceinline__ float entry_of(const TableRun<Word, N> &run, int i, rope_dtype_t dtype) {
   constexpr int kStep = TableRun<Word, N>::kStep;

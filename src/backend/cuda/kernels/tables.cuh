@@ -1,13 +1,13 @@
 // tables.cuh - the kernel that writes cosines and sines of positions 0 to M - 1
 //
-// One thread a position and pair at a time, through a grid of one axis; `columns` counts pairs:
+// Each thread computes one position and pair at a time; the grid has one axis. `columns` counts pairs:
 //
 //   number i         0     1     …   columns - 1 │  columns     …      i = blockIdx.x * blockDim.x + threadIdx.x, and
 //   row (position)   0     0     …        0      │     1        …      from there in steps of the grid's threads
 //   pair             0     1     …   columns - 1 │     0        …
 //
-// Moves every entry of both tables once, out: a cosine and a sine for each position and pair, twice with columns for
-// each channel, and all that for each axis. It reads the increments alone, 8 bytes a pair.
+// The kernel writes every entry of both tables once: a cosine and a sine for each position and pair, twice if there is
+// a column for each channel, and all this for each axis. It reads only the increments, 8 bytes per pair.
 #pragma once
 
 #include "backend/cuda/kernels/rope_params.hpp"

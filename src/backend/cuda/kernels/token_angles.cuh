@@ -1,4 +1,4 @@
-// token_angles.cuh - the angles of a row of threads that has a token, computed or from a table
+// token_angles.cuh - the angles of the token of a row of threads, computed or from a table
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace rope {
 
-// Where a kernel's angles come from.
+// The source of a kernel's angles.
 struct ComputedAngles {
   using Params = RopeTokenAngleParams;
   static constexpr bool kHasRows = false;
@@ -26,15 +26,15 @@ template <typename Angles, Lookups kLookup>
 using AnglesParams =
     std::conditional_t<kLookup == kNoLookup, typename Angles::Params, RopeTokenLookup<typename Angles::Params>>;
 
-// The angles of a row of threads, in shared memory: a cosine for each pair, then the sines. What the whole block waits
-// for is asked for early: parameters by the constructor, while the launch may still wait for the previous one, and
-// positions and rows by begin, before the channels.
+// The angles of a row of threads in shared memory: a cosine for each pair, then the sines. Data for which the whole
+// block waits is loaded early: the constructor loads parameters, possibly before the wait for the previous launch, and
+// begin() loads positions and rows, before the channels.
 template <typename Angles, Lookups kLookup>
 class TokenAngles {
  public:
   using Params = AnglesParams<Angles, kLookup>;
 
-  // `is_first`: of the threads that share the token this one speaks for all.
+  // `is_first`: this thread counts the token's faults for all threads that share the token.
   __device__ __forceinline__ TokenAngles(const Params &params, BatchToken at, bool is_present, bool is_first,
                                          float *shared)
       : params_(params),
@@ -44,23 +44,24 @@ class TokenAngles {
         cos_(shared + threadIdx.y * (2 * params.pairs)),
         pair_(is_present ? threadIdx.x : params.pairs),
         place_({at.batch, static_cast<uint64_t>(at.token)}) {
-    // In sequences there are no registers for that.
+    // With sequences there are not enough registers to do this here.
     if (!kMayHaveSequences && pair_ < params_.pairs) read_parameters();
   }
 
   __device__ __forceinline__ const float *cos() const { return cos_; }
   __device__ __forceinline__ const float *sin() const { return cos_ + params_.pairs; }
 
+  // Loads the positions and, from a table, the row of the thread's first pair.
   __device__ __forceinline__ void begin() {
     if (!kMayHaveSequences && pair_ < params_.pairs) position_ = load_position(params_, at_, axis_);
-    // Computed angles do not wait for memory again, so there the channels may come first.
+    // Computed angles need no second load from memory, so the channels may be loaded first.
     if constexpr (Angles::kHasRows) {
       if constexpr (kMayHaveSequences) look_up_sequence();
       if (pair_ < params_.pairs) load_row();
     }
   }
 
-  // Ends with a barrier. `is_first_part`: of the blocks that share the token this is the first.
+  // Ends with a barrier. `is_first_part`: this block is the first of those that share the token.
   __device__ __forceinline__ TokenState make(bool is_first_part) {
     if constexpr (kMayHaveSequences && !Angles::kHasRows) look_up_sequence();
     if constexpr (!kMayHaveSequences) {
@@ -68,6 +69,7 @@ class TokenAngles {
       if (prefetches && is_first_part && is_present_) prefetch_position();
     }
     bool is_lost = false;
+// A row with fewer threads than pairs takes several rounds. Each round stores one angle and loads the data of the next.
 #pragma unroll 1
     while (pair_ < params_.pairs) {
       CosSin<float> angle;
@@ -89,7 +91,7 @@ class TokenAngles {
       if constexpr (Angles::kHasRows) load_row();
     }
     if constexpr (Angles::kHasRows) {
-      // Seldom, so that it may take long: another token of the block may be the one.
+      // This branch is rare, so it may be slow. It runs for every token of the block, although only one may need it.
       if (__syncthreads_or(is_lost)) {
         is_lost = is_present_ && !is_absent_ && !has_rows();
         if constexpr (kLookup != kNoLookup) {
@@ -105,6 +107,7 @@ class TokenAngles {
  private:
   static constexpr bool kMayHaveSequences = kLookup == kSequencesLookup || kLookup == kAllLookups;
 
+  // Reads the increment and the position axis of the current pair.
   __device__ __forceinline__ void read_parameters() {
     if constexpr (!Angles::kHasRows) increment_ = through_memory(params_.increments)[pair_];
     if constexpr (kLookup != kNoLookup) {
@@ -112,8 +115,8 @@ class TokenAngles {
     }
   }
 
-  // Prefetches the positions of the token whose turn comes tokens_ahead later, so that its threads wait for the L2
-  // cache at most.
+  // Prefetches the positions of the token that is tokens_ahead further on, so that its threads find them in the L2
+  // cache.
   __device__ __forceinline__ void prefetch_position() const {
     const int axis = static_cast<int>(threadIdx.x);
     if (axis >= params_.num_position_axes) return;
@@ -123,8 +126,9 @@ class TokenAngles {
     prefetch(source.data + (source.is_64_bit ? at * 8 : at * 4));
   }
 
-  // A token that is in no sequence has a place, too, which is never read: looking for it need not wait. Warps without a
-  // pair look, too, so that their channels are not asked for long before those of the others (tests/bench/TUNING.md).
+  // A token in no sequence also gets a place, which is never read, so that the lookup need not wait. Warps without a
+  // pair look up the sequence too; otherwise they would load their channels long before the other warps
+  // (tests/bench/TUNING.md).
   __device__ __forceinline__ void look_up_sequence() {
     if (kLookup == kSequencesLookup || params_.sequences.is_present) {
       const int64_t begin = sequence_entry(params_.sequences, 0);
@@ -145,6 +149,7 @@ class TokenAngles {
     return finish_position(params_, position_);
   }
 
+  // Loads the current pair's entry of its row, if the row exists.
   __device__ __forceinline__ void load_row() {
     const AngleTable &table = params_.table;
     if constexpr (kMayHaveSequences) read_parameters();
@@ -158,7 +163,7 @@ class TokenAngles {
     if (has_row_) row_ = load_angle(table, axis_, at_.batch, static_cast<int64_t>(row), column);
   }
 
-  // Whether all positions of the token have rows in the table.
+  // Whether the table has a row for every position of the token.
   __device__ __forceinline__ bool has_rows() const {
     const uint64_t rows = static_cast<uint64_t>(params_.table.rows);
     if constexpr (kLookup == kNoLookup) {

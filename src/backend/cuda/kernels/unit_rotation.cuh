@@ -6,7 +6,8 @@
 
 namespace rope {
 
-// Rotates N pairs of neighbouring floats of x and y by N neighbouring angles. Rounded is that of rotate_as.
+// Rotates N consecutive pairs of x and y, as floats, by N consecutive angles. Rounded is that of rotate_as.
+// `step` is the distance between the elements of x, and of y: 1, or 2 if x and y alternate.
 template <int N, typename Rounded = void>
 __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, const float *cos, const float *sin) {
   const Vector<float, N> c = *reinterpret_cast<const Vector<float, N> *>(cos);
@@ -20,9 +21,9 @@ __device__ __forceinline__ void rotate_by_run(float *x, float *y, int step, cons
   }
 }
 
-// Rotates the two vectors of a rotary unit. With V elements in a vector, unit u of a head holds
+// Rotates the two vectors of a rotary unit. With V elements in a vector, unit u of a head holds:
 //   HALF         pairs V u to V u + V - 1, their first channels in `low`, their second ones in `high`
-//   INTERLEAVED  pairs V/2 u to V/2 u + V/2 - 1 in `low`, those half a window further in `high`
+//   INTERLEAVED  pairs V/2 u to V/2 u + V/2 - 1 in `low`, those half a window further on in `high`
 //   V = 1        pair u in either style
 template <int V, bool IsInterleaved, typename Rounded = void>
 __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t unit, uint32_t pairs, const float *cos,
@@ -42,7 +43,7 @@ __device__ __forceinline__ void rotate_unit(float *low, float *high, uint32_t un
   }
 }
 
-// The angles of a unit's pairs. Interleaved vectors hold pairs of two places, V/2 of each; `run` is the place.
+// The angles of a unit's pairs. Interleaved vectors hold V/2 pairs of each of two runs, which `run` selects.
 template <int V, bool IsInterleaved>
 struct Runs {
   static constexpr int kCount = IsInterleaved && V > 1 ? 2 : 1;

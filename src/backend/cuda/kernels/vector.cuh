@@ -1,4 +1,4 @@
-// vector.cuh - several neighbouring elements as one memory access, and as floats
+// vector.cuh - loads and stores several consecutive elements at once, and converts them to floats
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,8 +8,8 @@
 
 namespace rope {
 
-// Elements as they come from memory: 32-bit words, or a single 16-bit element. They are taken apart only when they are
-// needed: doing so right after the load would wait for it.
+// Elements as loaded from memory: 32-bit words, or a single 16-bit element. They are split where they are needed:
+// splitting right after the load would stall until it completes.
 template <int Bytes>
 struct alignas(Bytes) Words {
   uint32_t word[Bytes / 4];
@@ -20,9 +20,11 @@ struct alignas(2) Words<2> {
   uint16_t word[1];
 };
 
+// N elements of type T.
 template <typename T, int N>
 using Vector = Words<N *static_cast<int>(sizeof(T))>;
 
+// Loads a whole vector. The address must be aligned to its size.
 template <typename Vector>
 __device__ __forceinline__ Vector load_vector(const char *address) {
   return *reinterpret_cast<const Vector *>(address);
@@ -39,6 +41,7 @@ struct FloatPair {
   float second;
 };
 
+// The two 16-bit elements of a word as floats.
 __device__ __forceinline__ FloatPair split_word(uint32_t word, Float16) {
   return {to_float(Float16{static_cast<uint16_t>(word)}), to_float(Float16{static_cast<uint16_t>(word >> 16)})};
 }
@@ -47,7 +50,7 @@ __device__ __forceinline__ FloatPair split_word(uint32_t word, BFloat16) {
   return {float_of(word << 16), float_of(word & 0xffff0000u)};
 }
 
-// Two at a time, because that is one conversion instruction instead of two and a merge.
+// Converts two at a time: one instruction instead of two conversions and a merge.
 __device__ __forceinline__ uint32_t join_word(float first, float second, Float16) {
   const __half2 pair = __floats2half2_rn(first, second);
   return static_cast<uint32_t>(__half_as_ushort(__high2half(pair))) << 16 | __half_as_ushort(__low2half(pair));
@@ -59,7 +62,7 @@ __device__ __forceinline__ uint32_t join_word(float first, float second, BFloat1
          __bfloat16_as_ushort(__low2bfloat16(pair));
 }
 
-// As the type that computes with them: float, or double for F64.
+// The elements in the arithmetic's type: float, or double for F64.
 template <typename T, int N>
 __device__ __forceinline__ void to_floats(const Vector<T, N> &vector, RealOf<T> *values) {
   if constexpr (sizeof(T) == 8) {
@@ -82,6 +85,7 @@ __device__ __forceinline__ void to_floats(const Vector<T, N> &vector, RealOf<T> 
   }
 }
 
+// Rounds N values to T.
 template <typename T, int N>
 __device__ __forceinline__ Vector<T, N> from_floats(const RealOf<T> *values) {
   Vector<T, N> vector;
@@ -103,7 +107,7 @@ __device__ __forceinline__ Vector<T, N> from_floats(const RealOf<T> *values) {
   return vector;
 }
 
-// N elements of each of two tensors whose elements alternate, as they lie there.
+// N elements of each of two tensors whose elements alternate in memory.
 template <typename T, int N>
 struct Alternating {
   static constexpr int kBytes = 2 * N * static_cast<int>(sizeof(T));
@@ -116,7 +120,7 @@ struct Alternating {
   }
 };
 
-// Aligned to its size or to 16 bytes.
+// Aligned to its size, but to at most 16 bytes.
 template <typename T, int N>
 __device__ __forceinline__ Alternating<T, N> load_alternating(const char *address) {
   using Both = Alternating<T, N>;
@@ -137,7 +141,7 @@ __device__ __forceinline__ void store_alternating(char *address, const Alternati
   }
 }
 
-// Every other element, from the first or from the second on. One instruction a word, whichever it is.
+// Every second element, beginning with the first or with the second. One instruction per word in either case.
 template <typename T, int N>
 __device__ __forceinline__ Vector<T, N> every_other(const Alternating<T, N> &both, bool from_second) {
   Vector<T, N> vector;
@@ -160,7 +164,7 @@ __device__ __forceinline__ Vector<T, N> every_other(const Alternating<T, N> &bot
   return vector;
 }
 
-// a first, or b.
+// The elements of a and b in turn, beginning with a's first element or with b's.
 template <typename T, int N>
 __device__ __forceinline__ Alternating<T, N> alternate(const Vector<T, N> &a, const Vector<T, N> &b, bool is_b_first) {
   Alternating<T, N> both;
@@ -183,7 +187,7 @@ __device__ __forceinline__ Alternating<T, N> alternate(const Vector<T, N> &a, co
   return both;
 }
 
-// The elements themselves, for moving them about.
+// The elements themselves, for copying.
 template <typename T, int N>
 __device__ __forceinline__ void unpack(const Vector<T, N> &vector, T *elements) {
 #pragma unroll

@@ -1,0 +1,346 @@
+// step_codes.cuh - the step's kernel for long launches of whole heads of which some become codes
+//
+// Blocks of threads lie as step_long.cuh shows it. A thread has two units, which are four vectors, a quarter of a block of
+// channels apart: 128 channels of 16 bits in vectors of 16 bytes (V = 8) have four lanes.
+//
+//   lane           0          1          2          3
+//   vector 0    0 …   7    8 …  15   16 …  23   24 …  31
+//          1   32 …  39   40 …  47   48 …  55   56 …  63
+//          2   64 …  71   72 …  79   80 …  87   88 …  95
+//          3   96 … 103  104 … 111  112 … 119  120 … 127
+//
+// Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions bound these launches: finding the place of a thread, the
+// sum of a norm and the scale of a group cost two units as much as one.
+//
+// Moves each head once in and once out to each of its destinations, and a scale for each group. Each block reads besides
+// the positions of its tokens and their rows of a table, the weights of its tensor, and each thread of a cached head a
+// slot.
+#pragma once
+
+#include "backend/cuda/kernels/step_long.cuh"
+
+namespace rope {
+
+constexpr int kVectorsOfCodes = 4;  // of a thread
+
+// The sum over a head of what its lanes have, in all of them: sums over vectors in the order of the picture. All lanes of
+// the warp take part.
+__device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t lanes_log2, uint32_t number,
+                                                   const float (&of_vector)[kVectorsOfCodes]) {
+  if ((quarter & (quarter - 1)) == 0) {
+    const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
+    const auto add_pair = [&](float low, float high) {
+      return add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
+    };
+    const float first = add_pair(of_vector[0], of_vector[2]), second = add_pair(of_vector[1], of_vector[3]);
+    if (quarter == 2) return add_lane(add_rounded(first, second), 1);
+    float sum = add_rounded(is_upper ? second : first, __shfl_xor_sync(kAllLanes, is_upper ? first : second, 2));
+    if (quarter > 4) {
+      sum = add_lane(sum, 4);
+      if (quarter > 8) sum = add_lane(sum, 8);
+      if (quarter > 16) sum = add_lane(sum, 16);
+    }
+    return add_lane(add_lane(sum, 2), 1);
+  }
+  // Four neighbours of the tree move to each lane. Nothing follows the last ones.
+  float moved[kVectorsOfCodes] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kVectorsOfCodes; ++i) {
+    const uint32_t place = number * kVectorsOfCodes + i, vector = place / quarter;
+    const int lane = static_cast<int>(threadIdx.x - number + place - vector * quarter);
+#pragma unroll
+    for (uint32_t j = 0; j < kVectorsOfCodes; ++j) {
+      const float from = __shfl_sync(kAllLanes, of_vector[j], lane % 32);
+      if (j == vector) moved[i] = from;
+    }
+  }
+  float sum = tree_sum<kVectorsOfCodes>(moved);
+  for (uint32_t distance = 1; distance >> lanes_log2 == 0; distance *= 2) sum = add_lane(sum, distance);
+  return sum;
+}
+
+constexpr int codes_resident_threads(StepCodes codes) {
+  return codes == StepCodes::kStatic   ? kStepCodesResidentThreads
+         : codes == StepCodes::kScales ? kStepScalesResidentThreads
+                                       : kStepAllCodesResidentThreads;
+}
+
+// kStatic makes codes a few values at a time; elsewhere a thread holds all its values. kAll: also roundings within the
+// norm, several position axes, a page table, codes of E5M2, what is rounded first, codes and words of one tensor, the
+// largest magnitude, and row factors.
+template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles>
+__global__ void __launch_bounds__(kMaxStepCodesThreads,
+                                  min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxStepCodesThreads))
+    step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles> params) {
+  constexpr bool kHasScales = kCodes != StepCodes::kStatic, kHasAll = kCodes == StepCodes::kAll;
+  constexpr bool kIsTurned = kAngles != StepAngles::kNone;
+  using Angles = SharedAngles<V, IsInterleaved>;
+  begin_dependent_launch();
+  extern __shared__ float4 shared[];
+  float *const cos = reinterpret_cast<float *>(shared);
+
+  const LongPlace<IsNormed> place(params);
+  const uint32_t index = place.index;
+  const StepLongTensor &tensor = params.tensor[index];
+  const StepHeadCodes &codes = params.codes[index];
+  const uint32_t rows = tensor.rows, turns = params.turns;
+  const uint32_t quarter = params.units_per_block / 2;
+  const auto block_bits = static_cast<uint32_t>(static_cast<int32_t>(params.block_mask) >> 1);
+  const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
+  const uint32_t head = place.thread >> lanes_log2, number = place.thread & ((1u << lanes_log2) - 1);
+  const bool has_units = number < (IsNormed ? params.units_per_block : tensor.units) / 2;
+  const bool is_present = place.has_row && head < tensor.heads && has_units;
+  const uint32_t vector = IsNormed ? number : number + 3 * (number & block_bits);
+  uint32_t token = place.first_token + place.row;
+
+  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
+  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), vector, kVectorBytes) +
+                   blockIdx.y * tensor.batch;
+  const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
+  const bool is_code_out = (tensor.flags & kHasCodeOut) != 0, is_code_cache = (tensor.flags & kHasCodeCache) != 0;
+  char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), vector, codes.cache_unit));
+  const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
+  wait_for_previous_launch();
+
+  bool is_active = is_present && token < params.num_tokens;
+  LoadedInteger slot = {};
+  Vector<T, V> vectors[kVectorsOfCodes] = {};
+  const auto load_vectors = [&] {
+#pragma unroll
+    for (int i = 0; i < kVectorsOfCodes; ++i) {
+      vectors[i] = load_vector<Vector<T, V>>(in + i * (params.to_high / 2));
+    }
+  };
+  const auto load = [&] {
+    if (has_cache && token < params.slots.cached_tokens) {
+      const char *const address =
+          step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
+      slot = kHasAll ? load_slot(params.slots, address, token & params.implicit_mask)
+                     : load_step_integer(address, params.slots.is_64_bit);
+    }
+    load_vectors();
+  };
+  if (is_active) load();
+  float factor = 1.0f;
+  if (codes.scale != nullptr && is_present) {
+    factor = *reinterpret_cast<const float *>(step(codes.scale, head, codes.scale_head));
+  }
+
+  const uint32_t tokens = rows * turns;
+  float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
+  uint32_t *const lost = reinterpret_cast<uint32_t *>(behind_angles);
+  float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
+  if (is_changed) {
+    if constexpr (kIsTurned) {
+      share_angles<kAngles, kHasAll, Angles::kAreSpread>(params, tensor, place.first_token, place.part, cos, lost);
+    }
+    if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
+    __syncthreads();
+  }
+  const uint32_t read_unit = number < quarter ? number : 0;  // idle lanes compute too
+  const float *angles = cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit);
+  const auto angles_of = [&](uint32_t unit) {
+    return Angles{angles + unit * Angles::first_of(quarter), params.pairs, params.pairs};
+  };
+  const auto weights_of = [&](uint32_t unit) {
+    constexpr uint32_t kStride = V > 4 ? 4 : V;
+    return SharedWeights<V>{shared_weights + (read_unit + unit * quarter) * kStride, params.pairs};
+  };
+  factor = code_factor(factor, params.scale_multiplies);
+
+  const auto store_vectors = [&](bool as_codes, char *to) {
+    const int32_t distance = as_codes ? static_cast<int32_t>(params.pairs / 2) : params.to_high / 2;
+#pragma unroll
+    for (int i = 0; i < kVectorsOfCodes; ++i) {
+      if (as_codes) {
+        store_code_half(to + i * distance, vectors[i]);
+      } else {
+        store_vector(to + i * distance, vectors[i]);
+      }
+    }
+  };
+  const auto store_scale = [&](const WrittenScales &scales, int64_t scales_row, uint32_t bits) {
+    if constexpr (kHasScales) {
+      const uint32_t group_lanes_log2 = params.scales[index].lanes_log2, group = number >> group_lanes_log2;
+      if (scales.is_present() && group << group_lanes_log2 == number) {
+        scales.store(scales_row, head, static_cast<int>(group), bits);
+      }
+    }
+  };
+  uint32_t largest = 0;  // magnitude of what became codes, its bits
+  // To the destinations that take words, or codes with a scale of these bits; `magnitude` is that of the thread's values.
+  const auto store = [&](bool as_codes, uint32_t scale, uint32_t magnitude) {
+    if (!is_active) return;
+    const auto raise = [&] { largest = magnitude > largest ? magnitude : largest; };
+    if (has_out && as_codes == is_code_out) {
+      char *out;
+      if (as_codes) {
+        const char *const of_batch = codes.out + blockIdx.y * codes.out_batch;
+        out = const_cast<char *>(step(step(step(of_batch, token, codes.out_token), head, codes.out_head), vector, V));
+      } else {
+        const char *const of_head = IsNormed ? in : step(in, head, tensor.head_shift);
+        out = const_cast<char *>(step(of_head + tensor.in_to_out, token, tensor.token_shift));
+        if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
+      }
+      store_vectors(as_codes, out);
+      if constexpr (kHasScales) {
+        const WrittenScales &scales = params.scales[index].out;
+        if (as_codes) {
+          store_scale(scales, scales.row(blockIdx.y, token), scale);
+          raise();
+        }
+      }
+    }
+    if (has_cache && as_codes == is_code_cache && token < params.slots.cached_tokens) {
+      const uint32_t batch = (token & ~params.implicit_mask) + blockIdx.y, of_batch = token & params.implicit_mask;
+      const StepPlace in_cache =
+          kHasAll ? find_place(params.slots, params.lookups, slot, batch, of_batch) : find_slot(params.slots, slot);
+      if (in_cache.is_cached) {
+        store_vectors(as_codes, cache + in_cache.page * tensor.page_bytes + in_cache.entry * tensor.entry_bytes);
+        if constexpr (kHasScales) {
+          const WrittenScales &scales = params.scales[index].cache;
+          if (as_codes) {
+            store_scale(scales, scales.row(in_cache.page, in_cache.entry), scale);
+            raise();
+          }
+        }
+      } else if (in_cache.is_faulty && place.thread == 0 && (tensor.flags & kCountsPlaces) != 0) {
+        count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      }
+    }
+  };
+#pragma unroll 1
+  for (uint32_t turn = 0;;) {
+    const bool has_codes = (tensor.flags & kHasCodes) != 0;
+    const bool is_turned =
+        kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - place.first_token] == 0);
+    if constexpr (kHasScales) {
+      UnitValues<T, V> values[2] = {{vectors[0], vectors[2]}, {vectors[1], vectors[3]}};
+      const auto for_units = [&](const auto &change) {
+#pragma unroll
+        for (uint32_t unit = 0; unit < 2; ++unit) change(unit, &values[unit]);
+      };
+      if (IsNormed && is_changed) {
+        const float of_vector[] = {sum_of_squares<V>(values[0].low), sum_of_squares<V>(values[1].low),
+                                   sum_of_squares<V>(values[0].high), sum_of_squares<V>(values[1].high)};
+        const float inverse = inverse_norm(params.norm, sum_over_quarters(quarter, lanes_log2, number, of_vector));
+        for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) {
+          of_unit->template norm<kHasAll>(params.norm, inverse, weights_of(unit));
+        });
+      }
+      if (is_turned) {
+        for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) { of_unit->turn(angles_of(unit)); });
+      }
+      const StepHeadFactor &of_rows = params.factors[index];
+      const bool has_factor = kHasAll && of_rows.data != nullptr;
+      if (has_factor) {
+        const float of_row = load_factor<T>(of_rows, tensor.flags, blockIdx.y, token, head, is_active);
+        for_units([&](uint32_t, UnitValues<T, V> *of_unit) { of_unit->multiply(of_row); });
+      }
+      if (kHasAll ? (tensor.flags & kHasWords) != 0 : !has_codes) {
+        if ((IsNormed && is_changed) || is_turned || has_factor) {
+          for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) {
+            vectors[unit] = from_floats<T, V>(of_unit->low);
+            vectors[unit + 2] = from_floats<T, V>(of_unit->high);
+          });
+        } else if (is_active) {
+          load_vectors();  // a NaN keeps its bits
+        }
+        store(false, 0, 0);
+      }
+      if (has_codes) {
+        if (kHasAll && params.rounds_before_codes)
+          for_units([](uint32_t, UnitValues<T, V> *of_unit) { of_unit->round(); });
+        const StepHeadScales &scales = params.scales[index];
+        const WrittenScales &written = scales.out.is_present() ? scales.out : scales.cache;
+        const bool is_e5m2 = kHasAll && (tensor.flags & kHasE5M2) != 0;
+        uint32_t scale = 0, magnitude = 0;
+        if ((written.is_present() || (kHasAll && of_rows.amax != nullptr)) && has_units) {
+          magnitude = bits_of(max_magnitude(values[0].largest(), values[1].largest()));
+        }
+        if (written.is_present()) {
+          const GroupScale of_group = written_scale(written, is_e5m2, max_over_lanes(magnitude, scales.lanes_log2));
+          scale = of_group.bits;
+          factor = of_group.factor;
+        }
+        for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) {
+          of_unit->put_codes(factor, is_e5m2, &vectors[unit], &vectors[unit + 2]);
+        });
+        store(true, scale, magnitude);
+      }
+    } else {
+      float inverse = 0.0f;
+      if (IsNormed && is_changed) {
+        float of_vector[kVectorsOfCodes];
+#pragma unroll
+        for (int i = 0; i < kVectorsOfCodes; ++i) of_vector[i] = sum_of_squares_in<T, V>(vectors[i]);
+        inverse = inverse_norm(params.norm, sum_over_quarters(quarter, lanes_log2, number, of_vector));
+#pragma unroll
+        for (int i = 0; i < kVectorsOfCodes; ++i) forget_floats(&vectors[i]);
+      }
+      const auto change = [&](auto as) {
+#pragma unroll
+        for (uint32_t unit = 0; unit < 2; ++unit) {
+          change_unit<T, V, IsInterleaved, IsNormed, false, decltype(as)::value>(
+              params.norm, inverse, weights_of(unit), is_changed, is_turned, angles_of(unit), factor, &vectors[unit],
+              &vectors[unit + 2]);
+        }
+      };
+      if (has_codes) {
+        change(std::integral_constant<UnitAs, UnitAs::kCodes>());
+      } else if (is_changed) {
+        change(std::integral_constant<UnitAs, UnitAs::kWords>());
+      }
+      store(has_codes, 0, 0);
+    }
+    if (++turn >= turns) break;
+    token += rows;
+    is_active = is_active && token < params.num_tokens;
+    in = step(in, rows, tensor.in_token);
+    angles += rows * (2 * params.pairs);
+    if (is_active) load();
+  }
+  if constexpr (kHasAll) {
+    uint32_t *const amax = params.factors[index].amax;
+    if (amax != nullptr) {
+      const uint32_t of_warp = max_over_lanes(largest, 5);
+      if (threadIdx.x % 32 == 0) raise_magnitude(amax, of_warp);
+    }
+  }
+}
+
+template <typename T, bool IsInterleaved, bool IsNormed, StepCodes kCodes>
+const void *find_step_codes_kernel(StepAngles angles) {
+  constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(is_interleaved, angles) \
+  reinterpret_cast<const void *>(step_codes_kernel<T, V, is_interleaved, IsNormed, kCodes, StepAngles::angles>)
+  return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
+         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
+                                         : ROPE_STEP_KERNEL(false, kNone);
+#undef ROPE_STEP_KERNEL
+}
+
+template <typename T, bool IsInterleaved, bool IsNormed>
+const void *find_step_codes_kernel(const StepVariant &variant) {
+  switch (variant.codes) {
+    case StepCodes::kStatic:
+      return find_step_codes_kernel<T, IsInterleaved, IsNormed, StepCodes::kStatic>(variant.angles);
+    case StepCodes::kScales:
+      return find_step_codes_kernel<T, IsInterleaved, IsNormed, StepCodes::kScales>(variant.angles);
+    default:
+      return find_step_codes_kernel<T, IsInterleaved, IsNormed, StepCodes::kAll>(variant.angles);
+  }
+}
+
+template <typename T, bool IsInterleaved>
+const void *find_step_codes_kernel(const StepVariant &variant) {
+  return variant.norm != StepNorm::kNone ? find_step_codes_kernel<T, IsInterleaved, true>(variant)
+                                         : find_step_codes_kernel<T, IsInterleaved, false>(variant);
+}
+
+template <typename T>
+const void *find_step_codes_kernel(const StepVariant &variant) {
+  return variant.is_interleaved ? find_step_codes_kernel<T, true>(variant) : find_step_codes_kernel<T, false>(variant);
+}
+
+}  // namespace rope
