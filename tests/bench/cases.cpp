@@ -151,14 +151,18 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
           "accumulate=yes: backward, place=out-of-place");
   require(!item->is_packed || item->v_heads == 0 || item->v_heads == item->k_heads, "packed=qkv: heads of v are k's");
 
-  const int codes = choice_of(words, "codes", {"none", "cache", "all"});
+  const int codes = choice_of(words, "codes", {"none", "cache", "all", "out"});
   item->has_code_q = codes == 2;
   if (codes != 0) item->code_dtype = ROPE_DTYPE_F8_E4M3;
-  require(codes == 0 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
+  require(item->is_swiglu ? codes == 0 || codes == 3 : codes != 3, "codes=out: SwiGLU, and no other codes of SwiGLU");
+  require(codes == 0 || codes == 3 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
   require(codes != 2 || item->is_out_of_place, "codes=all: place=out-of-place");
-  item->has_written_scales = choice_of(words, "scales", {"static", "head"}) == 1;
-  require(!item->has_written_scales || (codes != 0 && item->layout == ROPE_LAYOUT_THD),
-          "scales=head: codes, layout=thd");
+  const int scales = choice_of(words, "scales", {"static", "head", "row", "128", "32"});
+  item->has_written_scales = scales != 0;
+  item->scale_group = scales == 2 ? item->columns : scales == 3 ? 128 : scales == 4 ? 32 : 0;
+  require(scales != 1 || (codes != 0 && item->layout == ROPE_LAYOUT_THD), "scales=head: codes, layout=thd");
+  require(item->scale_group == 0 || (codes == 3 && item->columns % item->scale_group == 0),
+          "scales=row|128|32: codes=out, columns that are whole groups");
 
   // Twice as many pages as are written. In decode each token has a page of its own, and all pages exceed an L2 cache.
   const int64_t rows = item->batches * item->tokens;
@@ -269,7 +273,7 @@ bool fits(const Rule &rule, const Case &item) {
                           {"gate", "separate"},    {"threads", "all"},     {"norm", "none"},
                           {"cache", "none"},       {"rotated", "yes"},     {"beside", "none"},
                           {"codes", "none"},       {"scales", "static"},   {"pass", "none"},
-                          {"gradients", "inputs"}, {"accumulate", "no"}};
+                          {"gradients", "inputs"}, {"accumulate", "no"},   {"experts", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -313,6 +317,7 @@ int64_t size_of(rope_dtype_t dtype) {
     case ROPE_DTYPE_I32:
       return 4;
     case ROPE_DTYPE_F8_E4M3:
+    case ROPE_DTYPE_F8_E8M0:
       return 1;
     default:
       return 8;
@@ -341,7 +346,11 @@ int64_t room_of_rows(const Case &item) {
 double bytes_moved(const Case &item) {
   const double size = static_cast<double>(size_of(item.dtype));
   if (item.is_swiglu) {
-    return static_cast<double>(existing_rows_of(item) * item.columns) * size * (item.is_backward ? 5 : 3);
+    const double elements = static_cast<double>(existing_rows_of(item) * item.columns);
+    if (item.code_dtype == 0) return elements * size * (item.is_backward ? 5 : 3);
+    const double scale_size = item.scale_group == 32 ? 1 : static_cast<double>(size_of(ROPE_DTYPE_F32));
+    const double scales = item.scale_group == 0 ? 0 : elements / static_cast<double>(item.scale_group);
+    return elements * (2 * size + 1) + scales * scale_size;
   }
   const double tokens = static_cast<double>(item.batches * item.tokens);
   if (item.cache == CacheLayout::kNone) {

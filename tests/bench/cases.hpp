@@ -111,11 +111,13 @@ struct Case {
   rope_dtype_t slot_dtype = 0;
   Pass pass = Pass::kNone;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
-  rope_dtype_t code_dtype = 0;  // of the caches, and of q_out if has_code_q is set; 0: the data's type
+  // Of the caches, and of q_out if has_code_q is set; of SwiGLU's out; 0: the data's type.
+  rope_dtype_t code_dtype = 0;
   bool has_code_q = false, has_written_scales = false;
   bool has_weight_gradients = false, accumulates = false;  // backward
 
   // SwiGLU
+  int64_t scale_group = 0;  // channels for which a scale is written; 0: none
   int64_t rows = 0, columns = 0;
   Gate gate = Gate::kSeparate;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU, limit_rule = SWIGLU_LIMIT_GATE;

@@ -32,6 +32,7 @@ double number_of_bits(uint64_t bits, rope_dtype_t dtype) {
     if (exponent == 15 && mantissa == 7) return NAN;
     return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
   }
+  if (dtype == ROPE_DTYPE_F8_E8M0) return bits == 255 ? NAN : std::ldexp(1, static_cast<int>(bits) - 127);
   const uint32_t word = static_cast<uint32_t>(dtype == ROPE_DTYPE_BF16 ? bits << 16 : bits);
   float number;
   std::memcpy(&number, &word, sizeof number);

@@ -917,7 +917,8 @@ class PreparedSwiglu : public PreparedCase {
     swiglu_desc_t *desc = nullptr;
     require(swiglu_desc_create(&config_, &desc));
     desc_.reset(desc);
-    for (int i = 0; i < sets; ++i) args_.push_back(make_args());
+    quants_.resize(static_cast<size_t>(sets));
+    for (swiglu_quant_args_t &quant : quants_) args_.push_back(make_args(&quant));
   }
 
   void create_once() const override {
@@ -968,7 +969,7 @@ class PreparedSwiglu : public PreparedCase {
         accuracy.add(grad_up[i], exact.up);
       }
     } else {
-      const std::vector<double> out = read(args.out, rows);
+      const std::vector<double> out = item_.code_dtype == 0 ? read(args.out, rows) : read_codes(args.out, rows);
       for (size_t i = 0; i < gate.size(); ++i) accuracy.add(out[i], gated(numbers, gate[i], up[i]));
     }
     require_accuracy(accuracy, allowed_error(written_dtype_of(item_)));
@@ -981,6 +982,14 @@ class PreparedSwiglu : public PreparedCase {
     void *memory = memory_.allocate(bytes);
     memory_.fill(memory, bytes, item_.dtype);
     return tensor(memory, item_.dtype, {room_of_rows(item_), columns});
+  }
+
+  // [rows, groups], of 32 channels E8M0.
+  rope_tensor_t make_scales() {
+    const rope_dtype_t dtype = item_.scale_group == 32 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    const int64_t groups = item_.columns / item_.scale_group;
+    void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * groups * size_of(dtype)));
+    return tensor(memory, dtype, {room_of_rows(item_), groups});
   }
 
   rope_tensor_t make_bias() {
@@ -1011,7 +1020,7 @@ class PreparedSwiglu : public PreparedCase {
     rope_tensor_t split = view;
     split.ndim = 3;
     split.flags |= ROPE_TENSOR_STRIDED;
-    const int64_t shape[] = {item_.num_experts, item_.rows, item_.columns};
+    const int64_t shape[] = {item_.num_experts, item_.rows, view.shape[1]};
     const int64_t stride[] = {item_.rows * stride_of(view, 0), stride_of(view, 0), stride_of(view, 1)};
     std::copy(shape, shape + 3, split.shape);
     std::copy(stride, stride + 3, split.stride);
@@ -1074,7 +1083,7 @@ class PreparedSwiglu : public PreparedCase {
     }
   }
 
-  swiglu_args_t make_args() {
+  swiglu_args_t make_args(swiglu_quant_args_t *quant) {
     swiglu_args_t args = {};
     args.struct_size = sizeof args;
     args.flags = item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
@@ -1084,6 +1093,18 @@ class PreparedSwiglu : public PreparedCase {
       make_pair(&args.grad_gate, &args.grad_up);
     } else {
       args.out = make_tensor(item_.columns);
+    }
+    if (item_.code_dtype != 0) {
+      *quant = SWIGLU_QUANT_ARGS_INIT;
+      args.out.dtype = item_.code_dtype;
+      if (item_.scale_group != 0) {
+        quant->scales_out = make_scales();
+      } else {
+        void *memory = memory_.allocate(sizeof kCodeScale);
+        memory_.upload(memory, &kCodeScale, sizeof kCodeScale);
+        quant->scale = tensor(memory, ROPE_DTYPE_F32, {1});
+      }
+      args.quant = quant;
     }
     if (item_.bias_dtype != 0 && input_.gate_bias.ndim == 0) {
       input_.gate_bias = make_bias();
@@ -1096,6 +1117,7 @@ class PreparedSwiglu : public PreparedCase {
       for (rope_tensor_t *view : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
         *view = by_expert(*view);
       }
+      quant->scales_out = by_expert(quant->scales_out);
     }
     if (item_.bias_dtype != 0 || item_.num_experts != 0) args.input = &input_;
     return args;
@@ -1121,11 +1143,28 @@ class PreparedSwiglu : public PreparedCase {
     return memory_.read(view.data, item_.dtype, indices);
   }
 
+  std::vector<double> read_codes(const rope_tensor_t &view, const std::vector<int64_t> &rows) const {
+    std::vector<int64_t> indices, places;
+    const int64_t groups = item_.scale_group == 0 ? 1 : item_.columns / item_.scale_group;
+    for (int64_t row : rows) {
+      for (int64_t i = 0; i < item_.columns; ++i) indices.push_back(row * item_.columns + i);
+      for (int64_t i = 0; i < groups; ++i) places.push_back(item_.scale_group == 0 ? 0 : row * groups + i);
+    }
+    const swiglu_quant_args_t &quant = quants_[0];
+    const rope_tensor_t &scales = item_.scale_group == 0 ? quant.scale : quant.scales_out;
+    const std::vector<double> scale = memory_.read(scales.data, scales.dtype, places);
+    std::vector<double> values = memory_.read(view.data, view.dtype, indices);
+    const auto of_group = static_cast<size_t>(item_.columns / groups);
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= scale[i / of_group];
+    return values;
+  }
+
   const Case &item_;
   Memory &memory_;
   swiglu_config_t config_ = {};
   swiglu_input_args_t input_ = SWIGLU_INPUT_ARGS_INIT;
   std::unique_ptr<swiglu_desc_t, void (*)(swiglu_desc_t *)> desc_{nullptr, swiglu_desc_destroy};
+  std::vector<swiglu_quant_args_t> quants_;
   std::vector<swiglu_args_t> args_;
 };
 
