@@ -118,6 +118,14 @@ class LimitRule(IntEnum):
     ACTIVATION = _abi.SWIGLU_LIMIT_ACTIVATION
 
 
+class ScaleLayout(IntEnum):
+    """Where SwiGLU's written scales lie: by their strides, or in tiles of 128 rows and 4 groups, as cuBLAS reads them;
+    also accepted: "strided" and "128x4"."""
+
+    STRIDED = _abi.SWIGLU_SCALE_LAYOUT_STRIDED
+    TILES_128X4 = _abi.SWIGLU_SCALE_LAYOUT_128X4
+
+
 class Scaling(IntEnum):
     """Recipes of context scaling; the header has their formulas."""
 
@@ -163,6 +171,7 @@ QUANT_ROUNDINGS = _names(QuantRounding)
 ROTATION_ROUNDINGS = _names(RotationRounding)
 ACTIVATIONS = _names(Activation)
 LIMIT_RULES = _names(LimitRule)
+SCALE_LAYOUTS: Dict[str, int] = {"strided": ScaleLayout.STRIDED, "128x4": ScaleLayout.TILES_128X4}
 SCALINGS = _names(Scaling)
 SECTIONS = _names(Sections)
 DTYPES = {

@@ -1,9 +1,10 @@
-# _groups.py - the operand groups of RopeDesc.forward: rope_norm_args_t and its like
+# _groups.py - the operand groups of calls: rope_norm_args_t, swiglu_quant_args_t and their like
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ._types import Tensor
+from ._enums import ScaleLayout
+from ._types import AnyScaleLayout, Tensor
 
 
 class Norm(NamedTuple):
@@ -102,6 +103,28 @@ class Quant(NamedTuple):
     scale_floor: float = 0.0
     scale_multiplies: bool = False
     power_of_two: bool = False
+
+
+class SwigluQuant(NamedTuple):
+    """Scales of SwiGLU's output of 8 bits: swiglu_quant_args_t in <rope/rope.h>. Codes are made as Quant says.
+
+    scale:            F32 [1], or [E] with experts, above 0; None: 1
+    scales_out:       F32 or F8_E8M0, written instead: the first axes of out, at least one, with experts two, and not
+                      all, then G: each of G groups of neighbouring elements of out's other axes has the scale (largest
+                      magnitude) / (largest number of the type). Out [N, d] has [N, 1] by row and [N, d/128] by 128. G
+                      may be split, [.., G/4, 4]. Any strides: column-major scales are a transposed view
+    amax_out:         F32 [1]: a call raises it to the largest magnitude of what becomes 8 bits
+    scale_floor, scale_multiplies, power_of_two: as in Quant
+    scale_layout:     of scales_out: "strided", or "128x4"
+    """
+
+    scale: Optional[Tensor] = None
+    scales_out: Optional[Tensor] = None
+    amax_out: Optional[Tensor] = None
+    scale_floor: float = 0.0
+    scale_multiplies: bool = False
+    power_of_two: bool = False
+    scale_layout: AnyScaleLayout = ScaleLayout.STRIDED
 
 
 class Input(NamedTuple):

@@ -13,7 +13,7 @@ its groups. A result whose operand is absent is None.
   step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
                    place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
   swiglu           a new tensor
-  swiglu_out       writes out
+  swiglu_out       writes out, scales_out and amax_out. uint8 is float8_e8m0fnu here, too
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
 
 They have no derivatives of their own, and do not tell autograd what they write: librope.torch and descriptors do."""
@@ -31,7 +31,8 @@ from torch.autograd.graph import increment_version
 
 from . import _abi, _calls
 from ._enums import Layout, TableRows
-from ._groups import Cache, Input, Norm, NormGradient, Quant
+from ._group_reader import tensors_of
+from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
 from ._library import function_table, package_version, torch_operators_path
 from ._rope import RopeDesc
 from ._swiglu import SwigluDesc
@@ -39,7 +40,7 @@ from ._tensors import MAX_NDIM, framework_of
 
 SKIP_SLOT_0 = 1 << 16  # of a Cache
 HAS_NORM = 1 << 17  # there is a norm, with weights or without
-SCALE_MULTIPLIES = 1 << 18  # of a Quant
+SCALE_MULTIPLIES = 1 << 18  # of a Quant or SwigluQuant
 POWER_OF_TWO = 1 << 19
 
 _E8M0 = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
@@ -48,6 +49,10 @@ _E8M0 = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
 def as_bytes(x: Any) -> Any:
     """Scales of float8_e8m0fnu as uint8: torch.compile's inductor refuses operators that write the former."""
     return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == _E8M0 else x
+
+
+def is_e8m0(dtype: torch.dtype) -> bool:
+    return dtype == _E8M0
 
 
 def _as_scales(x: Any) -> Any:
@@ -78,7 +83,8 @@ _SCHEMAS = (
     "Tensor(m!)? v_scales_out=None, Tensor(n!)? amax_out=None, float scale_floor=0.0, Tensor? q_pass=None, "
     "Tensor? k_pass=None, Tensor? q_row_factor=None, Tensor? k_row_factor=None, Tensor? v_row_factor=None) -> ()",
     f"swiglu(str desc, Tensor gate, Tensor up, {_GATING}) -> Tensor",
-    f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}) -> ()",
+    f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}, Tensor? scale=None, "
+    "Tensor(b!)? scales_out=None, Tensor(c!)? amax_out=None, float scale_floor=0.0, int scale_layout=0) -> ()",
     "swiglu_backward(str desc, Tensor grad_out, Tensor gate, Tensor up, int wanted, "
     f"{_GATING}) -> (Tensor, Tensor, Tensor)",
 )
@@ -219,6 +225,19 @@ def _has_any(operands: Sequence[Any]) -> bool:
     return any(x is not None for x in operands)
 
 
+def quant_flags(quant: Any) -> int:
+    """Of a Quant or SwigluQuant, in `flags`."""
+    return (SCALE_MULTIPLIES if quant.scale_multiplies else 0) | (POWER_OF_TWO if quant.power_of_two else 0)
+
+
+def _take_quant(cls: Any, flags: int, given: Iterator[Any]) -> Any:
+    """The group of the flags, and of the next of the operands that are given; None where it says nothing."""
+    quant = _take_operands(cls(), given)._replace(
+        scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO),
+        scale_floor=next(given, 0.0))
+    return quant if _has_any(tensors_of(quant)) or quant_flags(quant) or quant.scale_floor else None
+
+
 def _python_step(
         key: str, q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
         k_out: Optional[Tensor], v_out: Optional[Tensor], is_backward: bool, positions: Optional[Tensor] = None,
@@ -233,15 +252,13 @@ def _python_step(
     given = iter([_as_scales(x) for x in groups])
     norm = _take_operands(Norm(), given)
     cache = _take_operands(Cache(skip_slot_0=bool(flags & SKIP_SLOT_0)), given)
-    quant = _take_operands(
-        Quant(scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO)), given)
-    quant = quant._replace(scale_floor=next(given, 0.0))
+    quant = _take_quant(Quant, flags, given)
     further = _take_operands(Input(), given)
     if flags & HAS_NORM or _has_any(norm):
         options["norm"] = norm
     if _has_any(cache[:-1]):
         options["cache"] = cache
-    if _has_any(quant[:-3]) or any(quant[-3:]):
+    if quant is not None:
         options["quant"] = quant
     if _has_any(further):
         options["input"] = further
@@ -263,8 +280,17 @@ def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor
     return out
 
 
-def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operands: Any) -> None:
-    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, **_gating("swiglu_out", *operands))
+def _python_swiglu_out(
+        key: str, gate: Tensor, up: Tensor, out: Tensor, row_scale: Optional[Tensor] = None,
+        num_rows: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None, flags: int = 0, *scales: Any) -> None:
+    given = iter([_as_scales(x) for x in scales])
+    quant = _take_quant(SwigluQuant, flags, given)
+    scale_layout = next(given, 0)
+    if scale_layout:
+        quant = (quant or SwigluQuant())._replace(scale_layout=scale_layout)
+    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, quant=quant, **_gating(
+        "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))
 
 
 def _python_swiglu_backward(

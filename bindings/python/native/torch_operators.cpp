@@ -613,7 +613,7 @@ void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   operands.run(desc, args, reader);
 }
 
-// A tensor of one of step's groups: where it goes, and its name in errors.
+// A tensor of a group: where it goes, and its name in errors.
 template <typename Group>
 struct GroupField {
   rope_tensor_t Group::*view;
@@ -651,7 +651,12 @@ constexpr GroupField<rope_input_args_t> input_fields[] = {{&rope_input_args_t::q
                                                           {&rope_input_args_t::k_row_factor, "k_row_factor"},
                                                           {&rope_input_args_t::v_row_factor, "v_row_factor"}};
 
-// The tensors of one of step's groups, taken when the arguments are and read when there is a Reader.
+constexpr GroupField<swiglu_quant_args_t> swiglu_quant_fields[] = {
+    {&swiglu_quant_args_t::scale, "scale"},
+    {&swiglu_quant_args_t::scales_out, "scales_out", true},
+    {&swiglu_quant_args_t::amax_out, "amax_out", true}};
+
+// The tensors of a group, taken when the arguments are and read when there is a Reader.
 template <typename Group, size_t kCount>
 class GroupTensors {
  public:
@@ -673,6 +678,17 @@ class GroupTensors {
   const GroupField<Group> (&fields_)[kCount];
   Tensor *tensors_[kCount];
 };
+
+// Whether there is a group of scales, which is filled then.
+template <typename Quant, size_t kCount>
+bool fill_quant(const GroupTensors<Quant, kCount> &tensors, double scale_floor, int64_t flags, const Reader &reader,
+                Quant *quant) {
+  if ((flags & kScaleMultiplies) != 0) quant->flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  if ((flags & kPowerOfTwo) != 0) quant->flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+  quant->scale_floor = scale_floor;
+  tensors.fill(reader, quant);
+  return tensors.has_any() || scale_floor != 0 || quant->flags != 0;
+}
 
 void norm_rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, 17);
@@ -836,13 +852,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
     if ((flags & kSkipSlot0) != 0) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
     args.cache = &cache;
   }
-  if (quant_tensors.has_any() || scale_floor != 0 || (flags & (kScaleMultiplies | kPowerOfTwo)) != 0) {
-    quant_tensors.fill(reader, &quant);
-    quant.scale_floor = scale_floor;
-    if ((flags & kScaleMultiplies) != 0) quant.flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
-    if ((flags & kPowerOfTwo) != 0) quant.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
-    args.quant = &quant;
-  }
+  if (fill_quant(quant_tensors, scale_floor, flags, reader, &quant)) args.quant = &quant;
   if (input_tensors.has_any()) {
     input_tensors.fill(reader, &input);
     args.input = &input;
@@ -907,15 +917,26 @@ void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
 }
 
 void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 10);
+  Arguments arguments(stack, num_arguments, 15);
   const std::string_view key = arguments.text();
   Gating gating(&arguments);
   Tensor *const out = arguments.tensor();
   gating.take_operands(&arguments);
+  const GroupTensors quant_tensors(swiglu_quant_fields, &arguments);
+  const double scale_floor = arguments.number();
+  const int64_t scale_layout = arguments.integer();
   const Reader reader("swiglu_out", "gate", gating.gate);
   const Descriptor desc = find_descriptor("swiglu_out", kSwigluPrefix, key, reader.device());
+  const int64_t quant_flags = gating.flags & (kScaleMultiplies | kPowerOfTwo);
+  gating.flags -= quant_flags;
   gating.fill(reader);
   reader.read_written(&gating.args.out, "out", out);
+  if (scale_layout != static_cast<int32_t>(scale_layout)) fail("swiglu_out: scale_layout is out of range");
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  quant.scale_layout = static_cast<int32_t>(scale_layout);
+  if (fill_quant(quant_tensors, scale_floor, quant_flags, reader, &quant) || scale_layout != 0) {
+    gating.args.quant = &quant;
+  }
   gating.run(desc, rope->forward_swiglu, reader);
 }
 
