@@ -69,7 +69,7 @@ func (s *Swiglu) Close() {
 // SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits, whose codes are x / scale.
 type SwigluQuant struct {
 	Flags uint32 // those of Quant
-	// Of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
+	// The least that a largest magnitude is taken for, with written scales; 0: 1e-10 for F32, else none
 	ScaleFloor float64
 	Scale      Tensor // F32 [1], or [E] with experts, above 0; the zero Tensor: 1
 	// Written instead, F32 or F8E8M0: the first axes of Out, at least one, with experts two, and not all, then G, which

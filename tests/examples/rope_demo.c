@@ -633,7 +633,7 @@ static double swiglu_error(const device_t *device, const gating_t *gating, int64
   return worst;
 }
 
-/* What a code of F8_E4M3 stands for: a sign, four bits of exponent, three of fraction. */
+/* The number that a code of F8_E4M3 stands for: a sign, four bits of exponent, three of fraction. */
 static long double number_of(uint8_t code) {
   const int exponent = code >> 3 & 15, fraction = code & 7;
   if ((code & 127) == 127) return NAN;

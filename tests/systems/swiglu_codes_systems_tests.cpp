@@ -195,7 +195,7 @@ void check_per_token(rope_dtype_t dtype, Real tolerated) {
   call.check(tolerated);
 }
 
-// The same floor for groups of 128 or 64 channels; scales lie by rows, or by groups [d/128, T].
+// Scales of 128 or 64 channels, with that floor; they lie by rows, or by groups [d/128, T].
 void check_per_block(rope_dtype_t dtype, int64_t group_size, bool is_transposed, Real tolerated) {
   const int64_t tokens = 29, d = 384, groups = d / group_size;
   CodesCall call(dtype);
@@ -221,7 +221,7 @@ void check_per_block(rope_dtype_t dtype, int64_t group_size, bool is_transposed,
 // How an expert's scales lie, with E experts of T rows and G groups.
 enum class ScalesLie {
   ByRow,     // [E, T, G]
-  ByColumn,  // [E, G, T padded], as DeepGEMM's TMA wants them on SM90
+  ByColumn,  // [E, G, T padded], as DeepGEMM's TMA reads them on SM90
   Packed     // bytes of E8M0, four groups of a row in a word: [E, G/4, T, 4]
 };
 
@@ -465,7 +465,7 @@ TEST_CASE("vLLM silu_and_mul_per_block_quant: scales of 128 and 64 channels, by 
   }
 }
 
-TEST_CASE("vLLM silu_mul_fp8_quant_deep_gemm: masked experts, scales of fp32 in the place of bf16",
+TEST_CASE("vLLM silu_mul_fp8_quant_deep_gemm: masked experts, scales of fp32 instead of bf16",
           "[systems][swiglu][codes]") {
   for (ScalesLie lie : {ScalesLie::ByRow, ScalesLie::ByColumn}) {
     MaskedVllm{lie, false, false, 0.05L}.check();

@@ -226,7 +226,7 @@ def _has_any(operands: Sequence[Any]) -> bool:
 
 
 def quant_flags(quant: Any) -> int:
-    """Of a Quant or SwigluQuant, in `flags`."""
+    """The flags of a Quant or SwigluQuant."""
     return (SCALE_MULTIPLIES if quant.scale_multiplies else 0) | (POWER_OF_TWO if quant.power_of_two else 0)
 
 

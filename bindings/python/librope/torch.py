@@ -778,7 +778,7 @@ def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
 
 
 def _gate_back(ctx: Any, grad_out: Tensor, first_input: int = 1) -> Tuple[Any, ...]:
-    """Of the arguments from the key on. first_input: gate among those of the Function."""
+    """The gradients of the arguments from the key on. first_input: the place of gate among the Function's inputs."""
     gate, up, *operands = ctx.saved_tensors
     _, _, gate_bias, up_bias, _ = operands
     needed = ctx.needs_input_grad[first_input - 1:]

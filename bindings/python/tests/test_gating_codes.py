@@ -215,7 +215,7 @@ class NumpyTest(CodesTest):
 
     @unittest.skipIf(torch is None, "needs torch")
     def test_calls_that_are_kept(self):
-        """Of one kind there is one struct; what differs in a number is another kind."""
+        """Calls of one kind share a struct; another number makes another kind."""
         desc = SwigluDesc(dtype="f16", activation="reglu")
         for seed in range(3):
             gate, up = inputs(seed, 4, 8, dtype=numpy.float16)

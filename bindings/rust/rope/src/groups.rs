@@ -307,13 +307,13 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
-    /// Where written scales lie: by their strides, where nothing is said.
+    /// Where written scales lie. Not given: by their strides.
     pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
         self.raw.scale_layout = layout as i32;
         self
     }
 
-    /// Of written scales: the least that a largest magnitude is taken for. Not given: 1e-10 for `f32`, else none.
+    /// The least that a largest magnitude is taken for, with written scales. Not given: 1e-10 for `f32`, else none.
     pub fn scale_floor(mut self, floor: f64) -> Self {
         self.raw.scale_floor = floor;
         self
