@@ -255,8 +255,7 @@ enum {
  *
  * This version serves norms, row factors, what is not turned, and in rope_forward q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: written scales of F8_E4M3 and F4_E2M1X2; of SwiGLU types of 4 bits, scale_layout 128X4, `quant` in
- * swiglu_backward, expert_offsets and row_index. */
+ * NOT_SUPPORTED: of RoPE F4_E2M1X2 and written scales of F8_E4M3; of SwiGLU `quant` in swiglu_backward. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -504,11 +503,12 @@ enum {
  * of F8_E4M3, whose static one is the global factor g. With top the largest number of the destination's type and amax the
  * largest magnitude of a group, at least scale_floor, compared as integers (NaN above infinity), a written scale is
  *   F32       amax / top, rounded; with POWER_OF_TWO the least power of two p with top * p >= amax
- *   F8_E8M0   that power of two (OCP MX)
- *   F8_E4M3   g * (amax / 6), rounded to it (NVFP4)
- * and codes are x * i, i = 1/scale rounded, 0 for a scale of 0 and the largest F32 where 1/scale is above it. A NaN
- * among the values writes a NaN scale (F8_E8M0: 255) and NaN codes, an infinity an infinite scale (F8_E8M0: 254), NaN
- * codes of infinities and 0 of the others.
+ *   F8_E8M0   that power of two (OCP MX). It is amax / top rounded up, as TransformerEngine has it; OCP's own algorithm
+ *             takes the exponent of amax less that of top, and values above top saturate
+ *   F8_E4M3   g * (amax / 6), each operation rounded to F32 and the product to F8_E4M3, 448 at most (NVFP4)
+ * and codes are x * i, i = 1/scale rounded (F8_E4M3: g/scale), 0 for a scale of 0 and the largest F32 where it is above
+ * that. A NaN among the values writes a NaN scale (F8_E8M0: 255) and NaN codes, an infinity an infinite scale (F8_E8M0:
+ * 254), NaN codes of infinities and 0 of the others. Scales of F8_E4M3 have no infinity, and are 448 there.
  *   A product becomes a code by rounding to nearest even. What is larger than the largest number of the type becomes that
  * one, infinities too; NaN becomes 0x7f (types of 4 bits: 6). Backward: absent, and outputs have more than 8 bits. */
 typedef struct rope_quant_args {
@@ -844,7 +844,15 @@ enum {
 /* How scales lie that a call writes. */
 enum {
   SWIGLU_SCALE_LAYOUT_STRIDED = 0, /* as the strides say */
-  SWIGLU_SCALE_LAYOUT_128X4 = 1    /* in tiles of 128 rows and 4 groups (cuBLAS) */
+  /* In tiles of 128 rows and 4 groups, as cuBLAS reads them. A group is 32 channels with scales of F8_E8M0, and 16
+   * channels with scales of F8_E4M3. gate [.., M, d] has scales_out [.., 128 ceil(M/128), 4 ceil(G/4)] for the G groups
+   * of a row: the axes before M are gate's, with any strides, and the last two are compact, so that each matrix of M rows
+   * has tiles of its own. (d may be several axes.) The scale of row m and group k is byte
+   *   (m / 128 * ceil(G/4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4     with quotients rounded down
+   * of the matrix, whatever its index in scales_out. A call sets the padding, which is the scales of rows from M on and
+   * of groups from G on, to 0, as TensorRT-LLM and flashinfer do. It does so with num_rows and expert_rows too, but the
+   * scales of rows that those leave out keep what they hold. */
+  SWIGLU_SCALE_LAYOUT_128X4 = 1
 };
 
 /* What selects code, and the numbers of the formula at swiglu_forward. */
@@ -881,17 +889,26 @@ ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 /* Scales of an output of 8 or 4 bits. Codes, their rounding, flags, the floor and the formulas of written scales are
  * those of rope_quant_args_t; out has the values of swiglu_forward, rounded to the descriptor's dtype first with
  * ROPE_QUANT_ROUND_FIRST (F16 and BF16). With neither scale nor scales_out codes are those of the values themselves. Rows
- * that are not written have no scales and raise nothing. From F64 nothing becomes 8 bits: NOT_SUPPORTED. */
+ * that are not written have no scales and raise nothing. From F64 nothing becomes 8 or 4 bits: NOT_SUPPORTED.
+ *   MXFP8 is an out of F8_E4M3 with scales_out F8_E8M0 [N, d/32], MXFP4 an out of F4_E2M1X2 with the same scales. NVFP4
+ * is an out of F4_E2M1X2 with scales_out F8_E4M3 [N, d/16] and the global factor g in `scale`, as a rule 448 * 6 / amax
+ * of the whole tensor. TransformerEngine (MXFP8), vLLM and flashinfer (NVFP4) round the values first. Of NVFP4
+ *   scale = F8_E4M3(g * (amax / 6))     code = F4_E2M1(x * (g / scale)), 0 where scale is 0
+ * This is the formula of vLLM and flashinfer, which take approximate reciprocals of 6, g and scale / g. Here quotients
+ * and products are each rounded once, to nearest, so that the bits are the same on every device. */
 typedef struct swiglu_quant_args {
   uint32_t struct_size; /* sizeof(swiglu_quant_args_t) */
   uint32_t flags;       /* ROPE_QUANT_FLAG_ values */
   double scale_floor;   /* as in rope_quant_args_t */
-  rope_tensor_t scale;  /* static: F32 [1], or [E] with experts, above 0, where the tensors are; not with scales_out */
-  /* Written, F32 or F8_E8M0: the first axes of out, at least one, with experts two, and not all, then G groups of
-   * neighbouring elements of out's other axes, counted with the last axis fastest: out [N, d] has [N, 1] by row and
-   * [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides. */
+  /* Static: F32 [1], or [E] with experts, above 0, where the tensors are. Beside scales_out of F8_E4M3 it is their
+   * global factor g, 1 where it is absent, whatever the flags; beside other scales_out it is INVALID_ARGUMENT. */
+  rope_tensor_t scale;
+  /* Written, F32 or F8_E8M0, beside F4_E2M1X2 also F8_E4M3: the first axes of gate, at least one, with
+   * expert_rows two, and not all, then G groups of neighbouring channels of gate's other axes, counted with the last axis fastest: gate
+   * [N, d] has [N, 1] by row and [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides. Beside F4_E2M1X2 a group
+   * has an even number of channels. SWIGLU_SCALE_LAYOUT_128X4 has shapes of its own. */
   rope_tensor_t scales_out;
-  rope_tensor_t amax_out; /* F32 [1], as in rope_quant_args_t: of all that becomes 8 bits */
+  rope_tensor_t amax_out; /* F32 [1], as in rope_quant_args_t: of all that becomes 8 or 4 bits */
   int32_t scale_layout;   /* of scales_out: a SWIGLU_SCALE_LAYOUT_ value */
   int32_t reserved0;      /* 0 */
 } swiglu_quant_args_t;
@@ -900,8 +917,14 @@ typedef struct swiglu_quant_args {
 #define SWIGLU_QUANT_ARGS_INIT \
   { sizeof(swiglu_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0 }
 
-/* Further inputs. Values are read where they lie when the kernel runs; a row whose offset or index is out of range is
- * not written. */
+/* Further inputs. Values are read where they lie when the kernel runs.
+ *
+ * expert_offsets rise and lie within 0 to N. Row i has an expert where expert_offsets[0] <= i < expert_offsets[E]. It is
+ * found by bisection: from lo = 0 and hi = E on, (lo + hi) / 2 takes the place of lo where its offset is at most i, else
+ * of hi, until hi is lo + 1; then lo is the expert. So is it too where offsets fall, which gives an expert no rows, or
+ * rows to one of several. A row without an expert, one whose expert has an offset outside 0 to N, and one whose row_index
+ * is below 0 or not below M, is neither read nor written. A bias of [E, d] and, with row_index, row_scale share no
+ * element with an output. */
 typedef struct swiglu_input_args {
   uint32_t struct_size;             /* sizeof(swiglu_input_args_t) */
   uint32_t flags;                   /* 0 */
@@ -909,9 +932,11 @@ typedef struct swiglu_input_args {
   rope_tensor_t expert_rows;        /* I32/I64 [E] with gate [E, N, .., d]: rows of each expert, held within 0 to N; the
                                        others are neither read nor written. Not together with num_rows; with a
                                        grad_row_scale row_scale has at least the axes [E, N] */
-  rope_tensor_t expert_offsets;     /* I32/I64 [E + 1] with gate [N, ..]: expert e has rows expert_offsets[e] to
-                                       expert_offsets[e + 1] - 1, rising; not together with expert_rows */
-  rope_tensor_t row_index; /* I32/I64 [N]: row i takes row_scale[row_index[i]]; a negative one: it is not written */
+  rope_tensor_t expert_offsets;     /* I32/I64 [E + 1], E at least 1, with gate [N, .., d]: expert e has the rows
+                                       expert_offsets[e] to expert_offsets[e + 1] - 1. Not together with expert_rows or
+                                       num_rows */
+  rope_tensor_t row_index;          /* I32/I64 [N] with gate [N, .., d] and row_scale [M], any M: row i takes
+                                       row_scale[row_index[i]]. Not together with expert_rows */
 } swiglu_input_args_t;
 
 /* A swiglu_input_args_t whose tensors are absent and whose flags are 0. */
@@ -930,17 +955,19 @@ typedef struct swiglu_args {
   uint32_t struct_size;    /* sizeof(swiglu_args_t) */
   uint32_t flags;          /* ROPE_FLAG_ values */
   rope_tensor_t gate, up;  /* required */
-  rope_tensor_t out;       /* forward: required, of the descriptor's dtype, F8_E4M3 or F8_E5M2; of 8 bits it shares no
-                              element with an input. Backward: if given, the output again (activation checkpointing) */
+  rope_tensor_t out;       /* forward: required, of the descriptor's dtype, F8_E4M3, F8_E5M2 or F4_E2M1X2 (d even, the
+                              last axis d/2; with num_rows rank 2 at least); of 8 or 4 bits it shares no element with an
+                              input. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
                               its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
-                              for [N, d/32, 32]. Absent: 1 */
+                              for [N, d/32, 32]; with row_index [M]. Absent: 1 */
   rope_tensor_t num_rows;  /* I32/I64 [1], where the tensors are: how many entries of gate's first axis there are, read
                               when the kernel runs and held within 0 to its length; the others are neither read nor
                               written. Absent: all */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
   rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
-  rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
+  rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given; with row_index [N], row i's
+                                       gradient being entry i */
   const swiglu_quant_args_t *quant; /* NULL: nothing is scaled; host memory, as the next one */
   const swiglu_input_args_t *input; /* NULL: no bias and no experts */
 } swiglu_args_t;

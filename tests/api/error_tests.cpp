@@ -2347,6 +2347,23 @@ struct SwigluRequest {
     return quants();
   }
 
+  // Three rows of 32 channels to codes of 4 bits, or of `type` with scales in tiles.
+  swiglu_quant_args_t &pairs() {
+    args.gate = tensor({3, 32});
+    args.up = tensor({3, 32});
+    args.out = workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 16});
+    return quants();
+  }
+  rope_tensor_t &nvfp4(const Shape &scales = {3, 2}, const Placement &placement = {}) {
+    pairs().scales_out = workspace.tensor(ROPE_DTYPE_F8_E4M3, scales, placement);
+    return quant.now.scales_out;
+  }
+  rope_tensor_t &tiles(rope_dtype_t type, const Shape &scales = {128, 4}, const Placement &placement = {}) {
+    pairs().scales_out = workspace.tensor(type, scales, placement);
+    quant.now.scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+    return quant.now.scales_out;
+  }
+
   // Three experts with room for two rows of five each.
   swiglu_input_args_t &experts() {
     for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
@@ -2623,8 +2640,10 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        Where::Forward},
       {"quant.scale_floor above F32", invalid, "quant.scale_floor", "1e+39",
        [](R &r) { r.codes().scale_floor = 1e39; }, Where::Forward},
-      {"quant.scale_layout in tiles", unsupported, "quant.scale_layout", "1",
+      {"tiles without scales", invalid, "quant.scale_layout", "1",
        [](R &r) { r.codes().scale_layout = SWIGLU_SCALE_LAYOUT_128X4; }, Where::Forward},
+      {"quant.scale_layout above the last", unsupported, "quant.scale_layout", "2",
+       [](R &r) { r.codes().scale_layout = 2; }, Where::Forward},
       {"quant.scale_layout unknown", unsupported, "quant.scale_layout", "-1", [](R &r) { r.codes().scale_layout = -1; },
        Where::Forward},
       {"quant.reserved0", unsupported, "quant.reserved0", "7", [](R &r) { r.codes().reserved0 = 7; }, Where::Forward},
@@ -2669,7 +2688,7 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.codes().scales_out = r.workspace.tensor(ROPE_DTYPE_BF16, {3, 1});
        },
        Where::Forward},
-      {"quant.scales_out of F8_E4M3", unsupported, "quant.scales_out", "F8_E4M3",
+      {"quant.scales_out of F8_E4M3 beside 8 bits", invalid, "quant.scales_out", "F8_E4M3",
        [](R &r) {
          r.codes().scales_out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 1});
        },
@@ -2736,6 +2755,163 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        [](R &r) {
          r.codes().amax_out = r.tensor({1});
          r.codes().amax_out.data = r.args.up.data;
+       },
+       Where::Forward},
+      {"pairs of odd channels", invalid, "gate.shape[1]", "5",
+       [](R &r) {
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5});
+       },
+       Where::Forward},
+      {"pairs as many as channels", invalid, "out.shape[1]", "32",
+       [](R &r) {
+         r.pairs();
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 32});
+       },
+       Where::Forward},
+      {"pairs of other rows", invalid, "out.shape[0]", "4",
+       [](R &r) {
+         r.pairs();
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {4, 16});
+       },
+       Where::Forward},
+      {"pairs of another rank", invalid, "out.ndim", "3",
+       [](R &r) {
+         r.pairs();
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 4, 4});
+       },
+       Where::Forward},
+      {"pairs without data", invalid, "out", "NULL",
+       [](R &r) {
+         r.pairs();
+         r.args.out.data = nullptr;
+       },
+       Where::Forward},
+      {"pairs in gate", invalid, "out", "gate",
+       [](R &r) {
+         r.pairs();
+         r.args.out.data = r.args.gate.data;
+       },
+       Where::Forward},
+      {"pairs over each other", invalid, "out", "",
+       [](R &r) {
+         r.pairs();
+         r.args.out.flags = ROPE_TENSOR_STRIDED;
+         r.args.out.stride[0] = 8;
+       },
+       Where::Forward},
+      {"num_rows of channels in pairs", invalid, "num_rows", "1",
+       [](R &r) {
+         r.args.gate = r.tensor({32});
+         r.args.up = r.tensor({32});
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {16});
+         r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1});
+       },
+       Where::Forward},
+      {"up in pairs", unsupported, "up.dtype", "F4_E2M1X2", [](R &r) { r.args.up.dtype = ROPE_DTYPE_F4_E2M1X2; }},
+      {"a gradient in pairs", unsupported, "grad_up.dtype", "F4_E2M1X2",
+       [](R &r) { r.args.grad_up.dtype = ROPE_DTYPE_F4_E2M1X2; }, Where::Backward},
+      {"backward's out in pairs", unsupported, "out.dtype", "F4_E2M1X2",
+       [](R &r) {
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5});
+       },
+       Where::Backward},
+      {"scales in pairs", unsupported, "quant.scales_out.dtype", "F4_E2M1X2",
+       [](R &r) {
+         r.pairs().scales_out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 2});
+       },
+       Where::Forward},
+      {"groups of odd channels in pairs", invalid, "quant.scales_out", "[3, 32]",
+       [](R &r) { r.nvfp4({3, 32}); }, Where::Forward},
+      {"groups that do not divide channels in pairs", invalid, "quant.scales_out", "[3, 3]",
+       [](R &r) { r.nvfp4({3, 3}); }, Where::Forward},
+      {"groups of pairs rather than channels", invalid, "quant.scales_out", "[3, 64]",
+       [](R &r) { r.nvfp4({3, 64}); }, Where::Forward},
+      {"powers of two of F8_E4M3", invalid, "quant.flags", "F8_E4M3",
+       [](R &r) {
+         r.nvfp4();
+         r.quants().flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+       },
+       Where::Forward},
+      {"a global scale beside F8_E8M0", invalid, "quant.scale", "quant.scales_out",
+       [](R &r) {
+         r.pairs().scales_out = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {3, 1});
+         r.quants().scale = r.tensor({1});
+       },
+       Where::Forward},
+      {"a global scale of rows", invalid, "quant.scale", "[3]",
+       [](R &r) {
+         r.nvfp4();
+         r.quants().scale = r.tensor({3});
+       },
+       Where::Forward},
+      {"a global scale of BF16", invalid, "quant.scale", "BF16",
+       [](R &r) {
+         r.nvfp4();
+         r.quants().scale = r.workspace.tensor(ROPE_DTYPE_BF16, {1});
+       },
+       Where::Forward},
+      {"a global scale in the written ones", invalid, "quant.scales_out", "quant.scale",
+       [](R &r) {
+         r.nvfp4({3, 2}, Placement().gap(0, 2));
+         r.quants().scale = r.tensor({1});
+         r.quants().scale.data = r.quants().scales_out.data;
+       },
+       Where::Forward},
+      {"amax in pairs", invalid, "quant.amax_out", "out",
+       [](R &r) {
+         r.pairs().amax_out = r.tensor({1});
+         r.quants().amax_out.data = r.args.out.data;
+       },
+       Where::Forward},
+      {"tiles of F32", invalid, "quant.scales_out", "F32", [](R &r) { r.tiles(ROPE_DTYPE_F32); }, Where::Forward},
+      {"tiles of rows without padding", invalid, "quant.scales_out", "[3, 4]",
+       [](R &r) { r.tiles(ROPE_DTYPE_F8_E8M0, {3, 4}); }, Where::Forward},
+      {"tiles of groups without padding", invalid, "quant.scales_out", "[128, 2]",
+       [](R &r) { r.tiles(ROPE_DTYPE_F8_E4M3, {128, 2}); }, Where::Forward},
+      {"tiles of more groups", invalid, "quant.scales_out", "[128, 8]",
+       [](R &r) { r.tiles(ROPE_DTYPE_F8_E4M3, {128, 8}); }, Where::Forward},
+      {"tiles of more rows", invalid, "quant.scales_out", "[256, 4]",
+       [](R &r) { r.tiles(ROPE_DTYPE_F8_E8M0, {256, 4}); }, Where::Forward},
+      {"tiles of rows that groups do not fill", invalid, "quant.scales_out", "32",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0);
+         r.args.gate = r.tensor({3, 48});
+         r.args.up = r.tensor({3, 48});
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 24});
+       },
+       Where::Forward},
+      {"tiles of split groups", invalid, "quant.scales_out", "[128, 1, 4]",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0, {128, 1, 4});
+       },
+       Where::Forward},
+      {"tiles of one axis", invalid, "quant.scales_out", "[512]", [](R &r) { r.tiles(ROPE_DTYPE_F8_E8M0, {512}); },
+       Where::Forward},
+      {"tiles with gaps between rows", invalid, "quant.scales_out.stride", "8",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0, {128, 4}, Placement().gap(0, 4));
+       },
+       Where::Forward},
+      {"tiles in columns", invalid, "quant.scales_out.stride", "128",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0, {128, 4}, Placement().order({1, 0}));
+       },
+       Where::Forward},
+      {"tiles of another batch", invalid, "quant.scales_out", "[2, 128, 4]",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0, {2, 128, 4});
+         r.args.gate = r.tensor({3, 5, 32});
+         r.args.up = r.tensor({3, 5, 32});
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5, 16});
+       },
+       Where::Forward},
+      {"tiles of experts without their rows", invalid, "quant.scales_out", "[128, 4]",
+       [](R &r) {
+         r.experts();
+         r.tiles(ROPE_DTYPE_F8_E8M0);
+         r.args.gate = r.tensor({3, 2, 16});
+         r.args.up = r.tensor({3, 2, 16});
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 2, 8});
        },
        Where::Forward},
       {"codes in gate", invalid, "out", "gate",
@@ -3181,8 +3357,6 @@ TEST_CASE("a call that this version does not serve yet is refused by name, its g
       {swiglu_flags[0].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_UNROTATED; }},
       {swiglu_flags[1].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_V_UNROTATED; }},
       {swiglu_flags[2].c_str(), [](Swiglu &a) { a.flags = ROPE_FLAG_ACCUMULATE; }},
-      {"out.dtype is F4_E2M1X2: this version does not serve it yet",
-       [](Swiglu &a) { a.out = a.gate, a.out.dtype = ROPE_DTYPE_F4_E2M1X2; }},
       {"gate.dtype is F4_E2M1X2: this version does not serve it yet",
        [](Swiglu &a) { a.gate.dtype = ROPE_DTYPE_F4_E2M1X2; }},
   };

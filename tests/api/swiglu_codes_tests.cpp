@@ -1,12 +1,14 @@
-// swiglu_codes_tests.cpp - SwiGLU whose out has 8 bits: codes and scales, byte for byte where the values are known
+// swiglu_codes_tests.cpp - SwiGLU whose out has 8 or 4 bits: codes and scales, byte for byte where the values are known
 //
 // The values are those of a call whose out is of F32, or of 16 bits where they are rounded first. Codes and scales are
-// made of them here as rope.h says, by search among powers of two and in long double.
+// made of them here as rope.h says, by search among numbers and powers of two and in long double. Where gate is 1 and the
+// activation ReGLU values are up's own, on every device.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,8 +46,12 @@ struct CodesCase {
   bool has_row_scale = false;
   double up_offset = 0;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU;
-  double special = 0;  // of one gate
+  double special = 0;  // of one gate, or of one up that is copied
   bool is_zero = false;
+  bool is_copied = false;  // out is up
+  bool has_edges = false;  // up: each group's largest magnitude is at an edge of scales
+  bool has_tiles = false;  // SWIGLU_SCALE_LAYOUT_128X4
+  double global = 0;       // the factor of scales of E4M3; 0: absent
 
   void check() const;
 
@@ -68,10 +74,27 @@ struct CodesCase {
     const int64_t group = element / (row_elements() / groups);
     Index index = {};
     std::copy(at.begin(), at.begin() + rows, index.begin());
+    if (has_tiles) return tile_index(index, at[static_cast<size_t>(rows) - 1], group);
     index[static_cast<size_t>(rows)] = is_split ? group / 4 : group;
     if (is_split) index[static_cast<size_t>(rows) + 1] = group % 4;
     return index;
   }
+  int64_t padded_groups() const { return (groups + 3) / 4 * 4; }
+  int64_t padded_rows() const { return (shape[static_cast<size_t>(rows) - 1] + 127) / 128 * 128; }
+  // cuBLAS, "1D block scaling factors layout": tiles of 512 bytes, row by row; in a tile 32 pieces of 16 bytes, each with 4
+  // groups of the rows r, r + 32, r + 64 and r + 96.
+  Index tile_index(Index index, int64_t row, int64_t group) const {
+    const int64_t tiles_of_row = padded_groups() / 4;
+    const int64_t tile = row / 128 * tiles_of_row + group / 4, piece = row % 32, quarter = row % 128 / 32;
+    const int64_t byte = 512 * tile + 16 * piece + 4 * quarter + group % 4;
+    index[static_cast<size_t>(rows) - 1] = byte / padded_groups();
+    index[static_cast<size_t>(rows)] = byte % padded_groups();
+    return index;
+  }
+  bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
+  void fill_edges(Workspace *workspace, const rope_tensor_t &up) const;
+  int check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const;
+  float global_of(const Index &at) const { return static_cast<float>(global) * (has_scale_by_expert ? 1 + at[0] : 1); }
   void verify(Scene *scene, bool is_exact) const;
 };
 
@@ -87,28 +110,67 @@ float magnitude_of(Real value) {
 }
 
 float top_of(rope_dtype_t code) {
-  return code == ROPE_DTYPE_F8_E4M3 ? 448.0f : 57344.0f;
+  return code == ROPE_DTYPE_F8_E4M3 ? 448.0f : code == ROPE_DTYPE_F8_E5M2 ? 57344.0f : 6.0f;
+}
+
+// OCP MX, table of E2M1, by search: the nearest, of two the even one, and the largest beyond it. NaN becomes that too.
+uint8_t pair_code(float value) {
+  constexpr float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  if (std::isnan(value)) return 7;
+  const Real magnitude = std::fabs(static_cast<Real>(value));
+  int best = 7;
+  for (int code = 6; code >= 0 && magnitude < 6; --code) {
+    const Real distance = std::fabs(magnitude - numbers[code]), other = std::fabs(magnitude - numbers[best]);
+    if (distance < other || (distance == other && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(best | (std::signbit(value) ? 8 : 0));
+}
+
+uint8_t code_of(rope_dtype_t dtype, float value) {
+  if (dtype == ROPE_DTYPE_F4_E2M1X2) return pair_code(value);
+  uint8_t code;
+  oracle::encode(dtype, value, &code);
+  return code;
+}
+
+// TransformerEngine's scale of MXFP8 to E4M3, "round up": the exponent of amax times 1/448 and, where there is a
+// fraction, one more.
+int rounded_up_exponent(float amax) {
+  const float ratio = amax * (1.0f / 448.0f);
+  if (std::isnan(ratio)) return 255;
+  if (std::isinf(ratio)) return 254;
+  int exponent = 0;
+  const float fraction = std::frexp(ratio, &exponent);  // from 0.5 on
+  return ratio == 0 ? 0 : exponent - 1 + 127 + (fraction > 0.5f ? 1 : 0);
 }
 
 // A written scale as a number.
-float scale_of(const CodesCase &codes, float amax) {
-  const bool is_e8m0 = codes.scale_dtype == ROPE_DTYPE_F8_E8M0;
+float scale_of(const CodesCase &codes, float amax, float global) {
+  const bool is_e8m0 = codes.scale_dtype == ROPE_DTYPE_F8_E8M0, is_e4m3 = codes.scale_dtype == ROPE_DTYPE_F8_E4M3;
+  const float floor = codes.floor != 0 ? static_cast<float>(codes.floor) : is_e8m0 || is_e4m3 ? 0.0f : 1e-10f;
+  const float held = std::isnan(amax) ? amax : std::max(amax, floor), top = top_of(codes.code);
+  if (is_e4m3) {
+    const float sixth = static_cast<float>(static_cast<Real>(held) / 6);
+    const float product = static_cast<float>(static_cast<Real>(global) * sixth);
+    uint8_t code;
+    oracle::encode(ROPE_DTYPE_F8_E4M3, product, &code);
+    return static_cast<float>(oracle::decode(ROPE_DTYPE_F8_E4M3, &code));
+  }
   if (std::isnan(amax) || std::isinf(amax)) return amax;
-  const float floor = codes.floor != 0 ? static_cast<float>(codes.floor) : is_e8m0 ? 0.0f : 1e-10f;
-  const float held = std::max(amax, floor), top = top_of(codes.code);
   if (!is_e8m0 && (codes.flags & ROPE_QUANT_FLAG_POWER_OF_TWO) == 0) return held / top;
   int exponent = is_e8m0 ? -127 : -149;
   while (std::ldexp(static_cast<Real>(top), exponent) < static_cast<Real>(held)) ++exponent;
   return static_cast<float>(std::ldexp(Real{1}, exponent));
 }
 
-float inverse_of(float scale) {
+float inverse_of(float scale, float global) {
   if (scale == 0) return 0;
-  return std::min(1.0f / scale, std::numeric_limits<float>::max());
+  return std::min(static_cast<float>(static_cast<Real>(global) / scale), std::numeric_limits<float>::max());
 }
 
 // As the scale is stored.
 uint32_t bits_of_scale(const CodesCase &codes, float scale) {
+  if (codes.scale_dtype == ROPE_DTYPE_F8_E4M3) return code_of(ROPE_DTYPE_F8_E4M3, scale);
   if (codes.scale_dtype != ROPE_DTYPE_F8_E8M0) {
     if (std::isnan(scale)) return 0x7fc00000u;
     uint32_t bits;
@@ -126,23 +188,64 @@ uint32_t bits_at(const rope_tensor_t &tensor, const Index &at) {
 }
 
 // How many codes lie between two.
-int steps_between(uint8_t a, uint8_t b) {
-  const auto place = [](uint8_t code) { return (code & 0x80) != 0 ? -(code & 0x7f) : code & 0x7f; };
-  return std::abs(place(a) - place(b));
+int steps_between(rope_dtype_t dtype, uint8_t a, uint8_t b) {
+  const int sign = dtype == ROPE_DTYPE_F4_E2M1X2 ? 8 : 128;
+  const auto place = [&](uint8_t code) { return (code & sign) != 0 ? sign - code : int{code}; };
+  // Of a magnitude that may have vanished the sign still counts.
+  return place(a) == place(b) && a != b ? 1 : std::abs(place(a) - place(b));
+}
+
+uint8_t code_at(const rope_tensor_t &out, Index at) {
+  if (out.dtype != ROPE_DTYPE_F4_E2M1X2) return static_cast<uint8_t>(bits_at(out, at));
+  int64_t &channel = at[static_cast<size_t>(out.ndim) - 1];
+  const bool is_odd = channel % 2 != 0;
+  channel /= 2;
+  const uint32_t pair = bits_at(out, at);
+  return static_cast<uint8_t>(is_odd ? pair >> 4 : pair & 15);
+}
+
+// What pads scales in tiles is 0. Returns how much is not.
+int CodesCase::check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const {
+  int wrong = 0;
+  rope_tensor_t matrices = scales_out;
+  matrices.shape[rows - 1] = matrices.shape[rows] = 1;
+  for_each_index(matrices, [&](const Index &matrix) {
+    for (int64_t row = 0; row < padded_rows(); ++row) {
+      for (int64_t group = 0; group < padded_groups(); ++group) {
+        if (row < shape[static_cast<size_t>(rows) - 1] && group < groups) continue;
+        const Index at = tile_index(matrix, row, group);
+        wrong += bits_at(scales_out, at) != 0;
+        workspace->accept(scales_out, at);
+      }
+    }
+  });
+  return wrong;
+}
+
+// The first of each group is its largest: top times a power of two, a number beside that, another one or 0.
+void CodesCase::fill_edges(Workspace *workspace, const rope_tensor_t &up) const {
+  const int64_t length = row_elements() / groups;
+  int64_t number = 0;
+  float largest = 0;
+  workspace->fill(up, [&](const Index &) {
+    const int64_t group = number / length;
+    const bool is_first = number++ % length == 0;
+    if (!is_first) return static_cast<Real>(largest) * workspace->random().uniform(-1, 1);
+    // Within the numbers of every type of data.
+    largest = std::ldexp(top_of(code), static_cast<int>(group * 7 % 20) - (code == ROPE_DTYPE_F8_E5M2 ? 20 : 12));
+    if (dtype == ROPE_DTYPE_F32) largest = std::ldexp(largest, static_cast<int>(group * 13 % 160) - 90);
+    const float beside[] = {largest, std::nextafter(largest, 0.0f), std::nextafter(largest, INFINITY), largest * 0.8f};
+    largest = group % 11 == 5 ? 0.0f : beside[group % 4];
+    return static_cast<Real>(group % 3 == 0 ? -largest : largest);
+  });
 }
 
 void CodesCase::verify(Scene *scene, bool is_exact) const {
   Workspace &workspace = scene->workspace;
   const rope_tensor_t &plain = scene->plain, &out = scene->out;
   // The values of this device, group by group.
-  std::vector<std::pair<Index, float>> maxima;
-  const auto max_of = [&](const Index &group) -> float & {
-    for (auto &[index, max] : maxima) {
-      if (index == group) return max;
-    }
-    maxima.emplace_back(group, 0.0f);
-    return maxima.back().second;
-  };
+  std::map<Index, float> maxima;
+  const auto max_of = [&](const Index &group) -> float & { return maxima[group]; };
   float amax = 0;
   for_each_index(plain, [&](const Index &at) {
     workspace.accept(plain, at);
@@ -155,23 +258,34 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
     if (scales == Scales::Written) raise(&max_of(scale_index(at)));
   });
   int wrong = 0, differing = 0, elements = 0;
-  for_each_index(out, [&](const Index &at) {
+  for_each_index(plain, [&](const Index &at) {
     if (!is_row(at)) return;
     float factor = 1;
     if (scales == Scales::Written) {
       const Index group = scale_index(at);
+      const bool is_e4m3 = scale_dtype == ROPE_DTYPE_F8_E4M3;
+      const float global = is_e4m3 && this->global != 0 ? global_of(at) : 1, amax_of_group = max_of(group);
       const uint32_t bits = bits_at(scene->scales, group);
-      const uint32_t expected = bits_of_scale(*this, scale_of(*this, max_of(group)));
+      const uint32_t expected = bits_of_scale(*this, scale_of(*this, amax_of_group, global));
       const int64_t step = std::abs(static_cast<int64_t>(bits) - static_cast<int64_t>(expected));
-      if (step > (is_exact ? 0 : scale_dtype == ROPE_DTYPE_F32 && flags == 0 ? 1 << 14 : 0)) ++wrong;
+      const int64_t allowed = scale_dtype == ROPE_DTYPE_F32 && flags == 0 ? 1 << 14 : is_e4m3 ? 1 : 0;
+      if (step > (is_exact ? 0 : allowed)) ++wrong;
+      // Below, the product of amax and 1/448 is no normal number.
+      const bool is_mxfp8 = code == ROPE_DTYPE_F8_E4M3 && scale_dtype == ROPE_DTYPE_F8_E8M0 && floor == 0;
+      if (is_mxfp8 && (amax_of_group == 0 || !(amax_of_group < 0x1p-116f))) {
+        if (static_cast<int>(bits) != rounded_up_exponent(amax_of_group)) ++wrong;
+      }
       workspace.accept(scene->scales, group);
       float scale = std::numeric_limits<float>::quiet_NaN();
       if (scale_dtype == ROPE_DTYPE_F32) {
         std::memcpy(&scale, &bits, sizeof scale);
+      } else if (is_e4m3) {
+        const auto byte = static_cast<uint8_t>(bits);
+        scale = static_cast<float>(oracle::decode(ROPE_DTYPE_F8_E4M3, &byte));
       } else if (bits != 255) {
         scale = bits == 254 ? std::numeric_limits<float>::infinity() : std::ldexp(1.0f, static_cast<int>(bits) - 127);
       }
-      factor = std::isinf(scale) ? 0 : inverse_of(scale);
+      factor = std::isinf(scale) ? 0 : inverse_of(scale, global);
       if (std::isnan(scale)) factor = scale;
     } else if (scales == Scales::Given) {
       const Index expert = {has_scale_by_expert ? at[0] : 0};
@@ -179,10 +293,8 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
       factor = (flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1.0f / scale;
     }
     const float product = static_cast<float>(value_at(plain, at)) * factor;
-    uint8_t expected;
-    oracle::encode(code, product, &expected);
-    const uint8_t actual = static_cast<uint8_t>(bits_at(out, at));
-    const int steps = steps_between(expected, actual);
+    const uint8_t expected = code_of(code, product), actual = code_at(out, at);
+    const int steps = steps_between(code, expected, actual);
     ++elements;
     differing += steps != 0;
     if (steps > (is_exact ? 0 : 1) && ++wrong <= 3) {
@@ -190,8 +302,11 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
                            << static_cast<double>(value_at(plain, at)) << " times " << factor << ": expected "
                            << int{expected} << ", got " << int{actual});
     }
-    workspace.accept(out, at);
+    Index place = at;
+    if (has_pairs()) place[shape.size() - 1] /= 2;
+    workspace.accept(out, place);
   });
+  if (has_tiles) wrong += check_padding(&workspace, scene->scales);
   if (has_amax) {
     const float held = static_cast<float>(value_at(workspace.before(scene->amax), {}));
     const float found = static_cast<float>(value_at(scene->amax, {}));
@@ -213,11 +328,16 @@ void CodesCase::check() const {
   scene.gate = workspace.tensor(dtype, shape);
   scene.up = workspace.tensor(dtype, shape);
   scene.plain = workspace.tensor(is_known ? dtype : ROPE_DTYPE_F32, shape);
-  scene.out = workspace.tensor(code, shape, out_placement);
+  Shape out_shape = shape;
+  if (has_pairs()) out_shape.back() /= 2;
+  scene.out = workspace.tensor(code, out_shape, out_placement);
   workspace.fill_normal(scene.gate);
   workspace.fill_normal(scene.up);
+  if (is_copied) workspace.fill(scene.gate, [](const Index &) { return Real{1}; });
+  if (has_edges) fill_edges(&workspace, scene.up);
   if (is_zero) workspace.fill(scene.up, [](const Index &) { return Real{0}; });
-  if (special != 0) oracle::encode(dtype, static_cast<Real>(special), element_at(scene.gate, {1, 3}));
+  const rope_tensor_t &with_special = is_copied ? scene.up : scene.gate;
+  if (special != 0) oracle::encode(dtype, static_cast<Real>(special), element_at(with_special, {1, 3}));
   if (has_row_scale) {
     scene.row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
     workspace.fill_normal(scene.row_scale);
@@ -227,7 +347,15 @@ void CodesCase::check() const {
     Shape scales_shape = row_axes;
     scales_shape.push_back(is_split ? groups / 4 : groups);
     if (is_split) scales_shape.push_back(4);
+    if (has_tiles) {
+      scales_shape[static_cast<size_t>(rows) - 1] = padded_rows();
+      scales_shape[static_cast<size_t>(rows)] = padded_groups();
+    }
     scene.scales = workspace.tensor(scale_dtype, scales_shape, scale_placement);
+    if (global != 0) {
+      scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? shape[0] : 1});
+      workspace.fill(scene.scale, [&](const Index &at) { return static_cast<Real>(global_of(at)); });
+    }
   } else if (scales == Scales::Given) {
     scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? shape[0] : 1});
     workspace.fill(scene.scale, [](const Index &at) { return Real{0.011L} * (1 + at[0]); });
@@ -259,6 +387,7 @@ void CodesCase::check() const {
   quant.scale = scene.scale;
   quant.scales_out = scene.scales;
   quant.amax_out = scene.amax;
+  quant.scale_layout = has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
   input.expert_rows = scene.expert_rows;
   for (const Device &device : devices()) {
@@ -269,7 +398,7 @@ void CodesCase::check() const {
       config.dtype = dtype;
       config.num_threads = threads;
       config.up_offset = up_offset;
-      config.activation = activation;
+      config.activation = is_copied ? SWIGLU_ACTIVATION_REGLU : activation;
       config.quant_rounding = rounds_first ? ROPE_QUANT_ROUND_FIRST : 0;
       const SwigluDesc desc = create(config);
       config.dtype = scene.plain.dtype;
@@ -296,7 +425,7 @@ void CodesCase::check() const {
         CHECK(is_same);
         continue;
       }
-      verify(&scene, is_known && device.kind == ROPE_DEVICE_CPU);
+      verify(&scene, is_copied || (is_known && device.kind == ROPE_DEVICE_CPU));
       std::string where;
       const bool untouched = workspace.untouched_elsewhere(&where);
       INFO(where);
@@ -309,6 +438,26 @@ void CodesCase::check() const {
 
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> codes_of_8_bits = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
+
+// Codes by their format: groups of a row, of 96 channels for each of 32.
+CodesCase mxfp8(rope_dtype_t code = ROPE_DTYPE_F8_E4M3) {
+  CodesCase codes;
+  codes.code = code;
+  codes.scale_dtype = ROPE_DTYPE_F8_E8M0;
+  codes.shape = {37, 224};
+  codes.groups = 7;
+  return codes;
+}
+
+CodesCase nvfp4() {
+  CodesCase codes;
+  codes.code = ROPE_DTYPE_F4_E2M1X2;
+  codes.scale_dtype = ROPE_DTYPE_F8_E4M3;
+  codes.shape = {37, 208};
+  codes.groups = 13;
+  codes.global = 37.5;
+  return codes;
+}
 
 }  // namespace
 
@@ -428,6 +577,187 @@ TEST_CASE("SwiGLU to codes in calls large enough for several threads", "[swiglu]
   codes.check();
   codes.scales = Scales::Given;
   codes.has_amax = true;
+  codes.check();
+}
+
+TEST_CASE("SwiGLU to MXFP8 has the scales of TransformerEngine", "[swiglu][codes]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const rope_dtype_t code : codes_of_8_bits) {
+      for (const bool rounds_first : {false, true}) {
+        CodesCase codes = mxfp8(code);
+        codes.dtype = dtype;
+        codes.rounds_first = rounds_first;
+        codes.check();
+        codes.is_copied = codes.has_edges = codes.has_amax = true;
+        codes.check();
+      }
+    }
+  }
+  CodesCase codes = mxfp8();
+  codes.is_copied = true;
+  codes.is_zero = true;
+  codes.check();
+  codes.is_zero = false;
+  for (const double special : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    codes.special = special;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to NVFP4 and MXFP4", "[swiglu][codes][fp4]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const bool rounds_first : {false, true}) {
+      CodesCase codes = nvfp4();
+      codes.dtype = dtype;
+      codes.rounds_first = rounds_first;
+      codes.check();
+      codes.is_copied = codes.has_edges = codes.has_amax = true;
+      codes.check();
+      codes.global = 0;
+      codes.check();
+      codes = mxfp8(ROPE_DTYPE_F4_E2M1X2);
+      codes.dtype = dtype;
+      codes.rounds_first = rounds_first;
+      codes.check();
+      codes.is_copied = codes.has_edges = true;
+      codes.check();
+    }
+  }
+}
+
+TEST_CASE("SwiGLU to codes of 4 bits with any scales, none, and any strides", "[swiglu][codes][fp4]") {
+  for (const bool is_copied : {false, true}) {
+    CodesCase codes;
+    codes.code = ROPE_DTYPE_F4_E2M1X2;
+    codes.is_copied = is_copied;
+    codes.has_amax = true;
+    codes.check();
+    codes.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+    codes.check();
+    codes.flags = 0;
+    codes.scales = Scales::None;
+    for (const Shape &shape : {Shape{7, 34}, Shape{3, 5, 2}, Shape{2, 3, 5, 6}, Shape{9, 2}, Shape{1, 1, 2}}) {
+      codes.shape = shape;
+      codes.out_placement = {};
+      codes.check();
+      codes.out_placement = Placement().gap(static_cast<int>(shape.size()) - 1, 2).gap(0, 1);
+      codes.check();
+      const int last = static_cast<int>(shape.size()) - 1;
+      std::vector<int> order = {last};
+      for (int axis = 0; axis < last; ++axis) order.push_back(axis);
+      codes.out_placement = Placement().order(order).reversed(last);
+      codes.check();
+    }
+    codes.shape = {96};
+    codes.out_placement = {};
+    codes.scales = Scales::Given;
+    codes.has_amax = false;
+    if (!is_copied) codes.check();
+    codes.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+    codes.check();
+  }
+  for (const int rows : {1, 2}) {
+    CodesCase codes = nvfp4();
+    codes.is_copied = codes.has_edges = true;
+    codes.shape = {3, 5, 32};
+    codes.rows = rows;
+    codes.groups = rows == 1 ? 10 : 2;
+    codes.scale_placement = Placement().gap(0, 3);
+    codes.out_placement = Placement().order({1, 0, 2}).gap(1, 4);
+    codes.check();
+    codes.shape = {3, 5, 8, 16};
+    codes.groups = rows == 1 ? 40 : 8;
+    codes.is_split = true;
+    codes.out_placement = {};
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes of 4 bits of zeros, infinities and NaN, floors of scales", "[swiglu][codes][fp4]") {
+  for (CodesCase codes : {nvfp4(), mxfp8(ROPE_DTYPE_F4_E2M1X2)}) {
+    codes.is_copied = true;
+    codes.has_amax = true;
+    codes.is_zero = true;
+    codes.check();
+    codes.is_zero = false;
+    codes.floor = 300;
+    codes.check();
+    codes.floor = 0;
+    for (const double special : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+                                 std::numeric_limits<double>::quiet_NaN(), 1e30, -1e-30}) {
+      codes.special = special;
+      codes.check();
+    }
+  }
+  for (const double global : {1e-30, 1e30, 3e38}) {
+    CodesCase codes = nvfp4();
+    codes.is_copied = true;
+    codes.global = global;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU writes scales in tiles of 128 rows and 4 groups", "[swiglu][codes][tiles]") {
+  for (CodesCase codes : {mxfp8(), mxfp8(ROPE_DTYPE_F4_E2M1X2), nvfp4()}) {
+    const int64_t group = codes.scale_dtype == ROPE_DTYPE_F8_E4M3 ? 16 : 32;
+    codes.has_tiles = true;
+    for (const bool is_copied : {false, true}) {
+      codes.is_copied = codes.has_edges = is_copied;
+      for (const int64_t rows : {1, 128, 261}) {
+        for (const int64_t groups : {4, 7}) {
+          codes.rows = 1;
+          codes.shape = {rows, groups * group};
+          codes.groups = groups;
+          codes.check();
+        }
+      }
+      codes.rows = 2;
+      codes.groups = 5;
+      codes.shape = {3, 130, 5 * group};
+      codes.scale_placement = {};
+      codes.check();
+      codes.scale_placement = Placement().gap(0, 7);
+      codes.shape = {3, 1, 5, group};
+      codes.check();
+      codes.rows = 3;
+      codes.shape = {2, 3, 33, 5 * group};
+      codes.scale_placement = Placement().order({1, 0, 2, 3});
+      codes.check();
+      codes.scale_placement = {};
+    }
+  }
+}
+
+TEST_CASE("SwiGLU to codes of 4 bits and tiles of rows and experts that are there", "[swiglu][codes][fp4][tiles]") {
+  for (const bool has_tiles : {false, true}) {
+    CodesCase codes = nvfp4();
+    codes.has_tiles = has_tiles;
+    codes.has_amax = true;
+    for (const int64_t rows : {0, 3, 37, 50}) {
+      codes.num_rows = rows;
+      codes.check();
+    }
+    codes.num_rows = -1;
+    codes.shape = {3, 5, 96};
+    codes.rows = 2;
+    codes.groups = 6;
+    codes.expert_rows = {2, 0, 5};
+    codes.check();
+    codes.has_scale_by_expert = true;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads", "[swiglu][codes][fp4][threads]") {
+  CodesCase codes = nvfp4();
+  codes.dtype = ROPE_DTYPE_F32;
+  codes.shape = {257, 1040};
+  codes.groups = 65;
+  codes.has_tiles = true;
+  codes.check();
+  codes.has_tiles = false;
+  codes.scales = Scales::None;
+  codes.shape = {257, 1034};
   codes.check();
 }
 

@@ -177,7 +177,7 @@ StructBytes::StructBytes(Input *input, void *source, uint32_t first_size, uint32
 }
 
 bool has_known_shape(const rope_tensor_t &tensor) {
-  if (tensor.ndim > 4 || tensor.dtype < ROPE_DTYPE_F32 || tensor.dtype > ROPE_DTYPE_F8_E8M0) return false;
+  if (tensor.ndim > 4 || tensor.dtype < ROPE_DTYPE_F32 || tensor.dtype > ROPE_DTYPE_F4_E2M1X2) return false;
   for (int axis = 0; axis < tensor.ndim; ++axis) {
     if (tensor.shape[axis] < 0) return false;
   }

@@ -100,7 +100,8 @@ class Request {
     if (in_.chance(4)) {
       rope_tensor_t &tensor = tensor_of(in_.below(num_members));
       spoiled_ = &tensor;
-      tensor.data = in_.chance(50) ? nullptr : static_cast<char *>(tensor.data) + 1;
+      const bool has_bytes = has_known_shape(tensor) && oracle::element_size(tensor.dtype) == 1;  // which lie anywhere
+      tensor.data = in_.chance(50) || has_bytes ? nullptr : static_cast<char *>(tensor.data) + 1;
       is_small_ = false;
     }
     memory_.freeze();
@@ -164,8 +165,11 @@ class Request {
   void draw_tensors() {
     const int ndim = static_cast<int>(in_.between(1, 4));
     int64_t shape[4] = {};
-    for (int axis = 0; axis < ndim; ++axis)
-      shape[axis] = axis == ndim - 1 ? in_.between(1, 40) : in_.one_of<int64_t>({1, 2, 3, 4, 1, 2, 3, 4, 0});
+    for (int axis = 0; axis < ndim; ++axis) {
+      shape[axis] = axis < ndim - 1  ? in_.one_of<int64_t>({1, 2, 3, 4, 1, 2, 3, 4, 0})
+                    : in_.chance(15) ? 16 * in_.between(1, 6)
+                                     : in_.between(1, 40);
+    }
     if (in_.chance(3)) shape[in_.below(ndim)] = in_.integer();
     const rope_dtype_t dtype = config_.dtype;
     const bool strays = in_.chance(3);
@@ -213,14 +217,23 @@ class Request {
   }
 
   void draw_codes(int ndim, const int64_t (&shape)[4], bool has_experts) {
-    args_.out.dtype = in_.chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+    const bool has_pairs = in_.chance(30);
+    if (has_pairs) {
+      int64_t pairs[4] = {};
+      std::copy_n(shape, ndim, pairs);
+      pairs[ndim - 1] /= 2;
+      set(out, ROPE_DTYPE_F4_E2M1X2, ndim, pairs);
+    } else {
+      args_.out.dtype = in_.chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+    }
     has_quant_ = in_.chance(80);
     if (!has_quant_) return;
     quant_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
     const int64_t one = 1;
     if (in_.chance(30)) set(amax_out, ROPE_DTYPE_F32, 1, &one);
     if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, has_experts && in_.chance(50) ? shape : &one);
-    if (ndim < 2 || (is_present(given_scale) && !in_.chance(5))) return;
+    const bool has_e4m3 = has_pairs && in_.chance(60);
+    if (ndim < 2 || (is_present(given_scale) && !has_e4m3 && !in_.chance(5))) return;
     const int rows = static_cast<int>(in_.between(1, ndim - 1));
     int64_t elements = 1, sizes[4] = {};
     for (int axis = 0; axis < ndim; ++axis) {
@@ -232,9 +245,21 @@ class Request {
     }
     sizes[rows] = in_.one_of<int64_t>({1, elements, 2, 4});
     if (elements % 2 == 0 && in_.chance(30)) sizes[rows] = elements / 2;
-    const bool is_split = rows < 3 && sizes[rows] % 4 == 0 && in_.chance(30);
+    const rope_dtype_t dtype = has_e4m3 ? ROPE_DTYPE_F8_E4M3 : in_.chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    const int64_t group = has_e4m3 ? 16 : 32;
+    const bool has_tiles = elements % group == 0 && sizes[rows - 1] <= INT64_MAX - 127 && in_.chance(40);
+    quant_.scale_layout = has_tiles       ? SWIGLU_SCALE_LAYOUT_128X4
+                          : in_.chance(1) ? static_cast<int32_t>(in_.integer())
+                                          : 0;
+    if (has_tiles) {
+      sizes[rows - 1] = (sizes[rows - 1] + 127) / 128 * 128;
+      sizes[rows] = (elements / group + 3) / 4 * 4;
+    }
+    const bool is_split = !has_tiles && rows < 3 && sizes[rows] % 4 == 0 && in_.chance(30);
     if (is_split) sizes[rows] /= 4, sizes[rows + 1] = 4;
-    set(scales_out, in_.chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32, rows + (is_split ? 2 : 1), sizes);
+    set(scales_out, dtype, rows + (is_split ? 2 : 1), sizes);
+    // Compact, as they must be.
+    if (has_tiles && in_.chance(90)) quant_.scales_out.flags = 0, std::fill_n(quant_.scales_out.stride, 4, 0);
     if (in_.chance(20)) quant_.scale_floor = in_.one_of({1e-4, 1.0, 1e-30});
   }
 
@@ -427,6 +452,12 @@ class Request {
       for (const Member member : {out, grad_gate, grad_up}) {
         if (!is_present(member)) continue;
         const rope_tensor_t &tensor = tensor_of(member);
+        if (tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
+          Index pair = at;
+          pair[tensor.ndim - 1] /= 2;
+          memory_.may_have_changed(tensor, pair);
+          continue;
+        }
         const Real actual = value_at(tensor, at);
         const bool is_code = oracle::is_code(tensor.dtype);
         if (is_finite && is_sound && !is_code && std::isnan(actual)) {

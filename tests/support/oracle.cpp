@@ -111,6 +111,7 @@ int64_t element_size(rope_dtype_t dtype) {
     case ROPE_DTYPE_F8_E4M3:
     case ROPE_DTYPE_F8_E5M2:
     case ROPE_DTYPE_F8_E8M0:
+    case ROPE_DTYPE_F4_E2M1X2:
       return 1;
     default:
       return 4;
@@ -137,6 +138,8 @@ const char *dtype_name(rope_dtype_t dtype) {
       return "F8_E5M2";
     case ROPE_DTYPE_F8_E8M0:
       return "F8_E8M0";
+    case ROPE_DTYPE_F4_E2M1X2:
+      return "F4_E2M1X2";
     default:
       return "unknown";
   }

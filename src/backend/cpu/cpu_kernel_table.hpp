@@ -26,7 +26,7 @@ constexpr CpuKernels kernels_of_these_loops(const char *name) {
       {swiglu_values<float>, swiglu_values<Float16>, swiglu_values<BFloat16>},
       {round_values<float, float>, round_values<Float16, float>, round_values<BFloat16, float>},
       raise_magnitude<float>,
-      {encode_values<Float8E4M3>, encode_values<Float8E5M2>},
+      {encode_values<Float8E4M3>, encode_values<Float8E5M2>, encode_pairs},
       {swiglu_backward<float>, swiglu_backward<Float16>, swiglu_backward<BFloat16>, swiglu_backward<double>},
   };
 }

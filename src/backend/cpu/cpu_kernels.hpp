@@ -180,13 +180,13 @@ struct CpuKernels {
   SwigluForward *swiglu_forward[kNumCpuTypes];
   SwigluForward *swiglu_values[kCpuF64];  // of the types before it: out is floats, which nothing has rounded
 
-  // Numbers that are to be codes of 8 bits.
+  // Numbers that are to be codes.
   using RoundValues = void(float *values, int count);
   RoundValues *round_values[kCpuF64];  // to the type and back
   using RaiseMagnitude = void(const float *values, int count, uint32_t *magnitude);
   RaiseMagnitude *raise_magnitude;
   using Encode = void(const float *values, int count, float factor, void *codes, int64_t stride);
-  Encode *encode[2];  // E4M3, E5M2
+  Encode *encode[3];  // E4M3, E5M2, and pairs of E2M1: of pairs is the stride, the count one of values
 
   // Adds to *row_sum, unless it is NULL.
   using SwigluBackward = void(const GatingRun &run, const GatingForm &form, RowSum<double> *row_sum);

@@ -1,4 +1,4 @@
-// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits, and numbers of any call
+// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits, and numbers of any call codes
 //
 // In an unnamed namespace, as cpu_loops.hpp says.
 #pragma once
@@ -170,6 +170,16 @@ void encode_values(const float *values, int count, float factor, void *codes, in
   if (stride == 1) return encode_channels(values, out, 0, count, factor);
 #endif
   for (int i = 0; i < count; ++i) out[i * stride] = round_to<Float8>(multiply_rounded(values[i], factor));
+}
+
+// Two values a byte, the first in its lower half.
+inline void encode_pairs(const float *values, int count, float factor, void *codes, int64_t stride) {
+  uint8_t *const out = static_cast<uint8_t *>(codes);
+  for (int i = 0; i < count / 2; ++i) {
+    const Float4E2M1 low = round_to<Float4E2M1>(multiply_rounded(values[2 * i], factor));
+    const Float4E2M1 high = round_to<Float4E2M1>(multiply_rounded(values[2 * i + 1], factor));
+    out[i * stride] = static_cast<uint8_t>(low.bits | high.bits << 4);
+  }
 }
 
 }  // namespace

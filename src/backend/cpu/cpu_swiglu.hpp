@@ -11,4 +11,7 @@ void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks);
 // Forward to codes, of a problem whose num_rows has been read.
 void run_cpu_swiglu_codes(const SwigluProblem &problem, int num_tasks);
 
+// Sets what pads tiles of scales to zero, whatever rows there are.
+void clear_scale_padding(const SwigluProblem &problem);
+
 }  // namespace rope

@@ -1,4 +1,4 @@
-// cpu_swiglu_codes.cpp - SwiGLU whose out has 8 bits: values become floats, chunk by chunk, and these codes
+// cpu_swiglu_codes.cpp - SwiGLU whose out has 8 or 4 bits: values become floats, chunk by chunk, and these codes
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"
 #include "backend/cpu/raise_amax.hpp"
@@ -24,6 +24,7 @@ struct Piece {
   int64_t row;
   int64_t column;
   int count;
+  SwigluRow gate_row;
 };
 
 // A part of the elements on their way to codes.
@@ -35,7 +36,9 @@ class CodesWalk {
         kernels_(cpu_kernels()),
         type_(cpu_type(problem_.dtype)),
         columns_(problem_.shape[problem_.ndim - 1]),
-        experts_(problem_) {}
+        takes_single_elements_(has_row_per_element(problem_)),
+        experts_(problem_),
+        rows_(problem_) {}
 
   void run(Range elements) {
     if (codes_.scales.is_present()) {
@@ -43,10 +46,11 @@ class CodesWalk {
     } else {
       for (int64_t element = elements.begin; element < elements.end;) {
         const Piece piece = piece_at(element, elements.end);
+        element += piece.count;
+        if (!piece.gate_row.is_there) continue;
         compute(piece);
         if (codes_.amax != nullptr) find_magnitude(piece, &amax_);
-        encode(piece, given_factor(piece));
-        element += piece.count;
+        encode(piece, code_factor(given_scale(piece), codes_.scale_multiplies));
       }
     }
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
@@ -61,14 +65,16 @@ class CodesWalk {
     piece.row = piece.place / columns_;
     piece.column = piece.place % columns_;
     if (left > columns_ - piece.column) left = columns_ - piece.column;
+    if (takes_single_elements_) left = 1;
     piece.count = left < kMaxChunk ? static_cast<int>(left) : kMaxChunk;
+    piece.gate_row = rows_.row_of(piece.place);
     return piece;
   }
 
   void compute(const Piece &piece) {
     GatingRun run = {};
     run.count = piece.count;
-    set_inputs(problem_, piece.row, piece.column, &run);
+    set_inputs(problem_, piece.row, piece.column, piece.gate_row, &run);
     run.out[0] = values_;
     run.out_stride[0] = 1;
     kernels_.swiglu_values[type_](run, problem_.form);
@@ -79,23 +85,32 @@ class CodesWalk {
     kernels_.raise_magnitude(values_, piece.count, magnitude);
   }
 
-  float given_factor(const Piece &piece) const {
+  float given_scale(const Piece &piece) const {
     if (codes_.scale == nullptr) return 1;
-    const int64_t expert = codes_.expert_stride == 0 ? 0 : piece.place / (problem_.num_elements() / problem_.experts);
-    const float scale = reinterpret_cast<const float *>(codes_.scale)[expert * codes_.expert_stride];
-    return code_factor(scale, codes_.scale_multiplies);
+    int64_t expert = piece.gate_row.expert;
+    if (codes_.expert_stride != 0 && problem_.expert_rows != nullptr) {
+      expert = piece.place / (problem_.num_elements() / problem_.experts);
+    }
+    return reinterpret_cast<const float *>(codes_.scale)[expert * codes_.expert_stride];
+  }
+
+  int64_t offset_of(const int64_t *stride, const Piece &piece) const {
+    return offset_of_row(problem_, stride, piece.row) + piece.column * stride[problem_.ndim - 1];
   }
 
   void encode(const Piece &piece, float factor) const {
-    const int64_t *const stride = problem_.out_stride[kOut], along = stride[problem_.ndim - 1];
-    char *const out = problem_.out[kOut] + offset_of_row(problem_, stride, piece.row) + piece.column * along;
-    kernels_.encode[codes_.dtype == ROPE_DTYPE_F8_E5M2](values_, piece.count, factor, out, along);
+    const int64_t *const stride = problem_.out_stride[kOut];
+    const int64_t offset = offset_of(stride, piece);
+    char *const out = problem_.out[kOut] + (codes_.has_pairs() ? offset / 2 : offset);
+    const int type = codes_.has_pairs() ? 2 : codes_.dtype == ROPE_DTYPE_F8_E5M2;
+    kernels_.encode[type](values_, piece.count, factor, out, stride[problem_.ndim - 1]);
   }
 
-  // A group that no buffer holds is computed twice, once for its largest magnitude.
+  // A group that no buffer holds is computed twice, once for its largest magnitude. Its elements are of one row.
   void scale_group(int64_t begin) {
     const int64_t end = begin + codes_.group_elements;
     const Piece first = piece_at(begin, end);
+    if (!first.gate_row.is_there) return;
     uint32_t magnitude = 0;
     for (int64_t element = begin; element < end;) {
       const Piece piece = piece_at(element, end);
@@ -114,16 +129,11 @@ class CodesWalk {
   }
 
   GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
-    const WrittenScales &scales = codes_.scales;
-    if (magnitude < scales.floor) magnitude = scales.floor;
-    const bool is_e5m2 = codes_.dtype == ROPE_DTYPE_F8_E5M2;
-    const GroupScale scale =
-        scale_of_group(magnitude, scales.form, is_e5m2 ? Float8E5M2::kMaxExponent : Float8E4M3::kMaxExponent);
-    const int64_t row_elements = scales.groups * codes_.group_elements;
-    const int group = static_cast<int>(first.place % row_elements / codes_.group_elements);
-    const int64_t *const stride = codes_.scales_stride;
-    scales.store(offset_of_row(problem_, stride, first.row) + first.column * stride[problem_.ndim - 1], 0, group,
-                 scale.bits);
+    const GroupScale scale = codes_.scale_of(magnitude, given_scale(first));
+    const int64_t row_elements = codes_.scales.groups * codes_.group_elements;
+    const int64_t group = first.place % row_elements / codes_.group_elements;
+    codes_.store_scale(offset_of(codes_.scales_stride, first), offset_of(codes_.scale_row_stride, first), group,
+                       scale.bits);
     return scale;
   }
 
@@ -132,21 +142,43 @@ class CodesWalk {
   const CpuKernels &kernels_;
   const CpuType type_;
   const int64_t columns_;
+  const bool takes_single_elements_;
   ExpertWalk experts_;
+  RowFinder rows_;
   uint32_t amax_ = 0;
   alignas(64) float values_[kMaxChunk];
 };
 
-// Groups are not parted.
+// Neither groups nor pairs are parted.
 void run_codes_task(void *context, int index) {
   const CodesJob &job = *static_cast<const CodesJob *>(context);
   const SwigluCodes &codes = job.problem->codes;
-  const int64_t unit = codes.scales.is_present() ? codes.group_elements : 1;
+  const int64_t unit = codes.scales.is_present() ? codes.group_elements : codes.has_pairs() ? 2 : 1;
   const Range units = part_of(job.num_elements / unit, job.num_tasks, index);
   CodesWalk(job).run({units.begin * unit, units.end * unit});
 }
 
 }  // namespace
+
+void clear_scale_padding(const SwigluProblem &problem) {
+  const SwigluCodes &codes = problem.codes;
+  int64_t matrices = 1, length[kMaxAxes] = {};
+  for (int axis = 0; axis < problem.ndim; ++axis) {
+    length[axis] = codes.scales_stride[axis] != 0 ? problem.shape[axis] : 1;
+    matrices *= length[axis];
+  }
+  for (int64_t matrix = 0; matrix < matrices; ++matrix) {
+    int64_t offset = 0, number = matrix;
+    for (int axis = problem.ndim - 1; axis >= 0; --axis) {
+      offset += number % length[axis] * codes.scales_stride[axis];
+      number /= length[axis];
+    }
+    for (int64_t row = 0; row < codes.padded_rows(); ++row) {
+      const int64_t first = row < codes.rows ? codes.scales.groups : 0;
+      for (int64_t group = first; group < codes.padded_groups(); ++group) codes.store_scale(offset, row, group, 0);
+    }
+  }
+}
 
 void run_cpu_swiglu_codes(const SwigluProblem &problem, int num_tasks) {
   CodesJob job = {&problem, num_tasks, count_elements(problem)};

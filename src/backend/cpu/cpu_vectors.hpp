@@ -290,7 +290,7 @@ ROPE_VECTOR void write_signed_bytes(const Words<16> (&words)[4], const Vector<16
 #endif
 
 // The codes of magnitudes in the lowest bytes, below whatever is above them; not those of NaNs. As
-// round_to_float8_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the step of
+// round_to_code_by_bits, with one way for normal and subnormal numbers: a counter whose last place is worth the step of
 // codes at the number's exponent is added, and the lowest byte of the sum counts steps. It begins with what takes the
 // exponent of subnormal numbers, which is added behind it, to 0.
 template <typename Float8, int kLanes>

@@ -1,5 +1,5 @@
-// float8.hpp - the 8-bit storage types, how values become them, and the scales that are written beside them; the same
-// on host and device
+// float8.hpp - the storage types of 8 and 4 bits, how values become them, and the scales that are written beside them;
+// the same on host and device
 #pragma once
 
 #include "core/math/float16.hpp"
@@ -10,34 +10,47 @@ namespace rope {
 struct Float8E4M3 {
   uint8_t bits;
 
+  static constexpr int kBits = 8;
   static constexpr int kMantissaBits = 3;
   static constexpr int kExponentBias = 7;
-  static constexpr float kMax = 448.0f;  // 1.75 * 2^8
-  static constexpr int kMaxExponent = 8;
+  static constexpr float kMax = 448.0f;
+  static constexpr uint8_t kOfNaN = 0x7f;
 };
 
 // 5 bits of exponent and 2 of mantissa; the largest number is 57344.
 struct Float8E5M2 {
   uint8_t bits;
 
+  static constexpr int kBits = 8;
   static constexpr int kMantissaBits = 2;
   static constexpr int kExponentBias = 15;
-  static constexpr float kMax = 57344.0f;  // 1.75 * 2^15
-  static constexpr int kMaxExponent = 15;
+  static constexpr float kMax = 57344.0f;
+  static constexpr uint8_t kOfNaN = 0x7f;
 };
 
-constexpr uint8_t kFloat8NaN = 0x7f;  // of both types, whatever NaN it comes from
+// 2 bits of exponent and 1 of mantissa; neither infinity nor NaN, which becomes the largest number, 6.
+struct Float4E2M1 {
+  uint8_t bits;  // the upper four are 0
+
+  static constexpr int kBits = 4;
+  static constexpr int kMantissaBits = 1;
+  static constexpr int kExponentBias = 1;
+  static constexpr float kMax = 6.0f;
+  static constexpr uint8_t kOfNaN = 0x7;
+};
+
+constexpr uint8_t kFloat8NaN = 0x7f;  // of both types of 8 bits, whatever NaN it comes from
 
 // To nearest even; what is larger than the largest number, infinities too, becomes that one.
-template <typename Float8>
-ROPE_HOST_DEVICE Float8 round_to_float8_by_bits(float value) {
-  constexpr int kDropped = 23 - Float8::kMantissaBits, kMinExponent = 1 - Float8::kExponentBias;
+template <typename Code>
+ROPE_HOST_DEVICE Code round_to_code_by_bits(float value) {
+  constexpr int kDropped = 23 - Code::kMantissaBits, kMinExponent = 1 - Code::kExponentBias;
   constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + kMinExponent) << 23;
   // 2^23 times the step of subnormal numbers: a float of this size is a multiple of the step, and its mantissa counts.
-  constexpr uint32_t kCounter = static_cast<uint32_t>(127 + kMinExponent - Float8::kMantissaBits + 23) << 23;
-  const uint32_t sign = (bits_of(value) >> 24) & 0x80u, max = bits_of(Float8::kMax);
+  constexpr uint32_t kCounter = static_cast<uint32_t>(127 + kMinExponent - Code::kMantissaBits + 23) << 23;
+  const uint32_t sign = (bits_of(value) >> (32 - Code::kBits)) & (1u << (Code::kBits - 1)), max = bits_of(Code::kMax);
   uint32_t magnitude = bits_of(value) & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {kFloat8NaN};
+  if (magnitude > 0x7f800000u) return {Code::kOfNaN};
   if (magnitude > max) magnitude = max;
   const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1u);
   const uint32_t normal = (magnitude - kMinNormal + (1u << 23) + half) >> kDropped;
@@ -56,7 +69,7 @@ ROPE_HOST_DEVICE Float8E4M3 round_to<Float8E4M3>(float value) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return {static_cast<uint8_t>(pair)};
 #else
-  return round_to_float8_by_bits<Float8E4M3>(value);
+  return round_to_code_by_bits<Float8E4M3>(value);
 #endif
 }
 
@@ -67,11 +80,24 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return {static_cast<uint8_t>(pair)};
 #else
-  return round_to_float8_by_bits<Float8E5M2>(value);
+  return round_to_code_by_bits<Float8E5M2>(value);
 #endif
 }
 
-// What values are multiplied by before they are rounded to 8 bits.
+template <>
+ROPE_HOST_DEVICE Float4E2M1 round_to<Float4E2M1>(float value) {
+  return round_to_code_by_bits<Float4E2M1>(value);
+}
+
+ROPE_HOST_DEVICE float to_float(Float8E4M3 code) {
+  const uint32_t magnitude = code.bits & 0x7fu, sign = static_cast<uint32_t>(code.bits & 0x80u) << 24;
+  if (magnitude == kFloat8NaN) return float_of(0x7fc00000u);
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
+  const uint32_t normal = (magnitude << 20) + (static_cast<uint32_t>(127 - Float8E4M3::kExponentBias) << 23);
+  return float_of(sign | (magnitude < 8 ? bits_of(subnormal) : normal));
+}
+
+// What values are multiplied by before they are rounded to 8 or 4 bits.
 ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
   return multiplies ? scale : 1.0f / scale;
 }
@@ -80,40 +106,41 @@ ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
 enum class ScaleForm : uint8_t {
   kF32,
   kPowerOfTwo,  // as F32
-  kE8M0
+  kE8M0,
+  kE4M3  // beside codes of 4 bits
 };
 
 struct GroupScale {
-  uint32_t bits;  // of the F32, or of the E8M0
+  uint32_t bits;  // of the F32, of the E8M0 or of the E4M3
   float factor;   // that the values of the group are multiplied by
 };
 
-// 1 / scale: 0 for a scale of 0, the largest F32 where it is above that.
-ROPE_HOST_DEVICE float written_code_factor(float scale) {
+// global / scale: 0 for a scale of 0, the largest F32 where it is above that.
+ROPE_HOST_DEVICE float written_code_factor(float scale, float global = 1.0f) {
   constexpr float kMaxFactor = 3.40282347e38f;
   if (scale == 0) return 0;
-  const float factor = 1.0f / scale;
+  const float factor = global / scale;
   return factor > kMaxFactor ? kMaxFactor : factor;
 }
 
-// The scale of a group by the bits of its largest magnitude, for codes of which the largest is 1.75 * 2^max_exponent. A
+// The scale of a group by the bits of its largest magnitude, for codes of which the largest is max_code; not kE4M3. A
 // NaN makes it and all codes NaN, an infinity it infinite.
-ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, int max_exponent) {
+ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, float max_code) {
   constexpr uint32_t kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
   if (magnitude > kInfinity) return {form == ScaleForm::kE8M0 ? 255 : kNaN, float_of(kNaN)};
   if (magnitude == kInfinity) return {form == ScaleForm::kE8M0 ? 254 : kInfinity, 0};
   if (form == ScaleForm::kF32) {
-    const float max_code = 1.75f * float_of(static_cast<uint32_t>(127 + max_exponent) << 23);
     const float scale = float_of(magnitude) / max_code;
     return {bits_of(scale), written_code_factor(scale)};
   }
-  // The least power of two p with 1.75 * 2^max_exponent * p >= magnitude.
-  constexpr uint32_t kMinNormal = 0x00800000u, kFraction = 0x007fffffu, kFractionOfMax = 0x00600000u;
+  // The least power of two p with max_code * p >= magnitude.
+  constexpr uint32_t kMinNormal = 0x00800000u, kFraction = 0x007fffffu;
+  const int max_exponent = static_cast<int>(bits_of(max_code) >> 23) - 127;
   const bool is_subnormal = magnitude < kMinNormal;
   const uint32_t normal = is_subnormal ? bits_of(float_of(magnitude) * 0x1p64f) : magnitude;
   const int lowest = form == ScaleForm::kE8M0 ? -127 : -149;
   int exponent = static_cast<int>(normal >> 23) - 127 - (is_subnormal ? 64 : 0) - max_exponent +
-                 ((normal & kFraction) > kFractionOfMax ? 1 : 0);
+                 ((normal & kFraction) > (bits_of(max_code) & kFraction) ? 1 : 0);
   if (exponent < lowest) exponent = lowest;
   const uint32_t power =
       exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23 : 1u << static_cast<uint32_t>(exponent + 149);
@@ -123,7 +150,13 @@ ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, i
 
 template <typename Float8>
 ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form) {
-  return scale_of_group(magnitude, form, Float8::kMaxExponent);
+  return scale_of_group(magnitude, form, Float8::kMax);
+}
+
+// The same of kE4M3 beside codes of 4 bits. An infinity is as any number beyond the largest scale.
+ROPE_HOST_DEVICE GroupScale e4m3_scale_of_group(uint32_t magnitude, float global) {
+  const Float8E4M3 scale = round_to<Float8E4M3>(global * (float_of(magnitude) / Float4E2M1::kMax));
+  return {scale.bits, written_code_factor(to_float(scale), global)};
 }
 
 }  // namespace rope

@@ -8,6 +8,7 @@ namespace rope {
 // What a call does with an operand. An output may equal what its role says, and shares no element with any other.
 enum class Role : uint8_t {
   kIn,
+  kGatheredIn,     // not read element by element with the outputs: none of these may equal it
   kOut,            // its own input: the two are one operand then (Operands::join)
   kOutOrAnyInput,  // any of the inputs
   kDisjointOut     // none
@@ -19,7 +20,7 @@ struct alignas(64) Operand {
   Role role;
   View view;
 
-  bool is_output() const { return role != Role::kIn; }
+  bool is_output() const { return role > Role::kGatheredIn; }
 };
 
 // The operands of a call that are present, in the order in which they are read.
@@ -29,12 +30,17 @@ class Operands {
 
   // Reads a tensor into the list, with strides of 0 where no element uses them; *operand is NULL where it is absent.
   rope_status_t read(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
-    if (!is_zeroed(tensor)) return read_present(role, field, tensor, operand);
+    if (!is_zeroed(tensor)) return read_present(role, field, tensor, false, operand);
     *operand = nullptr;
     return ROPE_STATUS_SUCCESS;
   }
 
-  // The same of an input of I32 or I64.
+  // An output that is present and may be pairs of codes.
+  rope_status_t read_codes(const char *field, const rope_tensor_t &tensor, Operand **operand) {
+    return read_present(Role::kDisjointOut, field, tensor, true, operand);
+  }
+
+  // As read, an input of I32 or I64.
   rope_status_t read_integers(const char *field, const rope_tensor_t &tensor, Operand **operand);
 
   // Makes of an input and the output that equals it, read just before, one output; NULL: of the input alone.
@@ -64,7 +70,8 @@ class Operands {
   // outputs and three caches, and amax_out. Backward has seven more of the norm, and none from the caches on.
   static constexpr int kMaxOperands = 41;
 
-  rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand);
+  rope_status_t read_present(Role role, const char *field, const rope_tensor_t &tensor, bool may_be_pairs,
+                             Operand **operand);
 
   const char *function_;
   int count_ = 0;

@@ -7,7 +7,8 @@
 #include "core/problem/import.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
-#include "core/problem/shape_text.hpp"
+#include "core/problem/swiglu_codes_reader.hpp"
+#include "core/problem/swiglu_rows_reader.hpp"
 
 namespace rope {
 
@@ -46,28 +47,23 @@ class SwigluReader {
     return check_same_shape(function_, field, view, gate_->field, gate_->view);
   }
 
-  // Forward's, which may have 8 bits.
-  rope_status_t read_out(const rope_tensor_t &tensor, Operand **operand) {
-    const char *field = "out";
-    if (!is_code(tensor.dtype) || dtype_ == ROPE_DTYPE_F64) {
-      return read_required(Role::kOutOrAnyInput, field, tensor, operand);
-    }
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, operand));
-    return check_same_shape(function_, field, (*operand)->view, gate_->field, gate_->view);
-  }
-
   rope_status_t read_required(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
     ROPE_TRY(read(role, field, tensor, operand));
     if (*operand != nullptr) return ROPE_STATUS_SUCCESS;
     return fail(kInvalid, "%s: %s is absent: it is required", function_, field);
   }
 
-  rope_status_t read_row_scale(const rope_tensor_t &tensor, Operand **operand) {
+  // Of any length with row_index.
+  rope_status_t read_row_scale(const rope_tensor_t &tensor, bool is_indexed, Operand **operand) {
     const char *field = "row_scale";
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    ROPE_TRY(operands_.read(is_indexed ? Role::kGatheredIn : Role::kIn, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
     ROPE_TRY(check_factor_dtype(field, view.dtype));
+    if (is_indexed) {
+      if (view.ndim == 1) return ROPE_STATUS_SUCCESS;
+      return fail(kInvalid, "%s: %s.ndim is %d: with row_index it must be 1", function_, field, view.ndim);
+    }
     if (view.ndim >= gate_->view.ndim) {
       return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function_, field, view.ndim,
                   gate_->field, gate_->view.ndim);
@@ -90,8 +86,9 @@ class SwigluReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  // [d], or [E, d] where there are experts.
-  rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, Operand **operand) {
+  // [d], or [E, d] where there are experts: those of expert_offsets, or entries of gate's first axis.
+  rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, const SwigluRows &rows,
+                          Operand **operand) {
     ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view, &gate = gate_->view;
@@ -102,8 +99,22 @@ class SwigluReader {
     }
     View wanted = gate;
     wanted.ndim = view.ndim;
+    const bool has_offsets = rows.expert_offsets != nullptr;
+    if (has_offsets && view.ndim == 2) {
+      (*operand)->role = Role::kGatheredIn;
+      if (view.shape[0] != rows.experts) {
+        return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be that of expert_offsets less 1, %lld", function_,
+                    field, static_cast<long long>(view.shape[0]), static_cast<long long>(rows.experts));
+      }
+      wanted.shape[0] = rows.experts;
+    }
     wanted.shape[view.ndim - 1] = gate.shape[gate.ndim - 1];
     return check_same_shape(function_, field, view, gate_->field, wanted);
+  }
+
+  rope_status_t read_rows(const swiglu_input_args_t &args, const Operand *row_scale, SwigluRows *rows) {
+    ROPE_TRY(read_expert_offsets(function_, args.expert_offsets, *gate_, &operands_, rows));
+    return read_row_index(function_, args.row_index, *gate_, row_scale, &operands_, rows);
   }
 
   rope_status_t read_expert_rows(const rope_tensor_t &tensor, Operand **operand) {
@@ -122,7 +133,8 @@ class SwigluReader {
     return check_same_shape(function_, field, (*operand)->view, gate_->field, experts);
   }
 
-  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, Operand **operand) {
+  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, bool is_indexed,
+                                    Operand **operand) {
     const char *field = "grad_row_scale";
     ROPE_TRY(operands_.read(Role::kOutOrAnyInput, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
@@ -134,85 +146,10 @@ class SwigluReader {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function_, field, dtype_name(view.dtype),
                   row_scale->field, dtype_name(row_scale->view.dtype));
     }
-    return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
-  }
-
-  // In the place of scales that are written: [1] or, with experts, [E].
-  rope_status_t read_scale(const rope_tensor_t &tensor, int64_t experts, SwigluCodes *codes) {
-    const char *field = "quant.scale";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, &operand));
-    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-    const View &view = operand->view;
-    if (codes->scales.is_present()) {
-      return fail(kInvalid, "%s: %s is set beside quant.scales_out: scales are given or written, not both", function_,
-                  field);
-    }
-    if (view.dtype != ROPE_DTYPE_F32) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
-    }
-    if (view.ndim != 1 || (view.shape[0] != 1 && (experts == 0 || view.shape[0] != experts))) {
-      return fail(kInvalid, "%s: %s has shape %s: it must be [1]%s", function_, field, ShapeText(view).text,
-                  experts > 0 ? ", or [E] with a scale for each expert" : "");
-    }
-    codes->scale = view.data;
-    codes->expert_stride = view.shape[0] == 1 ? 0 : view.stride[0];
-    return ROPE_STATUS_SUCCESS;
-  }
-
-  // The first axes of out, then [G] groups of the elements of the others, or [G / 4, 4].
-  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts,
-                                SwigluCodes *codes) {
-    const char *field = "quant.scales_out";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
-    if (operand == nullptr) return check_rule_has_scales(function_, rule);
-    const View &view = operand->view, &gate = gate_->view;
-    ROPE_TRY(set_scale_form(function_, field, view.dtype, rule, &codes->scales));
-    const int min_rows = has_experts ? 2 : 1;
-    for (int behind = 1; behind <= 2; ++behind) {
-      const int rows = view.ndim - behind;
-      if (rows < min_rows || rows >= gate.ndim || (behind == 2 && view.shape[rows + 1] != 4)) continue;
-      bool fits = true;
-      uint64_t elements = 1;
-      for (int axis = 0; axis < gate.ndim; ++axis) {
-        if (axis >= rows) {
-          elements *= static_cast<uint64_t>(gate.shape[axis]);
-        } else {
-          fits = fits && view.shape[axis] == gate.shape[axis];
-        }
-      }
-      const int64_t groups = behind == 1 || view.shape[rows] > INT32_MAX / 4 ? view.shape[rows] : 4 * view.shape[rows];
-      if (!fits || groups < 1 || groups > INT32_MAX || elements % static_cast<uint64_t>(groups) != 0) continue;
-      WrittenScales *const scales = &codes->scales;
-      scales->data = view.data;
-      scales->groups = static_cast<int>(groups);
-      scales->group_stride = view.stride[behind == 2 ? rows + 1 : rows];
-      scales->four_stride = behind == 2 ? view.stride[rows] : groups > 4 ? 4 * view.stride[rows] : 0;
-      codes->group_elements = static_cast<int64_t>(elements) / groups;
-      for (int axis = 0; axis < rows; ++axis) codes->scales_stride[axis] = view.stride[axis];
-      return ROPE_STATUS_SUCCESS;
-    }
-    return fail(kInvalid,
-                "%s: %s has shape %s: it must have the first axes of gate, %s, at least %d and not all, then G, or G/4 "
-                "and 4, where G divides the elements of the others",
-                function_, field, ShapeText(view).text, ShapeText(gate).text, min_rows);
-  }
-
-  rope_status_t read_amax(const rope_tensor_t &tensor, SwigluCodes *codes) {
-    const char *field = "quant.amax_out";
-    Operand *operand;
-    ROPE_TRY(operands_.read(Role::kDisjointOut, field, tensor, &operand));
-    if (operand == nullptr) return ROPE_STATUS_SUCCESS;
-    const View &view = operand->view;
-    if (view.dtype != ROPE_DTYPE_F32) {
-      return fail(kInvalid, "%s: %s.dtype is %s: it must be F32", function_, field, dtype_name(view.dtype));
-    }
-    if (view.ndim != 1 || view.shape[0] != 1) {
-      return fail(kInvalid, "%s: %s has shape %s: it must be [1]", function_, field, ShapeText(view).text);
-    }
-    codes->amax = view.data;
-    return ROPE_STATUS_SUCCESS;
+    if (!is_indexed) return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
+    View rows = gate_->view;
+    rows.ndim = 1;
+    return check_same_shape(function_, field, view, gate_->field, rows);
   }
 
   rope_status_t check_outputs() const {
@@ -225,6 +162,9 @@ class SwigluReader {
   }
 
   rope_status_t check_loops() const { return operands_.check_loops(); }
+
+  // For the readers of groups.
+  Operands *operands() { return &operands_; }
 
  private:
   rope_status_t check_factor_dtype(const char *field, rope_dtype_t dtype) const {
@@ -307,8 +247,9 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales.
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 8];
+  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales
+  // and the rows of their matrices.
+  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9];
   int count_ = 0;
 };
 
@@ -316,59 +257,46 @@ class AxisMerger {
 struct FurtherInputs {
   Operand *bias[2] = {};
   Operand *expert_rows = nullptr;
+  SwigluRows rows = {};
 };
 
-rope_status_t read_further_inputs(const char *function, const swiglu_input_args_t *given, SwigluReader *reader,
-                                  FurtherInputs *inputs) {
+// The group as this version has it; without one all is absent.
+rope_status_t import_further_inputs(const char *function, const swiglu_input_args_t *given, swiglu_input_args_t *args) {
+  *args = SWIGLU_INPUT_ARGS_INIT;
   if (given == nullptr) return ROPE_STATUS_SUCCESS;
   swiglu_input_args_t copy;
-  const swiglu_input_args_t *args;
-  ROPE_TRY(import_args(function, "input", given, kSwigluInputArgsFirstSize, &copy, &args));
-  if (args->flags != 0) {
-    return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function, args->flags);
-  }
-  const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } later[] = {{"expert_offsets", args->expert_offsets}, {"row_index", args->row_index}};
-  for (const auto &refused : later) {
-    if (is_zeroed(refused.tensor)) continue;
-    return fail(kUnsupported, "%s: %s is set: this version reads expert_rows only", function, refused.field);
-  }
-  ROPE_TRY(reader->read_expert_rows(args->expert_rows, &inputs->expert_rows));
-  const bool has_experts = inputs->expert_rows != nullptr;
-  ROPE_TRY(reader->read_bias("gate_bias", args->gate_bias, has_experts, &inputs->bias[kGate]));
-  return reader->read_bias("up_bias", args->up_bias, has_experts, &inputs->bias[kUp]);
+  const swiglu_input_args_t *imported;
+  ROPE_TRY(import_args(function, "input", given, kSwigluInputArgsFirstSize, &copy, &imported));
+  *args = *imported;
+  if (args->flags == 0) return ROPE_STATUS_SUCCESS;
+  return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function, args->flags);
 }
 
-// What a call says of its codes, with strides of scales by gate's axes.
-rope_status_t read_codes(const char *function, const swiglu_quant_args_t *given, const View &out, int64_t experts,
-                         SwigluReader *reader, SwigluCodes *codes) {
-  if (given == nullptr) return ROPE_STATUS_SUCCESS;
-  swiglu_quant_args_t copy;
-  const swiglu_quant_args_t *args;
-  ROPE_TRY(import_args(function, "quant", given, kSwigluQuantArgsFirstSize, &copy, &args));
-  const ScaleRule rule = {args->flags, args->scale_floor};
-  ROPE_TRY(check_scale_rule(function, rule));
-  if (args->scale_layout != SWIGLU_SCALE_LAYOUT_STRIDED) {
-    return fail(kUnsupported, "%s: quant.scale_layout is %d: this version writes SWIGLU_SCALE_LAYOUT_STRIDED (0) only",
-                function, args->scale_layout);
-  }
-  if (args->reserved0 != 0) {
-    return fail(kUnsupported, "%s: quant.reserved0 is %d: it must be 0", function, args->reserved0);
-  }
+rope_status_t read_further_inputs(const char *function, const swiglu_input_args_t &args, const Operand *row_scale,
+                                  const Operand *num_rows, SwigluReader *reader, FurtherInputs *inputs) {
+  ROPE_TRY(reader->read_expert_rows(args.expert_rows, &inputs->expert_rows));
+  ROPE_TRY(reader->read_rows(args, row_scale, &inputs->rows));
   const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } of_codes[] = {{"scale", args->scale}, {"scales_out", args->scales_out}, {"amax_out", args->amax_out}};
-  for (const auto &tensor : of_codes) {
-    if (is_code(out.dtype) || is_zeroed(tensor.tensor)) continue;
-    return fail(kInvalid, "%s: quant.%s is set: out has no 8 bits", function, tensor.field);
+    const char *field, *other;
+    bool are_both;
+  } refused[] = {
+      {"num_rows", "expert_rows", num_rows != nullptr && inputs->expert_rows != nullptr},
+      {"num_rows", "expert_offsets", num_rows != nullptr && inputs->rows.expert_offsets != nullptr},
+      {"expert_rows", "expert_offsets", inputs->expert_rows != nullptr && inputs->rows.expert_offsets != nullptr},
+      {"expert_rows", "row_index", inputs->expert_rows != nullptr && inputs->rows.row_index != nullptr}};
+  for (const auto &two : refused) {
+    if (!two.are_both) continue;
+    return fail(kInvalid, "%s: %s and %s are set: one of them says which rows there are", function, two.field,
+                two.other);
   }
-  codes->scale_multiplies = (args->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
-  ROPE_TRY(reader->read_scales_out(args->scales_out, rule, experts > 0, codes));
-  ROPE_TRY(reader->read_scale(args->scale, experts, codes));
-  return reader->read_amax(args->amax_out, codes);
+  const bool has_experts = inputs->expert_rows != nullptr || inputs->rows.expert_offsets != nullptr;
+  ROPE_TRY(reader->read_bias("gate_bias", args.gate_bias, has_experts, inputs->rows, &inputs->bias[kGate]));
+  return reader->read_bias("up_bias", args.up_bias, has_experts, inputs->rows, &inputs->bias[kUp]);
+}
+
+// Strides of pairs of codes as halves of an element: along the last axis a value is half a pair.
+void double_outer_strides(View *out) {
+  for (int axis = 0; axis < out->ndim - 1; ++axis) out->stride[axis] *= 2;
 }
 
 // The bias of gate or up, its strides by gate's axes.
@@ -376,7 +304,12 @@ void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMax
   problem->bias[which] = bias.data;
   problem->bias_dtype[which] = bias.dtype;
   strides[num_axes - 1] = bias.stride[bias.ndim - 1];
-  if (bias.ndim > 1) strides[0] = bias.stride[0];
+  if (bias.ndim == 1) return;
+  if (problem->rows.expert_offsets != nullptr) {
+    problem->bias_expert_stride[which] = bias.stride[0];
+  } else {
+    strides[0] = bias.stride[0];
+  }
 }
 
 }  // namespace
@@ -389,6 +322,10 @@ int64_t SwigluProblem::num_elements() const {
 
 int64_t SwigluProblem::num_expert_row_elements() const {
   return num_elements() / (experts * rows_per_expert);
+}
+
+int64_t SwigluProblem::num_row_elements() const {
+  return num_elements() / (row_index_stride[0] != 0 ? shape[0] : 1);
 }
 
 int64_t SwigluProblem::num_summed_elements() const {
@@ -503,6 +440,8 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   }
 
   SwigluReader reader(function, dtype);
+  SwigluCodes codes = {};
+  SwigluCodesReader codes_reader(function, reader.operands(), &codes);
   Operand *in[kMaxSwigluInputs], *out[kMaxSwigluOutputs], *row_scale, *num_rows, *grad_row_scale = nullptr;
   ROPE_TRY(reader.read_required(Role::kIn, "gate", args.gate, &in[kGate]));
   ROPE_TRY(reader.read_required(Role::kIn, "up", args.up, &in[kUp]));
@@ -512,25 +451,30 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
     ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
   } else {
-    ROPE_TRY(reader.read_out(args.out, &out[kOut]));
+    const bool has_codes = (is_code(args.out.dtype) || is_code_pair(args.out.dtype)) && dtype != ROPE_DTYPE_F64;
+    ROPE_TRY(has_codes ? codes_reader.read_out(args.out, &out[kOut])
+                       : reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
   }
-  ROPE_TRY(reader.read_row_scale(args.row_scale, &row_scale));
+  swiglu_input_args_t input;
+  ROPE_TRY(import_further_inputs(function, args.input, &input));
+  const bool is_indexed = !is_zeroed(input.row_index);
+  ROPE_TRY(reader.read_row_scale(args.row_scale, is_indexed, &row_scale));
   ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
   FurtherInputs further;
-  ROPE_TRY(read_further_inputs(function, args.input, &reader, &further));
-  if (further.expert_rows != nullptr && num_rows != nullptr) {
-    return fail(kInvalid, "%s: num_rows and expert_rows are set: one of them says which rows there are", function);
-  }
-  SwigluCodes codes = {};
+  ROPE_TRY(read_further_inputs(function, input, row_scale, num_rows, &reader, &further));
   if (!is_backward) {
-    const int64_t experts = further.expert_rows != nullptr ? in[kGate]->view.shape[0] : 0;
-    ROPE_TRY(read_codes(function, args.quant, out[kOut]->view, experts, &reader, &codes));
-    codes.dtype = out[kOut]->view.dtype;
+    const bool has_expert_axis = further.expert_rows != nullptr;
+    const int64_t experts = has_expert_axis ? in[kGate]->view.shape[0] : further.rows.experts;
+    ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts, has_expert_axis));
     codes.rounds_first = form.rounds_before_codes;
     problem->codes = codes;
+    if (codes.has_pairs() && num_rows != nullptr && in[kGate]->view.ndim == 1) {
+      return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
+                  function, in[kGate]->field);
+    }
   }
   if (is_backward) {
-    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
+    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, is_indexed, &grad_row_scale));
     if (out[kGradGate] == nullptr && out[kGradUp] == nullptr && grad_row_scale == nullptr) {
       return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
     }
@@ -553,6 +497,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(in[i]->view.stride, problem->in_stride[i]);
   }
   const int64_t *output_stride = nullptr;
+  if (codes.has_pairs()) double_outer_strides(&out[kOut]->view);
   for (int i = 0; i < problem->num_outputs(); ++i) {
     if (out[i] == nullptr) continue;
     problem->out[i] = out[i]->view.data;
@@ -562,11 +507,18 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   if (row_scale != nullptr) {
     problem->row_scale = row_scale->view.data;
     problem->row_scale_dtype = row_scale->view.dtype;
-    merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
+    if (is_indexed) {
+      problem->factor_stride = row_scale->view.stride[0];
+    } else {
+      merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
+    }
   }
+  problem->rows = further.rows;
   if (num_rows != nullptr) {
     problem->num_rows = num_rows->view.data;
     problem->num_rows_dtype = num_rows->view.dtype;
+  }
+  if (num_rows != nullptr || problem->rows.is_present()) {
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
   int64_t bias_strides[2][kMaxAxes] = {};
@@ -586,8 +538,11 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
   }
   if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
+  if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
   if (grad_row_scale == nullptr) {
-    if (further.expert_rows == nullptr && !codes.scales.is_present()) merger.sort_by_stride(output_stride);
+    const bool keeps_order =
+        further.expert_rows != nullptr || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
+    if (!keeps_order) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;
     merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);

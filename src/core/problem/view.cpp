@@ -77,7 +77,8 @@ static bool measure_extent(const View &view, int64_t *elements, int64_t *low, in
   return !__builtin_sub_overflow(*high, *low, &extent) && extent <= kMaxExtent && count <= kMaxExtent;
 }
 
-rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view) {
+rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view,
+                        bool may_be_pairs) {
   if (tensor.ndim == 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
                 "%s: %s.ndim is 0, which means absent, but another member is set: set ndim or zero the tensor",
@@ -91,11 +92,11 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
                 function, field, tensor.flags);
   }
   const int64_t size = dtype_size(tensor.dtype);
+  if (is_code_pair(tensor.dtype) && !may_be_pairs) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
+                dtype_name(tensor.dtype));
+  }
   if (size == 0) {
-    if (tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
-      return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: %s.dtype is %s: this version does not serve it yet", function, field,
-                  dtype_name(tensor.dtype));
-    }
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
                 "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2 or F8_E8M0", function,
                 field, tensor.dtype);

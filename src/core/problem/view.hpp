@@ -49,14 +49,19 @@ inline int64_t greatest_common_divisor(int64_t a, int64_t b) {
 
 // In bytes, a power of two; 0 for a type that no tensor may have.
 inline int64_t dtype_size(rope_dtype_t dtype) {
-  // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2, F8_E8M0
-  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1, 1};
-  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F8_E8M0 ? kSizes[dtype] : 0;
+  // F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2, F8_E8M0, F4_E2M1X2
+  static constexpr int8_t kSizes[] = {0, 4, 2, 2, 8, 4, 8, 1, 1, 1, 1};
+  return dtype >= ROPE_DTYPE_F32 && dtype <= ROPE_DTYPE_F4_E2M1X2 ? kSizes[dtype] : 0;
 }
 
-// Whether elements of a type are codes, which stand for a number times a scale.
+// Whether elements of a type are codes of 8 bits, which stand for a number times a scale.
 ROPE_HOST_DEVICE bool is_code(rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F8_E4M3 || dtype == ROPE_DTYPE_F8_E5M2;
+}
+
+// Whether an element is two codes of 4 bits.
+ROPE_HOST_DEVICE bool is_code_pair(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F4_E2M1X2;
 }
 
 const char *dtype_name(rope_dtype_t dtype);
@@ -77,8 +82,10 @@ inline bool is_zeroed(const rope_tensor_t &tensor) {
 }
 
 // Checks everything that a tensor, which is not zeroed, can get wrong by itself. Afterwards strides are explicit, 0 on
-// axes that the tensor lacks, and every element's byte offset from data fits in 62 bits.
-rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view);
+// axes that the tensor lacks, and every element's byte offset from data fits in 62 bits. Pairs of codes are refused as not
+// supported yet, unless they may be.
+rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view,
+                        bool may_be_pairs = false);
 
 // Rank and lengths of `view` are those of `other`.
 rope_status_t check_same_shape(const char *function, const char *field, const View &view, const char *other_field,

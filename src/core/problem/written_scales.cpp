@@ -38,18 +38,28 @@ rope_status_t check_rule_has_scales(const char *function, const ScaleRule &rule)
 }
 
 rope_status_t set_scale_form(const char *function, const char *field, rope_dtype_t dtype, const ScaleRule &rule,
-                             WrittenScales *scales) {
-  if (dtype == ROPE_DTYPE_F8_E4M3) {
+                             WrittenScales *scales, bool may_be_e4m3) {
+  const bool is_e4m3 = dtype == ROPE_DTYPE_F8_E4M3, is_e8m0 = dtype == ROPE_DTYPE_F8_E8M0;
+  if (is_e4m3 && !may_be_e4m3) {
     return fail(kUnsupported, "%s: %s.dtype is F8_E4M3: this version does not write such scales yet", function, field);
   }
-  if (dtype != ROPE_DTYPE_F32 && dtype != ROPE_DTYPE_F8_E8M0) {
-    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32 or F8_E8M0", function, field, dtype_name(dtype));
+  if (dtype != ROPE_DTYPE_F32 && !is_e8m0 && !is_e4m3) {
+    return fail(kInvalid, "%s: %s.dtype is %s: it must be F32%s or F8_E8M0", function, field, dtype_name(dtype),
+                may_be_e4m3 ? ", F8_E4M3" : "");
   }
-  const bool is_e8m0 = dtype == ROPE_DTYPE_F8_E8M0;
   const bool is_power_of_two = (rule.flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0;
+  if (is_e4m3 && is_power_of_two) {
+    return fail(kInvalid,
+                "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) and scales of F8_E4M3 exclude "
+                "each other",
+                function, rule.flags);
+  }
   const float floor = static_cast<float>(rule.floor);
-  scales->form = is_e8m0 ? ScaleForm::kE8M0 : is_power_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
-  scales->floor = bits_of(floor != 0 || is_e8m0 ? floor : kDefaultFloor);
+  scales->form = is_e8m0           ? ScaleForm::kE8M0
+                 : is_e4m3         ? ScaleForm::kE4M3
+                 : is_power_of_two ? ScaleForm::kPowerOfTwo
+                                   : ScaleForm::kF32;
+  scales->floor = bits_of(floor != 0 || scales->has_bytes() ? floor : kDefaultFloor);
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// written_scales.hpp - scales that a call writes beside codes of 8 bits, and what rope_quant_args_t and swiglu_quant_args_t
+// written_scales.hpp - scales that a call writes beside codes, and what rope_quant_args_t and swiglu_quant_args_t
 // have in common
 #pragma once
 
@@ -22,12 +22,13 @@ struct WrittenScales {
   int64_t four_stride;  // of every fourth group
 
   ROPE_HOST_DEVICE bool is_present() const { return data != nullptr; }
+  ROPE_HOST_DEVICE bool has_bytes() const { return form >= ScaleForm::kE8M0; }
   ROPE_HOST_DEVICE int64_t row(int64_t first, int64_t second) const {
     return first * row_stride[0] + second * row_stride[1];
   }
   ROPE_HOST_DEVICE void store(int64_t row, int64_t head, int group, uint32_t bits) const {
     const int64_t at = row + head * head_stride + group / 4 * four_stride + group % 4 * group_stride;
-    if (form == ScaleForm::kE8M0) {
+    if (has_bytes()) {
       reinterpret_cast<uint8_t *>(data)[at] = static_cast<uint8_t>(bits);
     } else {
       reinterpret_cast<uint32_t *>(data)[at] = bits;
@@ -46,8 +47,9 @@ rope_status_t check_scale_rule(const char *function, const ScaleRule &rule);
 // That a rule of scales that are written has such.
 rope_status_t check_rule_has_scales(const char *function, const ScaleRule &rule);
 
-// The form and the floor of scales in a tensor, whose dtype is checked.
+// The form and the floor of scales in a tensor, whose dtype is checked; F8_E4M3 is refused as not supported yet, unless
+// it may be.
 rope_status_t set_scale_form(const char *function, const char *field, rope_dtype_t dtype, const ScaleRule &rule,
-                             WrittenScales *scales);
+                             WrittenScales *scales, bool may_be_e4m3 = false);
 
 }  // namespace rope

@@ -56,7 +56,7 @@ __device__ __forceinline__ void raise_magnitude(uint32_t *amax, uint32_t magnitu
 // The scale of a group by the bits of its largest magnitude.
 __device__ __forceinline__ GroupScale written_scale(const WrittenScales &scales, bool is_e5m2, uint32_t magnitude) {
   return scale_of_group(magnitude < scales.floor ? scales.floor : magnitude, scales.form,
-                        is_e5m2 ? Float8E5M2::kMaxExponent : Float8E4M3::kMaxExponent);
+                        is_e5m2 ? Float8E5M2::kMax : Float8E4M3::kMax);
 }
 
 }  // namespace rope

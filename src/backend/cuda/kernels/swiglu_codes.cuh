@@ -1,13 +1,14 @@
-// swiglu_codes.cuh - the SwiGLU kernel, forward, of every option, whose out has codes of 8 bits
+// swiglu_codes.cuh - the SwiGLU kernel, forward, of every option, whose out has codes of 8 or 4 bits
 //
 //   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements that have one written scale or, without such
 //             scales, so many elements one after another
-//   thread    element threadIdx.x, threadIdx.x + blockDim.x, … of the unit
+//   thread    element threadIdx.x, threadIdx.x + blockDim.x, … of the unit; of codes of 4 bits pairs of elements
 //
 // With a written scale a unit's values are computed twice, once for the largest magnitude and once to become codes: the
 // second time what they are made of is in the caches.
 //
-// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group.
+// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group. With tiles the
+// block of the last group of a row, or of the last row, sets the padding beside it to zero.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -15,19 +16,47 @@
 
 namespace rope {
 
+// The rows of elements that a thread asks for one after the other; each is looked up once.
+class RowFinder {
+ public:
+  __device__ __forceinline__ explicit RowFinder(const SwigluCodesParams &params) : params_(params) {}
+
+  // Whether it is there by all that says so.
+  __device__ __forceinline__ const SwigluRow &row_of(const ElementIndex &index) {
+    if (!params_.lookup.rows.is_present()) {
+      row_.is_there = is_row_there(params_, index);
+      return row_;
+    }
+    const int64_t number = index.offset(params_.row_index_stride);
+    if (number == number_) return row_;
+    number_ = number;
+    row_ = find_row(params_, index);
+    row_.is_there = row_.is_there && is_row_there(params_, index);
+    return row_;
+  }
+
+ private:
+  const SwigluCodesParams &params_;
+  int64_t number_ = -1;
+  SwigluRow row_ = {true, 0, 0};
+};
+
 // The value of an element whose row is there.
 template <typename T>
-__device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index) {
+__device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index,
+                                            const SwigluRow &row) {
   float row_scale = 1;
   if (params.row_scale != nullptr) {
-    row_scale = load_row_scale<T>(params.row_scale + index.offset(params.row_scale_stride), params.is_row_scale_f32);
+    const int64_t offset = index.offset(params.row_scale_stride) + row.factor * params.lookup.factor_stride;
+    row_scale = load_row_scale<T>(params.row_scale + offset, params.is_row_scale_f32);
   }
   float value[2][1], result[1][1];
 #pragma unroll
   for (int i = kGate; i <= kUp; ++i) {
     value[i][0] = load_element<T>(params.in[i] + index.offset(params.in_stride[i]));
     if (params.bias[i] == nullptr) continue;
-    add_bias_vector<T, 1>(params.bias[i] + index.offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+    const int64_t offset = index.offset(params.bias_stride[i]) + row.expert * params.lookup.bias_expert_stride[i];
+    add_bias_vector<T, 1>(params.bias[i] + offset, params.is_bias_f32[i], value[i]);
   }
   compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<float>(params), row_scale, true, result);
   return params.codes.rounds_first ? to_float(round_to<T>(result[0][0])) : result[0][0];
@@ -44,6 +73,25 @@ __device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
   return number;
 }
 
+// The scale that is given to a row; 1 where there is none.
+__device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index,
+                                             const SwigluRow &row) {
+  const SwigluCodes &codes = params.codes;
+  if (codes.scale == nullptr) return 1;
+  const int64_t expert = params.expert_rows == nullptr ? row.expert : index.offset(params.expert_index_stride);
+  return reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
+}
+
+__device__ __forceinline__ void clear_padding_beside(const SwigluCodes &codes, int64_t offset, int64_t row,
+                                                     int64_t group) {
+  const int64_t rows = row == codes.rows - 1 ? codes.padded_rows() - row : 1;
+  const int64_t groups = group == codes.scales.groups - 1 ? codes.padded_groups() - group : 1;
+  // The first is the group's own.
+  for (int64_t i = 1 + threadIdx.x; i < rows * groups; i += kSwigluThreads) {
+    codes.store_scale(offset, row + i / groups, group + i % groups, 0);
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kSwigluThreads)
     swiglu_codes_kernel(const __grid_constant__ SwigluCodesParams params) {
@@ -56,16 +104,22 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const int64_t end = begin + (params.unit_elements < left ? params.unit_elements : left);
   const ElementIndex first = split_element(params, begin);
   wait_for_previous_launch();
-  const bool has_scales = codes.scales.is_present(), is_e5m2 = codes.dtype == ROPE_DTYPE_F8_E5M2;
+  const bool has_scales = codes.scales.is_present(), has_pairs = codes.has_pairs();
+  RowFinder rows(params);
+  const int64_t group = has_scales ? unit % codes.scales.groups : 0;
+  const int64_t scale_offset = first.offset(params.scales_stride);
+  const int64_t scale_row = codes.has_tiles ? first.offset(params.scale_row_stride) : 0;
+  if (codes.has_tiles) clear_padding_beside(codes, scale_offset, scale_row, group);
   // A group has one row.
-  if (has_scales && !is_row_there(params, first)) return;
+  if (has_scales && !rows.row_of(first).is_there) return;
   float factor = 1;
   if (has_scales || codes.amax != nullptr) {
     uint32_t magnitude = 0;
     for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
       const ElementIndex index = split_element(params, number);
-      if (!has_scales && !is_row_there(params, index)) continue;
-      const uint32_t of_value = bits_of(code_value<T>(params, index)) & 0x7fffffffu;
+      const SwigluRow &row = rows.row_of(index);
+      if (!row.is_there) continue;
+      const uint32_t of_value = bits_of(code_value<T>(params, index, row)) & 0x7fffffffu;
       magnitude = of_value > magnitude ? of_value : magnitude;
     }
     magnitude = max_over_block(magnitude);
@@ -73,25 +127,29 @@ __global__ void __launch_bounds__(kSwigluThreads)
       raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
     }
     if (has_scales) {
-      const GroupScale scale = written_scale(codes.scales, is_e5m2, magnitude);
+      const GroupScale scale = codes.scale_of(magnitude, given_scale(params, first, rows.row_of(first)));
       factor = scale.factor;
-      const int64_t groups = codes.scales.groups;
-      if (threadIdx.x == 0) {
-        codes.scales.store(first.offset(params.scales_stride), 0, static_cast<int>(unit % groups), scale.bits);
-      }
+      if (threadIdx.x == 0) codes.store_scale(scale_offset, scale_row, group, scale.bits);
     }
   }
-  for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
+  // A pair has one row, and so one scale.
+  const int64_t step = has_pairs ? 2 : 1;
+  for (int64_t number = begin + threadIdx.x * step; number < end; number += kSwigluThreads * step) {
     const ElementIndex index = split_element(params, number);
-    if (!has_scales && !is_row_there(params, index)) continue;
-    if (codes.scale != nullptr) {
-      const int64_t expert = params.expert_rows == nullptr ? 0 : index.offset(params.expert_index_stride);
-      const float scale = reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
-      factor = code_factor(scale, codes.scale_multiplies);
+    const SwigluRow &row = rows.row_of(index);
+    if (!row.is_there) continue;
+    if (!has_scales) factor = code_factor(given_scale(params, index, row), codes.scale_multiplies);
+    const float value = multiply_rounded(code_value<T>(params, index, row), factor);
+    const int64_t offset = index.offset(params.out_stride[kOut]);
+    uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[kOut]);
+    if (has_pairs) {
+      const float second = multiply_rounded(code_value<T>(params, split_element(params, number + 1), row), factor);
+      const uint32_t low = round_to<Float4E2M1>(value).bits, high = round_to<Float4E2M1>(second).bits;
+      out[offset / 2] = static_cast<uint8_t>(low | high << 4);
+    } else {
+      out[offset] =
+          codes.dtype == ROPE_DTYPE_F8_E5M2 ? round_to<Float8E5M2>(value).bits : round_to<Float8E4M3>(value).bits;
     }
-    const float value = multiply_rounded(code_value<T>(params, index), factor);
-    uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[kOut]) + index.offset(params.out_stride[kOut]);
-    *out = is_e5m2 ? round_to<Float8E5M2>(value).bits : round_to<Float8E4M3>(value).bits;
   }
 }
 
