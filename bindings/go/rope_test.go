@@ -1310,3 +1310,46 @@ func TestGatingRoundedBeforeCodes(t *testing.T) {
 		t.Errorf("an unknown bit of QuantRounding: '%v'", err)
 	}
 }
+
+func TestGatingOfExpertsBackToBack(t *testing.T) {
+	const rows, width = 7, 10
+	given := numbers(3*rows*width + 2*width)
+	gate, up, grad := given[:rows*width], given[rows*width:2*rows*width], given[2*rows*width:3*rows*width]
+	bias, factors := given[3*rows*width:], []float32{0.5, -2, 3}
+	offsets, index := []int32{1, 4, 6}, []int64{0, 2, -1, 1, 0, 3, 2}
+	experts := []int{-1, 0, -1, 0, 1, -1, -1} // of rows; rows 0 and 6 have no expert, rows 2 and 5 no factor
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+	of := func(data []float32) Tensor { return Of(data, rows, width) }
+	out, gradGate, gradFactors := make([]float32, rows*width), make([]float32, rows*width), make([]float32, rows)
+	args := SwigluArgs{Gate: of(gate), Up: of(up), Out: of(out), UpBias: Of(bias, 2, width), RowScale: Of(factors, 3),
+		ExpertOffsets: Of(offsets, 3), RowIndex: Of(index, rows)}
+	must(t, swiglu.Forward(args))
+	args.Out, args.GradOut, args.GradGate, args.GradRowScale = Tensor{}, of(grad), of(gradGate), Of(gradFactors, rows)
+	must(t, swiglu.Backward(args))
+	for row, expert := range experts {
+		var sum float64
+		for column := 0; column < width; column++ {
+			i := row*width + column
+			var wanted [2]float64
+			if expert >= 0 {
+				g, u := math.Max(float64(gate[i]), 0), float64(up[i])+float64(bias[expert*width+column])
+				factor := float64(factors[index[row]])
+				wanted[0] = g * u * factor
+				if g > 0 {
+					wanted[1] = float64(grad[i]) * u * factor
+				}
+				sum += float64(grad[i]) * g * u
+			}
+			for j, found := range []float32{out[i], gradGate[i]} {
+				if math.Abs(float64(found)-wanted[j]) > 1e-5 {
+					t.Fatalf("result %d: element %d is %v instead of %v", j, i, found, wanted[j])
+				}
+			}
+		}
+		if math.Abs(float64(gradFactors[row])-sum) > 1e-4 {
+			t.Errorf("the gradient of factor %d is %v instead of %v", row, gradFactors[row], sum)
+		}
+	}
+}

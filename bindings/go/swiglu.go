@@ -93,9 +93,15 @@ type SwigluArgs struct {
 	GradRowScale Tensor
 	GateBias     Tensor // [d], or [E, d] with ExpertRows; added first
 	UpBias       Tensor
-	ExpertRows   Tensor       // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
-	Quant        *SwigluQuant // forward; nil: nothing is scaled
-	Stream       uintptr      // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
+	ExpertRows   Tensor // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
+	// I32 or I64 [E + 1], with Gate [N, .., d]: expert e has rows ExpertOffsets[e] to ExpertOffsets[e + 1] - 1; not together
+	// with NumRows or ExpertRows
+	ExpertOffsets Tensor
+	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out where that is no entry;
+	// GradRowScale is [N] then
+	RowIndex Tensor
+	Quant    *SwigluQuant // forward; nil: nothing is scaled
+	Stream   uintptr      // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
 func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *errorText) error {
@@ -109,6 +115,8 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 		{"grad_up", &args.GradUp, &c.grad_up}, {"grad_row_scale", &args.GradRowScale, &c.grad_row_scale},
 		{"gate_bias", &args.GateBias, &input.gate_bias}, {"up_bias", &args.UpBias, &input.up_bias},
 		{"expert_rows", &args.ExpertRows, &input.expert_rows},
+		{"expert_offsets", &args.ExpertOffsets, &input.expert_offsets},
+		{"row_index", &args.RowIndex, &input.row_index},
 	})
 	if err != nil {
 		return err
@@ -121,7 +129,7 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 			scale_floor:  C.double(n.ScaleFloor),
 			scale_layout: C.int32_t(n.ScaleLayout),
 		}
-		err := o.add(call, s.device, 12, []operand{
+		err := o.add(call, s.device, 14, []operand{
 			{"quant.scale", &n.Scale, &quant.scale}, {"quant.scales_out", &n.ScalesOut, &quant.scales_out},
 			{"quant.amax_out", &n.AmaxOut, &quant.amax_out},
 		})
@@ -131,7 +139,7 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 	}
 	h := &o.hosts
 	status := C.rope_go_gate(direction, s.desc, c, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
-		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], C.uint64_t(args.Stream), text.pointer(), text.size())
+		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(s)
 	return text.of(status)
 }

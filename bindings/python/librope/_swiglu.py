@@ -101,6 +101,8 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
         quant: Optional[SwigluQuant] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
@@ -115,16 +117,21 @@ class SwigluDesc(Descriptor):
                    touched, and 0 in a new output
         gate_bias, up_bias: F32 or the descriptor's dtype, [d], or [E, d] with experts; added first
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
+        expert_offsets: I32 or I64 [E + 1] with gate [N, .., d], instead of both: expert e has the rows
+                   expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
+        row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below 0, or
+                   not below M, does not count
         quant:     a SwigluQuant: scales of an out of 8 bits, which without them is not scaled
         stream, programmatic_launch: as for RopeDesc.forward
         """
         if stream is None:
             result: Q = _calls.gate(
-                self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch, quant)
+                self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+                programmatic_launch, quant)
             if result is not NotImplemented:
                 return result
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        zeroed = num_rows is not None or expert_rows is not None
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index)
+        zeroed = _leaves_rows_out(inputs)
         call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),), quant=quant)
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
             kept: Q = call.results[0]
@@ -168,13 +175,15 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Tuple[Optional[Tensor], ...]:
         """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
 
-        grad_out, gate, up: one shape; row_scale, num_rows, biases, expert_rows: as for forward
-        grad_gate, grad_up, grad_row_scale: None: a new tensor; False: not wanted, None is returned; otherwise written
+        grad_out, gate, up: one shape; row_scale, num_rows and the others: as for forward
+        grad_gate, grad_up, grad_row_scale: None: a new tensor, which with row_index there is none of grad_row_scale, [N]; False: not wanted, None is returned; otherwise written
                             there. The first two may be any one of grad_out, gate and up
         out:                if given, receives the output again (activation checkpointing)
 
@@ -184,11 +193,15 @@ class SwigluDesc(Descriptor):
         if stream is None:
             results: Tuple[Optional[Tensor], ...] = _calls.gate_back(
                 self, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias,
-                up_bias, expert_rows, programmatic_launch)
+                up_bias, expert_rows, expert_offsets, row_index, programmatic_launch)
             if results is not NotImplemented:
                 return results
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        zeroed = num_rows is not None or expert_rows is not None
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index)
+        zeroed = _leaves_rows_out(inputs)
+        if row_index is not None and row_scale is not None and grad_row_scale is None:
+            raise ValueError(
+                "swiglu_backward: grad_row_scale is None: with row_index it must be a tensor [N] of row_scale's dtype, or "
+                "False")
         outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
         if row_scale is not None:
             outputs.append(("grad_row_scale", grad_row_scale, row_scale))
@@ -220,6 +233,8 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
         quant: Optional[SwigluQuant] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
@@ -230,8 +245,8 @@ class SwigluDesc(Descriptor):
         Takes what they take, and runs nothing. Outputs that are None are made as they would make them, and dropped.
         """
         reader, args, handle = self._begin(
-            "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
-            stream)
+            "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+            programmatic_launch, stream)
         if quant is not None:
             read_group(args, reader, "quant", quant, SwigluQuant, is_dry=True, library="swiglu")
         # As owners they live until the text is there, so that none gets the address of another.
@@ -247,7 +262,8 @@ class SwigluDesc(Descriptor):
 
     def _begin(
             self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, gate_bias: Any, up_bias: Any,
-            expert_rows: Any, programmatic_launch: bool, stream: Any) -> Tuple[Reader, Any, Any]:
+            expert_rows: Any, expert_offsets: Any, row_index: Any, programmatic_launch: bool,
+            stream: Any) -> Tuple[Reader, Any, Any]:
         args = _abi.swiglu_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch)
@@ -256,17 +272,24 @@ class SwigluDesc(Descriptor):
         for field, x in (("gate", gate), ("up", up), ("row_scale", row_scale), ("num_rows", num_rows)):
             if x is not None:
                 reader.read(args, field, x)
-        if gate_bias is not None or up_bias is not None or expert_rows is not None:
+        further = [(field, x) for field, x in zip(
+            _FURTHER, (gate_bias, up_bias, expert_rows, expert_offsets, row_index)) if x is not None]
+        if further:
             group = _abi.swiglu_input_args_t(struct_size=_INPUT_ARGS_SIZE)
-            for field, x in (("gate_bias", gate_bias), ("up_bias", up_bias), ("expert_rows", expert_rows)):
-                if x is not None:
-                    reader.read(group, field, x)
+            for field, x in further:
+                reader.read(group, field, x)
             args.input = ctypes.pointer(group)
         return reader, args, handle
 
 
 _QUANT_FIELDS = fields_of("quant", SwigluQuant)
-_INPUTS = ("gate", "up", "row_scale", "num_rows", "input.gate_bias", "input.up_bias", "input.expert_rows")
+_FURTHER = "gate_bias", "up_bias", "expert_rows", "expert_offsets", "row_index"
+_INPUTS = "gate", "up", "row_scale", "num_rows", *["input." + field for field in _FURTHER]
+
+
+def _leaves_rows_out(inputs: Sequence[Any]) -> bool:
+    """Whether a call may leave rows of its outputs as they are."""
+    return any(x is not None for x in (inputs[3], *inputs[6:]))
 
 
 def _look(
@@ -348,6 +371,8 @@ def swiglu(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -371,6 +396,8 @@ def swiglu(
     num_rows:      [1]
     gate_bias, up_bias: [d], or [E, d] with experts
     expert_rows:   [E] with gate [E, N, .., d]
+    expert_offsets: [E + 1] with gate [N, .., d]
+    row_index:     [N], with row_scale [M]
     quant:         a SwigluQuant, with an out of 8 bits
     """
     desc = cached_desc(
@@ -378,7 +405,7 @@ def swiglu(
         gate_softcap, up_softcap, limit_rule, product_rounding, as_bits(quant_rounding))
     return desc.forward(
         gate, up, out, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-        expert_rows=expert_rows, quant=quant, programmatic_launch=programmatic_launch, stream=stream)
+        expert_rows=expert_rows, expert_offsets=expert_offsets, row_index=row_index, quant=quant, programmatic_launch=programmatic_launch, stream=stream)
 
 
 @overload
@@ -411,6 +438,8 @@ def swiglu_backward(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -435,4 +464,4 @@ def swiglu_backward(
     return desc.backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale, out=out,
         row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
-        programmatic_launch=programmatic_launch, stream=stream)
+        expert_offsets=expert_offsets, row_index=row_index, programmatic_launch=programmatic_launch, stream=stream)

@@ -65,7 +65,7 @@ _OPERANDS = f"bool is_backward, {_ROTATION}"
 _NORM = "Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, Tensor? k_bias=None"
 _GATING = (
     "Tensor? row_scale=None, Tensor? num_rows=None, Tensor? gate_bias=None, Tensor? up_bias=None, "
-    "Tensor? expert_rows=None, int flags=0")
+    "Tensor? expert_rows=None, Tensor? expert_offsets=None, Tensor? row_index=None, int flags=0")
 # torch_operators.cpp reads the arguments in this order.
 _SCHEMAS = (
     f"rotate(str desc, Tensor q, Tensor? k, Tensor? v, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
@@ -270,9 +270,10 @@ def _python_step(
 
 def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optional[Tensor] = None,
             gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
-            expert_rows: Optional[Tensor] = None, flags: int = 0) -> Any:
+            expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
+            row_index: Optional[Tensor] = None, flags: int = 0) -> Any:
     return dict(row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
-                **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
+                expert_offsets=expert_offsets, row_index=row_index, **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
 
 
 def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor:
@@ -283,14 +284,21 @@ def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor
 def _python_swiglu_out(
         key: str, gate: Tensor, up: Tensor, out: Tensor, row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
-        expert_rows: Optional[Tensor] = None, flags: int = 0, *scales: Any) -> None:
+        expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None, flags: int = 0, *scales: Any) -> None:
     given = iter([_as_scales(x) for x in scales])
     quant = _take_quant(SwigluQuant, flags, given)
     scale_layout = next(given, 0)
     if scale_layout:
         quant = (quant or SwigluQuant())._replace(scale_layout=scale_layout)
     _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, quant=quant, **_gating(
-        "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))
+        "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+        flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))
+
+
+def _row_index_of(operands: Sequence[Any]) -> Any:
+    """Among the operands behind row_scale."""
+    return operands[5] if len(operands) > 5 else None
 
 
 def _python_swiglu_backward(
@@ -298,11 +306,14 @@ def _python_swiglu_backward(
         *operands: Any) -> Tuple[Optional[Tensor], ...]:
     if wanted & 4 and row_scale is None:
         raise ValueError("swiglu_backward: wanted has the gradient of row_scale, which is absent")
-    grad_gate, grad_up, grad_row_scale = (None if wanted & bit else False for bit in (1, 2, 4))
-    grads = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
+    grads: List[Any] = [None if wanted & bit else False for bit in (1, 2, 4)]
+    if wanted & 4 and row_scale is not None and _row_index_of(operands) is not None:
+        grads[2] = row_scale.new_zeros(gate.size(0))
+    grad_gate, grad_up, grad_row_scale = grads
+    results = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
         **_gating("swiglu_backward", row_scale, *operands))
-    return (*grads, None)[:3]
+    return (*results, None)[:3]
 
 
 _PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "norm_rotate": _python_norm_rotate,
@@ -366,9 +377,12 @@ def _fake_swiglu_backward(
         key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
         *operands: Any) -> Any:
     _on_one_device("swiglu_backward", grad_out, gate, up, row_scale, *operands)
+    of_row_scale = row_scale
+    if row_scale is not None and _row_index_of(operands) is not None:
+        of_row_scale = row_scale.new_empty(gate.size(0))
     return tuple([
         torch.empty_like(x) if x is not None and wanted & bit else None
-        for x, bit in ((gate, 1), (up, 2), (row_scale, 4))])
+        for x, bit in ((gate, 1), (up, 2), (of_row_scale, 4))])
 
 
 def _fake_swiglu(key: str, gate: Tensor, *operands: Any) -> Tensor:

@@ -169,6 +169,8 @@ class _Further(TypedDict, total=False):
     gate_bias: Optional[Tensor]
     up_bias: Optional[Tensor]
     expert_rows: Optional[Tensor]
+    expert_offsets: Optional[Tensor]
+    row_index: Optional[Tensor]
     programmatic_launch: bool
 
 

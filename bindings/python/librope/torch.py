@@ -760,7 +760,7 @@ def _swiglu_key(*what: Any) -> str:
     return cached_desc(*what)._key
 
 
-_NUM_SWIGLU_INPUTS = 9
+_NUM_SWIGLU_INPUTS = 11
 _ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # among them
 
 
@@ -772,6 +772,24 @@ def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
     return grad.to(bias.dtype)
 
 
+def _bias_gradient_of_experts(grad: Tensor, bias: Tensor, offsets: Tensor) -> Tensor:
+    """The sums over the rows of each expert. Gradients of rows without one are 0."""
+    rows = torch.arange(grad.size(0), device=grad.device)
+    experts = torch.bucketize(rows, offsets[1:].to(rows.dtype), right=True).clamp(max=bias.size(0) - 1)
+    grad = grad.to(torch.promote_types(grad.dtype, bias.dtype)).flatten(1, -2).sum(1) if grad.dim() > 2 else grad
+    sums = torch.zeros(bias.shape, dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
+    return sums.index_add(0, experts, grad.to(sums.dtype)).to(bias.dtype)
+
+
+def _row_scale_gradient(grad: Tensor, row_scale: Tensor, row_index: Tensor) -> Tensor:
+    """The sums over the rows that took each factor. Gradients of rows that took none are 0."""
+    sums = torch.zeros(row_scale.shape, dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
+    if not row_scale.size(0):
+        return sums.to(row_scale.dtype)
+    rows = row_index.to(torch.int64).clamp(0, row_scale.size(0) - 1)
+    return sums.index_add(0, rows, grad.to(sums.dtype)).to(row_scale.dtype)
+
+
 def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
     ctx.key, ctx.flags = inputs[0], inputs[-1]
     ctx.save_for_backward(*inputs[1:-1])
@@ -780,7 +798,7 @@ def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
 def _gate_back(ctx: Any, grad_out: Tensor, first_input: int = 1) -> Tuple[Any, ...]:
     """The gradients of the arguments from the key on. first_input: the place of gate among the Function's inputs."""
     gate, up, *operands = ctx.saved_tensors
-    _, _, gate_bias, up_bias, _ = operands
+    row_scale, _, gate_bias, up_bias, _, expert_offsets, row_index = operands
     needed = ctx.needs_input_grad[first_input - 1:]
     wanted = needed[1] or needed[_GATE_BIAS], needed[2] or needed[_UP_BIAS], needed[_ROW_SCALE]
     bits = sum([1 << i for i, is_wanted in enumerate(wanted) if is_wanted])
@@ -790,12 +808,14 @@ def _gate_back(ctx: Any, grad_out: Tensor, first_input: int = 1) -> Tuple[Any, .
     given = iter(_wanted((_GatingGradients.apply if is_differentiated else operators.swiglu_backward)(*inputs)))
     grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
     grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
-    grads[_ROW_SCALE] = grad_row_scale
+    grads[_ROW_SCALE] = grad_row_scale if grad_row_scale is None or row_index is None else _row_scale_gradient(
+        grad_row_scale, row_scale, row_index)
     for i, at, grad, bias in ((1, _GATE_BIAS, grad_gate, gate_bias), (2, _UP_BIAS, grad_up, up_bias)):
         if needed[i]:
             grads[i] = grad
         if grad is not None and needed[at]:
-            grads[at] = _bias_gradient(grad, bias)
+            grads[at] = _bias_gradient(grad, bias) if expert_offsets is None or bias.dim() == 1 else (
+                _bias_gradient_of_experts(grad, bias, expert_offsets))
     return tuple(grads)
 
 
@@ -834,6 +854,8 @@ class _TransformedGating(torch.autograd.Function):
         """The slopes of gate and up are their gradients for a grad_out of 1, as the output of a channel depends on
         these channels alone; that of row_scale is the output without it."""
         gate, up, row_scale, *operands = ctx.saved_tensors
+        if operands[-1] is not None or operands[-2] is not None:
+            raise NotImplementedError("swiglu: expert_offsets and row_index have no derivative of forward mode")
         slopes = _GatingGradients.apply(
             ctx.key, torch.ones_like(gate), gate, up, 3, row_scale, *operands, ctx.flags)
         terms: List[Tensor] = []
@@ -854,12 +876,13 @@ def _gate(*inputs: Any) -> Any:
     """torch.ops.librope.swiglu and its derivatives."""
     if _is_transformed():
         return _apply_transformed(_TransformedGating, inputs)
-    return _Gating.apply(*inputs) if _requires_grad(*inputs[1:8]) else operators.swiglu(*inputs)
+    return _Gating.apply(*inputs) if _requires_grad(*inputs[1:10]) else operators.swiglu(*inputs)
 
 
 def _by_name(operands: Sequence[Any]) -> Any:
     """The operands behind gate and up, as keywords of a descriptor's call."""
-    return dict(zip(("row_scale", "num_rows", "gate_bias", "up_bias", "expert_rows"), operands))
+    return dict(zip(
+        ("row_scale", "num_rows", "gate_bias", "up_bias", "expert_rows", "expert_offsets", "row_index"), operands))
 
 
 class _GatingToCodes(torch.autograd.Function):
@@ -883,10 +906,10 @@ _knows_dtypes_of_gradients = hasattr(torch.autograd.function.FunctionCtx, "set_o
 def _gate_to_codes(
         what: Tuple[Any, ...], inputs: Tuple[Any, ...], out_dtype: Optional[torch.dtype], quant: Optional[SwigluQuant],
         group_size: Optional[int], scale_dtype: torch.dtype, programmatic_launch: bool) -> Any:
-    """swiglu whose output is quantised. inputs: gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows."""
+    """swiglu whose output is quantised. inputs: gate, up and the operands that _by_name has."""
     gate, up, *operands = inputs
-    _, num_rows, _, _, expert_rows = operands
-    make = torch.empty if num_rows is None and expert_rows is None else torch.zeros
+    _, num_rows, _, _, *of_rows = operands
+    make = torch.empty if num_rows is None and not any([x is not None for x in of_rows]) else torch.zeros
     scales: Optional[Tensor] = None
     quant_group = SwigluQuant() if quant is None else quant
     if group_size is not None:
@@ -958,6 +981,8 @@ def swiglu(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -982,6 +1007,8 @@ def swiglu(
     num_rows:  [1]
     gate_bias, up_bias: [d], or [E, d] with experts
     expert_rows: [E] with gate [E, N, .., d]
+    expert_offsets: [E + 1] with gate [N, .., d]
+    row_index: [N], with row_scale [M]
     out_dtype: torch.float8_e4m3fn or torch.float8_e5m2: a result of codes. None: that of gate
     quant:     a librope.SwigluQuant: scales of codes, which without them are not scaled
     group_size: channels of the last axis that share a scale, which divide it: all of them for a scale of each row. The
@@ -994,7 +1021,7 @@ def swiglu(
     """
     what = (gate.dtype, alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap, limit_rule,
             product_rounding, as_bits(quant_rounding))
-    operands = gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows
+    operands = gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index
     if _is_compiling():
         what = _as_constants(what)
     if quant is not None or group_size is not None or out_dtype not in (None, gate.dtype):

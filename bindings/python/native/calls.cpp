@@ -629,19 +629,19 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // The operands from row_scale on, and programmatic_launch.
 bool read_gating(PyObject *const *operands, Call *call, swiglu_args_t *args, swiglu_input_args_t *input) {
-  rope_tensor_t *const views[] = {&args->row_scale, &args->num_rows, &input->gate_bias, &input->up_bias,
-                                  &input->expert_rows};
-  for (int i = 0; i < 5; ++i) {
+  rope_tensor_t *const views[] = {&args->row_scale,    &args->num_rows,        &input->gate_bias, &input->up_bias,
+                                  &input->expert_rows, &input->expert_offsets, &input->row_index};
+  for (int i = 0; i < 7; ++i) {
     if (!call->read(operands[i], views[i])) return false;
     if (i >= 2 && operands[i] != kNone) args->input = input;
   }
-  const int is_programmatic = PyObject_IsTrue(operands[5]);
+  const int is_programmatic = PyObject_IsTrue(operands[7]);
   if (is_programmatic > 0) args->flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return is_programmatic >= 0;
 }
 
 bool has_rows_left_out(PyObject *const *operands) {
-  return operands[1] != kNone || operands[4] != kNone;
+  return operands[1] != kNone || operands[4] != kNone || operands[5] != kNone || operands[6] != kNone;
 }
 
 enum SwigluQuantField : ptrdiff_t {
@@ -661,10 +661,10 @@ bool read_swiglu_quant(PyObject *group, Call *call, swiglu_quant_args_t *quant) 
          call->read_written(field(kSwigluAmaxOut), &quant->amax_out);
 }
 
-// gate(desc, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch, quant): those of
-// SwigluDesc.forward.
+// gate(desc, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+// programmatic_launch, quant): those of SwigluDesc.forward.
 PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 11) return leave();
+  if (count != 13) return leave();
   PyObject *const *const operands = arguments + 4;
   Call call(arguments[0]);
   swiglu_args_t args = SWIGLU_ARGS_INIT;
@@ -675,17 +675,17 @@ PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
     return leave();
   }
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
-  if (arguments[10] != kNone) {
-    if (!read_swiglu_quant(arguments[10], &call, &quant)) return leave();
+  if (arguments[12] != kNone) {
+    if (!read_swiglu_quant(arguments[12], &call, &quant)) return leave();
     args.quant = &quant;
   }
   return call.run(rope->forward_swiglu, args, false);
 }
 
 // gate_back(desc, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias, up_bias,
-// expert_rows, programmatic_launch): those of SwigluDesc.backward.
+// expert_rows, expert_offsets, row_index, programmatic_launch): those of SwigluDesc.backward.
 PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 14) return leave();
+  if (count != 16) return leave();
   PyObject *const *const operands = arguments + 8;
   PyObject *const inputs[] = {arguments[2], arguments[3], operands[0]};
   Call call(arguments[0]);
@@ -702,6 +702,8 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
       if (gradient != kNone) return leave();
     } else if (gradient == kFalse) {
       call.add_result(kNone);
+    } else if (i == 2 && gradient == kNone && operands[6] != kNone) {
+      return leave();  // it is not like row_scale
     } else if (!call.read_output(gradient, inputs[i], has_rows_left_out(operands), gradients[i])) {
       return leave();
     }

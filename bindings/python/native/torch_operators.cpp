@@ -865,7 +865,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
 // What the operators of SwiGLU have in common.
 struct Gating {
   Tensor *gate, *up, *row_scale = nullptr, *num_rows = nullptr, *gate_bias = nullptr, *up_bias = nullptr,
-                     *expert_rows = nullptr;
+                     *expert_rows = nullptr, *expert_offsets = nullptr, *row_index = nullptr;
   int64_t flags = 0;
   swiglu_args_t args = SWIGLU_ARGS_INIT;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
@@ -878,6 +878,8 @@ struct Gating {
     gate_bias = arguments->optional_tensor();
     up_bias = arguments->optional_tensor();
     expert_rows = arguments->optional_tensor();
+    expert_offsets = arguments->optional_tensor();
+    row_index = arguments->optional_tensor();
     flags = arguments->integer();
   }
 
@@ -885,7 +887,9 @@ struct Gating {
     check_rope(function(static_cast<swiglu_desc_t *>(desc.get()), &args, reader.stream()));
   }
 
-  bool has_rows_left_out() const { return num_rows != nullptr || expert_rows != nullptr; }
+  bool has_rows_left_out() const {
+    return num_rows != nullptr || expert_rows != nullptr || expert_offsets != nullptr || row_index != nullptr;
+  }
 
   void fill(const Reader &reader) {
     if (flags < 0 || flags > UINT32_MAX) fail("%s: flags has unknown bits", reader.function());
@@ -894,16 +898,24 @@ struct Gating {
     reader.read(&args.up, "up", up);
     reader.read(&args.row_scale, "row_scale", row_scale);
     reader.read(&args.num_rows, "num_rows", num_rows);
-    if (gate_bias == nullptr && up_bias == nullptr && expert_rows == nullptr) return;
-    reader.read(&input.gate_bias, "gate_bias", gate_bias);
-    reader.read(&input.up_bias, "up_bias", up_bias);
-    reader.read(&input.expert_rows, "expert_rows", expert_rows);
-    args.input = &input;
+    const struct {
+      rope_tensor_t *view;
+      const char *name;
+      Tensor *tensor;
+    } further[] = {{&input.gate_bias, "gate_bias", gate_bias},
+                   {&input.up_bias, "up_bias", up_bias},
+                   {&input.expert_rows, "expert_rows", expert_rows},
+                   {&input.expert_offsets, "expert_offsets", expert_offsets},
+                   {&input.row_index, "row_index", row_index}};
+    for (const auto &each : further) {
+      reader.read(each.view, each.name, each.tensor);
+      if (each.tensor != nullptr) args.input = &input;
+    }
   }
 };
 
 void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 9);
+  Arguments arguments(stack, num_arguments, 11);
   const std::string_view key = arguments.text();
   Gating gating(&arguments);
   gating.take_operands(&arguments);
@@ -917,7 +929,7 @@ void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
 }
 
 void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 15);
+  Arguments arguments(stack, num_arguments, 17);
   const std::string_view key = arguments.text();
   Gating gating(&arguments);
   Tensor *const out = arguments.tensor();
@@ -941,7 +953,7 @@ void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
 }
 
 void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 11);
+  Arguments arguments(stack, num_arguments, 13);
   const std::string_view key = arguments.text();
   Tensor *const grad_out = arguments.tensor();
   Gating gating(&arguments);
@@ -953,7 +965,12 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
   swiglu_args_t &args = gating.args;
   reader.read(&args.grad_out, "grad_out", grad_out);
   Tensor *const inputs[] = {gating.gate, gating.up, gating.row_scale};
-  const rope_tensor_t *const views[] = {&args.gate, &args.up, &args.row_scale};
+  rope_tensor_t of_row_scale = args.row_scale;
+  if (gating.row_index != nullptr) {  // a gradient of each row
+    of_row_scale.shape[0] = args.gate.shape[0];
+    of_row_scale.stride[0] = 1;
+  }
+  const rope_tensor_t *const views[] = {&args.gate, &args.up, &of_row_scale};
   rope_tensor_t *const gradients[] = {&args.grad_gate, &args.grad_up, &args.grad_row_scale};
   Results results;
   for (int i = 0; i < 3; ++i) {

@@ -317,6 +317,20 @@ impl<'a> SwigluArgs<'a> {
         self
     }
 
+    /// `[E + 1]`, with gate `[N, .., d]`: expert e has the rows from offset e to before offset e + 1; rows without an
+    /// expert are neither read nor written. Not together with `num_rows` or `expert_rows`.
+    pub fn expert_offsets(mut self, offsets: View<'a>) -> Self {
+        self.input().expert_offsets = offsets.raw;
+        self
+    }
+
+    /// `[N]`, with [`row_scale`](SwigluArgs::row_scale) `[M]`: row i takes the factor of index i. A row whose index is
+    /// below 0, or not below M, is neither read nor written. `grad_row_scale` has an entry for each row then.
+    pub fn row_index(mut self, indices: View<'a>) -> Self {
+        self.input().row_index = indices.raw;
+        self
+    }
+
     /// Forward: scales of an output of 8 bits, which without them is not scaled.
     pub fn quant(mut self, quant: SwigluQuant<'a>) -> Self {
         self.quant = Some(quant);

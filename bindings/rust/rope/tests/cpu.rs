@@ -1313,3 +1313,50 @@ fn gating_rounded_before_codes() {
         assert_refused(f32s.forward(&mut args), Status::InvalidArgument, words);
     }
 }
+
+#[test]
+fn gating_of_experts_back_to_back() {
+    const ROWS: usize = 7;
+    const WIDTH: usize = 10;
+    let (gate, up, _) = rectified(ROWS, WIDTH);
+    let (grad, bias, factors) = (numbers(ROWS * WIDTH), numbers(2 * WIDTH), [0.5f32, -2.0, 3.0]);
+    let (offsets, index) = ([1i32, 4, 6], [0i64, 2, -1, 1, 0, 3, 2]);
+    // Rows 0 and 6 have no expert, rows 2 and 5 no factor.
+    let experts = [None, Some(0), None, Some(0), Some(1), None, None];
+    let view = |data| View::new(data, &[ROWS, WIDTH]).unwrap();
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    let (mut out, mut grad_gate, mut grad_factors) =
+        (vec![7.0f32; gate.len()], vec![7.0f32; gate.len()], vec![7.0f32; ROWS]);
+    let forward = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &[ROWS, WIDTH]).unwrap());
+    let backward = SwigluArgs::backward(view(&gate), view(&up), view(&grad))
+        .grad_gate(ViewMut::new(&mut grad_gate, &[ROWS, WIDTH]).unwrap())
+        .grad_row_scale(ViewMut::new(&mut grad_factors, &[ROWS]).unwrap());
+    let [mut forward, mut backward] = [forward, backward].map(|args| {
+        args.up_bias(View::new(&bias, &[2, WIDTH]).unwrap())
+            .row_scale(View::new(&factors, &[3]).unwrap())
+            .expert_offsets(View::new(&offsets, &[3]).unwrap())
+            .row_index(View::new(&index, &[ROWS]).unwrap())
+    });
+    swiglu.forward(&mut forward).unwrap();
+    swiglu.backward(&mut backward).unwrap();
+    for (row, expert) in experts.into_iter().enumerate() {
+        let mut sum = 0.0;
+        for column in 0..WIDTH {
+            let i = row * WIDTH + column;
+            let Some(expert) = expert else {
+                assert_eq!((out[i], grad_gate[i], grad_factors[row]), (7.0, 7.0, 7.0));
+                continue;
+            };
+            let (g, u) = (f64::from(gate[i]), f64::from(up[i]) + f64::from(bias[expert * WIDTH + column]));
+            let factor = f64::from(factors[index[row] as usize]);
+            let wanted = [g.max(0.0) * u * factor, if g > 0.0 { f64::from(grad[i]) * u * factor } else { 0.0 }];
+            sum += f64::from(grad[i]) * g.max(0.0) * u;
+            for (found, wanted) in [out[i], grad_gate[i]].into_iter().zip(wanted) {
+                assert!((f64::from(found) - wanted).abs() < 1e-4, "{i}: {found} instead of {wanted}");
+            }
+        }
+        if expert.is_some() {
+            assert!((f64::from(grad_factors[row]) - sum).abs() < 1e-3, "row {row}");
+        }
+    }
+}
