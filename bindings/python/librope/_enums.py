@@ -15,7 +15,8 @@ class Device(IntEnum):
 
 class Dtype(IntEnum):
     """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX. F8_E4M3 is
-    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes."""
+    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes. F4_E2M1X2 is torch's
+    float4_e2m1fn_x2, two channels in each element."""
 
     F32 = _abi.ROPE_DTYPE_F32
     F16 = _abi.ROPE_DTYPE_F16
@@ -185,6 +186,7 @@ DTYPES = {
     "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
     "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
     "float8_e8m0fnu": _abi.ROPE_DTYPE_F8_E8M0,
+    "float4_e2m1fn_x2": _abi.ROPE_DTYPE_F4_E2M1X2,
 }
 
 

@@ -13,7 +13,8 @@ its groups. A result whose operand is absent is None.
   step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
                    place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
   swiglu           a new tensor
-  swiglu_out       writes out, scales_out and amax_out. uint8 is float8_e8m0fnu here, too
+  swiglu_out       writes out, scales_out and amax_out. uint8 is float8_e8m0fnu here, too,
+                   and float4_e2m1fn_x2 as out
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
 
 They have no derivatives of their own, and do not tell autograd what they write: librope.torch and descriptors do."""
@@ -44,15 +45,22 @@ SCALE_MULTIPLIES = 1 << 18  # of a Quant or SwigluQuant
 POWER_OF_TWO = 1 << 19
 
 _E8M0 = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
+_E2M1X2 = getattr(torch, "float4_e2m1fn_x2", None)  # from torch 2.8 on
 
 
 def as_bytes(x: Any) -> Any:
-    """Scales of float8_e8m0fnu as uint8: torch.compile's inductor refuses operators that write the former."""
-    return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == _E8M0 else x
+    """Scales of float8_e8m0fnu and codes of 4 bits as uint8: torch.compile's inductor refuses operators that write the
+    former."""
+    return x.view(torch.uint8) if isinstance(x, Tensor) and is_as_bytes(x.dtype) else x
 
 
-def is_e8m0(dtype: torch.dtype) -> bool:
-    return dtype == _E8M0
+def is_as_bytes(dtype: torch.dtype) -> bool:
+    return dtype == _E8M0 or dtype == _E2M1X2
+
+
+def has_two_channels(dtype: Optional[torch.dtype]) -> bool:
+    """Whether an element is two channels."""
+    return dtype is not None and dtype == _E2M1X2
 
 
 def _as_scales(x: Any) -> Any:
@@ -291,6 +299,8 @@ def _python_swiglu_out(
     scale_layout = next(given, 0)
     if scale_layout:
         quant = (quant or SwigluQuant())._replace(scale_layout=scale_layout)
+    if out.dtype == torch.uint8 and _E2M1X2 is not None:
+        out = out.view(_E2M1X2)
     _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, quant=quant, **_gating(
         "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
         flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from . import _calls
 from . import _torch_operators as operators
 from ._enums import (LAYOUTS, NORM_TENSORS, NORM_TYPES, SCALE_LAYOUTS, TABLE_ROWS, Activation, Layout, LimitRule,
-                     NormExtent, NormOrder, NormTensors, NormType, TableRows, bits_of, number_of)
+                     NormExtent, NormOrder, NormTensors, NormType, ScaleLayout, TableRows, bits_of, number_of)
 from ._group_reader import WRITTEN_IN_GROUPS
 from ._groups import Cache, Input, Norm, Quant, SwigluQuant
 from ._integers import integer
@@ -909,21 +909,28 @@ def _gate_to_codes(
     """swiglu whose output is quantised. inputs: gate, up and the operands that _by_name has."""
     gate, up, *operands = inputs
     _, num_rows, _, _, *of_rows = operands
-    make = torch.empty if num_rows is None and not any([x is not None for x in of_rows]) else torch.zeros
-    scales: Optional[Tensor] = None
+    is_whole = num_rows is None and not any([x is not None for x in of_rows])  # every row is written
     quant_group = SwigluQuant() if quant is None else quant
+    scale_layout = number_of(SCALE_LAYOUTS, "scale_layout", quant_group.scale_layout)
+
+    def make(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
+        """As bytes where torch.compile takes no others."""
+        if _is_compiling() and operators.is_as_bytes(dtype):
+            dtype = torch.uint8
+        return (torch.empty if is_whole else torch.zeros)(shape, dtype=dtype, device=gate.device)
+
+    scales: Optional[Tensor] = None
     if group_size is not None:
         if quant_group.scales_out is not None:
             raise ValueError("swiglu: group_size is set beside quant.scales_out: one of them says where scales go")
         if group_size <= 0 or gate.size(-1) % group_size:
             raise ValueError(f"swiglu: group_size is {group_size}: it must divide the {gate.size(-1)} channels")
-        shape = (*gate.shape[:-1], gate.size(-1) // group_size)
-        # As bytes where torch.compile takes no others
-        is_in_bytes = _is_compiling() and operators.is_e8m0(scale_dtype)
-        scales = make(shape, dtype=torch.uint8 if is_in_bytes else scale_dtype, device=gate.device)
+        shape = [*gate.shape[:-1], gate.size(-1) // group_size]
+        if scale_layout == ScaleLayout.TILES_128X4 and len(shape) > 1:
+            shape[-2:] = [(shape[-2] + 127) // 128 * 128, (shape[-1] + 3) // 4 * 4]
+        scales = make(shape, scale_dtype)
         quant_group = quant = quant_group._replace(scales_out=scales)
-        if is_in_bytes:
-            scales = scales.view(scale_dtype)
+        scales = scales.view(scale_dtype)
     in_group = quant_group.scale, quant_group.scales_out, quant_group.amax_out
     if _requires_grad(*in_group):
         raise ValueError("swiglu: quant: one of its tensors requires grad: scales have no gradient here: detach() them")
@@ -936,9 +943,12 @@ def _gate_to_codes(
         raise NotImplementedError(
             f"swiglu: out_dtype and quant: torch {torch.__version__} casts the gradient of codes to their dtype: call "
             "it under torch.no_grad(), or with a torch that has set_output_grad_dtype")
-    make_like = torch.empty_like if make is torch.empty else torch.zeros_like
+    make_like = torch.empty_like if is_whole else torch.zeros_like
 
     def make_out() -> Tensor:
+        if operators.has_two_channels(out_dtype):
+            assert out_dtype is not None
+            return make([*gate.shape[:-1], gate.size(-1) // 2], out_dtype)
         return make_like(gate, dtype=gate.dtype if out_dtype is None else out_dtype)
 
     if not _is_compiling() and not is_recorded:
@@ -947,14 +957,13 @@ def _gate_to_codes(
         if result is not NotImplemented:
             return result if scales is None else (result, scales)
     key, flags = _swiglu_key(*what), flags_of(programmatic_launch)
-    scale_layout = number_of(SCALE_LAYOUTS, "scale_layout", quant_group.scale_layout)
 
     def write() -> Tensor:
         out = make_out()
         operators.swiglu_out(
-            key, gate, up, out, *operands, flags | operators.quant_flags(quant_group),
+            key, gate, up, operators.as_bytes(out), *operands, flags | operators.quant_flags(quant_group),
             *map(operators.as_bytes, in_group), quant_group.scale_floor, scale_layout)
-        return out
+        return out.view(out_dtype) if out_dtype is not None and operators.has_two_channels(out_dtype) else out
 
     try:
         result = _GatingToCodes.apply(write, key, *inputs, flags) if is_recorded else write()
@@ -1009,11 +1018,13 @@ def swiglu(
     expert_rows: [E] with gate [E, N, .., d]
     expert_offsets: [E + 1] with gate [N, .., d]
     row_index: [N], with row_scale [M]
-    out_dtype: torch.float8_e4m3fn or torch.float8_e5m2: a result of codes. None: that of gate
+    out_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or torch.float4_e2m1fn_x2 with half as many elements: a result of
+               codes. None: that of gate
     quant:     a librope.SwigluQuant: scales of codes, which without them are not scaled
     group_size: channels of the last axis that share a scale, which divide it: all of them for a scale of each row. The
-               result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32 or
-               torch.float8_e8m0fnu. None: no new scales; quant has those that are given
+               result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
+               torch.float8_e8m0fnu (MXFP8 and MXFP4: 32 channels), or with 4 bits torch.float8_e4m3fn (NVFP4: 16), or
+               with quant's scale_layout of "128x4" their tiles. None: no new scales; quant has those that are given
 
     Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows. Those of codes too,
     in eager with a torch that has set_output_grad_dtype: what comes back to codes counts as the gradient of the values

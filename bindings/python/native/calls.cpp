@@ -72,7 +72,8 @@ enum DlType : uint8_t {
   kDlBfloat = 4,
   kDlFloat8E4m3fn = 10,
   kDlFloat8E5m2 = 12,
-  kDlFloat8E8m0fnu = 14
+  kDlFloat8E8m0fnu = 14,
+  kDlFloat4E2m1fn = 17
 };
 struct DlTensor {
   void *data;
@@ -214,6 +215,7 @@ bool fill(rope_tensor_t *view, void *data, rope_dtype_t dtype, int ndim, const I
 }
 
 rope_dtype_t dtype_of(const DlTensor &x) {
+  if (x.type == kDlFloat4E2m1fn && x.bits == 4 && x.lanes == 2) return ROPE_DTYPE_F4_E2M1X2;
   if (x.lanes != 1) return 0;
   switch (x.type << 8 | x.bits) {
     case kDlFloat << 8 | 32:

@@ -87,6 +87,7 @@ struct {
   int32_t (*torch_delete_stable_ivalue)(Value *);
   const char *(*torch_exception_get_what_without_backtrace)();
   int32_t (*aoti_torch_dtype_float8_e8m0fnu)();  // NULL before torch 2.12
+  int32_t (*aoti_torch_dtype_float4_e2m1fn_x2)();
 } torch;
 
 template <typename Function>
@@ -943,6 +944,9 @@ void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
   gating.flags -= quant_flags;
   gating.fill(reader);
   reader.read_written(&gating.args.out, "out", out);
+  int32_t dtype = 0;
+  CALL_TORCH(aoti_torch_get_dtype, out, &dtype);
+  if (dtype == torch.aoti_torch_dtype_uint8()) gating.args.out.dtype = ROPE_DTYPE_F4_E2M1X2;  // as graphs have it
   if (scale_layout != static_cast<int32_t>(scale_layout)) fail("swiglu_out: scale_layout is out of range");
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
   quant.scale_layout = static_cast<int32_t>(scale_layout);
@@ -1042,6 +1046,7 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   find(libtorch, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue);
   find(libtorch, "torch_exception_get_what_without_backtrace", &torch.torch_exception_get_what_without_backtrace);
   find(libtorch, "aoti_torch_dtype_float8_e8m0fnu", &torch.aoti_torch_dtype_float8_e8m0fnu);
+  find(libtorch, "aoti_torch_dtype_float4_e2m1fn_x2", &torch.aoti_torch_dtype_float4_e2m1fn_x2);
   rope = functions;
 
   torch_cpu = torch.aoti_torch_device_type_cpu();
@@ -1049,6 +1054,8 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   const int32_t e8m0 = torch.aoti_torch_dtype_float8_e8m0fnu != nullptr
                            ? torch.aoti_torch_dtype_float8_e8m0fnu()
                            : 44;  // c10::ScalarType::Float8_e8m0fnu of torch 2.10 and 2.11
+  const int32_t e2m1x2 = torch.aoti_torch_dtype_float4_e2m1fn_x2 != nullptr ? torch.aoti_torch_dtype_float4_e2m1fn_x2()
+                                                                            : 45;  // Float4_e2m1fn_x2
   const struct {
     int32_t number;
     rope_dtype_t dtype;
@@ -1061,6 +1068,7 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
                 {torch.aoti_torch_dtype_float8_e4m3fn(), ROPE_DTYPE_F8_E4M3},
                 {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2},
                 {e8m0, ROPE_DTYPE_F8_E8M0},
+                {e2m1x2, ROPE_DTYPE_F4_E2M1X2},
                 {torch.aoti_torch_dtype_uint8(), ROPE_DTYPE_F8_E8M0}};  // as graphs have it
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;

@@ -323,6 +323,59 @@ class TorchTest(CodesTest):
         self.assertTrue(torch.allclose(
             codes.float() * scales.repeat_interleave(8, -1), wanted, rtol=0.13, atol=1e-4 * float(wanted.abs().max())))
 
+    def of_4_bits(self, values, group_size, factor):
+        """Codes of two channels each, and scales, in bytes, of MXFP4, or of NVFP4 with a global factor."""
+        groups = values.astype(numpy.float32).reshape(*values.shape[:-1], -1, group_size)
+        amax = numpy.abs(groups).max(-1)
+        if factor is None:
+            scales = (2.0 ** numpy.ceil(numpy.log2(numpy.maximum(amax / 6.0, 2.0**-127)))).astype(numpy.float32)
+            given, by = (scales.view(numpy.uint32) >> 23).astype(numpy.uint8), 1 / scales
+        else:
+            rounded = (factor * (amax / numpy.float32(6))).clip(max=448).astype(ml_dtypes.float8_e4m3fn)
+            given, scales = rounded.view(numpy.uint8), rounded.astype(numpy.float32)
+            by = numpy.divide(factor, scales, out=numpy.zeros_like(scales), where=scales != 0)
+        codes = (groups * by[..., None]).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).view(numpy.uint8)
+        codes = codes.reshape(values.shape) & 15
+        return codes[..., ::2] | codes[..., 1::2] << 4, given
+
+    @unittest.skipIf(not hasattr(ml_dtypes, "float4_e2m1fn") or not hasattr(torch, "float4_e2m1fn_x2"),
+                     "needs ml_dtypes 0.5 and torch 2.8")
+    def test_types_of_4_bits(self):
+        numbers = inputs(27, 3, 5, 96, dtype=numpy.float16)
+        gate, up = map(torch.from_numpy, numbers)
+        values, factor = rectified(*numbers).astype(numpy.float16), numpy.float32(448 * 6 / 3.7e3)
+        keywords = dict(activation="reglu", quant_rounding="first", out_dtype=torch.float4_e2m1fn_x2)
+        desc = SwigluDesc(dtype="f16", activation="reglu", quant_rounding="first")
+        for group_size, scale_dtype, given in (
+                (32, torch.float8_e8m0fnu, None), (16, torch.float8_e4m3fn, torch.tensor([factor]))):
+            expected = self.of_4_bits(values, group_size, None if given is None else factor)
+            for way in (support.through_ctypes, contextlib.nullcontext):
+                with way():
+                    codes, scales = self.swiglu(
+                        gate, up, group_size=group_size, scale_dtype=scale_dtype, quant=SwigluQuant(given), **keywords)
+                self.assertEqual((codes.dtype, codes.shape), (torch.float4_e2m1fn_x2, (3, 5, 48)))
+                for actual, wanted in zip((codes, scales), expected):
+                    self.assert_same(actual, wanted)
+                    out, written = torch.empty_like(codes), torch.empty_like(scales)
+                    desc.forward(gate, up, out, quant=SwigluQuant(given, scales_out=written))
+                    self.assert_same(out, codes)
+                    self.assert_same(written, scales)
+                    if reads_torch and way is contextlib.nullcontext:
+                        from test_calls import only_builtins
+
+                        with only_builtins():
+                            desc.forward(gate, up, out, quant=SwigluQuant(given, scales_out=written))
+                # In tiles: 0 where there is no row or no group.
+                with way():
+                    codes, tiles = self.swiglu(gate, up, group_size=group_size, scale_dtype=scale_dtype,
+                                               quant=SwigluQuant(given, scale_layout="128x4"), **keywords)
+                self.assertEqual(tiles.shape, (3, 128, (96 // group_size + 3) // 4 * 4))
+                wanted = numpy.zeros((3, tiles[0].numel()), numpy.uint8)
+                for batch, m, k in numpy.ndindex(*scales.shape):
+                    wanted[batch, k // 4 * 512 + m % 32 * 16 + m // 32 * 4 + k % 4] = as_bytes(scales)[batch, m, k]
+                self.assert_same(tiles.flatten(1), wanted)
+                self.assert_same(codes, expected[0])
+
     def test_rows_that_do_not_count_are_0(self):
         gate, up = (torch.from_numpy(x) for x in inputs(25, 3, 4, 16))
         for keywords, exists in ((dict(expert_rows=torch.tensor([4, 0, 2])), torch.tensor([4, 0, 2])[:, None]),
@@ -415,7 +468,12 @@ class TorchTest(CodesTest):
             plain = self.swiglu(
                 gate, up, out_dtype=torch.float8_e4m3fn, quant=SwigluQuant(scale, None, amax, scale_multiplies=True))
             filled = self.swiglu(gate, up, out_dtype=torch.float8_e4m3fn, quant=SwigluQuant(scales_out=scales_out))
-            return codes, scales, others, powers, plain, filled, codes.float() * scales.repeat_interleave(8, -1)
+            results = codes, scales, others, powers, plain, filled, codes.float() * scales.repeat_interleave(8, -1)
+            if not hasattr(torch, "float4_e2m1fn_x2"):
+                return results
+            return *results, *self.swiglu(
+                gate, up, out_dtype=torch.float4_e2m1fn_x2, group_size=16, scale_dtype=torch.float8_e4m3fn,
+                quant=SwigluQuant(scale, scale_layout="128x4"))
 
         compiled = torch.compile(block, fullgraph=True)
         for tokens in (3, 5):
