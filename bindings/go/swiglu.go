@@ -94,8 +94,8 @@ type SwigluArgs struct {
 	GateBias     Tensor // [d], or [E, d] with ExpertRows; added first
 	UpBias       Tensor
 	ExpertRows   Tensor // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
-	// I32 or I64 [E + 1], with Gate [N, .., d]: expert e has rows ExpertOffsets[e] to ExpertOffsets[e + 1] - 1; not together
-	// with NumRows or ExpertRows
+	// I32 or I64 [E + 1], with Gate [N, .., d]: expert e has rows ExpertOffsets[e] to ExpertOffsets[e + 1] - 1; not
+	// together with NumRows or ExpertRows
 	ExpertOffsets Tensor
 	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out where that is no entry;
 	// GradRowScale is [N] then
@@ -139,7 +139,8 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 	}
 	h := &o.hosts
 	status := C.rope_go_gate(direction, s.desc, c, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
-		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], C.uint64_t(args.Stream), text.pointer(), text.size())
+		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16],
+		C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(s)
 	return text.of(status)
 }

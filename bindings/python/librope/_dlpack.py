@@ -16,7 +16,8 @@ FLAG_IS_COPIED = 2
 # Kinds of memory. Pinned and managed memory is for both the CPU and CUDA.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
-# (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14, float4_e2m1fn 17
+# (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14,
+# float4_e2m1fn 17
 _FLOAT4 = 17  # of which an element has two lanes
 _DTYPES = {
     (2, 32): _abi.ROPE_DTYPE_F32,

@@ -119,8 +119,8 @@ class SwigluDesc(Descriptor):
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
         expert_offsets: I32 or I64 [E + 1] with gate [N, .., d], instead of both: expert e has the rows
                    expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
-        row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below 0, or
-                   not below M, does not count
+        row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below
+                   0, or not below M, does not count
         quant:     a SwigluQuant: scales of an out of 8 bits, which without them is not scaled
         stream, programmatic_launch: as for RopeDesc.forward
         """
@@ -183,7 +183,7 @@ class SwigluDesc(Descriptor):
         """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
 
         grad_out, gate, up: one shape; row_scale, num_rows and the others: as for forward
-        grad_gate, grad_up, grad_row_scale: None: a new tensor, which with row_index there is none of grad_row_scale, [N]; False: not wanted, None is returned; otherwise written
+        grad_gate, grad_up, grad_row_scale: None: a new tensor, but for the [N] of grad_row_scale with row_index; False: not wanted, None is returned; otherwise written
                             there. The first two may be any one of grad_out, gate and up
         out:                if given, receives the output again (activation checkpointing)
 
@@ -200,8 +200,8 @@ class SwigluDesc(Descriptor):
         zeroed = _leaves_rows_out(inputs)
         if row_index is not None and row_scale is not None and grad_row_scale is None:
             raise ValueError(
-                "swiglu_backward: grad_row_scale is None: with row_index it must be a tensor [N] of row_scale's dtype, or "
-                "False")
+                "swiglu_backward: grad_row_scale is None: with row_index it must be a tensor [N] of row_scale's dtype, "
+                "or False")
         outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
         if row_scale is not None:
             outputs.append(("grad_row_scale", grad_row_scale, row_scale))
@@ -405,7 +405,8 @@ def swiglu(
         gate_softcap, up_softcap, limit_rule, product_rounding, as_bits(quant_rounding))
     return desc.forward(
         gate, up, out, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-        expert_rows=expert_rows, expert_offsets=expert_offsets, row_index=row_index, quant=quant, programmatic_launch=programmatic_launch, stream=stream)
+        expert_rows=expert_rows, expert_offsets=expert_offsets, row_index=row_index, quant=quant,
+        programmatic_launch=programmatic_launch, stream=stream)
 
 
 @overload

@@ -281,7 +281,8 @@ def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optiona
             expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
             row_index: Optional[Tensor] = None, flags: int = 0) -> Any:
     return dict(row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
-                expert_offsets=expert_offsets, row_index=row_index, **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
+                expert_offsets=expert_offsets, row_index=row_index,
+                **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
 
 
 def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor:

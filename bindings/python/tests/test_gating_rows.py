@@ -124,7 +124,7 @@ class TorchTest(unittest.TestCase):
                 self.assertTrue(torch.allclose(actual.double(), expected.double(), rtol=tolerance, atol=tolerance))
         # A bias for all rows, and heads of channels.
         gate, up = (x.detach().reshape(ROWS, 2, 3).requires_grad_() for x in self.inputs[:2])
-        bias, of_all = torch.rand(EXPERTS, 3, dtype=float, requires_grad=True), torch.rand(3, dtype=float).requires_grad_()
+        bias, of_all = (torch.rand(*shape, dtype=float, requires_grad=True) for shape in ((EXPERTS, 3), (3,)))
         self.assertTrue(torch.autograd.gradcheck(
             lambda gate, up, bias, of_all: self.swiglu(
                 gate, up, gate_bias=bias, up_bias=of_all, expert_offsets=self.offsets), (gate, up, bias, of_all)))
@@ -146,7 +146,8 @@ class TorchTest(unittest.TestCase):
                             quant=by_expert)
         values = self.swiglu(*inputs[:2], expert_offsets=self.offsets, activation="reglu")
         experts = torch.tensor([expert_of(row) or 0 for row in range(ROWS)])
-        self.assertTrue(torch.equal(codes.float(), (values / by_expert.scale[experts][:, None]).to(codes.dtype).float()))
+        expected = (values / by_expert.scale[experts][:, None]).to(codes.dtype)
+        self.assertTrue(torch.equal(codes.float(), expected.float()))
 
     def test_in_one_graph(self):
         from test_torch import has_compiler
