@@ -407,6 +407,43 @@ Real check_delayed(rope_dtype_t dtype, rope_dtype_t code, Real scale, Real amax,
   return amax_out.value({0});
 }
 
+// TransformerEngine's MXFP8 by rows and flashinfer's: the value is rounded to the data's type, then cast in blocks of 32
+// channels. The scale is amax * (1 / 448) in fp32, its exponent raised where the mantissa is not 0. Scales lie by rows, or
+// in tiles of 128 rows and 4 blocks, whose padding is 0.
+void check_mxfp8(rope_dtype_t dtype, bool is_tiled) {
+  const int64_t tokens = 131, d = 6 * 32, blocks = d / 32, rows = 256, columns = 8;
+  CodesCall call(dtype);
+  const Arithmetic arithmetic(dtype);
+  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array x = call.packed({tokens, 2 * d}), out = call.data(ROPE_DTYPE_F8_E4M3, {tokens, d});
+  const Array scales_out = call.data(ROPE_DTYPE_F8_E8M0, is_tiled ? Shape{rows, columns} : Shape{tokens, blocks});
+  call.take(x, out);
+  call.quant.scales_out = scales_out.tensor();
+  call.quant.scale_layout = is_tiled ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  const auto rule = [](Real largest) {
+    if (largest == 0) return std::ldexp(1.0L, -127);
+    return power_above(single(largest * single(1 / top)));
+  };
+  const auto place = [&](int64_t m, int64_t k) {
+    if (!is_tiled) return scales_out.at({m, k});
+    return (m / 128 * (columns / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
+  };
+  Outcome &codes = call.outcome(out), &scales = call.outcome(scales_out);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const Row row = arithmetic.rounded_to_dtype(products(x, {t}));
+    expect_groups(
+        codes, out.at({t, 0}), scales, [&](int64_t k) { return place(t, k); },
+        arithmetic.scaled_in_groups(row, blocks, rule, CodeBy::Reciprocal));
+  }
+  if (is_tiled) {  // a byte of 0 is the least number of E8M0
+    const Real least = std::ldexp(1.0L, -127);
+    for_each({rows, columns}, [&](const Shape &at) {
+      if (at[0] >= tokens || at[1] >= blocks) scales.push_back({place(at[0], at[1]), {least, least}});
+    });
+  }
+  call.check();
+}
+
 // TileKernels' cast of each row or of groups of 128: a code is x * (448 / amax), one rounding less than x * (1 / s); powers
 // of two come from the bits of s. Tokens of experts are weighted by their router's numbers, which are gathered before.
 void check_tile_kernels(rope_dtype_t dtype, int64_t group_size, bool is_power, Real floor, bool is_weighted,
@@ -511,6 +548,13 @@ TEST_CASE("TransformerEngine swiglu with delayed scaling: amax of one step, the 
         }
       }
     }
+  }
+}
+
+TEST_CASE("TransformerEngine swiglu to MXFP8, flashinfer silu_and_mul: blocks of 32, by rows and in tiles",
+          "[systems][swiglu][codes]") {
+  for (rope_dtype_t dtype : of_16_bits) {
+    for (bool is_tiled : {false, true}) check_mxfp8(dtype, is_tiled);
   }
 }
 
